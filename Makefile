@@ -1,0 +1,96 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PY := .venv/bin/python
+OPS_SOURCES := $(shell find ops -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.txt' -o -name '*.toml' -o -name '*.cmake' \) -not -path '*/build/*')
+CPP_SOURCES := $(shell find ops -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -not -path '*/build/*')
+KEEP ?=
+
+.PHONY: help env demo test lint unit e2e fuzz bench bench-engine docs ops-cuda ops-cuda-fat format clean
+
+help: ## Print the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/.ready: constraints.txt pyproject.toml worker/pyproject.toml operator/pyproject.toml tools/setup.sh $(OPS_SOURCES)
+	@tools/setup.sh
+	@touch $@
+
+env: .venv/.ready ## Make .venv with all that demo and tests need
+
+demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
+	@$(PY) examples/demo.py $(if $(KEEP),--keep)
+
+test: env lint unit ops-cuda integration node-or-say e2e fuzz ## Everything: linters, unit tests, CUDA compile, real processes, a real API server and node, fuzzing
+
+lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
+	@$(PY) tools/lint.py
+
+unit: env ## Fast tests (under two minutes)
+	@$(PY) -m pytest -q -m 'not slow and not e2e' tests
+
+e2e: env ## Slow tests and real processes: PD equals mixed, kill -9 of each, 500 requests, the openai client
+	@tools/chromium.sh
+	@$(PY) -m pytest -q -m '(slow or e2e) and not fuzz' tests
+
+fuzz: env ## 60 seconds of fuzzing for each parser of bytes
+	@$(PY) -m pytest -q -m fuzz tests
+
+bench: env ## Benchmarks, each with its baseline in the same run
+	@$(PY) tests/bench/run.py
+
+bench-engine: env ## What logprobs, drafts and batches cost the engine, paired in alternating rounds (five minutes)
+	@mkdir -p out/bench && $(PY) tests/bench/bench_engine.py --seconds 300 --json out/bench/engine.json
+
+docs: env ## Regenerate the metrics and configuration pages from the code
+	@$(PY) tools/pages.py
+
+ops-cuda: env ## Compile the CUDA sources for sm_90a (no GPU needed)
+	@ops/tools/build_cuda.sh
+
+ops-cuda-fat: env ## Build the wheel with CUDA code for sm_80 to sm_100 (minutes; no GPU needed)
+	@ops/tools/build_cuda.sh --fat
+
+format: env ## Apply the formatters
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix . && .venv/bin/clang-format -i $(CPP_SOURCES)
+
+clean: ## Remove build outputs (keeps .venv)
+	@rm -rf build ops/build dist out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+.PHONY: dashboards
+dashboards: env ## Regenerate the Grafana dashboards of the chart
+	@PYTHONPATH=charts/mixin $(PY) -m baton_mixin.generate
+
+.PHONY: observability
+observability: env ## Deployment and operator at work, Prometheus on them, every panel and rule queried, the playground in Chromium
+	@tools/chromium.sh
+	@$(PY) -m pytest -q tests/observability
+
+CLUSTER := PYTHONPATH=tests/cluster $(PY) -m baton_cluster
+.PHONY: chart integration kube-e2e cluster-up cluster-down bench-operator
+
+chart: env ## Regenerate the chart's derived files, lint it, render it with each optional value
+	@$(PY) tools/chart.py
+	@$(CLUSTER) programs chart
+	@$(PY) -m pytest -q tests/charts
+
+integration: env ## The operator against a real API server: control plane from source, pods faked by kwok
+	@$(CLUSTER) programs integration
+	@BATON_CLUSTER=integration $(PY) -m pytest -q tests/integration
+
+kube-e2e: env ## The operator and the model on a real node: kubelet, containerd, our images (needs root)
+	@$(CLUSTER) programs node
+	@BATON_CLUSTER=node $(CLUSTER) isolated $(PY) -m pytest -v -s --durations=6 tests/kube_e2e
+
+.PHONY: node-or-say
+node-or-say: env # kube-e2e where a node can run; elsewhere what is missing, by name
+	@if $(CLUSTER) check-node; then $(MAKE) --no-print-directory kube-e2e; \
+	else echo "[test] the real node was NOT TESTED"; fi
+
+cluster-up: env ## Start a real single-node Kubernetes with our images to play with (needs root)
+	@$(CLUSTER) up
+
+cluster-down: ## Stop it and remove every trace
+	@$(CLUSTER) down
+
+bench-operator: env ## Measure the operator against a real API server, a plain Deployment as the floor
+	@$(CLUSTER) programs integration
+	@PYTHONPATH=tests/cluster $(PY) tests/bench/operator/run.py

@@ -1,0 +1,104 @@
+"""Run every static check and print one line for each; exit 1 if any fails.
+
+Checks: ruff format and lint, mypy strict, import-linter contracts, clang-format, and the size rules
+(no file over 400 lines, no function over 60 lines or 9 parameters, tests over 600).
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = ROOT / ".venv" / "bin"
+MAX_FILE_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 600, 60, 9
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """Return the repository's own files with these suffixes: tracked, or new and not ignored."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    names = listing.stdout.splitlines()
+    return [ROOT / n for n in names if n.endswith(suffixes) and (ROOT / n).exists()]
+
+
+def command(*words: str | Path) -> Callable[[], str]:
+    """Return a check that runs a program and reports its output when it fails."""
+
+    def check() -> str:
+        done = subprocess.run(
+            [str(w) for w in words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        return "" if done.returncode == 0 else (done.stdout + done.stderr).strip()
+
+    return check
+
+
+def oversize(path: Path) -> Iterator[str]:
+    """Yield each size rule that a Python file breaks."""
+    text = path.read_text()
+    is_test = path.is_relative_to(ROOT / "tests")
+    limit = MAX_TEST_LINES if is_test else MAX_FILE_LINES
+    name = path.relative_to(ROOT)
+    lines = text.count("\n")
+    if lines > limit:
+        yield f"{name}: {lines} lines, limit {limit}"
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        size = (node.end_lineno or node.lineno) - node.lineno + 1
+        count = len(node.args.args) + len(node.args.kwonlyargs) + len(node.args.posonlyargs)
+        if size > MAX_FUNCTION_LINES:
+            yield f"{name}:{node.lineno} {node.name}: {size} lines, limit {MAX_FUNCTION_LINES}"
+        if count > MAX_PARAMETERS and not is_test:
+            yield f"{name}:{node.lineno} {node.name}: {count} parameters, limit {MAX_PARAMETERS}"
+
+
+def sizes() -> str:
+    """Check Python and native sources against the size rules."""
+    found = [line for path in tracked(".py") for line in oversize(path)]
+    for path in tracked(".cc", ".h", ".cu", ".cuh"):
+        lines = path.read_text().count("\n")
+        if lines > MAX_FILE_LINES:
+            found.append(f"{path.relative_to(ROOT)}: {lines} lines, limit {MAX_FILE_LINES}")
+    return "\n".join(found)
+
+
+def traps() -> str:
+    """Refuse files that break Python from the repository root: `operator` shadows the library."""
+    bad = [p for p in (ROOT / "operator").rglob("*.py") if p.name.startswith(("__init__", "test_"))]
+    bad = [p for p in bad if "src" not in p.relative_to(ROOT).parts]
+    return "\n".join(f"{p.relative_to(ROOT)} shadows the standard library's operator" for p in bad)
+
+
+def main() -> int:
+    """Run the checks in order of speed."""
+    native = tracked(".cc", ".h", ".cu", ".cuh")
+    checks: dict[str, Callable[[], str]] = {
+        "sizes": sizes,
+        "traps": traps,
+        "ruff format": command(BIN / "ruff", "format", "--check", "."),
+        "ruff": command(BIN / "ruff", "check", "."),
+        "clang-format": command(BIN / "clang-format", "--dry-run", "--Werror", *native),
+        "import layers": command(BIN / "lint-imports", "--no-cache"),
+        "mypy strict": command(BIN / "mypy"),
+    }
+    failed = 0
+    for name, check in checks.items():
+        started = time.monotonic()
+        problem = check()
+        failed += bool(problem)
+        mark = "FAIL" if problem else "ok"
+        sys.stdout.write(f"[lint] {name:<14} {mark:<4} {time.monotonic() - started:5.1f} s\n")
+        if problem:
+            sys.stdout.write(problem + "\n")
+        sys.stdout.flush()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

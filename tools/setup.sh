@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that the demo, the tests and the linters need. Safe to run again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
+
+need_apt=()
+command -v g++ >/dev/null || need_apt+=(g++)
+command -v make >/dev/null || need_apt+=(make)
+python3 -c 'import ensurepip, venv' 2>/dev/null || need_apt+=(python3-venv python3-dev)
+if ((${#need_apt[@]})); then
+  if [[ $(id -u) != 0 ]]; then
+    echo "setup: these Debian packages are missing: ${need_apt[*]} - install them and run again" >&2
+    exit 1
+  fi
+  say "installing Debian packages: ${need_apt[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${need_apt[@]}" >/dev/null
+fi
+
+python3 - <<'PY' || { echo "setup: Python 3.11 or newer is needed, as python3" >&2; exit 1; }
+import sys
+sys.exit(sys.version_info < (3, 11))
+PY
+
+[[ -x .venv/bin/python ]] || { say "creating .venv"; python3 -m venv .venv; }
+pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
+say "installing pinned dependencies (about 900 MB unpacked, most of it Paddle)"
+"${pip[@]}" install --upgrade -c constraints.txt pip
+"${pip[@]}" install -c constraints.txt --group dev "paddlepaddle==3.3.1"
+say "building baton-ops (C++) and installing the packages of this checkout"
+"${pip[@]}" install -c constraints.txt --no-build-isolation ./ops
+"${pip[@]}" install -c constraints.txt -e "./worker[cpu]" -e ./operator
+say "ready: .venv/bin/baton-worker --help"
