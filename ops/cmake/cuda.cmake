@@ -1,0 +1,20 @@
+# The CUDA kernels, linked into the same library. CUDA code is entered for CUDA tensors only, and the
+# runtime is static, so the library loads where there is no driver.
+set(BATON_OPS_CUDA_ARCHITECTURES
+    "80-real;86-real;89-real;90a-real;100-real;100-virtual"
+    CACHE STRING "CUDA architectures to build for; the compile check narrows it to 90a-real")
+set(CMAKE_CUDA_ARCHITECTURES "${BATON_OPS_CUDA_ARCHITECTURES}")
+enable_language(CUDA)
+
+target_sources(baton_ops PRIVATE csrc/cuda/logprobs.cu csrc/cuda/step.cu csrc/cuda/export_step.cc)
+set_target_properties(
+  baton_ops
+  PROPERTIES CUDA_ARCHITECTURES "${BATON_OPS_CUDA_ARCHITECTURES}"
+             CUDA_RUNTIME_LIBRARY Static
+             CUDA_STANDARD 17
+             CUDA_STANDARD_REQUIRED ON
+             CUDA_VISIBILITY_PRESET hidden)
+target_compile_definitions(baton_ops PRIVATE BATON_OPS_CUDA)
+target_compile_options(baton_ops PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
+# The binding layer's device guard includes the runtime's headers from C++.
+target_include_directories(baton_ops SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -1,0 +1,234 @@
+// Speculative acceptance on the device, by the rules of cpu/verify.h: every target row decides its
+// own token at once, then each request keeps the leading accepted drafts.
+#ifndef BATON_OPS_VERIFY_CUH_
+#define BATON_OPS_VERIFY_CUH_
+
+#include <cstdint>
+
+namespace baton_ops::cuda {
+
+constexpr int kVerifyThreads = 512;
+constexpr int kVerifyWarps = kVerifyThreads / 32;
+constexpr int32_t kNoToken = -1;
+
+// How a refused row's token is kept until its request is decided: as a negative number.
+__device__ __forceinline__ int32_t Refused(int32_t token) {
+  return token < 0 ? static_cast<int32_t>(0x80000000u) : ~token;
+}
+
+__device__ __forceinline__ int32_t TokenOfRefused(int32_t refused) {
+  return refused == static_cast<int32_t>(0x80000000u) ? kNoToken : ~refused;
+}
+
+struct VerifyDrafts {
+  int32_t batch;
+  int32_t max_drafts;
+  const int32_t* draft;        // [batch, max_drafts]
+  const int32_t* draft_count;  // [batch]
+  const int32_t* cu_rows;      // [batch + 1]
+};
+
+struct VerifyProbs {
+  const float* probs;  // row r starts at probs + r * row_stride
+  int64_t row_stride;
+  int32_t vocab;
+  int32_t rows;
+  const double* uniform;           // [rows]
+  const float* draft_probs;        // [batch, max_drafts, vocab] or null
+  const double* residual_uniform;  // [rows] or null
+};
+
+struct TargetWeight {
+  const float* p;
+  __device__ __forceinline__ double operator()(int32_t id) const { return p[id]; }
+};
+
+struct ResidualWeight {
+  const float *p, *q;
+  double p_total, q_total;
+  __device__ __forceinline__ double operator()(int32_t id) const {
+    const double mass = p[id] / p_total - q[id] / q_total;
+    return mass > 0 ? mass : 0.0;
+  }
+};
+
+struct VerifyShared {
+  double warp_sum[kVerifyWarps];
+  int32_t token;
+};
+
+__device__ __forceinline__ double WarpSum(double value) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
+// Each warp owns an interval of ids, so that cumulative sums cross from warp to warp in id order.
+__device__ __forceinline__ int32_t WarpInterval(int32_t vocab) {
+  return ((vocab + kVerifyWarps - 1) / kVerifyWarps + 31) / 32 * 32;
+}
+
+// The block's total, NaN if a weight is negative or NaN. Leaves the warps' sums in shared memory.
+template <class Weight>
+__device__ double BlockTotal(const Weight& weight, int32_t vocab, VerifyShared& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t interval = WarpInterval(vocab);
+  const int32_t last = min((warp + 1) * interval, vocab);
+  double sum = 0;
+  for (int32_t id = warp * interval + lane; id < last; id += 32) {
+    const double mass = weight(id);
+    sum = mass >= 0 ? sum + mass : NAN;
+  }
+  sum = WarpSum(sum);
+  __syncthreads();
+  if (lane == 0) shared.warp_sum[warp] = sum;
+  __syncthreads();
+  double total = 0;
+  for (int w = 0; w < kVerifyWarps; ++w) total += shared.warp_sum[w];
+  return total;
+}
+
+// One warp: the smallest id of its interval whose cumulative sum exceeds `target`. Rounding may
+// keep the sum from crossing; then the interval's last positive id.
+template <class Weight>
+__device__ int32_t SampleInterval(const Weight& weight, int32_t vocab, double before,
+                                  double target) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t interval = WarpInterval(vocab);
+  const int32_t last = min((warp + 1) * interval, vocab);
+  int32_t positive = warp * interval;
+  for (int32_t first = warp * interval; first < last; first += 32) {
+    const double mass = first + lane < last ? weight(first + lane) : 0.0;
+    double through = mass;
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const double other = __shfl_up_sync(0xffffffffu, through, offset);
+      if (lane >= offset) through += other;
+    }
+    const unsigned crossed = __ballot_sync(0xffffffffu, before + through > target && mass > 0);
+    if (crossed) return first + __ffs(crossed) - 1;
+    const unsigned any = __ballot_sync(0xffffffffu, mass > 0);
+    if (any) positive = first + 31 - __clz(any);
+    before += __shfl_sync(0xffffffffu, through, 31);
+  }
+  return positive;
+}
+
+// Inverse CDF over the block, given BlockTotal's sums. Requires total > 0.
+template <class Weight>
+__device__ int32_t BlockSample(const Weight& weight, int32_t vocab, double total, double uniform,
+                               VerifyShared& shared) {
+  const double target = fmin(uniform * total, nextafter(total, 0.0));
+  double before = 0;
+  int chosen = 0;
+  double before_chosen = 0;
+  for (int w = 0; w < kVerifyWarps; ++w) {
+    if (before <= target && shared.warp_sum[w] > 0) {
+      chosen = w;
+      before_chosen = before;
+    }
+    before += shared.warp_sum[w];
+  }
+  if (static_cast<int>(threadIdx.x) / 32 == chosen) {
+    const int32_t token = SampleInterval(weight, vocab, before_chosen, target);
+    if (threadIdx.x % 32 == 0) shared.token = token;
+  }
+  __syncthreads();
+  return shared.token;
+}
+
+__device__ __forceinline__ bool IsTotal(double total) { return total > 0 && total < INFINITY; }
+
+// What a target row decides: a token, and whether it is the accepted draft. kNoToken where a row is
+// not a distribution.
+struct RowDecision {
+  int32_t token;
+  bool accepted;
+};
+
+__device__ __forceinline__ RowDecision DecidePointMass(const VerifyProbs& in, int32_t row,
+                                                       int32_t draft, VerifyShared& shared) {
+  const TargetWeight p{in.probs + row * in.row_stride};
+  const double total = BlockTotal(p, in.vocab, shared);
+  if (!IsTotal(total)) return {kNoToken, false};
+  const int32_t token = BlockSample(p, in.vocab, total, in.uniform[row], shared);
+  return {token, token == draft};
+}
+
+__device__ __forceinline__ RowDecision DecideProposal(const VerifyProbs& in, int32_t row,
+                                                      int64_t proposal, int32_t draft,
+                                                      VerifyShared& shared) {
+  const TargetWeight p{in.probs + row * in.row_stride};
+  const TargetWeight q{in.draft_probs + proposal * in.vocab};
+  const double p_total = BlockTotal(p, in.vocab, shared);
+  const double q_total = BlockTotal(q, in.vocab, shared);
+  if (!IsTotal(p_total) || !IsTotal(q_total)) return {kNoToken, false};
+  if (draft < 0 || draft >= in.vocab) return {kNoToken, false};
+  if (in.uniform[row] * q(draft) * p_total < p(draft) * q_total) return {draft, true};
+  const double uniform = in.residual_uniform[row];
+  const ResidualWeight residual{p.p, q.p, p_total, q_total};
+  const double total = BlockTotal(residual, in.vocab, shared);
+  if (total > 0) return {BlockSample(residual, in.vocab, total, uniform, shared), false};
+  // Without a residual p equals q up to rounding, and p itself is the right distribution.
+  BlockTotal(p, in.vocab, shared);
+  return {BlockSample(p, in.vocab, p_total, uniform, shared), false};
+}
+
+// The request that owns a target row.
+__device__ __forceinline__ int32_t RequestOf(const int32_t* cu_rows, int32_t batch, int32_t row) {
+  int32_t low = 0, high = batch;
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    (cu_rows[middle] <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+// One block per target row: writes the row's token where the request's row would emit it; a refused
+// draft's token is marked as refused.
+__global__ void __launch_bounds__(kVerifyThreads)
+    DecideKernel(VerifyDrafts drafts, VerifyProbs in, int32_t* token) {
+  __shared__ VerifyShared shared;
+  const int32_t row = blockIdx.x;
+  if (row >= drafts.cu_rows[drafts.batch]) return;
+  const int32_t b = RequestOf(drafts.cu_rows, drafts.batch, row);
+  const int32_t i = row - drafts.cu_rows[b];
+  const bool bonus = i >= drafts.draft_count[b];
+  const int64_t at = static_cast<int64_t>(b) * drafts.max_drafts + i;
+  const int32_t draft = bonus ? kNoToken : drafts.draft[at];
+  const RowDecision decision = bonus || in.draft_probs == nullptr
+                                   ? DecidePointMass(in, row, draft, shared)
+                                   : DecideProposal(in, row, at, draft, shared);
+  if (threadIdx.x != 0 || i > drafts.max_drafts) return;
+  token[static_cast<int64_t>(b) * (drafts.max_drafts + 1) + i] =
+      decision.accepted ? decision.token : Refused(decision.token);
+}
+
+// One thread per request: keeps the leading accepted drafts and the first refusal's token.
+__global__ void AcceptKernel(VerifyDrafts drafts, int32_t* n_accepted, int32_t* token) {
+  const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
+  if (b >= drafts.batch) return;
+  int32_t* row = token + static_cast<int64_t>(b) * (drafts.max_drafts + 1);
+  int32_t accepted = 0;
+  while (accepted < drafts.draft_count[b] && row[accepted] >= 0) ++accepted;
+  row[accepted] = TokenOfRefused(row[accepted]);
+  for (int32_t i = accepted + 1; i <= drafts.max_drafts; ++i) row[i] = kNoToken;
+  n_accepted[b] = accepted;
+}
+
+__global__ void VerifyGreedyKernel(const int32_t* target_token, VerifyDrafts drafts,
+                                   int32_t* n_accepted, int32_t* token) {
+  const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
+  if (b >= drafts.batch) return;
+  const int32_t* draft = drafts.draft + static_cast<int64_t>(b) * drafts.max_drafts;
+  const int32_t* target = target_token + drafts.cu_rows[b];
+  int32_t* row = token + static_cast<int64_t>(b) * (drafts.max_drafts + 1);
+  int32_t accepted = 0;
+  while (accepted < drafts.draft_count[b] && draft[accepted] == target[accepted]) ++accepted;
+  for (int32_t i = 0; i <= drafts.max_drafts; ++i) row[i] = i <= accepted ? target[i] : kNoToken;
+  n_accepted[b] = accepted;
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_VERIFY_CUH_

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Compile the CUDA sources for sm_90a on a machine that needs neither a GPU nor a CUDA toolkit, and
+# check the machine code: 16-byte asynchronous copies in the scan, no spills.
+#
+# With --fat, build instead the whole library for every architecture in cmake/cuda.cmake (sm_80 to
+# sm_100, and PTX), as a wheel in $BUILD_DIR. NVCC names another compiler; otherwise the pinned one
+# comes from constraints-cuda.txt.
+set -euo pipefail
+
+ops="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+build="${BUILD_DIR:-$ops/build/cuda}"
+toolkit="$build/toolkit"
+python="${PYTHON:-$(command -v "$ops/../.venv/bin/python" || command -v python3)}"
+mkdir -p "$build"
+
+if [[ -z "${NVCC:-}" ]]; then
+  if ! cmp -s "$ops/constraints-cuda.txt" "$toolkit/constraints-cuda.txt"; then
+    rm -rf "$toolkit"
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$toolkit" \
+      -r "$ops/constraints-cuda.txt"
+    cp "$ops/constraints-cuda.txt" "$toolkit/"
+  fi
+  cuda="$toolkit/nvidia/cu13"
+  NVCC="$cuda/bin/nvcc"
+  cuobjdump="$cuda/bin/cuobjdump"
+else
+  cuobjdump="$(dirname "$NVCC")/cuobjdump"
+fi
+
+if [[ "${1:-}" == --fat ]]; then
+  PATH="$(dirname "$python"):$PATH" CUDACXX="$NVCC" CUDAFLAGS="-L$(dirname "$NVCC")/../lib" \
+    "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    -C cmake.define.BATON_OPS_CUDA=ON -w "$build" "$ops"
+  ls "$build"/*.whl
+  exit
+fi
+
+for source in "$ops"/csrc/cuda/*.cu; do
+  name="$(basename "$source" .cu)"
+  "$NVCC" -std=c++17 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a -Xptxas -v \
+    -I"$ops/include" -I"$ops/csrc" -Xcompiler -fPIC,-Wall,-Wextra -c "$source" -o "$build/$name.o" \
+    2>&1 | tee "$build/$name.log" | grep -E 'error|warning' || true
+  [[ -s "$build/$name.o" ]] || { echo "$name.cu does not compile; see $build/$name.log" >&2; exit 1; }
+done
+
+if grep -hE '[1-9][0-9]* bytes spill' "$build"/*.log; then
+  echo "a kernel spills registers to local memory" >&2
+  exit 1
+fi
+
+if [[ -x "$cuobjdump" ]]; then
+  PATH="$(dirname "$cuobjdump"):$PATH" "$cuobjdump" --dump-sass "$build/logprobs.o" >"$build/logprobs.sass"
+  for wanted in 'LDS\.128' 'LDGSTS.*128' 'REDUX'; do
+    if ! grep -qE "$wanted" "$build/logprobs.sass"; then
+      echo "logprobs.cu: no $wanted in its machine code" >&2
+      exit 1
+    fi
+  done
+  if grep -E '\b(LDL|STL)\b' "$build/logprobs.sass" | head -n 3 | grep .; then
+    echo "logprobs.cu uses local memory" >&2
+    exit 1
+  fi
+fi
+echo "CUDA sources compile for sm_90a"
