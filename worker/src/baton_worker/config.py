@@ -1,0 +1,257 @@
+"""The worker's configuration file: one YAML document, the half of the pod contract that is data.
+
+Owns the field names, units and defaults, and turns a bad file into one error that names the field.
+Reads no environment and opens nothing but the file it is given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+
+class ConfigError(ValueError):
+    """A configuration file or flag is wrong; the message names the field. Not worth a retry."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+SpeculativeMethod = Literal["none", "ngram", "mtp", "mtp_ngram"]
+SecondsOrNone = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=None):
+    """Base of every section: unknown keys are errors, so a typing slip cannot pass silently."""
+
+
+class ModelConfig(_Section, frozen=True):
+    """Which weights to serve: `path` is a folder in Hugging Face layout."""
+
+    path: str
+    served_name: str = ""
+    revision: str = ""
+
+
+class SpeculativeConfig(_Section, frozen=True):
+    """Drafting: `num_speculative_tokens` is K, drafts per step; 0 exactly when method is none.
+
+    Methods: `mtp`, the model's own draft layer; `ngram`, prompt lookup, which needs no such layer:
+    what followed the last time the newest `prompt_lookup_max`..`prompt_lookup_min` tokens occurred;
+    `mtp_ngram`: `num_model_steps` drafts of the layer, the rest of K by lookup behind them.
+    """
+
+    method: SpeculativeMethod = "mtp"
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=5)] = 1
+    num_model_steps: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+    prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
+    prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
+
+    @property
+    def uses_mtp(self) -> bool:
+        """Whether the MTP layer drafts, and so has KV of its own."""
+        return self.method in ("mtp", "mtp_ngram")
+
+
+class LogprobsConfig(_Section, frozen=True):
+    """`max_top_k`: most alternatives a request may ask for (wire limit 64; OpenAI's own is 20)."""
+
+    max_top_k: Annotated[int, msgspec.Meta(ge=0, le=64)] = 20
+
+
+class CurveConfig(_Section, frozen=True):
+    """CURVE encryption and authentication of the link and of KV transfer.
+
+    `public_key_file` / `secret_key_file`: this process's Z85 key pair. `gateway_public_key_file`:
+    the gateways' server key (workers). `allowed_keys_file`: one Z85 public key a line (gateways:
+    the workers; workers: their KV peers).
+    """
+
+    enabled: bool = True
+    public_key_file: str = ""
+    secret_key_file: str = ""
+    gateway_public_key_file: str = ""
+    allowed_keys_file: str = ""
+
+
+class LinkConfig(_Section, frozen=True):
+    """The record link.
+
+    Workers: `gateways` lists `tcp://host:port` endpoints, or `dns` names a headless service whose
+    every address is a gateway, at `port`. Gateways: `bind` is their endpoint.
+    """
+
+    gateways: tuple[str, ...] = ()
+    dns: str = ""
+    port: Port = 5555
+    bind: str = "tcp://127.0.0.1:5555"
+    ring_bytes: Count = 64 << 20
+    ring_frames: Count = 4096
+    credit_frames: Count = 256
+    credit_bytes: Count = 8 << 20
+    heartbeat_seconds: Seconds = 1.0
+    dead_after_seconds: Seconds = 3.0
+    stalled_abort_seconds: Seconds = 30.0
+    curve: CurveConfig = CurveConfig()
+
+
+class HandoffConfig(_Section, frozen=True):
+    """KV transfer: where decode listens, what address it advertises, how long prefill waits."""
+
+    bind: str = "tcp://127.0.0.1:0"
+    advertise_host: str = ""
+    deadline_seconds: Seconds = 10.0
+
+
+class SimConfig(_Section, frozen=True):
+    """The simulated model of `engine.device: sim`: what it does and how long it takes.
+
+    Times are the simulated device's: for each prompt token fed, for a step that decodes, and for
+    each row of it. `acceptance`: share of drafts accepted at draft positions 1 to 5 in greedy
+    requests, never rising. `vocab_size` 0 means the model's; fewer ids are all that prompts and
+    output may then hold. `seed`: of the simulated text; workers with another one do not pair.
+    """
+
+    prefill_token_seconds: SecondsOrNone = 20e-6
+    decode_step_seconds: SecondsOrNone = 0.02
+    decode_row_seconds: SecondsOrNone = 20e-6
+    acceptance: Annotated[tuple[Share, ...], msgspec.Meta(min_length=5, max_length=5)] = (
+        0.8, 0.6, 0.45, 0.35, 0.25,
+    )  # fmt: skip
+    vocab_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
+
+    def __post_init__(self) -> None:
+        if list(self.acceptance) != sorted(self.acceptance, reverse=True):
+            raise ValueError(
+                f"acceptance is {list(self.acceptance)}: a later draft is never accepted without "
+                "the ones before it, so no share may be larger than the one before"
+            )
+
+
+class EngineConfig(_Section, frozen=True):
+    """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`.
+
+    `device` sim computes nothing: no weights are read, and `sim` says what to pretend.
+    `prefix_caching`: requests that begin alike share the KV of their common full blocks; outputs do
+    not change, but the time to the first token tells a client whether others sent its prompt.
+    `overlap`: launch each step before the output work of the one before; outputs are the same.
+    `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it must
+    divide the model's attention heads, KV heads and intermediate size.
+    """
+
+    device: Literal["cpu", "gpu", "sim"] = "cpu"
+    block_size: Literal[8, 16, 32, 64] = 16
+    kv_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_running: Count = 32
+    max_waiting: Count = 1024
+    max_model_len: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prefill_chunk_tokens: Count = 512
+    prefix_caching: bool = True
+    overlap: bool = True
+    tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    sim: SimConfig = SimConfig()
+
+    def __post_init__(self) -> None:
+        if self.device != "sim" and self.sim != SimConfig():
+            raise ValueError(f"sim is set, but device is {self.device!r}: it is for device 'sim'")
+        if self.device == "sim" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size}, but device 'sim' computes "
+                "nothing that ranks could share"
+            )
+
+
+class HttpConfig(_Section, frozen=True):
+    """A listening HTTP address; port 0 lets the system choose."""
+
+    host: str = "127.0.0.1"
+    port: Port = 0
+
+
+class GatewayConfig(_Section, frozen=True):
+    """The gateway's own options.
+
+    `api_keys_file`: one key a line; empty means no key is needed. `playground`: serve the page
+    `/playground`, for people who look at tokens; leave it off in production. `settle_seconds`: how
+    long a gateway that is told to stop goes on serving, so that balancers hear of it first;
+    `drain_seconds`: how long it then waits for live requests. 0 and 0 end them at once.
+    `max_retries`: how often a choice moves to other workers when one of its own is lost or full.
+    """
+
+    http: HttpConfig = HttpConfig(port=8000)
+    api_keys_file: str = ""
+    max_outstanding_requests: Count = 2048
+    request_timeout_seconds: Seconds = 600.0
+    client_queue_tokens: Count = 16384
+    playground: bool = False
+    settle_seconds: SecondsOrNone = 0.0
+    drain_seconds: SecondsOrNone = 0.0
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
+
+
+class TracingConfig(_Section, frozen=True):
+    """OpenTelemetry traces. `endpoint`: a collector's OTLP/HTTP URL for traces; empty: no traces.
+
+    `sample_ratio`: share of requests traced whose client did not decide.
+    """
+
+    endpoint: str = ""
+    sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+
+
+class ProcessConfig(_Section, frozen=True):
+    """One process's whole configuration. `worker_id` empty: BATON_POD_NAME, else the host name."""
+
+    model: ModelConfig
+    worker_id: str = ""
+    revision: str = ""
+    speculative: SpeculativeConfig = SpeculativeConfig()
+    logprobs: LogprobsConfig = LogprobsConfig()
+    link: LinkConfig = LinkConfig()
+    handoff: HandoffConfig = HandoffConfig()
+    engine: EngineConfig = EngineConfig()
+    health: HttpConfig = HttpConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    tracing: TracingConfig = TracingConfig()
+
+    def __post_init__(self) -> None:
+        spec = self.speculative
+        if (spec.method == "none") != (spec.num_speculative_tokens == 0):
+            raise ValueError(
+                f"speculative.num_speculative_tokens is {spec.num_speculative_tokens} with method "
+                f"{spec.method!r}: it must be 0 exactly when the method is none"
+            )
+        if spec.prompt_lookup_min > spec.prompt_lookup_max:
+            raise ValueError(
+                f"speculative.prompt_lookup_min is {spec.prompt_lookup_min}, above "
+                f"prompt_lookup_max {spec.prompt_lookup_max}"
+            )
+
+    @property
+    def served_name(self) -> str:
+        """The model name clients use: `model.served_name`, else the folder's name."""
+        return self.model.served_name or Path(self.model.path).resolve().name
+
+
+def load_config(path: Path) -> ProcessConfig:
+    """Read and validate a configuration file.
+
+    Raises:
+        ConfigError: unreadable, not YAML, an unknown field, or a value out of range; the message
+            holds the file and the field's path.
+    """
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=ProcessConfig)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def dump_config(config: ProcessConfig) -> bytes:
+    """Return `config` as YAML that `load_config` reads back equal."""
+    return msgspec.yaml.encode(config)

@@ -1,0 +1,201 @@
+"""The engine's contract with the roles around it: what goes in, what one step brings out.
+
+All calls happen on the engine's own thread. The engine never touches a socket and never waits; the
+role decides when to step and moves results to the link and to the KV transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.identity import RequestKey
+from baton_worker.messages import HandoffState
+from baton_worker.records.columns import ErrorCode, StepColumns
+from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
+
+
+class EngineRefusedError(Exception):
+    """The engine will not take this request; `code` says why and whether another may."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class DeviceError(RuntimeError):
+    """What is installed cannot serve the configured device. Not worth a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A prompt to run. `hand_over`: stop after the first token and offer a handoff.
+
+    `output_token_ids`: what an earlier attempt gave out. They count as output in all respects; the
+    first row stands behind them.
+
+    `priority`: lower is served first; requests of equal priority in the order of their arrival.
+    """
+
+    key: RequestKey
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    logprobs_k: int = -1
+    hand_over: bool = False
+    traceparent: str = ""
+    logprobs: LogprobParams = RAW_LOGPROBS
+    priority: int = 0
+    output_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handoff:
+    """A prefilled request: state plus `2 * n_layers` KV arrays (see HandoffState).
+
+    Outgoing arrays are copies or stay valid until `Engine.release_handoff`; incoming ones may be
+    read-only views of received frames.
+    """
+
+    state: HandoffState
+    kv: tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepStats:
+    """What one step did, for the metrics. Times are seconds of this step's wall clock.
+
+    Attributes:
+        proposed_by_position, accepted_by_position: i64[K]; decode verification only.
+        accept_lengths: tokens that verification yielded, one entry per decode row (1..K+1).
+        logprob_rows_by_k: (k, tokens with k alternatives), each k once, without the k of no token.
+        first_tokens: (key, queue_seconds, prefill_seconds) for each prompt finished in this step.
+        prefix_query_tokens, prefix_hit_tokens: tokens of requests admitted in this step that were
+            looked up in the prefix cache, and those whose KV it held.
+    """
+
+    prefill_tokens: int
+    decode_rows: int
+    emitted_tokens: int
+    preempted: int
+    proposed_by_position: npt.NDArray[np.int64]
+    accepted_by_position: npt.NDArray[np.int64]
+    accept_lengths: tuple[int, ...]
+    logprob_rows_by_k: tuple[tuple[int, int], ...]
+    logprob_op_seconds: float
+    step_seconds: float
+    first_tokens: tuple[tuple[RequestKey, float, float], ...] = ()
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+    @property
+    def logprob_rows(self) -> int:
+        """Tokens that carried logprobs."""
+        return sum(rows for _, rows in self.logprob_rows_by_k)
+
+    @property
+    def logprob_columns(self) -> int:
+        """Entries of those tokens: the sampled token's and its alternatives'."""
+        return sum(rows * (1 + k) for k, rows in self.logprob_rows_by_k)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """The immutable outcome of one step.
+
+    Attributes:
+        columns: rows to publish, finished and aborted requests' terminal rows among them.
+        handoffs: prompts that finished prefill here and wait to be sent; their blocks stay held.
+        imported: handoffs whose KV now sits in the pool: acknowledge these.
+    """
+
+    columns: StepColumns
+    handoffs: tuple[Handoff, ...]
+    imported: tuple[RequestKey, ...]
+    stats: StepStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """A snapshot for gauges and admission.
+
+    Attributes:
+        num_speculative_tokens: K as it is set now.
+        kv_blocks_cached: blocks nobody holds whose KV the prefix cache may still give out.
+    """
+
+    running: int
+    waiting: int
+    held_handoffs: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    num_speculative_tokens: int = 0
+    kv_blocks_cached: int = 0
+
+
+class Engine(Protocol):
+    """What a role needs of an engine."""
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a prompt.
+
+        Raises:
+            EngineRefusedError: queue full, prompt too long, or a duplicate key.
+        """
+
+    def admit_handoff(self, handoff: Handoff) -> None:
+        """Queue a prefilled request; its key appears in a later step's `imported`.
+
+        Raises:
+            EngineRefusedError: INCOMPATIBLE for another model or layout, QUEUE_FULL, duplicate.
+        """
+
+    def release_handoff(self, key: RequestKey) -> None:
+        """Free the blocks of an offered handoff (acknowledged, or given up). Idempotent."""
+
+    def abort(self, key: RequestKey) -> bool:
+        """End a request; its terminal row comes with the next step. False if it is not held.
+
+        No row of it follows but that one: what a step in flight yields for it is discarded.
+        """
+
+    def fail(self, key: RequestKey, code: ErrorCode, message: str) -> bool:
+        """End a request with an error row in the next step. False if it is not held."""
+
+    def set_paused(self, incarnations: frozenset[int]) -> None:
+        """Hold back every request of these gateway processes; they keep their place and blocks.
+
+        Aborting or failing a paused request still works. `has_work` does not count paused ones.
+        """
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K, drafts proposed per sequence and step. May be read from any thread."""
+
+    @property
+    def max_speculative_tokens(self) -> int:
+        """Largest K that may be set; 0 for an engine without a drafting method."""
+
+    def set_num_speculative_tokens(self, count: int) -> None:
+        """Change K from the next step on; outputs do not depend on it.
+
+        Raises:
+            ValueError: not in 0..5, or drafts asked of an engine that makes none.
+        """
+
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+
+    def step(self, before_next: Callable[[], object] = lambda: None) -> StepResult:
+        """Advance every runnable request once and return a step's result.
+
+        An engine may return with the next step already in flight; `has_work` then holds.
+        `before_next` is called before it launches that one, and may call any method but `step`:
+        what came while a step ran need not wait for another.
+        """
+
+    def load(self) -> EngineLoad:
+        """Return current occupancy."""

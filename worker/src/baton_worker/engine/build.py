@@ -1,0 +1,109 @@
+"""From a configuration to a running engine.
+
+Owns the order of start: device, model shape, limits, weights, ranks. Imports Paddle only when
+called for a device that computes, so that a simulating process stays light.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from baton_worker.config import ProcessConfig
+from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.options import EngineOptions, resolve_options
+from baton_worker.engine.sim.engine import SimEngine, sim_spec
+from baton_worker.engine.spec import ModelSpec, load_spec
+from baton_worker.engine.weights import Shard, load_weights
+
+log = logging.getLogger(__name__)
+
+
+def build_engine(
+    config: ProcessConfig,
+    clock: Callable[[], float] = time.monotonic,
+    on_rank_death: Callable[[Exception], None] = lambda error: None,
+) -> StepEngine:
+    """Load the model that `config` names, or pretend to (device sim), and return its engine.
+
+    Args:
+        on_rank_death: told on another thread when a tensor-parallel rank dies, which no step
+            survives.
+
+    Raises:
+        ConfigError: a limit does not fit the model.
+        ModelSpecError: config.json is unreadable or unsupported.
+        CheckpointError: the checkpoint does not match it.
+        DeviceError: the installed Paddle cannot serve `engine.device`.
+        RankDiedError: a tensor-parallel rank did not start.
+    """
+    device = config.engine.device
+    if device == "sim":
+        engine = _simulated(config, clock)
+    else:
+        engine = _loaded(config, device, clock, on_rank_death)
+    log.info(
+        "engine ready",
+        extra={
+            "device": device,
+            "fingerprint": engine.model_fingerprint,
+            "kv_blocks": engine.options.n_blocks,
+            "max_model_len": engine.options.max_model_len,
+            "num_speculative_tokens": engine.options.n_draft,
+            "tensor_parallel_size": engine.options.tensor_parallel_size,
+        },
+    )
+    return engine
+
+
+def _simulated(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
+    sim = config.engine.sim
+    spec = sim_spec(sim, load_spec(Path(config.model.path)))
+    return SimEngine(sim, spec, resolve_options(config, spec), clock)
+
+
+def _loaded(
+    config: ProcessConfig,
+    device: Literal["cpu", "gpu"],
+    clock: Callable[[], float],
+    on_rank_death: Callable[[Exception], None],
+) -> StepEngine:
+    from baton_worker.engine.framework import require_device
+
+    require_device(device)
+    from baton_worker.engine.paddle_engine import PaddleEngine
+
+    path = Path(config.model.path)
+    spec = load_spec(path)
+    options = resolve_options(config, spec)
+    if spec.n_mtp_layers > 1:
+        log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
+    if options.tensor_parallel_size > 1:
+        return _over_ranks(path, spec, options, clock, on_rank_death)
+    return PaddleEngine(spec, load_weights(path, spec), options, clock)
+
+
+def _over_ranks(
+    path: Path,
+    spec: ModelSpec,
+    options: EngineOptions,
+    clock: Callable[[], float],
+    on_rank_death: Callable[[Exception], None],
+) -> StepEngine:
+    """Start the other ranks first: they load their shards while this one loads its own."""
+    from baton_worker.engine.paddle_engine import PaddleEngine, TensorParallel
+    from baton_worker.engine.parallel.group import RankGroup
+    from baton_worker.engine.parallel.shard import ShardSizes
+
+    size = options.tensor_parallel_size
+    ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)
+    try:
+        weights = load_weights(path, spec, Shard(0, size))
+        parallel = TensorParallel(ranks, ranks.join(weights.identity))
+        return PaddleEngine(spec, weights, options, clock, parallel)
+    except BaseException:
+        ranks.close()
+        raise

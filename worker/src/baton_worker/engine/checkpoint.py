@@ -1,0 +1,159 @@
+"""A Hugging Face checkpoint as a map from key to stored tensor, read without copying.
+
+Owns the two file forms (one `model.safetensors`, or shards behind `model.safetensors.index.json`),
+the storage dtypes and the checkpoint's identity. Knows no model: which keys there should be is
+`naming`'s and `weights`' business.
+
+The safetensors library validates each file; the bytes are then mapped with NumPy, because the
+library's NumPy reader has no bfloat16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_WHOLE_HASH_BYTES = 256 << 10
+_HASH_PAGES = 16
+_HASH_PAGE_BYTES = 4096
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the message names the file or the key."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """One tensor in its file.
+
+    `raw` is a read-only map of `shape`: uint16 for bfloat16, flat bytes for an unknown dtype.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    raw: npt.NDArray[Any]
+
+    def float32(
+        self, rows: slice = slice(None), columns: slice = slice(None)
+    ) -> npt.NDArray[np.float32]:
+        """Return a float32 copy of these rows (and columns, of a matrix); nothing else is read.
+
+        Raises:
+            CheckpointError: the storage dtype is not F32, F16 or BF16.
+        """
+        if self.dtype not in _STORED_AS:
+            raise CheckpointError(
+                f"{self.key}: stored as {self.dtype}, supported are {sorted(_STORED_AS)}"
+            )
+        part = self.raw[rows] if self.raw.ndim == 1 else self.raw[rows, columns]
+        if self.dtype == "BF16":
+            # bfloat16 is the upper half of a float32.
+            return (part.astype(np.uint32) << 16).view(np.float32)
+        return np.array(part, dtype=np.float32, order="C")
+
+
+class _TensorInfo(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+def open_checkpoint(model_dir: Path) -> Mapping[str, StoredTensor]:
+    """Map every tensor of the checkpoint in `model_dir`; a single file wins over an index (as HF).
+
+    Raises:
+        CheckpointError: no checkpoint, a malformed or truncated file, or an index and its files
+            that disagree about a key.
+    """
+    if (model_dir / SINGLE_FILE).exists():
+        return dict(_tensors(model_dir / SINGLE_FILE))
+    index_path = model_dir / INDEX_FILE
+    if not index_path.exists():
+        raise CheckpointError(f"{model_dir}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+    index = _decode(index_path.read_bytes(), _Index, index_path)
+    return _sharded(model_dir, index.weight_map)
+
+
+def identity(checkpoint: Mapping[str, StoredTensor]) -> str:
+    """Return 32 hex digits naming these tensors, whatever files they are split into.
+
+    Hashes every key, dtype and shape, and of the content all of a tensor up to 256 KiB, else 16
+    evenly spaced pages of 4 KiB: cheap at any size, and two trainings differ on every page.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for key in sorted(checkpoint):
+        tensor = checkpoint[key]
+        digest.update(f"{key}\x1f{tensor.dtype}\x1f{tensor.shape}\x1e".encode())
+        content = tensor.raw.reshape(-1).view(np.uint8)
+        for page in _hashed_pages(content):
+            digest.update(page.tobytes())
+    return digest.hexdigest()
+
+
+def _hashed_pages(content: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+    if content.size <= _WHOLE_HASH_BYTES:
+        yield content
+        return
+    for start in np.linspace(0, content.size - _HASH_PAGE_BYTES, _HASH_PAGES, dtype=np.int64):
+        yield content[start : start + _HASH_PAGE_BYTES]
+
+
+def _sharded(model_dir: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for name in sorted(set(weight_map.values())):
+        if Path(name).name != name:
+            raise CheckpointError(f"{INDEX_FILE}: {name!r} is not a plain file name")
+        for key, tensor in _tensors(model_dir / name):
+            if weight_map.get(key) != name:
+                raise CheckpointError(
+                    f"{key}: in {name}, but {INDEX_FILE} says {weight_map.get(key, 'nothing')!r}"
+                )
+            tensors[key] = tensor
+    for key, name in weight_map.items():
+        if key not in tensors:
+            raise CheckpointError(f"{key}: {INDEX_FILE} says {name}, which does not hold it")
+    return tensors
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    header_bytes = int.from_bytes(data[:8].tobytes(), "little")
+    body = data[8 + header_bytes :]
+    header = _decode(data[8 : 8 + header_bytes].tobytes(), dict[str, msgspec.Raw], path)
+    for key, entry in header.items():
+        if key == "__metadata__":
+            continue
+        info = _decode(bytes(entry), _TensorInfo, path)
+        stored = body[slice(*info.data_offsets)]
+        if info.dtype in _STORED_AS:
+            stored = stored.view(_STORED_AS[info.dtype]).reshape(info.shape)
+        yield key, StoredTensor(key, info.dtype, info.shape, stored)
+
+
+def _decode(encoded: bytes, kind: Any, path: Path) -> Any:
+    try:
+        return msgspec.json.decode(encoded, type=kind)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: {error}") from error

@@ -1,0 +1,323 @@
+"""The engine: requests in, one step at a time, rows and handoffs out.
+
+Owns the requests by key and the order of a step: launch, collect, and the output work, which with
+overlap happens while the next step is in flight. Scheduling, arithmetic and columns are its parts'.
+All calls come from one thread. Knows no socket and no wall clock: its clock is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from baton_worker.engine.admission import KvIdentity, check_handoff, check_request
+from baton_worker.engine.api import (
+    EngineLoad,
+    EngineRefusedError,
+    EngineRequest,
+    Handoff,
+    StepResult,
+)
+from baton_worker.engine.emission import EmittedRow, StepOut, StepSnapshot
+from baton_worker.engine.flight import Flight, Runway, positions_of
+from baton_worker.engine.kv import BlockAllocator, KvStore
+from baton_worker.engine.layout import MIN_KEYS
+from baton_worker.engine.logprobs import NO_COLUMNS, compute
+from baton_worker.engine.offer import handoff_state
+from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
+from baton_worker.engine.output import build_columns
+from baton_worker.engine.requests import (
+    Phase,
+    RequestLimits,
+    RequestState,
+    Terminal,
+    imported_state,
+    new_state,
+)
+from baton_worker.engine.runner import Runner
+from baton_worker.engine.scheduler import Scheduler
+from baton_worker.engine.spec import ModelSpec
+from baton_worker.engine.stats import step_stats
+from baton_worker.identity import RequestKey
+from baton_worker.messages import HandoffState
+from baton_worker.records.columns import ErrorCode, Finish
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine works with, built together because the sizes must agree.
+
+    Attributes:
+        fingerprint: hash of the model's weights and shapes; only equal ones exchange handoffs.
+    """
+
+    spec: ModelSpec
+    fingerprint: str
+
+    allocator: BlockAllocator
+    pool: KvStore
+    scheduler: Scheduler
+    runner: Runner
+
+
+class _Ending(NamedTuple):
+    """How a request that a flight carries shall end once it has landed."""
+
+    finish: Finish
+    code: ErrorCode | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Landed:
+    """A collected step, its ended requests' rows removed, ready for its output work."""
+
+    flight: Flight
+    snapshot: StepSnapshot
+    terminals: tuple[Terminal, ...]
+    imports: tuple[HandoffState, ...]
+
+
+class StepEngine:
+    """`Engine` over a model that steps; which model is its parts' matter.
+
+    Args:
+        options: resolved limits.
+        clock: monotonic seconds, for the times in `StepStats`.
+    """
+
+    def __init__(
+        self, parts: EngineParts, options: EngineOptions, clock: Callable[[], float]
+    ) -> None:
+        spec = parts.spec
+        self.options = options
+        self.spec = spec
+        self.model_fingerprint = parts.fingerprint
+        self._clock = clock
+        self._n_draft = options.n_draft
+        lookahead = 2 * (MAX_DRAFTS + 1)
+        self._limits = RequestLimits(
+            vocab_size=spec.vocab_size,
+            max_model_len=options.max_model_len,
+            max_top_k=options.max_top_k,
+            table_width=-(-max(options.max_model_len + lookahead, MIN_KEYS) // options.block_size),
+            eos_token_ids=frozenset(spec.eos_token_ids),
+        )
+        self._parts = parts
+        self._runway = Runway(options.overlap)
+        self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
+        self._requests: dict[RequestKey, RequestState] = {}
+        self._terminals: list[Terminal] = []
+        self._flight: Flight | None = None
+        self._endings: dict[RequestKey, _Ending] = {}
+        self._finished_at = float("-inf")
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output together."""
+        return self.options.max_model_len
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K, drafts proposed per sequence and step."""
+        return self._n_draft
+
+    @property
+    def max_speculative_tokens(self) -> int:
+        """Largest K that may be set: 0 without a drafting method."""
+        return 0 if self.options.drafts.is_none else MAX_DRAFTS
+
+    def set_num_speculative_tokens(self, count: int) -> None:
+        """See `Engine.set_num_speculative_tokens`."""
+        if not 0 <= count <= MAX_DRAFTS:
+            raise ValueError(f"num_speculative_tokens is {count}, allowed are 0..{MAX_DRAFTS}")
+        if count > self.max_speculative_tokens:
+            raise ValueError(
+                f"num_speculative_tokens is {count}, but this engine makes no drafts: "
+                "speculative.method is 'none'"
+            )
+        self._n_draft = count
+
+    def submit(self, request: EngineRequest) -> None:
+        """See `Engine.submit`."""
+        self._check_new(request.key)
+        check_request(request, self._limits)
+        self._enqueue(new_state(request, self._limits, self._clock()))
+
+    def admit_handoff(self, handoff: Handoff) -> None:
+        """See `Engine.admit_handoff`."""
+        self._check_new(RequestKey(handoff.state.handle, handoff.state.attempt))
+        check_handoff(handoff, self._identity, self._limits)
+        self._enqueue(imported_state(handoff, self._limits, self._clock()))
+
+    def release_handoff(self, key: RequestKey) -> None:
+        """See `Engine.release_handoff`."""
+        request = self._requests.get(key)
+        if request is not None and request.phase is Phase.HELD:
+            self._forget(request)
+
+    def abort(self, key: RequestKey) -> bool:
+        """See `Engine.abort`."""
+        return self._end(key, Finish.ABORT)
+
+    def fail(self, key: RequestKey, code: ErrorCode, message: str) -> bool:
+        """See `Engine.fail`."""
+        return self._end(key, Finish.ERROR, code, message)
+
+    def set_paused(self, incarnations: frozenset[int]) -> None:
+        """See `Engine.set_paused`."""
+        self._parts.scheduler.set_paused(incarnations)
+
+    def has_work(self) -> bool:
+        """See `Engine.has_work`."""
+        return self._flight is not None or bool(self._terminals) or self._can_launch()
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        scheduler, allocator = self._parts.scheduler, self._parts.allocator
+        return EngineLoad(
+            running=scheduler.n_running,
+            waiting=scheduler.n_waiting,
+            held_handoffs=scheduler.n_held,
+            kv_blocks_used=allocator.n_used,
+            kv_blocks_total=allocator.total,
+            num_speculative_tokens=self._n_draft,
+            kv_blocks_cached=allocator.n_idle,
+        )
+
+    def step(self, before_next: Callable[[], object] = lambda: None) -> StepResult:
+        """Advance every runnable request once; see `Engine.step`.
+
+        1. Collect the step in flight, or launch and collect one. 2. With overlap, launch the next
+        if there is work. 3. Only then do the output work of the collected one: logprobs, columns,
+        KV of prompts to hand over. All of that comes from the collected snapshot (R16).
+        """
+        landed = self._collect(self._flight or self._launch())
+        if self.options.overlap:
+            before_next()
+            self._flight = self._launch() if self._can_launch() else None
+        return self._finish(landed)
+
+    def close(self) -> None:
+        """Wait for a step in flight and drop it; the engine is of no use afterwards."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.landed()
+
+    def check_integrity(self) -> None:
+        """Verify that blocks and maps account for each other exactly.
+
+        Raises:
+            ValueError: a block or a request is lost, doubled, or owned by nobody.
+        """
+        queued = list(self._parts.scheduler.requests())
+        self._parts.allocator.check_integrity([request.blocks for request in queued])
+        if len(queued) != len(self._requests) or any(
+            self._requests.get(request.key) is not request for request in queued
+        ):
+            raise ValueError(f"{len(self._requests)} requests by key, {len(queued)} in queues")
+
+    @property
+    def _model_steps(self) -> int:
+        return self.options.drafts.model_steps(self._n_draft)
+
+    def _can_launch(self) -> bool:
+        return self._parts.scheduler.can_progress(self._model_steps)
+
+    def _launch(self) -> Flight:
+        """Plan a step, import KV of admitted handoffs (they decode from the next one on), run."""
+        started, n_draft = self._clock(), self._n_draft
+        plan = self._parts.scheduler.plan(self._model_steps)
+        for request in plan.admitted:
+            if request.admitted_at is None:
+                request.admitted_at = started
+        positions = positions_of(plan)
+        imports = {request.key: self._import(request) for request in plan.imports}
+        work = partial(self._parts.runner.run, plan, n_draft)
+        landed = self._runway.launch(work if plan.decode or plan.prefill else None)
+        return Flight(plan, n_draft, started, imports, positions, landed)
+
+    def _collect(self, flight: Flight) -> _Landed:
+        """Wait for the flight, then end what ended in it or was ended meanwhile.
+
+        A request that was ended from outside while its step was in flight leaves no other trace of
+        that step: its rows are dropped and its blocks become free only now.
+        """
+        self._flight = None
+        snapshot = flight.landed().without(self._endings)
+        endings, self._endings = self._endings, {}
+        for key, ending in endings.items():
+            self._terminals.append(Terminal(key, flight.positions[key], *ending))
+            self._forget(self._requests[key])
+        for row in snapshot.rows:
+            if row.prefilled is not None:
+                self._parts.scheduler.hold(self._requests[row.key])
+            elif row.finish is not Finish.NONE:
+                self._forget(self._requests[row.key])
+        terminals, self._terminals = tuple(self._terminals), []
+        imports = tuple(state for key, state in flight.imports.items() if key not in endings)
+        return _Landed(flight, snapshot, terminals, imports)
+
+    def _finish(self, landed: _Landed) -> StepResult:
+        snapshot, flight = landed.snapshot, landed.flight
+        scores = NO_COLUMNS
+        if snapshot.emitted is not None and snapshot.scoring is not None:
+            scores = compute(snapshot.scoring, snapshot.emitted, self._clock)
+        out = StepOut(snapshot.rows, scores, snapshot.prompts)
+        columns = build_columns(landed.terminals, landed.imports, out)
+        handoffs = tuple(self._export(row, out) for row in self._to_hand_over(out))
+        started, self._finished_at = max(flight.started, self._finished_at), self._clock()
+        return StepResult(
+            columns=columns,
+            handoffs=handoffs,
+            imported=tuple(RequestKey(state.handle, state.attempt) for state in landed.imports),
+            stats=step_stats(flight.plan, out, flight.n_draft, started, self._finished_at),
+        )
+
+    def _to_hand_over(self, out: StepOut) -> list[EmittedRow]:
+        """Return the prompts to hand over; one that was ended since has no blocks any more."""
+        rows = [row for row in out.rows if row.prefilled is not None]
+        return [row for row in rows if row.key in self._requests]
+
+    def _check_new(self, key: RequestKey) -> None:
+        if key in self._requests or any(terminal.key == key for terminal in self._terminals):
+            raise EngineRefusedError(ErrorCode.INVALID_REQUEST, f"request {key} is already held")
+        if self._parts.scheduler.is_full:
+            raise EngineRefusedError(
+                ErrorCode.QUEUE_FULL, f"{self.options.max_waiting} requests are waiting"
+            )
+
+    def _enqueue(self, request: RequestState) -> None:
+        self._requests[request.key] = request
+        self._parts.scheduler.enqueue(request)
+
+    def _end(
+        self, key: RequestKey, finish: Finish, code: ErrorCode | None = None, message: str = ""
+    ) -> bool:
+        request = self._requests.get(key)
+        if request is None or key in self._endings:
+            return False
+        if self._flight is not None and key in self._flight.positions:
+            self._endings[key] = _Ending(finish, code, message)
+            return True
+        self._terminals.append(Terminal(key, request.n_output, finish, code, message))
+        self._forget(request)
+        return True
+
+    def _import(self, request: RequestState) -> HandoffState:
+        assert request.incoming is not None, "the plan lists handoffs only"
+        handoff, request.incoming = request.incoming, None
+        self._parts.pool.import_blocks(request.blocks, handoff.kv)
+        request.n_computed = handoff.state.n_cached
+        return handoff.state
+
+    def _export(self, row: EmittedRow, out: StepOut) -> Handoff:
+        assert row.prefilled is not None, "the caller asks for handed-over rows only"
+        kv = self._parts.pool.export_blocks(row.prefilled.blocks, row.prefilled.n_cached)
+        return Handoff(handoff_state(row, out, self._identity), kv)
+
+    def _forget(self, request: RequestState) -> None:
+        self._parts.scheduler.remove(request)
+        del self._requests[request.key]

@@ -1,0 +1,82 @@
+"""The one door to Paddle: imports it quietly, checks it, and keeps its signal handlers out.
+
+Every engine module that computes takes `paddle` from here, and no module outside the engine does,
+so that a gateway or a test of the scheduler never loads an accelerator stack. Knows no model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import warnings
+from typing import Any, Literal, NoReturn
+
+import numpy.typing as npt
+
+from baton_worker.engine.api import DeviceError
+
+Tensor = Any
+"""A `paddle.Tensor`. Paddle ships no usable types, so shapes and dtypes stand in docstrings."""
+
+SUPPORTED_VERSION = "3.3."
+
+
+def _import_paddle() -> Any:
+    """Import Paddle, undoing what it does to others.
+
+    It advises to install ccache, which no worker ever needs, and it configures the root logger,
+    which would print every line of ours twice. Its C++ side tells of every connection on stderr.
+    """
+    os.environ.setdefault("GLOG_minloglevel", "1")
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="No ccache found", category=UserWarning)
+            return importlib.import_module("paddle")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+paddle = _import_paddle()
+
+
+def as_tensor(array: npt.NDArray[Any]) -> Tensor:
+    """Return a CPU tensor over the memory of `array`, which must be writable; nothing is copied.
+
+    Paddle 3.3 never frees one small list in each call of `paddle.Tensor(...)`, and so of
+    `to_tensor` and `from_dlpack`: some 80 bytes per input, gigabytes a day in a busy worker.
+    A tensor that an op made, pointed at the array's memory, costs the same time and leaks nothing.
+    """
+    tensor = paddle.empty([0])
+    tensor.get_tensor()._share_data_with(paddle.base.core.from_dlpack(array.__dlpack__()))
+    return tensor
+
+
+def _refuse_gpu(version: str) -> NoReturn:
+    if not paddle.is_compiled_with_cuda():
+        raise DeviceError(
+            f"engine.device is 'gpu' but paddle {version} has no CUDA: install the extra 'gpu' "
+            "in place of 'cpu', or set engine.device to 'cpu'"
+        )
+    raise DeviceError("engine.device is 'gpu', but only the 'cpu' attention backend exists")
+
+
+def require_device(device: Literal["cpu", "gpu"]) -> None:
+    """Select `device` and take signal handling back from Paddle.
+
+    Paddle's default SIGTERM handler prints a fatal-error trace and exits 143, which would turn
+    every drain into a crash.
+
+    Raises:
+        DeviceError: the installed version is untested or was not built for `device`.
+    """
+    version = str(paddle.__version__)
+    if not version.startswith(SUPPORTED_VERSION):
+        raise DeviceError(f"paddle {version} is installed, Baton supports {SUPPORTED_VERSION}x")
+    if device == "gpu":
+        _refuse_gpu(version)
+    paddle.disable_signal_handler()
+    paddle.set_device(device)

@@ -1,0 +1,226 @@
+"""The paged KV pool: who owns which block, and the bytes in them.
+
+Owns the block allocator and one K and one V array per layer, MTP layers last, all indexed by the
+same block table. Two blocks are never handed out: the null block, which unallocated table entries
+point to and which stays zero because nobody writes it, and the trash block, where padding writes
+and nobody reads. So what one sequence reads never depends on another. Knows nothing of requests or
+attention.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+NULL_BLOCK = 0
+TRASH_BLOCK = 1
+_FIRST_BLOCK = 2
+
+
+class OutOfBlocksError(Exception):
+    """Fewer blocks are free than asked for; nothing was taken."""
+
+
+class BlockAllocator:
+    """Who holds which of `n_blocks` blocks, with exact accounting.
+
+    A block may be shared by several holders. One whose content has a name stays findable when its
+    last holder lets go, until it is handed out again: least recently used first, and only when no
+    nameless block is left.
+    """
+
+    def __init__(self, n_blocks: int) -> None:
+        if n_blocks < 1:
+            raise ValueError(f"n_blocks is {n_blocks}, at least 1 is needed")
+        self.total = n_blocks
+        self._empty = list(range(n_blocks + _FIRST_BLOCK - 1, _FIRST_BLOCK - 1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._holders: dict[int, int] = {}
+        self._named: dict[bytes, int] = {}
+        self._name_of: dict[int, bytes] = {}
+
+    @property
+    def n_free(self) -> int:
+        """Blocks nobody holds, idle ones included."""
+        return len(self._empty) + len(self._idle)
+
+    @property
+    def n_used(self) -> int:
+        """Blocks somebody holds."""
+        return len(self._holders)
+
+    @property
+    def n_idle(self) -> int:
+        """Free blocks whose content may still be found."""
+        return len(self._idle)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` blocks, each to one holder and without a name.
+
+        Raises:
+            OutOfBlocksError: fewer are free.
+        """
+        if count > self.n_free:
+            raise OutOfBlocksError(f"{count} KV blocks wanted, {self.n_free} free")
+        blocks = [self._take() for _ in range(count)]
+        self._holders.update(dict.fromkeys(blocks, 1))
+        return blocks
+
+    def name(self, block: int, name: bytes) -> None:
+        """Make a held block's content findable; nothing changes when either has a pair already.
+
+        Raises:
+            ValueError: nobody holds the block.
+        """
+        if block not in self._holders:
+            raise ValueError(f"block {block} is named but nobody holds it")
+        if name not in self._named and block not in self._name_of:
+            self._named[name] = block
+            self._name_of[block] = name
+
+    def find(self, name: bytes) -> int | None:
+        """Return the block that holds this content."""
+        return self._named.get(name)
+
+    def is_idle(self, block: int) -> bool:
+        """Whether a block is free and its content still findable."""
+        return block in self._idle
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add a holder to blocks that `find` returned."""
+        for block in blocks:
+            self._idle.pop(block, None)
+            self._holders[block] = self._holders.get(block, 0) + 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Take blocks back from one holder; `blocks` are in the order of their positions.
+
+        Raises:
+            ValueError: a block is not held; then none was freed.
+        """
+        strangers = [block for block in blocks if block not in self._holders]
+        if strangers or len(set(blocks)) != len(blocks):
+            raise ValueError(f"blocks {strangers or list(blocks)} freed but not owned, or twice")
+        for block in reversed(blocks):  # a chain is of use from its start, so its end goes first
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._let_go(block)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Verify that every block is free or held by exactly those of `tables` that list it.
+
+        Raises:
+            ValueError: a block is lost, doubled, held by nobody, or named wrongly.
+        """
+        held = Counter(block for table in tables for block in table)
+        if held != self._holders:
+            raise ValueError(f"tables hold {sorted(held.items())}, handed out are {self._holders}")
+        everything = sorted([*held, *self._empty, *self._idle])
+        if everything != list(range(_FIRST_BLOCK, self.total + _FIRST_BLOCK)):
+            raise ValueError(f"blocks lost or doubled: {len(held)} held, {self.n_free} free")
+        if {block: name for name, block in self._named.items()} != self._name_of:
+            raise ValueError("names and blocks do not point at each other")
+        if not self._idle.keys() <= self._name_of.keys() <= held.keys() | self._idle.keys():
+            raise ValueError("an idle block has no name, or a nameless one is findable")
+
+    def _take(self) -> int:
+        if self._empty:
+            return self._empty.pop()
+        block, _ = self._idle.popitem(last=False)
+        del self._named[self._name_of.pop(block)]
+        return block
+
+    def _let_go(self, block: int) -> None:
+        del self._holders[block]
+        if block in self._name_of:
+            self._idle[block] = None
+        else:
+            self._empty.append(block)
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What two pools must share to exchange blocks, plus how many blocks this one has."""
+
+    n_layers: int
+    kv_heads: int
+    block_size: int
+    head_dim: int
+    n_blocks: int
+
+
+class KvStore(Protocol):
+    """What the engine needs of a pool: KV of whole heads, out and in."""
+
+    @property
+    def shape(self) -> KvShape:
+        """Of whole heads, whoever holds them."""
+
+    def export_blocks(
+        self, blocks: Sequence[int], n_positions: int
+    ) -> tuple[npt.NDArray[np.float32], ...]:
+        """See `KvPool.export_blocks`."""
+
+    def import_blocks(self, blocks: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """See `KvPool.import_blocks`."""
+
+
+class KvPool:
+    """KV storage, `[n_blocks + 2, kv_heads, block_size, head_dim]` float32 per layer for K and V.
+
+    Zero-initialised: attention gives masked positions weight 1.6e-28 instead of 0, so a stale NaN
+    or Inf in a block would poison its next owner.
+    """
+
+    def __init__(self, shape: KvShape) -> None:
+        self._shape = shape
+        size = (shape.n_blocks + _FIRST_BLOCK, shape.kv_heads, shape.block_size, shape.head_dim)
+        self.keys = tuple(np.zeros(size, np.float32) for _ in range(shape.n_layers))
+        self.values = tuple(np.zeros(size, np.float32) for _ in range(shape.n_layers))
+
+    @property
+    def shape(self) -> KvShape:
+        """The sizes it was made with."""
+        return self._shape
+
+    def export_blocks(
+        self, blocks: Sequence[int], n_positions: int
+    ) -> tuple[npt.NDArray[np.float32], ...]:
+        """Copy the first `n_positions` positions out of `blocks`.
+
+        Returns:
+            2 * n_layers arrays `[ceil(n_positions / block_size), kv_heads, block_size, head_dim]`
+            in layer order, K then V; the last block's unused tail is zero.
+        """
+        count = self.blocks_for(n_positions)
+        index = np.asarray(blocks[:count], np.int64)
+        tail = n_positions - (count - 1) * self.shape.block_size
+        arrays = []
+        for pair in zip(self.keys, self.values, strict=True):
+            for pool in pair:
+                copy = pool[index]
+                copy[-1, :, tail:] = 0.0
+                arrays.append(copy)
+        return tuple(arrays)
+
+    def import_blocks(self, blocks: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Write what `export_blocks` gave into `blocks`, bit for bit.
+
+        Raises:
+            ValueError: not 2 * n_layers arrays, or fewer blocks than they fill.
+        """
+        if len(arrays) != 2 * self.shape.n_layers:
+            raise ValueError(f"{len(arrays)} KV arrays for {self.shape.n_layers} layers")
+        index = np.asarray(blocks[: len(arrays[0])], np.int64)
+        for layer in range(self.shape.n_layers):
+            self.keys[layer][index] = arrays[2 * layer]
+            self.values[layer][index] = arrays[2 * layer + 1]
+
+    def blocks_for(self, n_positions: int) -> int:
+        """Return how many blocks hold `n_positions` positions."""
+        return -(-n_positions // self.shape.block_size)

@@ -1,0 +1,80 @@
+"""In which order requests are served, and why none waits for ever.
+
+Owns the order. Most urgent first: promoted requests by arrival alone, then the others by lower
+`priority`, then arrival. A request is promoted for good once `max_overtaken` later arrivals have
+been admitted past it, whether it waits in line or its prompt is half computed, so a stream of
+urgent requests delays any other by a bounded number of admissions. Nobody passes the first in line
+because it is smaller. Knows no blocks and no clock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+
+from baton_worker.engine.requests import RequestState
+
+MAX_OVERTAKEN = 64
+
+
+class Line:
+    """Requests, most urgent first.
+
+    Args:
+        max_overtaken: later arrivals that may pass a request.
+    """
+
+    def __init__(self, max_overtaken: int = MAX_OVERTAKEN) -> None:
+        self._max_overtaken = max_overtaken
+        self._requests: list[RequestState] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests)
+
+    def add(self, request: RequestState) -> None:
+        """Put a request where its urgency says."""
+        insort(self._requests, request, key=urgency)
+
+    def remove(self, request: RequestState) -> None:
+        """Take a request out.
+
+        Raises:
+            ValueError: it is not here.
+        """
+        self._requests.remove(request)
+
+    def let_pass(self, admitted: RequestState, minds: Callable[[RequestState], bool]) -> None:
+        """Note that a request, which is not here, was admitted past those that arrived before it.
+
+        Args:
+            minds: whether being overtaken counts for a request; not when it waits for something
+                else.
+        """
+        own = _class_of(admitted)
+        if not self._requests or _class_of(self._requests[-1]) <= own:
+            return  # nobody here is less urgent
+        overtaken = [
+            request
+            for request in self._requests
+            if request.arrival < admitted.arrival and _class_of(request) > own and minds(request)
+        ]
+        for request in overtaken:
+            request.n_overtaken += 1
+            if request.n_overtaken >= self._max_overtaken and not request.is_promoted:
+                self.remove(request)
+                request.is_promoted = True
+                self.add(request)
+
+
+def urgency(request: RequestState) -> tuple[bool, int, int]:
+    """Return the sorting key of requests: the lowest is served first."""
+    if request.is_promoted:
+        return False, 0, request.arrival
+    return True, request.priority, request.arrival
+
+
+def _class_of(request: RequestState) -> tuple[bool, int]:
+    return urgency(request)[:2]

@@ -1,0 +1,176 @@
+"""What the engine counts: steps, tokens, drafts, logprobs, queues and blocks.
+
+Owns the metric names of the engine. Reads `StepStats` and `EngineLoad` only, so any engine may be
+counted by it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from prometheus_client import Counter
+
+from baton_worker.engine.api import EngineLoad, StepStats
+from baton_worker.metrics import MetricFactory
+
+_MAX_DRAFTS = 5
+_K_UPPER_BOUNDS = (0, 5, 20, 64)
+K_LABELS = ("0", "1-5", "6-20", "21-64")
+"""Ranges of k as label values: one series for each k would be 65."""
+
+_STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_WAIT_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_OP_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01)
+
+
+class EngineMetrics:
+    """The engine's counters, gauges and histograms; `observe` once per step."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._tokens = _TokenMetrics(factory)
+        self._drafts = _DraftMetrics(factory)
+        self._logprobs = _LogprobMetrics(factory)
+        self._load = _LoadMetrics(factory)
+        self._step_seconds = factory.histogram(
+            "baton_engine_step_seconds",
+            "Wall time of one engine step, or its share of it where steps overlap",
+            _STEP_SECONDS,
+        )
+        self._preemptions = factory.counter(
+            "baton_engine_preemptions", "Requests that lost their KV blocks and are recomputed"
+        )
+        self._queue_seconds = factory.histogram(
+            "baton_engine_queue_seconds", "From submission to admission", _WAIT_SECONDS
+        )
+        self._prefill_seconds = factory.histogram(
+            "baton_engine_prefill_seconds", "From admission to the first token", _WAIT_SECONDS
+        )
+
+    def observe(self, stats: StepStats, load: EngineLoad) -> None:
+        """Count one step and the occupancy after it."""
+        self._step_seconds.observe(stats.step_seconds)
+        if stats.preempted:
+            self._preemptions.inc(stats.preempted)
+        self._tokens.observe(stats)
+        self._drafts.observe(stats)
+        self._logprobs.observe(stats)
+        self.observe_load(load)
+        for _, queue_seconds, prefill_seconds in stats.first_tokens:
+            self._queue_seconds.observe(queue_seconds)
+            self._prefill_seconds.observe(prefill_seconds)
+
+    def observe_load(self, load: EngineLoad) -> None:
+        """Set the occupancy gauges; between steps too, since a release changes it without one."""
+        self._load.observe(load)
+
+
+class _TokenMetrics:
+    def __init__(self, factory: MetricFactory) -> None:
+        self._prompt = factory.counter("baton_prompt_tokens", "Prompt tokens fed, recomputed too")
+        self._emitted = factory.counter("baton_tokens", "Output tokens emitted")
+        self._decode_rows = factory.counter(
+            "baton_engine_decode_rows", "Decode rows stepped; tokens per row shows MTP's gain"
+        )
+        self._queried = factory.counter(
+            "baton_prefix_cache_query_tokens", "Tokens looked up in the prefix cache at admission"
+        )
+        self._hits = factory.counter(
+            "baton_prefix_cache_hit_tokens", "Tokens whose KV the prefix cache held"
+        )
+
+    def observe(self, stats: StepStats) -> None:
+        self._prompt.inc(stats.prefill_tokens)
+        self._emitted.inc(stats.emitted_tokens)
+        self._decode_rows.inc(stats.decode_rows)
+        self._queried.inc(stats.prefix_query_tokens)
+        self._hits.inc(stats.prefix_hit_tokens)
+
+
+class _DraftMetrics:
+    """Verified drafts only: a prefill worker's proposals count where decode verifies them (R43)."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._proposed = _by_position(
+            factory, "baton_draft_proposed_tokens", "Draft tokens verified, by draft position"
+        )
+        self._accepted = _by_position(
+            factory, "baton_draft_accepted_tokens", "Draft tokens accepted, by draft position"
+        )
+        self._lengths = factory.histogram(
+            "baton_accept_length_tokens",
+            "Tokens that verification yielded per decode row: accepted drafts + 1",
+            range(1, _MAX_DRAFTS + 2),
+        )
+
+    def observe(self, stats: StepStats) -> None:
+        for counters, counts in (
+            (self._proposed, stats.proposed_by_position),
+            (self._accepted, stats.accepted_by_position),
+        ):
+            for counter, count in zip(counters, counts.tolist(), strict=False):
+                counter.inc(count)
+        for length in stats.accept_lengths:
+            self._lengths.observe(length)
+
+
+def _by_position(factory: MetricFactory, name: str, documentation: str) -> list[Counter]:
+    """Return one bound counter per draft position 1..5."""
+    counter = factory.counter(name, documentation, labels=("position",))
+    return [counter.labels(*factory.values(str(p + 1))) for p in range(_MAX_DRAFTS)]
+
+
+class _LogprobMetrics:
+    def __init__(self, factory: MetricFactory) -> None:
+        self._rows = _by_k(
+            factory, "baton_logprob_rows", "Tokens emitted with logprobs, by alternatives asked for"
+        )
+        self._columns = _by_k(
+            factory,
+            "baton_logprob_columns",
+            "Logprob entries (sampled tokens and alternatives), by alternatives asked for",
+        )
+        self._seconds = factory.histogram(
+            "baton_logprob_op_seconds",
+            "Time in the logprob op, per calling step",
+            _OP_SECONDS,
+        )
+
+    def observe(self, stats: StepStats) -> None:
+        for k, rows in stats.logprob_rows_by_k:
+            bucket = bisect_left(_K_UPPER_BOUNDS, k)
+            self._rows[bucket].inc(rows)
+            self._columns[bucket].inc(rows * (1 + k))
+        if stats.logprob_rows_by_k:
+            self._seconds.observe(stats.logprob_op_seconds)
+
+
+def _by_k(factory: MetricFactory, name: str, documentation: str) -> list[Counter]:
+    """Return one bound counter per range of k."""
+    counter = factory.counter(name, documentation, labels=("k",))
+    return [counter.labels(*factory.values(label)) for label in K_LABELS]
+
+
+class _LoadMetrics:
+    def __init__(self, factory: MetricFactory) -> None:
+        self._running = factory.gauge("baton_engine_running_requests", "Requests being stepped")
+        self._waiting = factory.gauge("baton_engine_waiting_requests", "Requests in line")
+        self._held = factory.gauge(
+            "baton_engine_held_handoffs", "Prefilled requests whose KV waits for its pull"
+        )
+        self._used = factory.gauge("baton_engine_kv_blocks_used", "KV blocks handed out")
+        self._total = factory.gauge("baton_engine_kv_blocks", "KV blocks of the pool")
+        self._cached = factory.gauge(
+            "baton_engine_kv_blocks_cached", "Free KV blocks that the prefix cache can still give"
+        )
+        self._drafts = factory.gauge(
+            "baton_engine_num_speculative_tokens", "K as it is set now: drafts per step and request"
+        )
+
+    def observe(self, load: EngineLoad) -> None:
+        self._running.set(load.running)
+        self._waiting.set(load.waiting)
+        self._held.set(load.held_handoffs)
+        self._used.set(load.kv_blocks_used)
+        self._total.set(load.kv_blocks_total)
+        self._cached.set(load.kv_blocks_cached)
+        self._drafts.set(load.num_speculative_tokens)

@@ -1,0 +1,138 @@
+"""The engine's own limits, resolved: no zero means "default" behind this point.
+
+Owns what `ProcessConfig.engine` says once the model's shape is known. Knows no file, no framework.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_worker.config import ConfigError, ProcessConfig, SpeculativeConfig
+from baton_worker.engine.ngram import NgramSizes
+from baton_worker.engine.spec import ModelSpec
+
+MAX_DRAFTS = 5
+"""Largest K: what tables, records and handoffs have room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSources:
+    """Where drafts come from.
+
+    Attributes:
+        max_model_steps: most drafts that the MTP layer makes per step, 0 for none.
+        ngram: n-grams to look up for the rest of K, None for no lookup.
+    """
+
+    max_model_steps: int = MAX_DRAFTS
+    ngram: NgramSizes | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """Whether no draft is ever made."""
+        return not self.max_model_steps and self.ngram is None
+
+    def model_steps(self, n_draft: int) -> int:
+        """Return how many of `n_draft` drafts the MTP layer makes."""
+        return min(n_draft, self.max_model_steps)
+
+
+NO_DRAFTS = DraftSources(0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Resolved limits.
+
+    Attributes:
+        n_blocks: KV blocks that requests share.
+        max_model_len: most tokens of a request, prompt and output together.
+        prefill_tokens: prompt tokens fed per step, all requests together.
+        n_draft: K at start.
+        use_mtp: load the MTP layer and keep its KV.
+        drafts: where drafts come from.
+        prefix_caching: share KV blocks between requests of equal beginnings.
+        max_top_k: most logprob alternatives a request may ask for.
+        overlap: launch the next step before a step's output work.
+        tensor_parallel_size: processes that compute each step together.
+    """
+
+    block_size: int
+    n_blocks: int
+    max_running: int
+    max_waiting: int
+    max_model_len: int
+    prefill_tokens: int
+    n_draft: int
+    use_mtp: bool
+    max_top_k: int
+    overlap: bool
+    tensor_parallel_size: int = 1
+    drafts: DraftSources = NO_DRAFTS
+    prefix_caching: bool = True
+
+
+def resolve_options(config: ProcessConfig, spec: ModelSpec) -> EngineOptions:
+    """Fill in the defaults that depend on the model.
+
+    Raises:
+        ConfigError: a limit that the model or the KV pool cannot keep, naming field and value.
+    """
+    engine, speculative = config.engine, config.speculative
+    max_model_len = engine.max_model_len or spec.max_position_embeddings
+    if max_model_len > spec.max_position_embeddings:
+        raise ConfigError(
+            f"engine.max_model_len is {max_model_len}, the model's max_position_embeddings is "
+            f"{spec.max_position_embeddings}"
+        )
+    per_request = -(-max_model_len // engine.block_size)
+    n_blocks = engine.kv_blocks or engine.max_running * per_request
+    if n_blocks < per_request:
+        raise ConfigError(
+            f"engine.kv_blocks is {n_blocks}, one request of max_model_len {max_model_len} needs "
+            f"{per_request} blocks of {engine.block_size}"
+        )
+    use_mtp = speculative.uses_mtp
+    if use_mtp and not spec.n_mtp_layers:
+        raise ConfigError(
+            f"speculative.method is {speculative.method!r}, but the model has no MTP layer; "
+            "'ngram' drafts without one"
+        )
+    _check_divides(spec, engine.tensor_parallel_size)
+    return EngineOptions(
+        block_size=engine.block_size,
+        n_blocks=n_blocks,
+        max_running=engine.max_running,
+        max_waiting=engine.max_waiting,
+        max_model_len=max_model_len,
+        prefill_tokens=engine.prefill_chunk_tokens,
+        n_draft=speculative.num_speculative_tokens,
+        use_mtp=use_mtp,
+        max_top_k=min(config.logprobs.max_top_k, spec.vocab_size),
+        overlap=engine.overlap,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        drafts=_draft_sources(speculative),
+        prefix_caching=engine.prefix_caching,
+    )
+
+
+def _draft_sources(speculative: SpeculativeConfig) -> DraftSources:
+    sizes = NgramSizes(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+    match speculative.method:
+        case "mtp":
+            return DraftSources()
+        case "ngram":
+            return DraftSources(0, sizes)
+        case "mtp_ngram":
+            return DraftSources(speculative.num_model_steps, sizes)
+        case "none":
+            return NO_DRAFTS
+
+
+def _check_divides(spec: ModelSpec, size: int) -> None:
+    for name in ("n_heads", "n_kv_heads", "intermediate_size"):
+        if getattr(spec, name) % size:
+            raise ConfigError(
+                f"engine.tensor_parallel_size is {size}, which does not divide the model's "
+                f"{name} {getattr(spec, name)}"
+            )

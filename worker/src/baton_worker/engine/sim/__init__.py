@@ -1,0 +1,1 @@
+"""The simulated model: an engine without weights, for tests of fleets."""

@@ -1,0 +1,1 @@
+"""The gateway: OpenAI-compatible HTTP in front, record links to the workers behind."""

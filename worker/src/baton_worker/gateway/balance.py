@@ -1,0 +1,185 @@
+"""Which workers serve a request: the pure choice of a prefill and decode pair, or a mixed worker.
+
+Owns what makes a pair compatible and what the least loaded one is. Knows no link and no clock; the
+loads are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton_worker.gateway.request import Limits
+from baton_worker.identity import Role
+from baton_worker.messages import WorkerInfo
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """A linked worker and what the gateway has given it and not seen end.
+
+    `dispatched` counts requests ever given, so that equal workers take turns.
+    """
+
+    info: WorkerInfo
+    epoch: int
+    outstanding_tokens: int = 0
+    outstanding_requests: int = 0
+    dispatched: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it would have to refuse one more request."""
+        return self.outstanding_requests >= self.info.max_running + self.info.max_waiting
+
+
+class Pair(NamedTuple):
+    """The workers of one request; `decode` is None when `prefill` is a mixed worker."""
+
+    prefill: WorkerLoad
+    decode: WorkerLoad | None
+
+    @property
+    def worker_ids(self) -> tuple[str, ...]:
+        """Every worker of the pair."""
+        if self.decode is None:
+            return (self.prefill.info.worker_id,)
+        return (self.prefill.info.worker_id, self.decode.info.worker_id)
+
+
+class Needs(NamedTuple):
+    """What one choice asks of its workers; `features` as in `WorkerInfo`."""
+
+    prompt_tokens: int
+    max_tokens: int
+    logprobs_k: int
+    features: tuple[str, ...] = ()
+
+
+def choose(loads: Iterable[WorkerLoad], needs: Needs) -> Pair | None:
+    """Return the pair with the fewest outstanding tokens, or None when none can take the
+    request."""
+    able = [load for load in loads if not load.is_full and _fits(load.info, needs)]
+    best: Pair | None = None
+    for pair in _least_loaded_pairs(able):
+        if best is None or _cost(pair) < _cost(best):
+            best = pair
+    return best
+
+
+def has_usable_pair(loads: Iterable[WorkerLoad]) -> bool:
+    """Whether any request could be served, fullness aside."""
+    return next(_least_loaded_pairs(loads), None) is not None
+
+
+def limits(loads: Sequence[WorkerLoad]) -> Limits | None:
+    """Return what at least one usable pair can take, or None when there is no usable pair."""
+    found: Limits | None = None
+    for pair in _all_pairs(loads):
+        one = _pair_limits(pair)
+        if found is None or one.context_tokens > found.context_tokens:
+            found = one
+    return found
+
+
+def unusable_reasons(loads: Sequence[WorkerLoad]) -> list[str]:
+    """Return why there is no usable pair, in words for `/readyz`."""
+    if has_usable_pair(loads):
+        return []
+    reasons = []
+    for role in (Role.PREFILL, Role.DECODE):
+        of_role = [load for load in loads if load.info.role == role]
+        if not of_role:
+            reasons.append(f"no {role.label} worker is linked")
+        elif all(load.info.draining for load in of_role):
+            reasons.append(f"every {role.label} worker is draining")
+    if not reasons:
+        reasons = [_mismatch(p, d) for p in loads for d in loads if _is_pd(p, d)]
+    return reasons
+
+
+def _mismatch(prefill: WorkerLoad, decode: WorkerLoad) -> str:
+    p, d = prefill.info, decode.info
+    differing = [
+        name
+        for name in ("model", "semantic_hash", "config_hash")
+        if getattr(p, name) != getattr(d, name)
+    ]
+    if not _wire_overlaps(p, d):
+        differing.append("wire range")
+    what = f"differ in {', '.join(differing)}" if differing else "are not both accepting requests"
+    return f"{p.worker_id} and {d.worker_id} {what}"
+
+
+def _is_pd(prefill: WorkerLoad, decode: WorkerLoad) -> bool:
+    return prefill.info.role == Role.PREFILL and decode.info.role == Role.DECODE
+
+
+def _group(info: WorkerInfo) -> tuple[object, ...]:
+    """Workers of one group are interchangeable within their role, wire range included."""
+    return (info.model, info.semantic_hash, info.config_hash, info.wire_min, info.wire_max)
+
+
+def _wire_overlaps(a: WorkerInfo, b: WorkerInfo) -> bool:
+    return a.wire_min <= b.wire_max and b.wire_min <= a.wire_max
+
+
+def _least_loaded_pairs(loads: Iterable[WorkerLoad]) -> Iterator[Pair]:
+    """Yield the best pair of each combination of groups: the sum is least where both parts are."""
+    best: dict[tuple[int, tuple[object, ...]], WorkerLoad] = {}
+    for load in loads:
+        if load.info.draining:
+            continue
+        key = (load.info.role, _group(load.info))
+        if key not in best or _rank(load) < _rank(best[key]):
+            best[key] = load
+    yield from _all_pairs(list(best.values()))
+
+
+def _all_pairs(loads: Sequence[WorkerLoad]) -> Iterator[Pair]:
+    open_loads = [load for load in loads if not load.info.draining]
+    decodes = [load for load in open_loads if load.info.role == Role.DECODE]
+    for load in open_loads:
+        if load.info.role == Role.MIXED:
+            yield Pair(load, None)
+        elif load.info.role == Role.PREFILL:
+            yield from (Pair(load, d) for d in decodes if _compatible(load.info, d.info))
+
+
+def _compatible(prefill: WorkerInfo, decode: WorkerInfo) -> bool:
+    return _group(prefill)[:3] == _group(decode)[:3] and _wire_overlaps(prefill, decode)
+
+
+def _rank(load: WorkerLoad) -> tuple[int, int, str]:
+    return (load.outstanding_tokens, load.dispatched, load.info.worker_id)
+
+
+def _cost(pair: Pair) -> tuple[int, int, tuple[str, ...]]:
+    parts = [load for load in pair if load is not None]
+    return (
+        sum(load.outstanding_tokens for load in parts),
+        sum(load.dispatched for load in parts),
+        pair.worker_ids,
+    )
+
+
+def _context_tokens(info: WorkerInfo) -> int:
+    return min(info.max_model_len, info.kv_capacity_tokens)
+
+
+def _fits(info: WorkerInfo, needs: Needs) -> bool:
+    return (
+        needs.prompt_tokens + needs.max_tokens <= _context_tokens(info)
+        and needs.logprobs_k <= info.max_top_k
+        and all(feature in info.features for feature in needs.features)
+    )
+
+
+def _pair_limits(pair: Pair) -> Limits:
+    infos = [load.info for load in pair if load is not None]
+    return Limits(
+        context_tokens=min(map(_context_tokens, infos)),
+        vocab_size=min(info.vocab_size for info in infos),
+        max_top_k=min(info.max_top_k for info in infos),
+    )

@@ -1,0 +1,244 @@
+"""Starts requests: admission, and the choice of workers that are put to work.
+
+Runs on the event loop. What the workers answer is `apply`'s; how requests end is `requests`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from baton_worker.gateway.balance import Needs, Pair, unusable_reasons
+from baton_worker.gateway.client_queue import ClientQueue
+from baton_worker.gateway.commands import commands_of, send_all
+from baton_worker.gateway.errors import ApiError, bad_request, full, unavailable
+from baton_worker.gateway.merge import RowMerge
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.output import SequenceOutput
+from baton_worker.gateway.prompt_entries import prompt_text
+from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.requests import Generation, LiveRequest, LiveRequests
+from baton_worker.gateway.retry import Retrier
+from baton_worker.gateway.steps import StepsOf
+from baton_worker.gateway.vocabulary import Vocabulary
+from baton_worker.gateway.workers import WorkerTable
+from baton_worker.identity import RequestKey, make_handle
+from baton_worker.link.api import GatewayLink
+
+log = logging.getLogger(__name__)
+
+
+class DispatchLimits(NamedTuple):
+    """Bounds from the gateway's configuration."""
+
+    max_outstanding_requests: int
+    request_timeout_seconds: float
+    client_queue_tokens: int
+    max_retries: int
+
+
+class _Plan(NamedTuple):
+    live: LiveRequest
+    pair: Pair
+
+
+class Dispatcher:
+    """Takes validated requests to workers.
+
+    Attributes:
+        retrier: moves requests of lost workers to others.
+        is_leaving: the gateway is told to stop: it still serves, and no longer says it is ready.
+    """
+
+    def __init__(
+        self,
+        link: GatewayLink,
+        workers: WorkerTable,
+        requests: LiveRequests,
+        vocabulary: Vocabulary,
+        metrics: GatewayMetrics,
+        limits: DispatchLimits,
+        incarnation: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._workers = workers
+        self._requests = requests
+        self._vocabulary = vocabulary
+        self._metrics = metrics
+        self._limits = limits
+        self._incarnation = incarnation
+        self._clock = clock
+        self._counter = itertools.count()
+        self._closing = False
+        self.retrier = Retrier(
+            link,
+            workers,
+            requests,
+            metrics,
+            max_retries=limits.max_retries,
+            reserve_seconds=limits.request_timeout_seconds,
+        )
+        self.is_leaving = False
+
+    def worker_limits(self) -> Limits:
+        """Return what the workers that are up can take.
+
+        Raises:
+            ApiError: 503 when no pair is usable, or the gateway is shutting down.
+        """
+        limits = self._workers.limits
+        if self._closing:
+            raise unavailable("the gateway is shutting down", "shutting_down")
+        if limits is None:
+            reasons = "; ".join(unusable_reasons(self._workers.loads()))
+            raise unavailable(f"no usable workers: {reasons}", "no_usable_pair")
+        return limits
+
+    def now(self) -> float:
+        """Return seconds of the steady clock that requests are timed by."""
+        return self._clock()
+
+    def start(
+        self, request: GenerationRequest, arrived: float, traceparent: str = ""
+    ) -> Generation:
+        """Send a request to workers; its deltas come through the generation's queue.
+
+        Args:
+            request: validated.
+            arrived: when its body began to be read, by `now`.
+            traceparent: the client's trace context, or "".
+
+        Raises:
+            ApiError: 429 when the gateway or every fitting worker is full, 503 when no pair is
+                usable.
+        """
+        self.worker_limits()
+        bound = self._limits.max_outstanding_requests
+        if request.n_choices > bound:
+            field = "n" if len(request.prompts) == 1 else "prompt"
+            raise bad_request(field, f"{request.n_choices} choices: the most is {bound}")
+        if len(self._requests) + request.n_choices > bound:
+            raise full(f"the gateway has {len(self._requests)} requests in hand", "gateway_full")
+        queue = ClientQueue(self._limits.client_queue_tokens)
+        generation = Generation(request, queue, arrived)
+        plans = self._plan(generation)
+        self._requests.trace(generation, traceparent)
+        for plan in plans:
+            self._requests.add(plan.live)
+        for plan in plans:
+            if generation.live:  # else an earlier choice could not be sent, and all have ended
+                self._send(plan)
+        if generation.live:
+            self._metrics.prompt_tokens.inc(request.prompt_tokens)
+            generation.deadline = asyncio.get_running_loop().call_later(
+                self._limits.request_timeout_seconds, self._expire, generation
+            )
+        return generation
+
+    def cancel(self, generation: Generation, reason: str) -> None:
+        """End a generation because of its client; nothing happens if it has ended."""
+        if generation.live:
+            self._metrics.client_aborted(reason)
+            error = ApiError(499, "the client closed the connection", code=reason)
+            self._requests.fail(generation, error, outcome=reason, discard=True)
+
+    def close(self) -> None:
+        """Refuse new requests and end the live ones with an explicit error."""
+        self._closing = True
+        for generation in self._requests.generations():
+            self._requests.fail(
+                generation,
+                unavailable("the gateway is shutting down", "shutting_down"),
+                outcome="shutting_down",
+            )
+
+    def _plan(self, generation: Generation) -> list[_Plan]:
+        """Account every choice to workers before any of them is told."""
+        plans: list[_Plan] = []
+        request = generation.request
+        for choice in request.choices():
+            needs = Needs(
+                len(choice.prompt),
+                choice.sampling.max_tokens,
+                request.logprobs_k,
+                request.features,
+            )
+            pair = self._workers.assign(needs)
+            if pair is None:
+                for plan in plans:
+                    self._release(plan.pair, plan.live.needs)
+                raise self._no_pair(needs)
+            plans.append(_Plan(self._live(generation, choice, needs, pair), pair))
+        return plans
+
+    def _no_pair(self, needs: Needs) -> ApiError:
+        missing = self._workers.missing_features(needs)
+        if missing:
+            names = ", ".join(missing)
+            return unavailable(f"no linked worker can do {names}", "no_feature")
+        return full("every worker is full", "workers_full")
+
+    def _release(self, pair: Pair, needs: Needs) -> None:
+        for worker_id in pair.worker_ids:
+            self._workers.release(worker_id, needs)
+
+    def _live(
+        self, generation: Generation, choice: Choice, needs: Needs, pair: Pair
+    ) -> LiveRequest:
+        request = generation.request
+        output = SequenceOutput(
+            choice.choice_index,
+            self._vocabulary,
+            stops=request.stops,
+            min_tokens=choice.sampling.min_tokens,
+            logprobs_k=request.logprobs_k,
+            offsets_from=self._offsets_from(request, choice),
+            want_drafts=request.logprobs.draft_logprobs,
+            steps_of=self._steps_of(request, pair),
+        )
+        handle = make_handle(self._incarnation, next(self._counter))
+        return LiveRequest(
+            key=RequestKey(handle, 0),
+            generation=generation,
+            choice=choice,
+            needs=needs,
+            merge=RowMerge(
+                prompt_tokens=len(choice.prompt) if request.logprobs.prompt_k >= 0 else 0
+            ),
+            output=output,
+            holders=pair.worker_ids,
+            sources=pair.worker_ids,
+        )
+
+    def _offsets_from(self, request: GenerationRequest, choice: Choice) -> int | None:
+        """Return the characters that an answer has before its output; None: it tells no offsets."""
+        if request.logprobs_k < 0 or request.endpoint is not Endpoint.COMPLETION:
+            return None
+        return len(prompt_text(choice.prompt, self._vocabulary).text) if request.echo else 0
+
+    def _steps_of(self, request: GenerationRequest, pair: Pair) -> StepsOf | None:
+        if not request.step_details:
+            return None
+        return StepsOf(self._vocabulary, is_pair=pair.decode is not None)
+
+    def _send(self, plan: _Plan) -> None:
+        live = plan.live
+        commands = commands_of(live, plan.pair, self._limits.request_timeout_seconds)
+        unsent = send_all(self._link, commands)
+        if unsent is None:
+            return
+        worker_id, error = unsent
+        if error.code == "worker_lost" and self.retrier.retry(live, worker_id, error.message):
+            return
+        log.warning("a request could not be sent", extra={"detail": error.message})
+        self._requests.fail(live.generation, error, outcome=error.code or "error")
+
+    def _expire(self, generation: Generation) -> None:
+        seconds = self._limits.request_timeout_seconds
+        error = ApiError(504, f"the request took longer than {seconds:g} s", code="timeout")
+        self._requests.fail(generation, error, outcome="timeout")

@@ -1,0 +1,113 @@
+"""Errors as clients see them: OpenAI's body shape, the HTTP status, and whether to retry.
+
+Owns the translation of worker error codes into statuses. Knows nothing of HTTP servers: a route or
+a stream decides how the error travels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton_worker.records.columns import ErrorCode
+
+_TYPE_BY_STATUS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+RETRY_AFTER_SECONDS = 1
+"""What a refused client is told to wait: about one step's worth of finished requests."""
+
+_STATUS_BY_CODE = {
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.QUEUE_FULL: 429,
+    ErrorCode.DECODE_FULL: 429,
+    ErrorCode.HANDOFF_TIMEOUT: 503,
+    ErrorCode.HANDOFF_REFUSED: 503,
+    ErrorCode.HANDOFF_PEER_LOST: 503,
+    ErrorCode.RESERVATION_EXPIRED: 503,
+    ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.INCOMPATIBLE: 503,
+    ErrorCode.DRAINING: 503,
+    ErrorCode.LINK_STALLED: 503,
+}
+
+
+class ApiError(Exception):
+    """A request ends with this error.
+
+    Attributes:
+        status: HTTP status, also of an error that arrives inside a stream.
+        message: one sentence for a person.
+        param: the request field at fault, as a path (`messages[0].content`), or None.
+        code: a stable word for programs.
+        retry_after_seconds: set where the same request may succeed later.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The JSON object that OpenAI clients expect."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPE_BY_STATUS.get(self.status, "internal_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def encode(self) -> bytes:
+        """Return the payload as JSON."""
+        return msgspec.json.encode(self.payload)
+
+
+def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """Return a 400 that names the field at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def full(message: str, code: str) -> ApiError:
+    """Return a 429 with a Retry-After."""
+    return ApiError(429, message, code=code, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """Return a 503 with a Retry-After."""
+    return ApiError(503, message, code=code, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
+def worker_error(worker_id: str, code: ErrorCode, message: str) -> ApiError:
+    """Return what a client is told when a worker ended its request with an error row."""
+    status = _STATUS_BY_CODE.get(code, 500)
+    text = message or code.name.lower().replace("_", " ")
+    return ApiError(
+        status,
+        f"worker {worker_id}: {text}",
+        code=code.name.lower(),
+        retry_after_seconds=RETRY_AFTER_SECONDS if status in (429, 503) else None,
+    )

@@ -1,0 +1,201 @@
+"""The gateway's HTTP surface: routes, and how errors leave it.
+
+Thin: each route reads a body, calls one thing, and answers. Owns paths, status codes and size
+limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton_worker.gateway.answer import GenerationAnswer
+from baton_worker.gateway.api_key import ApiKeyGuard
+from baton_worker.gateway.balance import unusable_reasons
+from baton_worker.gateway.dispatch import Dispatcher
+from baton_worker.gateway.errors import ApiError, bad_request
+from baton_worker.gateway.formats import format_for
+from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.playground import playground_routes
+from baton_worker.gateway.request import Endpoint
+from baton_worker.gateway.schema import DetokenizeBody, convert, decode_object
+from baton_worker.gateway.tokenizer import GatewayTokenizer
+from baton_worker.gateway.workers import WorkerTable
+from baton_worker.tracing import valid_traceparent
+
+MAX_BODY_BYTES = 16 << 20
+"""Room for a prompt list of two million token ids."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HttpParts:
+    """What the routes stand on."""
+
+    model: str
+    started_unix_seconds: int
+    tokenizer: GatewayTokenizer
+    intake: Intake
+    dispatcher: Dispatcher
+    workers: WorkerTable
+    metrics: GatewayMetrics
+    registry: CollectorRegistry
+    api_keys: tuple[str, ...] = ()
+    has_playground: bool = False
+
+
+def build_app(parts: HttpParts) -> Starlette:
+    """Return the ASGI application."""
+    routes = _Routes(parts)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{model:path}", routes.one_model),
+            Route("/tokenize", routes.tokenize, methods=["POST"]),
+            Route("/detokenize", routes.detokenize, methods=["POST"]),
+            Route("/healthz", routes.healthz),
+            Route("/readyz", routes.readyz),
+            Route("/metrics", routes.metrics),
+            *playground_routes(parts.has_playground),
+        ],
+        middleware=[Middleware(ApiKeyGuard, keys=parts.api_keys, metrics=parts.metrics)],
+        exception_handlers={
+            ApiError: routes.on_api_error,
+            HTTPException: routes.on_http_exception,
+            ClientDisconnect: routes.on_disconnect,
+            Exception: routes.on_exception,
+        },
+    )
+
+
+class _Routes:
+    def __init__(self, parts: HttpParts) -> None:
+        self._parts = parts
+
+    async def chat(self, request: Request) -> GenerationAnswer:
+        return await self._generate(request, Endpoint.CHAT)
+
+    async def completions(self, request: Request) -> GenerationAnswer:
+        return await self._generate(request, Endpoint.COMPLETION)
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model_card()]})
+
+    async def one_model(self, request: Request) -> Response:
+        self._parts.intake.check_model(request.path_params["model"])
+        return _json(self._model_card())
+
+    async def tokenize(self, request: Request) -> Response:
+        ids = await self._parts.intake.tokenize(await _read_body(request))
+        return _json({"count": len(ids), "max_model_len": self._context_tokens(), "tokens": ids})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = convert(decode_object(await _read_body(request)), DetokenizeBody)
+        self._parts.intake.check_model(body.model)
+        size = self._parts.tokenizer.vocabulary.size
+        wrong = next((i for i in body.tokens if not 0 <= i < size), None)
+        if wrong is not None:
+            raise bad_request("tokens", f"tokens: token id {wrong} is not in 0..{size - 1}")
+        return _json({"prompt": self._parts.tokenizer.decode(body.tokens)})
+
+    async def healthz(self, request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        loads = self._parts.workers.loads()
+        reasons = unusable_reasons(loads)
+        if self._parts.dispatcher.is_leaving:
+            reasons = ["the gateway is leaving", *reasons]
+        body = {
+            "status": "not_ready" if reasons else "ready",
+            "reasons": [*reasons, *self._parts.workers.turned_away()],
+            "workers": [load.info.worker_id for load in loads],
+        }
+        return _json(body, 503 if reasons else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        text = generate_latest(self._parts.registry)
+        return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def on_api_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        self._parts.metrics.refused(error.code or "invalid_request")
+        return _error(error)
+
+    async def on_http_exception(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        where = f"{request.method} {request.url.path}"
+        return _error(ApiError(error.status_code, f"{where}: {error.detail}"), error.headers)
+
+    async def on_disconnect(self, request: Request, error: Exception) -> Response:
+        self._parts.metrics.client_aborted("body_incomplete")
+        return Response(status_code=499)
+
+    async def on_exception(self, request: Request, error: Exception) -> Response:
+        return _error(ApiError(500, "internal error", code="internal"))
+
+    async def _generate(self, request: Request, endpoint: Endpoint) -> GenerationAnswer:
+        parts, arrived = self._parts, self._parts.dispatcher.now()
+        wanted = await parts.intake.generation(endpoint, await _read_body(request))
+        context = valid_traceparent(request.headers.get("traceparent", ""))
+        generation = parts.dispatcher.start(wanted, arrived, context)
+        name, now = uuid4().hex, int(time.time())
+        form = format_for(wanted, parts.tokenizer.vocabulary, name, parts.model, now)
+        return GenerationAnswer(generation, form, parts.dispatcher.cancel)
+
+    def _context_tokens(self) -> int | None:
+        limits = self._parts.workers.limits
+        return limits.context_tokens if limits else None
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self._parts.model,
+            "object": "model",
+            "created": self._parts.started_unix_seconds,
+            "owned_by": "baton",
+            "max_model_len": self._context_tokens(),
+        }
+
+
+async def _read_body(request: Request) -> bytes:
+    """Return the body.
+
+    Raises:
+        ApiError: 413 as soon as it is known to be too large.
+    """
+    declared = request.headers.get("content-length", "0")
+    received = bytearray()
+    if not declared.isdigit() or int(declared) <= MAX_BODY_BYTES:
+        async for chunk in request.stream():
+            received += chunk
+            if len(received) > MAX_BODY_BYTES:
+                break
+        else:
+            return bytes(received)
+    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+    raise ApiError(413, message, code="body_too_large")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    extra = dict(headers or {})
+    if error.retry_after_seconds is not None:
+        extra["retry-after"] = str(error.retry_after_seconds)
+    return Response(error.encode(), error.status, extra, media_type="application/json")

@@ -1,0 +1,201 @@
+"""From a request body to a `GenerationRequest`: the whole judgement before a worker is touched.
+
+Joins schema, validation, tokenizer and the workers' limits. Knows nothing of HTTP beyond the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from baton_worker.gateway.chat_template import ChatTemplateError
+from baton_worker.gateway.errors import ApiError, bad_request
+from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.schema import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    Prompt,
+    TokenizeBody,
+    convert,
+    decode_object,
+)
+from baton_worker.gateway.steering import bad_word_tokens
+from baton_worker.gateway.tokenizer import GatewayTokenizer
+from baton_worker.gateway.unsupported import refuse_unsupported
+from baton_worker.gateway.validate import bind, chat_options, completion_options
+
+_ROLES = ("system", "developer", "user", "assistant")
+_SEED_BITS = 63
+_OFF_LOOP_CHARACTERS = 16_384
+"""Longer texts are tokenised in a thread (the library releases the GIL): 16 Ki take a few ms."""
+
+
+class Intake:
+    """Judges bodies for one served model."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: GatewayTokenizer,
+        worker_limits: Callable[[], Limits],
+        max_top_k: int,
+    ) -> None:
+        """`worker_limits` may raise ApiError 503; `max_top_k` is the configured bound."""
+        self._model = model
+        self._tokenizer = tokenizer
+        self._worker_limits = worker_limits
+        self._max_top_k = max_top_k
+
+    async def generation(self, endpoint: Endpoint, raw: bytes) -> GenerationRequest:
+        """Return the validated request.
+
+        Raises:
+            ApiError: 400 naming the field, 404 for another model, 503 when no pair is usable.
+        """
+        value = decode_object(raw)
+        refuse_unsupported(value)
+        seed = secrets.randbits(_SEED_BITS)
+        if endpoint is Endpoint.CHAT:
+            chat = convert(value, ChatBody)
+            self.check_model(chat.model)
+            options, limits = chat_options(chat, seed), self._limits()
+            text = self.render(chat.messages, chat.add_generation_prompt, chat.chat_template_kwargs)
+            prompts: Sequence[Sequence[int]] = await self.encode([text], add_special_tokens=False)
+        else:
+            completion = convert(value, CompletionBody)
+            self.check_model(completion.model)
+            options, limits = completion_options(completion, seed), self._limits()
+            prompts = await self._completion_prompts(completion)
+        return bind(options, prompts, limits, self._bad_word_tokens(options.bad_words))
+
+    def check_model(self, model: str | None) -> None:
+        """Accept the served model's name, or none.
+
+        Raises:
+            ApiError: 404.
+        """
+        if model is not None and model != self._model:
+            raise ApiError(
+                404, f"the model {model!r} does not exist", param="model", code="model_not_found"
+            )
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt text of a conversation.
+
+        Raises:
+            ApiError: 400: no chat template, a message it cannot take.
+        """
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise bad_request("messages", f"the model {self._model!r} has no chat template")
+        turns = [_turn(i, message) for i, message in enumerate(messages)]
+        try:
+            return template.render(
+                turns,
+                add_generation_prompt=add_generation_prompt is not False,
+                variables=variables,
+            )
+        except ChatTemplateError as error:
+            raise bad_request("messages", f"messages: {error}") from error
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return each text's token ids, off the event loop when there is much to do.
+
+        Raises:
+            ApiError: 400 for text that is not Unicode.
+        """
+
+        def work() -> list[list[int]]:
+            encode = self._tokenizer.encode
+            return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        try:
+            if sum(map(len, texts)) > _OFF_LOOP_CHARACTERS:
+                return await asyncio.to_thread(work)
+            return work()
+        except UnicodeEncodeError as error:
+            raise bad_request(None, f"the text is not valid Unicode: {error.reason}") from error
+
+    async def tokenize(self, raw: bytes) -> list[int]:
+        """Return the token ids of a tokenize request.
+
+        Raises:
+            ApiError: 400, 404.
+        """
+        body = convert(decode_object(raw), TokenizeBody)
+        self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            text, special = self.render(body.messages, body.add_generation_prompt), False
+        else:
+            text, special = body.prompt or "", True
+        if body.add_special_tokens is not None:
+            special = body.add_special_tokens
+        return (await self.encode([text], add_special_tokens=special))[0]
+
+    def _limits(self) -> Limits:
+        limits = self._worker_limits()
+        return replace(limits, max_top_k=min(limits.max_top_k, self._max_top_k))
+
+    def _bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Tokenise the words on the loop: `validate` bounds their number and length."""
+        encode = self._tokenizer.encode
+        try:
+            return bad_word_tokens(words, lambda text: encode(text, add_special_tokens=False))
+        except UnicodeEncodeError as error:
+            raise bad_request(
+                "bad_words", f"bad_words is not valid Unicode: {error.reason}"
+            ) from error
+
+    async def _completion_prompts(self, body: CompletionBody) -> Sequence[Sequence[int]]:
+        texts, ids = _split_prompt(body.prompt)
+        if ids:
+            return ids
+        return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _turn(i: int, message: ChatMessage) -> dict[str, Any]:
+    if message.role not in _ROLES:
+        raise bad_request(
+            f"messages[{i}].role", f"messages[{i}].role is {message.role!r}: not one of {_ROLES}"
+        )
+    turn: dict[str, Any] = {"role": message.role, "content": _content(i, message)}
+    if message.name is not None:
+        turn["name"] = message.name
+    return turn
+
+
+def _content(i: int, message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    if message.content is None:
+        raise bad_request(f"messages[{i}].content", f"messages[{i}].content is missing")
+    for j, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            field = f"messages[{i}].content[{j}]"
+            raise bad_request(field, f"{field}: only parts of type text are supported")
+    return "\n".join(part.text or "" for part in message.content)
+
+
+def _split_prompt(prompt: Prompt) -> tuple[list[str], list[list[int]]]:
+    """Return the prompt as texts, or as lists of token ids; the other is empty."""
+    if isinstance(prompt, str):
+        return [prompt], []
+    texts = [item for item in prompt if isinstance(item, str)]
+    ids = [item for item in prompt if isinstance(item, int)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if not prompt or len(prompt) not in (len(texts), len(ids), len(lists)):
+        raise bad_request(
+            "prompt", "prompt must be a string, a list of strings, of token ids or of lists of ids"
+        )
+    return texts, [ids] if ids else lists

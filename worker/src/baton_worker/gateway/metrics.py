@@ -1,0 +1,147 @@
+"""What the gateway counts.
+
+Owns the metric names. The parts that count are given this object; labels are bound here or where
+their values are few and known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from prometheus_client import Histogram
+
+from baton_worker.metrics import MetricFactory
+
+_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+ENDPOINTS = ("chat", "completion")
+OUTCOMES = ("ok", "error", "logprobs_missing")
+REFUSALS = ("gateway_full", "no_usable_pair", "workers_full")
+RETRIES = ("from_start", "from_token")
+NOT_RETRIED = ("no_workers", "attempts")
+"""Series that exist from the start: a rate sees nothing of the first event of a new series."""
+
+
+class TokenHistogram(Histogram):
+    """A histogram that takes the equal observations of a row's tokens at once.
+
+    The library's `observe` takes one at a time, and would be an eighth of the gateway's whole work
+    per row.
+    """
+
+    def observe_tokens(self, seconds: float, n_tokens: int) -> None:
+        """Count `n_tokens` observations of `seconds`."""
+        self._sum.inc(seconds * n_tokens)
+        self._buckets[bisect_left(self._upper_bounds, seconds)].inc(n_tokens)
+
+
+class GatewayMetrics:
+    """The gateway's metrics, ready to count."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._factory = factory
+        self._requests = factory.counter(
+            "baton_gateway_requests", "Generation requests ended", ("endpoint", "outcome")
+        )
+        self._refusals = factory.counter(
+            "baton_gateway_refusals", "Requests refused before a worker was touched", ("reason",)
+        )
+        self._aborts = factory.counter(
+            "baton_gateway_client_aborts", "Requests ended because of their client", ("reason",)
+        )
+        self._retries = factory.counter(
+            "baton_gateway_retries",
+            "Attempts begun because a worker failed the one before: from the start, or behind the"
+            " tokens that the client has",
+            ("how",),
+        )
+        self._not_retried = factory.counter(
+            "baton_gateway_retries_refused",
+            "Choices that ended because no further attempt could begin",
+            ("reason",),
+        )
+        self._dropped = factory.counter(
+            "baton_gateway_rows_dropped", "Rows that were not delivered", ("reason",)
+        )
+        self._workers = factory.gauge(
+            "baton_gateway_workers", "Workers linked and serving the model", ("worker_role",)
+        )
+        self.ttft = factory.histogram(
+            "baton_gateway_time_to_first_token_seconds",
+            "From the request's arrival to its first tokens in the gateway",
+            _LATENCY_BUCKETS,
+        )
+        self.inter_token = TokenHistogram(
+            "baton_gateway_inter_token_latency_seconds",
+            "Per token: time between a choice's rows, divided by the later row's tokens",
+            ("model", "role"),
+            buckets=_GAP_BUCKETS,
+            registry=factory.registry,
+        ).labels(*factory.values())
+        self.lag = factory.histogram(
+            "baton_gateway_loop_lag_seconds",
+            "How long a batch of link events waited for the event loop",
+            _LAG_BUCKETS,
+        )
+        self._add_counters(factory)
+        for endpoint in ENDPOINTS:
+            for outcome in OUTCOMES:
+                self._requests.labels(*factory.values(endpoint, outcome))
+        for reason in REFUSALS:
+            self._refusals.labels(*factory.values(reason))
+        for how in RETRIES:
+            self._retries.labels(*factory.values(how))
+        for reason in NOT_RETRIED:
+            self._not_retried.labels(*factory.values(reason))
+
+    def _add_counters(self, factory: MetricFactory) -> None:
+        self.prompt_tokens = factory.counter("baton_gateway_prompt_tokens", "Prompt tokens taken")
+        self.completion_tokens = factory.counter(
+            "baton_gateway_completion_tokens", "Output tokens given to clients"
+        )
+        self.accepted = factory.counter(
+            "baton_gateway_accepted_prediction_tokens", "Draft tokens given to clients"
+        )
+        self.rejected = factory.counter(
+            "baton_gateway_rejected_prediction_tokens", "Draft tokens that verification refused"
+        )
+        self.live = factory.gauge("baton_gateway_live_requests", "Choices being generated")
+        self.held_rows = factory.gauge("baton_gateway_hold_rows", "Rows waiting for a gap to close")
+        self.overlap_mismatches = factory.counter(
+            "baton_gateway_overlap_mismatches",
+            "Requests ended because rows contradicted each other",
+        )
+        self.gap_timeouts = factory.counter(
+            "baton_gateway_gap_timeouts", "Requests ended because a gap between rows stayed open"
+        )
+
+    def ended(self, endpoint: str, outcome: str) -> None:
+        """Count a generation request that ended."""
+        self._requests.labels(*self._factory.values(endpoint, outcome)).inc()
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was answered with an error before any worker knew of it."""
+        self._refusals.labels(*self._factory.values(reason)).inc()
+
+    def retried(self, how: str) -> None:
+        """Count another attempt at a choice."""
+        self._retries.labels(*self._factory.values(how)).inc()
+
+    def not_retried(self, reason: str) -> None:
+        """Count a choice that could not be tried again."""
+        self._not_retried.labels(*self._factory.values(reason)).inc()
+
+    def client_aborted(self, reason: str) -> None:
+        """Count a request whose client left, or read too slowly."""
+        self._aborts.labels(*self._factory.values(reason)).inc()
+
+    def dropped(self, reason: str, rows: int = 1) -> None:
+        """Count rows that were not delivered."""
+        self._dropped.labels(*self._factory.values(reason)).inc(rows)
+
+    def workers(self, worker_role: str, count: int) -> None:
+        """Set how many workers of a role are linked."""
+        self._workers.labels(*self._factory.values(worker_role)).set(count)

@@ -1,0 +1,52 @@
+"""A gateway process put together: configuration in, exit code out.
+
+The edge of the gateway: the only module that knows the link by its concrete class.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from baton_worker.config import ProcessConfig
+from baton_worker.gateway.server import listen, serve
+from baton_worker.gateway.service import GatewayService
+from baton_worker.gateway.tokenizer import load_tokenizer
+from baton_worker.identity import new_incarnation
+from baton_worker.link.gateway import ZmqGatewayLink
+from baton_worker.metrics import MetricFactory
+from baton_worker.readiness import Ready
+
+ROLE = "gateway"
+
+
+def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code.
+
+    `on_ready` is called once, when the port takes connections; `/readyz` tells when workers have
+    come. On the way out live streams get an explicit error.
+
+    Raises:
+        ConfigError: the configuration cannot be served (model, keys, addresses).
+    """
+    tokenizer = load_tokenizer(Path(config.model.path))
+    factory = MetricFactory(CollectorRegistry(), config.served_name, ROLE)
+    listener = listen(config.gateway.http)
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def build_service() -> GatewayService:
+        incarnation = new_incarnation()
+        link = ZmqGatewayLink(config.link, incarnation, factory)
+        return GatewayService(config, link, tokenizer, incarnation, factory)
+
+    def announce() -> None:
+        if on_ready is not None:
+            on_ready(Ready(ROLE, os.getpid(), f"{url}/metrics", url))
+
+    with listener:
+        serve(build_service, listener, announce)
+    return 0

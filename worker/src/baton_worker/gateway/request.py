@@ -1,0 +1,122 @@
+"""A validated generation request: what the gateway works with once the body has been judged.
+
+Owns how choices are numbered and how their seeds differ. Knows nothing of JSON or workers.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from baton_worker.messages import LOGPROB_PARAMS
+from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
+
+SEED_MASK = (1 << 64) - 1
+
+
+class Endpoint(enum.Enum):
+    """Which API the client called; the value is the metric label."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+class Choice(NamedTuple):
+    """One sequence to generate."""
+
+    choice_index: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the workers that are up can take: `context_tokens` counts prompt and output together."""
+
+    context_tokens: int
+    vocab_size: int
+    max_top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One HTTP request's worth of generation.
+
+    Attributes:
+        prompts: token ids, one tuple per prompt.
+        n: choices per prompt.
+        sampling: parameters of the first choice; the others differ by seed alone.
+        logprobs_k: -1 none, 0 the sampled token, 1.. that many alternatives.
+        stops: stop strings.
+        step_details: tell what each engine step did.
+        logprobs: which distribution logprobs describe.
+        prompt_logprobs_k: as `logprobs_k`, for the prompt's tokens.
+        echo: the prompt stands before the output (completions).
+        priority: lower is served first; 0 unless the client says otherwise.
+    """
+
+    endpoint: Endpoint
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    sampling: SamplingParams
+    logprobs_k: int
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    step_details: bool = False
+    logprobs: LogprobParams = RAW_LOGPROBS
+    prompt_logprobs_k: int = -1
+    echo: bool = False
+    priority: int = 0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What its workers must be able to do beyond the first version's.
+
+        Ids of drafts are a courtesy: an older worker tells their number all the same.
+        """
+        needed = msgspec.structs.replace(self.logprobs, draft_ids=False)
+        return () if needed == RAW_LOGPROBS else (LOGPROB_PARAMS,)
+
+    @property
+    def n_choices(self) -> int:
+        """Sequences to generate."""
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens as `usage` counts them: each prompt once, whatever `n` is."""
+        return sum(len(prompt) for prompt in self.prompts)
+
+    def prompt_of(self, choice_index: int) -> tuple[int, ...]:
+        """Return the prompt that a choice continues."""
+        return self.prompts[choice_index // self.n]
+
+    def choices(self) -> Iterator[Choice]:
+        """Yield every choice; the index is `prompt_index * n + i`, as OpenAI numbers them."""
+        for i in range(self.n):
+            sampling = msgspec.structs.replace(
+                self.sampling, seed=choice_seed(self.sampling.seed, i)
+            )
+            for prompt_index, prompt in enumerate(self.prompts):
+                yield Choice(prompt_index * self.n + i, prompt, sampling)
+
+
+def choice_seed(seed: int, i: int) -> int:
+    """Return the 64-bit seed of a prompt's choice `i`.
+
+    The first keeps the client's seed, and the prompt's place in the request does not enter, so a
+    prompt gives the same text alone and in a list.
+    """
+    if i == 0:
+        return seed
+    digest = hashlib.blake2b(
+        seed.to_bytes(8, "little"), digest_size=8, salt=i.to_bytes(8, "little")
+    )
+    return int.from_bytes(digest.digest(), "little")

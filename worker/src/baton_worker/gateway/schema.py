@@ -1,0 +1,147 @@
+"""Request bodies as OpenAI clients send them: fields and JSON types, nothing about ranges.
+
+Owns the field names. Every field may be null, as OpenAI's clients send it. Fields that would change
+the answer's meaning and are not implemented are refused by `unsupported`; all other unknown fields
+are accepted and ignored, as OpenAI-compatible servers do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from baton_worker.gateway.errors import bad_request
+
+T = TypeVar("T")
+_PATH = re.compile(r"^(?P<text>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
+
+Prompt = str | list[str | int | list[int]]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`include_usage`: a last chunk without choices carries the usage."""
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What both generation endpoints understand."""
+
+    model: str | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logprobs_mode: str | None = None
+    temp_scaled_logprobs: bool | None = None
+    top_p_normalized_logprobs: bool | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    include_draft_logprobs: bool | None = None
+    include_step_details: bool | None = None
+    user: str | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """One part of a message; only `text` parts are understood."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+
+
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt
+    logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /tokenize`: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`.
+
+    Raises:
+        ApiError: 400 when it is not JSON, or not an object.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise bad_request(None, f"the body is not valid JSON: {error}", "invalid_json") from error
+    if not isinstance(value, dict):
+        raise bad_request(None, "the body must be a JSON object", "invalid_json")
+    return value
+
+
+def convert(value: dict[str, Any], kind: type[T]) -> T:
+    """Return `value` as `kind`.
+
+    Raises:
+        ApiError: 400 that names the field with a wrong type, or the one that is missing.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error)) from error
+
+
+def _type_error(message: str) -> Exception:
+    match = _PATH.match(message)
+    text, path = (match["text"], match["path"]) if match else (message, "")
+    missing = re.search(r"missing required field `([^`]*)`", text)
+    if missing:
+        path = f"{path}.{missing[1]}" if path else missing[1]
+    return bad_request(path or None, f"{path or 'body'}: {text}", "invalid_type")

@@ -1,0 +1,134 @@
+"""The HTTP server around a gateway service: listening, signals, and an orderly end.
+
+Owns the order of a shutdown: serve on while clients are sent elsewhere, wait for live requests,
+refuse, end live streams with an explicit error, let the responses leave, then close the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+
+from baton_worker.config import ConfigError, HttpConfig
+from baton_worker.gateway.service import GatewayService
+
+STALLED_CLIENT_SECONDS = 30
+"""How long a connection may hold data that its client does not take, before the kernel ends it."""
+
+KEEP_ALIVE_SECONDS = 120
+"""How long an idle connection stays open. Longer than clients and balancers keep theirs (httpx 5 s,
+most balancers 60 s, Go 90 s): the side that sends the next request must be the one that closes, or
+a request meets a connection that is just being closed and is lost without an answer."""
+
+_GRACE_SECONDS = 2
+_BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: it would end the process by the signal it caught."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `serve`."""
+        yield
+
+
+def listen(http: HttpConfig) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
+        listener = socket.create_server((http.host, http.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        where = f"{http.host}:{http.port}"
+        raise ConfigError(f"gateway.http: cannot listen on {where}: {error.strerror}") from error
+    milliseconds = STALLED_CLIENT_SECONDS * 1000  # accepted connections inherit it
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return listener
+
+
+def serve(
+    service_factory: Callable[[], GatewayService],
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+    stop: threading.Event | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT (on the main thread), or until `stop` is set (elsewhere).
+
+    `service_factory` and `on_ready` run on the event loop.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(service_factory, listener, on_ready, stop))
+
+
+async def _serve(
+    service_factory: Callable[[], GatewayService],
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+    stop: threading.Event | None,
+) -> None:
+    service = service_factory()
+    config = uvicorn.Config(
+        service.app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    server = _Server(config)
+    stopping = asyncio.Event()
+    _on_stop(stopping.set, stop)
+    service.start()
+    try:
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        asked = asyncio.create_task(stopping.wait())
+        gc.collect()
+        gc.freeze()  # what exists now lives for ever: later collections need not walk it
+        on_ready()
+        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        # Clients that reuse connections take the next one elsewhere; uvicorn closes after each.
+        config.encoded_headers.append((b"connection", b"close"))
+        await service.drain()
+        service.refuse_and_end()
+        server.should_exit = True
+        await running
+        await _drop_connections(server)
+    finally:
+        await service.close()
+
+
+async def _drop_connections(server: uvicorn.Server) -> None:
+    """End the connections that outlived the grace: their clients do not take what was sent."""
+    for connection in tuple(server.server_state.connections):
+        if connection.transport is not None:
+            connection.transport.abort()
+    await asyncio.sleep(0)
+
+
+def _on_stop(callback: Callable[[], None], stop: threading.Event | None) -> None:
+    loop = asyncio.get_running_loop()
+    if stop is not None:
+        waiter = threading.Thread(
+            target=lambda: (stop.wait(), loop.call_soon_threadsafe(callback)), daemon=True
+        )
+        waiter.start()
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, callback)

@@ -1,0 +1,169 @@
+"""The gateway without its sockets: every part joined to a link, and the loop's housekeeping.
+
+Owns the crossing from the link's thread to the event loop (one wake-up per batch) and the measuring
+of how far the loop lags behind. Knows nothing of processes and signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from prometheus_client import CollectorRegistry
+
+from baton_worker.compatibility import tokenizer_hash
+from baton_worker.config import ProcessConfig
+from baton_worker.gateway.api_key import read_api_keys
+from baton_worker.gateway.apply import Applier
+from baton_worker.gateway.dispatch import Dispatcher, DispatchLimits
+from baton_worker.gateway.http import HttpParts, build_app
+from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.requests import LiveRequests
+from baton_worker.gateway.tokenizer import GatewayTokenizer
+from baton_worker.gateway.workers import WorkerTable
+from baton_worker.link.api import GatewayLink, GatewayLinkEvent
+from baton_worker.metrics import MetricFactory
+from baton_worker.tracing import build_tracing
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.1
+
+
+class GatewayService:
+    """A gateway on a link.
+
+    Attributes:
+        app: the ASGI application.
+        requests: what is alive.
+        dispatcher: starts and cancels requests.
+    """
+
+    def __init__(
+        self,
+        config: ProcessConfig,
+        link: GatewayLink,
+        tokenizer: GatewayTokenizer,
+        incarnation: int,
+        factory: MetricFactory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Join the parts; `incarnation` is the one the link announces.
+
+        Raises:
+            ConfigError: the API key file cannot be used.
+        """
+        self._link = link
+        self._clock = clock
+        self._worst_lag_seconds = 0.0
+        self._idle = asyncio.Event()
+        self._ticker: asyncio.Task[None] | None = None
+        self._settle_seconds = config.gateway.settle_seconds
+        self._drain_seconds = config.gateway.drain_seconds
+        self._metrics = GatewayMetrics(factory)
+        workers = WorkerTable(config.served_name, tokenizer_hash(config))
+        self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
+        self.requests = LiveRequests(link, workers, self._metrics, self._tracing)
+        self.dispatcher = Dispatcher(
+            link,
+            workers,
+            self.requests,
+            tokenizer.vocabulary,
+            self._metrics,
+            _limits(config),
+            incarnation,
+            clock,
+        )
+        self._applier = Applier(
+            link, workers, self.requests, self._metrics, self.dispatcher.retrier, clock
+        )
+        self.app = build_app(self._http_parts(config, tokenizer, workers, factory.registry))
+
+    def start(self) -> None:
+        """Start the link; called on the running event loop, once."""
+        loop = asyncio.get_running_loop()
+
+        def on_events(events: Sequence[GatewayLinkEvent]) -> None:
+            loop.call_soon_threadsafe(self._apply, events, self._clock())
+
+        self._link.start(on_events)
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def drain(self) -> None:
+        """Serve on until no balancer sends clients here and no request is live, or time is up."""
+        self.dispatcher.is_leaving = True
+        log.info("draining", extra={"requests": len(self.requests)})
+        await asyncio.sleep(self._settle_seconds)
+        self._idle.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_seconds):
+                await self._idle.wait()
+
+    def refuse_and_end(self) -> None:
+        """Refuse new requests; end the live ones with an explicit error."""
+        self.dispatcher.close()
+
+    async def close(self) -> None:
+        """Stop housekeeping and close the link."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticker
+        await asyncio.to_thread(self._link.close)
+        await asyncio.to_thread(self._tracing.close)
+
+    def _apply(self, events: Sequence[GatewayLinkEvent], received: float) -> None:
+        lag = self._clock() - received
+        self._metrics.lag.observe(lag)
+        self._worst_lag_seconds = max(self._worst_lag_seconds, lag)
+        self._applier.apply(events)
+
+    async def _tick(self) -> None:
+        """Report the worst lag of each interval, this timer's own included; close old gaps;
+        notice when no request is live.
+        """
+        while True:
+            asleep = self._clock()
+            await asyncio.sleep(_TICK_SECONDS)
+            own_lag = self._clock() - asleep - _TICK_SECONDS
+            self._link.set_lag(max(own_lag, self._worst_lag_seconds, 0.0))
+            self._worst_lag_seconds = 0.0
+            self._applier.expire_gaps()
+            if not len(self.requests):
+                self._idle.set()
+
+    def _http_parts(
+        self,
+        config: ProcessConfig,
+        tokenizer: GatewayTokenizer,
+        workers: WorkerTable,
+        registry: CollectorRegistry,
+    ) -> HttpParts:
+        model, dispatcher = config.served_name, self.dispatcher
+        top_k = config.logprobs.max_top_k
+        return HttpParts(
+            model=model,
+            started_unix_seconds=int(time.time()),
+            tokenizer=tokenizer,
+            intake=Intake(model, tokenizer, dispatcher.worker_limits, top_k),
+            dispatcher=dispatcher,
+            workers=workers,
+            metrics=self._metrics,
+            registry=registry,
+            api_keys=read_api_keys(config.gateway.api_keys_file),
+            has_playground=config.gateway.playground,
+        )
+
+
+def _limits(config: ProcessConfig) -> DispatchLimits:
+    gateway = config.gateway
+    return DispatchLimits(
+        gateway.max_outstanding_requests,
+        gateway.request_timeout_seconds,
+        gateway.client_queue_tokens,
+        gateway.max_retries,
+    )

@@ -1,0 +1,105 @@
+"""The model's tokenizer: text to ids, ids to text, and the vocabulary behind both.
+
+Reads a Hugging Face folder (`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`).
+Knows nothing of requests; the chat template is rendered by `chat_template`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from baton_worker.config import ConfigError
+from baton_worker.gateway.chat_template import ChatTemplate
+from baton_worker.gateway.vocabulary import (
+    UnsupportedTokenizerError,
+    Vocabulary,
+    read_vocabulary,
+)
+
+
+class GatewayTokenizer:
+    """A loaded tokenizer. `chat_template` is None for a model that has none."""
+
+    __slots__ = ("_tokenizer", "chat_template", "vocabulary")
+
+    def __init__(
+        self, tokenizer: Any, vocabulary: Vocabulary, chat_template: ChatTemplate | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.chat_template = chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of `text`."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a whole sequence, special tokens written out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+
+def load_tokenizer(folder: Path) -> GatewayTokenizer:
+    """Load the tokenizer of the model in `folder`.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or the tokenizer is of an unsupported kind.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        text = path.read_text()
+        document = json.loads(text)
+        tokenizer = Tokenizer.from_str(text)
+    except OSError as error:
+        raise ConfigError(f"model.path: {path}: {error.strerror}") from error
+    except Exception as error:  # the library raises bare Exception for every malformed file
+        raise ConfigError(f"model.path: {path}: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    try:
+        vocabulary = _vocabulary(tokenizer, document)
+    except UnsupportedTokenizerError as error:
+        raise ConfigError(f"model.path: {path}: {error}") from error
+    return GatewayTokenizer(tokenizer, vocabulary, _chat_template(folder))
+
+
+def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:
+    added = {
+        i: (token.content, bool(token.special))
+        for i, token in tokenizer.get_added_tokens_decoder().items()
+    }
+    tokens = tokenizer.get_vocab(with_added_tokens=False)
+    return read_vocabulary(document.get("decoder"), tokens, added)
+
+
+def _chat_template(folder: Path) -> ChatTemplate | None:
+    """Prefer the template's own file, as newer exports write it, to the one in the
+    configuration."""
+    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    try:
+        config = json.loads(config_path.read_text()) if config_path.exists() else {}
+        source = (
+            template_path.read_text() if template_path.exists() else config.get("chat_template")
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {config_path}: {error}") from error
+    if isinstance(source, list):
+        source = next((item["template"] for item in source if item["name"] == "default"), None)
+    return ChatTemplate(source, _special_tokens(config)) if source else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return `bos_token` and its like; each is a string or an object with `content`."""
+    found = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[name] = value
+    return found

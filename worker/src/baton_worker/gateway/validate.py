@@ -1,0 +1,261 @@
+"""Ranges and relations of request fields: from a typed body to a `GenerationRequest`.
+
+Owns every numeric limit of the API. Pure: the tokenizer, the clock and the workers stay outside;
+what the workers can take comes in as `Limits`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.logprob_params import has_echo, logprob_params, prompt_logprobs_k
+from baton_worker.gateway.request import SEED_MASK, Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.schema import ChatBody, CompletionBody, GenerationBody
+from baton_worker.gateway.steering import check_bad_words, logit_bias
+from baton_worker.sampling import LogprobParams, SamplingParams
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 256
+COMPLETION_DEFAULT_MAX_TOKENS = 16
+MAX_PRIORITY = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything about a request that can be judged without tokenizer and workers.
+
+    `max_tokens` None means as many as the context leaves room for. `bad_words` are still text.
+    """
+
+    endpoint: Endpoint
+    n: int
+    sampling: SamplingParams
+    max_tokens: int | None
+    max_tokens_field: str
+    logprobs_k: int
+    logprobs_field: str
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    step_details: bool
+    bad_words: tuple[str, ...]
+    logprobs: LogprobParams
+    prompt_logprobs_k: int
+    echo: bool
+    priority: int
+
+
+def chat_options(body: ChatBody, random_seed: int) -> Options:
+    """Judge a chat request. `random_seed` is used when the client gave none.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    if not body.messages:
+        raise bad_request("messages", "messages must not be empty")
+    k = -1
+    if body.logprobs:
+        k = _integer("top_logprobs", body.top_logprobs, 0, 0)
+    elif body.top_logprobs:
+        raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+    if body.max_completion_tokens is not None:
+        field, max_tokens = "max_completion_tokens", body.max_completion_tokens
+    else:
+        field, max_tokens = "max_tokens", body.max_tokens  # type: ignore[assignment]
+    return _options(Endpoint.CHAT, body, random_seed, (field, max_tokens), ("top_logprobs", k))
+
+
+def completion_options(body: CompletionBody, random_seed: int) -> Options:
+    """Judge a completion request; see `chat_options`."""
+    k = -1 if body.logprobs is None else _integer("logprobs", body.logprobs, 0, 0)
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        max_tokens = COMPLETION_DEFAULT_MAX_TOKENS
+    return _options(
+        Endpoint.COMPLETION, body, random_seed, ("max_tokens", max_tokens), ("logprobs", k)
+    )
+
+
+def bind(
+    options: Options,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> GenerationRequest:
+    """Join judged options and tokenised prompts and bad words, within what the workers can take.
+
+    Raises:
+        ApiError: 400 naming the field: empty or too long a prompt, too many output tokens, too
+            large a k, a token id outside the vocabulary.
+    """
+    name = "messages" if options.endpoint is Endpoint.CHAT else "prompt"
+    if options.logprobs_k > limits.max_top_k:
+        raise bad_request(
+            options.logprobs_field,
+            f"{options.logprobs_field} is {options.logprobs_k}: the most is {limits.max_top_k}",
+        )
+    if options.prompt_logprobs_k > limits.max_top_k:
+        raise bad_request(
+            "prompt_logprobs",
+            f"prompt_logprobs is {options.prompt_logprobs_k}: the most is {limits.max_top_k}",
+        )
+    for prompt in prompts:
+        _check_ids(name, prompt, limits.vocab_size)
+    _check_ids("stop_token_ids", options.sampling.stop_token_ids, limits.vocab_size, minimum=0)
+    biased = tuple(token for token, _ in options.sampling.logit_bias)
+    _check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
+    max_tokens = _output_tokens(options, max(map(len, prompts)), name, limits.context_tokens)
+    if options.sampling.min_tokens > max_tokens:
+        raise bad_request("min_tokens", f"min_tokens is more than the {max_tokens} output tokens")
+    return GenerationRequest(
+        endpoint=options.endpoint,
+        prompts=tuple(tuple(prompt) for prompt in prompts),
+        n=options.n,
+        sampling=msgspec.structs.replace(
+            options.sampling, max_tokens=max_tokens, bad_words=bad_words
+        ),
+        logprobs_k=options.logprobs_k,
+        logprobs=options.logprobs,
+        prompt_logprobs_k=options.prompt_logprobs_k,
+        echo=options.echo,
+        priority=options.priority,
+        stops=options.stops,
+        stream=options.stream,
+        include_usage=options.include_usage,
+        return_token_ids=options.return_token_ids,
+        step_details=options.step_details,
+    )
+
+
+def _options(
+    endpoint: Endpoint,
+    body: GenerationBody,
+    random_seed: int,
+    max_tokens: tuple[str, int | None],
+    logprobs: tuple[str, int],
+) -> Options:
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options", "stream_options needs stream to be true")
+    if max_tokens[1] is not None and max_tokens[1] < 1:
+        raise bad_request(max_tokens[0], f"{max_tokens[0]} is {max_tokens[1]}: the least is 1")
+    return Options(
+        endpoint=endpoint,
+        n=_integer("n", body.n, 1, 1, MAX_N),
+        sampling=_sampling(body, random_seed),
+        max_tokens=max_tokens[1],
+        max_tokens_field=max_tokens[0],
+        logprobs_k=logprobs[1],
+        logprobs_field=logprobs[0],
+        stops=_stops(body.stop),
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+        step_details=bool(body.include_step_details),
+        bad_words=check_bad_words(body.bad_words),
+        logprobs=logprob_params(body, logprobs[1]),
+        prompt_logprobs_k=prompt_logprobs_k(body),
+        echo=has_echo(body),
+        priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
+    )
+
+
+def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
+    top_p = _number("top_p", body.top_p, 1.0, 0.0, 1.0)
+    if top_p == 0.0:
+        raise bad_request("top_p", "top_p is 0: it must be more than 0 and at most 1")
+    repetition = _number("repetition_penalty", body.repetition_penalty, 1.0, 0.0, 10.0)
+    if repetition == 0.0:
+        raise bad_request("repetition_penalty", "repetition_penalty is 0: it must be more than 0")
+    stop_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
+    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+        raise bad_request("stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS} stop_token_ids")
+    return SamplingParams(
+        temperature=_number("temperature", body.temperature, 1.0, 0.0, 2.0),
+        top_p=top_p,
+        top_k=max(0, _integer("top_k", body.top_k, 0, -1)),
+        seed=_seed(body.seed, random_seed),
+        presence_penalty=_number("presence_penalty", body.presence_penalty, 0.0, -2.0, 2.0),
+        frequency_penalty=_number("frequency_penalty", body.frequency_penalty, 0.0, -2.0, 2.0),
+        repetition_penalty=repetition,
+        min_tokens=_integer("min_tokens", body.min_tokens, 0, 0),
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=stop_ids,
+        min_p=_number("min_p", body.min_p, 0.0, 0.0, 1.0),
+        logit_bias=logit_bias(body.logit_bias),
+    )
+
+
+def _seed(seed: int | None, random_seed: int) -> int:
+    """Any signed or unsigned 64-bit number is a seed; a negative one keeps its bit pattern."""
+    if seed is None:
+        return random_seed
+    if not -(1 << 63) <= seed <= SEED_MASK:
+        raise bad_request("seed", f"seed is {seed}: it must fit in 64 bits")
+    return seed & SEED_MASK
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop or ()))
+    if len(stops) > MAX_STOP_STRINGS:
+        raise bad_request("stop", f"{len(stops)} stop strings: the most is {MAX_STOP_STRINGS}")
+    for text in stops:
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            raise bad_request(
+                "stop", f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, not {len(text)}"
+            )
+    return stops
+
+
+def _integer(
+    name: str, value: int | None, default: int, low: int, high: int = (1 << 31) - 1
+) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise bad_request(name, f"{name} is {value}: it must be {low} to {high}")
+    return value
+
+
+def _number(name: str, value: float | None, default: float, low: float, high: float) -> float:
+    if value is None:
+        return default
+    if not (math.isfinite(value) and low <= value <= high):
+        raise bad_request(name, f"{name} is {value}: it must be {low:g} to {high:g}")
+    return float(value)
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int, minimum: int = 1) -> None:
+    if len(ids) < minimum:
+        raise bad_request(name, f"{name} has no tokens")
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise bad_request(name, f"{name}: token id {wrong} is not in 0..{vocab_size - 1}")
+
+
+def _output_tokens(options: Options, prompt_tokens: int, name: str, context_tokens: int) -> int:
+    room = context_tokens - prompt_tokens
+    if room < 1:
+        raise bad_request(
+            name,
+            f"the prompt has {prompt_tokens} tokens and the context is {context_tokens}: no token"
+            " could be generated",
+            "context_length_exceeded",
+        )
+    if options.max_tokens is None:
+        return room
+    if options.max_tokens > room:
+        raise bad_request(
+            options.max_tokens_field,
+            f"{prompt_tokens} prompt tokens and {options.max_tokens} output tokens are more than"
+            f" the context of {context_tokens}",
+            "context_length_exceeded",
+        )
+    return options.max_tokens

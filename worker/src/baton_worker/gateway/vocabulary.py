@@ -1,0 +1,154 @@
+"""What each token id stands for: its bytes in the text, and its name in logprob entries.
+
+Owns the reading of a tokenizer's decoder: byte-level BPE (GPT-2's byte alphabet), and sentencepiece
+(a marker for spaces, `<0xNN>` byte tokens). Working from bytes is what keeps partial characters
+exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+class UnsupportedTokenizerError(ValueError):
+    """The tokenizer's decoder is of a kind whose tokens have no fixed bytes."""
+
+
+class _TextBytes(dict[int, bytes]):
+    """Bytes by token id; an id without a token (padded vocabulary) adds no text."""
+
+    def __missing__(self, token_id: int) -> bytes:
+        return b""
+
+
+class _Names(dict[int, str]):
+    """How logprob entries show each token, made when first asked for."""
+
+    def __init__(self, full_bytes: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._full_bytes = full_bytes
+
+    def __missing__(self, token_id: int) -> str:
+        name = self[token_id] = _printable(self._full_bytes.get(token_id, b""))
+        return name
+
+
+class _ByteLists(dict[int, list[int]]):
+    """Each token's bytes as numbers, made when first asked for."""
+
+    def __init__(self, full_bytes: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._full_bytes = full_bytes
+
+    def __missing__(self, token_id: int) -> list[int]:
+        data = self[token_id] = list(self._full_bytes.get(token_id, b""))
+        return data
+
+
+class Vocabulary:
+    """Bytes and names of every token; the maps answer any id, and must not be changed.
+
+    Attributes:
+        text_bytes: what a token adds to the text; special tokens add nothing.
+        names: a token's text in logprob entries; bytes that are no text by themselves show as
+            `bytes:\\xe4\\xbd`, as OpenAI does.
+        byte_lists: a token's bytes in logprob entries.
+        size: one more than the highest token id.
+    """
+
+    __slots__ = ("byte_lists", "names", "size", "text_bytes")
+
+    def __init__(self, full_bytes: Mapping[int, bytes], special: frozenset[int]) -> None:
+        """Build from each token's bytes, special tokens' literal text included."""
+        self.names: Mapping[int, str] = _Names(full_bytes)
+        self.byte_lists: Mapping[int, list[int]] = _ByteLists(full_bytes)
+        self.text_bytes: Mapping[int, bytes] = _TextBytes(
+            (i, b"" if i in special else data) for i, data in full_bytes.items()
+        )
+        self.size = max(full_bytes, default=-1) + 1
+
+
+def read_vocabulary(
+    decoder: Mapping[str, Any] | None,
+    tokens: Mapping[str, int],
+    added: Mapping[int, tuple[str, bool]],
+) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.
+
+    Args:
+        decoder: the `decoder` object of tokenizer.json.
+        tokens: token string to id, without added tokens.
+        added: id to (content, is special) of added tokens.
+
+    Raises:
+        UnsupportedTokenizerError: the decoder is neither byte-level nor sentencepiece.
+    """
+    to_bytes = _token_decoder(decoder)
+    full = {i: to_bytes(token) for token, i in tokens.items()}
+    full.update((i, content.encode()) for i, (content, _) in added.items())
+    return Vocabulary(full, frozenset(i for i, (_, special) in added.items() if special))
+
+
+def _printable(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _token_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
+    steps = _steps(decoder)
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and kinds:
+        return _sentencepiece(steps)
+    raise UnsupportedTokenizerError(f"tokenizer decoder {sorted(kinds)} is not supported")
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [leaf for step in decoder["decoders"] for leaf in _steps(step)]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's alphabet: printable Latin-1 stands for itself, the rest counts from U+0100."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    shifted = {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | shifted
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _sentencepiece(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
+    replacements = [
+        (step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"
+    ]
+    replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+    has_bytes = any(step["type"] == "ByteFallback" for step in steps)
+
+    def to_bytes(token: str) -> bytes:
+        match = _BYTE_TOKEN.match(token) if has_bytes else None
+        if match:
+            return bytes([int(match[1], 16)])
+        for old, new in replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+    return to_bytes

@@ -1,0 +1,110 @@
+"""The workers that are linked, and what each has been given: the mutable side of `balance`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton_worker.gateway.balance import Needs, Pair, WorkerLoad, choose, limits
+from baton_worker.gateway.request import Limits
+from baton_worker.identity import Role
+from baton_worker.messages import WorkerInfo
+
+
+class WorkerTable:
+    """Linked workers by id, for one model."""
+
+    def __init__(self, model: str, tokenizer_hash: str = "") -> None:
+        """Keep out workers of another model or tokenizer.
+
+        Args:
+            model: the served name.
+            tokenizer_hash: of the tokenizer that turns this gateway's tokens into text.
+        """
+        self._model = model
+        self._tokenizer_hash = tokenizer_hash
+        self._turned_away: dict[str, tuple[int, str]] = {}
+        self._loads: dict[str, WorkerLoad] = {}
+        self._limits: Limits | None = None
+
+    @property
+    def limits(self) -> Limits | None:
+        """What at least one usable pair can take, or None when there is no usable pair."""
+        return self._limits
+
+    def loads(self) -> Sequence[WorkerLoad]:
+        """Return the linked workers that serve this model."""
+        return tuple(self._loads.values())
+
+    def epoch(self, worker_id: str) -> int | None:
+        """Return the epoch of a linked worker, or None."""
+        load = self._loads.get(worker_id)
+        return load.epoch if load else None
+
+    def count(self, role: Role) -> int:
+        """Return how many workers of a role are linked."""
+        return sum(load.info.role == role for load in self._loads.values())
+
+    def turned_away(self) -> list[str]:
+        """Return why linked workers are not used, in words for `/readyz`."""
+        return [f"{worker_id} {why}" for worker_id, (_, why) in self._turned_away.items()]
+
+    def up(self, worker_id: str, epoch: int, info: WorkerInfo) -> bool:
+        """Enter a worker, or its changed facts. False if it is turned away."""
+        reason = self._misfit(info)
+        if reason:
+            self._turned_away[worker_id] = (epoch, reason)
+            return False
+        self._turned_away.pop(worker_id, None)
+        known = self._loads.get(worker_id)
+        if known is not None and known.epoch == epoch:
+            known.info = info
+        else:
+            self._loads[worker_id] = WorkerLoad(info, epoch)
+        self._limits = limits(self.loads())
+        return True
+
+    def down(self, worker_id: str) -> None:
+        """Remove a worker; its requests must have been released before."""
+        self._loads.pop(worker_id, None)
+        self._limits = limits(self.loads())
+
+    def _misfit(self, info: WorkerInfo) -> str:
+        if info.model != self._model:
+            return f"serves model {info.model!r}, not {self._model!r}"
+        if info.tokenizer_hash and info.tokenizer_hash != self._tokenizer_hash:
+            return "has another tokenizer than this gateway"
+        return ""
+
+    def forget(self, worker_id: str, epoch: int) -> None:
+        """Forget a process that was turned away, now that it is gone."""
+        if self._turned_away.get(worker_id, (None, ""))[0] == epoch:
+            del self._turned_away[worker_id]
+
+    def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
+        """Choose a pair and account the request to it; None when no pair can take it."""
+        loads = [load for worker_id, load in self._loads.items() if worker_id not in avoided]
+        pair = choose(loads, needs)
+        if pair is not None:
+            for load in filter(None, pair):
+                load.outstanding_tokens += self.cost(load.info, needs)
+                load.outstanding_requests += 1
+                load.dispatched += 1
+        return pair
+
+    def missing_features(self, needs: Needs) -> list[str]:
+        """Return which of the needed features no linked worker has."""
+        known = {feature for load in self._loads.values() for feature in load.info.features}
+        return [feature for feature in needs.features if feature not in known]
+
+    def release(self, worker_id: str, needs: Needs) -> None:
+        """Take a request off a worker's account."""
+        load = self._loads.get(worker_id)
+        if load is not None:
+            load.outstanding_tokens -= self.cost(load.info, needs)
+            load.outstanding_requests -= 1
+
+    @staticmethod
+    def cost(info: WorkerInfo, needs: Needs) -> int:
+        """Return the tokens a worker has to handle at most: a prefill worker only the prompt."""
+        output = 0 if info.role == Role.PREFILL else needs.max_tokens
+        return needs.prompt_tokens + output

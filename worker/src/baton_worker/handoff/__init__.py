@@ -1,0 +1,1 @@
+"""KV transfer from prefill to decode: acknowledged, deduplicated, bounded by a deadline."""

@@ -1,0 +1,79 @@
+"""The KV transport's contract with the roles: offers on one side, arrivals on the other.
+
+Promise: an offer ends in exactly one of Delivered or Failed. Delivered means that decode has copied
+the KV into its own pool; until then the offering engine keeps its blocks. The same offer may arrive
+more than once (a lost acknowledgement is answered by sending again), so receivers deduplicate by
+(handle, attempt). Methods are thread-safe and return at once; events come on the transport's
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton_worker.engine.api import Handoff
+from baton_worker.identity import RequestKey
+from baton_worker.messages import DecodeTarget
+from baton_worker.records.columns import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffDelivered:
+    """Decode owns the KV now: the offering side may free its blocks.
+
+    `seconds` times the whole exchange; `transfer_seconds` its first part, until decode said that
+    the KV had arrived. The rest is decode's wait for a step and the copy into its pool.
+    """
+
+    key: RequestKey
+    seconds: float
+    sent_bytes: int
+    transfer_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFailed:
+    """Decode refused, or did not acknowledge before the deadline."""
+
+    key: RequestKey
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HandoffArrived:
+    """A prefill worker offers a request; answer with `acknowledge` or `refuse`."""
+
+    handoff: Handoff
+    received_bytes: int
+
+
+HandoffEvent = HandoffDelivered | HandoffFailed | HandoffArrived
+
+
+class KvTransport(Protocol):
+    """Both ends of KV transfer in one process (a mixed worker uses neither)."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where this process takes KV: what DecodeTarget.kv_endpoint must say."""
+
+    def start(self, on_event: Callable[[HandoffEvent], None]) -> None:
+        """Bind and serve; `on_event` runs on the transport's thread and must not block."""
+
+    def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
+        """Send a handoff; its arrays stay untouched until the outcome event."""
+
+    def cancel(self, key: RequestKey) -> None:
+        """Forget an offer without an event (the request ended otherwise)."""
+
+    def acknowledge(self, key: RequestKey) -> None:
+        """Tell the sender that the KV sits in this process's pool."""
+
+    def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        """Tell the sender that this process will not take it."""
+
+    def close(self) -> None:
+        """Close the sockets and end the thread; open offers get no event."""

@@ -1,0 +1,162 @@
+"""Bytes of the KV channel: how a handoff and its answer look on the wire.
+
+An offer is a ZeroMQ multipart message: `[b"BKV1", HandoffState as msgpack, one frame per KV
+array]`, arrays in layer order, K then V, MTP layers last, each C-contiguous in the state's dtype.
+An answer is `[b"BKV1", Answer as msgpack]`. Parsing trusts nothing: sizes follow from the state,
+whose own numbers are capped first. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.api import Handoff
+from baton_worker.identity import RequestKey
+from baton_worker.messages import MAX_TOP_K, HandoffState
+from baton_worker.records.columns import ErrorCode
+
+MAGIC = b"BKV1"
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
+_MAX_LAYERS = 1024
+_MAX_HEADS = 1024
+_MAX_HEAD_DIM = 4096
+_MAX_BLOCK_SIZE = 1024
+_MAX_CACHED_TOKENS = 1 << 24
+_MAX_DRAFTS = 64
+
+
+class HandoffFormatError(ValueError):
+    """A message on the KV channel is not what it must be; the text says where."""
+
+
+class AnswerKind(enum.IntEnum):
+    """RECEIVED stops re-sending; IMPORTED and REFUSED end the offer."""
+
+    RECEIVED = 1
+    IMPORTED = 2
+    REFUSED = 3
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Decode's word on an offer."""
+
+    handle: int
+    attempt: int
+    kind: int
+    code: int = 0
+    message: str = ""
+
+    @property
+    def key(self) -> RequestKey:
+        """The offer that is answered."""
+        return RequestKey(self.handle, self.attempt)
+
+    @property
+    def error(self) -> ErrorCode:
+        """The refusal's code; a number we do not know counts as a plain refusal."""
+        known = self.code in ErrorCode.__members__.values()
+        return ErrorCode(self.code) if known else ErrorCode.HANDOFF_REFUSED
+
+
+def encode_offer(handoff: Handoff) -> list[Any]:
+    """Return the multipart frames of an offer; KV frames alias the arrays."""
+    return [MAGIC, msgspec.msgpack.encode(handoff.state), *handoff.kv]
+
+
+def decode_offer(frames: Sequence[Any]) -> Handoff:
+    """Parse an offer; the KV arrays are read-only views of `frames`.
+
+    Raises:
+        HandoffFormatError: wrong magic, undecodable or out-of-range state, wrong number or size of
+            KV frames. Nothing is allocated from a number in the message before it is checked.
+    """
+    if len(frames) < 2 or bytes(frames[0]) != MAGIC:
+        raise HandoffFormatError(f"{len(frames)} frames without the {MAGIC!r} magic are no offer")
+    try:
+        state = msgspec.msgpack.decode(frames[1], type=HandoffState)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HandoffFormatError(f"handoff state: {error}") from error
+    _check_state(state)
+    return Handoff(state, _views(state, frames[2:]))
+
+
+def encode_answer(answer: Answer) -> list[bytes]:
+    """Return the frames of an answer."""
+    return [MAGIC, msgspec.msgpack.encode(answer)]
+
+
+def decode_answer(frames: Sequence[Any]) -> Answer:
+    """Parse an answer.
+
+    Raises:
+        HandoffFormatError: it is none.
+    """
+    if len(frames) != 2 or bytes(frames[0]) != MAGIC:
+        raise HandoffFormatError(f"{len(frames)} frames are no answer")
+    try:
+        answer = msgspec.msgpack.decode(frames[1], type=Answer)
+        AnswerKind(answer.kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise HandoffFormatError(f"answer: {error}") from error
+    return answer
+
+
+def _check_state(state: HandoffState) -> None:
+    def bounded(name: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise HandoffFormatError(f"handoff state: {name} is {value}, not in {low}..{high}")
+
+    bounded("handle", state.handle, 1, (1 << 64) - 1)
+    bounded("attempt", state.attempt, 0, 255)
+    bounded("n_layers", state.n_layers, 1, _MAX_LAYERS)
+    bounded("kv_heads", state.kv_heads, 1, _MAX_HEADS)
+    bounded("head_dim", state.head_dim, 1, _MAX_HEAD_DIM)
+    bounded("block_size", state.block_size, 1, _MAX_BLOCK_SIZE)
+    bounded("n_cached", state.n_cached, 1, _MAX_CACHED_TOKENS)
+    bounded("len(drafts)", len(state.drafts), 0, _MAX_DRAFTS)
+    bounded("width", state.width, 0, 1 + MAX_TOP_K)
+    bounded("logprobs_k", state.logprobs_k, -1, MAX_TOP_K)
+    if state.dtype not in _DTYPES:
+        raise HandoffFormatError(f"handoff state: dtype {state.dtype!r} is none of {[*_DTYPES]}")
+    n_prompt, n_output = len(state.prompt_token_ids), len(state.output_token_ids)
+    if n_prompt + n_output != state.n_cached:
+        raise HandoffFormatError(
+            f"handoff state: {n_prompt} prompt tokens and {n_output} of output, "
+            f"n_cached {state.n_cached}"
+        )
+    n_topk = max(state.width - 1, 0)
+    if len(state.topk_tokens) != n_topk or len(state.topk_logprobs) != n_topk:
+        raise HandoffFormatError(
+            f"handoff state: width {state.width} with {len(state.topk_tokens)} top-k tokens and "
+            f"{len(state.topk_logprobs)} top-k logprobs"
+        )
+
+
+def _views(state: HandoffState, frames: Sequence[Any]) -> tuple[npt.NDArray[Any], ...]:
+    if len(frames) != 2 * state.n_layers:
+        raise HandoffFormatError(f"{len(frames)} KV frames, expected {2 * state.n_layers}")
+    shape = (
+        math.ceil(state.n_cached / state.block_size),
+        state.kv_heads,
+        state.block_size,
+        state.head_dim,
+    )
+    dtype = _DTYPES[state.dtype]
+    want_bytes = math.prod(shape) * dtype.itemsize
+    for index, frame in enumerate(frames):
+        if memoryview(frame).nbytes != want_bytes:
+            raise HandoffFormatError(
+                f"KV frame {index} has {memoryview(frame).nbytes} bytes, expected {want_bytes}"
+            )
+    return tuple(np.frombuffer(frame, dtype).reshape(shape) for frame in frames)

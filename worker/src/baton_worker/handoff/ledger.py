@@ -1,0 +1,129 @@
+"""What decode knows of requests that are not yet its own: reservations, arrivals, cancellations.
+
+A pure book without clock or socket. It makes the order of Reserve, handoff and Abort irrelevant
+(they come by different roads), deduplicates repeated offers by (handle, attempt), and bounds how
+many requests decode has promised to take.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from baton_worker.identity import RequestKey, incarnation_of
+
+
+class Standing(enum.Enum):
+    """Where a request stands in the ledger."""
+
+    RESERVED = "reserved"
+    PENDING = "pending"
+    IMPORTED = "imported"
+    CLOSED = "closed"
+
+
+class Verdict(enum.Enum):
+    """What to do with an arriving offer."""
+
+    ADMIT = "admit"
+    ALREADY_PENDING = "already pending"
+    ALREADY_IMPORTED = "already imported"
+    CLOSED = "closed"
+    FULL = "full"
+
+
+_OPEN = frozenset({Standing.RESERVED, Standing.PENDING})
+
+
+@dataclass(slots=True)
+class _Entry:
+    standing: Standing
+    expires_at_seconds: float
+
+
+@dataclass(slots=True)
+class HandoffLedger:
+    """The book. `capacity`: most requests reserved or pending at once.
+    `n_open` counts reservations and pending handoffs.
+
+    Imported and closed entries are kept for `memory_seconds`, as long as a repeated or late offer
+    may still come, and then forgotten.
+    """
+
+    capacity: int
+    memory_seconds: float
+    n_open: int = field(default=0, init=False)
+    _entries: dict[RequestKey, _Entry] = field(default_factory=dict, init=False)
+
+    def reserve(self, key: RequestKey, deadline_seconds: float, now: float) -> bool:
+        """Promise a place until `now + deadline_seconds`; False when the book is full."""
+        if key in self._entries:
+            return True
+        if self.n_open >= self.capacity:
+            return False
+        self._put(key, Standing.RESERVED, now + deadline_seconds)
+        return True
+
+    def arrive(self, key: RequestKey, now: float) -> Verdict:
+        """Judge an offer; ADMIT moves it to pending. Unreserved ones are taken if there is room."""
+        entry = self._entries.get(key)
+        if entry is None:
+            if self.n_open >= self.capacity:
+                return Verdict.FULL
+        elif entry.standing is Standing.PENDING:
+            return Verdict.ALREADY_PENDING
+        elif entry.standing is Standing.IMPORTED:
+            return Verdict.ALREADY_IMPORTED
+        elif entry.standing is Standing.CLOSED:
+            return Verdict.CLOSED
+        self._put(key, Standing.PENDING, float("inf"))
+        return Verdict.ADMIT
+
+    def imported(self, key: RequestKey, now: float) -> None:
+        """The engine copied the KV: the request is its own from here on."""
+        self._put(key, Standing.IMPORTED, now + self.memory_seconds)
+
+    def close(self, key: RequestKey, now: float) -> None:
+        """The request ended or was refused: a later offer of it must be turned away."""
+        self._put(key, Standing.CLOSED, now + self.memory_seconds)
+
+    def give_up(self, key: RequestKey, now: float) -> bool:
+        """Close a handoff that the engine will not import any more; False if none is pending."""
+        entry = self._entries.get(key)
+        if entry is None or entry.standing is not Standing.PENDING:
+            return False
+        self.close(key, now)
+        return True
+
+    def expire(self, now: float) -> tuple[RequestKey, ...]:
+        """Forget what is over; return reservations whose handoff never came (now closed)."""
+        overdue = [key for key, e in self._entries.items() if e.expires_at_seconds <= now]
+        late = tuple(k for k in overdue if self._entries[k].standing is Standing.RESERVED)
+        for key in overdue:
+            self._drop(key)
+        for key in late:
+            self.close(key, now)
+        return late
+
+    def reserved_by(self, incarnation: int) -> tuple[RequestKey, ...]:
+        """Return the reservations of one gateway process, for when it is lost."""
+        return tuple(
+            key
+            for key, entry in self._entries.items()
+            if entry.standing is Standing.RESERVED and incarnation_of(key.handle) == incarnation
+        )
+
+    @property
+    def n_entries(self) -> int:
+        """All entries, remembered ones included."""
+        return len(self._entries)
+
+    def _put(self, key: RequestKey, standing: Standing, expires_at_seconds: float) -> None:
+        self._drop(key)
+        self._entries[key] = _Entry(standing, expires_at_seconds)
+        self.n_open += standing in _OPEN
+
+    def _drop(self, key: RequestKey) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.n_open -= entry.standing in _OPEN

@@ -1,0 +1,81 @@
+"""What KV transfer counts."""
+
+from __future__ import annotations
+
+from baton_worker.handoff.api import HandoffDelivered, HandoffFailed
+from baton_worker.metrics import MetricFactory
+from baton_worker.records.columns import ErrorCode
+
+FAILURES = (ErrorCode.HANDOFF_TIMEOUT, ErrorCode.HANDOFF_REFUSED, ErrorCode.HANDOFF_PEER_LOST)
+"""Outcomes whose series exist from the start: a rate sees nothing of a new series' first event."""
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class HandoffMetrics:
+    """Counters of both directions; bytes are KV payload."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._factory = factory
+        self.seconds = factory.histogram(
+            "baton_handoff_seconds",
+            "From offering a handoff to its acknowledgement (KV imported by decode)",
+            _SECONDS,
+        )
+        self.transfer_seconds = factory.histogram(
+            "baton_handoff_transfer_seconds",
+            "First part of it: from the offer to decode's word that the KV has arrived",
+            _SECONDS,
+        )
+        self.import_seconds = factory.histogram(
+            "baton_handoff_import_seconds",
+            "The rest of it: decode's wait for a step, and the copy into its pool",
+            _SECONDS,
+        )
+        self.sent_bytes = factory.counter("baton_handoff_sent_bytes", "KV bytes offered")
+        self.received_bytes = factory.counter("baton_handoff_received_bytes", "KV bytes received")
+        self.resent = factory.counter("baton_handoff_resent", "Offers sent again without an answer")
+        self.send_blocked = factory.counter(
+            "baton_handoff_send_blocked", "Sends put off because the socket was full or unconnected"
+        )
+        self.malformed = factory.counter(
+            "baton_handoff_malformed", "Messages on the KV channel that were refused as malformed"
+        )
+        self.open_offers = factory.gauge("baton_handoff_open_offers", "Offers without an outcome")
+        self._outcomes = factory.counter(
+            "baton_handoff_outcomes", "Offers by outcome", labels=("outcome",)
+        )
+        for outcome in ("delivered", *(code.name.lower() for code in FAILURES)):
+            self._outcomes.labels(*factory.values(outcome))
+        self._handshakes = factory.counter(
+            "baton_handoff_handshakes_refused",
+            "Connections to the KV port that CURVE refused, by reason",
+            labels=("reason",),
+        )
+        self._refused = factory.counter(
+            "baton_handoff_refused",
+            "Offers that this worker refused, by reason",
+            labels=("reason",),
+        )
+
+    def outcome(self, event: HandoffDelivered | HandoffFailed) -> None:
+        """Count how an offer ended."""
+        if isinstance(event, HandoffDelivered):
+            self.seconds.observe(event.seconds)
+            self.transfer_seconds.observe(event.transfer_seconds)
+            self.import_seconds.observe(event.seconds - event.transfer_seconds)
+            self._outcomes.labels(*self._factory.values("delivered")).inc()
+        else:
+            self.failed(event.code)
+
+    def failed(self, code: ErrorCode) -> None:
+        """Count an offer that ended without delivery."""
+        self._outcomes.labels(*self._factory.values(code.name.lower())).inc()
+
+    def refused(self, code: ErrorCode) -> None:
+        """Count an offer turned away on the receiving side."""
+        self._refused.labels(*self._factory.values(code.name.lower())).inc()
+
+    def handshake_refused(self, reason: str) -> None:
+        """Count a connection that was not allowed."""
+        self._handshakes.labels(*self._factory.values(reason)).inc()

@@ -1,0 +1,269 @@
+"""KvTransport over ZeroMQ: frames straight from the tensors, one thread, no copy on the way out.
+
+One ROUTER takes offers; one DEALER per decode endpoint makes them. Only the transport's thread
+touches sockets; calls reach it through a queue and a wake-up socket. A lost connection loses
+messages, so offers are repeated until answered (`offers`) and receivers deduplicate (`ledger`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import zmq
+
+from baton_worker.config import ConfigError, HandoffConfig
+from baton_worker.engine.api import Handoff
+from baton_worker.handoff.api import HandoffArrived, HandoffEvent, HandoffFailed
+from baton_worker.handoff.frames import (
+    Answer,
+    AnswerKind,
+    HandoffFormatError,
+    decode_answer,
+    decode_offer,
+    encode_answer,
+    encode_offer,
+)
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.offers import Offer, OfferBook
+from baton_worker.handoff.security import Security
+from baton_worker.identity import RequestKey
+from baton_worker.messages import DecodeTarget
+from baton_worker.records.columns import ErrorCode
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+_IDLE_POLL_SECONDS = 0.5
+_MAX_FRAME_BYTES = 1 << 31
+_MAX_ROUTES = 8192
+
+
+class ZmqKvTransport:
+    """See `handoff.api.KvTransport`."""
+
+    def __init__(
+        self,
+        config: HandoffConfig,
+        metrics: HandoffMetrics,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]],
+        security: Security,
+        takes_offers: bool,
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._context = context
+        self._security = security
+        self._on_event: Callable[[HandoffEvent], None] = lambda event: None
+        self._calls: deque[Callable[[], None]] = deque()
+        self._book = OfferBook(_RETRY_SECONDS)
+        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
+        self._poller = zmq.Poller()
+        self._closing = False
+        self._router = self._bind() if takes_offers else None
+        self._endpoint = self._bound_endpoint()
+        name = f"inproc://kv-wake-{id(self)}"
+        self._wake_in = context.socket(zmq.PULL)
+        self._wake_in.bind(name)
+        self._wake_out = context.socket(zmq.PUSH)
+        self._wake_out.connect(name)
+        self._wake_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="kv-transport", daemon=True)
+
+    @property
+    def endpoint(self) -> str:
+        """Where this process takes KV; empty when it takes none."""
+        return self._endpoint
+
+    def _bound_endpoint(self) -> str:
+        if self._router is None:
+            return ""
+        bound = urlsplit(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
+        return f"tcp://{self._config.advertise_host or bound.hostname}:{bound.port}"
+
+    def start(self, on_event: Callable[[HandoffEvent], None]) -> None:
+        """Begin to serve."""
+        self._on_event = on_event
+        self._thread.start()
+
+    def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
+        """Send a handoff."""
+        now = time.monotonic()
+        self._call(partial(self._book.open, target, handoff, deadline_seconds, now))
+
+    def cancel(self, key: RequestKey) -> None:
+        """Forget an offer."""
+        self._call(partial(self._book.cancel, key))
+
+    def acknowledge(self, key: RequestKey) -> None:
+        """Answer IMPORTED."""
+        self._call(partial(self._answer, Answer(*key, AnswerKind.IMPORTED), forget=True))
+
+    def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        """Answer REFUSED."""
+        self._metrics.refused(code)
+        answer = Answer(*key, AnswerKind.REFUSED, int(code), message)
+        self._call(partial(self._answer, answer, forget=True))
+
+    def close(self) -> None:
+        """End the thread and close every socket."""
+        self._call(partial(setattr, self, "_closing", True))
+        self._thread.join(timeout=5.0)
+        self._security.close()
+
+    def _call(self, action: Callable[[], None]) -> None:
+        self._calls.append(action)
+        with self._wake_lock:
+            if not self._wake_out.closed:
+                self._wake_out.send(b"", zmq.NOBLOCK)
+
+    def _bind(self) -> zmq.Socket[bytes]:
+        router = self._socket(zmq.ROUTER)
+        self._security.server(router)
+        try:
+            router.bind(self._config.bind)
+        except zmq.ZMQError as error:
+            router.close()
+            raise ConfigError(
+                f"handoff.bind: cannot listen on {self._config.bind}: {error}"
+            ) from error
+        return router
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        socket.set(zmq.HEARTBEAT_IVL, 1000)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, 10_000)  # they also fire behind one very long message
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.RECONNECT_IVL, 100)
+        socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.set(zmq.CONNECT_TIMEOUT, 1500)
+        return socket
+
+    def _run(self) -> None:
+        self._poller.register(self._wake_in, zmq.POLLIN)
+        if self._router is not None:
+            self._poller.register(self._router, zmq.POLLIN)
+        while not self._closing:
+            now = time.monotonic()
+            wait = self._book.next_event_in(now)
+            wait = _IDLE_POLL_SECONDS if wait is None else min(wait, _IDLE_POLL_SECONDS)
+            ready = dict(self._poller.poll(int(wait * 1000) + 1))
+            self._drain_calls(ready)
+            if self._router is not None and self._router in ready:
+                self._receive_offers(self._router)
+            for endpoint, dealer in list(self._dealers.items()):
+                if dealer in ready:
+                    self._receive_answers(endpoint, dealer)
+            self._keep_offers()
+        router = [] if self._router is None else [self._router]
+        with self._wake_lock:
+            for socket in (self._wake_in, self._wake_out, *router, *self._dealers.values()):
+                socket.close()
+
+    def _drain_calls(self, ready: dict[Any, int]) -> None:
+        if self._wake_in in ready:
+            while self._wake_in.poll(0):
+                self._wake_in.recv()
+        while self._calls:
+            self._calls.popleft()()
+
+    def _keep_offers(self) -> None:
+        now = time.monotonic()
+        for offer in self._book.due(now):
+            self._send(offer)
+        for failure in self._book.expire(now):
+            self._fail(failure)
+        self._metrics.open_offers.set(self._book.n_open)
+
+    def _send(self, offer: Offer) -> None:
+        now = time.monotonic()
+        try:
+            dealer = self._dealer(offer.target)
+            dealer.send_multipart(encode_offer(offer.handoff), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._metrics.send_blocked.inc()
+            self._book.blocked(offer, now)
+            return
+        except zmq.ZMQError as error:
+            self._book.cancel(offer.key)
+            message = f"cannot send KV to {offer.target.kv_endpoint!r}: {error}"
+            self._fail(HandoffFailed(offer.key, ErrorCode.HANDOFF_PEER_LOST, message))
+            return
+        self._book.sent(offer, now)
+        self._metrics.sent_bytes.inc(offer.kv_bytes)
+        if offer.sends > 1:
+            self._metrics.resent.inc()
+            log.warning("handoff sent again", extra={"key": offer.key, "sends": offer.sends})
+
+    def _dealer(self, target: DecodeTarget) -> zmq.Socket[bytes]:
+        dealer = self._dealers.get(target.kv_endpoint)
+        if dealer is None:
+            dealer = self._socket(zmq.DEALER)
+            # Nothing may wait in a socket that is not connected: it would go out long after its
+            # offer was given up.
+            dealer.set(zmq.IMMEDIATE, 1)
+            try:
+                self._security.client(dealer, target.kv_public_key)
+                dealer.connect(target.kv_endpoint)
+            except zmq.ZMQError:
+                dealer.close()
+                raise
+            self._poller.register(dealer, zmq.POLLIN)
+            self._dealers[target.kv_endpoint] = dealer
+        return dealer
+
+    def _fail(self, failure: HandoffFailed) -> None:
+        self._metrics.failed(failure.code)
+        self._on_event(failure)
+
+    def _receive_answers(self, endpoint: str, dealer: zmq.Socket[bytes]) -> None:
+        while dealer.poll(0):
+            try:
+                answer = decode_answer(dealer.recv_multipart())
+            except HandoffFormatError as error:
+                self._metrics.malformed.inc()
+                log.warning("malformed answer", extra={"endpoint": endpoint, "error": str(error)})
+                continue
+            event = self._book.answer(answer, time.monotonic())
+            if event is not None:
+                self._metrics.outcome(event)
+                self._on_event(event)
+
+    def _receive_offers(self, router: zmq.Socket[bytes]) -> None:
+        while router.poll(0):
+            route, *frames = router.recv_multipart(copy=False)
+            try:
+                handoff = decode_offer([frame.buffer for frame in frames])
+            except HandoffFormatError as error:
+                self._metrics.malformed.inc()
+                log.warning("malformed offer refused", extra={"error": str(error)})
+                continue
+            key = RequestKey(handoff.state.handle, handoff.state.attempt)
+            self._routes[key] = route.bytes
+            self._routes.move_to_end(key)
+            while len(self._routes) > _MAX_ROUTES:
+                self._routes.popitem(last=False)
+            received = sum(array.nbytes for array in handoff.kv)
+            self._metrics.received_bytes.inc(received)
+            self._answer(Answer(*key, AnswerKind.RECEIVED), forget=False)
+            self._on_event(HandoffArrived(handoff, received))
+
+    def _answer(self, answer: Answer, *, forget: bool) -> None:
+        route = self._routes.pop(answer.key, None) if forget else self._routes.get(answer.key)
+        if route is None or self._router is None:
+            log.info("answer without a route", extra={"key": answer.key, "kind": answer.kind})
+            return
+        try:
+            self._router.send_multipart([route, *encode_answer(answer)], zmq.NOBLOCK)
+        except zmq.Again:
+            self._metrics.send_blocked.inc()  # prefill will offer again and get its answer then

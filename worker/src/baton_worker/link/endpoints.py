@@ -1,0 +1,91 @@
+"""Where the gateways are: a fixed list, or every address of a headless service's name.
+
+Owns name resolution, on its own thread because a resolver may wait for seconds. Knows nothing of
+sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+from baton_worker.config import ConfigError, LinkConfig
+
+log = logging.getLogger(__name__)
+
+RESOLVE_SECONDS = 5.0
+
+
+def static_endpoints(config: LinkConfig) -> tuple[str, ...]:
+    """Return the configured list, each address once.
+
+    Raises:
+        ConfigError: neither or both of `link.gateways` and `link.dns` are set, or an address is
+            not `tcp://`.
+    """
+    if bool(config.gateways) == bool(config.dns):
+        raise ConfigError("link.gateways: set either it or link.dns, so that gateways can be found")
+    for endpoint in config.gateways:
+        if not endpoint.startswith("tcp://"):
+            raise ConfigError(f"link.gateways: {endpoint!r} is not a tcp:// address")
+    return tuple(dict.fromkeys(config.gateways))
+
+
+def resolve(name: str, port: int) -> frozenset[str]:
+    """Return the endpoints behind a name, of one address family only.
+
+    A pod with an IPv4 and an IPv6 address is one gateway, and must be called once.
+
+    Raises:
+        OSError: the name does not resolve.
+    """
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    family = found[0][0]
+    hosts = {str(address[0]) for kind, _, _, _, address in found if kind == family}
+    return frozenset(
+        f"tcp://[{host}]:{port}" if family == socket.AF_INET6 else f"tcp://{host}:{port}"
+        for host in hosts
+    )
+
+
+class Resolver:
+    """Resolves a name again and again and reports each answer that differs from the last."""
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        on_change: Callable[[frozenset[str]], None],
+        resolve_seconds: float,
+    ) -> None:
+        """Report to `on_change`, on the resolver's thread, once started."""
+        self._name = name
+        self._port = port
+        self._on_change = on_change
+        self._resolve_seconds = resolve_seconds
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="baton-resolver", daemon=True)
+
+    def start(self) -> None:
+        """Begin resolving."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; an answer on its way is dropped. Does not wait for the resolver."""
+        self._closing.set()
+
+    def _run(self) -> None:
+        last: frozenset[str] | None = None
+        while not self._closing.is_set():
+            try:
+                found = resolve(self._name, self._port)
+            except OSError as error:
+                # Keep what was found before: a name server's outage is not the gateways'.
+                log.warning("gateways not resolved", extra={"dns": self._name, "error": str(error)})
+            else:
+                if found != last and not self._closing.is_set():
+                    last = found
+                    self._on_change(found)
+            self._closing.wait(self._resolve_seconds)

@@ -1,0 +1,253 @@
+"""One gateway address as a worker sees it: a DEALER, its monitor, and the worker's end of the link.
+
+Owns the socket and the lock between the engine thread, which pushes, and the link's thread, which
+does everything else. No call waits: sends are non-blocking and the lock is held for microseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from baton_worker.link.api import Pressure
+from baton_worker.link.metrics import WorkerLinkMetrics
+from baton_worker.link.outbox import Entry, Push, Weight
+from baton_worker.link.parts import (
+    TAIL_LIMIT,
+    FrameWriter,
+    RowTag,
+    StepPart,
+    has_terminal,
+    is_terminal,
+    tag_of,
+    weigh,
+)
+from baton_worker.link.sockets import (
+    Change,
+    ConnectionEvent,
+    Socket,
+    close,
+    connection_events,
+    monitor,
+    use_family_of,
+)
+from baton_worker.link.worker_end import EndEvent, FrameRefused, State, WorkerEnd
+from baton_worker.records.coalesce import split_rows
+from baton_worker.records.columns import StepColumns
+from baton_worker.records.control import decode_control, encode_control
+from baton_worker.records.encode import restamp
+from baton_worker.records.errors import RecordError
+from baton_worker.records.layout import Limits
+
+log = logging.getLogger(__name__)
+
+_BATCH = 256
+_ONE_ROW = Limits(rows=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Time as the peer needs it: monotonic seconds, and wall-clock nanoseconds for headers."""
+
+    now: Callable[[], float]
+    unix_ns: Callable[[], int]
+
+
+class GatewayPeer:
+    """See the module. `publish` and `pressure` are for any thread, the rest for the link's."""
+
+    def __init__(
+        self,
+        end: WorkerEnd,
+        writer: FrameWriter,
+        socket: Socket,
+        metrics: WorkerLinkMetrics,
+        clocks: Clocks,
+    ) -> None:
+        """Monitor `socket`, then connect it to the end's address."""
+        self.end = end
+        self.socket = socket
+        self.monitoring = monitor(socket)
+        self._writer = writer
+        self._metrics = metrics
+        self._clocks = clocks
+        self._lock = threading.Lock()
+        self._is_overrun = False
+        self._local: deque[EndEvent] = deque()
+        use_family_of(socket, end.endpoint)
+        socket.connect(end.endpoint)
+
+    def publish(self, incarnation: int, columns: StepColumns, step_id: int) -> bool:
+        """Queue rows, in pieces that fit a frame; False when that gateway is not here.
+
+        Rows that the ring has no room for are refused: their requests are told to end. Rows that
+        end a request may use the reserve; when even that is full, the whole link starts over.
+        """
+        weight = weigh(columns)
+        pieces = [(columns, weight)]
+        if not weight.within(TAIL_LIMIT):
+            pieces = [(piece, weigh(piece)) for piece in split_rows(columns)]
+        now = self._clocks.now()
+        with self._lock:
+            if self.end.incarnation != incarnation:
+                return False
+            for piece, weight in pieces:
+                if not self._push(piece, weight, step_id, now):
+                    self._overflow(piece, step_id, now)
+        return True
+
+    def pressure(self) -> Pressure:
+        """Return the rung of the ladder."""
+        with self._lock:
+            return self.end.pressure(self._clocks.now())
+
+    def read_connection(self) -> None:
+        """Take what the monitor has to say."""
+        for event in connection_events(self.monitoring):
+            self._on_connection(event)
+
+    def receive(self) -> list[EndEvent]:
+        """Take the messages that have arrived, up to a batch."""
+        events: list[EndEvent] = []
+        for _ in range(_BATCH):
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                message = decode_control(frame)
+            except RecordError as error:
+                self._metrics.malformed_messages.inc(error.reason.value)
+                continue
+            with self._lock:
+                events += self.end.receive(message, self._clocks.now())
+        return events
+
+    def tick(self) -> list[EndEvent]:
+        """Do what time asks for, and take over what `publish` could not settle."""
+        now = self._clocks.now()
+        with self._lock:
+            events = self.end.tick(now)
+            if self._is_overrun:
+                self._is_overrun = False
+                events += self.end.lose("ring_overrun", now)
+        while self._local:
+            events.append(self._local.popleft())
+        return events
+
+    def flush(self) -> bool:
+        """Send control messages, then records; False when the socket takes no more for now."""
+        while self.end.out:
+            if not self._send(encode_control(self.end.out[0])):
+                return False
+            self.end.out.popleft()
+        for _ in range(_BATCH):
+            with self._lock:
+                entry = self.end.claim()
+            if entry is None:
+                break
+            if not self._send_entry(entry):
+                return False
+        return True
+
+    def has_more(self) -> bool:
+        """Whether `flush` would send something now."""
+        with self._lock:
+            return bool(self.end.out) or self.end.claim() is not None
+
+    def lose(self, reason: str) -> list[EndEvent]:
+        """Give the gateway up."""
+        with self._lock:
+            return self.end.lose(reason, self._clocks.now())
+
+    def is_drained(self) -> bool:
+        """Whether nothing waits for an acknowledgement."""
+        return len(self.end.outbox) == 0
+
+    def say(self, message: Callable[[WorkerEnd], None]) -> None:
+        """Change the end under the lock."""
+        with self._lock:
+            message(self.end)
+
+    def close(self, linger_ms: int) -> None:
+        """Close both sockets."""
+        close(self.socket, linger_ms)
+        self.monitoring.close(linger=0)
+
+    def _push(self, piece: StepColumns, weight: Weight, step_id: int, now: float) -> bool:
+        outbox, group = self.end.outbox, self.end.incarnation
+        part = StepPart(piece, step_id)
+        pushed = outbox.push(part, weight, now, group=group)
+        if pushed is Push.REFUSED and is_terminal(piece):
+            pushed = outbox.push(part, weight, now, group=group, terminal=True)
+        if pushed is Push.COALESCED:
+            self._metrics.coalesced_steps.inc()
+        return pushed is not Push.REFUSED
+
+    def _overflow(self, piece: StepColumns, step_id: int, now: float) -> None:
+        # Only rows that end a request are worth taking the piece apart for: it is slow.
+        rows = split_rows(piece, limits=_ONE_ROW) if has_terminal(piece) else [piece]
+        refused: list[StepPart] = []
+        for row in rows:
+            if not is_terminal(row):
+                refused.append(StepPart(row, step_id))
+            elif not self._push(row, weigh(row), step_id, now):
+                self._is_overrun = True
+                self._metrics.dropped_rows.inc("ring_overrun")
+        if refused:
+            n_rows = sum(part.columns.n_rows for part in refused)
+            self._metrics.dropped_rows.inc("ring_full", n_rows)
+            self._local.append(FrameRefused(self.end.incarnation, tag_of(refused), "ring_full"))
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event.change is Change.HANDSHAKE_FAILED:
+            self._metrics.handshake_failures.inc(event.reason)
+            log.warning(
+                "handshake failed",
+                extra={"endpoint": self.end.endpoint, "reason": event.reason},
+            )
+            return
+        with self._lock:
+            if event.change is Change.UP:
+                self._metrics.connects.inc()
+                self.end.connected(self._clocks.now())
+            elif self.end.state is not State.DOWN:
+                self.end.disconnected()
+                self._metrics.disconnects.inc()
+
+    def _send(self, frame: bytes) -> bool:
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _send_entry(self, entry: Entry[StepPart]) -> bool:
+        frame = entry.frame or self._seal(entry)
+        is_replay = entry.n_sends > 0
+        if not self._send(restamp(frame, seq=entry.seq, is_replayed=True) if is_replay else frame):
+            return False
+        with self._lock:
+            self.end.outbox.sent(entry)
+        (self._metrics.resent_frames if is_replay else self._metrics.sent_frames).inc()
+        self._metrics.sent_bytes.inc(len(frame))
+        return True
+
+    def _seal(self, entry: Entry[StepPart]) -> bytes:
+        tag: RowTag | None = tag_of(entry.parts)
+        epoch = self.end.epoch
+        try:
+            frame = self._writer.write(entry.parts, epoch, entry.seq, self._clocks.unix_ns())
+        except RecordError as error:
+            log.exception("rows that no record can carry", extra={"step": entry.parts[0].step_id})
+            self._metrics.refused_frames.inc(error.reason.value)
+            self._local.append(FrameRefused(self.end.incarnation, tag, error.reason.value))
+            frame, tag = self._writer.blank(epoch, entry.seq), None
+        with self._lock:
+            self.end.outbox.seal(entry, frame, tag)
+        return frame

@@ -1,0 +1,228 @@
+"""Bytes between the gateway's ROUTER socket and its table of workers.
+
+Owns the socket while it serves, which ends have something to send, and how much is read at once.
+Everything here runs on the link's thread; nothing waits, but for the answers to a farewell.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import zmq
+
+from baton_worker.link.api import GatewayLinkEvent
+from baton_worker.link.gateway_end import GatewayEnd, Standing
+from baton_worker.link.metrics import GatewayLinkMetrics
+from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
+from baton_worker.link.worker_table import WorkerTable
+from baton_worker.records.control import Bye, Control, Hello, decode_control, encode_control
+from baton_worker.records.errors import RecordError
+from baton_worker.records.layout import MessageType
+from baton_worker.records.prefix import peek_type
+
+log = logging.getLogger(__name__)
+
+_BATCH = 512
+_IDLE_SECONDS = 0.1
+_ACK_SECONDS = 0.02
+_FROZEN_SECONDS = 1.0
+_BYE_SECONDS = 0.5
+_ROUTED_FRAMES = 2
+
+
+class AppliedUpTo(NamedTuple):
+    """A consumer's report: every record of `epoch` up to `seq` is applied."""
+
+    epoch: int
+    seq: int
+
+
+class QueuedCommand(NamedTuple):
+    """An encoded command and the worker process it is for."""
+
+    end: GatewayEnd
+    body: bytes
+
+
+class Switchboard:
+    """See the module."""
+
+    def __init__(
+        self, socket: Socket, table: WorkerTable, metrics: GatewayLinkMetrics, incarnation: int
+    ) -> None:
+        """Take over a bound socket."""
+        self.monitoring = monitor(socket)
+        self.wait_seconds = _IDLE_SECONDS
+        self._socket = socket
+        self._table = table
+        self._metrics = metrics
+        self._incarnation = incarnation
+        self._active: set[GatewayEnd] = set()
+        self._ticked_at = 0.0
+        self._drained_at = self._turned_at = time.monotonic()
+
+    def read_connections(self) -> None:
+        """Count failed handshakes; connections are known by what they say, not by being there."""
+        for event in connection_events(self.monitoring):
+            if event.change is Change.HANDSHAKE_FAILED:
+                self._metrics.handshake_failures.inc(event.reason)
+                log.warning("handshake failed", extra={"reason": event.reason})
+
+    def receive(self) -> list[GatewayLinkEvent]:
+        """Take the messages that have arrived, up to a batch."""
+        events: list[GatewayLinkEvent] = []
+        for _ in range(_BATCH):
+            try:
+                # Frames rather than bytes: only they tell which key authenticated the sender.
+                message = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._drained_at = time.monotonic()
+                break
+            if len(message) != _ROUTED_FRAMES:
+                self._metrics.malformed_messages.inc("frames")
+                continue
+            events += self._take(message[0].bytes, message[1])
+        return events
+
+    def apply(self, reports: Iterable[tuple[str, AppliedUpTo]]) -> None:
+        """Note what consumers have applied; reports about replaced processes mean nothing."""
+        now = time.monotonic()
+        for worker_id, report in reports:
+            end = self._table.ends.get(worker_id)
+            if end is None or end.epoch != report.epoch:
+                continue
+            before = end.inbox.applied
+            end.inbox.apply(report.seq, now)
+            self._metrics.applied_frames.inc(end.inbox.applied - before)
+            self._active.add(end)
+
+    def command(self, queue: deque[QueuedCommand]) -> list[GatewayLinkEvent]:
+        """Number the commands that wait, and send them with the next `flush`."""
+        events: list[GatewayLinkEvent] = []
+        now = time.monotonic()
+        while queue:
+            end, body = queue.popleft()
+            if end.standing is not Standing.UP:
+                self._metrics.dropped_commands.inc("worker_down")
+            elif end.command(body, now):
+                self._active.add(end)
+            else:
+                self._metrics.dropped_commands.inc("ring_full")
+                events += self._table.give_up(end, "commands_unread")
+        return events
+
+    def tick(self) -> list[GatewayLinkEvent]:
+        """Acknowledge where it is due; look at every worker only once in a while."""
+        now = time.monotonic()
+        events: list[GatewayLinkEvent] = []
+        if now - self._turned_at >= _FROZEN_SECONDS:
+            # Connections may have been cut meanwhile for our silence, not theirs.
+            log.warning("link was not served", extra={"seconds": now - self._turned_at})
+            self._table.excuse(now)
+        self._turned_at = now
+        if now - self._ticked_at >= self.wait_seconds:
+            self._ticked_at = now
+            drained = self._drained_at >= now - _IDLE_SECONDS
+            events = self._table.tick(now, judge_silence=drained)
+            self._active.update(self._table.ends.values())
+        for end in self._active:
+            if end.standing is Standing.UP:
+                end.tick(self._table.lag_seconds, now)
+        return events
+
+    def flush(self) -> None:
+        """Send what ends and table have to say, then commands under credit."""
+        while self._table.out:
+            route, message = self._table.out.popleft()
+            self._send(route, message)
+        is_ack_due = False
+        for end in self._active:
+            if end.standing is Standing.UP:
+                self._flush_end(end)
+                is_ack_due |= end.inbox.ack_due_at is not None
+        self._active.clear()
+        self.wait_seconds = _ACK_SECONDS if is_ack_due else _IDLE_SECONDS
+
+    def close(self) -> None:
+        """Tell every worker that this process ends, wait shortly for their answers, and close.
+
+        Without the wait the news may be lost: when a connection closes, libzmq drops what the
+        worker's socket has received and not yet handed out (its option IMMEDIATE does that).
+        """
+        unanswered = set()
+        for end in self._table.ends.values():
+            if end.route and self._send(end.route, Bye(self._incarnation, end.outbox.next_seq)):
+                unanswered.add(end.route)
+        deadline = time.monotonic() + _BYE_SECONDS
+        while unanswered and (left := deadline - time.monotonic()) > 0:
+            if self._socket.poll(int(1000 * left)):
+                unanswered -= self._farewells()
+        close(self._socket)
+        self.monitoring.close(linger=0)
+
+    def _farewells(self) -> set[bytes]:
+        """Return who has said BYE; nothing else matters to a process that ends."""
+        route, *frames = self._socket.recv_multipart()
+        try:
+            is_bye = len(frames) == 1 and peek_type(frames[0]) is MessageType.BYE
+        except RecordError:
+            return set()
+        return {route} if is_bye else set()
+
+    def _take(self, route: bytes, frame: zmq.Frame) -> list[GatewayLinkEvent]:
+        now = time.monotonic()
+        try:
+            if peek_type(frame.buffer) is MessageType.STEP:
+                events = self._table.step(route, frame.buffer, now)
+            else:
+                events = self._take_control(route, frame, now)
+        except RecordError as error:
+            self._metrics.malformed_messages.inc(error.reason.value)
+            events = self._table.malformed(route, error, now)
+        end = self._table.end_of(route)
+        if end is not None:
+            self._active.add(end)
+        return events
+
+    def _take_control(self, route: bytes, frame: zmq.Frame, now: float) -> list[GatewayLinkEvent]:
+        message = decode_control(frame.buffer)
+        if isinstance(message, Hello):
+            return self._table.hello(route, _user_id(frame), message, now)
+        return self._table.control(route, message, now)
+
+    def _flush_end(self, end: GatewayEnd) -> None:
+        while end.out:
+            self._send(end.route, end.out.popleft())
+        while True:
+            command = end.next_command()
+            if command is None or not self._send(end.route, command):
+                return
+            counter = self._metrics.resent_commands
+            if not end.command_sent():
+                counter = self._metrics.sent_commands
+            counter.inc()
+
+    def _send(self, route: bytes, message: Control) -> bool:
+        """Send, or count that it could not be: whatever matters is said again later."""
+        try:
+            self._socket.send_multipart([route, encode_control(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            self._metrics.send_blocked.inc("queue_full")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._metrics.send_blocked.inc("unreachable")
+        else:
+            return True
+        return False
+
+
+def _user_id(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

@@ -1,0 +1,330 @@
+"""Every worker of one gateway process: which connection is whose, who is up, what gets through.
+
+Owns the map from connections (ROUTER routing ids) to worker ends, replacement of a worker by a new
+process under the same name, refusal and quarantine. Pure like the ends: messages to send wait in
+`out` and in each end's `out`, and what consumers must know is returned as events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from baton_worker.identity import COUNTER_BITS, Role
+from baton_worker.link.api import (
+    GatewayLinkEvent,
+    StepMeta,
+    StepReceived,
+    StepsLost,
+    WorkerDown,
+    WorkerUp,
+)
+from baton_worker.link.gateway_end import GatewayEnd, GatewaySettings, Standing
+from baton_worker.link.inbox import Verdict
+from baton_worker.link.metrics import GatewayLinkMetrics
+from baton_worker.messages import WorkerInfo
+from baton_worker.records.columns import StepColumns
+from baton_worker.records.control import (
+    Ack,
+    Bye,
+    Control,
+    ErrorNotice,
+    Hello,
+    Resume,
+    Who,
+)
+from baton_worker.records.decode import decode_step
+from baton_worker.records.errors import RecordError
+from baton_worker.records.header import StepHeader
+from baton_worker.records.layout import MAJOR, PREFIX, PREFIX_BYTES
+
+log = logging.getLogger(__name__)
+
+_ROLES = frozenset(Role)
+_REMEMBERED = 4096
+_ASK_AGAIN_SECONDS = 0.3
+_GOODBYE = "bye"
+_FORGET_SECONDS = 600.0
+
+
+class Outgoing(NamedTuple):
+    """A control message for a connection that has no end."""
+
+    route: bytes
+    message: Control
+
+
+class WorkerTable:
+    """See the module. `lag_seconds` is the consumer's lag, which shrinks every credit."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        metrics: GatewayLinkMetrics,
+        admit: Callable[[str, WorkerInfo], str] = lambda user_id, info: "",
+    ) -> None:
+        """Start empty.
+
+        Args:
+            settings, metrics: see their types.
+            admit: returns why a worker with this authenticated key may not be who it says it is,
+                or "".
+        """
+        self.lag_seconds = 0.0
+        self.out: deque[Outgoing] = deque()
+        self.ends: dict[str, GatewayEnd] = {}
+        self._routes: dict[bytes, GatewayEnd] = {}
+        self._settings = settings
+        self._metrics = metrics
+        self._admit = admit
+        self._retired: OrderedDict[int, str] = OrderedDict()
+        self._asked: OrderedDict[bytes, float] = OrderedDict()
+        self._info_decoder = msgspec.msgpack.Decoder(WorkerInfo)
+
+    def end_of(self, route: bytes) -> GatewayEnd | None:
+        """Return whose connection this is."""
+        return self._routes.get(route)
+
+    def hello(self, route: bytes, user_id: str, hello: Hello, now: float) -> list[GatewayLinkEvent]:
+        """Welcome a worker, or tell it why not."""
+        try:
+            info = self._info_decoder.decode(hello.body)
+        except msgspec.DecodeError as error:
+            return self._reject(route, hello, "hello_body", str(error))
+        reason = self._objection_to(hello, info) or self._admit(user_id, info)
+        if reason:
+            return self._reject(route, hello, reason, info.worker_id)
+        events: list[GatewayLinkEvent] = []
+        end = self.ends.get(info.worker_id)
+        if end is not None and end.epoch != hello.epoch:
+            events += self._retire(end, "replaced")
+            end = None
+        if end is None:
+            end = GatewayEnd(hello, info, self._settings, now)
+            self.ends[info.worker_id] = end
+        return events + self._greet(end, route, user_id, hello, info, now)
+
+    def malformed(self, route: bytes, error: RecordError, now: float) -> list[GatewayLinkEvent]:
+        """Take note of bytes that are no message: too many of them, and the worker is shut out."""
+        end = self._routes.get(route)
+        if end is None or not end.note_refusal(now):
+            return []
+        return self._quarantine(end, error.reason.value)
+
+    def review(self) -> list[GatewayLinkEvent]:
+        """Turn away every worker that would not be let in now: its key was revoked or renamed."""
+        events: list[GatewayLinkEvent] = []
+        for end in list(self.ends.values()):
+            reason = self._admit(end.user_id, end.info)
+            if reason:
+                self.out.append(Outgoing(end.route, ErrorNotice(end.epoch, 0, 0, 0, reason)))
+                events += self._retire(end, reason)
+        return events
+
+    def excuse(self, now: float) -> None:
+        """Count everybody as heard of: it was this process that was not listening."""
+        for end in self.ends.values():
+            end.heard_at = max(end.heard_at, now)
+
+    def abandon(self) -> list[GatewayLinkEvent]:
+        """Take every worker down, because the link itself ends."""
+        events: list[GatewayLinkEvent] = []
+        for end in list(self.ends.values()):
+            events += self._retire(end, "link_failed")
+        return events
+
+    def give_up(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
+        """Take a worker down that this side cannot serve any more."""
+        return self._retire(end, reason)
+
+    def step(self, route: bytes, frame: memoryview, now: float) -> list[GatewayLinkEvent]:
+        """Take one STEP frame."""
+        end = self._routes.get(route)
+        if end is None:
+            self._ask(route, now)
+            return []
+        end.heard_at = now
+        try:
+            header, columns = decode_step(frame, end.limits)
+        except RecordError as error:
+            return self._refuse_bytes(end, frame, error, now)
+        if header.epoch != end.epoch:
+            self._metrics.stale_messages.inc()
+            self._ask(route, now)
+            return []
+        return self._take(end, header, columns, now)
+
+    def control(self, route: bytes, message: Control, now: float) -> list[GatewayLinkEvent]:
+        """Take any other message but HELLO."""
+        end = self._routes.get(route)
+        if end is None:
+            self._ask(route, now)
+            return []
+        end.heard_at = now
+        match message:
+            case Ack():
+                end.on_ack(message, now)
+            case Resume():
+                end.on_resume(message)
+            case Bye() if message.epoch == end.epoch:
+                return self._retire(end, _GOODBYE)
+            case _:
+                self._metrics.stale_messages.inc()
+        return []
+
+    def tick(self, now: float, *, judge_silence: bool) -> list[GatewayLinkEvent]:
+        """Acknowledge, keep alive, and declare silent workers down.
+
+        `judge_silence` must be False while received messages still wait: a worker is not silent
+        because this process was slow to read.
+        """
+        events: list[GatewayLinkEvent] = []
+        for end in list(self.ends.values()):
+            if end.standing is Standing.UP:
+                end.tick(self.lag_seconds, now)
+                if judge_silence and end.is_silent(now):
+                    self._metrics.heartbeat_timeouts.inc()
+                    events += self._take_down(end, "silent", Standing.DOWN)
+            elif now - end.heard_at > _FORGET_SECONDS:
+                del self.ends[end.worker_id]
+        return events
+
+    def _greet(
+        self,
+        end: GatewayEnd,
+        route: bytes,
+        user_id: str,
+        hello: Hello,
+        info: WorkerInfo,
+        now: float,
+    ) -> list[GatewayLinkEvent]:
+        events: list[GatewayLinkEvent] = []
+        self._routes.pop(end.route, None)
+        self._routes[route] = end
+        end.route, end.user_id = route, user_id
+        if end.standing is not Standing.UP or end.info != info:
+            events.append(WorkerUp(info.worker_id, end.epoch, info))
+            end.standing = Standing.UP
+            end.set_info(info)
+        lost = end.greet(hello, now)
+        if lost:
+            self._metrics.lost_frames.inc(lost.last_seq - lost.first_seq + 1)
+            events.append(StepsLost(end.worker_id, end.epoch, *lost))
+        end.welcome(self.lag_seconds, now)
+        return events
+
+    def _objection_to(self, hello: Hello, info: WorkerInfo) -> str:
+        if not info.wire_min <= MAJOR <= info.wire_max:
+            return "wire_version"
+        if info.role not in _ROLES:
+            return "role"
+        if hello.epoch in self._retired:
+            return self._retired[hello.epoch]
+        end = self.ends.get(info.worker_id)
+        if end and end.epoch == hello.epoch and end.standing is Standing.QUARANTINED:
+            return "quarantined"
+        return ""
+
+    def _reject(
+        self, route: bytes, hello: Hello, reason: str, detail: str
+    ) -> list[GatewayLinkEvent]:
+        self._metrics.rejected_hellos.inc(reason)
+        log.warning("HELLO rejected", extra={"reason": reason, "detail": detail})
+        self.out.append(Outgoing(route, ErrorNotice(hello.epoch, 0, 0, 0, reason)))
+        return []
+
+    def _ask(self, route: bytes, now: float) -> None:
+        self._metrics.unknown_routes.inc()
+        if now - self._asked.get(route, float("-inf")) < _ASK_AGAIN_SECONDS:
+            return
+        self._asked[route] = now
+        self._asked.move_to_end(route)
+        if len(self._asked) > _REMEMBERED:
+            self._asked.popitem(last=False)
+        self.out.append(Outgoing(route, Who(self._settings.incarnation, 0)))
+
+    def _take(
+        self, end: GatewayEnd, header: StepHeader, columns: StepColumns, now: float
+    ) -> list[GatewayLinkEvent]:
+        verdict = end.offer(header.seq, now)
+        if verdict is not Verdict.ACCEPT:
+            counter = (
+                self._metrics.duplicates if verdict is Verdict.DUPLICATE else self._metrics.gaps
+            )
+            counter.inc()
+            return []
+        if header.role != end.info.role:
+            return self._refuse(end, "role", now)
+        if header.semantic_hash != end.info.semantic_hash:
+            return self._refuse(end, "semantic_hash", now)
+        ours = columns.handle >> np.uint64(COUNTER_BITS) == self._settings.incarnation
+        n_ours = int(np.count_nonzero(ours))
+        if n_ours == 0:
+            self._metrics.foreign_rows.inc(columns.n_rows)
+            end.inbox.skip(now)
+            return []
+        if n_ours < columns.n_rows:
+            return self._refuse(end, "incarnation", now)
+        end.inbox.accept(now)
+        self._metrics.received_frames.inc()
+        self._metrics.received_bytes.inc(header.frame_bytes)
+        self._metrics.received_rows.inc(columns.n_rows)
+        return [StepReceived(end.worker_id, _meta(header), columns)]
+
+    def _refuse_bytes(
+        self, end: GatewayEnd, frame: memoryview, error: RecordError, now: float
+    ) -> list[GatewayLinkEvent]:
+        seq = PREFIX.unpack_from(frame)[-1] if len(frame) >= PREFIX_BYTES else 0
+        # A connection delivers in order, so unless a replay is awaited, unreadable bytes are the
+        # expected record. While one is awaited, only bytes that claim its number are.
+        if seq != end.inbox.expected and end.inbox.is_waiting(now):
+            self._metrics.refused_frames.inc(error.reason.value)
+            return self.malformed(end.route, error, now)
+        log.warning("record refused", extra={"worker": end.worker_id, "error": str(error)})
+        return self._refuse(end, error.reason.value, now)
+
+    def _refuse(self, end: GatewayEnd, reason: str, now: float) -> list[GatewayLinkEvent]:
+        self._metrics.refused_frames.inc(reason)
+        end.refuse(reason, now)
+        return self._quarantine(end, reason) if end.note_refusal(now) else []
+
+    def _quarantine(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
+        self._metrics.quarantines.inc()
+        self.out.append(Outgoing(end.route, ErrorNotice(end.epoch, 0, 0, 0, "quarantined")))
+        return self._take_down(end, f"quarantined: {reason}", Standing.QUARANTINED)
+
+    def _retire(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
+        self._retired[end.epoch] = reason
+        if len(self._retired) > _REMEMBERED:
+            self._retired.popitem(last=False)
+        del self.ends[end.worker_id]
+        was_up = end.standing is Standing.UP
+        return self._take_down(end, reason, Standing.DOWN) if was_up else []
+
+    def _take_down(
+        self, end: GatewayEnd, reason: str, standing: Standing
+    ) -> list[GatewayLinkEvent]:
+        self._routes.pop(end.route, None)
+        dropped = end.fall(standing)
+        self._metrics.dropped_commands.inc("worker_down", dropped)
+        self._metrics.workers_down.inc(reason.partition(":")[0])
+        level = logging.INFO if reason == _GOODBYE else logging.WARNING
+        log.log(level, "worker down", extra={"worker": end.worker_id, "reason": reason})
+        return [WorkerDown(end.worker_id, end.epoch, reason)]
+
+
+def _meta(header: StepHeader) -> StepMeta:
+    return StepMeta(
+        epoch=header.epoch,
+        seq=header.seq,
+        step_id=header.step_id,
+        role=int(header.role),
+        sent_unix_ns=header.sent_unix_ns,
+        is_replay=header.is_replayed,
+        frame_bytes=header.frame_bytes,
+    )

@@ -1,0 +1,150 @@
+"""Who may connect over CURVE: the ZAP handler of one ZeroMQ context.
+
+Owns the list of allowed keys and the thread that answers libzmq's questions about them. An unknown
+key is answered 300 (try again later), never 400: after a 400 the peer's socket is dead for good, so
+a key that is allowed a minute later would need a restart of the pod. A known key becomes the
+connection's User-Id.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from baton_worker.config import ConfigError
+from baton_worker.link.curve import is_key
+from baton_worker.link.sockets import Socket
+from baton_worker.link.wakeup import Wakeup
+
+log = logging.getLogger(__name__)
+
+ENDPOINT = "inproc://zeromq.zap.01"
+_FIELDS = 7
+
+
+class AllowedKeys:
+    """A file of Z85 public keys, one a line, each optionally followed by the only worker_id it may
+    use. Blank lines and lines that start with `#` are skipped. Changes are picked up by `refresh`.
+    """
+
+    def __init__(self, field: str, path: str) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: naming `field`, when it cannot be read or a line is not a key.
+        """
+        if not path:
+            raise ConfigError(f"{field}: is empty, and link.curve.enabled is true")
+        self._field = field
+        self._path = Path(path)
+        self._stamp = (0, 0)
+        self._names: dict[str, str] = {}
+        self.version = 0
+        self._load()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._names
+
+    def name_of(self, key: str) -> str:
+        """Return the worker_id that `key` is bound to, or "" when it is free."""
+        return self._names.get(key, "")
+
+    def refresh(self) -> int:
+        """Read the file again if it changed; a bad or missing file keeps the old keys, loudly.
+
+        Returns how often the file has been read, so that several readers can each see a change.
+        """
+        try:
+            if self._current_stamp() != self._stamp:
+                self._load()
+        except (ConfigError, OSError) as error:
+            log.warning("allowed keys not reloaded", extra={"error": str(error)})
+        return self.version
+
+    def _current_stamp(self) -> tuple[int, int]:
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_ino
+
+    def _load(self) -> None:
+        try:
+            stamp = self._current_stamp()
+            lines = self._path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self._field}: cannot read {self._path}: {error}") from error
+        names: dict[str, str] = {}
+        for number, line in enumerate(lines, 1):
+            # '#' is a Z85 digit: only a whole line can be a comment.
+            words = line.split()
+            if not words or (words[0].startswith("#") and not is_key(words[0].encode())):
+                continue
+            if not is_key(words[0].encode()):
+                raise ConfigError(f"{self._field}: {self._path}:{number} is not a Z85 public key")
+            names[words[0]] = words[1] if len(words) > 1 else ""
+        self._names, self._stamp = names, stamp
+        self.version += 1
+
+
+class ZapHandler:
+    """Answers for all CURVE servers of one context, on its own thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        allowed: AllowedKeys,
+        on_refused: Callable[[str], None],
+    ) -> None:
+        """Bind; nothing is answered before `start`.
+
+        Args:
+            context: the servers' context.
+            allowed: read on every question.
+            on_refused: told the reason of each refusal, on the handler's thread.
+        """
+        self._allowed = allowed
+        self._on_refused = on_refused
+        self._wakeup = Wakeup()
+        self._is_closing = False
+        self._context = context
+        self._thread = threading.Thread(target=self._run, name="baton-zap", daemon=True)
+        self._ready = threading.Event()
+
+    def start(self) -> None:
+        """Answer from now on. Call it before a server socket binds."""
+        self._thread.start()
+        self._ready.wait()
+
+    def close(self) -> None:
+        """Stop answering, and give the socket back, so that the context can end."""
+        self._is_closing = True
+        self._wakeup.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        socket = self._context.socket(zmq.REP)
+        socket.linger = 0
+        socket.bind(ENDPOINT)
+        self._ready.set()
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        while not self._is_closing:
+            if dict(poller.poll()).get(socket):
+                socket.send_multipart(self._answer(socket.recv_multipart()))
+        socket.close()
+
+    def _answer(self, frames: list[bytes]) -> list[bytes]:
+        version, request_id = frames[0], frames[1]
+        if len(frames) != _FIELDS or frames[5] != b"CURVE":
+            self._on_refused("mechanism")
+            return [version, request_id, b"400", b"CURVE only", b"", b""]
+        key = z85.encode(frames[6])
+        self._allowed.refresh()
+        if key.decode() in self._allowed:
+            return [version, request_id, b"200", b"OK", key, b""]
+        self._on_refused("unknown_key")
+        return [version, request_id, b"300", b"unknown key", b"", b""]

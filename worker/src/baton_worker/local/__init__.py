@@ -1,0 +1,1 @@
+"""A whole deployment on one machine: gateway and workers as processes on loopback."""

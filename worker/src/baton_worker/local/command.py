@@ -1,0 +1,116 @@
+"""`baton-worker local`: start a deployment, show each process's state, stop on Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from baton_worker.link.curve import generate_key_files
+from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, process_names
+from baton_worker.local.supervisor import Child, Reports, Supervisor
+from baton_worker.readiness import EXIT_BAD_CONFIG
+
+
+def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -> int:
+    """Run the deployment until SIGINT or SIGTERM; return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="baton-keys-") as folder:
+        curve = _make_keys(options, Path(folder)) if options.has_curve else {}
+        plans = plan_processes(options, _free_port(), curve)
+        screen = _JsonLines() if as_json else _Status(options)
+        supervisor = Supervisor(plans, Reports(screen.ready, screen.died), log_options)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: supervisor.stop())
+        screen.starting(supervisor.children)
+        supervisor.run(on_tick=lambda: screen.tick(supervisor.children))
+        screen.stopped()
+    return 1 if supervisor.has_failed else 0
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _make_keys(options: LocalOptions, folder: Path) -> dict[str, CurveFiles]:
+    """Write a key pair for every process and one list that allows them all."""
+    names = [name for name, _ in process_names(options)]
+    pairs = [generate_key_files(folder / f"{n}.public", folder / f"{n}.secret") for n in names]
+    allowed = folder / "allowed"
+    allowed.write_text("".join(pair.public.decode() + "\n" for pair in pairs))
+    return {
+        name: CurveFiles(
+            public_key=str(folder / f"{name}.public"),
+            secret_key=str(folder / f"{name}.secret"),
+            gateway_public_key=str(folder / "gateway.public"),
+            allowed_keys=str(allowed),
+        )
+        for name in names
+    }
+
+
+class _JsonLines:
+    """For programs: one line on stdout for each process that becomes ready."""
+
+    def starting(self, children: list[Child]) -> None:
+        """Nothing is ready yet."""
+
+    def ready(self, child: Child) -> None:
+        """Print the process."""
+        if child.ready is not None:
+            sys.stdout.write(msgspec.json.encode(child.ready).decode() + "\n")
+            sys.stdout.flush()
+
+    def died(self, child: Child, code: int) -> None:
+        """Say so on stderr: stdout holds readiness alone."""
+        sys.stderr.write(f"[local] {child.plan.name} ended with code {code}\n")
+
+    def tick(self, children: list[Child]) -> None:
+        """Nothing to refresh."""
+
+    def stopped(self) -> None:
+        """Nothing to add."""
+
+
+@dataclass(slots=True)
+class _Status:
+    """For people: a line whenever a process changes, and where to point a client once all run."""
+
+    options: LocalOptions
+    _announced: bool = field(default=False)
+
+    def starting(self, children: list[Child]) -> None:
+        names = ", ".join(child.plan.name for child in children)
+        self._line("starting", names)
+
+    def ready(self, child: Child) -> None:
+        if child.ready is not None:
+            facts = f"pid {child.ready.pid}  metrics {child.ready.metrics_url}"
+            self._line("ready", f"{child.plan.name:<10} {facts}")
+
+    def died(self, child: Child, code: int) -> None:
+        self._announced = False
+        how = f"signal {-code}" if code < 0 else f"code {code}"
+        state = "giving up" if code == EXIT_BAD_CONFIG else "restarting"
+        self._line(state, f"{child.plan.name} ended with {how}")
+
+    def tick(self, children: list[Child]) -> None:
+        if self._announced or any(child.ready is None for child in children):
+            return
+        self._announced = True
+        url = next(c.ready.url for c in children if c.ready is not None and c.ready.url)
+        self._line("serving", f"{url}/v1  (Ctrl-C stops everything)")
+        self._line("look", f"{url}/playground  (tokens as they stream)")
+
+    def stopped(self) -> None:
+        self._line("stopped", "all processes ended")
+
+    def _line(self, state: str, text: str) -> None:
+        sys.stdout.write(f"[local] {state:<10} {text}\n")
+        sys.stdout.flush()

@@ -1,0 +1,121 @@
+"""Which processes a local deployment has and what each is told: a pure plan.
+
+Every process gets the same model, speculative and logprob settings, so that pairs are compatible by
+construction; only names, roles and addresses differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from baton_worker.config import (
+    CurveConfig,
+    EngineConfig,
+    GatewayConfig,
+    HandoffConfig,
+    HttpConfig,
+    LinkConfig,
+    LogprobsConfig,
+    ModelConfig,
+    ProcessConfig,
+    SpeculativeConfig,
+    SpeculativeMethod,
+    TracingConfig,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What `baton-worker local` was asked for. Counts are numbers of processes."""
+
+    model_path: str
+    served_name: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    prefill: int = 1
+    decode: int = 1
+    mixed: int = 0
+    speculative_method: SpeculativeMethod = "mtp"
+    num_speculative_tokens: int = 1
+    max_top_k: int = 20
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    api_keys_file: str = ""
+    has_curve: bool = False
+    traces_endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveFiles:
+    """Key files of one process, when CURVE is on."""
+
+    public_key: str
+    secret_key: str
+    gateway_public_key: str
+    allowed_keys: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process to run: `role` is the subcommand, `name` its stable identity."""
+
+    name: str
+    role: str
+    config: ProcessConfig
+
+
+def process_names(options: LocalOptions) -> list[tuple[str, str]]:
+    """Return (name, role) of every process, the gateway first."""
+    counts = {"prefill": options.prefill, "decode": options.decode, "mixed": options.mixed}
+    workers = [(f"{role}-{i}", role) for role, count in counts.items() for i in range(count)]
+    return [("gateway", "gateway"), *workers]
+
+
+def plan_processes(
+    options: LocalOptions, link_port: int, curve: dict[str, CurveFiles]
+) -> list[ProcessPlan]:
+    """Return every process with its configuration; `curve` maps names to key files."""
+    shared = ProcessConfig(
+        model=ModelConfig(path=options.model_path, served_name=options.served_name),
+        speculative=_speculative(options),
+        logprobs=LogprobsConfig(max_top_k=options.max_top_k),
+        engine=options.engine,
+        handoff=HandoffConfig(bind="tcp://127.0.0.1:0"),
+        gateway=GatewayConfig(
+            http=HttpConfig(options.host, options.port),
+            api_keys_file=options.api_keys_file,
+            playground=True,
+        ),
+        tracing=TracingConfig(endpoint=options.traces_endpoint),
+    )
+    return [
+        ProcessPlan(name, role, _for_process(shared, name, link_port, curve.get(name)))
+        for name, role in process_names(options)
+    ]
+
+
+def _for_process(
+    shared: ProcessConfig, name: str, link_port: int, files: CurveFiles | None
+) -> ProcessConfig:
+    endpoint = f"tcp://127.0.0.1:{link_port}"
+    link = LinkConfig(gateways=(endpoint,), bind=endpoint, curve=_curve(files))
+    return msgspec.structs.replace(shared, worker_id=name, link=link)
+
+
+def _curve(files: CurveFiles | None) -> CurveConfig:
+    if files is None:
+        return CurveConfig(enabled=False)
+    return CurveConfig(
+        enabled=True,
+        public_key_file=files.public_key,
+        secret_key_file=files.secret_key,
+        gateway_public_key_file=files.gateway_public_key,
+        allowed_keys_file=files.allowed_keys,
+    )
+
+
+def _speculative(options: LocalOptions) -> SpeculativeConfig:
+    if options.num_speculative_tokens == 0:
+        return SpeculativeConfig("none", 0)
+    return SpeculativeConfig(options.speculative_method, options.num_speculative_tokens)

@@ -1,0 +1,264 @@
+"""The command line: one program, a subcommand for each process.
+
+Owns flags, environment, logging and exit codes; imports a process's machinery only when that
+process is asked for, so `--help` is instant and the gateway never loads Paddle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from baton_worker import __version__
+from baton_worker.config import ConfigError, EngineConfig, ProcessConfig, SimConfig, load_config
+from baton_worker.identity import Role
+from baton_worker.logs import configure_logging
+from baton_worker.ranks import with_ranks
+from baton_worker.readiness import EXIT_BAD_CONFIG, Ready, announce, die_with_parent
+
+log = logging.getLogger(__name__)
+
+_ROLES = {
+    "prefill": "compute prompts and first tokens, hand KV over to decode",
+    "decode": "continue from handoffs with MTP drafting and verification",
+    "mixed": "both in one process, the baseline that the pair must equal",
+    "gateway": "serve the OpenAI API and merge what workers publish",
+}
+
+_EPILOG = """examples:
+  baton-worker local --model examples/tiny-mtp            a whole deployment on this machine
+  baton-worker decode --config decode.yaml                one process, as a pod runs it
+  baton-worker top 127.0.0.1:8000 127.0.0.1:41001         what each process does, live
+  baton-worker keygen --out keys --name gateway           CURVE keys for the links
+
+Environment: BATON_POD_NAME names a worker whose configuration has no worker_id;
+BATON_POD_IP is where it takes KV when its configuration has no handoff.advertise_host;
+BATON_TENSOR_PARALLEL is its number of ranks when its configuration has none.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of every subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="baton-worker",
+        description="Prefill, decode and mixed workers and the OpenAI gateway of Baton.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"baton-worker {__version__}")
+    parser.add_argument(
+        "--log-level", default="info", choices=["debug", "info", "warning", "error"]
+    )
+    parser.add_argument("--log-format", default="text", choices=["text", "json"])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for role, purpose in _ROLES.items():
+        _add_role(commands, role, purpose)
+    _add_local(commands)
+    _add_top(commands)
+    keygen = commands.add_parser("keygen", help="write a CURVE key pair (Z85 text files)")
+    keygen.add_argument("--out", type=Path, required=True, help="folder to write into")
+    keygen.add_argument("--name", required=True, help="files are NAME.public and NAME.secret")
+    return parser
+
+
+def _add_role(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], role: str, purpose: str
+) -> None:
+    parser = commands.add_parser(role, help=purpose, description=f"Baton {role}: {purpose}.")
+    parser.add_argument(
+        "--config", type=Path, required=True, help="YAML file (docs/configuration.md)"
+    )
+    parser.add_argument("--model", help="model folder; overrides model.path")
+    parser.add_argument("--worker-id", help="stable name of this process; overrides worker_id")
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "local",
+        help="run gateway, prefill and decode as processes on loopback",
+        description="Run a whole deployment on this machine; Ctrl-C ends every process.",
+    )
+    parser.add_argument("--model", required=True, help="model folder in Hugging Face layout")
+    parser.add_argument("--served-name", default="", help="model name for clients (folder's name)")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the OpenAI API")
+    parser.add_argument("--port", type=int, default=8000, help="port of the OpenAI API")
+    for role, default in (("prefill", 1), ("decode", 1), ("mixed", 0)):
+        parser.add_argument(f"--{role}", type=int, default=default, metavar="N", help="processes")
+    parser.add_argument("-k", "--num-speculative-tokens", type=int, default=1, metavar="K",
+                        help="drafts per step, 0..5 (0: no speculation)")  # fmt: skip
+    parser.add_argument("--speculative-method", default="mtp", help="how drafts are made",
+                        choices=["mtp", "ngram", "mtp_ngram"])  # fmt: skip
+    parser.add_argument("--tp", type=int, default=1, metavar="N",
+                        help="processes that share the model of each worker")  # fmt: skip
+    parser.add_argument("--max-top-k", type=int, default=20, help="most top_logprobs, up to 64")
+    parser.add_argument("--max-running", type=int, default=32, help="requests stepped at once")
+    parser.add_argument("--max-waiting", type=int, default=1024, help="requests queued beyond them")
+    parser.add_argument("--kv-blocks", type=int, default=0, help="KV blocks per worker (0: enough)")
+    parser.add_argument("--block-size", type=int, default=16, choices=[8, 16, 32, 64])
+    parser.add_argument("--prefill-chunk", type=int, default=512, metavar="TOKENS")
+    parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True,
+                        help="share KV between requests that begin alike")  # fmt: skip
+    parser.add_argument("--engine", default="cpu", choices=["cpu", "sim"],
+                        help="sim: no weights, made-up text at a set pace")  # fmt: skip
+    parser.add_argument("--sim", action="append", default=[], metavar="FIELD=VALUE",
+                        help="a field of engine.sim (docs/configuration.md)")  # fmt: skip
+    parser.add_argument("--api-keys-file", default="", help="require one of these API keys")
+    parser.add_argument("--curve", action="store_true", help="encrypt and authenticate the links")
+    parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
+    parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
+
+
+def _add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "top",
+        help="watch a running deployment in the terminal",
+        description="Show tokens, acceptance, queues, KV and links of each process.",
+    )
+    parser.add_argument("url", nargs="+", help="metrics address of a process; host:port is enough")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument("--once", action="store_true", help="print one table and end")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return the exit code (78 for a configuration error)."""
+    options = build_parser().parse_args(arguments)
+    try:
+        if options.command == "local":
+            return _local(options)
+        if options.command == "keygen":
+            return _keygen(options)
+        if options.command == "top":
+            return _top(options)
+        return _process(options)
+    except ConfigError as error:
+        sys.stderr.write(f"baton-worker: {error}\n")
+        return EXIT_BAD_CONFIG
+
+
+def _process(options: argparse.Namespace) -> int:
+    if options.with_parent:
+        die_with_parent()
+    config = _effective_config(options)
+    configure_logging(config.worker_id, options.log_level, options.log_format)
+
+    def on_ready(ready: Ready) -> None:
+        log.info("ready", extra={"metrics_url": ready.metrics_url})
+        announce(ready, options.ready_fd)
+
+    if options.command == "gateway":
+        from baton_worker.gateway.process import run_gateway
+
+        return run_gateway(config, on_ready=on_ready)
+    from baton_worker.roles.process import run_worker
+
+    return run_worker(config, Role[options.command.upper()], on_ready=on_ready)
+
+
+def _effective_config(options: argparse.Namespace) -> ProcessConfig:
+    config = load_config(options.config)
+    name = options.worker_id or config.worker_id or os.environ.get("BATON_POD_NAME", "")
+    config = msgspec.structs.replace(config, worker_id=name or socket.gethostname())
+    address = os.environ.get("BATON_POD_IP", "")
+    if address and not config.handoff.advertise_host:
+        handoff = msgspec.structs.replace(config.handoff, advertise_host=address)
+        config = msgspec.structs.replace(config, handoff=handoff)
+    if options.model:
+        model = msgspec.structs.replace(config.model, path=options.model)
+        config = msgspec.structs.replace(config, model=model)
+    return with_ranks(config, os.environ)
+
+
+def _local(options: argparse.Namespace) -> int:
+    from baton_worker.local.command import run_local
+    from baton_worker.local.layout import LocalOptions
+
+    configure_logging("local", options.log_level, options.log_format)
+    for flag, low, high in (
+        ("prefill", 0, 64),
+        ("decode", 0, 64),
+        ("mixed", 0, 64),
+        ("num_speculative_tokens", 0, 5),
+        ("max_top_k", 0, 64),
+        ("tp", 1, 64),
+    ):
+        value = getattr(options, flag)
+        if not low <= value <= high:
+            raise ConfigError(f"--{flag.replace('_', '-')} is {value}, not in {low}..{high}")
+    if not options.mixed and not (options.prefill and options.decode):
+        raise ConfigError("a deployment needs a prefill and a decode process, or a mixed one")
+    settings = LocalOptions(
+        model_path=str(Path(options.model).resolve()),
+        served_name=options.served_name or Path(options.model).resolve().name,
+        host=options.host,
+        port=options.port,
+        prefill=options.prefill,
+        decode=options.decode,
+        mixed=options.mixed,
+        speculative_method=options.speculative_method,
+        num_speculative_tokens=options.num_speculative_tokens,
+        max_top_k=options.max_top_k,
+        engine=_engine_config(options),
+        api_keys_file=options.api_keys_file and str(Path(options.api_keys_file).resolve()),
+        has_curve=options.curve,
+        traces_endpoint=options.traces,
+    )
+    log_options = ["--log-level", options.log_level, "--log-format", options.log_format]
+    return run_local(settings, as_json=options.json, log_options=log_options)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from baton_worker.top.command import TopOptions, run_top
+
+    if not 0.1 <= options.interval <= 3600:
+        raise ConfigError(f"--interval is {options.interval:g}, not in 0.1..3600")
+    return run_top(TopOptions(tuple(options.url), options.interval, options.once))
+
+
+def _engine_config(options: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        device=options.engine,
+        sim=_sim_config(options),
+        block_size=options.block_size,
+        kv_blocks=options.kv_blocks,
+        max_running=options.max_running,
+        max_waiting=options.max_waiting,
+        prefill_chunk_tokens=options.prefill_chunk,
+        tensor_parallel_size=options.tp,
+        prefix_caching=options.prefix_caching,
+    )
+
+
+def _sim_config(options: argparse.Namespace) -> SimConfig:
+    if options.sim and options.engine != "sim":
+        raise ConfigError(f"--sim {options.sim[0]} needs --engine sim")
+    fields = dict(flag.partition("=")[::2] for flag in options.sim)
+    try:
+        values = {name: msgspec.yaml.decode(value) for name, value in fields.items()}
+        return msgspec.convert(values, SimConfig)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--sim {' '.join(options.sim)}: {error}") from error
+
+
+def _keygen(options: argparse.Namespace) -> int:
+    from baton_worker.link.curve import generate_key_files
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    public, secret = (options.out / f"{options.name}.{half}" for half in ("public", "secret"))
+    try:
+        pair = generate_key_files(public, secret)
+    except FileExistsError as error:
+        raise ConfigError(f"{error.filename} exists; keys are never overwritten") from error
+    sys.stdout.write(f"{public}: {pair.public.decode()}\n{secret}: readable by its owner only\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

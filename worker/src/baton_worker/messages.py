@@ -1,0 +1,190 @@
+"""Control payloads: what gateways and workers say to each other besides step records.
+
+Owns the msgpack-encoded bodies that ride behind the common 32-byte prefix (HELLO, WELCOME, SUBMIT,
+RESERVE) and behind the KV transport (HandoffState). Fields are added at the end with defaults and
+never reordered or reused. Knows nothing of sockets, sequence numbers or the engine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
+
+MAX_TOP_K = 64
+"""Most top-k logprobs per token that the record can carry (its width byte allows 1 + 64)."""
+
+LOGPROB_PARAMS = "logprob_params"
+"""Feature of a worker that reads `Submit.logprobs`; an older one would give raw logprobs."""
+RESUME = "resume"
+"""Feature of a worker that reads `Submit.output_token_ids`; an older one would begin anew."""
+FEATURES = (LOGPROB_PARAMS, RESUME)
+"""What this version's workers can do beyond the first version's."""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker says of itself in HELLO, and again whenever `draining` changes.
+
+    Attributes:
+        worker_id: stable name (pod name, or `decode-0` under `local`); a new process under the
+            same name replaces the old one.
+        role: `identity.Role` value.
+        wire_min, wire_max: record layout majors it can write.
+        semantic_hash: see `identity.semantic_hash`; a gateway pairs only equal ones.
+        config_hash: hash of the options that P and D must share (K, block size, dtype, KV layout).
+        revision: rollout revision the operator gave it, or "".
+        model: served model name.
+        vocab_size, max_model_len, max_top_k: limits a gateway checks before it submits.
+        max_running: requests it steps at once; `max_waiting`: requests it queues beyond that.
+        kv_capacity_tokens: tokens its KV pool holds.
+        kv_endpoint: where prefill workers send KV ("" for a worker that takes none).
+        kv_public_key: Z85 CURVE key of that endpoint, or "" when CURVE is off.
+        metrics_url: where its /metrics is.
+        draining: no new requests, please.
+        tokenizer_hash: of tokenizer.json; a gateway with another one turns this worker away,
+            because its text would be wrong. "" (no tokenizer here) is taken on trust.
+        features: names of what requests may ask of it that not every version can do.
+    """
+
+    worker_id: str
+    role: int
+    wire_min: int
+    wire_max: int
+    semantic_hash: int
+    config_hash: str
+    revision: str
+    model: str
+    vocab_size: int
+    max_model_len: int
+    max_top_k: int
+    max_running: int
+    max_waiting: int
+    kv_capacity_tokens: int
+    kv_endpoint: str = ""
+    kv_public_key: str = ""
+    metrics_url: str = ""
+    pid: int = 0
+    draining: bool = False
+    tokenizer_hash: str = ""
+    features: tuple[str, ...] = ()
+
+
+class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a prefill worker hands a request over to."""
+
+    worker_id: str
+    kv_endpoint: str
+    kv_public_key: str = ""
+
+
+class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
+    """Run this prompt: all of it (mixed), or up to the first token and hand over (`decode` set).
+
+    Attributes:
+        handle, attempt: the request (`identity.RequestKey`).
+        prompt_token_ids: at least one token.
+        sampling: validated parameters, with `seed` filled in.
+        logprobs_k: -1 none, 0 sampled token only, 1..64 that many alternatives.
+        decode: None for a mixed worker.
+        gateway_sent_unix_ns: for the queue-time metric only, never for logic.
+        traceparent: W3C trace context, or "".
+        logprobs: which distribution logprobs describe.
+        priority: lower is served first.
+        output_token_ids: what an earlier attempt gave out; the request goes on behind it.
+    """
+
+    handle: int
+    attempt: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    logprobs_k: int = -1
+    decode: DecodeTarget | None = None
+    gateway_sent_unix_ns: int = 0
+    traceparent: str = ""
+    logprobs: LogprobParams = RAW_LOGPROBS
+    priority: int = 0
+    output_token_ids: tuple[int, ...] = ()
+
+
+class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
+    """Expect a handoff for this request: hold a place until it comes or `deadline_seconds` pass."""
+
+    handle: int
+    attempt: int
+    prompt_tokens: int
+    max_tokens: int
+    deadline_seconds: float
+    traceparent: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, omit_defaults=True, tag="abort"):
+    """Stop this request and free what it holds; unknown or finished ones are ignored.
+
+    `attempt` and all earlier attempts are meant. The worker answers a request it still held with a
+    terminal row (Finish.ABORT).
+    """
+
+    handle: int
+    attempt: int
+
+
+Command = Submit | Reserve | Abort
+
+
+class DraftScores(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The draft model's logprobs of the first drafts of a proposal; none of those looked up.
+
+    One logprob and rank per draft, and `logprobs_k` alternatives each, by draft.
+    """
+
+    logprobs: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    topk_tokens: tuple[int, ...] = ()
+    topk_logprobs: tuple[float, ...] = ()
+
+
+NO_DRAFT_SCORES = DraftScores()
+
+
+class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that decode needs besides the KV blocks to continue exactly where prefill stopped.
+
+    KV frames follow in layer order, K then V, MTP layers last: 2 * n_layers arrays of
+    `[ceil(n_cached / block_size), kv_heads, block_size, head_dim]`, dtype `dtype`, unused tail of
+    the last block zeroed.
+
+    Attributes:
+        model_fingerprint: hash of the weights' identity and shapes; decode refuses another.
+        n_cached: positions whose KV is present in every layer: the prompt's, and those of
+            output_token_ids.
+        first_token, first_logprob, first_rank, topk_*: t0 and its logprob columns, so that decode
+            can echo position 0 (`width` as in the record: 0 none, 1 sampled, 1 + k).
+        drafts: every draft token that prefill proposed after t0, 0..5.
+        output_token_ids: what an earlier attempt gave out; t0 stands behind it.
+        draft_scores: their logprobs, for a request that wants to see them.
+    """
+
+    handle: int
+    attempt: int
+    model_fingerprint: str
+    dtype: str
+    n_layers: int
+    kv_heads: int
+    block_size: int
+    head_dim: int
+    n_cached: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    logprobs_k: int
+    first_token: int
+    width: int = 0
+    first_logprob: float = 0.0
+    first_rank: int = 0
+    topk_tokens: tuple[int, ...] = ()
+    topk_logprobs: tuple[float, ...] = ()
+    drafts: tuple[int, ...] = ()
+    traceparent: str = ""
+    logprobs: LogprobParams = RAW_LOGPROBS
+    priority: int = 0
+    draft_scores: DraftScores = NO_DRAFT_SCORES
+    output_token_ids: tuple[int, ...] = ()

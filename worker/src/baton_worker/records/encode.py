@@ -1,0 +1,207 @@
+"""Columns to bytes: writes one STEP frame.
+
+Owns the order of the sections and both checksums. Pure: no clock, no counters, no socket.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.records.checks import check_caps, check_rows, check_values
+from baton_worker.records.columns import (
+    FINISH_MASK,
+    FLAG_HAS_DRAFT,
+    Finish,
+    StepColumns,
+)
+from baton_worker.records.errors import RecordError, RefusalReason
+from baton_worker.records.extensions import encode_extensions
+from baton_worker.records.header import (
+    BodyShape,
+    Counts,
+    StepHeader,
+    columns_bytes,
+    pack_step_header,
+)
+from baton_worker.records.layout import (
+    CRC,
+    DEFAULT_LIMITS,
+    FLAG_BODY_CHECKSUM,
+    FLAG_EXTENSIONS,
+    FLAG_REPLAYED,
+    ROW_DTYPE,
+    ROW_FIELDS,
+    SOFT_FRAME_BYTES,
+    STEP_HEADER_BYTES,
+    STEP_HEADER_CRC_AT,
+    Limits,
+    padded,
+)
+
+_SHAPED = (
+    *((name, "rows", ROW_DTYPE[name]) for name in ROW_FIELDS),
+    ("token", "tokens", np.dtype(np.int32)),
+    ("logprob", "logprobs", np.dtype(np.float32)),
+    ("rank", "logprobs", np.dtype(np.int32)),
+    ("topk_token", "topk", np.dtype(np.int32)),
+    ("topk_logprob", "topk", np.dtype(np.float32)),
+    ("draft", "drafts", np.dtype(np.int32)),
+)
+_OPTIONAL = ("draft_count", "n_proposed", "n_accepted")
+_DRAFT_BIT = np.uint8(FLAG_HAS_DRAFT)
+_REPLAY_FLAG_AT = 7
+_SEQ = struct.Struct("<Q")
+_SEQ_AT = 24
+
+
+def encode_step(
+    columns: StepColumns,
+    header: StepHeader,
+    *,
+    max_bytes: int = SOFT_FRAME_BYTES,
+    limits: Limits = DEFAULT_LIMITS,
+) -> bytes:
+    """Return the frame of one record.
+
+    The row flag FLAG_HAS_DRAFT is written as the draft counts say, whatever `columns.flags` holds.
+    Error messages beyond 1,024 bytes of UTF-8 are cut and end in "…".
+
+    Args:
+        columns: see `StepColumns`; errors in ascending row order.
+        header: written but for `frame_bytes` and `ignored_extensions`.
+        max_bytes: longest frame to write; split with `coalesce.split_rows` beyond it.
+        limits: what the reader accepts; `vocab_size` is worth setting.
+
+    Raises:
+        RecordError: anything that `decode_step` would refuse, COLUMN_SHAPE for arrays of a wrong
+            length or dtype, FRAME_SIZE beyond `max_bytes`, FIELD_RANGE for a header field.
+    """
+    counts = checked_counts(columns, limits)
+    columns = with_draft_flags(columns)
+    check_values(columns, limits)
+    extensions = encode_extensions(columns)
+    end_of_columns = STEP_HEADER_BYTES + columns_bytes(counts)
+    total_len = end_of_columns + len(extensions)
+    if total_len > max_bytes:
+        raise RecordError(RefusalReason.FRAME_SIZE, f"{total_len} bytes, allowed {max_bytes}")
+    parts = _sections(columns, counts)
+    if extensions:
+        parts.append(extensions)
+    body = BodyShape(
+        FLAG_BODY_CHECKSUM | (FLAG_EXTENSIONS if extensions else 0),
+        counts,
+        total_len,
+        end_of_columns if extensions else 0,
+        _crc(parts),
+    )
+    return b"".join((pack_step_header(header, body), *parts))
+
+
+def restamp(frame: bytes, *, seq: int, is_replayed: bool) -> bytes:
+    """Return an encoded STEP frame with another seq and replayed flag; its header checksum follows.
+
+    Raises:
+        RecordError: FIELD_RANGE when `seq` is not a u64.
+    """
+    head = bytearray(frame[:STEP_HEADER_CRC_AT])
+    if not 0 <= seq < 1 << 64:
+        raise RecordError(RefusalReason.FIELD_RANGE, f"seq {seq} is not a u64")
+    _SEQ.pack_into(head, _SEQ_AT, seq)
+    head[_REPLAY_FLAG_AT] &= ~FLAG_REPLAYED & 0xFF
+    head[_REPLAY_FLAG_AT] |= FLAG_REPLAYED if is_replayed else 0
+    crc = CRC.pack(google_crc32c.value(bytes(head)))
+    return b"".join((head, crc, memoryview(frame)[STEP_HEADER_BYTES:]))
+
+
+def with_draft_flags(columns: StepColumns) -> StepColumns:
+    """Return `columns` with FLAG_HAS_DRAFT set exactly on rows that have drafts."""
+    flags, counts = columns.flags, columns.draft_count
+    if not len(counts) and not flags.tobytes().strip(b"\0"):
+        return columns
+    has_draft = counts != 0 if len(counts) == len(flags) else np.zeros(len(flags), np.bool_)
+    derived = flags & ~_DRAFT_BIT | np.where(has_draft, _DRAFT_BIT, np.uint8(0))
+    return columns if np.array_equal(derived, flags) else replace(columns, flags=derived)
+
+
+def checked_counts(columns: StepColumns, limits: Limits) -> Counts:
+    """Return the section sizes of `columns` once lengths, dtypes, row sums and caps are right.
+
+    Raises:
+        RecordError: COLUMN_SHAPE, a *_CAP, ROW_TOKENS, ROW_WIDTH, ROW_SUMS, ERROR_DETAIL or
+            SCORED_TOKENS.
+    """
+    counts = Counts(
+        len(columns.handle),
+        len(columns.token),
+        len(columns.logprob),
+        len(columns.topk_token),
+        len(columns.draft),
+    )
+    _check_shapes(columns, counts)
+    check_caps(counts, limits)
+    check_rows(columns.n_tokens, columns.width, columns.draft_count, counts, limits)
+    _check_errors(columns)
+    columns.verified_drafts.check(counts.rows, limits)
+    columns.prompt_tokens.check(counts.rows, limits)
+    return counts
+
+
+def _check_shapes(columns: StepColumns, counts: Counts) -> None:
+    for name, section, dtype in _SHAPED:
+        _check_array(name, getattr(columns, name), getattr(counts, section), dtype)
+    for name in _OPTIONAL:
+        array = getattr(columns, name)
+        _check_array(name, array, counts.rows if len(array) else 0, np.dtype(np.uint8))
+    if len(columns.n_proposed) != len(columns.n_accepted):
+        raise RecordError(RefusalReason.COLUMN_SHAPE, "n_proposed without n_accepted, or reverse")
+
+
+def _check_array(name: str, array: npt.NDArray[Any], length: int, dtype: np.dtype[Any]) -> None:
+    if array.dtype != dtype or array.shape != (length,):
+        raise RecordError(
+            RefusalReason.COLUMN_SHAPE,
+            f"{name} is {array.dtype}{array.shape}, expected {dtype}({length},)",
+        )
+
+
+def _check_errors(columns: StepColumns) -> None:
+    previous = -1
+    for error in columns.errors:
+        if not previous < error.row < columns.n_rows:
+            raise RecordError(RefusalReason.ERROR_DETAIL, f"row {error.row} after row {previous}")
+        if columns.flags[error.row] & FINISH_MASK != Finish.ERROR:
+            raise RecordError(
+                RefusalReason.ERROR_DETAIL, f"row {error.row} does not end in an error"
+            )
+        previous = error.row
+
+
+def _sections(columns: StepColumns, counts: Counts) -> list[Any]:
+    rows = np.empty(counts.rows, ROW_DTYPE)
+    for name in ROW_FIELDS:
+        rows[name] = getattr(columns, name)
+    parts: list[Any] = [
+        rows,
+        columns.token,
+        columns.logprob,
+        columns.rank,
+        columns.topk_token,
+        columns.topk_logprob,
+    ]
+    if counts.drafts:
+        count_padding = padded(counts.rows) - counts.rows
+        parts += [columns.draft_count, np.zeros(count_padding, np.uint8), columns.draft]
+    return [np.ascontiguousarray(part) for part in parts if len(part)]
+
+
+def _crc(parts: list[Any]) -> int:
+    crc = 0
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return int(crc)

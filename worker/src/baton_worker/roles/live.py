@@ -1,0 +1,66 @@
+"""Requests this worker still owes an ending, and where they are to be handed over.
+
+Pure bookkeeping for the engine thread: every request enters once, leaves when its terminal row is
+published or decode has taken it, and is found by the gateway process that owns it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from baton_worker.identity import RequestKey, incarnation_of
+from baton_worker.messages import DecodeTarget
+
+
+@dataclass(slots=True)
+class LiveRequests:
+    """The open requests of one worker process."""
+
+    _targets: dict[RequestKey, DecodeTarget | None] = field(default_factory=dict, init=False)
+    _per_incarnation: Counter[int] = field(default_factory=Counter, init=False)
+
+    def enter(self, key: RequestKey, target: DecodeTarget | None = None) -> None:
+        """Note a request; `target` is set when it is to be handed over."""
+        if key not in self._targets:
+            self._per_incarnation[incarnation_of(key.handle)] += 1
+        self._targets[key] = target
+
+    def target(self, key: RequestKey) -> DecodeTarget | None:
+        """Return where the request goes after its first token; None if it stays or is unknown."""
+        return self._targets.get(key)
+
+    def holds(self, key: RequestKey) -> bool:
+        """Whether the request is open here."""
+        return key in self._targets
+
+    def leave(self, key: RequestKey) -> bool:
+        """Forget a request; False if it was not here."""
+        if key not in self._targets:
+            return False
+        del self._targets[key]
+        incarnation = incarnation_of(key.handle)
+        self._per_incarnation[incarnation] -= 1
+        if not self._per_incarnation[incarnation]:
+            del self._per_incarnation[incarnation]
+        return True
+
+    def incarnations(self) -> list[int]:
+        """Return the gateway processes that have open requests here."""
+        return list(self._per_incarnation)
+
+    def of_handle(self, handle: int, up_to_attempt: int) -> list[RequestKey]:
+        """Return the attempts of one request that an abort of `up_to_attempt` means."""
+        candidates = (RequestKey(handle, attempt) for attempt in range(up_to_attempt + 1))
+        return [key for key in candidates if key in self._targets]
+
+    def of_incarnation(self, incarnation: int) -> list[RequestKey]:
+        """Return every request of one gateway process."""
+        return [key for key in self._targets if incarnation_of(key.handle) == incarnation]
+
+    def all(self) -> list[RequestKey]:
+        """Return every open request."""
+        return list(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)

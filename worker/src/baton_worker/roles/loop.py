@@ -1,0 +1,336 @@
+"""The engine thread of a worker: takes events, steps the engine, sends results on their way.
+
+One turn is: take what came from link and KV transport, let the engine step once, publish rows,
+offer and acknowledge handoffs. Owns the engine, the ledger and the live requests, all on one
+thread; knows link and transport by their contracts only, no socket, no HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton_worker.engine.api import (
+    Engine,
+    EngineLoad,
+    EngineRefusedError,
+    EngineRequest,
+    Handoff,
+    StepResult,
+    StepStats,
+)
+from baton_worker.handoff.api import (
+    HandoffArrived,
+    HandoffDelivered,
+    HandoffFailed,
+    KvTransport,
+)
+from baton_worker.handoff.ledger import HandoffLedger, Verdict
+from baton_worker.identity import RequestKey, incarnation_of
+from baton_worker.link.api import (
+    CommandReceived,
+    GatewayLost,
+    GatewayUp,
+    Pressure,
+    RowsRefused,
+    WorkerLink,
+)
+from baton_worker.messages import Abort, Command, Reserve, Submit
+from baton_worker.records.columns import ErrorCode, StepColumns
+from baton_worker.roles.inbox import (
+    DraftCountRequested,
+    DrainRequested,
+    Inbox,
+    InboxEvent,
+    StopRequested,
+)
+from baton_worker.roles.live import LiveRequests
+from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.rows import by_incarnation, emitting_keys, ended_keys, error_columns
+from baton_worker.roles.traces import RequestTraces
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """What the loop works with.
+
+    Attributes:
+        observe: called after each step with its statistics and the engine's load.
+        observe_load: called when the load changed without a step (a handoff was pulled).
+        on_drain: told once when draining begins, to announce it to the gateways.
+    """
+
+    engine: Engine
+    link: WorkerLink
+    transport: KvTransport
+    ledger: HandoffLedger
+    metrics: RoleMetrics
+    handoff_deadline_seconds: float
+    observe: Callable[[StepStats, EngineLoad], None]
+    observe_load: Callable[[EngineLoad], None]
+    on_drain: Callable[[], None]
+    traces: RequestTraces = field(default_factory=RequestTraces)
+
+
+@dataclass(slots=True)
+class WorkerLoop:
+    """Runs one worker until it is told to stop."""
+
+    parts: LoopParts
+    inbox: Inbox = field(default_factory=Inbox)
+    clock: Callable[[], float] = time.monotonic
+    live: LiveRequests = field(default_factory=LiveRequests)
+    is_draining: bool = False
+    turned_at_seconds: float = field(default_factory=time.monotonic)
+    _stopping: bool = False
+    _stop_reason: str | None = None
+    _step_id: int = 0
+    _imported_at: dict[RequestKey, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Turn until a StopRequested has been served."""
+        while not self._stopping:
+            self.turn(IDLE_SECONDS)
+
+    def turn(self, idle_seconds: float) -> None:
+        """Serve queued events and step once; wait up to `idle_seconds` when there is no work."""
+        self.turned_at_seconds = self.clock()
+        wait = 0.0 if self.parts.engine.has_work() else idle_seconds
+        has_served = self._serve_queued(wait)
+        if self._stop_reason is None and self.parts.engine.has_work():
+            self._deliver(self.parts.engine.step(self._serve_queued))
+        elif has_served:
+            self.parts.observe_load(self.parts.engine.load())
+        if self._stop_reason is not None:
+            self._stop(self._stop_reason)
+        self.parts.metrics.live.set(len(self.live))
+        self.parts.metrics.reserved.set(self.parts.ledger.n_open)
+
+    def _serve_queued(self, wait_seconds: float = 0.0) -> bool:
+        """Serve what is queued, and what became due; False if nothing was queued.
+
+        Also called by the engine between two overlapped steps, so that a request which came while
+        one ran is in the next.
+        """
+        events = self.inbox.take(wait_seconds)
+        for event in events:
+            self._serve(event)
+        for key in self.parts.ledger.expire(self.clock()):
+            self._end(key, ErrorCode.RESERVATION_EXPIRED, "no handoff came for this reservation")
+        self._relieve_pressure()
+        return bool(events)
+
+    def n_open(self) -> int:
+        """Requests that still need this process: running, queued, or with KV not yet pulled."""
+        return len(self.live) + self.parts.ledger.n_open
+
+    def _serve(self, event: InboxEvent) -> None:
+        match event:
+            case CommandReceived(_, command):
+                self._obey(command)
+            case HandoffArrived(handoff):
+                self._take_over(handoff)
+            case HandoffDelivered(key):
+                self.parts.engine.release_handoff(key)
+                self._leave(key, "handed_over")
+            case HandoffFailed(key, code, message):
+                self.parts.engine.release_handoff(key)
+                self._end(key, code, message)
+            case GatewayUp(incarnation, endpoint):
+                log.info("gateway linked", extra={"incarnation": incarnation, "at": endpoint})
+            case GatewayLost(incarnation, reason):
+                self._abandon(incarnation, reason)
+            case RowsRefused(_, keys, reason):
+                for key in keys:
+                    self._fail(key, ErrorCode.INTERNAL, f"the gateway refused rows: {reason}")
+            case DrainRequested():
+                self._drain()
+            case DraftCountRequested(count):
+                log.info("draft count set", extra={"num_speculative_tokens": count})
+                self.parts.engine.set_num_speculative_tokens(count)
+            case StopRequested(reason):
+                self._stop_reason = reason
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Reserve():
+                self._reserve(command)
+            case Abort(handle, attempt):
+                self._abort(handle, attempt)
+
+    def _submit(self, submit: Submit) -> None:
+        key = RequestKey(submit.handle, submit.attempt)
+        if self.live.holds(key):
+            return  # the link delivers once per epoch; a replay under a new epoch may repeat
+        if not self._admits(key):
+            return
+        request = EngineRequest(
+            key=key,
+            prompt_token_ids=submit.prompt_token_ids,
+            sampling=submit.sampling,
+            logprobs_k=submit.logprobs_k,
+            hand_over=submit.decode is not None,
+            traceparent=submit.traceparent,
+            output_token_ids=submit.output_token_ids,
+            logprobs=submit.logprobs,
+            priority=submit.priority,
+        )
+        try:
+            self.parts.engine.submit(request)
+        except EngineRefusedError as refusal:
+            self._end(key, refusal.code, str(refusal))
+            return
+        self.live.enter(key, submit.decode)
+        self.parts.traces.submitted(key, submit.traceparent)
+
+    def _reserve(self, reserve: Reserve) -> None:
+        key = RequestKey(reserve.handle, reserve.attempt)
+        if self.live.holds(key) or not self._admits(key):
+            return
+        if not self.parts.ledger.reserve(key, reserve.deadline_seconds, self.clock()):
+            self._end(key, ErrorCode.DECODE_FULL, "this decode worker has no place left")
+
+    def _admits(self, key: RequestKey) -> bool:
+        """Refuse when stopping or backed up.
+
+        A draining worker still admits: what arrives was sent before its gateway knew, and a
+        gateway that knows sends nothing more.
+        """
+        if self._stopping:
+            self._end(key, ErrorCode.DRAINING, "this worker takes no new requests")
+            return False
+        if self.parts.link.pressure(incarnation_of(key.handle)) >= Pressure.STOP_ADMITTING:
+            self._end(key, ErrorCode.QUEUE_FULL, "the link to this gateway is backed up")
+            return False
+        return True
+
+    def _abort(self, handle: int, attempt: int) -> None:
+        now = self.clock()
+        for key in self.live.of_handle(handle, attempt):
+            self.parts.transport.cancel(key)
+            self.parts.engine.release_handoff(key)
+            if not self.parts.engine.abort(key):
+                self._leave(key, "aborted")
+        for n in range(attempt + 1):
+            self.parts.ledger.close(RequestKey(handle, n), now)
+
+    def _take_over(self, handoff: Handoff) -> None:
+        key = RequestKey(handoff.state.handle, handoff.state.attempt)
+        verdict = self.parts.ledger.arrive(key, self.clock())
+        if verdict is Verdict.ALREADY_IMPORTED:
+            self.parts.transport.acknowledge(key)
+        elif verdict is Verdict.CLOSED:
+            self.parts.transport.refuse(key, ErrorCode.HANDOFF_REFUSED, "the request is over")
+        elif verdict is Verdict.FULL:
+            self.parts.transport.refuse(key, ErrorCode.DECODE_FULL, "no place left")
+        elif verdict is Verdict.ADMIT:
+            self._admit(key, handoff)
+
+    def _admit(self, key: RequestKey, handoff: Handoff) -> None:
+        try:
+            self.parts.engine.admit_handoff(handoff)
+        except EngineRefusedError as refusal:
+            self.parts.ledger.close(key, self.clock())
+            self.parts.transport.refuse(key, refusal.code, str(refusal))
+            return
+        self.live.enter(key)
+        self.parts.traces.arrived(key, handoff.state.traceparent)
+
+    def _abandon(self, incarnation: int, reason: str) -> None:
+        """A gateway process is gone: nobody reads its rows, so free what its requests hold."""
+        keys = self.live.of_incarnation(incarnation)
+        reserved = self.parts.ledger.reserved_by(incarnation)
+        log.warning(
+            "gateway lost",
+            extra={"incarnation": incarnation, "reason": reason, "requests": len(keys)},
+        )
+        for key in (*keys, *reserved):
+            self._abort(key.handle, key.attempt)
+
+    def _relieve_pressure(self) -> None:
+        """Walk the ladder: pause a backed-up gateway's requests, end those of a stalled one."""
+        levels = {i: self.parts.link.pressure(i) for i in self.live.incarnations()}
+        paused = frozenset(i for i, level in levels.items() if level >= Pressure.PAUSE)
+        self.parts.engine.set_paused(paused)
+        for incarnation, level in levels.items():
+            if level is Pressure.STALLED:
+                for key in self.live.of_incarnation(incarnation):
+                    self._fail(key, ErrorCode.LINK_STALLED, "the gateway takes no records")
+
+    def _deliver(self, result: StepResult) -> None:
+        self._step_id += 1
+        now = self.clock()
+        for key in result.imported:
+            self.parts.ledger.imported(key, now)
+            self.parts.transport.acknowledge(key)
+            self._imported_at[key] = now
+        self.parts.traces.first_tokens(result.stats.first_tokens)
+        self._publish(result.columns)
+        for handoff in result.handoffs:
+            key = RequestKey(handoff.state.handle, handoff.state.attempt)
+            target = self.live.target(key)
+            if target is None:
+                self.parts.engine.release_handoff(key)
+                continue
+            self.parts.traces.offered(key)
+            self.parts.transport.offer(target, handoff, self.parts.handoff_deadline_seconds)
+        self.parts.observe(result.stats, self.parts.engine.load())
+
+    def _publish(self, columns: StepColumns) -> None:
+        for incarnation, rows in by_incarnation(columns).items():
+            self.parts.link.publish(incarnation, rows, self._step_id)
+        if self._imported_at:
+            now = self.clock()
+            for key in emitting_keys(columns):
+                imported = self._imported_at.pop(key, None)
+                if imported is not None:
+                    self.parts.metrics.first_emit_seconds.observe(now - imported)
+        for key in ended_keys(columns):
+            self._leave(key, "ended")
+
+    def _fail(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        """End a request that may be in the engine; its row comes with the next step."""
+        self.parts.transport.cancel(key)
+        if self.parts.ledger.give_up(key, self.clock()):
+            self.parts.transport.refuse(key, code, message)
+        if self.parts.engine.fail(key, code, message):
+            self.parts.metrics.refused(code)
+        elif self.live.holds(key):
+            self._end(key, code, message)
+
+    def _end(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        """End a request that is not in the engine with an error row of its own."""
+        log.info("request ended", extra={"key": key, "code": code.name, "why": message})
+        self.parts.metrics.refused(code)
+        self.parts.link.publish(
+            incarnation_of(key.handle), error_columns(key, code, message), self._step_id
+        )
+        self._leave(key, "failed")
+
+    def _leave(self, key: RequestKey, outcome: str) -> None:
+        self._imported_at.pop(key, None)
+        if self.live.leave(key):
+            self.parts.metrics.left(outcome)
+            self.parts.traces.left(key, outcome)
+
+    def _drain(self) -> None:
+        if not self.is_draining:
+            self.is_draining = True
+            log.info("draining", extra={"requests": self.n_open()})
+            self.parts.on_drain()
+
+    def _stop(self, reason: str) -> None:
+        self._stopping = True
+        self._drain()
+        for key in self.live.all():
+            self._fail(key, ErrorCode.DRAINING, reason)
+        while self.parts.engine.has_work() and len(self.live):
+            self._deliver(self.parts.engine.step())

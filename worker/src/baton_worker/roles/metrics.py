@@ -1,0 +1,52 @@
+"""What a role counts beyond its engine, link and KV transport."""
+
+from __future__ import annotations
+
+from baton_worker.metrics import MetricFactory
+from baton_worker.records.columns import ErrorCode
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class RoleMetrics:
+    """Requests by what became of them here, and decode's share of the handoff."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._factory = factory
+        self.live = factory.gauge("baton_live_requests", "Requests this worker owes an ending")
+        self.reserved = factory.gauge(
+            "baton_reserved_requests", "Handoffs expected or pending on this worker"
+        )
+        self.first_emit_seconds = factory.histogram(
+            "baton_first_emit_seconds",
+            "Decode: from a handoff's import to publishing the first tokens of its own",
+            _SECONDS,
+        )
+        self._requests = factory.counter(
+            "baton_worker_requests", "Requests by how they left this worker", labels=("outcome",)
+        )
+        self._refused = factory.counter(
+            "baton_worker_refused",
+            "Requests ended by this worker with an error, by code",
+            labels=("reason",),
+        )
+        self._wire = factory.gauge(
+            "baton_wire_info",
+            "Wire range and compatibility of this process; always 1",
+            labels=("wire", "accepts_min", "accepts_max", "config_hash", "revision"),
+        )
+
+    def left(self, outcome: str, count: int = 1) -> None:
+        """Count requests that left: finished, aborted, handed_over or failed."""
+        self._requests.labels(*self._factory.values(outcome)).inc(count)
+
+    def refused(self, code: ErrorCode) -> None:
+        """Count a request that this worker ended with an error row."""
+        self._refused.labels(*self._factory.values(code.name.lower())).inc()
+
+    def wire(
+        self, version: int, lowest: int, highest: int, config_hash: str, revision: str
+    ) -> None:
+        """Publish the pod contract's `baton_wire_info`."""
+        values = (str(version), str(lowest), str(highest), config_hash, revision)
+        self._wire.labels(*self._factory.values(*values)).set(1)

@@ -1,0 +1,225 @@
+"""A worker process put together: engine, link, KV transport, health HTTP, signals.
+
+The edge of the worker: the only place that knows every part by its concrete class. The engine loop
+runs on the main thread; a fault in any other thread ends the process, because a worker that cannot
+speak must not look alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import zmq
+from prometheus_client import CollectorRegistry
+
+from baton_worker.compatibility import (
+    process_config_hash,
+    process_semantic_hash,
+    tokenizer_hash,
+)
+from baton_worker.config import ConfigError, ProcessConfig
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.build import build_engine
+from baton_worker.engine.checkpoint import CheckpointError
+from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.metrics import EngineMetrics
+from baton_worker.engine.spec import ModelSpecError
+from baton_worker.handoff.ledger import HandoffLedger
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.security import kv_security
+from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.identity import Role
+from baton_worker.link.api import GatewayUp, WorkerLinkEvent
+from baton_worker.link.worker import ZmqWorkerLink
+from baton_worker.messages import FEATURES, WorkerInfo
+from baton_worker.metrics import MetricFactory
+from baton_worker.readiness import Ready
+from baton_worker.records.layout import MAJOR
+from baton_worker.roles.health import HealthServer, HealthSources
+from baton_worker.roles.inbox import DraftCountRequested, DrainRequested, Inbox, StopRequested
+from baton_worker.roles.linked import LinkedReadiness
+from baton_worker.roles.loop import LoopParts, WorkerLoop
+from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.traces import RequestTraces
+from baton_worker.tracing import build_tracing
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 2.0
+_LEDGER_MEMORY_SECONDS = 60.0
+EXIT_FAULT = 70
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembled:
+    loop: WorkerLoop
+    link: ZmqWorkerLink
+    transport: ZmqKvTransport
+    health: HealthServer
+
+
+@dataclass(frozen=True, slots=True)
+class _KvAddress:
+    endpoint: str
+    public_key: str
+
+
+def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready], None]) -> int:
+    """Serve as `role` until SIGTERM or SIGINT; return the exit code.
+
+    `on_ready` is called once, when the model is loaded and the first gateway has welcomed us.
+
+    Raises:
+        ConfigError: the configuration cannot be served (model, keys, addresses).
+    """
+    engine = _load_engine(config)
+    worker = _assemble(config, role, engine)
+    _end_on_thread_fault()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Paddle's import: it sets its own
+        signal.signal(number, lambda *_: worker.loop.inbox.put(StopRequested("shutting down")))
+    ready = Ready(role.label, os.getpid(), f"{worker.health.url}/metrics")
+    worker.health.start(_health_sources(worker))
+    worker.transport.start(worker.loop.inbox.put)
+    worker.link.start(_announcing(worker.loop.inbox, partial(on_ready, ready)))
+    try:
+        worker.loop.run()
+    finally:
+        worker.link.close(_CLOSE_SECONDS)
+        worker.transport.close()
+        worker.health.close()
+        worker.loop.parts.traces.tracing.close()
+        engine.close()
+    return 0
+
+
+def _load_engine(config: ProcessConfig) -> StepEngine:
+    try:
+        return build_engine(config, on_rank_death=_end_on_rank_death)
+    except (ModelSpecError, CheckpointError) as error:
+        raise ConfigError(f"model.path: {error}") from error
+    except DeviceError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _announcing(inbox: Inbox, announce: Callable[[], None]) -> Callable[[WorkerLinkEvent], None]:
+    """Return the link's event sink: it queues, and announces readiness at the first gateway."""
+    pending = [announce]
+
+    def on_event(event: WorkerLinkEvent) -> None:
+        if pending and isinstance(event, GatewayUp):
+            pending.pop()()
+        inbox.put(event)
+
+    return on_event
+
+
+def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembled:
+    registry = CollectorRegistry()
+    factory = MetricFactory(registry, config.served_name, role.label)
+    inbox = Inbox()
+    health = HealthServer(config.health, registry)
+    transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory))
+    info = _worker_info(config, role, engine, kv_address, health.url)
+    link = ZmqWorkerLink(config.link, info, factory)
+    role_metrics, engine_metrics = RoleMetrics(factory), EngineMetrics(factory)
+    role_metrics.wire(MAJOR, info.wire_min, info.wire_max, info.config_hash, info.revision)
+    parts = LoopParts(
+        engine=engine,
+        link=link,
+        transport=transport,
+        ledger=HandoffLedger(info.max_running + info.max_waiting, _LEDGER_MEMORY_SECONDS),
+        metrics=role_metrics,
+        handoff_deadline_seconds=config.handoff.deadline_seconds,
+        observe=engine_metrics.observe,
+        observe_load=engine_metrics.observe_load,
+        on_drain=lambda: link.set_info(msgspec.structs.replace(info, draining=True)),
+        traces=RequestTraces(
+            build_tracing(config.tracing, f"baton-{role.label}", config.worker_id)
+        ),
+    )
+    loop = WorkerLoop(parts, inbox)
+    return _Assembled(loop, link, transport, health)
+
+
+def _kv_transport(
+    config: ProcessConfig, role: Role, metrics: HandoffMetrics
+) -> tuple[ZmqKvTransport, _KvAddress]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    takes_offers = role is Role.DECODE
+    security = kv_security(
+        config.link.curve, context, metrics.handshake_refused, takes_offers=takes_offers
+    )
+    transport = ZmqKvTransport(
+        config.handoff, metrics, context=context, security=security, takes_offers=takes_offers
+    )
+    return transport, _KvAddress(transport.endpoint, security.public_key)
+
+
+def _health_sources(worker: _Assembled) -> HealthSources:
+    loop, link = worker.loop, worker.link
+    readiness = LinkedReadiness(link.known_gateways, link.linked_gateways, time.monotonic)
+    return HealthSources(
+        engine_silence_seconds=lambda: time.monotonic() - loop.turned_at_seconds,
+        linked_gateways=link.linked_gateways,
+        is_linked=readiness.is_ready,
+        open_requests=loop.n_open,
+        is_draining=lambda: loop.is_draining,
+        request_drain=lambda: loop.inbox.put(DrainRequested()),
+        num_speculative_tokens=lambda: loop.parts.engine.num_speculative_tokens,
+        max_speculative_tokens=loop.parts.engine.max_speculative_tokens,
+        set_num_speculative_tokens=lambda count: loop.inbox.put(DraftCountRequested(count)),
+    )
+
+
+def _worker_info(
+    config: ProcessConfig, role: Role, engine: StepEngine, kv: _KvAddress, url: str
+) -> WorkerInfo:
+    load = engine.load()
+    return WorkerInfo(
+        worker_id=config.worker_id,
+        role=int(role),
+        wire_min=MAJOR,
+        wire_max=MAJOR,
+        semantic_hash=process_semantic_hash(config),
+        config_hash=process_config_hash(config),
+        revision=config.revision,
+        model=config.served_name,
+        vocab_size=engine.spec.vocab_size,
+        max_model_len=engine.options.max_model_len,
+        max_top_k=engine.options.max_top_k,
+        max_running=config.engine.max_running,
+        max_waiting=config.engine.max_waiting,
+        kv_capacity_tokens=load.kv_blocks_total * config.engine.block_size,
+        kv_endpoint=kv.endpoint,
+        kv_public_key=kv.public_key if kv.endpoint else "",
+        metrics_url=f"{url}/metrics",
+        pid=os.getpid(),
+        tokenizer_hash=tokenizer_hash(config),
+        features=FEATURES,
+    )
+
+
+def _end_on_rank_death(error: Exception) -> None:
+    """End the process: what is left of a tensor-parallel worker can neither step nor hand over."""
+    log.critical("ending the process", extra={"why": str(error)})
+    os._exit(EXIT_FAULT)
+
+
+def _end_on_thread_fault() -> None:
+    """End the process when any of its threads dies of an exception."""
+
+    def on_fault(fault: threading.ExceptHookArgs) -> None:
+        name = fault.thread.name if fault.thread else "?"
+        trace = (fault.exc_type, fault.exc_value or fault.exc_type(), fault.exc_traceback)
+        log.critical("thread died; ending the process", extra={"which": name}, exc_info=trace)
+        os._exit(EXIT_FAULT)
+
+    threading.excepthook = on_fault

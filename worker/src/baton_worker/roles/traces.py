@@ -1,0 +1,71 @@
+"""What a worker tells of a request's life: queue, prefill, handoff, decode.
+
+A request is in one phase at a time; leaving a phase records it as a span under the gateway's. Owns
+the phases' names and times. Runs on the engine thread; knows no exporter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton_worker.identity import RequestKey
+from baton_worker.tracing import NoTracing, Tracing
+
+_NS = 1_000_000_000
+
+
+class _Phase(NamedTuple):
+    name: str
+    parent: str
+    start_unix_ns: int
+
+
+@dataclass(slots=True)
+class RequestTraces:
+    """The phases of this worker's open requests; a request without a context is not traced."""
+
+    tracing: Tracing = field(default_factory=NoTracing)
+    now_unix_ns: Callable[[], int] = time.time_ns
+    _phases: dict[RequestKey, _Phase] = field(default_factory=dict, init=False)
+
+    def submitted(self, key: RequestKey, traceparent: str) -> None:
+        """A prompt is in line."""
+        self._enter(key, "baton.queue", traceparent)
+
+    def arrived(self, key: RequestKey, traceparent: str) -> None:
+        """A handoff arrived: decode's share begins."""
+        self._enter(key, "baton.decode", traceparent)
+
+    def first_tokens(self, seen: Iterable[tuple[RequestKey, float, float]]) -> None:
+        """Prompts were finished: (key, queue seconds, prefill seconds) of each."""
+        if not self._phases:
+            return
+        now = self.now_unix_ns()
+        for key, _, prefill_seconds in seen:
+            phase = self._phases.get(key)
+            if phase is not None:
+                admitted = now - int(prefill_seconds * _NS)
+                self.tracing.record("baton.queue", phase.parent, phase.start_unix_ns, admitted, {})
+                self.tracing.record("baton.prefill", phase.parent, admitted, now, {})
+                self._phases[key] = _Phase("baton.decode", phase.parent, now)
+
+    def offered(self, key: RequestKey) -> None:
+        """Prefill offers its KV: what follows here is the handoff."""
+        phase = self._phases.get(key)
+        if phase is not None:
+            self._phases[key] = _Phase("baton.handoff", phase.parent, self.now_unix_ns())
+
+    def left(self, key: RequestKey, outcome: str) -> None:
+        """A request left this worker."""
+        phase = self._phases.pop(key, None)
+        if phase is not None:
+            name, parent, start = phase
+            attributes = {"baton.outcome": outcome}
+            self.tracing.record(name, parent, start, self.now_unix_ns(), attributes)
+
+    def _enter(self, key: RequestKey, name: str, traceparent: str) -> None:
+        if self.tracing.is_on and traceparent:
+            self._phases[key] = _Phase(name, traceparent, self.now_unix_ns())

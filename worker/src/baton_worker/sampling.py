@@ -1,0 +1,98 @@
+"""Per-request parameters, as they travel from the gateway to the engine: sampling and logprobs.
+
+Stop *strings* are not here: text exists only in the gateway, which ends such a request itself.
+The engine sees token ids alone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the next token is chosen and when the request ends.
+
+    The gateway validates ranges before it submits; the engine relies on them.
+
+    Attributes:
+        temperature: 0 means greedy; otherwise logits are divided by it.
+        top_p: nucleus mass in (0, 1]; a token stays while the mass before it is <= top_p.
+        top_k: 0 means no limit.
+        seed: 64-bit key of the counter-based noise. The draw at an output position depends on
+            (seed, position) only, so it is equal under any batch, role or draft count.
+        presence_penalty, frequency_penalty: subtracted from logits of generated tokens (OpenAI).
+        repetition_penalty: divides positive, multiplies negative logits of seen tokens, prompt too.
+        max_tokens: output tokens allowed, >= 1.
+        min_tokens: end-of-sequence and stop tokens are masked before this many output tokens.
+        ignore_eos: the end-of-sequence token does not end the request.
+        stop_token_ids: tokens that end the request, themselves included in the output.
+        min_p: tokens less likely than `min_p` times the likeliest are left out, in [0, 1]; taken
+            after the temperature and before top_k and top_p.
+        logit_bias: (token, value) pairs, tokens distinct; the value is added to the token's logit
+            before penalties.
+        bad_words: token sequences, none empty: the last token of one is never emitted after the
+            tokens before it. Only the output counts.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the highest processed logit always wins."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on which tokens came before."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+class LogprobParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which logprobs a request wants; how many alternatives each has is `logprobs_k`, beside it.
+
+    By default the raw one: log-softmax of the logits as the model gave them (R34).
+
+    Attributes:
+        processed: of the logits after bias, penalties, masks and division by the temperature, that
+            is what top_k, top_p and min_p then cut.
+        temp_scaled: of the raw logits divided by the temperature; adds nothing to `processed`.
+        top_p_normalized: of the nucleus of the above alone, when top_p is below 1: what is outside
+            gets float32's lowest value.
+        draft_ids: tell which drafts each step verified.
+        draft_logprobs: tell them with the draft model's own logprobs, raw, where it made them.
+        prompt_k: alternatives of each prompt token, whose logprobs are always raw; -1: none told.
+
+    Temperature 0 divides by 1, and one below 1e-5 by 1e-5.
+    """
+
+    processed: bool = False
+    temp_scaled: bool = False
+    top_p_normalized: bool = False
+    draft_ids: bool = False
+    draft_logprobs: bool = False
+    prompt_k: int = -1
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the untouched logits are described."""
+        return not (self.processed or self.temp_scaled or self.top_p_normalized)
+
+
+RAW_LOGPROBS = LogprobParams()

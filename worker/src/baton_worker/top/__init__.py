@@ -1,0 +1,1 @@
+"""`baton-worker top`: a running deployment in a terminal, from its metrics endpoints alone."""
