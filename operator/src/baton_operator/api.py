@@ -1,0 +1,161 @@
+"""The Kubernetes API as the operator uses it: kinds, errors, and the `KubeApi` protocol.
+
+Everything above talks to this protocol; `kube` implements it over HTTP, tests in memory. Knows no
+object of ours by content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from baton_operator.names import API_VERSION
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A resource type. `has_generation`: the server counts changes of its spec."""
+
+    api_version: str
+    kind: str
+    plural: str
+    has_generation: bool = False
+
+    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
+        """Return the URL path; an empty namespace means all of them."""
+        root = "/api/v1" if self.api_version == "v1" else f"/apis/{self.api_version}"
+        parts = [root, *(["namespaces", namespace] if namespace else []), self.plural]
+        return "/".join([*parts, *filter(None, (name, subresource))])
+
+
+PD_DEPLOYMENT = Kind(API_VERSION, "PDDeployment", "pddeployments", has_generation=True)
+SCALER = Kind(API_VERSION, "PDRoleScaler", "pdrolescalers", has_generation=True)
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments", has_generation=True)
+LEADER_WORKER_SET = Kind(
+    "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets", has_generation=True
+)
+POD = Kind("v1", "Pod", "pods")
+SERVICE = Kind("v1", "Service", "services")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SECRET = Kind("v1", "Secret", "secrets")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+DISRUPTION_BUDGET = Kind(
+    "policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", has_generation=True
+)
+NETWORK_POLICY = Kind(
+    "networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", has_generation=True
+)
+POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", has_generation=True)
+EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+
+CHILD_KINDS = (
+    DEPLOYMENT, SCALER, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+)  # fmt: skip
+OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR)
+WORKLOAD_KINDS = (DEPLOYMENT, LEADER_WORKER_SET)
+_BY_NAME = {k.kind: k for k in (*CHILD_KINDS, *OPTIONAL_KINDS, POD, PD_DEPLOYMENT, EVENT)}
+
+
+def kind_of(manifest: Json) -> Kind:
+    """Return the kind of a manifest that we render."""
+    return _BY_NAME[manifest["kind"]]
+
+
+class ApiError(Exception):
+    """The API server refused or failed. `status` is the HTTP code, 0 when it was not reached."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+
+
+class Conflict(ApiError):
+    """409: another writer was faster, or a precondition does not hold."""
+
+
+class AlreadyExists(ApiError):
+    """409 on create."""
+
+
+class Expired(ApiError):
+    """410: the resource version to watch from is gone; list again."""
+
+
+class Throttled(ApiError):
+    """429, or 503 with a wait; `retry_after_seconds` is what the server asks for."""
+
+    def __init__(self, status: int, message: str, retry_after_seconds: float) -> None:
+        super().__init__(status, "TooManyRequests", message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ListPage(NamedTuple):
+    """One page of a list: undecoded items, the version to watch from, the next page's token."""
+
+    items: list[bytes]
+    resource_version: str
+    token: str
+
+
+class KubeApi(Protocol):
+    """What the operator asks of the API server.
+
+    Every call may raise ApiError and suspends; none retries by itself. Returned bodies belong to
+    the caller.
+    """
+
+    async def get(
+        self, kind: Kind, namespace: str, name: str, *, is_metadata_only: bool = False
+    ) -> Json | None:
+        """Return the object, or None when there is none."""
+        ...
+
+    async def apply(self, kind: Kind, manifest: Json, manager: str, *, uid: str) -> Json:
+        """Server-side apply `manifest`, taking conflicting fields; return the object.
+
+        `uid` is that of the object to change; empty when there must be none. Raises Conflict when
+        that is not so.
+        """
+        ...
+
+    async def create(self, kind: Kind, manifest: Json, manager: str) -> Json:
+        """Create; raises AlreadyExists."""
+        ...
+
+    async def merge(
+        self, kind: Kind, namespace: str, name: str, patch: Json, subresource: str = ""
+    ) -> Json:
+        """Merge-patch the object or its subresource. A uid in the patch is a precondition."""
+        ...
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete this very object in the background; one that is gone is no error."""
+        ...
+
+    async def has_api(self, kind: Kind) -> bool:
+        """Whether the server serves this kind."""
+        ...
+
+    async def list_page(
+        self, kind: Kind, namespace: str, selector: str, *, is_metadata_only: bool, token: str
+    ) -> ListPage:
+        """Return one page of a list."""
+        ...
+
+    def watch(
+        self,
+        kind: Kind,
+        namespace: str,
+        selector: str,
+        resource_version: str,
+        *,
+        is_metadata_only: bool,
+    ) -> AsyncIterator[bytes]:
+        """Yield watch events, one JSON document each, until the server ends the stream."""
+        ...

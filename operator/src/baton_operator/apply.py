@@ -1,0 +1,161 @@
+"""Writes of children: ownership first, then only what differs, all at once.
+
+A child is ours when its controller is the PDDeployment's uid. A foreign object under one of our
+names is reported and left alone; nothing is adopted. Nothing is read for that: every write names
+the object that it is for, and the server refuses it for another. What the store has verified to
+equal the rendered manifest is not written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton_operator.api import AlreadyExists, ApiError, Conflict, Kind, KubeApi, kind_of
+from baton_operator.heads import Child, child_of, head_of
+from baton_operator.models import ObjectKey
+from baton_operator.names import ANNOTATION_APPLIED, FIELD_MANAGER, SEED_MANAGER
+from baton_operator.resources.meta import Manifest
+from baton_operator.revision import semantic_hash
+from baton_operator.store import ChildId, ChildStore
+from baton_operator.wish import Wish
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """What became of one child."""
+
+    UNCHANGED = "unchanged"
+    APPLIED = "applied"
+    CREATED = "created"
+    FOREIGN = "foreign"
+    LEAVING = "leaving"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one child; `error` when it failed."""
+
+    child: ChildId
+    outcome: Outcome
+    error: Exception | None = None
+
+
+class Applier:
+    """Writes children with bounded concurrency."""
+
+    def __init__(
+        self,
+        kube: KubeApi,
+        store: ChildStore,
+        limit: int,
+        count: Callable[[str, Outcome], None],
+    ) -> None:
+        """`count` is called with kind and outcome of every child that was looked at."""
+        self._kube = kube
+        self._store = store
+        self._slots = asyncio.Semaphore(limit)
+        self._count = count
+
+    def is_settled(self, owner: ObjectKey, uid: str, wish: Wish, wanted_hash: str) -> bool:
+        """Whether the child is verified to be what is wished."""
+        entry = self._store.entry(owner, wish.child_id)
+        return (
+            entry is not None
+            and entry.is_verified
+            and entry.child.applied_hash == wanted_hash
+            and entry.child.controller_uid == uid
+            and not entry.child.is_deleting
+        )
+
+    def are_settled(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> bool:
+        """Whether nothing would be written."""
+        return all(
+            self.is_settled(owner, uid, wish, semantic_hash(wish.manifest)) for wish in wishes
+        )
+
+    async def apply_all(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Result]:
+        """Bring every child to its wish; one that fails does not stop the others."""
+        wanted = list(wishes)
+        results: list[Result] = []
+        for is_urgent in (True, False):
+            wave = (self._one(owner, uid, w) for w in wanted if w.is_urgent is is_urgent)
+            results += await asyncio.gather(*wave)
+        for result in results:
+            self._count(result.child.kind, result.outcome)
+        return results
+
+    async def remove_all(self, owner: ObjectKey, children: Iterable[Child], kind: Kind) -> None:
+        """Delete children of one kind; the watch reports when they are gone."""
+        await asyncio.gather(
+            *(self._kube.delete(kind, owner.namespace, c.name, c.uid) for c in children)
+        )
+
+    async def _one(self, owner: ObjectKey, uid: str, wish: Wish) -> Result:
+        wanted_hash = semantic_hash(wish.manifest)
+        if self.is_settled(owner, uid, wish, wanted_hash):
+            return Result(wish.child_id, Outcome.UNCHANGED)
+        try:
+            async with self._slots:
+                outcome = await self._write(owner, uid, wish, wanted_hash)
+        except ApiError as error:
+            log.warning(
+                "apply failed",
+                extra={"object": str(owner), "child": wish.child_id, "error": str(error)},
+            )
+            return Result(wish.child_id, Outcome.FAILED, error)
+        return Result(wish.child_id, outcome)
+
+    async def _write(self, owner: ObjectKey, uid: str, wish: Wish, wanted_hash: str) -> Outcome:
+        entry = self._store.entry(owner, wish.child_id)
+        child = None if entry is None else entry.child
+        try:
+            return await self._attempt(owner, uid, wish, wanted_hash, child)
+        except (AlreadyExists, Conflict):
+            # What has this name is not what we know. The store hears of ours only, so ask.
+            kind = kind_of(wish.manifest)
+            child = await self._look(owner, kind, wish.child_id.name)
+            return await self._attempt(owner, uid, wish, wanted_hash, child)
+
+    async def _attempt(
+        self, owner: ObjectKey, uid: str, wish: Wish, wanted_hash: str, child: Child | None
+    ) -> Outcome:
+        """Write over `child`, or where there is none, and over nothing else.
+
+        Raises:
+            Conflict: another object has the name, or the child is gone.
+            AlreadyExists: an object has the name of a child that is created.
+        """
+        if child is not None and not _is_ours(child, uid):
+            return Outcome.FOREIGN
+        if child is not None and child.is_deleting:
+            return Outcome.LEAVING
+        kind = kind_of(wish.manifest)
+        if child is None and wish.seed is not None:
+            body = await self._kube.create(kind, _stamped(wish.seed(), wanted_hash), SEED_MANAGER)
+        else:
+            present = "" if child is None else child.uid
+            manifest = _stamped(wish.manifest, wanted_hash)
+            body = await self._kube.apply(kind, manifest, FIELD_MANAGER, uid=present)
+        self._store.wrote(owner, kind, child_of(head_of(body), kind.kind))
+        return Outcome.CREATED if child is None else Outcome.APPLIED
+
+    async def _look(self, owner: ObjectKey, kind: Kind, name: str) -> Child | None:
+        body = await self._kube.get(kind, owner.namespace, name, is_metadata_only=True)
+        return None if body is None else child_of(head_of(body), kind.kind)
+
+
+def _is_ours(child: Child, uid: str) -> bool:
+    """A child that lost its owner reference is still ours by the hash that we left on it."""
+    return child.controller_uid == uid or (not child.controller_uid and bool(child.applied_hash))
+
+
+def _stamped(manifest: Manifest, wanted_hash: str) -> Manifest:
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), ANNOTATION_APPLIED: wanted_hash}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}

@@ -1,0 +1,122 @@
+"""Every child that a PDDeployment shall have now, in the order in which writes are started.
+
+The order shortens the way to a served model: what pods need to be admitted first, then the pods,
+then what they wait for, then the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from baton_operator import names
+from baton_operator.models import PDDeploymentSpec, RoleSpec, ScalingMode
+from baton_operator.names import WORKER_ROLES, Role
+from baton_operator.pairs import Counts
+from baton_operator.plan import Plan
+from baton_operator.resources import config, extras, services
+from baton_operator.resources.credentials import KeyPair, curve_secret
+from baton_operator.resources.disruption import disruption_budgets
+from baton_operator.resources.meta import Manifest, Owner, manifest
+from baton_operator.resources.pods import gateway_template
+from baton_operator.resources.policies import network_policies
+from baton_operator.resources.workloads import gateway_workload, worker_workload
+from baton_operator.revision import RevisionRecord, record_manifest, semantic_hash
+from baton_operator.wish import Wish
+
+
+class Apis(NamedTuple):
+    """Optional APIs that the cluster serves."""
+
+    has_lws: bool = False
+    has_pod_monitor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What rendering needs. `records` holds every revision whose workloads shall be written."""
+
+    owner: Owner
+    spec: PDDeploymentSpec
+    plan: Plan
+    records: Mapping[str, RevisionRecord]
+    apis: Apis
+    make_pair: Callable[[], KeyPair]
+
+
+def wishes(inputs: Inputs) -> list[Wish]:
+    """Return every child; see the module for the order."""
+    owner, spec = inputs.owner, inputs.spec
+    plain: list[Manifest] = [
+        services.link_service(owner),
+        services.client_service(owner, spec),
+        *network_policies(owner, spec),
+        *disruption_budgets(owner, spec, inputs.plan.target),
+    ]
+    if inputs.apis.has_pod_monitor and spec.pod_monitor == "Auto":
+        plain.append(extras.pod_monitor(owner))
+    gateway, gateway_file = _gateway(owner, spec)
+    return [
+        Wish(extras.service_account(owner), is_urgent=True),
+        *(Wish(workload, is_urgent=True) for workload in _workloads(inputs)),
+        Wish(gateway, is_urgent=True),
+        Wish(gateway_file),
+        *(Wish(record_manifest(owner, inputs.records[name])) for name in sorted(inputs.records)),
+        *_secret(inputs),
+        *(Wish(each) for each in plain),
+        *(_scaler(owner, role) for role in spec.roles if role.scaling.mode is ScalingMode.EXTERNAL),
+    ]
+
+
+def needs_missing_api(spec: PDDeploymentSpec, apis: Apis) -> bool:
+    """Whether a role spans nodes and the cluster lacks LeaderWorkerSet."""
+    return not apis.has_lws and any(role.parallelism.nodes > 1 for role in spec.roles)
+
+
+def _workloads(inputs: Inputs) -> Iterator[Manifest]:
+    for revision, counts in inputs.plan.step.wanted.items():
+        record = inputs.records.get(revision)
+        if record is not None:
+            yield from _of_revision(inputs, record, counts)
+
+
+def _of_revision(inputs: Inputs, record: RevisionRecord, counts: Counts) -> Iterator[Manifest]:
+    for role, replicas in zip(WORKER_ROLES, counts, strict=True):
+        nodes = record.nodes[role.value]
+        if nodes > 1 and not inputs.apis.has_lws:
+            continue
+        template = record.templates[role.value]
+        yield worker_workload(
+            inputs.owner, inputs.spec, role, record.name, template, replicas, nodes=nodes
+        )
+
+
+def _gateway(owner: Owner, spec: PDDeploymentSpec) -> tuple[Manifest, Manifest]:
+    text = config.gateway_config(spec)
+    file = manifest(
+        owner,
+        "v1",
+        "ConfigMap",
+        names.gateway(owner.name),
+        role=Role.GATEWAY,
+        data={config.CONFIG_FILE: text},
+    )
+    workload = gateway_workload(owner, spec, gateway_template(owner, spec), semantic_hash(text))
+    return workload, file
+
+
+def _secret(inputs: Inputs) -> list[Wish]:
+    if not inputs.spec.link.curve:
+        return []
+    bare = manifest(
+        inputs.owner, "v1", "Secret", names.curve_secret(inputs.owner.name), type="Opaque"
+    )
+    return [Wish(bare, seed=partial(curve_secret, inputs.owner, inputs.make_pair))]
+
+
+def _scaler(owner: Owner, role: RoleSpec) -> Wish:
+    bare = extras.role_scaler(owner, role)
+    seeded = {**bare, "spec": {**bare["spec"], "replicas": role.replicas}}
+    return Wish(bare, seed=lambda: seeded)

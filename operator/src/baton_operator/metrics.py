@@ -1,0 +1,79 @@
+"""Every metric of the operator, on a registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class OperatorMetrics:
+    """Counters and gauges; names begin with `baton_operator_`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._reconciles = Counter(
+            "baton_operator_reconcile",
+            "Reconciles by result",
+            ("result",),
+            registry=registry,
+        )
+        self._reconcile_seconds = Histogram(
+            "baton_operator_reconcile_duration_seconds",
+            "Time of one reconcile",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.queue_depth = Gauge(
+            "baton_operator_queue_depth", "Keys that wait for a worker", registry=registry
+        )
+        self.queue_oldest_seconds = Gauge(
+            "baton_operator_queue_oldest_seconds",
+            "Age of the key that waits or runs longest",
+            registry=registry,
+        )
+        self.children = Gauge(
+            "baton_operator_children", "Child objects in the store", registry=registry
+        )
+        self.watch_age_seconds = Gauge(
+            "baton_operator_watch_age_seconds",
+            "Time since a kind's watch was last heard of; at most 90 s while all is well",
+            ("kind",),
+            registry=registry,
+        )
+        self._applies = Counter(
+            "baton_operator_apply",
+            "Children looked at, by kind and what became of them",
+            ("kind", "result"),
+            registry=registry,
+        )
+        self._requests = Counter(
+            "baton_operator_api_requests",
+            "API requests by verb, kind and HTTP status (0: not reached)",
+            ("verb", "kind", "status"),
+            registry=registry,
+        )
+        self._request_seconds = Histogram(
+            "baton_operator_api_request_duration_seconds",
+            "Time of one API request",
+            ("verb",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.is_leader = Gauge(
+            "baton_operator_leader", "1 while this process leads", registry=registry
+        )
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        """Count one reconcile."""
+        self._reconciles.labels(result).inc()
+        self._reconcile_seconds.observe(seconds)
+
+    def applied(self, kind: str, result: str) -> None:
+        """Count one child."""
+        self._applies.labels(kind, result).inc()
+
+    def requested(self, verb: str, kind: str, status: int, seconds: float) -> None:
+        """Count one API request."""
+        self._requests.labels(verb, kind, str(status)).inc()
+        self._request_seconds.labels(verb).observe(seconds)

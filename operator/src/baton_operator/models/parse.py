@@ -1,0 +1,102 @@
+"""From an object of the API server to a typed PDDeployment, or one error that names the field.
+
+The schema refuses most bad specs at admission; a spec can still slip past (an older CRD, an object
+stored before a rule existed), so everything the code relies on is checked again here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from baton_operator.models.spec import PDDeploymentSpec
+from baton_operator.names import MAX_NAME_LENGTH
+
+
+class ObjectKey(NamedTuple):
+    """Where an object of a known kind lives."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class InvalidSpec(ValueError):
+    """The spec cannot be served; the message names the field. Only an edit helps, no retry."""
+
+
+class PDDeployment(msgspec.Struct, frozen=True):
+    """A PDDeployment as the reconciler sees it. `status` is the last one written, untyped."""
+
+    key: ObjectKey
+    uid: str
+    generation: int
+    resource_version: str
+    is_deleting: bool
+    spec: PDDeploymentSpec
+    status: dict[str, Any]
+
+
+def parse_deployment(body: dict[str, Any]) -> PDDeployment:
+    """Return the typed object.
+
+    Raises:
+        InvalidSpec: the spec breaks the schema or a rule over several fields.
+    """
+    metadata = body["metadata"]
+    try:
+        spec = msgspec.convert(body.get("spec") or {}, PDDeploymentSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidSpec(f"spec: {error}") from error
+    _check(metadata["name"], spec)
+    return PDDeployment(
+        key=ObjectKey(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        resource_version=metadata.get("resourceVersion", ""),
+        is_deleting="deletionTimestamp" in metadata,
+        spec=spec,
+        status=body.get("status") or {},
+    )
+
+
+def parse_ratio(text: str) -> tuple[int, int]:
+    """Return `P:D` as two numbers."""
+    prefill, decode = text.split(":")
+    return int(prefill), int(decode)
+
+
+def _check(name: str, spec: PDDeploymentSpec) -> None:
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidSpec(f"metadata.name has {len(name)} characters, at most {MAX_NAME_LENGTH}")
+    names = sorted(role.name for role in spec.roles)
+    if names != ["decode", "prefill"]:
+        raise InvalidSpec(f"spec.roles has {names}; it must hold one prefill and one decode")
+    sources = [spec.model.pvc is not None, spec.model.image is not None, bool(spec.model.path)]
+    if sum(sources) != 1:
+        raise InvalidSpec("spec.model: exactly one of pvc, image and path must be set")
+    if (spec.speculative.method == "none") != (spec.speculative.num_speculative_tokens == 0):
+        raise InvalidSpec(
+            "spec.speculative.numSpeculativeTokens must be 0 exactly when method is none"
+        )
+    prefill, decode = spec.role("prefill"), spec.role("decode")
+    if decode.parallelism.tensor not in (1, prefill.parallelism.tensor):
+        raise InvalidSpec("spec.roles: decode's parallelism.tensor must equal prefill's, or be 1")
+    if spec.rollout.max_surge.pairs + spec.rollout.max_unavailable.pairs == 0:
+        raise InvalidSpec("spec.rollout: maxSurge.pairs and maxUnavailable.pairs are both 0")
+    low, high = (
+        parse_ratio(spec.ratio.prefill_per_decode.min),
+        parse_ratio(spec.ratio.prefill_per_decode.max),
+    )
+    if low[0] * high[1] > high[0] * low[1]:
+        raise InvalidSpec("spec.ratio.prefillPerDecode.min exceeds max")
+    _check_scaling(spec)
+
+
+def _check_scaling(spec: PDDeploymentSpec) -> None:
+    for role in spec.roles:
+        if role.scaling.min > role.scaling.max:
+            raise InvalidSpec(f"spec.roles[{role.name}].scaling.min exceeds max")

@@ -1,0 +1,96 @@
+"""The status of a PDDeployment: what the operator reports.
+
+Only the schema comes from these structs; `status` builds the values. Everything is optional:
+absent means not yet observed, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import field
+
+from baton_operator.models.fields import Model, about
+
+
+class Condition(Model, frozen=True):
+    """A condition after KEP-1623."""
+
+    type: Annotated[str, about("Name of the condition, positive.", max_length=316)]
+    status: Annotated[str, about("True, False or Unknown.", max_length=16)]
+    reason: Annotated[str, about("One CamelCase word for machines.", max_length=1024)]
+    message: Annotated[str, about("A sentence for people.", max_length=32768)] = ""
+    observed_generation: Annotated[int, about("Generation of the spec that was judged.")] = 0
+    last_transition_time: Annotated[
+        str, about("When status last changed.", extra_json_schema={"format": "date-time"})
+    ] = ""
+
+
+class RoleStatus(Model, frozen=True):
+    """Counts of one role, over all revisions."""
+
+    name: Annotated[str, about("The role.", max_length=16)]
+    desired: Annotated[int, about("Replicas aimed at, after scaling and clamping.")] = 0
+    replicas: Annotated[int, about("Replicas that exist.")] = 0
+    ready: Annotated[int, about("Replicas that are available.")] = 0
+    updated: Annotated[int, about("Replicas of the update revision.")] = 0
+
+
+class RolloutStatus(Model, frozen=True):
+    """Where the rollout stands."""
+
+    phase: Annotated[
+        str, about("Complete, Progressing, Paused, Partitioned, Suspended, Failed or RolledBack.",
+                   max_length=32)
+    ] = ""  # fmt: skip
+    step: Annotated[int, about("Pairs that the update revision serves.")] = 0
+    steps: Annotated[int, about("Pairs in all.")] = 0
+    reached: Annotated[int, about("Most pairs that the update revision has served.")] = 0
+    failed_revision: Annotated[
+        str, about("Revision that missed its progress deadline.", max_length=63)
+    ] = ""
+    progress_time: Annotated[
+        str,
+        about("When the rollout last moved.", extra_json_schema={"format": "date-time"}),
+    ] = ""
+
+
+class WireStatus(Model, frozen=True):
+    """The record format that ready workers speak."""
+
+    range: Annotated[str, about("Versions accepted, as MIN-MAX.", max_length=32)] = ""
+    config_hash: Annotated[
+        str, about("Hash of what prefill and decode must share.", max_length=64)
+    ] = ""
+
+
+class SpeculativeStatus(Model, frozen=True):
+    """What speculative decoding achieves."""
+
+    acceptance: Annotated[str, about("Share of drafts accepted, 0 to 1.", max_length=16)] = ""
+
+
+class PDDeploymentStatus(Model, frozen=True):
+    """What the operator last observed."""
+
+    observed_generation: Annotated[int, about("Generation of the spec that was acted on.")] = 0
+    current_revision: Annotated[str, about("Last revision that was rolled out fully.",
+                                           max_length=63)] = ""  # fmt: skip
+    update_revision: Annotated[str, about("Revision that the spec asks for.", max_length=63)] = ""
+    ready: Annotated[str, about("Ready, for the column.", max_length=16)] = ""
+    prefill: Annotated[str, about("Prefill ready/desired, for the column.", max_length=32)] = ""
+    decode: Annotated[str, about("Decode ready/desired, for the column.", max_length=32)] = ""
+    roles: Annotated[
+        list[RoleStatus],
+        about("Counts by role.", max_length=2, extra_json_schema={
+            "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = field(default_factory=list)  # fmt: skip
+    rollout: Annotated[RolloutStatus | None, about("Where the rollout stands.")] = None
+    wire: Annotated[WireStatus | None, about("The record format in use.")] = None
+    speculative: Annotated[SpeculativeStatus | None, about("Speculative decoding.")] = None
+    conditions: Annotated[
+        list[Condition],
+        about("Ready, Reconciling, Stalled and what they rest on.", max_length=32,
+              extra_json_schema={"x-kubernetes-list-type": "map",
+                                 "x-kubernetes-list-map-keys": ["type"]}),
+    ] = field(default_factory=list)  # fmt: skip

@@ -1,0 +1,90 @@
+"""Every name the operator gives: API group, labels, annotations, child objects, ports.
+
+One place, because names are the operator's only memory between restarts: a child is found again by
+what it is called. Knows no object's content.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+GROUP: Final = "baton.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+FIELD_MANAGER: Final = "baton-operator"
+SEED_MANAGER: Final = "baton-operator-seed"
+"""Owns values that are only first guesses (a scaler's replicas), so that others may take them."""
+
+MANAGED_BY: Final = "baton-operator"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_NAME: Final = f"{GROUP}/name"
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_REVISION: Final = f"{GROUP}/revision"
+CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+
+ANNOTATION_APPLIED: Final = f"{GROUP}/applied-hash"
+ANNOTATION_CONFIG: Final = f"{GROUP}/config-hash"
+ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+
+MAX_NAME_LENGTH: Final = 40
+"""Longest PDDeployment name: the longest child suffix still fits a 63 character label."""
+
+PORT_HEALTH: Final = 8080
+PORT_KV: Final = 5557
+PORT_LINK: Final = 5555
+PORT_GATEWAY: Final = 8000
+
+CONTAINER_NAME: Final = "worker"
+
+
+class Role(StrEnum):
+    """Who a pod is in the deployment."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    GATEWAY = "gateway"
+
+
+WORKER_ROLES: Final = (Role.PREFILL, Role.DECODE)
+
+
+def revision_record(name: str, revision: str) -> str:
+    """Return the name of the ConfigMap that records a revision."""
+    return f"{name}-{revision}"
+
+
+def workload(name: str, revision: str, role: Role) -> str:
+    """Return the name of the Deployment or LeaderWorkerSet of a revision's role."""
+    return f"{name}-{revision}-{role}"
+
+
+def gateway(name: str) -> str:
+    """Return the name of the gateway's Deployment, ConfigMap and policy."""
+    return f"{name}-gateway"
+
+
+def client_service(name: str) -> str:
+    """Return the name of the Service that clients call."""
+    return name
+
+
+def link_service(name: str) -> str:
+    """Return the name of the headless Service through which workers find every gateway."""
+    return f"{name}-link"
+
+
+def curve_secret(name: str) -> str:
+    """Return the name of the Secret with the CURVE keys."""
+    return f"{name}-curve"
+
+
+def service_account(name: str) -> str:
+    """Return the name of the ServiceAccount of every pod of a PDDeployment."""
+    return f"{name}-pods"
+
+
+def of_role(name: str, role: Role) -> str:
+    """Return the name of a role's scaler, disruption budget and network policy."""
+    return f"{name}-{role}"

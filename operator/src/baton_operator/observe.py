@@ -1,0 +1,111 @@
+"""From the child store to the facts that planning and status need, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton_operator.heads import Child, PodView, ScalerView, Workload
+from baton_operator.models import ObjectKey
+from baton_operator.names import WORKER_ROLES, Role
+from baton_operator.pairs import Counts, Revision, total
+from baton_operator.store import ChildId, ChildStore
+
+
+class WorkloadRef(NamedTuple):
+    """A worker workload that exists."""
+
+    child_id: ChildId
+    child: Child
+    role: Role
+    revision: str
+    counts: Workload
+
+
+class PodRef(NamedTuple):
+    """A pod that exists."""
+
+    name: str
+    role: str
+    revision: str
+    view: PodView
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that exists of one PDDeployment, as far as it matters."""
+
+    workloads: tuple[WorkloadRef, ...] = ()
+    gateway: Workload | None = None
+    scalers: tuple[ScalerView, ...] = ()
+    pods: tuple[PodRef, ...] = ()
+    records: tuple[Child, ...] = ()
+    leaving: tuple[ChildId, ...] = ()
+
+    def revisions(self) -> tuple[Revision, ...]:
+        """Return the counts by revision, in order of name."""
+        names = sorted({w.revision for w in self.workloads})
+        return tuple(self._revision(name) for name in names)
+
+    def scaler(self, role: Role) -> ScalerView | None:
+        """Return the role's scaler, or None."""
+        return next((s for s in self.scalers if s.role == role.value), None)
+
+    def ready(self) -> Counts:
+        """Return ready worker pods over all revisions."""
+        return total(revision.ready for revision in self.revisions())
+
+    def existing(self) -> Counts:
+        """Return worker pods over all revisions that have not begun to terminate."""
+        return total(revision.existing for revision in self.revisions())
+
+    def blocked(self) -> str:
+        """Return what the scheduler says about a pod without room, or an empty string."""
+        return next((p.view.blocked for p in self.pods if p.view.blocked), "")
+
+    def _revision(self, name: str) -> Revision:
+        of_role = {w.role: w.counts for w in self.workloads if w.revision == name}
+        none = Workload(0, 0, 0, 0)
+        counts = [of_role.get(role, none) for role in WORKER_ROLES]
+        return Revision(
+            name,
+            desired=Counts(*(c.desired for c in counts)),
+            existing=Counts(*(c.existing for c in counts)),
+            ready=Counts(*(min(c.ready, c.existing) for c in counts)),
+        )
+
+
+def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
+    """Return what exists now; children of another owner of the same name do not count."""
+    workloads: list[WorkloadRef] = []
+    gateway: Workload | None = None
+    scalers: list[ScalerView] = []
+    pods: list[PodRef] = []
+    records: list[Child] = []
+    leaving: list[ChildId] = []
+    for key, entry in store.children(owner):
+        child = entry.child
+        if isinstance(child.view, PodView):
+            pods.append(PodRef(child.name, child.role, child.revision, child.view))
+            continue
+        if child.controller_uid != uid:
+            continue
+        if child.is_deleting:
+            leaving.append(key)
+        elif isinstance(child.view, ScalerView):
+            scalers.append(child.view)
+        elif isinstance(child.view, Workload) and child.role == Role.GATEWAY:
+            gateway = child.view
+        elif isinstance(child.view, Workload) and child.role in _worker_names():
+            role = Role(child.role)
+            workloads.append(WorkloadRef(key, child, role, child.revision, child.view))
+        elif key.kind == "ConfigMap" and child.revision:
+            records.append(child)
+    return Observed(
+        tuple(workloads), gateway, tuple(scalers), tuple(pods), tuple(records), tuple(leaving)
+    )
+
+
+def _worker_names() -> Iterable[str]:
+    return (role.value for role in WORKER_ROLES)

@@ -1,0 +1,130 @@
+"""Pods of two roles counted in ticks, and what a rollout may take: formulas without decisions.
+
+With targets T_r for the roles,
+
+    N            = max(T_prefill, T_decode)          ticks of a full rollout: one pair is one tick
+    new_r(k)     = ceil(T_r * k / N)                 the growing revision at tick k
+    old_r(j)     = floor(T_r * j / N), at least 1    the shrinking one with j ticks left
+    ticks(c)     = min_r floor(c_r * N / T_r)        what counts `c` of one revision can serve
+
+new_r(k) + old_r(N - k) = T_r wherever the minimum of 1 does not bind, so the ratio holds at every
+step and one-replica roles move in fractions: they change hands when their share of ticks does.
+
+Budgets are given in pairs (ticks) and hold for each role:
+
+    surge        wanted and existing pods of all revisions <= T_r + ceil(T_r * S / N)
+    unavailable  ready pods after a step >= T_r - ceil(T_r * U / N), when they were before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Counts(NamedTuple):
+    """Pods of both roles."""
+
+    prefill: int = 0
+    decode: int = 0
+
+    def plus(self, other: Counts) -> Counts:
+        """Return the sum by role."""
+        return Counts(self.prefill + other.prefill, self.decode + other.decode)
+
+    def less(self, other: Counts) -> Counts:
+        """Return the difference by role, at least 0."""
+        return Counts(max(0, self.prefill - other.prefill), max(0, self.decode - other.decode))
+
+    def capped(self, most: Counts) -> Counts:
+        """Return the smaller by role."""
+        return Counts(min(self.prefill, most.prefill), min(self.decode, most.decode))
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether both are 0."""
+        return self == Counts()
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Return the sum by role."""
+    result = Counts()
+    for each in counts:
+        result = result.plus(each)
+    return result
+
+
+class Revision(NamedTuple):
+    """One revision's workloads. `existing` counts pods that have not begun to terminate."""
+
+    name: str
+    desired: Counts
+    existing: Counts
+    ready: Counts
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has or wants pods."""
+        return not (self.desired.is_zero and self.existing.is_zero)
+
+    @property
+    def held(self) -> Counts:
+        """Pods that its budget must count: those that exist and those on their way."""
+        return Counts(*map(max, self.desired, self.existing))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a rollout may take, in pairs; see the module's formulas."""
+
+    surge_pairs: int = 1
+    unavailable_pairs: int = 0
+
+
+def ticks_of(target: Counts) -> int:
+    """Return N."""
+    return max(target)
+
+
+def growing(target: Counts, tick: int) -> Counts:
+    """Return new_r(k)."""
+    n = ticks_of(target)
+    return Counts(*(-(-size * tick // n) for size in target)) if n else Counts()
+
+
+def shrinking(target: Counts, tick: int, *, is_whole: bool) -> Counts:
+    """Return old_r(j); `is_whole` applies the minimum of 1."""
+    n = ticks_of(target)
+    if not n or tick <= 0:
+        return Counts()
+    least = 1 if is_whole else 0
+    return Counts(*(max(min(least, size), size * tick // n) for size in target))
+
+
+def served_ticks(counts: Counts, target: Counts) -> int:
+    """Return ticks(c), at most N."""
+    n = ticks_of(target)
+    shares = [have * n // want for have, want in zip(counts, target, strict=True) if want]
+    return min([n, *shares]) if shares else 0
+
+
+def surge_limit(target: Counts, budget: Budget) -> Counts:
+    """Return the most pods of each role over all revisions."""
+    n = ticks_of(target)
+    if not n:
+        return Counts()
+    return Counts(*(size + -(-size * budget.surge_pairs // n) for size in target))
+
+
+def available_floor(target: Counts, budget: Budget) -> Counts:
+    """Return the fewest ready pods of each role that a step may leave."""
+    n = ticks_of(target)
+    if not n:
+        return Counts()
+    return Counts(*(max(0, size - -(-size * budget.unavailable_pairs // n)) for size in target))
+
+
+def usable(revision: Revision) -> Counts:
+    """Return ready pods that are still wanted."""
+    return revision.ready.capped(revision.desired)

@@ -1,0 +1,92 @@
+"""The PDDeployments as last seen, parsed once: what kopf's events leave behind.
+
+A hint, not truth: kopf does not report an object that was deleted while its watch was down, so the
+reconciler reads an object again before it writes children for any other reason than its change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from baton_operator.models import InvalidSpec, ObjectKey, PDDeployment, parse_deployment
+
+
+class Invalid(NamedTuple):
+    """A PDDeployment whose spec cannot be served."""
+
+    key: ObjectKey
+    uid: str
+    generation: int
+    version: int
+    status: dict[str, Any]
+    message: str
+
+
+Parent = PDDeployment | Invalid
+
+
+def parse_parent(body: dict[str, Any]) -> Parent:
+    """Return the typed object, or what is wrong with it."""
+    try:
+        return parse_deployment(body)
+    except InvalidSpec as error:
+        metadata = body["metadata"]
+        return Invalid(
+            ObjectKey(metadata["namespace"], metadata["name"]),
+            metadata["uid"],
+            metadata.get("generation", 0),
+            _version(body),
+            body.get("status") or {},
+            str(error),
+        )
+
+
+class ParentStore:
+    """Parents by key; `is_fresh` until the reconciler has acted on what an event brought."""
+
+    def __init__(self) -> None:
+        self._parents: dict[ObjectKey, Parent] = {}
+        self._versions: dict[ObjectKey, int] = {}
+        self._fresh: set[ObjectKey] = set()
+
+    def seen(self, body: dict[str, Any], *, is_event: bool) -> bool:
+        """Enter an object; return whether a pass should look at it.
+
+        Our own reads and writes bring news too: a spec that changed meanwhile stays fresh until
+        its event, which is older than what we know by then, asks for the pass.
+        """
+        metadata = body["metadata"]
+        key = ObjectKey(metadata["namespace"], metadata["name"])
+        version = _version(body)
+        known = self._parents.get(key)
+        if known is not None and known.uid == metadata["uid"] and version <= self._versions[key]:
+            return is_event and key in self._fresh
+        self._parents[key] = parse_parent(body)
+        self._versions[key] = version
+        if is_event or (known is not None and known.generation != metadata.get("generation", 0)):
+            self._fresh.add(key)
+        return True
+
+    def get(self, key: ObjectKey) -> Parent | None:
+        """Return the object as last seen, or None."""
+        return self._parents.get(key)
+
+    def take_fresh(self, key: ObjectKey) -> bool:
+        """Return whether an event brought news since the last call."""
+        is_fresh = key in self._fresh
+        self._fresh.discard(key)
+        return is_fresh
+
+    def gone(self, key: ObjectKey) -> None:
+        """Forget an object."""
+        self._parents.pop(key, None)
+        self._versions.pop(key, None)
+        self._fresh.discard(key)
+
+    def keys(self) -> list[ObjectKey]:
+        """Return every known key."""
+        return list(self._parents)
+
+
+def _version(body: dict[str, Any]) -> int:
+    return int(body["metadata"].get("resourceVersion") or 0)

@@ -1,0 +1,212 @@
+"""The operator process put together, from settings to running tasks.
+
+Order: health first, so that probes have an answer; then the CRDs, the Lease, the lists; then kopf
+and the workers. Whatever ends first ends everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import aiohttp
+import kopf
+from prometheus_client import CollectorRegistry
+
+from baton_operator.api import (
+    CHILD_KINDS,
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    PD_DEPLOYMENT,
+    POD,
+    POD_MONITOR,
+    SCALER,
+    SECRET,
+    Kind,
+)
+from baton_operator.apply import Applier
+from baton_operator.children import Apis
+from baton_operator.controller import Machine, enqueue, start_workers, sync
+from baton_operator.curve import make_pair
+from baton_operator.handlers import build_registry, kopf_settings
+from baton_operator.health import Vitals, build_app, serve
+from baton_operator.kube import HttpKube, connect, own_namespace
+from baton_operator.leader import Leadership, LeaseTimes
+from baton_operator.metrics import OperatorMetrics
+from baton_operator.models import ObjectKey
+from baton_operator.parents import ParentStore
+from baton_operator.probe import HttpPodProbe
+from baton_operator.reconcile import Reconciler, Tools
+from baton_operator.records import RecordBook
+from baton_operator.reflector import Reflector
+from baton_operator.report import Reporter
+from baton_operator.settings import Settings
+from baton_operator.store import ChildStore
+from baton_operator.telemetry import Telemetry
+from baton_operator.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+_CRD_POLL_SECONDS = 2.0
+_WITH_BODY = (DEPLOYMENT, LEADER_WORKER_SET, POD, SCALER)
+"""Kinds whose spec or status is read; of the others only metadata is fetched."""
+
+
+class Stopped(Exception):
+    """A signal, or kopf's end, asked for the end."""
+
+
+async def run_operator(settings: Settings) -> None:
+    """Run until a signal.
+
+    Raises:
+        ExceptionGroup: a task died; it holds why.
+    """
+    metrics = OperatorMetrics(CollectorRegistry())
+    parents, children = ParentStore(), ChildStore()
+    queue: WorkQueue[ObjectKey] = WorkQueue(asyncio.get_running_loop())
+    vitals = Vitals(queue, children, [], metrics, settings.stuck_seconds)
+    async with contextlib.AsyncExitStack() as stack:
+        runner = await serve(build_app(vitals), settings.http_host, settings.http_port)
+        stack.push_async_callback(runner.cleanup)
+        kube = await connect(metrics.requested)
+        stack.push_async_callback(kube.close)
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        reporter = Reporter(kube, parents, time.time, settings.status_interval_seconds)
+        applier = Applier(kube, children, settings.write_concurrency, metrics.applied)
+        probe = HttpPodProbe(session, settings.pod_probe_seconds)
+        tools = Tools(
+            kube=kube,
+            parents=parents,
+            children=children,
+            applier=applier,
+            records=RecordBook(kube, children),
+            reporter=reporter,
+            probe=probe,
+            telemetry=Telemetry(probe, time.time, queue.add),
+            make_pair=make_pair,
+            now=time.time,
+        )
+        operator = _Operator(settings, kube, tools, queue, vitals)
+        try:
+            async with asyncio.TaskGroup() as group:
+                _stop_on_signal(group)
+                await operator.run(group)
+        except* Stopped:
+            log.info("stopping")
+
+
+class _Operator:
+    """The steps of a start, in order."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kube: HttpKube,
+        tools: Tools,
+        queue: WorkQueue[ObjectKey],
+        vitals: Vitals,
+    ) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._tools = tools
+        self._queue = queue
+        self._vitals = vitals
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        for kind in (PD_DEPLOYMENT, SCALER):
+            await self._served(kind)
+        async with self._leading(group):
+            apis = Apis(
+                has_lws=await self._kube.has_api(LEADER_WORKER_SET),
+                has_pod_monitor=await self._kube.has_api(POD_MONITOR),
+            )
+            machine = self._machine(apis)
+            self._vitals.reflectors = machine.reflectors
+            self._vitals.phase = "leading"
+            await sync(machine, group)
+            start_workers(machine, group)
+            log.info("serving", extra={"namespace": self._settings.watch_namespace or "all"})
+            await self._kopf()
+        raise Stopped
+
+    async def _served(self, kind: Kind) -> None:
+        while not await self._kube.has_api(kind):
+            log.warning("CRD missing; waiting for it", extra={"kind": kind.kind})
+            await asyncio.sleep(_CRD_POLL_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _leading(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        if not self._settings.leader_elect:
+            yield
+            return
+        settings = self._settings
+        leadership = Leadership(
+            self._kube,
+            (settings.lease_namespace, settings.lease_name),
+            settings.identity,
+            LeaseTimes(
+                duration=settings.lease_duration_seconds,
+                renew=settings.lease_renew_seconds,
+                retry=settings.lease_retry_seconds,
+            ),
+            clock=time.monotonic,
+        )
+        self._vitals.phase = "standby"
+        await leadership.acquire()
+        group.create_task(leadership.hold(), name="lease")
+        try:
+            yield
+        finally:
+            await leadership.release()
+
+    def _machine(self, apis: Apis) -> Machine:
+        kinds = [kind for kind in CHILD_KINDS if kind is not SECRET or self._settings.watch_secrets]
+        kinds += [POD]
+        kinds += [LEADER_WORKER_SET] if apis.has_lws else []
+        kinds += [POD_MONITOR] if apis.has_pod_monitor else []
+        reconciler = Reconciler(self._tools, apis)
+        reflectors = tuple(self._reflector(kind) for kind in kinds)
+        metrics = self._vitals.metrics
+        return Machine(self._queue, reconciler, reflectors, metrics, self._settings)
+
+    def _reflector(self, kind: Kind) -> Reflector:
+        return Reflector(
+            self._kube,
+            kind,
+            self._tools.children,
+            lambda owner, change: enqueue(self._queue, owner, change),
+            namespace=self._settings.watch_namespace,
+            is_metadata_only=kind not in _WITH_BODY,
+        )
+
+    async def _kopf(self) -> None:
+        namespace = self._settings.watch_namespace
+        await kopf.operator(
+            registry=build_registry(self._tools.parents, self._queue),
+            settings=kopf_settings(),
+            clusterwide=not namespace,
+            namespaces=[namespace] if namespace else [],
+        )
+
+
+def _stop_on_signal(group: asyncio.TaskGroup) -> None:
+    """End the group on SIGTERM and SIGINT; kopf takes the signals over when it starts."""
+    stop = asyncio.Event()
+
+    async def wait() -> None:
+        await stop.wait()
+        raise Stopped
+
+    group.create_task(wait(), name="signals")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+def lease_namespace(settings: Settings) -> str:
+    """Return where the Lease lives: the setting, else the pod's own namespace."""
+    return settings.lease_namespace or own_namespace(settings.watch_namespace or "default")

@@ -1,0 +1,238 @@
+"""One pass over one PDDeployment: from what is known to what shall be, and one status.
+
+Level-triggered: nothing here knows which event asked for the pass. Every decision is `plan`'s; this
+module fetches what deciding needs, writes what was decided, and hands over to `report`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton_operator.api import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    PD_DEPLOYMENT,
+    Kind,
+    KubeApi,
+)
+from baton_operator.apply import Applier, Outcome, Result
+from baton_operator.children import Apis, Inputs, needs_missing_api, wishes
+from baton_operator.models import ObjectKey, PDDeployment
+from baton_operator.names import WORKER_ROLES
+from baton_operator.observe import Observed, observe
+from baton_operator.parents import Invalid, Parent, ParentStore
+from baton_operator.plan import Facts, Plan, make_plan
+from baton_operator.records import RecordBook
+from baton_operator.report import Reporter
+from baton_operator.resources.credentials import KeyPair
+from baton_operator.resources.meta import Owner
+from baton_operator.revision import RevisionRecord, make_record, revision_name
+from baton_operator.scalein import PodProbe, mark_victims, shrinks
+from baton_operator.status import Trouble, read_memory
+from baton_operator.store import ChildStore
+from baton_operator.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+_WORKLOADS: Mapping[str, Kind] = {k.kind: k for k in (DEPLOYMENT, LEADER_WORKER_SET)}
+_LEAVING_RETRY_SECONDS = 1.0
+_FOREIGN_RETRY_SECONDS = 30.0
+
+
+class WriteFailed(Exception):
+    """Some children could not be written; status says which. The pass is worth repeating."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a pass works with."""
+
+    kube: KubeApi
+    parents: ParentStore
+    children: ChildStore
+    applier: Applier
+    records: RecordBook
+    reporter: Reporter
+    probe: PodProbe
+    telemetry: Telemetry
+    make_pair: Callable[[], KeyPair]
+    now: Callable[[], float]
+
+
+class Reconciler:
+    """Runs passes. `apis` is replaced when the cluster gains or loses an optional API."""
+
+    def __init__(self, tools: Tools, apis: Apis) -> None:
+        self._tools = tools
+        self.apis = apis
+
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        """Run one pass; return seconds until the next one without an event, or None.
+
+        1. Find the object; forget it when it is gone, leave it alone while it is deleted.
+        2. Observe, and plan.
+        3. Read it again if children must be written for another reason than its own change.
+        4. Mark who leaves; write children; remove what is retired.
+        5. Report, also when a write failed.
+
+        Raises:
+            WriteFailed: a child could not be written.
+            ApiError: reading failed, or the status could not be written.
+        """
+        tools = self._tools
+        is_fresh = tools.parents.take_fresh(key)
+        parent = tools.parents.get(key)
+        if parent is None:
+            parent, is_fresh = await self._read(key), True
+        if parent is None:
+            self._forget(key)
+            return None
+        if isinstance(parent, Invalid):
+            await tools.reporter.invalid(parent)
+            return None
+        if parent.is_deleting:
+            return None
+        return await self._pass(parent, is_fresh=is_fresh)
+
+    async def _pass(self, pdd: PDDeployment, *, is_fresh: bool) -> float | None:
+        seen = observe(self._tools.children, pdd.key, pdd.uid)
+        plan = self._plan(pdd, seen)
+        records = await self._records(pdd, plan)
+        inputs = self._inputs(pdd, plan, records)
+        wanted = wishes(inputs)
+        if not is_fresh and not self._tools.applier.are_settled(pdd.key, pdd.uid, wanted):
+            return await self._again(pdd)
+        await self._mark(pdd.key, seen, plan)
+        results = await self._tools.applier.apply_all(pdd.key, pdd.uid, wanted)
+        await self._scale_unrecorded(pdd, seen, plan, records)
+        await self._retire(pdd.key, seen, plan)
+        trouble = self._trouble(pdd, results)
+        seen = observe(self._tools.children, pdd.key, pdd.uid)
+        self._tools.telemetry.refresh(pdd.key, seen.pods)
+        sample = self._tools.telemetry.sample(pdd.key)
+        wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
+        if trouble.failed:
+            raise WriteFailed("; ".join(trouble.failed))
+        return _soonest(wait, plan.deadline_in, _retry_in(results))
+
+    def _plan(self, pdd: PDDeployment, seen: Observed) -> Plan:
+        asked = {
+            role: scaler.wanted
+            for role in WORKER_ROLES
+            if (scaler := seen.scaler(role)) is not None
+        }
+        facts = Facts(seen.revisions(), asked)
+        memory = read_memory(pdd.status)
+        return make_plan(pdd.spec, revision_name(pdd.spec), facts, memory, self._tools.now())
+
+    async def _records(self, pdd: PDDeployment, plan: Plan) -> dict[str, RevisionRecord]:
+        """Return the records of every revision that stays; the goal's is made when there is none.
+
+        An old revision without a record is scaled as it is: nobody knows any more what it was.
+        """
+        found: dict[str, RevisionRecord] = {}
+        for name in set(plan.step.wanted) - set(plan.retired):
+            record = await self._tools.records.find(pdd.key, pdd.uid, name)
+            if record is None and name == plan.update:
+                record = make_record(_owner(pdd), pdd.spec, name)
+                self._tools.records.keep(pdd.key, record)
+            if record is not None:
+                found[name] = record
+        return found
+
+    def _inputs(self, pdd: PDDeployment, plan: Plan, records: dict[str, RevisionRecord]) -> Inputs:
+        return Inputs(_owner(pdd), pdd.spec, plan, records, self.apis, self._tools.make_pair)
+
+    async def _read(self, key: ObjectKey) -> Parent | None:
+        body = await self._tools.kube.get(PD_DEPLOYMENT, key.namespace, key.name)
+        if body is None:
+            return None
+        self._tools.parents.seen(body, is_event=False)
+        return self._tools.parents.get(key)
+
+    async def _again(self, pdd: PDDeployment) -> float | None:
+        """Plan once more on the object as it is now: it may be gone, or another."""
+        parent = await self._read(pdd.key)
+        if parent is None:
+            self._forget(pdd.key)
+            return None
+        if isinstance(parent, Invalid) or parent.is_deleting:
+            return None
+        return await self._pass(parent, is_fresh=True)
+
+    def _forget(self, key: ObjectKey) -> None:
+        self._tools.parents.gone(key)
+        self._tools.records.forget(key)
+        self._tools.reporter.forget(key)
+        self._tools.telemetry.forget(key)
+
+    async def _mark(self, key: ObjectKey, seen: Observed, plan: Plan) -> None:
+        tools = self._tools
+        for shrink in shrinks(seen, plan.step):
+            leaving = await mark_victims(tools.kube, tools.probe, key, shrink)
+            log.info("scaling in", extra={"object": str(key), "pods": leaving})
+
+    async def _scale_unrecorded(
+        self,
+        pdd: PDDeployment,
+        seen: Observed,
+        plan: Plan,
+        records: dict[str, RevisionRecord],
+    ) -> None:
+        for workload in seen.workloads:
+            wanted = plan.step.wanted.get(workload.revision)
+            if wanted is None or workload.revision in records:
+                continue
+            replicas = wanted[WORKER_ROLES.index(workload.role)]
+            if replicas != workload.counts.desired:
+                patch = {"metadata": {"uid": workload.child.uid}, "spec": {"replicas": replicas}}
+                kind = _WORKLOADS[workload.child_id.kind]
+                name = workload.child_id.name
+                await self._tools.kube.merge(kind, pdd.key.namespace, name, patch)
+
+    async def _retire(self, key: ObjectKey, seen: Observed, plan: Plan) -> None:
+        """Delete what no revision in use needs: workloads first, then their records."""
+        kept = set(plan.step.wanted) - set(plan.retired) | {plan.goal, plan.current}
+        applier = self._tools.applier
+        for kind in _WORKLOADS.values():
+            old = [
+                w.child
+                for w in seen.workloads
+                if w.revision in plan.retired and w.child_id.kind == kind.kind
+            ]
+            await applier.remove_all(key, old, kind)
+        records = [child for child in seen.records if child.revision not in kept]
+        await applier.remove_all(key, records, CONFIG_MAP)
+        self._tools.records.drop(key, {child.revision for child in records})
+
+    def _trouble(self, pdd: PDDeployment, results: list[Result]) -> Trouble:
+        missing = ""
+        if needs_missing_api(pdd.spec, self.apis):
+            missing = "parallelism.nodes > 1 needs the LeaderWorkerSet API; install it"
+        return Trouble(
+            foreign=_named(results, Outcome.FOREIGN),
+            failed=tuple(f"{r.child.kind} {r.child.name}: {r.error}" for r in results if r.error),
+            missing_api=missing,
+        )
+
+
+def _owner(pdd: PDDeployment) -> Owner:
+    return Owner(pdd.key.namespace, pdd.key.name, pdd.uid)
+
+
+def _named(results: list[Result], outcome: Outcome) -> tuple[str, ...]:
+    return tuple(f"{r.child.kind} {r.child.name}" for r in results if r.outcome is outcome)
+
+
+def _retry_in(results: list[Result]) -> float | None:
+    outcomes = {result.outcome for result in results}
+    if Outcome.LEAVING in outcomes:
+        return _LEAVING_RETRY_SECONDS
+    return _FOREIGN_RETRY_SECONDS if Outcome.FOREIGN in outcomes else None
+
+
+def _soonest(*waits: float | None) -> float | None:
+    return min((wait for wait in waits if wait is not None), default=None)

@@ -1,0 +1,4 @@
+"""Builders of child objects, one module a kind: pure functions from spec to manifest.
+
+No client, no clock, no environment. Every pod they describe passes restricted pod security.
+"""

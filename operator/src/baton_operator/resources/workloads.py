@@ -1,0 +1,105 @@
+"""Workloads: a Deployment for each revision's role, or a LeaderWorkerSet, and the gateway's.
+
+A worker Deployment's pod template never changes after creation: a change is another revision with
+another name, and only the planner moves replicas between them.
+"""
+
+from __future__ import annotations
+
+from baton_operator import names
+from baton_operator.models import PDDeploymentSpec
+from baton_operator.names import ANNOTATION_CONFIG, Role
+from baton_operator.resources.meta import Manifest, Owner, manifest, selector_labels
+
+LWS_API_VERSION = "leaderworkerset.x-k8s.io/v1"
+
+
+def worker_workload(
+    owner: Owner,
+    spec: PDDeploymentSpec,
+    kind: Role,
+    revision: str,
+    template: Manifest,
+    replicas: int,
+    *,
+    nodes: int = 1,
+) -> Manifest:
+    """Return the workload of one role of one revision; `nodes` are pods per replica."""
+    if nodes > 1:
+        return _leader_worker_set(owner, kind, revision, template, replicas, nodes)
+    return manifest(
+        owner,
+        "apps/v1",
+        "Deployment",
+        names.workload(owner.name, revision, kind),
+        role=kind,
+        revision=revision,
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "minReadySeconds": spec.rollout.min_ready_seconds,
+            "progressDeadlineSeconds": _deadline(spec),
+            "selector": {"matchLabels": selector_labels(owner.name, kind, revision)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+            },
+            "template": template,
+        },
+    )
+
+
+def gateway_workload(
+    owner: Owner, spec: PDDeploymentSpec, template: Manifest, config_hash: str
+) -> Manifest:
+    """Return the gateway's Deployment; `config_hash` rolls it when only its file changes."""
+    annotations = template["metadata"].get("annotations") or {}
+    metadata = {
+        **template["metadata"],
+        "annotations": {**annotations, ANNOTATION_CONFIG: config_hash},
+    }
+    return manifest(
+        owner,
+        "apps/v1",
+        "Deployment",
+        names.gateway(owner.name),
+        role=Role.GATEWAY,
+        spec={
+            "replicas": spec.gateway.replicas,
+            "revisionHistoryLimit": 1,
+            "progressDeadlineSeconds": _deadline(spec),
+            "selector": {"matchLabels": selector_labels(owner.name, Role.GATEWAY)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+            },
+            "template": {**template, "metadata": metadata},
+        },
+    )
+
+
+def _deadline(spec: PDDeploymentSpec) -> int:
+    """Kubernetes wants a deadline beyond minReadySeconds."""
+    return max(spec.rollout.progress_deadline_seconds, spec.rollout.min_ready_seconds + 60)
+
+
+def _leader_worker_set(
+    owner: Owner, kind: Role, revision: str, template: Manifest, replicas: int, nodes: int
+) -> Manifest:
+    return manifest(
+        owner,
+        LWS_API_VERSION,
+        "LeaderWorkerSet",
+        names.workload(owner.name, revision, kind),
+        role=kind,
+        revision=revision,
+        spec={
+            "replicas": replicas,
+            "startupPolicy": "LeaderCreated",
+            "leaderWorkerTemplate": {
+                "size": nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "workerTemplate": template,
+            },
+        },
+    )

@@ -1,0 +1,155 @@
+"""Revisions: what makes one, and the record that keeps it.
+
+The revision's name is a hash over what pods are made from, with defaults filled in and quantities
+in one form, so that a manifest that means the same is the same. Replicas, scaling, budgets and pod
+labels are left out: they never roll. The record holds what was rendered, so that an operator with a
+newer renderer still runs an old revision as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from baton_operator import names
+from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.names import WORKER_ROLES
+from baton_operator.resources.config import worker_config
+from baton_operator.resources.meta import Manifest, Owner, manifest
+from baton_operator.resources.pods import worker_template
+
+RENDER_VERSION = 1
+"""Raised when `resources` renders worker pods differently: that is a new revision."""
+
+_TEMPLATES_KEY = "templates.json"
+_SUFFIXES: dict[str, Decimal | int] = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"),
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+    "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
+}  # fmt: skip
+
+
+class RevisionRecord(msgspec.Struct, frozen=True):
+    """What a revision's pods are made from, by role: file, pod template, pods per replica."""
+
+    name: str
+    configs: dict[str, str]
+    templates: dict[str, Manifest]
+    nodes: dict[str, int]
+
+
+class _Shapes(msgspec.Struct, frozen=True):
+    templates: dict[str, Manifest]
+    nodes: dict[str, int]
+
+
+def revision_name(spec: PDDeploymentSpec) -> str:
+    """Return the revision that a spec asks for: 8 hexadecimal digits after an `r`."""
+    roles = {role.name: _role_identity(role) for role in spec.roles}
+    identity = {
+        "render": RENDER_VERSION,
+        "model": spec.model,
+        "image": spec.image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "speculative": spec.speculative,
+        "logprobs": spec.logprobs,
+        "engine": spec.engine,
+        "link": spec.link,
+        "restartedAt": spec.restarted_at,
+        "roles": roles,
+    }
+    return "r" + semantic_hash(identity, size=4)
+
+
+def semantic_hash(value: Any, *, size: int = 8) -> str:
+    """Return a hash of JSON-like data in `size` bytes that ignores order of keys."""
+    encoded = msgspec.json.encode(value, order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=size).hexdigest()
+
+
+def make_record(owner: Owner, spec: PDDeploymentSpec, revision: str) -> RevisionRecord:
+    """Render what the revision's pods are made from."""
+    roles = [(role, spec.role(role.value)) for role in WORKER_ROLES]
+    return RevisionRecord(
+        name=revision,
+        configs={r.value: worker_config(owner, spec, r, revision) for r, _ in roles},
+        templates={r.value: worker_template(owner, spec, role, revision) for r, role in roles},
+        nodes={r.value: role.parallelism.nodes for r, role in roles},
+    )
+
+
+def record_manifest(owner: Owner, record: RevisionRecord) -> Manifest:
+    """Return the immutable ConfigMap of a record; pods mount their role's file from it."""
+    data = {f"{role}.yaml": text for role, text in record.configs.items()}
+    shapes = _Shapes(record.templates, record.nodes)
+    templates = msgspec.json.encode(shapes, order="deterministic").decode()
+    return manifest(
+        owner,
+        "v1",
+        "ConfigMap",
+        names.revision_record(owner.name, record.name),
+        revision=record.name,
+        immutable=True,
+        data=data | {_TEMPLATES_KEY: templates},
+    )
+
+
+def read_record(body: Manifest) -> RevisionRecord:
+    """Return the record in a ConfigMap.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    data = body.get("data") or {}
+    try:
+        shapes = msgspec.json.decode(data[_TEMPLATES_KEY], type=_Shapes)
+        configs = {role.value: data[f"{role}.yaml"] for role in WORKER_ROLES}
+        name = body["metadata"]["labels"][names.LABEL_REVISION]
+    except (KeyError, msgspec.DecodeError) as error:
+        raise ValueError(f"not a revision record: {error}") from error
+    return RevisionRecord(name, configs, shapes.templates, shapes.nodes)
+
+
+def _role_identity(role: RoleSpec) -> dict[str, Any]:
+    template = _without_labels(role.template)
+    return {
+        "image": role.image,
+        "parallelism": role.parallelism,
+        "drain": role.drain,
+        "template": _normal(template),
+    }
+
+
+def _without_labels(template: Manifest) -> Manifest:
+    metadata = {k: v for k, v in (template.get("metadata") or {}).items() if k != "labels"}
+    rest = {key: value for key, value in template.items() if key != "metadata"}
+    return rest | ({"metadata": metadata} if metadata else {})
+
+
+def _normal(value: Any, *, is_quantities: bool = False) -> Any:
+    """Return JSON data with resource quantities in one form and empty members left out."""
+    if isinstance(value, dict):
+        members = {
+            key: _normal(item, is_quantities=key in ("limits", "requests"))
+            if key in ("limits", "requests")
+            else _normal(item, is_quantities=is_quantities)
+            for key, item in value.items()
+        }
+        return {key: item for key, item in members.items() if item not in (None, {}, [])}
+    if isinstance(value, list):
+        return [_normal(item) for item in value]
+    return _quantity(value) if is_quantities else value
+
+
+def _quantity(value: Any) -> Any:
+    """Return a quantity as a plain number's text; anything else as it is."""
+    text = str(value)
+    digits = text.rstrip("numkKMGTPEi")
+    try:
+        number = Decimal(digits) * _SUFFIXES.get(text[len(digits) :], 1)
+    except InvalidOperation:
+        return value
+    return format(number.normalize(), "f")

@@ -1,0 +1,113 @@
+"""The operator's settings, from BATON_ environment variables; read once, in `main`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+PREFIX = "BATON_"
+
+
+class SettingError(ValueError):
+    """An environment variable has a value that cannot be used; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Each field is read from BATON_ and its name in capitals.
+
+    Attributes:
+        watch_namespace: serve this namespace only; empty serves all (needs a ClusterRole).
+        workers: reconciles that run at once.
+        write_concurrency: API writes in flight at once, over all reconciles.
+        resync_seconds: how often an object is reconciled without an event; jittered by a fifth.
+        status_interval_seconds: least time between two status writes of one object that report
+            counts alone.
+        watch_secrets: repair the CURVE Secret from its (metadata) watch; without it, on resync.
+        leader_elect: take the Lease before serving; needed for two replicas.
+        lease_name: name of the Lease.
+        lease_namespace: namespace of the Lease; empty is the pod's own.
+        lease_duration_seconds: a standby waits this long for a leader that fell silent.
+        lease_renew_seconds: a leader that cannot renew for this long stops.
+        lease_retry_seconds: pause between attempts.
+        http_host: where health and metrics listen.
+        http_port: port of /healthz, /readyz and /metrics.
+        pod_probe_seconds: longest wait for a pod's answer when choosing whom to scale in.
+        stuck_seconds: a key that waits or runs longer makes /healthz fail.
+        log_level: debug, info, warning or error.
+        log_format: text or json.
+        identity: name of this process in the Lease; empty is the host name.
+    """
+
+    watch_namespace: str = ""
+    workers: int = 8
+    write_concurrency: int = 32
+    resync_seconds: float = 1800.0
+    status_interval_seconds: float = 1.0
+    watch_secrets: bool = True
+    leader_elect: bool = True
+    lease_name: str = "baton-operator"
+    lease_namespace: str = ""
+    lease_duration_seconds: float = 12.0
+    lease_renew_seconds: float = 8.0
+    lease_retry_seconds: float = 2.0
+    http_host: str = "0.0.0.0"  # noqa: S104 - a pod's own network
+    http_port: int = 8080
+    pod_probe_seconds: float = 2.0
+    stuck_seconds: float = 300.0
+    log_level: str = "info"
+    log_format: str = "json"
+    identity: str = ""
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """Return the settings.
+
+    Raises:
+        SettingError: a value cannot be used.
+    """
+    types = get_type_hints(Settings)
+    values: dict[str, Any] = {}
+    for field in fields(Settings):
+        variable = PREFIX + field.name.upper()
+        if variable in environment:
+            values[field.name] = _parse(variable, environment[variable], types[field.name])
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _parse(variable: str, text: str, type_: type) -> Any:
+    if type_ is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise SettingError(f"{variable} is {text!r}; it must be true or false")
+        return text.lower() in ("true", "1")
+    try:
+        return type_(text)
+    except ValueError as error:
+        raise SettingError(f"{variable} is {text!r}; it must be a {type_.__name__}") from error
+
+
+def _check(settings: Settings) -> None:
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and value <= 0:
+            raise SettingError(f"{PREFIX}{field.name.upper()} is {value}; it must be above 0")
+    if settings.lease_renew_seconds >= settings.lease_duration_seconds:
+        raise SettingError(
+            f"{PREFIX}LEASE_RENEW_SECONDS is {settings.lease_renew_seconds}; it must be below "
+            f"{PREFIX}LEASE_DURATION_SECONDS ({settings.lease_duration_seconds})"
+        )
+    if settings.lease_renew_seconds <= 1.2 * settings.lease_retry_seconds:
+        raise SettingError(
+            f"{PREFIX}LEASE_RENEW_SECONDS is {settings.lease_renew_seconds}; it must be above "
+            f"1.2 times {PREFIX}LEASE_RETRY_SECONDS ({settings.lease_retry_seconds})"
+        )
+    if settings.log_format not in ("text", "json"):
+        raise SettingError(f"{PREFIX}LOG_FORMAT is {settings.log_format!r}; text or json")
+    if settings.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise SettingError(
+            f"{PREFIX}LOG_LEVEL is {settings.log_level!r}; debug, info, warning or error"
+        )

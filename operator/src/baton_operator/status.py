@@ -1,0 +1,238 @@
+"""The status of a PDDeployment, computed from plan and observation. Pure; written by `reconcile`.
+
+Ready, Reconciling and Stalled follow kstatus, so that `helm --wait`, Argo CD and Flux understand
+them. Unknown means not observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton_operator.conditions import Condition, Truth, merge_conditions, timestamp, unix_seconds
+from baton_operator.models import PDDeployment, PDDeploymentSpec
+from baton_operator.names import WORKER_ROLES
+from baton_operator.observe import Observed
+from baton_operator.pairs import Counts
+from baton_operator.plan import Memory, Plan
+from baton_operator.rollout import Phase
+from baton_operator.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What keeps reconciling from its goal: children of others, failed writes, missing APIs."""
+
+    foreign: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    missing_api: str = ""
+    invalid: str = ""
+
+
+def read_memory(status: dict[str, Any]) -> Memory:
+    """Return what the last status says about the rollout; unreadable parts count as absent."""
+    rollout = status.get("rollout") or {}
+    try:
+        progress_at = unix_seconds(rollout.get("progressTime", ""))
+    except ValueError:
+        progress_at = 0.0
+    return Memory(
+        current=status.get("currentRevision", ""),
+        update=status.get("updateRevision", ""),
+        failed=rollout.get("failedRevision", ""),
+        reached=rollout.get("reached", 0),
+        progress_at=progress_at,
+    )
+
+
+def deployment_status(
+    pdd: PDDeployment,
+    plan: Plan,
+    seen: Observed,
+    trouble: Trouble,
+    sample: Sample,
+    now: float,
+) -> dict[str, Any]:
+    """Return the whole status."""
+    ready, existing = seen.ready(), seen.existing()
+    updated = next((r.existing for r in seen.revisions() if r.name == plan.update), Counts())
+    conditions = _conditions(pdd.spec, plan, seen, trouble)
+    roles = [
+        {"name": role.value, "desired": d, "replicas": e, "ready": r, "updated": u}
+        for role, d, e, r, u in zip(
+            WORKER_ROLES, plan.target, existing, ready, updated, strict=True
+        )
+    ]
+    return {
+        "observedGeneration": pdd.generation,
+        "currentRevision": plan.current,
+        "updateRevision": plan.update,
+        "ready": next(c.status.value for c in conditions if c.type == "Ready"),
+        "prefill": f"{ready.prefill}/{plan.target.prefill}",
+        "decode": f"{ready.decode}/{plan.target.decode}",
+        "roles": roles,
+        "rollout": _rollout(plan),
+        **_told(sample),
+        "conditions": merge_conditions(
+            pdd.status.get("conditions") or [], conditions, pdd.generation, now
+        ),
+    }
+
+
+def _told(sample: Sample) -> dict[str, Any]:
+    """Return what pods say of themselves; what is not known is left out."""
+    told: dict[str, Any] = {}
+    if sample.wire:
+        told["wire"] = {"range": sample.wire, "configHash": sample.config_hash}
+    if sample.acceptance is not None:
+        told["speculative"] = {"acceptance": f"{sample.acceptance:.2f}"}
+    return told
+
+
+def invalid_status(
+    status: dict[str, Any], generation: int, message: str, now: float
+) -> dict[str, Any]:
+    """Return the status of a spec that cannot be served; what runs goes on as it is."""
+    conditions = [
+        Condition("Ready", Truth.FALSE, "InvalidSpec", message),
+        Condition("Reconciling", Truth.FALSE, "InvalidSpec", message),
+        Condition("Stalled", Truth.TRUE, "InvalidSpec", message),
+        Condition("SpecValid", Truth.FALSE, "InvalidSpec", message),
+    ]
+    kept = {key: value for key, value in status.items() if key != "conditions"}
+    return kept | {
+        "observedGeneration": generation,
+        "ready": "False",
+        "conditions": merge_conditions(status.get("conditions") or [], conditions, generation, now),
+    }
+
+
+def _rollout(plan: Plan) -> dict[str, Any]:
+    phase = plan.step.phase.value
+    if plan.is_rolled_back:
+        phase = "RolledBack" if plan.step.phase is Phase.COMPLETE else "RollingBack"
+    elif plan.has_failed:
+        phase = "Failed"
+    entry: dict[str, Any] = {
+        "phase": phase,
+        "step": plan.step.ticks_new,
+        "steps": plan.step.ticks,
+        "reached": plan.memory.reached,
+    }
+    if plan.memory.failed:
+        entry["failedRevision"] = plan.memory.failed
+    if plan.memory.progress_at:
+        entry["progressTime"] = timestamp(plan.memory.progress_at)
+    return entry
+
+
+def _conditions(
+    spec: PDDeploymentSpec, plan: Plan, seen: Observed, trouble: Trouble
+) -> list[Condition]:
+    parts = [*_roles(plan, seen), _gateway(spec, seen)]
+    stalled = _stalled(plan, trouble)
+    ready = _ready(spec, plan, parts, trouble)
+    return [
+        ready,
+        _reconciling(plan, ready, stalled),
+        stalled,
+        *parts,
+        _progressing(plan),
+        Condition("SpecValid", Truth.TRUE, "Valid"),
+        _capacity(seen),
+        _ratio(plan),
+    ]
+
+
+def _ready(
+    spec: PDDeploymentSpec, plan: Plan, parts: Sequence[Condition], trouble: Trouble
+) -> Condition:
+    if spec.suspend:
+        return Condition("Ready", Truth.FALSE, "Suspended", "spec.suspend is true")
+    broken = _broken(trouble)
+    if broken is not None:
+        return Condition("Ready", Truth.FALSE, *broken)
+    waiting = [part for part in parts if part.status is not Truth.TRUE]
+    if waiting:
+        return Condition("Ready", Truth.FALSE, waiting[0].reason, waiting[0].message)
+    return Condition("Ready", Truth.TRUE, "PairsServing", f"{plan.step.ticks} pairs")
+
+
+def _broken(trouble: Trouble) -> tuple[str, str] | None:
+    """Return reason and message of what only a person can mend."""
+    if trouble.missing_api:
+        return "MissingApi", trouble.missing_api
+    if trouble.foreign:
+        names = ", ".join(trouble.foreign)
+        return "Conflict", f"not controlled by this PDDeployment, left alone: {names}"
+    return None
+
+
+def _reconciling(plan: Plan, ready: Condition, stalled: Condition) -> Condition:
+    if stalled.status is Truth.TRUE or plan.step.phase is Phase.PAUSED:
+        return Condition("Reconciling", Truth.FALSE, stalled.reason, stalled.message)
+    done = (Phase.COMPLETE, Phase.PARTITIONED, Phase.SUSPENDED)
+    if plan.step.phase in done and (ready.status is Truth.TRUE or ready.reason == "Suspended"):
+        return Condition("Reconciling", Truth.FALSE, "UpToDate")
+    return Condition("Reconciling", Truth.TRUE, ready.reason, ready.message)
+
+
+def _stalled(plan: Plan, trouble: Trouble) -> Condition:
+    broken = _broken(trouble)
+    if broken is not None:
+        return Condition("Stalled", Truth.TRUE, *broken)
+    if trouble.failed:
+        return Condition("Stalled", Truth.TRUE, "WriteFailed", "; ".join(trouble.failed))
+    if plan.has_failed:
+        message = f"revision {plan.update} made no progress within its deadline"
+        return Condition("Stalled", Truth.TRUE, "ProgressDeadlineExceeded", message)
+    return Condition("Stalled", Truth.FALSE, "Moving")
+
+
+def _roles(plan: Plan, seen: Observed) -> list[Condition]:
+    return [
+        _available(f"{role.value.capitalize()}Ready", have, want)
+        for role, have, want in zip(WORKER_ROLES, seen.ready(), plan.target, strict=True)
+    ]
+
+
+def _gateway(spec: PDDeploymentSpec, seen: Observed) -> Condition:
+    if seen.gateway is None:
+        return Condition("GatewayReady", Truth.UNKNOWN, "NotObserved", "no gateway Deployment yet")
+    return _available("GatewayReady", seen.gateway.ready, spec.gateway.replicas)
+
+
+def _available(type_: str, have: int, want: int) -> Condition:
+    message = f"{have} of {want} ready"
+    if have >= want:
+        return Condition(type_, Truth.TRUE, "AllReady", message)
+    reason = f"{type_.removesuffix('Ready')}NotReady"
+    return Condition(type_, Truth.FALSE, reason, message)
+
+
+def _progressing(plan: Plan) -> Condition:
+    step = plan.step
+    message = f"{step.ticks_new} of {step.ticks} pairs on {plan.goal}"
+    if plan.is_rolled_back:
+        return Condition("Progressing", Truth.FALSE, "RolledBack", message)
+    if plan.has_failed:
+        return Condition("Progressing", Truth.FALSE, "ProgressDeadlineExceeded", message)
+    is_moving = step.phase in (Phase.PROGRESSING, Phase.COMPLETE)
+    return Condition("Progressing", Truth.of(is_moving), step.phase.value, message)
+
+
+def _capacity(seen: Observed) -> Condition:
+    blocked = seen.blocked()
+    if blocked:
+        return Condition("CapacityBlocked", Truth.TRUE, "Unschedulable", blocked)
+    return Condition("CapacityBlocked", Truth.FALSE, "Scheduled")
+
+
+def _ratio(plan: Plan) -> Condition:
+    scaling = plan.scaling
+    message = f"{scaling.prefill.replicas} prefill to {scaling.decode.replicas} decode"
+    if not scaling.is_ratio_kept:
+        return Condition("RatioSatisfied", Truth.FALSE, "OutOfBounds", message)
+    clamped = scaling.prefill.clamped_by or scaling.decode.clamped_by
+    return Condition("RatioSatisfied", Truth.TRUE, "Clamped" if clamped else "InBounds", message)

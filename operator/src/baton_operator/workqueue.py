@@ -1,0 +1,146 @@
+"""A keyed work queue on the event loop: the same promises as controller-runtime's.
+
+A key is worked on by at most one worker at a time; adding it again while it waits does nothing,
+adding it while it is worked on makes it run once more. Failures back off exponentially by key.
+Time comes from a clock that tests replace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+BACKOFF_BASE_SECONDS = 0.05
+BACKOFF_CAP_SECONDS = 60.0
+
+
+class Timer(Protocol):
+    """A scheduled call that can be cancelled."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+        ...
+
+
+class Clock(Protocol):
+    """Monotonic seconds and delayed calls; an asyncio loop is one."""
+
+    def time(self) -> float:
+        """Return the present."""
+        ...
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Call back at `when`."""
+        ...
+
+
+class WorkQueue(Generic[K]):
+    """See the module. `get` and `done` bracket the work on a key."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ready: deque[K] = deque()
+        self._since: dict[K, float] = {}
+        self._working: dict[K, float] = {}
+        self._again: set[K] = set()
+        self._delayed: list[tuple[float, int, K]] = []
+        self._due: dict[K, float] = {}
+        self._order = 0
+        self._timer: Timer | None = None
+        self._failures: dict[K, int] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def add(self, key: K) -> None:
+        """Ask for a run of `key` as soon as a worker is free."""
+        self._due.pop(key, None)
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._since:
+            self._since[key] = self._clock.time()
+            self._ready.append(key)
+            self._wake()
+
+    def add_after(self, key: K, delay_seconds: float) -> None:
+        """Ask for a run after a delay; the earliest of several wins, and an `add` replaces it."""
+        if delay_seconds <= 0:
+            self.add(key)
+            return
+        due = self._clock.time() + delay_seconds
+        if key in self._since or self._due.get(key, due + 1) <= due:
+            return
+        self._due[key] = due
+        self._order += 1
+        heapq.heappush(self._delayed, (due, self._order, key))
+        self._arm()
+
+    def failed(self, key: K) -> float:
+        """Ask for a retry of `key` after its back-off; return that in seconds."""
+        count = self._failures.get(key, 0)
+        self._failures[key] = count + 1
+        delay = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2.0 ** min(count, 20))
+        self.add_after(key, delay)
+        return delay
+
+    def succeeded(self, key: K) -> None:
+        """Forget the failures of `key`."""
+        self._failures.pop(key, None)
+
+    async def get(self) -> K:
+        """Return the next key, waiting for one; the caller must call `done`."""
+        while not self._ready:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        key = self._ready.popleft()
+        del self._since[key]
+        self._working[key] = self._clock.time()
+        return key
+
+    def done(self, key: K) -> None:
+        """End the work on `key`; runs it again if it was added meanwhile."""
+        del self._working[key]
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._ready)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """Age of the key that has waited or been worked on longest; 0 when idle."""
+        starts = [*self._since.values(), *self._working.values()]
+        return self._clock.time() - min(starts) if starts else 0.0
+
+    def _wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._clock.call_at(self._delayed[0][0], self._release)
+
+    def _release(self) -> None:
+        self._timer = None
+        now = self._clock.time()
+        while self._delayed and self._delayed[0][0] <= now:
+            due, _, key = heapq.heappop(self._delayed)
+            if self._due.get(key) == due:
+                self.add(key)
+        if self._delayed:
+            self._arm()
