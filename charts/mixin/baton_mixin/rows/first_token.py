@@ -1,0 +1,48 @@
+"""Serving: where the time to the first tokens goes."""
+
+from __future__ import annotations
+
+from baton_mixin.expressions import DEPLOYMENT, mean, quantile
+from baton_mixin.panels import Query, Row, graph
+
+TTFT = "baton_gateway_time_to_first_token_seconds"
+
+
+def row() -> Row:
+    """Return the row."""
+    return Row(
+        "First token",
+        [
+            graph(
+                "Time to first token",
+                "From a request's arrival to its first tokens in the gateway.",
+                "s",
+                *(
+                    Query(quantile(q, TTFT, DEPLOYMENT), f"p{100 * q:.0f}")
+                    for q in (0.5, 0.9, 0.99)
+                ),
+            ),
+            graph(
+                "Where the time goes, mean",
+                "Queue and prefill come before the first token at the client; before the second"
+                " come the KV's way to decode, the handoff (decode's wait for a step and the copy"
+                " into its pool) and decode's first rows.",
+                "s",
+                Query(mean("baton_engine_queue_seconds", DEPLOYMENT), "queue"),
+                Query(mean("baton_engine_prefill_seconds", DEPLOYMENT), "prefill"),
+                Query(mean("baton_handoff_transfer_seconds", DEPLOYMENT), "KV transfer"),
+                Query(mean("baton_handoff_import_seconds", DEPLOYMENT), "handoff"),
+                Query(mean("baton_first_emit_seconds", DEPLOYMENT), "first decode rows"),
+                stacked=True,
+            ),
+            graph(
+                "Handoff",
+                "From offering a handoff to its acknowledgement: KV imported by decode.",
+                "s",
+                *(
+                    Query(quantile(q, "baton_handoff_seconds", DEPLOYMENT), f"p{100 * q:.0f}")
+                    for q in (0.5, 0.9, 0.99)
+                ),
+            ),
+        ],
+    )
