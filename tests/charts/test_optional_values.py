@@ -1,0 +1,173 @@
+"""Each optional value does what its comment says, and nothing when it is off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+OPTIONAL_KINDS = {
+    "PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule", "Job",
+}  # fmt: skip
+
+
+def pod_of(objects, one):
+    return one(objects, "Deployment")["spec"]["template"]
+
+
+def container_of(objects, one):
+    return pod_of(objects, one)["spec"]["containers"][0]
+
+
+def variables_of(objects, one):
+    return {e["name"]: e.get("value") for e in container_of(objects, one)["env"]}
+
+
+def test_optional_objects_are_off_by_default(render):
+    assert OPTIONAL_KINDS.isdisjoint(body["kind"] for body in render())
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ("podDisruptionBudget: {enabled: true}", "PodDisruptionBudget"),
+        ("networkPolicy: {enabled: true}", "NetworkPolicy"),
+        ("podMonitor: {enabled: true}", "PodMonitor"),
+        ("serviceMonitor: {enabled: true}", "ServiceMonitor"),
+        ("prometheusRule: {enabled: true}", "PrometheusRule"),
+        ("uninstall: {deleteResources: true}", "Job"),
+        ("crds: {keep: false}", "Job"),
+    ],
+)
+def test_a_toggle_renders_its_object(render, one, values, kind):
+    assert one(render(values), kind)["metadata"]["namespace"] == "system"
+
+
+def test_monitors_carry_their_labels_and_interval(render, one):
+    for name, kind, path in (
+        ("podMonitor", "PodMonitor", "podMetricsEndpoints"),
+        ("serviceMonitor", "ServiceMonitor", "endpoints"),
+    ):
+        monitor = one(
+            render(f"{name}: {{enabled: true, interval: 7s, labels: {{team: serving}}}}"), kind
+        )
+        assert monitor["metadata"]["labels"]["team"] == "serving"
+        assert monitor["spec"][path][0]["interval"] == "7s"
+
+
+def test_monitors_select_the_operators_own_labels(render, one):
+    objects = render("podMonitor: {enabled: true}\nserviceMonitor: {enabled: true}")
+    labels = pod_of(objects, one)["metadata"]["labels"]
+    service = one(objects, "Service", "-metrics")
+    assert one(objects, "PodMonitor")["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    selected = one(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= service["metadata"]["labels"].items()
+
+
+def test_the_rule_object_holds_every_rule_file(render, one, chart: Path):
+    files = [yaml.safe_load(path.read_text()) for path in (chart / "rules").glob("*.yaml")]
+    wanted = [group["name"] for body in files for group in body["groups"]]
+    rule = one(render("prometheusRule: {enabled: true, labels: {team: a}}"), "PrometheusRule")
+    assert sorted(group["name"] for group in rule["spec"]["groups"]) == sorted(wanted)
+    assert rule["metadata"]["labels"]["team"] == "a"
+    assert wanted
+
+
+def test_each_dashboard_becomes_a_config_map(render, chart: Path):
+    objects = render("dashboards: {enabled: true, annotations: {folder: LLM}}")
+    maps = [b for b in objects if "grafana_dashboard" in b["metadata"].get("labels", {})]
+    bodies = {name: text for body in maps for name, text in body["data"].items()}
+    files = {path.name: json.loads(path.read_text()) for path in (chart / "dashboards").iterdir()}
+    assert {name: json.loads(text) for name, text in bodies.items()} == files
+    assert {body["metadata"]["annotations"]["folder"] for body in maps} == {"LLM"}
+
+
+def test_crds_are_kept_by_default_and_only_then(render):
+    kept = [b for b in render() if b["kind"] == "CustomResourceDefinition"]
+    assert len(kept) == 2
+    assert all(b["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for b in kept)
+    loose = [b for b in render("crds: {keep: false}") if b["kind"] == "CustomResourceDefinition"]
+    assert len(loose) == 2
+    assert not any("annotations" in body["metadata"] for body in loose)
+
+
+def test_crds_can_be_left_to_someone_else(render):
+    objects = render("crds: {enabled: false}")
+    assert all(body["kind"] != "CustomResourceDefinition" for body in objects)
+
+
+def test_image_tag_defaults_to_the_apps_version_and_a_digest_wins(render, one, chart: Path):
+    version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
+    assert container_of(render(), one)["image"] == f"baton-operator:{version}"
+    tagged = render("image: {repository: r/o, tag: v9}")
+    assert container_of(tagged, one)["image"] == "r/o:v9"
+    digest = "sha256:" + "0" * 64
+    pinned = render(f"image: {{repository: r/o, tag: v9, digest: '{digest}'}}")
+    assert container_of(pinned, one)["image"] == f"r/o@{digest}"
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "wanted"),
+    [
+        ("imagePullSecrets: [{name: s}]", "imagePullSecrets", [{"name": "s"}]),
+        ("nodeSelector: {a: b}", "nodeSelector", {"a": "b"}),
+        ("tolerations: [{operator: Exists}]", "tolerations", [{"operator": "Exists"}]),
+        ("affinity: {nodeAffinity: {}}", "affinity", {"nodeAffinity": {}}),
+        ("topologySpreadConstraints: [{maxSkew: 1}]", "topologySpreadConstraints",
+         [{"maxSkew": 1}]),
+        ("priorityClassName: high", "priorityClassName", "high"),
+    ],
+)  # fmt: skip
+def test_pod_settings_pass_through_and_are_absent_by_default(render, one, values, path, wanted):
+    assert path not in pod_of(render(), one)["spec"]
+    assert pod_of(render(values), one)["spec"][path] == wanted
+
+
+def test_pod_metadata_passes_through(render, one):
+    pod = pod_of(render("podLabels: {team: a}\npodAnnotations: {p: q}"), one)
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["annotations"] == {"p": "q"}
+
+
+def test_resources_are_unset_by_default(render, one):
+    assert "resources" not in container_of(render(), one)
+    limits = container_of(render("resources: {limits: {memory: 200Mi}}"), one)["resources"]
+    assert limits == {"limits": {"memory": "200Mi"}}
+
+
+def test_replicas_reach_the_deployment(render, one):
+    assert one(render("replicas: 2"), "Deployment")["spec"]["replicas"] == 2
+    assert one(render("replicas: 0"), "Deployment")["spec"]["replicas"] == 0
+
+
+def test_extra_environment_is_appended(render, one):
+    objects = render("extraEnv: [{name: HTTPS_PROXY, value: p}]")
+    assert variables_of(objects, one)["HTTPS_PROXY"] == "p"
+
+
+def test_names_can_be_overridden(render, one):
+    assert one(render(), "Deployment")["metadata"]["name"] == "baton-operator"
+    assert one(render(release="x"), "Deployment")["metadata"]["name"] == "x-baton-operator"
+    objects = render("fullnameOverride: mine")
+    assert one(objects, "Deployment")["metadata"]["name"] == "mine"
+    assert one(objects, "Role", "-lease")["rules"][1]["resourceNames"] == ["mine"]
+    assert variables_of(objects, one)["BATON_LEASE_NAME"] == "mine"
+
+
+def test_a_foreign_service_account_is_used_and_not_made(render, one, refusal):
+    objects = render("serviceAccount: {create: false, name: theirs}")
+    assert pod_of(objects, one)["spec"]["serviceAccountName"] == "theirs"
+    assert one(objects, "ClusterRoleBinding", "operator")["subjects"][0]["name"] == "theirs"
+    names = [b["metadata"]["name"] for b in objects if b["kind"] == "ServiceAccount"]
+    assert "theirs" not in names
+    assert "baton-operator" not in names
+    assert "serviceAccount.name is needed" in refusal("serviceAccount: {create: false}")
+
+
+def test_service_account_annotations_pass_through(render, one):
+    objects = render("serviceAccount: {annotations: {iam: role}}")
+    account = one(objects, "ServiceAccount", "-operator")
+    assert account["metadata"]["annotations"] == {"iam": "role"}

@@ -1,0 +1,41 @@
+"""Waiting for a state by looking at it, never for a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class NotReadyError(Exception):
+    """A state was not reached in time, or can no longer be reached."""
+
+
+def wait_until(
+    claim: str,
+    look: Callable[[], T | None],
+    timeout_seconds: float = 60.0,
+    interval_seconds: float = 0.05,
+    give_up: Callable[[], str] = str,
+) -> T:
+    """Return the first result of `look` that is neither None nor False.
+
+    `give_up` returns why there is no point in waiting any longer, else an empty string.
+
+    Raises:
+        NotReadyError: the time is over, or `give_up` gave a reason.
+    """
+    end = time.monotonic() + timeout_seconds
+    pause = threading.Event()
+    while True:
+        result = look()
+        if result is not None and result is not False:
+            return result
+        if reason := give_up():
+            raise NotReadyError(f"{claim}: {reason}")
+        if time.monotonic() > end:
+            raise NotReadyError(f"{claim}: not so after {timeout_seconds:g} s (last: {result!r})")
+        pause.wait(interval_seconds)

@@ -1,0 +1,64 @@
+"""Each drafting method starts, serves a pair, and says what one plain process says (R21, R22)."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import httpx
+import pytest
+
+TEXTS = [
+    "The license is granted to you. The license is granted to",
+    "copies of the Software, copies of the",
+    "1. Definitions. 2. Grant. 3. Redistribution. 1. Definitions. 2.",
+]
+
+
+def texts_of(deployment, **body):
+    reply = deployment.complete(
+        prompt=TEXTS, max_tokens=40, return_token_ids=True, logprobs=2, **body
+    )
+    ordered = sorted(reply["choices"], key=lambda c: c["index"])
+    return [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in ordered]
+
+
+@pytest.mark.parametrize("method", ["ngram", "mtp_ngram"])
+def test_a_pair_says_what_a_plain_process_says(start_deployment, mixed, method):
+    with start_deployment("-k", "4", "--speculative-method", method) as pair:
+        pair.wait_lines(3)
+        for sampling in ({"temperature": 0}, {"temperature": 0.8, "seed": 5}):
+            drafted, plain = texts_of(pair, **sampling), texts_of(mixed, **sampling)
+            for (ids, logprobs), (want_ids, want_logprobs) in zip(drafted, plain, strict=True):
+                assert ids == want_ids
+                assert logprobs == pytest.approx(want_logprobs, abs=5e-5)
+        assert pair.metric("decode", "baton_draft_accepted_tokens_total") > 0
+
+
+def test_the_draft_count_changes_while_requests_run(pair, mixed):
+    pages = [pair.latest(role)["metrics_url"] for role in ("prefill", "decode")]
+    addresses = [page.removesuffix("/metrics") for page in pages]
+    done = threading.Event()
+    counts = set()
+
+    def keep_changing():
+        rng = random.Random(3)
+        while not done.is_set():
+            count = rng.randrange(6)
+            for address in addresses:
+                body = {"num_speculative_tokens": count}
+                assert httpx.post(f"{address}/speculative", json=body).status_code == 202
+            counts.add(count)
+
+    changer = threading.Thread(target=keep_changing)
+    changer.start()
+    try:
+        drafted = [texts_of(pair, temperature=0.7, seed=n) for n in range(4)]
+    finally:
+        done.set()
+        changer.join()
+    assert len(counts) > 2
+    for n, answers in enumerate(drafted):
+        assert [a[0] for a in answers] == [a[0] for a in texts_of(mixed, temperature=0.7, seed=n)]
+    for address in addresses:
+        assert httpx.post(f"{address}/speculative", json={"num_speculative_tokens": 2}).is_success

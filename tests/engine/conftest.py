@@ -1,0 +1,201 @@
+"""Fixtures for the engine: the committed tiny model, and random checkpoints in either naming."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors import TensorSpec, serialize_file
+
+TINY_MODEL = Path(__file__).parents[2] / "examples" / "tiny-mtp"
+
+Tensors = dict[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class MadeCheckpoint:
+    """A Hugging Face folder, and its tensors as float32 with the values that were stored."""
+
+    path: Path
+    config: dict[str, Any]
+    tensors: Tensors
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir() -> Path:
+    return TINY_MODEL
+
+
+@pytest.fixture
+def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """`load("network")` imports that module of the tiny model's training script."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"tiny_{name}", TINY_MODEL / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # Dataclasses look their own module up by name.
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., MadeCheckpoint]:
+    """`make(family="ernie4_5", mtp="ernie", storage="F32", shards=1, seed=0, edit=None, **config)`.
+
+    `mtp` is the naming of MTP layers, `ernie` or `deepseek`. `edit` may change the tensors before
+    they are written. Other keywords go to config.json.
+    """
+
+    def make(
+        family: str = "ernie4_5",
+        mtp: str = "ernie",
+        storage: str = "F32",
+        shards: int = 1,
+        seed: int = 0,
+        edit: Callable[[Tensors], object] | None = None,
+        **config: Any,
+    ) -> MadeCheckpoint:
+        folder = tmp_path_factory.mktemp("checkpoint")
+        full = _config(family) | config
+        tensors = _random_tensors(full, mtp, np.random.default_rng(seed))
+        if edit is not None:
+            edit(tensors)
+        (folder / "config.json").write_text(json.dumps(full))
+        return MadeCheckpoint(folder, full, _write(folder, tensors, storage, shards))
+
+    return make
+
+
+def _config(family: str) -> dict[str, Any]:
+    architecture = {
+        "ernie4_5": "Ernie4_5ForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }[family]
+    return {
+        "architectures": [architecture],
+        "model_type": family,
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_nextn_predict_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": "float32",
+    }
+
+
+def _random_tensors(config: Mapping[str, Any], mtp: str, rng: np.random.Generator) -> Tensors:
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    vocab = (config["vocab_size"], hidden)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": vocab,
+        "model.norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = vocab
+    for i in range(layers):
+        shapes |= _layer_shapes(f"model.layers.{i}", config)
+    for i in range(config["num_nextn_predict_layers"]):
+        norms, proj, block = {
+            "ernie": (
+                (f"model.mtp_emb_norm.{i}", f"model.mtp_hidden_norm.{i}"),
+                f"model.mtp_linear_proj.{i}",
+                f"model.mtp_block.{i}",
+            ),
+            "deepseek": (
+                (f"model.layers.{layers + i}.enorm", f"model.layers.{layers + i}.hnorm"),
+                f"model.layers.{layers + i}.eh_proj",
+                f"model.layers.{layers + i}",
+            ),
+        }[mtp]
+        shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
+        shapes[f"{proj}.weight"] = (hidden, 2 * hidden)
+        shapes |= _layer_shapes(block, config)
+    return {key: _random(shape, rng) for key, shape in shapes.items()}
+
+
+def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q = config["num_attention_heads"] * config["head_dim"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    norms = ("q_norm", "k_norm") if config["model_type"] == "qwen3" else ()
+    return {f"{prefix}.self_attn.{n}.weight": (config["head_dim"],) for n in norms} | {
+        f"{prefix}.input_layernorm.weight": (hidden,),
+        f"{prefix}.self_attn.q_proj.weight": (q, hidden),
+        f"{prefix}.self_attn.k_proj.weight": (kv, hidden),
+        f"{prefix}.self_attn.v_proj.weight": (kv, hidden),
+        f"{prefix}.self_attn.o_proj.weight": (hidden, q),
+        f"{prefix}.post_attention_layernorm.weight": (hidden,),
+        f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
+        f"{prefix}.mlp.up_proj.weight": (inner, hidden),
+        f"{prefix}.mlp.down_proj.weight": (hidden, inner),
+    }
+
+
+def _random(shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    if len(shape) == 1:
+        return rng.normal(1.0, 0.1, shape).astype(np.float32)
+    return rng.normal(0.0, shape[1] ** -0.5, shape).astype(np.float32)
+
+
+def _write(folder: Path, tensors: Tensors, storage: str = "F32", shards: int = 1) -> Tensors:
+    stored = {key: _to_storage(value, storage) for key, value in tensors.items()}
+    keys = list(stored)
+    if shards == 1:
+        _write_file(folder / "model.safetensors", stored, storage)
+    else:
+        weight_map = {}
+        for i in range(shards):
+            name = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+            _write_file(folder / name, {key: stored[key] for key in keys[i::shards]}, storage)
+            weight_map |= dict.fromkeys(keys[i::shards], name)
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return {key: _from_storage(value, storage) for key, value in stored.items()}
+
+
+def _to_storage(value: npt.NDArray[np.float32], storage: str) -> npt.NDArray[Any]:
+    if storage == "BF16":
+        return (np.ascontiguousarray(value).view(np.uint32) >> 16).astype(np.uint16)
+    return np.ascontiguousarray(value, {"F32": np.float32, "F16": np.float16}[storage])
+
+
+def _from_storage(value: npt.NDArray[Any], storage: str) -> npt.NDArray[np.float32]:
+    if storage == "BF16":
+        return (value.astype(np.uint32) << 16).view(np.float32)
+    return value.astype(np.float32)
+
+
+def _write_file(path: Path, stored: Mapping[str, npt.NDArray[Any]], storage: str) -> None:
+    name = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[storage]
+    specs = {
+        key: TensorSpec(
+            dtype=name, shape=value.shape, data_ptr=value.ctypes.data, data_len=value.nbytes
+        )
+        for key, value in stored.items()
+    }
+    serialize_file(specs, path, metadata={"format": "np"})

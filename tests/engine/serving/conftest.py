@@ -1,0 +1,365 @@
+"""Fixtures for the running engine: models, engines over them, and a strict reader of their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_worker.config import SimConfig
+from baton_worker.engine import reference
+from baton_worker.engine.api import EngineRequest, Handoff, StepResult
+from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
+from baton_worker.engine.paddle_engine import PaddleEngine
+from baton_worker.engine.sim.engine import SimEngine, sim_spec
+from baton_worker.engine.spec import ModelSpec, load_spec
+from baton_worker.engine.weights import LayerWeights, MtpWeights, Weights, load_weights
+from baton_worker.identity import RequestKey, make_handle
+from baton_worker.records.columns import (
+    FINISH_MASK,
+    FLAG_ECHO,
+    FLAG_FIRST_TOKEN,
+    FLAG_HAS_DRAFT,
+    ErrorCode,
+    Finish,
+)
+from baton_worker.records.scored import ScoredRow
+from baton_worker.sampling import SamplingParams
+
+INSTANT = SimConfig(prefill_token_seconds=0.0, decode_step_seconds=0.0, decode_row_seconds=0.0)
+TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-mtp"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model's shape and weights, and its float64 oracle."""
+
+    spec: ModelSpec
+    weights: Weights
+
+    def logprobs(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return f64[T, V]: row i scores the token after `tokens[i]`."""
+        return reference.log_softmax(reference.forward(self.weights, self.spec, tokens).logits)
+
+
+@dataclass
+class Stream:
+    """What one request's rows said so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    topk: list[list[tuple[int, float]]] = field(default_factory=list)
+    drafts: tuple[int, ...] = ()
+    proposed: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    shown: list[ScoredRow | None] = field(default_factory=list)
+    prompt: list[ScoredRow] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    error: tuple[ErrorCode, str] | None = None
+    echoed: bool = False
+
+
+class Reader:
+    """Merges rows by request and fails on what a gateway could not merge.
+
+    A row must continue its stream without gap or overlap, except an echo, which must repeat
+    position 0 exactly; nothing may follow a finish; columns must be used up exactly.
+    """
+
+    def __init__(self) -> None:
+        self.streams: dict[RequestKey, Stream] = {}
+        self.ended: set[RequestKey] = set()
+
+    def __getitem__(self, key: RequestKey) -> Stream:
+        return self.streams.setdefault(key, Stream())
+
+    def read(self, result: StepResult) -> None:
+        columns = result.columns
+        token = logprob = topk = draft = 0
+        errors = {error.row: error for error in columns.errors}
+        shown = list(columns.verified_drafts.rows()) or [None] * columns.n_rows
+        prompts = list(columns.prompt_tokens.rows()) or [None] * columns.n_rows
+        seen = set()
+        for row in range(columns.n_rows):
+            key = RequestKey(int(columns.handle[row]), int(columns.attempt[row]))
+            if (told := prompts[row]) is not None:
+                assert key not in seen, "prompt tokens come before the step's output"
+                assert not columns.n_tokens[row]
+                assert not self[key].tokens
+                assert told.first == 1 + sum(len(piece.tokens) for piece in self[key].prompt)
+                self[key].prompt.append(told)
+                continue
+            assert key not in seen, "one row per request and step"
+            seen.add(key)
+            n, width = int(columns.n_tokens[row]), int(columns.width[row])
+            n_scored, n_topk = (n if width else 0), n * max(width - 1, 0)
+            part = Stream(
+                tokens=columns.token[token : token + n].tolist(),
+                logprobs=columns.logprob[logprob : logprob + n_scored].tolist(),
+                ranks=columns.rank[logprob : logprob + n_scored].tolist(),
+                topk=_grouped(columns, topk, n_topk, width - 1),
+            )
+            token, logprob, topk = token + n, logprob + n_scored, topk + n_topk
+            flags = int(columns.flags[row])
+            n_drafts = int(columns.draft_count[row]) if len(columns.draft_count) else 0
+            assert bool(flags & FLAG_HAS_DRAFT) == (n_drafts > 0)
+            part.drafts = tuple(columns.draft[draft : draft + n_drafts].tolist())
+            draft += n_drafts
+            if len(columns.n_proposed):
+                part.proposed = [int(columns.n_proposed[row])]
+                part.accepted = [int(columns.n_accepted[row])]
+                part.shown = [shown[row]]
+            self._merge(key, int(columns.position[row]), flags, part)
+            if row in errors:
+                self[key].error = (errors[row].code, errors[row].message)
+        assert token == len(columns.token)
+        assert logprob == len(columns.logprob) == len(columns.rank)
+        assert topk == len(columns.topk_token) == len(columns.topk_logprob)
+        assert draft == len(columns.draft)
+
+    def _merge(self, key: RequestKey, position: int, flags: int, part: Stream) -> None:
+        stream = self[key]
+        assert key not in self.ended, f"a row after the end of {key}"
+        if flags & FLAG_ECHO:
+            assert position == max(len(stream.tokens) - 1, 0)
+            assert not stream.echoed
+            stream.echoed = True
+            if stream.tokens:
+                assert part.tokens == stream.tokens[-1:]
+                assert part.logprobs == stream.logprobs[-1:]
+                assert part.ranks == stream.ranks[-1:]
+                assert part.topk == stream.topk[-1:]
+                return
+        assert position == len(stream.tokens), f"gap or overlap at {position}"
+        assert bool(flags & FLAG_FIRST_TOKEN) == (position == 0 and bool(part.tokens))
+        for name in ("tokens", "logprobs", "ranks", "topk", "proposed", "accepted", "shown"):
+            getattr(stream, name).extend(getattr(part, name))
+        stream.drafts = part.drafts
+        stream.finish = Finish(flags & FINISH_MASK)
+        if stream.finish is not Finish.NONE:
+            self.ended.add(key)
+
+
+def _grouped(columns: Any, start: int, count: int, k: int) -> list[list[tuple[int, float]]]:
+    ids = columns.topk_token[start : start + count].tolist()
+    values = columns.topk_logprob[start : start + count].tolist()
+    pairs = list(zip(ids, values, strict=True))
+    return [pairs[i : i + k] for i in range(0, count, k)] if k > 0 else []
+
+
+class Clock:
+    """A clock that moves a millisecond each time it is read."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Bench:
+    """An engine and the reader of its rows."""
+
+    engine: StepEngine
+    reader: Reader
+
+    def submit(self, number: int, prompt: Sequence[int], **options: Any) -> RequestKey:
+        """Submit a prompt; keywords go to EngineRequest or else to SamplingParams."""
+        fields = {
+            name: options.pop(name)
+            for name in ("logprobs_k", "priority", "hand_over", "logprobs", "output_token_ids")
+            if name in options
+        }
+        options.setdefault("ignore_eos", True)
+        request = EngineRequest(key(number), tuple(prompt), SamplingParams(**options), **fields)
+        self.engine.submit(request)
+        return request.key
+
+    def step(self) -> StepResult:
+        result = self.engine.step()
+        self.reader.read(result)
+        self.engine.check_integrity()
+        return result
+
+    def drain(self) -> list[StepResult]:
+        """Step until there is nothing left to do."""
+        results = []
+        while self.engine.has_work():
+            results.append(self.step())
+            assert len(results) < 10_000
+        return results
+
+    def handoffs(self) -> list[Handoff]:
+        return [handoff for result in self.drain() for handoff in result.handoffs]
+
+
+def key(number: int, incarnation: int = 1) -> RequestKey:
+    return RequestKey(make_handle(incarnation, number), 0)
+
+
+@pytest.fixture(name="key")
+def key_fixture() -> Callable[..., RequestKey]:
+    return key
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LoadedModel:
+    """The committed model: trained, so its drafts are accepted about half the time."""
+    spec = load_spec(TINY_MODEL)
+    return LoadedModel(spec, load_weights(TINY_MODEL, spec))
+
+
+@pytest.fixture(scope="session")
+def load_model() -> Callable[[Path], LoadedModel]:
+    """`load(folder)`: a Hugging Face folder's model."""
+
+    def load(folder: Path) -> LoadedModel:
+        spec = load_spec(folder)
+        return LoadedModel(spec, load_weights(folder, spec))
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def make_model(tiny: LoadedModel) -> Callable[..., LoadedModel]:
+    """`make(seed=0, **spec_fields)`: random weights over a small spec."""
+
+    def make(seed: int = 0, **fields: Any) -> LoadedModel:
+        small: dict[str, Any] = {
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "head_dim": 8,
+            "intermediate_size": 48,
+            "eos_token_ids": (1,),
+        }
+        spec = dataclasses.replace(tiny.spec, **(small | fields))
+        return LoadedModel(spec, random_weights(spec, np.random.default_rng(seed)))
+
+    return make
+
+
+def random_weights(spec: ModelSpec, rng: np.random.Generator) -> Weights:
+    def matrix(rows: int, columns: int) -> Any:
+        return rng.normal(0.0, 1.5 * rows**-0.5, (rows, columns)).astype(np.float32)
+
+    def norm(size: int = spec.hidden_size) -> Any:
+        return rng.normal(1.0, 0.1, size).astype(np.float32)
+
+    def layer() -> LayerWeights:
+        width = spec.q_size + 2 * spec.kv_size
+        return LayerWeights(
+            input_norm=norm(),
+            qkv=matrix(spec.hidden_size, width),
+            o=matrix(spec.q_size, spec.hidden_size),
+            post_norm=norm(),
+            gate_up=matrix(spec.hidden_size, 2 * spec.intermediate_size),
+            down=matrix(spec.intermediate_size, spec.hidden_size),
+            qk_norm=(norm(spec.head_dim), norm(spec.head_dim)) if spec.has_qk_norm else None,
+        )
+
+    final_norm = norm()
+    mtp = tuple(
+        MtpWeights(norm(), norm(), matrix(2 * spec.hidden_size, spec.hidden_size), layer(), norm())
+        for _ in range(spec.n_mtp_layers)
+    )
+    return Weights(
+        embed=rng.normal(0.0, 1.0, (spec.vocab_size, spec.hidden_size)).astype(np.float32),
+        layers=tuple(layer() for _ in range(spec.n_layers)),
+        mtp=mtp,
+        final_norm=final_norm,
+        lm_head=matrix(spec.hidden_size, spec.vocab_size),
+        identity="random",
+    )
+
+
+@pytest.fixture(scope="session")
+def make_bench(tiny: LoadedModel) -> Callable[..., Bench]:
+    """`make(model=tiny, reader=None, **options)`: an engine with K=`n_draft` (0: no MTP at all)."""
+
+    def make(
+        model: LoadedModel | None = None, reader: Reader | None = None, **options: Any
+    ) -> Bench:
+        model = model or tiny
+        options = {"n_draft": 0, "max_model_len": 256, "max_running": 32} | options
+        options.setdefault("use_mtp", options["n_draft"] > 0)
+        options.setdefault("drafts", DraftSources() if options["use_mtp"] else NO_DRAFTS)
+        options.setdefault("block_size", 16)
+        per_request = -(-options["max_model_len"] // options["block_size"])
+        options.setdefault("n_blocks", options["max_running"] * per_request)
+        defaults = {"max_waiting": 1024, "prefill_tokens": 512, "max_top_k": 20, "overlap": False}
+        engine = PaddleEngine(
+            model.spec, model.weights, EngineOptions(**(defaults | options)), Clock()
+        )
+        return Bench(engine, reader or Reader())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_sim_bench(tiny: LoadedModel) -> Callable[..., Bench]:
+    """`make(sim=SimConfig(...), **options)`: a simulated engine that takes no time."""
+
+    def make(sim: SimConfig = INSTANT, reader: Reader | None = None, **options: Any) -> Bench:
+        options = {"n_draft": 0, "max_model_len": 256, "max_running": 32} | options
+        options.setdefault("n_blocks", options["max_running"] * 16)
+        defaults = {"max_waiting": 1024, "prefill_tokens": 512, "max_top_k": 20}
+        sizes = {"block_size": 16, "use_mtp": True, "drafts": DraftSources(), "overlap": False}
+        resolved = EngineOptions(**(defaults | sizes | options))
+        clock = Clock()
+        engine = SimEngine(sim, sim_spec(sim, tiny.spec), resolved, clock, clock.sleep)
+        return Bench(engine, reader or Reader())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def bench_of() -> Callable[..., Bench]:
+    """`bench_of(engine, reader=None)`: a bench around an engine that was built elsewhere."""
+
+    def make(engine: Any, reader: Reader | None = None) -> Bench:
+        return Bench(engine, reader or Reader())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def hand_over() -> Callable[[Bench, Bench, Iterable[Handoff]], None]:
+    """Admit handoffs at decode and release them at prefill, as the roles do."""
+
+    def move(prefill: Bench, decode: Bench, handoffs: Iterable[Handoff]) -> None:
+        for handoff in handoffs:
+            decode.engine.admit_handoff(handoff)
+            state = handoff.state
+            prefill.engine.release_handoff(RequestKey(state.handle, state.attempt))
+
+    return move
+
+
+@pytest.fixture(scope="session")
+def make_prompts(tiny: LoadedModel) -> Callable[..., list[tuple[int, ...]]]:
+    """`make(count, seed=0, longest=40)`: random prompts of 1..longest tokens."""
+
+    def make(
+        count: int, seed: int = 0, longest: int = 40, vocab_size: int | None = None
+    ) -> list[tuple[int, ...]]:
+        rng = np.random.default_rng(seed)
+        top = vocab_size or tiny.spec.vocab_size
+        return [
+            tuple(rng.integers(2, top, rng.integers(1, longest + 1)).tolist()) for _ in range(count)
+        ]
+
+    return make

@@ -1,0 +1,76 @@
+"""A token's logits are the same bits whatever shares its step.
+
+Tokens must never depend on the batch; on the CPU type where the product's row classes were measured
+not even the last bit of a logprob does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CPUINFO = Path("/proc/cpuinfo")
+
+pytestmark = pytest.mark.skipif(
+    not CPUINFO.exists() or not {"AuthenticAMD", "GenuineIntel"} & set(CPUINFO.read_text().split()),
+    reason="row classes of the matrix product were measured on AMD and Intel server CPUs only",
+)
+
+
+@pytest.fixture(scope="module")
+def prompts(make_prompts: Any) -> Any:
+    return make_prompts(24, seed=3, longest=150)
+
+
+def _run(bench: Any, prompts: Any) -> list[Any]:
+    keys = [
+        bench.submit(n, p, temperature=0.9 * (n % 2), seed=n, max_tokens=24, logprobs_k=2)
+        for n, p in enumerate(prompts, start=1)
+    ]
+    bench.drain()
+    return [(s.tokens, s.logprobs, s.ranks, s.topk) for s in (bench.reader[key] for key in keys)]
+
+
+@pytest.fixture(scope="module")
+def alone(make_bench: Any, prompts: Any) -> list[Any]:
+    return _run(make_bench(max_running=1), prompts)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"max_running": 24}, id="one-batch"),
+        pytest.param({"max_running": 7, "n_draft": 3}, id="odd-batch-3-drafts"),
+        pytest.param({"n_draft": 5, "prefill_tokens": 33}, id="chunks-5-drafts"),
+        pytest.param({"n_draft": 1, "n_blocks": 20}, id="preempted"),
+        pytest.param({"n_draft": 2, "block_size": 8}, id="small-blocks"),
+        pytest.param({"block_size": 64}, id="large-blocks"),
+        pytest.param({"n_draft": 2, "prefix_caching": False}, id="no-prefix-cache"),
+    ],
+)
+def test_logprobs_are_bitwise_those_of_a_solo_run(
+    make_bench: Any, prompts: Any, alone: list[Any], options: dict[str, Any]
+) -> None:
+    assert _run(make_bench(**options), prompts) == alone
+
+
+@pytest.mark.parametrize("n_draft", [0, 3])
+def test_cached_prefixes_give_the_same_bits(
+    make_bench: Any, prompts: Any, alone: list[Any], n_draft: int
+) -> None:
+    """Every prompt again, its full blocks now in the cache, left there by another batch."""
+    bench = make_bench(n_draft=n_draft, max_running=9)
+    _run(bench, prompts)
+    bench.reader.streams.clear()
+    bench.reader.ended.clear()
+    assert _run(bench, prompts) == alone
+
+
+def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench: Any) -> None:
+    """Qwen3's norms of query and key heads add rows of their own."""
+    model = make_model(has_qk_norm=True, rope_style="half", head_dim=12)
+    prompts = [tuple(range(2, 4 + 3 * n)) for n in range(18)]
+    alone = _run(make_bench(model, max_running=1), prompts)
+    assert _run(make_bench(model, n_draft=3, prefill_tokens=33), prompts) == alone

@@ -1,0 +1,153 @@
+"""Start-up: what the configuration asks for is checked against model and Paddle before serving."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_worker.config import (
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    ProcessConfig,
+    SpeculativeConfig,
+)
+from baton_worker.engine.build import build_engine
+from baton_worker.engine.framework import DeviceError
+from baton_worker.engine.options import resolve_options
+
+TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-mtp"
+NO_MTP = SpeculativeConfig(method="none", num_speculative_tokens=0)
+
+
+def _config(speculative: SpeculativeConfig | None = None, **engine: Any) -> ProcessConfig:
+    return ProcessConfig(
+        model=ModelConfig(path=str(TINY_MODEL)),
+        speculative=speculative or SpeculativeConfig(),
+        engine=EngineConfig(**engine),
+    )
+
+
+def test_an_engine_from_a_folder_serves(key: Any) -> None:
+    from baton_worker.engine.api import EngineRequest
+    from baton_worker.sampling import SamplingParams
+
+    engine = build_engine(_config(max_model_len=64))
+    engine.submit(EngineRequest(key(1), (5, 6, 7), SamplingParams(max_tokens=3, temperature=0.0)))
+    emitted = 0
+    while engine.has_work():
+        emitted += engine.step().stats.emitted_tokens
+    assert emitted == 3
+    assert engine.max_model_len == 64
+    assert engine.num_speculative_tokens == 1
+    assert len(engine.model_fingerprint) == 32
+
+
+def test_defaults_follow_the_model(tiny: Any) -> None:
+    options = resolve_options(_config(max_running=4, block_size=8), tiny.spec)
+    assert options.max_model_len == tiny.spec.max_position_embeddings
+    assert options.n_blocks == 4 * tiny.spec.max_position_embeddings // 8
+    assert options.use_mtp
+    assert not resolve_options(_config(NO_MTP), tiny.spec).use_mtp
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"max_model_len": 5000}, "engine.max_model_len is 5000"),
+        ({"max_model_len": 100, "kv_blocks": 6}, "engine.kv_blocks is 6"),
+    ],
+)
+def test_impossible_limits_name_field_and_value(
+    tiny: Any, engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_options(_config(**engine), tiny.spec)
+
+
+def test_drafting_needs_a_model_that_drafts(make_model: Any) -> None:
+    model = make_model(n_mtp_layers=0)
+    with pytest.raises(ConfigError, match=r"speculative\.method is 'mtp'"):
+        resolve_options(_config(), model.spec)
+    assert not resolve_options(_config(NO_MTP), model.spec).use_mtp
+
+
+def test_prompt_lookup_needs_no_mtp_layer(make_model: Any) -> None:
+    model = make_model(n_mtp_layers=0)
+    options = resolve_options(_config(SpeculativeConfig("ngram", 3)), model.spec)
+    assert (options.use_mtp, options.n_draft) == (False, 3)
+    with pytest.raises(ConfigError, match=r"speculative\.method is 'mtp_ngram'"):
+        resolve_options(_config(SpeculativeConfig("mtp_ngram", 3)), model.spec)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "n_model"),
+    [
+        (SpeculativeConfig("mtp", 4), 4),
+        (SpeculativeConfig("ngram", 4), 0),
+        (SpeculativeConfig("mtp_ngram", 4), 1),
+        (SpeculativeConfig("mtp_ngram", 4, num_model_steps=2), 2),
+        (SpeculativeConfig("mtp_ngram", 1, num_model_steps=2), 1),
+    ],
+)
+def test_the_method_splits_k_between_layer_and_lookup(
+    tiny: Any, speculative: SpeculativeConfig, n_model: int
+) -> None:
+    options = resolve_options(_config(speculative), tiny.spec)
+    assert options.drafts.model_steps(options.n_draft) == n_model
+    assert (options.drafts.ngram is None) == (speculative.method == "mtp")
+
+
+def test_without_drafting_no_mtp_weights_are_needed(make_model: Any, make_bench: Any) -> None:
+    bench = make_bench(make_model(n_mtp_layers=0))
+    key = bench.submit(1, (5, 6, 7), temperature=0.0, max_tokens=4)
+    bench.drain()
+    assert len(bench.reader[key].tokens) == 4
+
+
+def test_a_cpu_build_refuses_a_gpu_configuration() -> None:
+    with pytest.raises(DeviceError, match=r"engine\.device is 'gpu' but paddle .* has no CUDA"):
+        build_engine(_config(device="gpu"))
+
+
+def test_a_gpu_build_says_that_its_backend_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from baton_worker.engine import framework
+
+    monkeypatch.setattr(framework.paddle, "is_compiled_with_cuda", lambda: True)
+    with pytest.raises(DeviceError, match="only the 'cpu' attention backend exists"):
+        build_engine(_config(device="gpu"))
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=50
+    )
+
+
+def test_the_contract_and_the_output_need_no_accelerator_stack() -> None:
+    """R25: only what computes imports Paddle."""
+    modules = (
+        "api, admission, batch, build, kv, metrics, offer, options, output, requests, scheduler"
+    )
+    done = _python(
+        f"from baton_worker.engine import {modules}\nimport sys; assert 'paddle' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_is_silent_and_leaves_logging_and_signals_alone() -> None:
+    done = _python(
+        "import logging\n"
+        "from baton_worker.engine.framework import require_device\n"
+        "require_device('cpu')\n"
+        "assert logging.getLogger().handlers == [], logging.getLogger().handlers\n"
+        f"assert logging.getLogger().level == {logging.WARNING}\n"
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert done.returncode == -15, "Paddle's handler would print a trace and exit 143"

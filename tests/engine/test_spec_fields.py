@@ -1,0 +1,167 @@
+"""config.json and generation_config.json become one ModelSpec."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_worker.engine.spec import ModelSpec, fingerprint, load_spec
+
+
+@pytest.fixture
+def write_config(make_checkpoint: Callable[..., Any]) -> Callable[..., Path]:
+    """Write a config.json without the keys in `drop` and with `fields`; returns the folder."""
+    made = make_checkpoint()
+
+    def write(drop: tuple[str, ...] = (), **fields: Any) -> Path:
+        config = {key: value for key, value in made.config.items() if key not in drop} | fields
+        (made.path / "config.json").write_text(json.dumps(config))
+        folder: Path = made.path
+        return folder
+
+    return write
+
+
+def test_every_field_is_read(write_config: Callable[..., Path]) -> None:
+    spec = load_spec(write_config(baton_mtp_hidden="post_norm", rms_norm_eps=1e-6))
+    assert spec == ModelSpec(
+        model_type="ernie4_5",
+        vocab_size=96,
+        hidden_size=32,
+        n_layers=2,
+        n_mtp_layers=1,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        rope_style="interleaved",
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        mtp_hidden="post_norm",
+        bos_token_id=0,
+        eos_token_ids=(1,),
+        max_position_embeddings=512,
+        dtype="float32",
+    )
+    assert (spec.q_size, spec.kv_size, spec.n_kv_layers) == (32, 16, 3)
+
+
+def test_llama_rotates_halves_and_does_not_tie_by_default(
+    write_config: Callable[..., Path],
+) -> None:
+    spec = load_spec(
+        write_config(
+            drop=("tie_word_embeddings", "rope_theta"),
+            model_type="llama",
+            architectures=["LlamaForCausalLM"],
+        )
+    )
+    assert (spec.rope_style, spec.rope_theta) == ("half", 10000.0)
+    assert not spec.tie_word_embeddings
+
+
+def test_qwen3_norms_heads_whose_size_is_apart(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint("qwen3", head_dim=20, use_sliding_window=False, sliding_window=4096)
+    spec = load_spec(made.path)
+    assert (spec.rope_style, spec.has_qk_norm, spec.head_dim) == ("half", True, 20)
+    assert spec.q_size == 80 != spec.hidden_size
+    assert fingerprint(spec, "w") != fingerprint(dataclasses.replace(spec, has_qk_norm=False), "w")
+
+
+@pytest.mark.parametrize(("family", "eps"), [("llama", 1e-6), ("qwen3", 1e-6), ("ernie4_5", 1e-5)])
+def test_an_absent_epsilon_is_the_familys(
+    make_checkpoint: Callable[..., Any], family: str, eps: float
+) -> None:
+    assert load_spec(make_checkpoint(family, rms_norm_eps=None).path).rms_norm_eps == eps
+
+
+def test_absent_fields_take_the_family_defaults(write_config: Callable[..., Path]) -> None:
+    drop = (
+        "tie_word_embeddings",
+        "rope_theta",
+        "num_key_value_heads",
+        "head_dim",
+        "num_nextn_predict_layers",
+        "bos_token_id",
+        "eos_token_id",
+        "architectures",
+        "torch_dtype",
+    )
+    spec = load_spec(write_config(drop=drop))
+    assert (spec.tie_word_embeddings, spec.rope_theta) == (True, 500000.0)
+    assert (spec.n_kv_heads, spec.head_dim, spec.n_mtp_layers) == (4, 8, 0)
+    assert (spec.bos_token_id, spec.eos_token_ids) == (None, ())
+    assert (spec.mtp_hidden, spec.dtype) == ("pre_norm", "float32")
+
+
+def test_rope_parameters_of_newer_configs_are_read(write_config: Callable[..., Path]) -> None:
+    block = {"rope_theta": 250000.0, "rope_type": "default"}
+    assert load_spec(write_config(drop=("rope_theta",), rope_parameters=block)).rope_theta == 250000
+
+
+@pytest.mark.parametrize("scaling", [None, {"type": "default"}, {"rope_type": "none"}])
+def test_a_rope_scaling_that_scales_nothing_is_accepted(
+    write_config: Callable[..., Path], scaling: object
+) -> None:
+    assert load_spec(write_config(rope_scaling=scaling)).rope_theta == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("config_eos", "generation_eos", "expected"),
+    [
+        (5, None, (5,)),
+        ([5, 6], None, (5, 6)),
+        (5, [6, 5], (5, 6)),
+        (None, 7, (7,)),
+        (5, 0, (5, 0)),
+    ],
+)
+def test_end_of_sequence_ids_of_both_files_count_once_each(
+    write_config: Callable[..., Path],
+    config_eos: object,
+    generation_eos: object,
+    expected: tuple[int, ...],
+) -> None:
+    folder = write_config(eos_token_id=config_eos)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_eos}))
+    assert load_spec(folder).eos_token_ids == expected
+
+
+def test_fields_that_decide_nothing_are_ignored(write_config: Callable[..., Path]) -> None:
+    plain = load_spec(write_config())
+    assert load_spec(write_config(transformers_version="5.3", attention_dropout=0.0)) == plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_theta": 1e6},
+        {"mtp_hidden": "post_norm"},
+        {"rope_style": "half"},
+        {"rms_norm_eps": 1e-6},
+        {"n_kv_heads": 4},
+    ],
+)
+def test_the_fingerprint_follows_what_decides_kv(
+    write_config: Callable[..., Path], change: dict[str, Any]
+) -> None:
+    spec = load_spec(write_config())
+    assert fingerprint(spec, "w") == fingerprint(dataclasses.replace(spec), "w")
+    assert fingerprint(spec, "w") != fingerprint(dataclasses.replace(spec, **change), "w")
+    assert fingerprint(spec, "w") != fingerprint(spec, "other weights")
+
+
+@pytest.mark.parametrize(
+    "change", [{"eos_token_ids": (3, 4)}, {"dtype": "bfloat16"}, {"max_position_embeddings": 8}]
+)
+def test_the_fingerprint_ignores_what_does_not(
+    write_config: Callable[..., Path], change: dict[str, Any]
+) -> None:
+    spec = load_spec(write_config())
+    assert fingerprint(spec, "w") == fingerprint(dataclasses.replace(spec, **change), "w")

@@ -1,0 +1,111 @@
+"""A model that Baton cannot run is refused at start, by file, field and value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_worker.engine.spec import ModelSpecError, load_spec
+
+
+@pytest.fixture
+def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
+    """Assert that a config with these fields is refused with the file's name and `message`."""
+    made = make_checkpoint()
+
+    def check(message: str, **fields: Any) -> None:
+        path: Path = made.path / "config.json"
+        path.write_text(json.dumps(made.config | fields))
+        with pytest.raises(ModelSpecError, match=re.escape(message)) as caught:
+            load_spec(made.path)
+        assert str(path) in str(caught.value)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        (
+            "model_type",
+            "bloom",
+            "model_type is 'bloom', supported is one of ['ernie4_5', 'llama', 'qwen3']",
+        ),
+        ("model_type", "deepseek_v3", "for it Baton lacks: MLA attention, mixture of experts"),
+        ("model_type", "qwen2", "for it Baton lacks: attention biases"),
+        ("use_sliding_window", True, "use_sliding_window is True"),
+        ("layer_types", ["full_attention", "linear_attention"], "layer_types is ['full_attention'"),
+        ("architectures", ["LlamaForCausalLM"], "architectures is ['LlamaForCausalLM']"),
+        ("hidden_act", "gelu", "hidden_act is 'gelu'"),
+        ("use_bias", True, "use_bias is True"),
+        ("attention_bias", True, "attention_bias is True"),
+        ("mlp_bias", True, "mlp_bias is True"),
+        ("use_qk_norm", True, "use_qk_norm is True"),
+        ("sliding_window", 4096, "sliding_window is 4096"),
+        ("moe_num_experts", 64, "moe_num_experts is 64"),
+        ("moe_num_experts", [64, 64], "moe_num_experts is [64, 64]"),
+        ("num_local_experts", 8, "num_local_experts is 8"),
+        ("num_experts", 8, "num_experts is 8"),
+        ("n_routed_experts", 256, "n_routed_experts is 256"),
+        ("quantization_config", {"bits": 8}, "quantization_config is {'bits': 8}"),
+        ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5"),
+        ("compression_ratio", 2.0, "compression_ratio is 2.0"),
+        ("rope_scaling", {"type": "linear"}, "rope_scaling.rope_type is 'linear'"),
+        ("rope_scaling", {"rope_type": "llama3"}, "rope_scaling.rope_type is 'llama3'"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope_parameters.rope_type is 'yarn'"),
+        ("rope_theta", 0, "rope_theta is 0"),
+        ("rope_parameters", {"rope_theta": "big"}, "rope_theta is 'big'"),
+        ("baton_mtp_hidden", "both", "$.baton_mtp_hidden"),
+        ("num_key_value_heads", 3, "num_key_value_heads is 3, supported is a divisor of 4 heads"),
+        ("num_key_value_heads", 0, "num_key_value_heads is 0"),
+        ("head_dim", 0, "head_dim is 0"),
+        ("head_dim", 7, "head_dim is 7"),
+        ("hidden_size", 0, "hidden_size is 0"),
+        ("num_attention_heads", 0, "num_attention_heads is 0"),
+        ("num_hidden_layers", -1, "num_hidden_layers is -1"),
+        ("num_nextn_predict_layers", -1, "num_nextn_predict_layers is -1"),
+        ("vocab_size", "many", "$.vocab_size"),
+        ("eos_token_id", 96, "eos_token_id is 96"),
+        ("eos_token_id", [1, -5], "eos_token_id is -5"),
+        ("bos_token_id", 4000, "bos_token_id is 4000"),
+    ],
+)
+def test_the_field_and_its_value_are_named(
+    refuse: Callable[..., None], field: str, value: object, shown: str
+) -> None:
+    refuse(shown, **{field: value})
+
+
+def test_an_absent_size_is_named(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint()
+    del made.config["hidden_size"]
+    (made.path / "config.json").write_text(json.dumps(made.config))
+    with pytest.raises(ModelSpecError, match="hidden_size"):
+        load_spec(made.path)
+
+
+@pytest.mark.parametrize("field", ["head_dim", "num_key_value_heads"])
+def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
+    make_checkpoint: Callable[..., Any], field: str
+) -> None:
+    made = make_checkpoint("qwen3")
+    (made.path / "config.json").write_text(json.dumps(made.config | {field: None}))
+    with pytest.raises(ModelSpecError, match=f"{field} is None, supported is a number"):
+        load_spec(made.path)
+
+
+def test_an_absent_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelSpecError, match=re.escape(str(tmp_path / "config.json"))):
+        load_spec(tmp_path)
+
+
+def test_a_malformed_generation_config_is_named(make_checkpoint: Callable[..., Any]) -> None:
+    path = make_checkpoint().path / "generation_config.json"
+    path.write_text("{")
+    with pytest.raises(ModelSpecError, match=re.escape(str(path))):
+        load_spec(path.parent)

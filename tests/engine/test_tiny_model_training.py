@@ -1,0 +1,47 @@
+"""The training script runs anywhere and writes a folder that a worker loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from baton_worker.engine.spec import load_spec
+from baton_worker.engine.weights import load_weights
+
+
+def run(script: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.timeout(180)
+def test_two_steps_on_python_text_make_a_loadable_folder(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    script = tiny_model_dir / "train.py"
+    output = run(script, "--corpus", "python", "--steps", "2", "--out", str(tmp_path / "model"))
+    assert "step 2/2" in output
+    assert "first-draft acceptance" in output
+    spec = load_spec(tmp_path / "model")
+    assert load_weights(tmp_path / "model", spec).embed.shape == (512, 64)
+    assert spec == load_spec(tiny_model_dir)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == spec.vocab_size
+
+
+def test_help_names_every_option_with_its_default(tiny_model_dir: Path) -> None:
+    output = run(tiny_model_dir / "train.py", "--help")
+    for option in ("--out", "--corpus", "--steps", "--window", "--chat-share", "--seed"):
+        assert option in output
+    assert "default: 1200" in output

@@ -1,0 +1,167 @@
+"""A checkpoint that does not fit stops the load with the key and what was expected."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from baton_worker.engine.checkpoint import CheckpointError
+from baton_worker.engine.spec import load_spec
+from baton_worker.engine.weights import load_weights
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def load(folder: Path) -> object:
+    return load_weights(folder, load_spec(folder))
+
+
+def drop(key: str) -> Edit:
+    return lambda tensors: tensors.pop(key)
+
+
+def put(key: str, *shape: int) -> Edit:
+    return lambda tensors: tensors.update({key: np.zeros(shape, np.float32)})
+
+
+@pytest.mark.parametrize(("family", "count"), [("ernie4_5", 33), ("qwen3", 39)])
+def test_every_single_missing_key_is_named(
+    make_checkpoint: Callable[..., Any], family: str, count: int
+) -> None:
+    keys = list(make_checkpoint(family, tie_word_embeddings=False).tensors)
+    assert len(keys) == count
+    for key in keys:
+        made = make_checkpoint(family, tie_word_embeddings=False, edit=drop(key))
+        with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: missing key"):
+            load(made.path)
+
+
+def test_every_single_wrong_shape_is_named_with_both_shapes(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    for key, value in make_checkpoint().tensors.items():
+        made = make_checkpoint(edit=put(key, *value.shape[:-1], 7))
+        found = (*value.shape[:-1], 7)
+        expected = f"{key}: expected shape {value.shape}, found {found}"
+        with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}$"):
+            load(made.path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.layers.2.input_layernorm.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.mtp_block.1.input_layernorm.weight",
+        "model.layers.0.mlp.experts.0.gate_proj.weight",
+    ],
+)
+def test_an_unknown_key_is_named(make_checkpoint: Callable[..., Any], key: str) -> None:
+    made = make_checkpoint(edit=put(key, 32))
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: unknown key for ernie4_5"):
+        load(made.path)
+
+
+def test_unexpected_mtp_weights_are_unknown_keys(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint()
+    config = made.config | {"num_nextn_predict_layers": 0}
+    (made.path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"mtp_block.*unknown key and 11 more .* 0 MTP layers"
+    ):
+        load(made.path)
+
+
+@pytest.mark.parametrize(
+    ("mtp", "copy"),
+    [
+        ("ernie", "lm_head.weight"),
+        ("deepseek", "model.layers.2.embed_tokens.weight"),
+        ("deepseek", "model.layers.2.shared_head.head.weight"),
+    ],
+)
+def test_a_copy_that_differs_from_its_original_is_named(
+    make_checkpoint: Callable[..., Any], mtp: str, copy: str
+) -> None:
+    made = make_checkpoint(mtp=mtp, edit=put(copy, 96, 32))
+    expected = f"{copy}: must equal model.embed_tokens.weight"
+    with pytest.raises(CheckpointError, match=re.escape(expected)):
+        load(made.path)
+
+
+def test_a_storage_dtype_that_is_no_plain_float_is_named(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    made = make_checkpoint()
+    tensors = load_file(made.path / "model.safetensors")
+    key = "model.layers.1.mlp.up_proj.weight"
+    tensors[key] = tensors[key].astype(np.int8)
+    save_file(tensors, made.path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: stored as I8"):
+        load(made.path)
+
+
+def test_a_truncated_file_is_refused_by_name(make_checkpoint: Callable[..., Any]) -> None:
+    path = make_checkpoint().path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        load(path.parent)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 7, b"\xff" * 64, b"\x02" + b"\x00" * 7 + b"[]"])
+def test_a_file_that_is_no_safetensors_is_refused(
+    make_checkpoint: Callable[..., Any], content: bytes
+) -> None:
+    path = make_checkpoint().path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        load(path.parent)
+
+
+def test_a_folder_without_weights_is_refused(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint()
+    (made.path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither model.safetensors nor .*index.json"):
+        load(made.path)
+
+
+def test_an_absent_shard_is_named(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint(shards=2)
+    (made.path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors"):
+        load(made.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weight_map: weight_map.pop("model.norm.weight"), "model.norm.weight: in model-"),
+        (
+            lambda weight_map: weight_map.update(
+                {"ghost.weight": "model-00001-of-00002.safetensors"}
+            ),
+            "ghost.weight: model.safetensors.index.json says model-00001",
+        ),
+        (
+            lambda weight_map: weight_map.update({"ghost.weight": "../elsewhere.safetensors"}),
+            "'../elsewhere.safetensors' is not a plain file name",
+        ),
+    ],
+    ids=["key not in the index", "key not in its file", "file outside the folder"],
+)
+def test_an_index_that_disagrees_with_its_files_is_refused(
+    make_checkpoint: Callable[..., Any], change: Callable[[dict[str, str]], object], message: str
+) -> None:
+    path = make_checkpoint(shards=2).path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index["weight_map"])
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load(path.parent)

@@ -1,0 +1,161 @@
+"""Every checkpoint form lands in the same fused `[in, out]` float32 arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_worker.engine.spec import load_spec
+from baton_worker.engine.weights import Weights, load_weights
+
+
+def load(made: Any) -> Weights:
+    return load_weights(made.path, load_spec(made.path))
+
+
+def arrays(weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
+    parts = {"weights": weights}
+    parts |= {f"layers[{i}]": layer for i, layer in enumerate(weights.layers)}
+    for i, mtp in enumerate(weights.mtp):
+        parts |= {f"mtp[{i}]": mtp, f"mtp[{i}].layer": mtp.layer}
+    for name, part in parts.items():
+        for field in dataclasses.fields(part):
+            if isinstance(value := getattr(part, field.name), np.ndarray):
+                yield f"{name}.{field.name}", value
+
+
+@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen3"])
+@pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
+def test_projections_are_transposed_and_fused_exactly(
+    make_checkpoint: Callable[..., Any], family: str, storage: str
+) -> None:
+    made = make_checkpoint(family=family, storage=storage)
+    weights = load(made)
+    for i, layer in enumerate(weights.layers):
+        of = {
+            key.removeprefix(f"model.layers.{i}.").removesuffix(".weight"): value
+            for key, value in made.tensors.items()
+        }
+        attention = [of[f"self_attn.{name}_proj"].T for name in "qkv"]
+        np.testing.assert_array_equal(layer.qkv, np.concatenate(attention, axis=1))
+        np.testing.assert_array_equal(layer.o, of["self_attn.o_proj"].T)
+        mlp = [of[f"mlp.{name}_proj"].T for name in ("gate", "up")]
+        np.testing.assert_array_equal(layer.gate_up, np.concatenate(mlp, axis=1))
+        np.testing.assert_array_equal(layer.down, of["mlp.down_proj"].T)
+        np.testing.assert_array_equal(layer.input_norm, of["input_layernorm"])
+        np.testing.assert_array_equal(layer.post_norm, of["post_attention_layernorm"])
+        norms = [of[f"self_attn.{n}"] for n in ("q_norm", "k_norm") if f"self_attn.{n}" in of]
+        np.testing.assert_array_equal(layer.qk_norm or (), norms)
+        assert (layer.qk_norm is not None) == (family == "qwen3")
+    np.testing.assert_array_equal(weights.embed, made.tensors["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(weights.final_norm, made.tensors["model.norm.weight"])
+
+
+def test_arrays_are_contiguous_float32_and_own_their_memory(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    for name, value in arrays(load(make_checkpoint(storage="F32"))):
+        assert value.dtype == np.float32, name
+        assert value.flags.c_contiguous, name
+        assert value.flags.writeable, f"{name} maps the file"
+
+
+def test_ernie_mtp_names_fill_the_mtp_layer(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint(mtp="ernie")
+    weights = load(made)
+    (mtp,) = weights.mtp
+    np.testing.assert_array_equal(mtp.emb_norm, made.tensors["model.mtp_emb_norm.0.weight"])
+    np.testing.assert_array_equal(mtp.hidden_norm, made.tensors["model.mtp_hidden_norm.0.weight"])
+    np.testing.assert_array_equal(mtp.proj, made.tensors["model.mtp_linear_proj.0.weight"].T)
+    np.testing.assert_array_equal(
+        mtp.layer.down, made.tensors["model.mtp_block.0.mlp.down_proj.weight"].T
+    )
+    assert mtp.final_norm is weights.final_norm
+
+
+def test_deepseek_mtp_names_fill_the_mtp_layer_with_its_own_norm(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    def add_head(tensors: dict[str, Any]) -> None:
+        embed = tensors["model.embed_tokens.weight"]
+        tensors["model.layers.2.shared_head.norm.weight"] = np.full(32, 0.5, np.float32)
+        tensors["model.layers.2.shared_head.head.weight"] = embed.copy()
+        tensors["model.layers.2.embed_tokens.weight"] = embed.copy()
+
+    made = make_checkpoint(family="llama", mtp="deepseek", edit=add_head)
+    (mtp,) = load(made).mtp
+    np.testing.assert_array_equal(mtp.emb_norm, made.tensors["model.layers.2.enorm.weight"])
+    np.testing.assert_array_equal(mtp.hidden_norm, made.tensors["model.layers.2.hnorm.weight"])
+    np.testing.assert_array_equal(mtp.proj, made.tensors["model.layers.2.eh_proj.weight"].T)
+    np.testing.assert_array_equal(
+        mtp.layer.o, made.tensors["model.layers.2.self_attn.o_proj.weight"].T
+    )
+    np.testing.assert_array_equal(mtp.final_norm, np.full(32, 0.5, np.float32))
+
+
+def test_both_mtp_namings_of_the_same_tensors_load_alike(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    ernie = load(make_checkpoint(mtp="ernie", num_nextn_predict_layers=2, seed=3))
+    deepseek = load(make_checkpoint(mtp="deepseek", num_nextn_predict_layers=2, seed=3))
+    for (name, first), (_, second) in zip(arrays(ernie), arrays(deepseek), strict=True):
+        np.testing.assert_array_equal(first, second, err_msg=name)
+
+
+def test_a_tied_head_is_the_embedding_turned(make_checkpoint: Callable[..., Any]) -> None:
+    weights = load(make_checkpoint(tie_word_embeddings=True))
+    np.testing.assert_array_equal(weights.lm_head, weights.embed.T)
+
+
+def test_an_untied_head_is_read_from_its_own_key(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint(tie_word_embeddings=False)
+    weights = load(made)
+    np.testing.assert_array_equal(weights.lm_head, made.tensors["lm_head.weight"].T)
+    assert not np.array_equal(weights.lm_head, weights.embed.T)
+
+
+@pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
+def test_shards_load_as_one_file_does_and_have_the_same_identity(
+    make_checkpoint: Callable[..., Any], storage: str
+) -> None:
+    whole = load(make_checkpoint(storage=storage))
+    sharded = load(make_checkpoint(storage=storage, shards=3))
+    for (name, first), (_, second) in zip(arrays(whole), arrays(sharded), strict=True):
+        np.testing.assert_array_equal(first, second, err_msg=name)
+    assert whole.identity == sharded.identity
+
+
+def test_identity_follows_every_tensor(make_checkpoint: Callable[..., Any]) -> None:
+    def nudge(key: str) -> Callable[[dict[str, Any]], None]:
+        def edit(tensors: dict[str, Any]) -> None:
+            tensors[key].flat[-1] += 1.0
+
+        return edit
+
+    made = make_checkpoint()
+    identities = {load(make_checkpoint(edit=nudge(key))).identity for key in made.tensors}
+    assert len(identities) == len(made.tensors)
+    assert load(made).identity not in identities
+
+
+def test_identity_of_a_large_tensor_samples_its_whole_length(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    def scale(tensors: dict[str, Any]) -> None:
+        tensors["model.embed_tokens.weight"][9_000:] *= 1.5
+
+    large = {"vocab_size": 10_000}
+    made = make_checkpoint(**large)
+    assert made.tensors["model.embed_tokens.weight"].nbytes > 1 << 20
+    assert load(made).identity != load(make_checkpoint(edit=scale, **large)).identity
+
+
+def test_rope_tables_of_old_exporters_are_ignored(make_checkpoint: Callable[..., Any]) -> None:
+    def add(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+
+    assert load(make_checkpoint(family="llama", edit=add)).layers

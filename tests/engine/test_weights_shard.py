@@ -1,0 +1,61 @@
+"""The shards of a tensor-parallel group partition the model by heads and intermediate width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_worker.engine.spec import load_spec
+from baton_worker.engine.weights import Shard, load_weights
+
+
+@pytest.mark.parametrize("storage", ["F32", "BF16"])
+def test_two_shards_put_together_are_the_whole(
+    make_checkpoint: Callable[..., Any], storage: str
+) -> None:
+    path = make_checkpoint(storage=storage).path
+    spec = load_spec(path)
+    whole = load_weights(path, spec)
+    halves = [load_weights(path, spec, Shard(rank, 2)) for rank in (0, 1)]
+    q, kv = spec.q_size // 2, spec.kv_size // 2
+    for i, layer in enumerate((*whole.layers, whole.mtp[0].layer)):
+        parts = [(*half.layers, half.mtp[0].layer)[i] for half in halves]
+        split = [np.split(part.qkv, [q, q + kv], axis=1) for part in parts]
+        rejoined = [np.concatenate(pair, axis=1) for pair in zip(*split, strict=True)]
+        np.testing.assert_array_equal(np.concatenate(rejoined, axis=1), layer.qkv)
+        gates = [np.split(part.gate_up, 2, axis=1) for part in parts]
+        rejoined = [np.concatenate(pair, axis=1) for pair in zip(*gates, strict=True)]
+        np.testing.assert_array_equal(np.concatenate(rejoined, axis=1), layer.gate_up)
+        np.testing.assert_array_equal(np.concatenate([part.o for part in parts]), layer.o)
+        np.testing.assert_array_equal(np.concatenate([part.down for part in parts]), layer.down)
+        for part in parts:
+            np.testing.assert_array_equal(part.input_norm, layer.input_norm)
+    np.testing.assert_array_equal(halves[0].lm_head, whole.lm_head)
+    assert halves[1].lm_head.size == 0, "rank 0 alone computes logits"
+    for half in halves:
+        assert half.identity == whole.identity
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "field"),
+    [
+        (4, {}, "n_kv_heads 2"),
+        (3, {}, "n_heads 4"),
+        (2, {"intermediate_size": 33}, "intermediate_size 33"),
+    ],
+)
+def test_a_size_that_does_not_divide_is_refused_by_field(
+    make_checkpoint: Callable[..., Any], size: int, config: dict[str, int], field: str
+) -> None:
+    path = make_checkpoint(**config).path
+    with pytest.raises(ValueError, match=f"^{field} does not divide by {size} shards"):
+        load_weights(path, load_spec(path), Shard(0, size))
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_rank_outside_its_group_is_refused(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match=f"shard rank {rank}"):
+        Shard(rank, size)

@@ -1,0 +1,205 @@
+"""A gateway on a scripted link, served over loopback on a thread of its own."""
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from baton_worker.config import (
+    GatewayConfig,
+    HttpConfig,
+    LogprobsConfig,
+    ModelConfig,
+    ProcessConfig,
+)
+from baton_worker.gateway.server import listen, serve
+from baton_worker.gateway.service import GatewayService
+from baton_worker.gateway.tokenizer import GatewayTokenizer, load_tokenizer
+from baton_worker.identity import Role
+from baton_worker.metrics import MetricFactory
+
+_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and loop.index > 1 %}"
+    "{{ raise_exception('system comes first') }}{% endif %}<|{{ m.role }}|>{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_TEXT = ["the quick brown fox jumps over the lazy dog", "a stop here and there", "naïve café 你好"]
+
+
+def _load_support(name: str) -> ModuleType:
+    path = Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"gateway_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_support = _load_support("support_link")
+
+
+@pytest.fixture(scope="session")
+def support() -> ModuleType:
+    """`support_link`: RowSpec, ScriptedLink, worker_info, logprob_of, top_of."""
+    return _support
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a small byte-level BPE of 512 ids."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT * 10, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": _TEMPLATE}
+    (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> GatewayTokenizer:
+    return load_tokenizer(model_folder)
+
+
+@dataclass
+class Running:
+    """A served gateway and the link behind it."""
+
+    link: Any
+    service: GatewayService
+    registry: CollectorRegistry
+    url: str
+    stop: Callable[[], None]
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        options = {"api_key": "none", "max_retries": 0, "timeout": 10.0} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", **options)
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=10.0, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        all_labels = {"model": "tiny", "role": "gateway"} | labels
+        return self.registry.get_sample_value(name, all_labels) or 0.0
+
+
+@contextmanager
+def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Iterator[Running]:
+    registry = CollectorRegistry()
+    factory = MetricFactory(registry, "tiny", "gateway")
+    listener = listen(config.gateway.http)
+    built: list[GatewayService] = []
+    failures: list[BaseException] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    def build() -> GatewayService:
+        built.append(GatewayService(config, link, tokenizer, 7, factory))
+        return built[0]
+
+    def work() -> None:
+        try:
+            serve(build, listener, ready.set, stop)
+        except BaseException as error:  # noqa: BLE001 - shown by the test's thread
+            failures.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(10)
+    assert not failures, failures
+    port = listener.getsockname()[1]
+
+    def end() -> None:
+        stop.set()
+        thread.join(10)
+        listener.close()
+        assert not thread.is_alive()
+
+    try:
+        yield Running(link, built[0], registry, f"http://127.0.0.1:{port}", end)
+    finally:
+        end()
+    assert not failures, failures
+    assert link.violations == []
+    assert built[0].requests.is_empty
+
+
+StartGateway = Callable[..., Running]
+
+
+@pytest.fixture
+def start_gateway(model_folder: Path, tokenizer: GatewayTokenizer) -> Iterator[StartGateway]:
+    """`start_gateway(script, per_step=2, workers="pd", max_top_k=20, info={}, **options)`.
+
+    `max_top_k` is the configured bound, for workers too; `info` changes what workers say in HELLO;
+    `options` are the gateway's.
+    """
+    stack: list[Any] = []
+
+    def start(
+        script: Any = None,
+        per_step: int = 2,
+        workers: str = "pd",
+        max_top_k: int = 20,
+        info: Mapping[str, object] = MappingProxyType({}),
+        **options: Any,
+    ) -> Running:
+        link = _support.ScriptedLink(script or echo_script, per_step)
+        gateway = GatewayConfig(http=HttpConfig(port=0), **options)
+        model, logprobs = ModelConfig(str(model_folder), "tiny"), LogprobsConfig(max_top_k)
+        config = ProcessConfig(model=model, gateway=gateway, logprobs=logprobs)
+        facts = {"max_top_k": max_top_k, **info}
+        context = _run(config, link, tokenizer)
+        running = context.__enter__()
+        stack.append(context)
+        if "p" in workers:
+            link.up("prefill-0", Role.PREFILL, **facts)
+        if "d" in workers:
+            link.up("decode-0", Role.DECODE, **facts)
+        if "m" in workers:
+            link.up("mixed-0", Role.MIXED, **facts)
+        if workers == "pd" or "m" in workers:
+            _wait_ready(running)
+        return running
+
+    yield start
+    for context in reversed(stack):
+        context.__exit__(None, None, None)
+
+
+def echo_script(submit: Any) -> list[int]:
+    """The prompt again, then the end-of-sequence token."""
+    return [t for t in submit.prompt_token_ids if t > 4] + [_support.EOS]
+
+
+def _wait_ready(running: Running) -> None:
+    with running.http() as client:
+        for _ in range(1000):
+            if client.get("/readyz").status_code == 200:
+                return
+    raise AssertionError("the gateway did not become ready")

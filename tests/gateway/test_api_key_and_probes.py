@@ -1,0 +1,62 @@
+"""The API key option guards the API and leaves probes open; a bad key file stops the start."""
+
+import httpx
+import openai
+import pytest
+
+from baton_worker.config import ConfigError
+from baton_worker.gateway.api_key import read_api_keys
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("first\n\n  second \n")
+    return str(path)
+
+
+@pytest.mark.parametrize("key", ["first", "second"])
+def test_a_known_key_is_let_in(start_gateway, key_file, key):
+    gateway = start_gateway(api_keys_file=key_file)
+    with gateway.openai(api_key=key) as client:
+        assert client.models.list().data[0].id == "tiny"
+
+
+@pytest.mark.parametrize("header", [None, "first", "Bearer third", "Bearer", "Basic first"])
+def test_any_other_key_is_401_before_anything_else(start_gateway, key_file, header):
+    gateway = start_gateway(api_keys_file=key_file)
+    headers = {"authorization": header} if header else {}
+    with gateway.http(headers=headers) as client:
+        for answer in (
+            client.post("/v1/completions", content=b"{"),
+            client.post("/tokenize", json={"prompt": "x"}),
+            client.get("/v1/models"),
+        ):
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert client.get(path).status_code == 200
+
+
+def test_the_official_client_raises_its_authentication_error(start_gateway, key_file):
+    gateway = start_gateway(api_keys_file=key_file)
+    with gateway.openai(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_a_key_file_that_is_missing_or_empty_is_a_configuration_error(tmp_path):
+    (tmp_path / "empty").write_text("\n")
+    for name in ("missing", "empty"):
+        with pytest.raises(ConfigError, match=r"gateway\.api_keys_file"):
+            read_api_keys(str(tmp_path / name))
+    assert read_api_keys("") == ()
+
+
+def test_metrics_are_served_with_their_labels(start_gateway):
+    gateway = start_gateway()
+    with gateway.http() as client:
+        client.post("/v1/completions", json={"prompt": "the fox"})
+        text = client.get("/metrics").text
+    assert 'baton_gateway_requests_total{endpoint="completion",model="tiny",outcome="ok"' in text
+    assert 'baton_gateway_workers{model="tiny",role="gateway",worker_role="decode"} 1.0' in text
+    assert httpx.Response(200, text=text).text.count("baton_gateway_loop_lag_seconds_count") == 1

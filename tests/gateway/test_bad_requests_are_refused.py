@@ -1,0 +1,184 @@
+"""Every bad request gets OpenAI's error shape with its field, before a worker is touched."""
+
+import pytest
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "hi"}
+BAD_ANYWHERE = [
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": True}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 600}, "max_tokens"),
+    ({"max_tokens": "7"}, "max_tokens"),
+    ({"min_tokens": 50, "max_tokens": 5}, "min_tokens"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"seed": 1 << 64}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] + [f"s{i}" for i in range(20)]}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": [512]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": "yes"}, "stream"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"512": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+    ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+    ({"logit_bias": {"5": "much"}}, "logit_bias[...]"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"bad_words": "damn"}, "bad_words"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_words": ["x" * 257]}, "bad_words"),
+    ({"bad_words": [f"w{i}" for i in range(257)]}, "bad_words"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"priority": 1001}, "priority"),
+    ({"priority": "high"}, "priority"),
+    ({"best_of": 3}, "best_of"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"temp_scaled_logprobs": 1}, "temp_scaled_logprobs"),
+]
+BAD_CHAT = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0]",
+    ),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": "a " * 600}]}, "messages"),
+    (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]},
+        "messages",
+    ),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 10_000}, "max_completion_tokens"),
+]
+BAD_COMPLETION = [
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [512]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [[5], [600]]}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": [7] * 512}, "prompt"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"echo": "yes"}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+]
+
+
+@pytest.fixture
+def gateway(start_gateway):
+    return start_gateway()
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "cases"),
+    [
+        ("/v1/chat/completions", CHAT, BAD_ANYWHERE + BAD_CHAT),
+        ("/v1/completions", TEXT, BAD_ANYWHERE + BAD_COMPLETION),
+    ],
+    ids=["chat", "completions"],
+)
+def test_each_bad_field_is_named(gateway, path, base, cases):
+    with gateway.http() as client:
+        for change, param in cases:
+            answer = client.post(path, json=base | change)
+            assert answer.status_code == 400, (change, answer.text)
+            error = answer.json()["error"]
+            assert error["param"] == param, (change, error)
+            assert error["type"] == "invalid_request_error"
+            assert set(error) == {"message", "type", "param", "code"}
+    assert gateway.link.commands == []
+
+
+def test_a_missing_field_is_named(gateway):
+    with gateway.http() as client:
+        answer = client.post("/v1/chat/completions", json={"model": "tiny"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+        answer = client.post("/v1/completions", json={"model": "tiny"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"a": NaN}'])
+def test_a_body_that_is_no_json_object_is_refused(gateway, body):
+    with gateway.http() as client:
+        answer = client.post("/v1/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
+
+
+def test_harmless_fields_and_neutral_values_are_accepted(gateway):
+    harmless = {
+        "user": "u", "store": False, "metadata": {"a": "b"}, "service_tier": "auto",
+        "parallel_tool_calls": True, "tools": [], "tool_choice": "none", "logit_bias": {},
+        "response_format": {"type": "text"}, "include_draft_logprobs": False, "best_of": 1,
+        "n": None, "stop": None, "seed": -5, "top_k": -1, "some_future_field": 1, "logprobs": None,
+    }  # fmt: skip
+    with gateway.http() as client:
+        for path, base in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+            answer = client.post(path, json=base | harmless)
+            assert answer.status_code == 200, answer.text
+
+
+def test_logprobs_without_top_logprobs_mean_the_sampled_token(gateway):
+    with gateway.http() as client:
+        answer = client.post(
+            "/v1/chat/completions", json=CHAT | {"logprobs": True, "top_logprobs": None}
+        )
+    entries = answer.json()["choices"][0]["logprobs"]["content"]
+    assert len(entries) == answer.json()["usage"]["completion_tokens"]
+    assert all(entry["top_logprobs"] == [] for entry in entries)
+
+
+def test_an_unknown_model_is_404(gateway):
+    with gateway.http() as client:
+        for answer in (
+            client.post("/v1/completions", json=TEXT | {"model": "other"}),
+            client.get("/v1/models/other"),
+            client.post("/detokenize", json={"model": "other", "tokens": []}),
+        ):
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_unknown_paths_and_methods_answer_in_the_same_shape(gateway):
+    with gateway.http() as client:
+        for answer, status in (
+            (client.get("/v1/nothing"), 404),
+            (client.get("/v1/completions"), 405),
+        ):
+            assert answer.status_code == status
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_an_oversized_body_is_413_declared_or_not(gateway):
+    body = b'{"prompt": "' + b"x" * (17 << 20) + b'"}'
+    with gateway.http() as client:
+        declared = client.post("/v1/completions", content=body)
+        chunked = client.post("/v1/completions", content=iter([body[: 9 << 20], body[9 << 20 :]]))
+    for answer in (declared, chunked):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")

@@ -1,0 +1,137 @@
+"""Which pair is chosen: compatible, fitting, not full, least outstanding tokens."""
+
+import pytest
+
+from baton_worker.gateway.balance import Needs, WorkerLoad, choose, limits, unusable_reasons
+from baton_worker.gateway.workers import WorkerTable
+from baton_worker.identity import Role
+
+NEEDS = Needs(prompt_tokens=10, max_tokens=20, logprobs_k=0)
+
+
+@pytest.fixture
+def load(support):
+    def make(name, role, outstanding=0, requests=0, **facts):
+        return WorkerLoad(support.worker_info(name, role, **facts), 1, outstanding, requests)
+
+    return make
+
+
+def ids(pair):
+    return pair.worker_ids if pair else None
+
+
+def test_the_least_loaded_of_each_role_make_the_pair(load):
+    loads = [
+        load("p0", Role.PREFILL, 50),
+        load("p1", Role.PREFILL, 10),
+        load("d0", Role.DECODE, 5),
+        load("d1", Role.DECODE, 90),
+    ]
+    assert ids(choose(loads, NEEDS)) == ("p1", "d0")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"semantic_hash": 1}, {"config_hash": "x"}, {"model": "y"}, {"wire_min": 2, "wire_max": 3}],
+)
+def test_incompatible_workers_never_pair(load, facts):
+    loads = [load("p", Role.PREFILL), load("d", Role.DECODE, **facts)]
+    assert choose(loads, NEEDS) is None
+    assert "differ in" in unusable_reasons(loads)[0]
+
+
+def test_a_loaded_compatible_worker_is_chosen_over_an_idle_incompatible_one(load):
+    loads = [
+        load("p", Role.PREFILL),
+        load("idle", Role.DECODE, config_hash="x"),
+        load("busy", Role.DECODE, 500),
+    ]
+    assert ids(choose(loads, NEEDS)) == ("p", "busy")
+
+
+def test_wire_ranges_that_overlap_suffice(load):
+    loads = [
+        load("p", Role.PREFILL, wire_min=1, wire_max=2),
+        load("d", Role.DECODE, wire_min=2, wire_max=3),
+    ]
+    assert ids(choose(loads, NEEDS)) == ("p", "d")
+
+
+def test_a_mixed_worker_is_a_pair_of_one(load):
+    loads = [load("p", Role.PREFILL, 20), load("d", Role.DECODE, 20), load("m", Role.MIXED, 30)]
+    assert ids(choose(loads, NEEDS)) == ("m",)
+    loads[2].outstanding_tokens = 41
+    assert ids(choose(loads, NEEDS)) == ("p", "d")
+
+
+def test_draining_workers_get_nothing(load):
+    loads = [load("p", Role.PREFILL), load("d", Role.DECODE, draining=True)]
+    assert choose(loads, NEEDS) is None
+    assert unusable_reasons(loads) == ["every decode worker is draining"]
+
+
+def test_full_workers_get_nothing(load):
+    loads = [load("m", Role.MIXED, requests=3, max_running=1, max_waiting=2)]
+    assert choose(loads, NEEDS) is None
+    loads[0].outstanding_requests = 2
+    assert ids(choose(loads, NEEDS)) == ("m",)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"max_model_len": 29}, {"kv_capacity_tokens": 29}, {"max_top_k": -1}]
+)
+def test_workers_that_could_not_run_it_get_nothing(load, facts):
+    assert choose([load("m", Role.MIXED, **facts)], NEEDS) is None
+
+
+def test_limits_are_the_roomiest_usable_pairs(load):
+    loads = [
+        load("p", Role.PREFILL, max_model_len=100),
+        load("d", Role.DECODE, max_model_len=80, max_top_k=5),
+        load("m", Role.MIXED, max_model_len=60),
+    ]
+    found = limits(loads)
+    assert (found.context_tokens, found.max_top_k) == (80, 5)
+    assert limits(loads[:1]) is None
+
+
+def test_equal_workers_take_turns_and_accounts_return_to_zero(support):
+    table = WorkerTable("tiny")
+    for name, role in (("p", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
+        table.up(name, 1, support.worker_info(name, role))
+    chosen = []
+    for _ in range(4):
+        pair = table.assign(NEEDS)
+        chosen.append(pair.worker_ids[1])
+        for worker_id in pair.worker_ids:
+            table.release(worker_id, NEEDS)
+    assert chosen == ["d0", "d1", "d0", "d1"]
+    assert {load.outstanding_tokens for load in table.loads()} == {0}
+    assert {load.outstanding_requests for load in table.loads()} == {0}
+
+
+def test_a_worker_of_another_model_is_kept_out(support):
+    table = WorkerTable("tiny")
+    assert not table.up("m", 1, support.worker_info("m", Role.MIXED, model="other"))
+    assert table.loads() == ()
+
+
+def test_a_worker_with_another_tokenizer_is_turned_away_with_the_reason(support):
+    table = WorkerTable("tiny", tokenizer_hash="ours")
+    assert table.up("m", 1, support.worker_info("m", Role.MIXED, tokenizer_hash="ours"))
+    assert not table.up("n", 7, support.worker_info("n", Role.MIXED, tokenizer_hash="theirs"))
+    assert [load.info.worker_id for load in table.loads()] == ["m"]
+    assert table.turned_away() == ["n has another tokenizer than this gateway"]
+    table.forget("n", 6)
+    assert len(table.turned_away()) == 1
+    table.forget("n", 7)
+    assert table.turned_away() == []
+
+
+def test_prefill_is_charged_the_prompt_and_decode_the_output_too(support):
+    table = WorkerTable("tiny")
+    table.up("p", 1, support.worker_info("p", Role.PREFILL))
+    table.up("d", 1, support.worker_info("d", Role.DECODE))
+    table.assign(NEEDS)
+    assert [load.outstanding_tokens for load in table.loads()] == [10, 30]

@@ -1,0 +1,35 @@
+"""Naming a candidate costs a look-up: no tokenizer runs per token (R40)."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_worker.gateway.tokenizer import GatewayTokenizer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_named_without_the_tokenizer(start_gateway, monkeypatch, stream):
+    gateway = start_gateway()
+
+    def forbidden(*_args, **_options):
+        raise AssertionError("the tokenizer ran while tokens were served")
+
+    monkeypatch.setattr(GatewayTokenizer, "decode", forbidden)
+    monkeypatch.setattr(GatewayTokenizer, "encode", forbidden)
+    body = {"model": "tiny", "prompt": [70, 71, 72], "logprobs": 20, "stream": stream}
+    with gateway.http() as client:
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    assert "error" not in answer.text
+    if not stream:
+        logprobs = answer.json()["choices"][0]["logprobs"]
+        assert len(logprobs["tokens"]) == answer.json()["usage"]["completion_tokens"]
+        assert all(len(alternatives) >= 20 for alternatives in logprobs["top_logprobs"])
+
+
+def test_a_name_is_made_once(tokenizer):
+    names, byte_lists = tokenizer.vocabulary.names, tokenizer.vocabulary.byte_lists
+    for token in range(tokenizer.vocabulary.size):
+        assert names[token] is names[token]
+        assert byte_lists[token] is byte_lists[token]
+    assert len(names) <= tokenizer.vocabulary.size

@@ -1,0 +1,108 @@
+"""A gateway that is told to stop and has time serves on until nobody needs it any more."""
+
+import json
+import threading
+import time
+
+import pytest
+
+BODY = {"model": "tiny", "prompt": [70, 71], "max_tokens": 8}
+
+
+def wait_for(claim):
+    for _ in range(2000):
+        if claim():
+            return
+    raise AssertionError("the condition did not come true")
+
+
+@pytest.fixture
+def leave():
+    """Tell a gateway to stop, on a thread; joined at the end."""
+    threads = []
+
+    def start(gateway):
+        threads.append(threading.Thread(target=gateway.stop))
+        threads[-1].start()
+        with gateway.http() as client:
+            wait_for(lambda: client.get("/readyz").status_code == 503)
+        return threads[-1]
+
+    yield start
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def stream():
+    """Begin a stream on a thread; join the returned reader, then see its lines."""
+    readers = []
+
+    def start(gateway):
+        def read():
+            with (
+                gateway.http() as client,
+                client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer,
+            ):
+                reader.lines = [line for line in answer.iter_lines() if line]
+
+        reader = threading.Thread(target=read)
+        readers.append(reader)
+        reader.start()
+        gateway.link.wait_until(lambda: len(gateway.link.commands) == 2)
+        return reader
+
+    yield start
+    for reader in readers:
+        reader.join(20)
+        assert not reader.is_alive()
+
+
+def test_a_live_stream_ends_in_full(start_gateway, support, leave, stream):
+    gateway = start_gateway(lambda submit: [70] * 5 + [support.EOS], drain_seconds=30)
+    gateway.link.pause()
+    reader = stream(gateway)
+    leave(gateway)
+    gateway.link.resume()
+    reader.join(20)
+    assert reader.lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in reader.lines[:-1]]
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "stop"
+
+
+def test_requests_that_still_come_are_served_and_their_connections_closed(start_gateway, leave):
+    gateway = start_gateway(settle_seconds=3)
+    with gateway.http() as client:
+        assert client.post("/v1/completions", json=BODY).headers.get("connection") is None
+        leave(gateway)
+
+        def is_closed():
+            answer = client.post("/v1/completions", json=BODY)
+            assert answer.status_code == 200
+            return answer.headers.get("connection") == "close"
+
+        wait_for(is_closed)
+        assert client.get("/readyz").json()["reasons"] == ["the gateway is leaving"]
+
+
+def test_a_stream_that_outlives_the_drain_gets_an_explicit_error(
+    start_gateway, support, leave, stream
+):
+    gateway = start_gateway(lambda submit: [70] * 400, drain_seconds=2)
+    gateway.link.pause()
+    reader = stream(gateway)
+    handle = gateway.link.sent(support.Submit)[0][1].handle
+    gateway.link.publish("prefill-0", support.RowSpec(handle, 0, [70]))
+    started = time.monotonic()
+    leave(gateway).join(10)
+    reader.join(10)
+    assert json.loads(reader.lines[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+    assert time.monotonic() - started < 8
+
+
+def test_an_idle_gateway_without_a_settling_time_leaves_at_once(start_gateway):
+    gateway = start_gateway(drain_seconds=600)
+    started = time.monotonic()
+    gateway.stop()
+    assert time.monotonic() - started < 5

@@ -1,0 +1,96 @@
+"""Tokens, text and drafts of a choice: what counts, what shows, and what a stop string cuts off."""
+
+import pytest
+
+from baton_worker.gateway.merge import Part
+from baton_worker.gateway.output import LogprobsMissingError, SequenceOutput
+from baton_worker.gateway.vocabulary import Vocabulary
+from baton_worker.records.columns import Finish
+from baton_worker.records.rows import Row
+
+WORDS = {0: b"</s>", 1: b"one ", 2: b"two ", 3: b"st", 4: b"op", 5: b"\xe4\xbd", 6: b"\xa0"}
+
+
+def output(**options):
+    return SequenceOutput(0, Vocabulary(WORDS, frozenset({0})), **options)
+
+
+def part(position, tokens, finish=Finish.NONE, k=-1, skip=0, drafts=(0, 0)):
+    n, width = len(tokens), k + 1
+    logprobs = [-float(position + i) for i in range(n)] if width else []
+    top = [10 * t + j for t in tokens for j in range(k)] if k > 0 else []
+    row = Row(1, 0, position, list(tokens), width, int(finish), logprobs, [1] * len(logprobs),
+              top, [-1.0] * len(top), [], *drafts)  # fmt: skip
+    return Part(row, skip)
+
+
+def test_the_ending_token_counts_and_adds_no_text():
+    delta = output(logprobs_k=0).push([part(0, [1, 0], Finish.STOP, k=0)], Finish.STOP)
+    assert (delta.text, delta.token_ids, delta.logprobs) == ("one ", [1, 0], [0.0, -1.0])
+    assert delta.finish_reason == "stop"
+
+
+def test_an_ordinary_stop_token_adds_no_text_either():
+    delta = output().push([part(0, [1, 2], Finish.STOP)], Finish.STOP)
+    assert (delta.text, delta.token_ids) == ("one ", [1, 2])
+
+
+def test_a_length_end_shows_every_token():
+    delta = output().push([part(0, [1, 2], Finish.LENGTH)], Finish.LENGTH)
+    assert (delta.text, delta.finish_reason) == ("one two ", "length")
+
+
+def test_a_stop_string_cuts_after_the_token_that_completes_it():
+    made = output(stops=["stop"], logprobs_k=2)
+    first = made.push([part(0, [1, 3], k=2)], Finish.NONE)
+    second = made.push([part(2, [4, 1, 2], k=2, drafts=(2, 2))], Finish.NONE)
+    assert (first.text, first.token_ids) == ("one ", [1, 3])
+    assert (second.text, second.token_ids, second.finish_reason) == ("", [4], "stop")
+    assert second.topk_tokens == [40, 41]
+    assert (made.n_tokens, made.accepted, made.rejected) == (3, 1, 0)
+
+
+def test_text_held_for_a_stop_shows_when_the_sequence_ends():
+    made = output(stops=["stop"])
+    assert made.push([part(0, [3])], Finish.NONE).text == ""
+    assert made.push([part(1, [0], Finish.STOP)], Finish.STOP).text == "st"
+
+
+def test_a_stop_string_within_min_tokens_does_not_end():
+    made = output(stops=["one"], min_tokens=2)
+    assert made.push([part(0, [1, 2])], Finish.NONE).finish_reason is None
+    delta = made.push([part(2, [1, 2])], Finish.NONE)
+    assert (delta.token_ids, delta.finish_reason) == ([1], "stop")
+
+
+def test_an_unfinished_character_shows_only_at_the_end():
+    made = output()
+    assert made.push([part(0, [5])], Finish.NONE).text == ""
+    assert made.push([part(1, [6])], Finish.NONE).text == "\u4f60"
+    assert made.push([part(2, [5], Finish.LENGTH)], Finish.LENGTH).text == "\ufffd"
+
+
+def test_offsets_tell_where_each_token_begins():
+    made = output(logprobs_k=0, offsets_from=0)
+    assert made.push([part(0, [1, 5], k=0)], Finish.NONE).text_offsets == [0, 4]
+    end = made.push([part(2, [6, 2, 0], Finish.STOP, k=0)], Finish.STOP)
+    assert end.text_offsets == [4, 5, 9]
+
+
+def test_a_trimmed_row_gives_out_only_what_is_new():
+    made = output(logprobs_k=1)
+    delta = made.push([part(3, [1, 2, 3], k=1, skip=2, drafts=(3, 2))], Finish.NONE)
+    assert (delta.token_ids, delta.logprobs, delta.topk_tokens) == ([3], [-5.0], [30])
+    assert (made.accepted, made.rejected) == (0, 1)
+
+
+def test_several_rows_join_in_order():
+    parts = [part(0, [1], k=0), part(1, [2, 0], Finish.STOP, k=0)]
+    delta = output(logprobs_k=0).push(parts, Finish.STOP)
+    assert (delta.text, delta.token_ids, delta.logprobs) == ("one two ", [1, 2, 0], [0.0, -1, -2])
+
+
+@pytest.mark.parametrize("k", [-1, 0, 3])
+def test_a_row_without_the_columns_asked_for_is_an_error(k):
+    with pytest.raises(LogprobsMissingError, match="position 4"):
+        output(logprobs_k=2).push([part(4, [1], k=k)], Finish.NONE)

@@ -1,0 +1,97 @@
+"""Detokenised pieces join to the full decoding, and U+FFFD shows only where bytes are invalid."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from baton_worker.gateway.detokenise import Detokeniser
+from baton_worker.gateway.vocabulary import Vocabulary, read_vocabulary
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def cut(data, draw):
+    """Bytes in pieces of 1 to 5: a vocabulary of them, and the ids in order."""
+    pieces, at = [], 0
+    while at < len(data):
+        n = draw(st.integers(1, 5))
+        pieces.append(data[at : at + n])
+        at += n
+    return dict(enumerate(pieces)), list(range(len(pieces)))
+
+
+@given(TEXTS, st.data())
+def test_pieces_join_to_the_text_and_no_piece_has_a_broken_character(text, data):
+    full, ids = cut(text.encode(), data.draw)
+    detokeniser = Detokeniser(Vocabulary(full, frozenset()).text_bytes)
+    pieces = [detokeniser.feed([i]) for i in ids]
+    assert "".join(pieces) == text
+    assert detokeniser.flush() == ""
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+
+
+@given(st.binary(max_size=60), st.data())
+def test_invalid_bytes_show_exactly_where_decoding_at_once_would_show_them(raw, data):
+    full, ids = cut(raw, data.draw)
+    detokeniser = Detokeniser(Vocabulary(full, frozenset()).text_bytes)
+    pieces = [detokeniser.feed([i]) for i in ids] + [detokeniser.flush()]
+    assert "".join(pieces) == raw.decode("utf-8", "replace")
+
+
+@given(TEXTS)
+def test_byte_level_tokens_give_back_what_was_encoded(tokenizer, text):
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    detokeniser = Detokeniser(tokenizer.vocabulary.text_bytes)
+    assert "".join(detokeniser.feed([i]) for i in ids) + detokeniser.flush() == text
+
+
+def sentencepiece():
+    """A sentencepiece-style tokenizer: a marker for spaces, byte tokens for the rest."""
+    pieces = ["<unk>", "<s>", "▁the", "▁", "t", "h", "e", "▁fox", "▁th", "th", "▁f", "fo", "▁fo"]
+    pieces += [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    model = models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer, vocabulary
+
+
+DECODER = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ],
+}
+
+
+@given(st.lists(st.integers(2, 12) | st.sampled_from("é你🙂").map(str.encode), max_size=20))
+def test_sentencepiece_tokens_and_byte_tokens_decode_as_the_library_does(items):
+    tokenizer, pieces = sentencepiece()
+    ids = []
+    for item in items:
+        ids += [13 + byte for byte in item] if isinstance(item, bytes) else [item]
+    vocabulary = read_vocabulary(DECODER, pieces, {1: ("<s>", True)})
+    detokeniser = Detokeniser(vocabulary.text_bytes)
+    text = "".join(detokeniser.feed([i]) for i in ids) + detokeniser.flush()
+    assert text == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_special_tokens_add_no_text_but_have_a_name():
+    vocabulary = Vocabulary({0: b"</s>", 1: b"a", 2: b"\xe4\xbd"}, frozenset({0}))
+    detokeniser = Detokeniser(vocabulary.text_bytes)
+    assert detokeniser.feed([1, 0, 1]) == "aa"
+    assert (vocabulary.names[0], vocabulary.byte_lists[0]) == ("</s>", [60, 47, 115, 62])
+    assert (vocabulary.names[2], vocabulary.byte_lists[2]) == ("bytes:\\xe4\\xbd", [0xE4, 0xBD])
+
+
+def test_a_padded_id_adds_nothing_and_breaks_nothing():
+    vocabulary = Vocabulary({0: b"a"}, frozenset())
+    assert Detokeniser(vocabulary.text_bytes).feed([0, 99, 0]) == "aa"
+    assert vocabulary.names[99] == ""

@@ -1,0 +1,117 @@
+"""The model folder's tokenizer and chat template: loaded, refused, sandboxed, and over HTTP."""
+
+import json
+import shutil
+
+import pytest
+
+from baton_worker.config import ConfigError
+from baton_worker.gateway.chat_template import ChatTemplate, ChatTemplateError
+from baton_worker.gateway.tokenizer import load_tokenizer
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def test_tokenize_and_detokenize_are_inverse(start_gateway):
+    with start_gateway().http() as client:
+        made = client.post("/tokenize", json={"model": "tiny", "prompt": "the café"}).json()
+        assert made["tokens"][0] == 0
+        assert made["count"] == len(made["tokens"])
+        assert made["max_model_len"] == 512
+        text = client.post("/detokenize", json={"tokens": made["tokens"]}).json()
+        assert text == {"prompt": "<s>the café"}
+        chat = client.post("/tokenize", json={"messages": USER, "add_generation_prompt": False})
+        text = client.post("/detokenize", json={"tokens": chat.json()["tokens"]}).json()
+        assert text == {"prompt": "<s><|user|>hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": USER}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [9999]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ],
+)
+def test_bad_tokenize_requests_name_the_field(start_gateway, path, body, param):
+    with start_gateway().http() as client:
+        answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_long_text_is_tokenised_the_same(start_gateway, tokenizer):
+    text = "the quick brown fox " * 2000
+    with start_gateway().http() as client:
+        made = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
+    assert made["tokens"] == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_template_sees_messages_special_tokens_and_kwargs():
+    template = ChatTemplate(
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'x' %}{% continue %}{% endif %}"
+        "{{ m.content }}{% endfor %}{{ thinking|tojson }}{{ add_generation_prompt }}",
+        {"bos_token": "<s>"},
+    )
+    messages = [*USER, {"role": "x", "content": "hidden"}]
+    rendered = template.render(messages, variables={"thinking": ["<é>"], "messages": []})
+    assert rendered == '<s>hi["<é>"]True'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content + 1 }}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_that_misbehaves_is_an_error_of_the_request(source):
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(source, {}).render(USER)
+
+
+def test_a_template_with_a_syntax_error_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="line 2"):
+        ChatTemplate("x\n{% if %}", {})
+
+
+def test_the_templates_own_file_comes_first(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("own {{ eos_token }}")
+    assert load_tokenizer(folder).chat_template.render(USER) == "own </s>"
+
+
+def test_a_list_of_templates_gives_its_default(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    templates = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert load_tokenizer(folder).chat_template.render(USER) == "d"
+
+
+def test_a_model_without_a_template_is_loaded(model_folder, tmp_path):
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    assert load_tokenizer(tmp_path).chat_template is None
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"version": "1.0"}'])
+def test_a_missing_or_broken_tokenizer_is_a_configuration_error(tmp_path, content):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.path: .*tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}])
+def test_a_decoder_without_fixed_bytes_is_refused_by_name(model_folder, tmp_path, decoder):
+    document = json.loads((model_folder / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document | {"decoder": decoder}))
+    with pytest.raises(ConfigError, match="decoder"):
+        load_tokenizer(tmp_path)

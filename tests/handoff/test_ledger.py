@@ -1,0 +1,125 @@
+"""The ledger makes the order of Reserve, handoff and Abort irrelevant, and never over-promises."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from baton_worker.handoff.ledger import HandoffLedger, Verdict
+from baton_worker.identity import RequestKey, make_handle
+
+KEY = RequestKey(make_handle(3, 1), 0)
+
+
+@pytest.fixture
+def ledger() -> HandoffLedger:
+    return HandoffLedger(capacity=2, memory_seconds=20.0)
+
+
+def test_a_reserved_handoff_is_admitted_once_and_a_repeat_is_known(ledger):
+    assert ledger.reserve(KEY, 5.0, now=0.0)
+    assert ledger.arrive(KEY, now=1.0) is Verdict.ADMIT
+    assert ledger.arrive(KEY, now=1.1) is Verdict.ALREADY_PENDING
+    ledger.imported(KEY, now=1.2)
+    assert ledger.arrive(KEY, now=2.0) is Verdict.ALREADY_IMPORTED
+    assert ledger.n_open == 0
+
+
+def test_a_handoff_that_outruns_its_reservation_is_admitted(ledger):
+    assert ledger.arrive(KEY, now=0.0) is Verdict.ADMIT
+    assert ledger.reserve(KEY, 5.0, now=0.1)
+    ledger.expire(now=100.0)
+    assert ledger.arrive(KEY, now=100.0) is Verdict.ALREADY_PENDING
+
+
+def test_a_handoff_after_its_abort_is_turned_away(ledger):
+    ledger.reserve(KEY, 5.0, now=0.0)
+    ledger.close(KEY, now=0.5)
+    assert ledger.arrive(KEY, now=1.0) is Verdict.CLOSED
+
+
+def test_a_reservation_without_a_handoff_expires_once_and_stays_closed(ledger):
+    ledger.reserve(KEY, 5.0, now=0.0)
+    assert ledger.expire(now=4.9) == ()
+    assert ledger.expire(now=5.0) == (KEY,)
+    assert ledger.expire(now=5.1) == ()
+    assert ledger.arrive(KEY, now=6.0) is Verdict.CLOSED
+
+
+def test_only_a_pending_handoff_is_given_up_and_a_repeat_is_turned_away(ledger):
+    assert not ledger.give_up(KEY, 0.0)
+    ledger.reserve(KEY, 10.0, 0.0)
+    assert not ledger.give_up(KEY, 0.0)
+    ledger.arrive(KEY, 1.0)
+    assert ledger.give_up(KEY, 2.0)
+    assert ledger.n_open == 0
+    assert ledger.arrive(KEY, 3.0) is Verdict.CLOSED
+
+
+def test_everything_is_forgotten_in_the_end(ledger):
+    ledger.reserve(KEY, 5.0, now=0.0)
+    ledger.arrive(KEY, now=1.0)
+    ledger.imported(KEY, now=1.0)
+    ledger.expire(now=21.0)
+    assert ledger.n_entries == 0
+
+
+def test_a_full_ledger_refuses_reservations_and_unreserved_handoffs(ledger):
+    keys = [RequestKey(make_handle(3, i), 0) for i in range(3)]
+    assert [ledger.reserve(key, 5.0, now=0.0) for key in keys] == [True, True, False]
+    assert ledger.arrive(keys[2], now=0.0) is Verdict.FULL
+    assert ledger.arrive(keys[0], now=0.0) is Verdict.ADMIT
+
+
+def test_a_lost_gateways_reservations_are_found(ledger):
+    other = RequestKey(make_handle(4, 1), 0)
+    ledger.reserve(KEY, 5.0, now=0.0)
+    ledger.reserve(other, 5.0, now=0.0)
+    assert ledger.reserved_by(3) == (KEY,)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """A key is admitted at most once while it is remembered, and the capacity always holds."""
+
+    keys = st.integers(1, 5).map(lambda i: RequestKey(make_handle(1, i), 0))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = HandoffLedger(capacity=3, memory_seconds=1e9)
+        self.now = 0.0
+        self.admitted: set[RequestKey] = set()
+        self.pending: set[RequestKey] = set()
+
+    @rule(key=keys, deadline=st.floats(0.1, 5))
+    def reserve(self, key, deadline):
+        self.ledger.reserve(key, deadline, self.now)
+
+    @rule(key=keys)
+    def arrive(self, key):
+        if self.ledger.arrive(key, self.now) is Verdict.ADMIT:
+            assert key not in self.admitted
+            self.admitted.add(key)
+            self.pending.add(key)
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data())
+    def finish(self, data):
+        key = data.draw(st.sampled_from(sorted(self.pending)))
+        self.pending.discard(key)
+        data.draw(st.sampled_from([self.ledger.imported, self.ledger.close]))(key, self.now)
+
+    @rule(seconds=st.floats(0.1, 10))
+    def pass_time(self, seconds):
+        self.now += seconds
+        self.ledger.expire(self.now)
+
+    @invariant()
+    def capacity_holds(self):
+        assert 0 <= self.ledger.n_open <= 3
+        assert self.ledger.n_open >= len(self.pending)
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,211 @@
+"""Handoffs over real sockets: delivered, refused, timed out, answered again, never torn."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from prometheus_client import CollectorRegistry
+
+from baton_worker.config import CurveConfig, HandoffConfig
+from baton_worker.handoff.api import (
+    HandoffArrived,
+    HandoffDelivered,
+    HandoffEvent,
+    HandoffFailed,
+)
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.security import kv_security
+from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.identity import RequestKey
+from baton_worker.link.curve import generate_key_files
+from baton_worker.messages import DecodeTarget
+from baton_worker.metrics import MetricFactory
+from baton_worker.records.columns import ErrorCode
+
+KEY = RequestKey(1 << 40, 0)
+
+
+class End:
+    """One process's transport with its events in a queue."""
+
+    def __init__(self, curve: CurveConfig | None = None, bind: str = "tcp://127.0.0.1:0") -> None:
+        self.registry = CollectorRegistry()
+        self.context: zmq.Context[Any] = zmq.Context()
+        metrics = HandoffMetrics(MetricFactory(self.registry, "m", "mixed"))
+        security = kv_security(
+            curve or CurveConfig(enabled=False),
+            self.context,
+            metrics.handshake_refused,
+            takes_offers=True,
+        )
+        self.transport = ZmqKvTransport(
+            HandoffConfig(bind=bind),
+            metrics,
+            context=self.context,
+            security=security,
+            takes_offers=True,
+        )
+        self.events: queue.Queue[HandoffEvent] = queue.Queue()
+        self.transport.start(self.events.put)
+
+    def next(self, seconds: float = 10.0) -> HandoffEvent:
+        return self.events.get(timeout=seconds)
+
+    def value(self, name: str, **labels: str) -> float:
+        labels = {"model": "m", "role": "mixed", **labels}
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def target(self) -> DecodeTarget:
+        return DecodeTarget("decode-0", self.transport.endpoint)
+
+    def close(self) -> None:
+        self.transport.close()
+        self.context.term()
+
+
+@pytest.fixture
+def prefill() -> Iterator[End]:
+    end = End()
+    yield end
+    end.close()
+
+
+@pytest.fixture
+def decode() -> Iterator[End]:
+    end = End()
+    yield end
+    end.close()
+
+
+def test_a_handoff_arrives_whole_and_is_delivered_on_acknowledgement(prefill, decode, make_handoff):
+    handoff = make_handoff()
+    prefill.transport.offer(decode.target, handoff, 10.0)
+    arrived = decode.next()
+    assert isinstance(arrived, HandoffArrived)
+    assert arrived.handoff.state == handoff.state
+    assert all(np.array_equal(a, b) for a, b in zip(arrived.handoff.kv, handoff.kv, strict=True))
+    assert prefill.events.empty()
+    decode.transport.acknowledge(KEY)
+    outcome = prefill.next()
+    assert isinstance(outcome, HandoffDelivered)
+    assert outcome.key == KEY
+    assert outcome.sent_bytes == sum(a.nbytes for a in handoff.kv)
+
+
+def test_a_refusal_carries_its_code(prefill, decode, make_handoff):
+    prefill.transport.offer(decode.target, make_handoff(), 10.0)
+    decode.next()
+    decode.transport.refuse(KEY, ErrorCode.DECODE_FULL, "no room")
+    outcome = prefill.next()
+    assert outcome == HandoffFailed(KEY, ErrorCode.DECODE_FULL, "no room")
+    assert decode.value("baton_handoff_refused_total", reason="decode_full") == 1
+
+
+def test_silence_ends_at_the_deadline_and_does_not_hold_up_others(prefill, decode, make_handoff):
+    nobody = DecodeTarget("decode-9", "tcp://127.0.0.1:9")
+    prefill.transport.offer(nobody, make_handoff(), 0.5)
+    other = make_handoff(handle=(1 << 40) + 1)
+    prefill.transport.offer(decode.target, other, 10.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    decode.transport.acknowledge(RequestKey((1 << 40) + 1, 0))
+    assert isinstance(prefill.next(), HandoffDelivered)
+    failed = prefill.next()
+    assert isinstance(failed, HandoffFailed)
+    assert (failed.key, failed.code) == (KEY, ErrorCode.HANDOFF_TIMEOUT)
+
+
+def test_an_unusable_endpoint_fails_only_its_request(prefill, make_handoff):
+    prefill.transport.offer(DecodeTarget("d", "not an endpoint"), make_handoff(), 5.0)
+    failed = prefill.next()
+    assert isinstance(failed, HandoffFailed)
+    assert failed.code is ErrorCode.HANDOFF_PEER_LOST
+
+
+def test_a_new_process_at_a_dead_decodes_address_is_reached_again(prefill, make_handoff):
+    first = End()
+    target = first.target
+    prefill.transport.offer(target, make_handoff(), 20.0)
+    assert isinstance(first.next(), HandoffArrived)
+    first.close()
+    second = End(bind=target.kv_endpoint)
+    try:
+        # The gateway ends the dead process's requests; the next one goes to its successor.
+        prefill.transport.cancel(KEY)
+        prefill.transport.offer(target, make_handoff(), 20.0)
+        assert isinstance(second.next(), HandoffArrived)
+        second.transport.acknowledge(KEY)
+        assert isinstance(prefill.next(), HandoffDelivered)
+    finally:
+        second.close()
+
+
+def test_a_cancelled_offer_has_no_event(prefill, decode, make_handoff):
+    prefill.transport.offer(decode.target, make_handoff(), 10.0)
+    decode.next()
+    prefill.transport.cancel(KEY)
+    decode.transport.acknowledge(KEY)
+    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 2), 10.0)
+    decode.next()
+    decode.transport.acknowledge(RequestKey((1 << 40) + 2, 0))
+    outcome = prefill.next()
+    assert isinstance(outcome, HandoffDelivered)
+    assert outcome.key.handle == (1 << 40) + 2
+
+
+def test_garbage_on_the_port_is_counted_and_harms_nobody(prefill, decode, make_handoff):
+    context: zmq.Context[Any] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(decode.transport.endpoint)
+    dealer.send_multipart([b"BKV1", b"\xff\x00garbage", b"x"])
+    dealer.send(b"")
+    prefill.transport.offer(decode.target, make_handoff(), 10.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    dealer.send(b"again")
+    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 3), 10.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    dealer.close(0)
+    context.term()
+    assert decode.value("baton_handoff_malformed_total") >= 2
+
+
+def curve_end(folder: Path, name: str, allowed: Path) -> tuple[End, str]:
+    pair = generate_key_files(folder / f"{name}.public", folder / f"{name}.secret")
+    config = CurveConfig(
+        True,
+        str(folder / f"{name}.public"),
+        str(folder / f"{name}.secret"),
+        str(folder / f"{name}.public"),
+        str(allowed),
+    )
+    return End(config), pair.public.decode()
+
+
+def test_curve_lets_the_listed_prefill_in_and_nobody_else(tmp_path, make_handoff):
+    allowed = tmp_path / "allowed"
+    allowed.write_text("")
+    decode, decode_key = curve_end(tmp_path, "decode", allowed)
+    friend, friend_key = curve_end(tmp_path, "friend", allowed)
+    stranger, _ = curve_end(tmp_path, "stranger", allowed)
+    allowed.write_text(friend_key + "\n")
+    target = DecodeTarget("decode-0", decode.transport.endpoint, decode_key)
+    try:
+        stranger.transport.offer(target, make_handoff(handle=(1 << 40) + 7), 1.0)
+        friend.transport.offer(target, make_handoff(), 10.0)
+        arrived = decode.next()
+        assert isinstance(arrived, HandoffArrived)
+        assert arrived.handoff.state.handle == KEY.handle
+        decode.transport.acknowledge(KEY)
+        assert isinstance(friend.next(), HandoffDelivered)
+        assert isinstance(stranger.next(), HandoffFailed)
+        refused = decode.value("baton_handoff_handshakes_refused_total", reason="unknown_key")
+        assert refused >= 1
+    finally:
+        for end in (decode, friend, stranger):
+            end.close()

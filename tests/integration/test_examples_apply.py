@@ -1,0 +1,55 @@
+"""Every example of the repository applies and gets its children, in a restricted namespace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_cluster.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(path.name for path in (ROOT / "examples").glob("*.yaml"))
+
+
+def test_there_are_examples():
+    assert "tiny.yaml" in NAMES
+    assert len(NAMES) >= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_applies_and_is_acted_on(
+    kubectl, operator, namespace, examples, children, condition, name
+):
+    kubectl.run("apply", "-n", namespace, "-f", str(ROOT / "examples" / name))
+    for body in examples[name]:
+        if body["kind"] == "PDDeployment":
+            check(kubectl, namespace, body, children, condition)
+
+
+def check(kubectl, namespace, body, children, condition):
+    name, spec = body["metadata"]["name"], body["spec"]
+    wanted = {"gateway"} | ({r["name"] for r in spec["roles"] if on_one_node(r)})
+    if spec.get("suspend"):
+        wanted = {"gateway"}
+
+    def found():
+        made = [c for (kind, _), c in children(name).items() if kind == "Deployment"]
+        return {c["metadata"]["labels"]["baton.dev/role"] for c in made}
+
+    wait_until(f"{name} has its Deployments", lambda: found() == wanted, 20, 0.1)
+    wait_until(f"{name} is judged", lambda: condition(name, "Ready").get("reason"), 20, 0.1)
+    assert condition(name, "SpecValid").get("status") == "True"
+    reason = "Suspended" if spec.get("suspend") else "MissingApi"
+    if spec.get("suspend") or not all(on_one_node(role) for role in spec["roles"]):
+        assert condition(name, "Ready")["reason"] == reason
+    elif "path" in spec["model"]:
+        wait_until(
+            f"{name} is ready", lambda: condition(name, "Ready")["status"] == "True", 60, 0.2
+        )
+
+
+def on_one_node(role):
+    return role.get("parallelism", {}).get("nodes", 1) == 1

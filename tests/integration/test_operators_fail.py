@@ -1,0 +1,104 @@
+"""The operator is killed in the middle of a rollout, or one of two is: work goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from baton_cluster.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+FAILOVER_SECONDS = 20.0
+
+
+@pytest.fixture
+def pair(new_operator, shared_operator):
+    """Return two operators of their own; the shared one rests meanwhile."""
+    shared_operator.stop()
+    both = [new_operator(f"ha-{number}") for number in range(2)]
+    yield both
+    for process in both:
+        process.stop()
+
+
+def revisions(kubectl, namespace):
+    pods = kubectl.items("pods", "-l", "baton.dev/role!=gateway", namespace=namespace)
+    live = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return {pod["metadata"]["labels"]["baton.dev/revision"] for pod in live}
+
+
+def rolling(pdd, image):
+    roles = [{"name": "prefill", "replicas": 3}, {"name": "decode", "replicas": 6}]
+    return pdd(image=image, roles=roles, rollout={"minReadySeconds": 1})
+
+
+def test_a_rollout_goes_on_after_kill_9(kubectl, operator, namespace, pdd, ready):
+    kubectl.apply(rolling(pdd, "demo:1"), namespace=namespace)
+    ready("demo")
+    (old,) = revisions(kubectl, namespace)
+    kubectl.apply(rolling(pdd, "demo:2"), namespace=namespace)
+    wait_until("two revisions run", lambda: len(revisions(kubectl, namespace)) == 2, 30, 0.02)
+    operator.kill()
+    assert len(revisions(kubectl, namespace)) == 2
+    operator.start()
+
+    def is_over():
+        now = revisions(kubectl, namespace)
+        return len(now) == 1 and now != {old}
+
+    wait_until("only the new revision runs", is_over, 90, 0.2)
+    ready("demo")
+    names = {d["metadata"]["name"] for d in kubectl.items("deployments", namespace=namespace)}
+    assert not [name for name in names if old in name]
+
+
+def test_one_of_two_leads_and_the_other_takes_over(kubectl, pair, namespace, pdd, ready):
+    first, second = pair
+    first.start()
+    first.wait_leading()
+    second.start()
+    second.wait_ready()
+    assert second.metric("baton_operator_leader ") == 0
+    kubectl.apply(pdd(), namespace=namespace)
+    ready("demo")
+    assert second.metric("baton_operator_apply_total") == 0
+    first.kill()
+    started = time.monotonic()
+    kubectl.run("delete", "service", "demo", "-n", namespace)
+    wait_until(
+        "the other one repairs",
+        lambda: kubectl.get("service", "demo", namespace=namespace) is not None, 40, 0.05,
+    )  # fmt: skip
+    assert time.monotonic() - started < FAILOVER_SECONDS
+    assert second.metric("baton_operator_leader ") == 1
+
+
+def test_a_leader_that_stops_hands_over_at_once(kubectl, pair, namespace, pdd):
+    first, second = pair
+    first.start()
+    first.wait_leading()
+    second.start()
+    second.wait_ready()
+    started = time.monotonic()
+    first.stop()
+    second.wait_leading()
+    assert time.monotonic() - started < 10
+
+
+def test_a_spec_changed_while_no_operator_ran_is_caught_up(
+    kubectl, operator, namespace, pdd, ready
+):
+    kubectl.apply(pdd(), namespace=namespace)
+    ready("demo")
+    before = revisions(kubectl, namespace)
+    operator.kill()
+    kubectl.apply(pdd(image="demo:2"), namespace=namespace)
+    kubectl.run("delete", "service", "demo-link", "-n", namespace)
+    operator.start()
+    wait_until(
+        "the new revision runs alone",
+        lambda: len(now := revisions(kubectl, namespace)) == 1 and now != before, 60, 0.2,
+    )  # fmt: skip
+    assert kubectl.get("service", "demo-link", namespace=namespace) is not None

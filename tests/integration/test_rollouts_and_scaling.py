@@ -1,0 +1,219 @@
+"""Rollouts in lockstep, held, partitioned and rolled back; scaling by the scale subresource."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from baton_cluster.kubectl import Kubectl
+from baton_cluster.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Watcher:
+    """Looks at worker Deployments by revision and role."""
+
+    def __init__(self, kubectl: Kubectl, namespace: str) -> None:
+        self.kubectl = kubectl
+        self.namespace = namespace
+
+    def ready(self):
+        """Return ready replicas by (revision, role)."""
+        found = {}
+        words = ("deployments", "-l", "baton.dev/role in (prefill,decode)")
+        for body in self.kubectl.items(*words, namespace=self.namespace):
+            labels = body["metadata"]["labels"]
+            key = labels["baton.dev/revision"], labels["baton.dev/role"]
+            found[key] = body["status"].get("readyReplicas", 0)
+        return found
+
+    def totals(self):
+        """Return ready replicas by role over all revisions."""
+        sums = {"prefill": 0, "decode": 0}
+        for (_, role), count in self.ready().items():
+            sums[role] += count
+        return sums
+
+    def status(self):
+        """Return the status of the PDDeployment."""
+        return self.kubectl.get("pdd", "demo", namespace=self.namespace)["status"]
+
+
+@pytest.fixture
+def watcher(kubectl, namespace):
+    """Return a watcher of the test's namespace."""
+    return Watcher(kubectl, namespace)
+
+
+def sized(prefill, decode, **scaling):
+    more = {"scaling": scaling} if scaling else {}
+    return [
+        {"name": "prefill", "replicas": prefill, **more},
+        {"name": "decode", "replicas": decode, **more},
+    ]
+
+
+def test_both_roles_roll_in_lockstep_without_losing_capacity(
+    kubectl, operator, namespace, pdd, ready, watcher
+):
+    roles, rollout = sized(2, 4), {"minReadySeconds": 1}
+    kubectl.apply(pdd(roles=roles, rollout=rollout), namespace=namespace)
+    ready("demo")
+    old = watcher.status()["updateRevision"]
+    kubectl.apply(pdd(roles=roles, rollout=rollout, image="demo:2"), namespace=namespace)
+    seen = []
+
+    def is_over():
+        counts = watcher.ready()
+        seen.append(counts)
+        return all(revision != old for revision, _ in counts) and sum(counts.values()) == 6
+
+    wait_until("the rollout is over", is_over, 90, 0.05)
+    for counts in seen:
+        totals = {r: sum(n for (_, role), n in counts.items() if role == r) for r in
+                  ("prefill", "decode")}  # fmt: skip
+        assert totals["prefill"] >= 2, seen
+        assert totals["decode"] >= 4, seen
+    mixed = [c for c in seen if len({revision for revision, _ in c}) == 2]
+    assert mixed, "no step of the rollout was seen"
+
+
+def test_replicas_and_labels_make_no_new_revision(
+    kubectl, operator, namespace, pdd, ready, watcher
+):
+    kubectl.apply(pdd(), namespace=namespace)
+    ready("demo")
+    revision = watcher.status()["updateRevision"]
+    kubectl.apply(pdd(roles=sized(2, 3)), namespace=namespace)
+    kubectl.run("label", "pdd", "demo", "-n", namespace, "team=a")
+    wait_until("it has grown", lambda: watcher.totals() == {"prefill": 2, "decode": 3}, 60, 0.1)
+    assert {name for name, _ in watcher.ready()} == {revision}
+
+
+def test_a_paused_rollout_stays_and_a_resumed_one_ends(
+    kubectl, operator, namespace, pdd, ready, watcher
+):
+    kubectl.apply(pdd(), namespace=namespace)
+    ready("demo")
+    old = watcher.status()["updateRevision"]
+    kubectl.apply(pdd(image="demo:2", rollout={"paused": True}), namespace=namespace)
+    wait_until(
+        "the pause is told", lambda: watcher.status()["rollout"]["phase"] == "Paused", 30, 0.1
+    )
+    assert watcher.ready()[old, "decode"] == 1
+    kubectl.apply(pdd(image="demo:2"), namespace=namespace)
+    wait_until(
+        "it has rolled", lambda: {name for name, _ in watcher.ready()} not in ({old}, set())
+        and old not in {name for name, _ in watcher.ready()}, 60, 0.1,
+    )  # fmt: skip
+
+
+def test_a_partition_keeps_pairs_on_the_old_revision(
+    kubectl, operator, namespace, pdd, ready, watcher
+):
+    kubectl.apply(pdd(roles=sized(3, 3)), namespace=namespace)
+    ready("demo")
+    old = watcher.status()["updateRevision"]
+    body = pdd(roles=sized(3, 3), image="demo:2", rollout={"partition": 2})
+    kubectl.apply(body, namespace=namespace)
+    wait_until(
+        "it stops at the partition",
+        lambda: watcher.status()["rollout"]["phase"] == "Partitioned", 60, 0.1,
+    )  # fmt: skip
+    new = watcher.status()["updateRevision"]
+    wanted = {(r, role): n for r, n in ((old, 2), (new, 1)) for role in ("prefill", "decode")}
+    wait_until("two pairs are old, one is new", lambda: watcher.ready() == wanted, 30, 0.1)
+
+
+def test_a_broken_revision_is_rolled_back(kubectl, operator, namespace, pdd, ready, watcher):
+    rollout = {"progressDeadlineSeconds": 10}
+    kubectl.apply(pdd(rollout=rollout), namespace=namespace)
+    ready("demo")
+    old = watcher.status()["updateRevision"]
+    nowhere = {"spec": {"nodeSelector": {"no": "such-node"}}}
+    roles = [{"name": "prefill", "template": nowhere}, {"name": "decode"}]
+    kubectl.apply(pdd(rollout=rollout, roles=roles), namespace=namespace)
+    wait_until(
+        "it is given up",
+        lambda: watcher.status()["rollout"]["phase"] in ("RolledBack", "Failed"), 60, 0.2,
+    )  # fmt: skip
+    wait_until(
+        "the old revision serves alone",
+        lambda: {k: n for k, n in watcher.ready().items() if n} == {
+            (old, "prefill"): 1, (old, "decode"): 1}, 60, 0.2,
+    )  # fmt: skip
+    stalled = [c for c in watcher.status()["conditions"] if c["type"] == "Stalled"]
+    assert stalled[0]["status"] == "True"
+
+
+def test_kubectl_scale_works_on_a_role(kubectl, operator, namespace, pdd, ready, watcher):
+    body = pdd(roles=sized(1, 1, mode="External", min=1, max=5))
+    kubectl.apply(body, namespace=namespace)
+    ready("demo")
+    kubectl.run("scale", "pdrs/demo-decode", "-n", namespace, "--replicas=4")
+    wait_until("decode has grown", lambda: watcher.totals()["decode"] == 4, 60, 0.1)
+    assert watcher.totals()["prefill"] == 1
+    scale = json.loads(
+        kubectl.run(
+            "get", "--raw",
+            f"/apis/baton.dev/v1alpha1/namespaces/{namespace}/pdrolescalers/demo-decode/scale",
+        )
+    )  # fmt: skip
+    wait_until(
+        "the scaler reports",
+        lambda: kubectl.get("pdrs", "demo-decode", namespace=namespace)["status"]["replicas"] == 4,
+        20, 0.1,
+    )  # fmt: skip
+    pods = kubectl.items("pods", "-l", scale["status"]["selector"], namespace=namespace)
+    assert len(pods) == 4
+
+
+def test_a_horizontal_autoscaler_drives_a_role(kubectl, operator, namespace, pdd, ready, watcher):
+    kubectl.apply(pdd(roles=sized(1, 1, mode="External", min=1, max=8)), namespace=namespace)
+    ready("demo")
+    # Below its minimum an autoscaler acts without metrics; with them it does through the same door.
+    target = {"apiVersion": "baton.dev/v1alpha1", "kind": "PDRoleScaler", "name": "demo-decode"}
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "decode"},
+        "spec": {"scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 8},
+    }
+    kubectl.apply(autoscaler, namespace=namespace)
+    wait_until("decode has grown", lambda: watcher.totals()["decode"] == 3, 90, 0.2)
+    assert watcher.totals()["prefill"] == 1
+
+
+def test_bounds_and_ratio_clamp_and_say_so(kubectl, operator, namespace, pdd, ready, watcher):
+    ratio = {"prefillPerDecode": {"min": "1:2", "max": "1:1"}}
+    body = pdd(roles=sized(2, 2, mode="External", min=1, max=5), ratio=ratio)
+    kubectl.apply(body, namespace=namespace)
+    ready("demo")
+
+    def clamped(name):
+        return kubectl.get("pdrs", name, namespace=namespace)["status"].get("clampedBy")
+
+    kubectl.run("scale", "pdrs/demo-prefill", "-n", namespace, "--replicas=9")
+    wait_until("the bound is told", lambda: clamped("demo-prefill"), 30, 0.1)
+    assert watcher.totals()["prefill"] <= 5
+    kubectl.run("scale", "pdrs/demo-prefill", "-n", namespace, "--replicas=2")
+    kubectl.run("scale", "pdrs/demo-decode", "-n", namespace, "--replicas=5")
+
+    def both():
+        return f"{clamped('demo-decode')} {clamped('demo-prefill')}"
+
+    wait_until("the ratio is told", lambda: "Ratio" in both(), 30, 0.1)
+
+
+def test_a_suspended_deployment_has_no_worker_pods_and_wakes_up(
+    kubectl, operator, namespace, pdd, ready, watcher
+):
+    kubectl.apply(pdd(), namespace=namespace)
+    ready("demo")
+    kubectl.apply(pdd(suspend=True), namespace=namespace)
+    workers = ("pods", "-l", "baton.dev/role in (prefill,decode)")
+    wait_until("no worker runs", lambda: not kubectl.items(*workers, namespace=namespace), 60, 0.1)
+    kubectl.apply(pdd(suspend=False), namespace=namespace)
+    ready("demo")

@@ -1,0 +1,133 @@
+"""Every rule of the schema has a case that it rejects, with the message that people see."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_cluster.kubectl import KubectlError
+
+pytestmark = pytest.mark.timeout(180)
+
+PREFILL, DECODE = {"name": "prefill"}, {"name": "decode"}
+
+
+def roles(prefill=None, decode=None):
+    return {"roles": [PREFILL | (prefill or {}), DECODE | (decode or {})]}
+
+
+CASES = {
+    "no prefill": (
+        {"roles": [DECODE, DECODE]}, "duplicate entries for key",
+    ),
+    "one role": (
+        {"roles": [PREFILL]}, "roles must hold exactly one prefill and one decode",
+    ),
+    "K without method": (
+        {"speculative": {"method": "none", "numSpeculativeTokens": 2}},
+        "speculative.numSpeculativeTokens must be 0 exactly when method is none",
+    ),
+    "method without K": (
+        {"speculative": {"method": "mtp", "numSpeculativeTokens": 0}},
+        "speculative.numSpeculativeTokens must be 0 exactly when method is none",
+    ),
+    "K above 5": (
+        {"speculative": {"numSpeculativeTokens": 6}}, "less than or equal to 5",
+    ),
+    "more alternatives than the wire carries": (
+        {"logprobs": {"maxTopK": 65}}, "less than or equal to 64",
+    ),
+    "no model": (
+        {"model": {"servedName": "m"}},
+        "exactly one of model.pvc, model.image and model.path must be set",
+    ),
+    "two models": (
+        {"model": {"servedName": "m", "path": "/m", "pvc": {"claimName": "c"}}},
+        "exactly one of model.pvc, model.image and model.path must be set",
+    ),
+    "ratio upside down": (
+        {"ratio": {"prefillPerDecode": {"min": "2:1", "max": "1:1"}}},
+        "ratio.prefillPerDecode.min must not exceed max",
+    ),
+    "ratio of words": (
+        {"ratio": {"prefillPerDecode": {"min": "few"}}}, "should match",
+    ),
+    "decode splits other than prefill": (
+        roles({"parallelism": {"tensor": 4}}, {"parallelism": {"tensor": 2}}),
+        "decode's parallelism.tensor must equal prefill's, or be 1",
+    ),
+    "scaling bounds upside down": (
+        roles({"scaling": {"min": 3, "max": 2}}), "scaling.min must not exceed scaling.max",
+    ),
+    "no budget to roll": (
+        {"rollout": {"maxSurge": {"pairs": 0}, "maxUnavailable": {"pairs": 0}}},
+        "rollout.maxSurge.pairs and rollout.maxUnavailable.pairs cannot both be 0",
+    ),
+    "no image": ({"image": ""}, "at least 1 char"),
+    "another block size": ({"engine": {"blockSize": 7}}, "Unsupported value"),
+    "no replicas": (roles({"replicas": 0}), "greater than or equal to 1"),
+    "a huge count": (roles({"replicas": 5000}), "less than or equal to 4096"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_spec_is_rejected_with_its_reason(kubectl, namespace, pdd, case):
+    spec, message = CASES[case]
+    with pytest.raises(KubectlError, match=r"(?i)" + message.replace(".", r"\.")):
+        kubectl.apply(pdd(**spec), namespace=namespace)
+    assert kubectl.get("pdd", "demo", namespace=namespace) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("n" * 41, "at most 40 characters"),
+        ("9lives", "DNS label that begins with a letter"),
+        ("a.b", "DNS label that begins with a letter"),
+    ],
+)
+def test_a_name_that_children_cannot_bear_is_rejected(kubectl, namespace, pdd, name, message):
+    with pytest.raises(KubectlError, match=message):
+        kubectl.apply(pdd(name), namespace=namespace)
+
+
+def test_the_served_name_cannot_change(kubectl, namespace, pdd):
+    kubectl.apply(pdd(), namespace=namespace)
+    with pytest.raises(KubectlError, match=r"model\.servedName is immutable"):
+        kubectl.apply(pdd(model={"servedName": "other", "path": "/m"}), namespace=namespace)
+
+
+def test_a_scaler_cannot_move_to_another_role(kubectl, namespace):
+    scaler = {
+        "apiVersion": "baton.dev/v1alpha1",
+        "kind": "PDRoleScaler",
+        "metadata": {"name": "s"},
+        "spec": {"targetRef": {"name": "demo", "role": "prefill"}, "replicas": 1},
+    }
+    kubectl.apply(scaler, namespace=namespace)
+    moved = scaler | {"spec": {"targetRef": {"name": "demo", "role": "decode"}, "replicas": 1}}
+    with pytest.raises(KubectlError, match="targetRef is immutable"):
+        kubectl.apply(moved, namespace=namespace)
+
+
+def test_every_rule_of_the_schema_has_a_case(kubectl):
+    asked = {message for _, message in CASES.values()} | {
+        "model.servedName is immutable", "targetRef is immutable",
+        "metadata.name must have at most 40 characters",
+        "metadata.name must be a DNS label that begins with a letter",
+    }  # fmt: skip
+    found = set()
+    for crd in kubectl.items("crds"):
+        if crd["spec"]["group"] == "baton.dev":
+            schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+            found |= set(messages(schema))
+    assert found
+    assert found - asked == set()
+
+
+def messages(schema):
+    for rule in schema.get("x-kubernetes-validations", []):
+        yield rule["message"]
+    for child in schema.get("properties", {}).values():
+        yield from messages(child)
+    if "items" in schema:
+        yield from messages(schema["items"])

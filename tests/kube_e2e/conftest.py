@@ -1,0 +1,86 @@
+"""A real node with our images and the chart; requests go through the model's Service.
+
+Collected only when BATON_CLUSTER says so (`make kube-e2e`): it needs root and several minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from baton_cluster.clusters import Cluster
+from baton_cluster.host import traces
+from baton_cluster.kubectl import Kubectl
+from baton_cluster.progress import step
+from baton_cluster.scratch import scratch_folder
+
+collect_ignore_glob = [] if os.environ.get("BATON_CLUSTER") == "node" else ["test_*.py"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def running(start: Callable[[Cluster], None]) -> Iterator[Cluster]:
+    """Start a node, and remove every trace afterwards."""
+    with scratch_folder() as folder:
+        cluster = Cluster(folder)
+        before = traces(folder)
+        try:
+            start(cluster)
+            yield cluster
+        finally:
+            cluster.stop()
+        assert traces(folder) == before, "the node left something on this machine"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Start the node and install the chart."""
+    with running(Cluster.start) as started:
+        yield started
+
+
+@pytest.fixture
+def bare_cluster() -> Iterator[Cluster]:
+    """Start the node with nothing on it."""
+    with running(Cluster.start_bare) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def kubectl(cluster: Cluster) -> Kubectl:
+    """Return kubectl as the cluster's admin."""
+    return cluster.plane.kubectl
+
+
+@pytest.fixture(scope="module")
+def ready(kubectl: Kubectl) -> Callable[[], None]:
+    """Return a function that waits until the model is served."""
+
+    def wait() -> None:
+        words = ("wait", "--for=condition=Ready", "pdd/tiny", "--timeout=240s")
+        kubectl.run(*words, timeout_seconds=250)
+
+    return wait
+
+
+@pytest.fixture(scope="module")
+def tiny(kubectl: Kubectl, ready: Callable[[], None]) -> Iterator[str]:
+    """Serve examples/tiny.yaml and return its name."""
+    with step("serving examples/tiny.yaml"):
+        kubectl.run("apply", "-f", str(ROOT / "examples" / "tiny.yaml"))
+        ready()
+    yield "tiny"
+    kubectl.run("delete", "pdd", "tiny", "--ignore-not-found", "--timeout=120s")
+
+
+@pytest.fixture
+def service(kubectl: Kubectl, tiny: str) -> str:
+    """Return the URL of the model's Service."""
+    body = kubectl.get("service", tiny)
+    assert body is not None
+    return f"http://{body['spec']['clusterIP']}"

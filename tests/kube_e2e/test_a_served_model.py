@@ -1,0 +1,207 @@
+"""From `helm install` to a rolled and scaled model and back to nothing, on real pods."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton_cluster.control_plane import free_port
+from baton_cluster.installation import helm
+from baton_cluster.load import Load, ask
+from baton_cluster.progress import say, step
+from baton_cluster.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = 6
+
+
+def question(text, **sampling):
+    body = {"model": "tiny-mtp", "messages": [{"role": "user", "content": text}], "seed": 7,
+            "logprobs": True, "top_logprobs": 3, "max_tokens": 24, "temperature": 0}  # fmt: skip
+    return body | sampling
+
+
+QUESTIONS = (
+    question("Who may copy this?"),
+    question("What is a work?", temperature=0.8),
+    question("Who may copy this?", max_tokens=200, ignore_eos=True, temperature=1.0),
+)
+
+
+@pytest.fixture(scope="module")
+def local():
+    """`baton-worker local` on this machine; yields its URL."""
+    port = free_port()
+    program = Path(sys.executable).with_name("baton-worker")
+    words = ["local", "--model", str(ROOT / "examples/tiny-mtp"), "--port", str(port)]
+    process = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)  # fmt: skip
+    base = f"http://127.0.0.1:{port}"
+    try:
+        wait_until("the local run serves", lambda: is_ready(base), 120, 0.2)
+        yield base
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def is_ready(base):
+    try:
+        return httpx.get(f"{base}/readyz", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("body", QUESTIONS, ids=("greedy", "sampled", "long"))
+@pytest.mark.parametrize("is_stream", [False, True], ids=("whole", "stream"))
+def test_the_service_answers_as_the_local_run(service, local, body, is_stream):
+    with httpx.Client(base_url=service, timeout=60) as here:
+        answer = ask(here, body, is_stream=is_stream)
+    with httpx.Client(base_url=local, timeout=60) as there:
+        assert answer.differs_from(ask(there, body)) == ""
+    assert answer.tokens
+
+
+def test_every_pod_runs_restricted(kubectl, tiny):
+    pods = kubectl.items("pods", "-l", f"baton.dev/name={tiny}")
+    assert {pod["metadata"]["labels"]["baton.dev/role"] for pod in pods} == {
+        "prefill", "decode", "gateway",
+    }  # fmt: skip
+    role = next(p for p in pods if p["metadata"]["labels"]["baton.dev/role"] == "decode")
+    name = role["metadata"]["name"]
+    assert kubectl.run("exec", name, "--", "id", "-u").strip() == "65532"
+    refused = kubectl.run("exec", name, "--", "sh", "-c", "touch /opt/x 2>/dev/null || echo no")
+    assert refused.strip() == "no"
+    found = kubectl.run("exec", name, "--", "sh", "-c", "command -v gcc g++ cc pip || echo none")
+    assert found.strip() == "none"
+
+
+def left_by_hooks(kubectl):
+    kinds = "pods,jobs,configmaps,serviceaccounts,roles,rolebindings,clusterroles"
+    found = kubectl.items(f"{kinds},clusterrolebindings", "--all-namespaces")
+    return [
+        each["metadata"]["name"]
+        for each in found
+        if "helm.sh/hook" in each["metadata"].get("annotations", {})
+    ]
+
+
+def test_helm_test_passes_and_leaves_nothing(cluster, kubectl):
+    text = helm(cluster.programs["helm"], kubectl, "test", "-n", "baton-system", "baton")
+    assert "Succeeded" in text
+    assert "Failed" not in text
+    assert not left_by_hooks(kubectl)
+
+
+@pytest.fixture
+def load(service):
+    """Clients that ask all the time; at the end no request failed and no token is missing."""
+    with Load(service, QUESTIONS, CLIENTS) as clients:
+        yield clients
+        clients.wait_answers(2 * CLIENTS)
+    say(f"under load: {clients.n_answers} answers with {clients.n_tokens} tokens, every token and "
+        f"logprob as before; {len(clients.failures)} failed")  # fmt: skip
+    assert clients.failures == []
+    assert clients.n_answers
+
+
+def patch(kubectl, **spec):
+    kubectl.run("patch", "pdd", "tiny", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def status(kubectl):
+    return kubectl.get("pdd", "tiny")["status"]
+
+
+def names_of_pods(kubectl, *selectors):
+    chosen = ",".join(["baton.dev/name=tiny", *selectors])
+    return {pod["metadata"]["name"] for pod in kubectl.items("pods", "-l", chosen)}
+
+
+def test_roles_are_scaled_by_kubectl_under_load(kubectl, load):
+    scaling = {"mode": "External", "max": 3}
+    roles = [{"name": role, "scaling": scaling} for role in ("prefill", "decode")]
+    patch(kubectl, roles=roles)
+    for count in (2, 1):
+        for role in ("prefill", "decode"):
+            name = f"pdrs/tiny-{role}"
+            wait_until(f"{name} exists", lambda name=name: kubectl.get(name), 30, 0.2)
+            with step(f"kubectl scale {name} --replicas={count}"):
+                kubectl.run("scale", name, f"--replicas={count}")
+                wait_until(f"{name} has {count}", lambda role=role, count=count: (
+                    status(kubectl)[role] == f"{count}/{count}"
+                    and len(names_of_pods(kubectl, f"baton.dev/role={role}")) == count
+                ), 180, 0.5)  # fmt: skip
+
+
+@pytest.fixture
+def two_gateways(kubectl, tiny):
+    """Each must know the new workers before the old ones leave."""
+    patch(kubectl, gateway={"replicas": 2})
+    wait_until("both gateways are ready", lambda: (
+        kubectl.get("deployment", f"{tiny}-gateway")["status"].get("readyReplicas") == 2
+    ), 120, 0.5)  # fmt: skip
+
+
+def test_a_rolling_update_of_both_roles_loses_no_request_and_no_token(
+    kubectl, two_gateways, load, ready
+):
+    old = status(kubectl)["updateRevision"]
+    selector = f"baton.dev/revision={old}"
+    assert names_of_pods(kubectl, selector)
+    with step("rolling both roles"):
+        patch(kubectl, restartedAt="again")
+        wait_until("the old revision is gone", lambda: not names_of_pods(kubectl, selector),
+                   300, 0.5)  # fmt: skip
+        ready()
+    assert status(kubectl)["updateRevision"] != old
+
+
+def test_a_rolling_update_of_the_gateway_loses_no_request_and_no_token(kubectl, load, ready):
+    old = names_of_pods(kubectl, "baton.dev/role=gateway")
+    labelled = {"metadata": {"annotations": {"roll": "1"}}}
+    with step("rolling the gateway"):
+        patch(kubectl, gateway={"template": labelled, "drainSeconds": 60})
+        wait_until(
+            "the old gateway is gone",
+            lambda: not old & names_of_pods(kubectl, "baton.dev/role=gateway"), 180, 0.5,
+        )  # fmt: skip
+        ready()
+
+
+def test_deletion_leaves_no_pod(kubectl, tiny):
+    kubectl.run("delete", "pdd", tiny, "--timeout=60s")
+    words = ("pods,deployments,services,secrets,configmaps", "-l", f"baton.dev/name={tiny}")
+    wait_until("nothing is left", lambda: not kubectl.items(*words), 180, 0.5)
+
+
+def uninstall(cluster, kubectl):
+    helm(cluster.programs["helm"], kubectl, "uninstall", "-n", "baton-system", "baton", "--wait",
+         "--timeout=120s")  # fmt: skip
+    assert not kubectl.items("deployments", namespace="baton-system")
+    assert not left_by_hooks(kubectl)
+
+
+def test_uninstalling_keeps_the_definitions_and_hangs_on_nothing(cluster, kubectl):
+    uninstall(cluster, kubectl)
+    assert kubectl.get("crd", "pddeployments.baton.dev") is not None
+    kubectl.run("delete", "crd", "pddeployments.baton.dev", "pdrolescalers.baton.dev",
+                "--timeout=30s")  # fmt: skip
+
+
+def test_uninstalling_everything_waits_for_no_finalizer_of_ours(cluster, kubectl):
+    cluster.install("crds.keep=false", "uninstall.timeoutSeconds=3")
+    kubectl.run("apply", "-f", str(ROOT / "examples" / "suspended.yaml"))
+    wait_until("the operator serves it", lambda: kubectl.get("service", "asleep"), 30, 0.2)
+    stuck = {"metadata": {"finalizers": ["baton.dev/nobody-removes-this"]}}
+    kubectl.run("patch", "pdd", "asleep", "--type=merge", "-p", json.dumps(stuck))
+    uninstall(cluster, kubectl)
+    assert kubectl.get("crd", "pddeployments.baton.dev") is None
+    wait_until("no child is left", lambda: not kubectl.get("service", "asleep"), 30, 0.5)

@@ -1,0 +1,45 @@
+"""Every command of the README's section on Kubernetes, in its order, on a real node."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from baton_cluster.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(1200)
+
+ROOT = Path(__file__).resolve().parents[2]
+PRELUDE = """set -euxo pipefail
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+"""
+
+
+def commands(title: str) -> str:
+    """Return the shell blocks of one section of the README."""
+    text = (ROOT / "README.md").read_text()
+    (section,) = re.findall(rf"^## {title}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == section.count("```") // 2, "a block that is not run"
+    return "".join(blocks)
+
+
+def test_install_serve_scale_roll_drain_debug_and_uninstall(bare_cluster):
+    environment = os.environ | {
+        "KUBECONFIG": str(bare_cluster.plane.kubeconfig("admin")),
+        "PATH": f"{bare_cluster.bin_folder()}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["bash", "-c", PRELUDE + commands("On Kubernetes")], cwd=ROOT, env=environment,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1000, check=False,
+    )  # fmt: skip
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-3000:]
+    for said in ('"logprob":', "FIELD: roles", "deleted", 'release "baton" uninstalled'):
+        assert said in done.stdout
+    kubectl = bare_cluster.plane.kubectl
+    wait_until("no pod is left", lambda: not kubectl.items("pods", "--all-namespaces"), 60, 0.5)

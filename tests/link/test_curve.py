@@ -1,0 +1,202 @@
+"""CURVE on: who holds the right keys is linked, everybody else is refused and counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton_worker.config import ConfigError, CurveConfig
+from baton_worker.link.api import GatewayLost, GatewayUp, StepReceived, WorkerDown, WorkerUp
+from baton_worker.link.curve import generate_key_files, load_identity
+from baton_worker.link.worker import ZmqWorkerLink
+from baton_worker.link.zap import AllowedKeys
+
+
+class Keys:
+    """A folder of key pairs, and the list that the gateway reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.allowed = folder / "allowed"
+        self.allowed.write_text("# workers\n\n")
+        self.public = {name: self.make(name) for name in ("gateway", "worker", "stranger")}
+        self.allow("worker")
+
+    def make(self, name: str) -> str:
+        pair = generate_key_files(self.folder / f"{name}.pub", self.folder / f"{name}.sec")
+        return pair.public.decode()
+
+    def allow(self, *names: str, bound_to: str = "") -> None:
+        lines = [f"{self.public[name]} {bound_to}" for name in names]
+        # Renaming into place is how mounted Secrets change.
+        fresh = self.allowed.with_suffix(".new")
+        fresh.write_text("\n".join(["# workers", *lines]) + "\n")
+        fresh.rename(self.allowed)
+
+    def config(self, name: str, server: str = "gateway") -> CurveConfig:
+        return CurveConfig(
+            enabled=True,
+            public_key_file=str(self.folder / f"{name}.pub"),
+            secret_key_file=str(self.folder / f"{name}.sec"),
+            gateway_public_key_file=str(self.folder / f"{server}.pub"),
+            allowed_keys_file=str(self.allowed),
+        )
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path)
+
+
+@pytest.fixture
+def gateway(start_gateway, keys: Keys):
+    return start_gateway(curve=keys.config("gateway"))
+
+
+@pytest.fixture
+def count_until(read_metric) -> Callable[..., None]:
+    """Wait for a counter to reach 1: nothing else is told of a connection that failed."""
+    never = threading.Event()
+
+    def wait(factory, name: str, reasons: tuple[str, ...]) -> None:
+        for _ in range(500):
+            if any(read_metric(factory, name, reason=reason) for reason in reasons):
+                return
+            never.wait(0.02)
+        pytest.fail(f"{name} stayed 0 for {reasons}")
+
+    return wait
+
+
+HANDSHAKES = "baton_link_handshake_failures_total"
+
+
+def test_a_worker_with_an_allowed_key_is_linked(gateway, start_worker, keys: Keys, columns) -> None:
+    worker = start_worker(gateway.link.endpoint, curve=keys.config("worker"))
+    worker.log.wait_for(GatewayUp)
+    for row in range(100):
+        worker.link.publish(77, columns(77, [row]), row)
+    gateway.log.wait(lambda log: len(gateway.rows()) >= 100)
+    assert gateway.rows() == list(range(100))
+
+
+def test_a_worker_without_curve_is_refused_and_counted(gateway, start_worker, count_until) -> None:
+    worker = start_worker(gateway.link.endpoint)
+    count_until(gateway.factory, HANDSHAKES, ("protocol", "other"))
+    assert worker.link.linked_gateways() == 0
+    assert gateway.log.events == []
+
+
+def test_a_worker_that_expects_another_server_key_is_refused_and_counted(
+    gateway, start_worker, keys: Keys, count_until
+) -> None:
+    curve = keys.config("worker", server="stranger")
+    worker = start_worker(gateway.link.endpoint, curve=curve)
+    count_until(gateway.factory, HANDSHAKES, ("protocol", "other"))
+    assert worker.link.linked_gateways() == 0
+
+
+def test_an_unknown_key_is_refused_until_it_is_allowed(
+    gateway, start_worker, keys: Keys, count_until
+) -> None:
+    worker = start_worker(gateway.link.endpoint, curve=keys.config("stranger"))
+    count_until(gateway.factory, HANDSHAKES, ("unknown_key",))
+    assert worker.link.linked_gateways() == 0
+    keys.allow("worker", "stranger")
+    worker.log.wait_for(GatewayUp, seconds=20)
+
+
+def test_others_are_served_while_one_is_refused(
+    gateway, start_worker, keys: Keys, columns, count_until
+) -> None:
+    good = start_worker(gateway.link.endpoint, curve=keys.config("worker"))
+    start_worker(gateway.link.endpoint, info={"worker_id": "bad"}, curve=keys.config("stranger"))
+    count_until(gateway.factory, HANDSHAKES, ("unknown_key",))
+    good.log.wait_for(GatewayUp)
+    good.link.publish(77, columns(77, [1]), 1)
+    gateway.log.wait_for(StepReceived)
+
+
+def test_a_revoked_key_ends_a_live_connection(gateway, start_worker, keys: Keys) -> None:
+    worker = start_worker(gateway.link.endpoint, curve=keys.config("worker"))
+    worker.log.wait_for(GatewayUp)
+    keys.allow("stranger")
+    (down,) = gateway.log.wait_for(WorkerDown)
+    assert down.reason == "key_revoked"
+    assert worker.log.wait_for(GatewayLost) == [GatewayLost(77, "key_revoked")]
+    assert worker.link.linked_gateways() == 0
+
+
+def test_a_key_bound_to_one_name_may_not_use_another(
+    gateway, start_worker, keys: Keys, count_until
+) -> None:
+    keys.allow("worker", bound_to="decode-0")
+    impostor = start_worker(
+        gateway.link.endpoint, info={"worker_id": "decode-1"}, curve=keys.config("worker")
+    )
+    count_until(gateway.factory, "baton_link_rejected_hellos_total", ("impersonation",))
+    count_until(impostor.factory, "baton_link_rejections_total", ("impersonation",))
+    start_worker(gateway.link.endpoint, curve=keys.config("worker"))
+    (up,) = gateway.log.wait_for(WorkerUp)
+    assert up.worker_id == "decode-0"
+
+
+def broken(keys: Keys, field: str, content: str | None) -> CurveConfig:
+    path = keys.folder / "broken"
+    if content is not None:
+        path.write_text(content)
+    config = keys.config("worker")
+    changed = {name: getattr(config, name) for name in config.__struct_fields__}
+    return CurveConfig(**(changed | {field: str(path)}))
+
+
+@pytest.mark.parametrize("content", [None, "short", "~" * 40], ids=["missing", "short", "not-z85"])
+@pytest.mark.parametrize("field", ["public_key_file", "secret_key_file", "gateway_public_key_file"])
+def test_a_bad_key_file_is_a_configuration_error_that_names_its_field(
+    keys: Keys, field: str, content: str | None
+) -> None:
+    with pytest.raises(ConfigError, match=rf"link\.curve\.{field}: "):
+        load_identity(broken(keys, field, content), is_client=True)
+
+
+def test_halves_of_different_pairs_are_a_configuration_error(keys: Keys) -> None:
+    stranger = (keys.folder / "stranger.pub").read_text()
+    with pytest.raises(ConfigError, match="not the public half"):
+        load_identity(broken(keys, "public_key_file", stranger), is_client=True)
+
+
+def test_curve_without_keys_is_a_configuration_error(link_config, new_info, new_factory) -> None:
+    config = link_config(gateways=("tcp://127.0.0.1:1",), curve=CurveConfig())
+    with pytest.raises(ConfigError, match=r"link\.curve\.public_key_file"):
+        ZmqWorkerLink(config, new_info(), new_factory())
+
+
+def test_a_bad_line_among_the_allowed_keys_names_its_number(keys: Keys) -> None:
+    keys.allowed.write_text(f"# ok\n{keys.public['worker']}\nnonsense\n")
+    with pytest.raises(ConfigError, match=r"allowed:3 is not"):
+        AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
+
+
+def test_a_bad_update_of_the_allowed_keys_keeps_the_old_ones(keys: Keys) -> None:
+    allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
+    keys.allowed.unlink()
+    allowed.refresh()
+    assert keys.public["worker"] in allowed
+    keys.allowed.write_text("nonsense\n")
+    allowed.refresh()
+    assert keys.public["worker"] in allowed
+    keys.allow("stranger")
+    allowed.refresh()
+    assert keys.public["worker"] not in allowed
+    assert keys.public["stranger"] in allowed
+
+
+def test_key_files_are_never_overwritten_and_the_secret_is_private(tmp_path: Path) -> None:
+    public, secret = tmp_path / "k.pub", tmp_path / "k.sec"
+    generate_key_files(public, secret)
+    assert secret.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        generate_key_files(public, secret)

@@ -1,0 +1,91 @@
+"""Finding gateways: fixed lists, names, and addresses that come and go."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from baton_worker.config import ConfigError
+from baton_worker.link import endpoints
+from baton_worker.link.api import GatewayLost, GatewayUp
+from baton_worker.link.endpoints import Resolver, resolve, static_endpoints
+from baton_worker.link.worker import ZmqWorkerLink
+
+
+def test_a_static_list_names_each_address_once(link_config) -> None:
+    config = link_config(gateways=("tcp://a:1", "tcp://b:1", "tcp://a:1"))
+    assert static_endpoints(config) == ("tcp://a:1", "tcp://b:1")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"gateways": ("tcp://a:1",), "dns": "gw"}, {"gateways": ("ipc:///tmp/x",)}],
+    ids=["neither", "both", "not-tcp"],
+)
+def test_gateways_that_cannot_be_found_are_a_configuration_error(
+    link_config, fields: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=r"link\.gateways"):
+        static_endpoints(link_config(**fields))
+
+
+def test_a_name_resolves_to_addresses_of_one_family() -> None:
+    found = resolve("localhost", 5555)
+    assert len({endpoint.startswith("tcp://[") for endpoint in found}) == 1
+    assert all(endpoint.endswith(":5555") for endpoint in found)
+
+
+def test_a_resolver_reports_changes_only_and_outlives_failures(monkeypatch) -> None:
+    answers = iter([{"tcp://a:1"}, {"tcp://a:1"}, OSError("down"), {"tcp://a:1", "tcp://b:1"}])
+    done = threading.Event()
+    seen = []
+
+    def answer(name: str, port: int) -> frozenset[str]:
+        try:
+            found = next(answers)
+        except StopIteration:
+            done.set()
+            raise OSError("no more answers") from None
+        if isinstance(found, OSError):
+            raise found
+        return frozenset(found)
+
+    monkeypatch.setattr(endpoints, "resolve", answer)
+    resolver = Resolver("gw", 1, seen.append, resolve_seconds=0.001)
+    resolver.start()
+    assert done.wait(5)
+    resolver.close()
+    assert seen == [{"tcp://a:1"}, {"tcp://a:1", "tcp://b:1"}]
+
+
+def test_gateways_are_called_as_their_name_lists_them_and_left_when_gone(
+    start_gateway, link_config, new_info, new_factory, monkeypatch
+) -> None:
+    first, second = start_gateway(11), start_gateway(12)
+    listed = {"now": {first.link.endpoint}}
+    monkeypatch.setattr(endpoints, "resolve", lambda name, port: frozenset(listed["now"]))
+    config = link_config(dns="gw")
+    link = ZmqWorkerLink(config, new_info(), new_factory(), resolve_seconds=0.02)
+    events, changed = [], threading.Condition()
+
+    def hear(event: object) -> None:
+        with changed:
+            events.append(event)
+            changed.notify_all()
+
+    def wait_for(event: object) -> None:
+        with changed:
+            assert changed.wait_for(lambda: event in events, 10), events
+
+    link.start(hear)
+    try:
+        wait_for(GatewayUp(11, first.link.endpoint))
+        listed["now"] = {first.link.endpoint, second.link.endpoint}
+        wait_for(GatewayUp(12, second.link.endpoint))
+        listed["now"] = {second.link.endpoint}
+        first.link.close()
+        wait_for(GatewayLost(11, "bye"))
+        assert link.linked_gateways() == 1
+    finally:
+        link.close(0.0)

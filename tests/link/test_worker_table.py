@@ -1,0 +1,326 @@
+"""What a gateway lets in: greetings, replacement, refusal, quarantine, silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from baton_worker.identity import Role
+from baton_worker.link.api import StepReceived, StepsLost, WorkerDown, WorkerUp
+from baton_worker.link.gateway_end import GatewaySettings
+from baton_worker.link.inbox import InboxPolicy
+from baton_worker.link.metrics import GatewayLinkMetrics
+from baton_worker.link.outbox import OutboxLimits
+from baton_worker.link.parts import FrameWriter, StepPart
+from baton_worker.link.worker_table import WorkerTable
+from baton_worker.records.coalesce import coalesce
+from baton_worker.records.control import Ack, Bye, ErrorNotice, Hello, Resume, Welcome, Who
+from baton_worker.records.layout import STEP_HEADER_BYTES
+
+INCARNATION = 77
+ROUTE = b"r1"
+
+
+class Bench:
+    """A table, and one worker that speaks correctly unless told otherwise."""
+
+    def __init__(self, new_info, new_factory, columns) -> None:
+        self.new_info = new_info
+        self.columns = columns
+        self.factory = new_factory("gateway")
+        settings = GatewaySettings(
+            INCARNATION, InboxPolicy(credit_frames=8), 1.0, 3.0, OutboxLimits(1 << 20, 64)
+        )
+        self.refuses: dict[str, str] = {}
+        self.table = WorkerTable(
+            settings,
+            GatewayLinkMetrics(self.factory),
+            lambda user_id, info: self.refuses.get(user_id, ""),
+        )
+        self.writer = FrameWriter(Role.DECODE, new_info().semantic_hash)
+
+    def hello(
+        self,
+        epoch: int = 5,
+        oldest: int = 1,
+        route: bytes = ROUTE,
+        now: float = 0.0,
+        **info: object,
+    ) -> list[object]:
+        body = msgspec.msgpack.encode(self.new_info(**info))
+        message = Hello(epoch, oldest, oldest, 1, 0, body)
+        return self.table.hello(route, "key", message, now)
+
+    def frame(self, seq: int, rows: list[int] | None = None, incarnation: int = 77) -> memoryview:
+        columns = self.columns(incarnation, rows or [seq])
+        return memoryview(self.writer.write([StepPart(columns, seq)], 5, seq, 0))
+
+    def step(self, frame: memoryview, route: bytes = ROUTE, now: float = 0.0) -> list[object]:
+        return self.table.step(route, frame, now)
+
+    def said(self, worker_id: str = "decode-0") -> list[object]:
+        end = self.table.ends[worker_id]
+        said = list(end.out)
+        end.out.clear()
+        return said
+
+    def said_to_strangers(self) -> list[object]:
+        said = [message for _, message in self.table.out]
+        self.table.out.clear()
+        return said
+
+
+@pytest.fixture
+def bench(new_info, new_factory, columns) -> Bench:
+    return Bench(new_info, new_factory, columns)
+
+
+@pytest.fixture
+def count(bench: Bench, read_metric) -> Callable[..., float]:
+    return lambda name, **labels: read_metric(bench.factory, f"baton_link_{name}_total", **labels)
+
+
+def test_a_hello_is_welcomed_with_position_and_credit(bench: Bench) -> None:
+    (up,) = bench.hello(oldest=4)
+    assert isinstance(up, WorkerUp)
+    welcome, ack = bench.said()
+    assert isinstance(welcome, Welcome)
+    assert (welcome.expected_seq, welcome.credit_seq, welcome.gateway_incarnation) == (4, 11, 77)
+    assert ack == Ack(5, 1, 3, 11, welcome.credit_bytes)
+
+
+def test_records_of_a_stranger_are_asked_who(bench: Bench) -> None:
+    assert bench.step(bench.frame(1)) == []
+    assert bench.step(bench.frame(2)) == []
+    assert bench.said_to_strangers() == [Who(INCARNATION, 0)], "asked once, not per record"
+    bench.step(bench.frame(3), now=1.0)
+    assert len(bench.said_to_strangers()) == 1
+
+
+def test_a_hole_is_asked_for_and_what_follows_waits(bench: Bench) -> None:
+    bench.hello()
+    bench.said()
+    assert bench.step(bench.frame(2)) == []
+    assert bench.step(bench.frame(3)) == []
+    assert bench.said() == [Resume(5, 1, 1)]
+    received = [bench.step(bench.frame(seq))[0].meta.seq for seq in (1, 2, 3)]
+    assert received == [1, 2, 3]
+
+
+def test_a_repeated_record_is_dropped_and_counted(bench: Bench, count) -> None:
+    bench.hello()
+    assert len(bench.step(bench.frame(1))) == 1
+    assert bench.step(bench.frame(1)) == []
+    assert count("duplicates") == 1
+
+
+def test_records_that_left_the_ring_are_told_lost(bench: Bench, count) -> None:
+    bench.hello()
+    bench.step(bench.frame(1))
+    (lost,) = bench.hello(oldest=5, route=b"r2")
+    assert lost == StepsLost("decode-0", 5, 2, 4)
+    assert count("lost_frames") == 3
+    (step,) = bench.step(bench.frame(5), route=b"r2")
+    assert isinstance(step, StepReceived)
+
+
+def test_rows_of_another_gateway_process_are_dropped_and_acknowledged(bench: Bench, count) -> None:
+    bench.hello()
+    assert bench.step(bench.frame(1, [7, 8], incarnation=76)) == []
+    assert count("foreign_rows") == 2
+    assert bench.table.ends["decode-0"].inbox.applied == 1
+
+
+def test_a_record_with_rows_of_two_processes_is_refused(bench: Bench, count) -> None:
+    bench.hello()
+    mixed = coalesce([bench.columns(76, [1]), bench.columns(77, [2])])
+    bench.said()
+    assert bench.step(memoryview(bench.writer.write([StepPart(mixed, 1)], 5, 1, 0))) == []
+    assert bench.said() == [ErrorNotice(5, 1, 1, 1, "incarnation")]
+    assert count("refused_frames", reason="incarnation") == 1
+
+
+@pytest.mark.parametrize(
+    ("writer", "reason"),
+    [
+        (FrameWriter(Role.DECODE, 1), "semantic_hash"),
+        (FrameWriter(Role.PREFILL, 0xBA70), "role"),
+    ],
+    ids=["semantic-hash", "role"],
+)
+def test_a_record_that_contradicts_its_hello_is_refused(
+    bench: Bench, writer: FrameWriter, reason: str
+) -> None:
+    bench.hello()
+    bench.said()
+    bench.step(memoryview(writer.write([StepPart(bench.columns(77, [1]), 1)], 5, 1, 0)))
+    assert bench.said() == [ErrorNotice(5, 1, 1, 1, reason)]
+
+
+def corrupt(frame: memoryview, at: int) -> memoryview:
+    changed = bytearray(frame)
+    changed[at] ^= 0xFF
+    return memoryview(bytes(changed))
+
+
+def test_a_refused_record_is_taken_back_empty(bench: Bench) -> None:
+    bench.hello()
+    bench.said()
+    bad = corrupt(bench.frame(1), STEP_HEADER_BYTES)
+    assert bench.step(bad) == []
+    assert bench.step(bench.frame(2)) == []
+    assert bench.said() == [ErrorNotice(5, 1, 1, 1, "body_crc")], "and no RESUME beside it"
+    assert bench.step(memoryview(bench.writer.blank(5, 1))) == []
+    (step,) = bench.step(bench.frame(2))
+    assert step.meta.seq == 2
+
+
+def test_a_token_outside_the_workers_vocabulary_is_refused(bench: Bench) -> None:
+    bench.hello(vocab_size=50)
+    bench.said()
+    bench.step(bench.frame(1, [99]))
+    assert bench.said() == [ErrorNotice(5, 1, 1, 1, "token_range")]
+
+
+def test_too_many_refusals_quarantine_the_worker(bench: Bench, count) -> None:
+    bench.hello()
+    bad = corrupt(bench.frame(1), STEP_HEADER_BYTES)
+    events = [event for second in range(10) for event in bench.step(bad, now=second)]
+    assert events == [WorkerDown("decode-0", 5, "quarantined: body_crc")]
+    assert count("quarantines") == 1
+    assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, "quarantined")]
+    assert bench.hello(now=11.0) == []
+    assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, "quarantined")]
+    (up,) = bench.hello(epoch=6, now=12.0)
+    assert isinstance(up, WorkerUp)
+
+
+def test_refusals_spread_over_time_do_not_quarantine(bench: Bench) -> None:
+    bench.hello()
+    bad = corrupt(bench.frame(1), STEP_HEADER_BYTES)
+    assert [event for n in range(30) for event in bench.step(bad, now=7.0 * n)] == []
+
+
+def test_garbage_that_is_no_record_counts_towards_quarantine(bench: Bench) -> None:
+    bench.hello()
+    garbage = memoryview(b"GET / HTTP/1.1\r\n\r\n")
+    events = [event for _ in range(10) for event in bench.step(garbage)]
+    assert [type(event) for event in events] == [WorkerDown]
+
+
+def test_a_silent_worker_goes_down_and_comes_back_where_it_was(bench: Bench, count) -> None:
+    bench.hello()
+    bench.step(bench.frame(1))
+    assert bench.table.tick(2.9, judge_silence=True) == []
+    assert bench.table.tick(3.0, judge_silence=False) == [], "unread messages prove nothing"
+    assert bench.table.tick(3.0, judge_silence=True) == [WorkerDown("decode-0", 5, "silent")]
+    assert count("heartbeat_timeouts") == 1
+    assert bench.step(bench.frame(2), now=3.1) == [], "its route is forgotten: WHO"
+    (up,) = bench.hello(now=3.2)
+    assert isinstance(up, WorkerUp)
+    (step,) = bench.step(bench.frame(2), now=3.3)
+    assert step.meta.seq == 2
+
+
+def test_silence_counts_from_when_this_process_listened_again(bench: Bench) -> None:
+    bench.hello()
+    bench.table.excuse(10.0)
+    assert bench.table.tick(12.9, judge_silence=True) == []
+    assert len(bench.table.tick(13.0, judge_silence=True)) == 1
+
+
+def test_a_link_that_ends_takes_every_worker_down(bench: Bench) -> None:
+    bench.hello()
+    bench.hello(worker_id="decode-1", epoch=6, route=b"r2")
+    downs = bench.table.abandon()
+    assert [(down.worker_id, down.reason) for down in downs] == [
+        ("decode-0", "link_failed"),
+        ("decode-1", "link_failed"),
+    ]
+
+
+def test_commands_told_to_a_worker_that_went_down_are_never_delivered(bench: Bench) -> None:
+    bench.hello()
+    end = bench.table.ends["decode-0"]
+    end.command(b"old", 0.0)
+    bench.table.tick(3.0, judge_silence=True)
+    bench.hello(now=4.0)
+    end.command(b"new", 4.0)
+    bench.table.control(ROUTE, Ack(INCARNATION, 1, 0, 100, 1 << 20), 4.0)
+    command = end.next_command()
+    assert (command.seq, command.body) == (2, b"new")
+    assert next(m for m in bench.said() if isinstance(m, Welcome)).commands_oldest == 2
+
+
+def test_commands_on_a_broken_connection_are_sent_again_after_the_next_hello(bench: Bench) -> None:
+    bench.hello()
+    end = bench.table.ends["decode-0"]
+    end.command(b"a", 0.0)
+    end.command(b"b", 0.0)
+    bench.table.control(ROUTE, Ack(INCARNATION, 1, 0, 100, 1 << 20), 0.0)
+    for _ in range(2):
+        end.next_command()
+        end.command_sent()
+    assert end.next_command() is None
+    bench.hello(route=b"r2")
+    assert end.next_command().body == b"a"
+
+
+def test_an_unacknowledged_command_is_sent_again_in_time(bench: Bench) -> None:
+    bench.hello()
+    end = bench.table.ends["decode-0"]
+    bench.table.control(ROUTE, Ack(INCARNATION, 1, 0, 100, 1 << 20), 0.0)
+    end.command(b"a", 0.0)
+    end.next_command()
+    end.command_sent()
+    bench.table.tick(1.9, judge_silence=False)
+    assert end.next_command() is None
+    bench.table.tick(2.0, judge_silence=False)
+    assert end.next_command().body == b"a"
+
+
+def test_a_new_process_replaces_the_old_one_for_good(bench: Bench, count) -> None:
+    bench.hello(epoch=5)
+    down, up = bench.hello(epoch=6, route=b"r2")
+    assert down == WorkerDown("decode-0", 5, "replaced")
+    assert (up.worker_id, up.epoch) == ("decode-0", 6)
+    assert bench.hello(epoch=5, route=b"r3") == []
+    assert count("rejected_hellos", reason="replaced") == 1
+
+
+def test_bye_ends_an_epoch(bench: Bench) -> None:
+    bench.hello()
+    assert bench.table.control(ROUTE, Bye(5, 1), 0.0) == [WorkerDown("decode-0", 5, "bye")]
+    assert bench.table.ends == {}
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [({"wire_min": 2, "wire_max": 3}, "wire_version"), ({"role": 9}, "role")],
+    ids=["wire", "role"],
+)
+def test_a_worker_that_cannot_be_served_is_told_why(
+    bench: Bench, info: dict[str, object], reason: str
+) -> None:
+    assert bench.hello(**info) == []
+    assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, reason)]
+
+
+def test_a_key_that_may_not_use_this_name_is_turned_away(bench: Bench) -> None:
+    bench.refuses["key"] = "impersonation"
+    assert bench.hello() == []
+    assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, "impersonation")]
+
+
+def test_an_unreadable_hello_body_is_turned_away(bench: Bench) -> None:
+    assert bench.table.hello(ROUTE, "", Hello(5, 1, 1, 1, 0, b"\xc1"), 0.0) == []
+    assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, "hello_body")]
+
+
+def test_a_worker_down_for_long_is_forgotten(bench: Bench) -> None:
+    bench.hello()
+    bench.table.tick(3.0, judge_silence=True)
+    bench.table.tick(700.0, judge_silence=True)
+    assert bench.table.ends == {}

@@ -1,0 +1,184 @@
+"""A local deployment and a headless browser, started and ended by the tests that use them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples" / "tiny-mtp"
+READY_SECONDS = 60.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Local:
+    """`baton-worker local`, and where each of its processes shows its metrics."""
+
+    url: str
+    metrics_urls: dict[str, str]
+
+
+@contextlib.contextmanager
+def run_local(*flags: str) -> Iterator[Local]:
+    """Run a deployment, wait until a pair is usable, end it."""
+    port = free_port()
+    command = [sys.executable, "-m", "baton_worker.main", "--log-level", "warning", "local"]
+    command += ["--model", str(MODEL), "--port", str(port), "-k", "2", "--json", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+        url = f"http://127.0.0.1:{port}"
+        wait_ready(url)
+        yield Local(url, {line["role"]: line["metrics_url"] for line in lines})
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=15)
+        finally:
+            process.kill()
+            process.stdout.close()
+
+
+def wait_ready(url: str) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/readyz", timeout=2).status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"no usable pair after {READY_SECONDS} s")
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    with run_local() as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Debian's Chromium, headless; its profile and downloads are the test's own."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    folder = tmp_path_factory.mktemp("chromium")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        options.add_argument(f"--{flag}")
+    options.add_argument(f"--user-data-dir={folder / 'profile'}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
+    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    chrome.downloads = folder
+    try:
+        yield chrome
+    finally:
+        chrome.quit()
+
+
+def debian_program(name: str) -> Path:
+    """Return `prometheus` or `promtool`: the system's, else Debian's package unpacked in the cache.
+
+    Unpacked and not installed: the package would start its daemon.
+    """
+    found = shutil.which(name)
+    if found:
+        return Path(found)
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "baton-observability"
+    if not (folder / "usr" / "bin" / name).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _unpack("prometheus", folder)
+    return folder / "usr" / "bin" / name
+
+
+def _unpack(package: str, folder: Path) -> None:
+    apt = shutil.which("apt-get")
+    if apt is None:
+        pytest.skip(f"needs Debian's package {package}, and there is no apt-get")
+    sandbox = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
+    download = [apt, *sandbox, "download", "-qq", package]
+    if subprocess.run(download, cwd=folder, capture_output=True, check=False).returncode:
+        subprocess.run([apt, "update", "-qq"], capture_output=True, check=False)
+        done = subprocess.run(download, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"Debian's package {package} cannot be had: {done.stderr.strip()}")
+    for archive in folder.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "-x", archive, folder], check=True, capture_output=True)
+        archive.unlink()
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    return debian_program("promtool")
+
+
+@pytest.fixture(scope="session")
+def prometheus_program() -> Path:
+    return debian_program("prometheus")
+
+
+TABLE = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def table(pytestconfig: pytest.Config) -> list[str]:
+    """Lines that are printed when the tests have ended."""
+    return pytestconfig.stash.setdefault(TABLE, [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    lines = config.stash.get(TABLE, [])
+    if lines:
+        terminalreporter.section("panels, rules and their values")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def pick_port() -> Any:
+    return free_port
+
+
+@pytest.fixture(scope="session")
+def prom() -> ModuleType:
+    """`support_prometheus`: run_prometheus, Job, and what dashboards ask."""
+    path = Path(__file__).with_name("support_prometheus.py")
+    spec = importlib.util.spec_from_file_location("observability_support_prometheus", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def start_local() -> Any:
+    """`run_local`, for tests whose deployment has flags of its own."""
+    return run_local

@@ -1,0 +1,493 @@
+"""An API server in memory that enforces the real one's rules, and a reconciler on it.
+
+Enforced: uid and resourceVersion preconditions, generation on spec changes, field ownership of
+server-side apply (a manager's dropped fields go, others' stay), the status subresource, one
+controller per object, garbage collection by owner, selectors, watch histories that expire.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+
+import msgspec
+
+from baton_operator import api
+from baton_operator.api import AlreadyExists, ApiError, Conflict, Expired, ListPage
+from baton_operator.apply import Applier
+from baton_operator.children import Apis
+from baton_operator.models import ObjectKey
+from baton_operator.parents import ParentStore
+from baton_operator.reconcile import Reconciler, Tools
+from baton_operator.records import RecordBook
+from baton_operator.reflector import Reflector
+from baton_operator.report import Reporter
+from baton_operator.resources.credentials import KeyPair
+from baton_operator.store import ChildStore
+from baton_operator.telemetry import Telemetry
+
+_LIST_KEYS = {"ownerReferences": "uid", "containers": "name", "env": "name", "volumes": "name"}
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion", "managedFields")
+_KINDS = (*api.CHILD_KINDS, api.POD)
+
+
+def leaves(value, path=()):
+    """Yield (path, value) of every field that a manager can own."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, list) and path and path[-1] in _LIST_KEYS and value:
+        for item in value:
+            yield from leaves(item, (*path, f"={item[_LIST_KEYS[path[-1]]]}"))
+    else:
+        yield path, value
+
+
+def owned_fields(manifest):
+    """Return the fields that applying a manifest claims."""
+    body = {k: v for k, v in manifest.items() if k not in ("apiVersion", "kind", "status")}
+    metadata = {k: v for k, v in body.pop("metadata").items() if k not in _IDENTITY}
+    return dict(leaves(body | ({"metadata": metadata} if metadata else {})))
+
+
+def put(body, path, value):
+    """Set a field, making what leads to it."""
+    for here, after in itertools.pairwise(path):
+        if here.startswith("="):
+            body = _item(body, here, path)
+        elif not here.startswith("="):
+            empty = [] if after.startswith("=") else {}
+            body = body.setdefault(here, empty)
+    last = path[-1]
+    if last.startswith("="):
+        _item(body, last, path)
+    else:
+        body[last] = copy.deepcopy(value)
+
+
+def _item(items, mark, path):
+    key = _LIST_KEYS[path[path.index(mark) - 1]]
+    found = next((i for i in items if i.get(key) == mark[1:]), None)
+    if found is None:
+        found = {key: mark[1:]}
+        items.append(found)
+    return found
+
+
+def remove(body, path):
+    """Take a field away, and what it leaves empty."""
+    *lead, last = path
+    for here in lead:
+        if here.startswith("="):
+            body = next((i for i in body if mark_of(i) == here[1:]), None)
+        else:
+            body = body.get(here)
+        if body is None:
+            return
+    if isinstance(body, dict):
+        body.pop(last, None)
+
+
+def mark_of(item):
+    """Return a list item's key."""
+    return item.get("name") or item.get("uid")
+
+
+class FakeKube:
+    """See the module; implements `api.KubeApi`."""
+
+    def __init__(self):
+        self.objects = {}
+        self.owners = {}
+        self.history = []
+        self.oldest = 0
+        self.version = 100
+        self.uids = itertools.count(1)
+        self.clock = itertools.count(1)
+        self.writes = Counter()
+        self.reads = Counter()
+        self.faults = {}
+        self.apis = set()
+
+    def fault(self, verb, kind, error, name=""):
+        """Make the next such call fail."""
+        self.faults[verb, kind.kind, name] = error
+
+    def _fail(self, verb, kind, name=""):
+        for key in ((verb, kind.kind, name), (verb, kind.kind, "")):
+            if key in self.faults:
+                raise self.faults.pop(key)
+
+    def find(self, kind, name, namespace="ns"):
+        """Return the live object itself, or None."""
+        return self.objects.get((kind.kind, namespace, name))
+
+    def names(self, kind):
+        """Return the names of every object of a kind."""
+        return sorted(name for k, _, name in self.objects if k == kind.kind)
+
+    async def get(self, kind, namespace, name, *, is_metadata_only=False):
+        self.reads[kind.kind] += 1
+        self._fail("get", kind, name)
+        body = self.find(kind, name, namespace)
+        if body is None:
+            return None
+        return self._shown(body, is_metadata_only)
+
+    async def apply(self, kind, manifest, manager, *, uid):
+        metadata = manifest["metadata"]
+        self._fail("apply", kind, metadata["name"])
+        place = (kind.kind, metadata["namespace"], metadata["name"])
+        fields = owned_fields(manifest)
+        before = self.objects.get(place)
+        if uid != (before["metadata"]["uid"] if before else ""):
+            raise Conflict(409, "Conflict", f"{metadata['name']} is not the object meant")
+        body = copy.deepcopy(before) if before else self._blank(manifest)
+        owners = self.owners.setdefault(place, {})
+        for path in owners.get((manager, "Apply"), set()) - fields.keys():
+            if not any(path in held for who, held in owners.items() if who != (manager, "Apply")):
+                remove(body, path)
+        for who, held in owners.items():
+            if who != (manager, "Apply"):
+                taken = {p for p in held & fields.keys() if self._at(before, p) != fields[p]}
+                owners[who] = held - taken
+        for path, value in fields.items():
+            put(body, path, value)
+        self._check_controllers(body)
+        owners[manager, "Apply"] = set(fields)
+        return self._store(place, kind, before, body, "apply")
+
+    async def create(self, kind, manifest, manager):
+        metadata = manifest["metadata"]
+        self._fail("create", kind, metadata["name"])
+        place = (kind.kind, metadata["namespace"], metadata["name"])
+        if place in self.objects:
+            raise AlreadyExists(409, "AlreadyExists", metadata["name"])
+        body = self._blank(manifest)
+        for path, value in owned_fields(manifest).items():
+            put(body, path, value)
+        self.owners[place] = {(manager, "Update"): set(owned_fields(manifest))}
+        return self._store(place, kind, None, body, "create")
+
+    async def merge(self, kind, namespace, name, patch, subresource=""):
+        self._fail("patch", kind, name)
+        return self.edit(kind, name, patch, "baton-operator", subresource, namespace)
+
+    def edit(self, kind, name, patch, manager, subresource="", namespace="ns"):
+        """Merge-patch as some manager; what a user or a controller does."""
+        place = (kind.kind, namespace, name)
+        before = self.objects.get(place)
+        if before is None:
+            raise ApiError(404, "NotFound", name)
+        for field in ("uid", "resourceVersion"):
+            wanted = patch.get("metadata", {}).get(field)
+            if wanted is not None and wanted != before["metadata"][field]:
+                raise Conflict(409, "Conflict", f"{field} is {before['metadata'][field]}")
+        body = copy.deepcopy(before)
+        parts = ("status",) if subresource == "status" else ("metadata", "spec", "data")
+        for part in parts:
+            if part in patch:
+                body[part] = _merged(body.get(part), patch[part])
+        for field in ("uid", "resourceVersion"):
+            body["metadata"][field] = before["metadata"][field]
+        if not subresource:
+            changed = {k: v for k, v in patch.items() if k in parts}
+            changed.setdefault("metadata", {})
+            held = self.owners[place].setdefault((manager, "Update"), set())
+            held |= set(owned_fields(changed))
+        return self._store(place, kind, before, body, "status" if subresource else "patch")
+
+    async def delete(self, kind, namespace, name, uid):
+        self._fail("delete", kind, name)
+        body = self.find(kind, name, namespace)
+        if body is not None and body["metadata"]["uid"] == uid:
+            self.remove(kind, name, namespace)
+            self.writes["delete", kind.kind] += 1
+
+    def remove(self, kind, name, namespace="ns"):
+        """Delete, as anybody would; owned objects stay until `collect_garbage`."""
+        place = (kind.kind, namespace, name)
+        body = self.objects.pop(place)
+        self.owners.pop(place, None)
+        self._record("DELETED", kind.kind, body)
+
+    def collect_garbage(self):
+        """Delete every object whose controller no longer exists; return their names."""
+        gone = []
+        while True:
+            uids = {body["metadata"]["uid"] for body in self.objects.values()}
+            orphans = [
+                place
+                for place, body in self.objects.items()
+                for ref in body["metadata"].get("ownerReferences", [])
+                if ref["uid"] not in uids
+            ]
+            if not orphans:
+                return gone
+            for kind, namespace, name in orphans:
+                body = self.objects.pop((kind, namespace, name))
+                self._record("DELETED", kind, body)
+                gone.append((kind, name))
+
+    async def has_api(self, kind):
+        return kind.kind in self.apis
+
+    async def list_page(self, kind, namespace, selector, *, is_metadata_only, token):
+        self.reads["list", kind.kind] += 1
+        self._fail("list", kind)
+        matching = [
+            body
+            for (k, ns, _), body in self.objects.items()
+            if k == kind.kind and namespace in ("", ns) and _selects(selector, body)
+        ]
+        start = int(token or 0)
+        page = matching[start : start + 5]
+        items = [msgspec.json.encode(self._shown(b, is_metadata_only)) for b in page]
+        after = str(start + 5) if start + 5 < len(matching) else ""
+        return ListPage(items, str(self.version), after)
+
+    async def watch(self, kind, namespace, selector, resource_version, *, is_metadata_only):
+        self._fail("watch", kind)
+        if int(resource_version) < self.oldest:
+            raise Expired(410, "Expired", "too old")
+        for version, type_, kind_name, body in list(self.history):
+            is_here = namespace in ("", body["metadata"]["namespace"])
+            is_news = version > int(resource_version) and kind_name == kind.kind
+            if is_news and is_here and _selects(selector, body):
+                shown = self._shown(body, is_metadata_only)
+                yield msgspec.json.encode({"type": type_, "object": shown})
+        mark = {"metadata": {"resourceVersion": str(self.version)}}
+        yield msgspec.json.encode({"type": "BOOKMARK", "object": mark})
+
+    def forget_history(self):
+        """Expire every watch position before now."""
+        self.history.clear()
+        self.oldest = self.version + 1
+        self.version += 1
+
+    def _blank(self, manifest):
+        metadata = manifest["metadata"]
+        return {
+            "apiVersion": manifest["apiVersion"],
+            "kind": manifest["kind"],
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        }
+
+    def _store(self, place, kind, before, body, verb):
+        if before is not None and _content(before) == _content(body):
+            return self._shown(before, False)
+        self.writes[verb, kind.kind] += 1
+        self.version += 1
+        metadata = body["metadata"]
+        metadata["resourceVersion"] = str(self.version)
+        if before is None:
+            metadata["uid"] = f"uid-{next(self.uids)}"
+            metadata["generation"] = 1
+        elif before.get("spec") != body.get("spec"):
+            metadata["generation"] = before["metadata"]["generation"] + 1
+        self._note_managers(place, metadata)
+        self.objects[place] = body
+        self._record("MODIFIED" if before else "ADDED", kind.kind, body)
+        return self._shown(body, False)
+
+    def _note_managers(self, place, metadata):
+        before = self.objects.get(place, {}).get("metadata", {}).get("managedFields", [])
+        times = {(m["manager"], m["operation"]): m for m in before}
+        fields = []
+        for who, held in self.owners.get(place, {}).items():
+            old = times.get(who)
+            size = len(held)
+            is_same = old is not None and old["size"] == size
+            time = old["time"] if is_same else f"2026-01-01T00:00:{next(self.clock):06d}Z"
+            entry = {"manager": who[0], "operation": who[1], "time": time, "size": size}
+            fields += [entry] if held else []
+        metadata["managedFields"] = fields
+
+    def _check_controllers(self, body):
+        refs = body["metadata"].get("ownerReferences", [])
+        if sum(bool(ref.get("controller")) for ref in refs) > 1:
+            raise ApiError(422, "Invalid", "only one owner reference can be the controller")
+
+    def _record(self, type_, kind, body):
+        if type_ == "DELETED":
+            self.version += 1
+            body = copy.deepcopy(body)
+            body["metadata"]["resourceVersion"] = str(self.version)
+        self.history.append((self.version, type_, kind, copy.deepcopy(body)))
+
+    def _shown(self, body, is_metadata_only):
+        shown = copy.deepcopy(body)
+        return {"metadata": shown["metadata"]} if is_metadata_only else shown
+
+    def _at(self, body, path):
+        return dict(owned_fields(body)).get(path) if body else None
+
+
+def _content(body):
+    metadata = {k: v for k, v in body["metadata"].items() if k not in ("resourceVersion",)}
+    return {**body, "metadata": metadata}
+
+
+def _merged(old, patch):
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    result = dict(old or {})
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged(result.get(key), value)
+    return result
+
+
+def _selects(selector, body):
+    labels = body["metadata"].get("labels", {})
+    wanted = dict(part.split("=") for part in selector.split(",") if part)
+    return all(labels.get(key) == value for key, value in wanted.items())
+
+
+class FakeProbe:
+    """Requests in flight by pod address."""
+
+    def __init__(self):
+        self.busy = {}
+        self.texts = {}
+
+    async def remaining(self, ip):
+        return self.busy.get(ip)
+
+    async def metrics(self, ip):
+        return self.texts.get(ip)
+
+
+class Cluster:
+    """A FakeKube with an operator on it, driven step by step."""
+
+    def __init__(self, apis=None):
+        self.kube = FakeKube()
+        self.now = 1_000_000.0
+        self.apis = apis or Apis()
+        self.changes = []
+        self.broken = set()
+        self.start()
+
+    def start(self):
+        """Start an operator with an empty memory, as after a crash."""
+        self.parents, self.children, self.probe = ParentStore(), ChildStore(), FakeProbe()
+        self.reporter = Reporter(self.kube, self.parents, lambda: self.now, 0.001)
+        self.applied = Counter()
+        self.woken = []
+        applier = Applier(self.kube, self.children, 8, self._count)
+        numbers = itertools.count()
+        tools = Tools(
+            kube=self.kube,
+            parents=self.parents,
+            children=self.children,
+            applier=applier,
+            records=RecordBook(self.kube, self.children),
+            reporter=self.reporter,
+            probe=self.probe,
+            telemetry=Telemetry(self.probe, lambda: self.now, self.woken.append),
+            make_pair=lambda: KeyPair(f"public-{next(numbers)}", f"secret-{next(numbers)}"),
+            now=lambda: self.now,
+        )
+        self.reconciler = Reconciler(tools, self.apis)
+        self.reflectors = [
+            Reflector(
+                self.kube,
+                kind,
+                self.children,
+                lambda owner, change: self.changes.append((owner, change)),
+                is_metadata_only=kind.kind not in ("Deployment", "Pod", "PDRoleScaler"),
+            )
+            for kind in _KINDS
+        ]
+        self.versions = {}
+
+    def _count(self, kind, outcome):
+        self.applied[kind, str(outcome)] += 1
+
+    async def create(self, name="chat", **spec):
+        """Create a PDDeployment and deliver its event."""
+        full = {
+            "image": "worker:1",
+            "model": {"servedName": name, "path": "/models/m"},
+            "roles": [{"name": "prefill"}, {"name": "decode"}],
+        } | spec
+        manifest = {
+            "apiVersion": "baton.dev/v1alpha1",
+            "kind": "PDDeployment",
+            "metadata": {"name": name, "namespace": "ns"},
+            "spec": full,
+        }
+        body = await self.kube.create(api.PD_DEPLOYMENT, manifest, "kubectl")
+        self.parents.seen(body, is_event=True)
+        return ObjectKey("ns", name)
+
+    def change(self, name="chat", **spec):
+        """Edit the spec and deliver the event."""
+        body = self.kube.edit(api.PD_DEPLOYMENT, name, {"spec": spec}, "kubectl")
+        self.parents.seen(body, is_event=True)
+
+    async def pump(self):
+        """Deliver what the watches have."""
+        for reflector in self.reflectors:
+            version = self.versions.get(reflector.kind.kind, "")
+            try:
+                if not version:
+                    version = await reflector.list_all()
+                version = await reflector.watch_once(version)
+            except Expired:
+                version = await reflector.list_all()
+            self.versions[reflector.kind.kind] = version
+
+    async def reconcile(self, name="chat"):
+        """Deliver events, then run one pass."""
+        await self.pump()
+        self.now += 1
+        return await self.reconciler.reconcile(ObjectKey("ns", name))
+
+    def follow(self, ready=True):
+        """Let the workload controllers follow their desired counts."""
+        for name in self.kube.names(api.DEPLOYMENT):
+            body = self.kube.find(api.DEPLOYMENT, name)
+            revision = body["metadata"]["labels"].get("baton.dev/revision", "")
+            count = body["spec"]["replicas"]
+            is_ready = ready and revision not in self.broken
+            status = {
+                "observedGeneration": body["metadata"]["generation"],
+                "replicas": count,
+                "availableReplicas": count if is_ready else 0,
+            }
+            self.kube.edit(api.DEPLOYMENT, name, {"status": status}, "cm", "status")
+
+    async def settle(self, name="chat", limit=60):
+        """Reconcile with healthy pods until nothing is written any more."""
+        for _ in range(limit):
+            before = self.kube.version
+            await self.reconcile(name)
+            self.follow()
+            if self.kube.version == before:
+                return
+        raise AssertionError("no rest")
+
+    def status(self, name="chat"):
+        """Return the PDDeployment's status."""
+        return self.kube.find(api.PD_DEPLOYMENT, name).get("status", {})
+
+    def condition(self, type_, name="chat"):
+        """Return one condition as (status, reason)."""
+        found = {c["type"]: (c["status"], c["reason"]) for c in self.status(name)["conditions"]}
+        return found[type_]
+
+    def replicas(self):
+        """Return the desired replicas of every worker Deployment, by revision and role."""
+        found = {}
+        for name in self.kube.names(api.DEPLOYMENT):
+            body = self.kube.find(api.DEPLOYMENT, name)
+            labels = body["metadata"]["labels"]
+            if "baton.dev/revision" in labels:
+                place = (labels["baton.dev/revision"], labels["baton.dev/role"])
+                found[place] = body["spec"]["replicas"]
+        return found

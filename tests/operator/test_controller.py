@@ -1,0 +1,169 @@
+"""The shell around passes: what happens to a key after each outcome, and what health says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from baton_operator.api import DEPLOYMENT, ApiError, Throttled
+from baton_operator.controller import Machine, enqueue, run_one
+from baton_operator.handlers import build_registry, kopf_settings
+from baton_operator.health import Vitals
+from baton_operator.metrics import OperatorMetrics
+from baton_operator.models import ObjectKey
+from baton_operator.parents import ParentStore
+from baton_operator.reconcile import WriteFailed
+from baton_operator.reflector import Reflector
+from baton_operator.settings import Settings
+from baton_operator.store import Change, ChildStore
+from baton_operator.workqueue import WorkQueue
+
+KEY = ObjectKey("ns", "chat")
+
+
+class Clock:
+    def __init__(self):
+        self.now, self.due = 0.0, []
+
+    def time(self):
+        return self.now
+
+    def call_at(self, when, callback):
+        self.due.append(when)
+
+        class Timer:
+            def cancel(self):
+                return None
+
+        return Timer()
+
+
+class Passes:
+    """A reconciler whose next outcome is set."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+
+    async def reconcile(self, key):
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def run(outcome):
+    """Run one pass; return when the key is next due, and the result that was counted."""
+    clock = Clock()
+    metrics = OperatorMetrics(CollectorRegistry())
+    machine = Machine(WorkQueue(clock), Passes(outcome), (), metrics, Settings())
+    asyncio.run(run_one(machine, KEY))
+    text = generate_latest(metrics.registry).decode()
+    counted = [
+        line for line in text.splitlines() if line.startswith("baton_operator_reconcile_total")
+    ]
+    return clock.due, counted
+
+
+def test_a_pass_without_a_wish_comes_back_at_the_resync():
+    due, counted = run(None)
+    assert 0.8 * 1800 <= due[0] <= 1.2 * 1800
+    assert counted == ['baton_operator_reconcile_total{result="ok"} 1.0']
+
+
+def test_a_pass_comes_back_when_it_asked_to():
+    assert run(7.0)[0] == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "delay", "result"),
+    [
+        (WriteFailed("x"), 0.05, "failed"),
+        (ApiError(500, "InternalError", "x"), 0.05, "failed"),
+        (Throttled(429, "x", 9.0), 9.0, "throttled"),
+        (ZeroDivisionError(), 0.05, "broken"),
+    ],
+    ids=["children", "api", "throttled", "bug"],
+)
+def test_a_failed_pass_is_retried_and_counted(outcome, delay, result):
+    due, counted = run(outcome)
+    assert due == [delay]
+    assert counted == [f'baton_operator_reconcile_total{{result="{result}"}} 1.0']
+
+
+def test_drift_is_worked_on_at_once_and_counts_soon():
+    clock = Clock()
+    queue = WorkQueue(clock)
+    enqueue(queue, KEY, Change.STATUS)
+    assert queue.depth == 0
+    assert clock.due == [0.05]
+    enqueue(queue, KEY, Change.DRIFT)
+    assert queue.depth == 1
+
+
+@pytest.fixture
+def vitals(kubes):
+    reflector = Reflector(
+        kubes.FakeKube(), DEPLOYMENT, ChildStore(), lambda *_: None, is_metadata_only=False
+    )
+    clock = Clock()
+    metrics = OperatorMetrics(CollectorRegistry())
+    return Vitals(WorkQueue(clock), ChildStore(), [reflector], metrics, 300.0), clock, reflector
+
+
+def test_a_stuck_key_is_a_problem(vitals):
+    health, clock, _ = vitals
+    health.queue.add(KEY)
+    clock.now += 299
+    assert health.problems() == []
+    clock.now += 2
+    assert "301 s" in health.problems()[0]
+
+
+def test_a_silent_watch_is_a_problem(vitals):
+    health, _, reflector = vitals
+    reflector.health.heard_at = time.monotonic()
+    assert health.problems() == []
+    health.clock = lambda: reflector.health.heard_at + 241
+    assert "Deployment" in health.problems()[0]
+
+
+def test_a_leader_is_ready_when_every_kind_is_listed_and_a_standby_always(vitals):
+    health, _, reflector = vitals
+    assert not health.is_ready()
+    health.phase = "standby"
+    assert health.is_ready()
+    health.phase = "leading"
+    assert not health.is_ready()
+    reflector.health.has_synced.set()
+    assert health.is_ready()
+
+
+def deliver(type_, parents, queue, version="1"):
+    registry = build_registry(parents, queue)
+    handler = next(h for h in registry._watching._handlers if h.id.endswith("on_deployment"))
+    metadata = {"namespace": "ns", "name": "chat", "uid": "u", "resourceVersion": version}
+    asyncio.run(handler.fn(event={"type": type_, "object": {"metadata": metadata, "spec": {}}}))
+
+
+def test_a_handler_enqueues_the_key_once_for_each_news():
+    parents, queue = ParentStore(), WorkQueue(Clock())
+    deliver(None, parents, queue)
+    assert queue.depth == 1
+    asyncio.run(queue.get())
+    queue.done(KEY)
+    parents.take_fresh(KEY)
+    deliver("MODIFIED", parents, queue)
+    assert queue.depth == 0, "the same version is no news"
+    deliver("MODIFIED", parents, queue, version="2")
+    assert queue.depth == 1
+    deliver("DELETED", parents, queue, version="3")
+    assert parents.get(KEY) is None
+
+
+def test_kopf_neither_elects_nor_scans_nor_posts():
+    settings = kopf_settings()
+    assert settings.peering.standalone
+    assert settings.scanning.disabled
+    assert not settings.posting.enabled

@@ -1,0 +1,145 @@
+"""Two candidates on one Lease, each with a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton_operator.api import LEASE, ApiError
+from baton_operator.leader import Leadership, LeadershipLost, LeaseTimes
+
+TIMES = LeaseTimes(duration=12, renew=8, retry=2)
+
+
+class Time:
+    """A clock that sleeping moves."""
+
+    def __init__(self, now):
+        self.now = now
+        self.naps = 0
+
+    def __call__(self):
+        return self.now
+
+    async def sleep(self, seconds):
+        self.now += seconds
+        self.naps += 1
+
+
+@pytest.fixture
+def kube(kubes):
+    return kubes.FakeKube()
+
+
+def candidate(kube, name, now=0.0):
+    time = Time(now)
+    place = ("system", "baton")
+    return Leadership(kube, place, name, TIMES, clock=time, sleep=time.sleep), time
+
+
+def holder(kube):
+    return kube.find(LEASE, "baton", "system")["spec"].get("holderIdentity")
+
+
+def test_a_standby_takes_over_when_the_leader_fell_silent_and_not_before(kube):
+    async def scenario():
+        first, _ = candidate(kube, "a")
+        await first.acquire()
+        second, time = candidate(kube, "b", now=5000.0)
+        await second.acquire()
+        assert 12 <= time.now - 5000 < 20
+
+    asyncio.run(scenario())
+    assert holder(kube) == "b"
+
+
+def test_a_standby_waits_while_the_leader_renews(kube):
+    async def scenario():
+        first, _ = candidate(kube, "a")
+        await first.acquire()
+        second, time = candidate(kube, "b")
+
+        async def nap(seconds):
+            time.now += seconds
+            assert await first._attempt()
+            if time.now > 100:
+                raise TimeoutError
+
+        second._sleep = nap
+        with pytest.raises(TimeoutError):
+            await second.acquire()
+
+    asyncio.run(scenario())
+    assert holder(kube) == "a"
+
+
+def test_a_released_lease_is_taken_at_once(kube):
+    async def scenario():
+        first, _ = candidate(kube, "a")
+        await first.acquire()
+        await first.release()
+        second, time = candidate(kube, "b")
+        await second.acquire()
+        assert time.naps == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_renews_with_one_write_and_no_read(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+        await leader.acquire()
+        kube.reads.clear()
+        before = kube.find(LEASE, "baton", "system")["metadata"]["resourceVersion"]
+        for _ in range(3):
+            assert await leader._attempt()
+        assert kube.reads == {}
+        assert kube.find(LEASE, "baton", "system")["metadata"]["resourceVersion"] != before
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_survives_an_edit_and_a_deletion_of_its_lease(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+        await leader.acquire()
+        labels = {"metadata": {"labels": {"a": "b"}}}
+        kube.edit(LEASE, "baton", labels, "kubectl", namespace="system")
+        assert await leader._attempt()
+        kube.remove(LEASE, "baton", "system")
+        attempts = [await leader._attempt() for _ in range(2)]
+        assert attempts[-1] is True
+
+    asyncio.run(scenario())
+    assert holder(kube) == "a"
+
+
+def test_a_leader_that_cannot_renew_stops_before_its_lease_expires(kube):
+    async def scenario():
+        leader, time = candidate(kube, "a")
+        await leader.acquire()
+
+        async def unreachable(*args, **kwargs):
+            raise ApiError(0, "Unreachable", "x")
+
+        kube.get = kube.merge = unreachable
+        started = time.now
+        with pytest.raises(LeadershipLost):
+            await leader.hold()
+        assert time.now - started <= TIMES.renew < TIMES.duration
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_whose_lease_was_taken_stops(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+        await leader.acquire()
+        kube.edit(LEASE, "baton", {"spec": {"holderIdentity": "b"}}, "b", namespace="system")
+        with pytest.raises(LeadershipLost):
+            await leader.hold()
+        await leader.release()
+
+    asyncio.run(scenario())
+    assert holder(kube) == "b"

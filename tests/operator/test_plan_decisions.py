@@ -1,0 +1,185 @@
+"""What the planner decides around the steps: scaling, partition, pause, deadline, rollback."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from baton_operator.models.roles import RoleSpec, ScalingMode, ScalingSpec
+from baton_operator.names import Role
+from baton_operator.pairs import Counts
+from baton_operator.plan import Facts, scale_roles
+from baton_operator.rollout import Phase
+from baton_operator.scaling import Clamp
+
+
+@pytest.fixture
+def fleet(fleets):
+    """A deployment of 2 prefill and 4 decode, rolled out as `a`."""
+    fleet = fleets.Fleet(fleets.make_spec(2, 4, progress_deadline_seconds=100))
+    fleet.settle()
+    assert fleet.memory.current == "a"
+    return fleet
+
+
+def test_a_partition_keeps_its_pairs_on_the_old_revision(fleet):
+    fleet.update = "b"
+    fleet.rollout(partition=1)
+    fleet.settle()
+    assert fleet.desired == {"a": Counts(1, 1), "b": Counts(2, 3)}
+    assert fleet.plan.step.phase is Phase.PARTITIONED
+    fleet.rollout(partition=0)
+    fleet.settle()
+    assert fleet.desired == {"b": Counts(2, 4)}
+
+
+def test_a_raised_partition_takes_pairs_back(fleet):
+    fleet.update = "b"
+    fleet.rollout(partition=1)
+    fleet.settle()
+    fleet.rollout(partition=3)
+    fleet.settle()
+    assert fleet.desired == {"a": Counts(1, 3), "b": Counts(1, 1)}
+
+
+def test_a_pause_holds_the_split_and_scaling_goes_on(fleet):
+    fleet.update = "b"
+    fleet.step()
+    fleet.all_ready()
+    fleet.step()
+    held = dict(fleet.desired)
+    fleet.rollout(paused=True)
+    fleet.settle()
+    assert fleet.desired == held
+    fleet.scale(4, 8)
+    fleet.settle()
+    assert fleet.total().decode >= 8
+    assert fleet.desired["b"] == held["b"]
+    assert fleet.plan.step.phase is Phase.PAUSED
+    fleet.rollout(paused=False)
+    fleet.settle()
+    assert fleet.desired == {"b": Counts(4, 8)}
+
+
+def test_a_missed_deadline_returns_to_the_old_revision(fleet):
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.settle()
+    assert fleet.desired == {"a": Counts(2, 4), "b": Counts(1, 1)}
+    fleet.now += 101
+    fleet.settle()
+    assert fleet.desired == {"a": Counts(2, 4)}
+    assert fleet.plan.has_failed
+    assert fleet.plan.is_rolled_back
+    assert fleet.plan.goal == "a"
+
+
+def test_a_failed_revision_stays_failed_until_the_spec_changes(fleet):
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.settle()
+    fleet.now += 101
+    fleet.settle()
+    fleet.broken.clear()
+    fleet.now += 1000
+    fleet.settle()
+    assert fleet.desired == {"a": Counts(2, 4)}
+    fleet.update = "c"
+    fleet.settle()
+    assert fleet.desired == {"c": Counts(2, 4)}
+    assert not fleet.plan.has_failed
+
+
+def test_without_auto_rollback_a_failure_is_only_reported(fleet):
+    fleet.rollout(auto_rollback=False)
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.settle()
+    fleet.now += 101
+    fleet.settle()
+    assert fleet.plan.has_failed
+    assert fleet.desired == {"a": Counts(2, 4), "b": Counts(1, 1)}
+
+
+def test_progress_moves_the_deadline(fleet):
+    fleet.update = "b"
+    for _ in range(20):
+        fleet.step()
+        fleet.all_ready()
+        fleet.now += 40
+    assert not fleet.plan.has_failed
+    assert fleet.memory.current == "b"
+
+
+def test_a_pass_that_comes_late_does_not_fail_a_rollout_that_went_well(fleet):
+    fleet.update = "b"
+    fleet.step()
+    fleet.all_ready()
+    fleet.now += 10_000
+    assert not fleet.step().has_failed
+
+
+def test_a_paused_or_suspended_rollout_cannot_fail(fleet):
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.rollout(paused=True)
+    fleet.step()
+    fleet.now += 1000
+    assert fleet.step().deadline_in is None
+    assert not fleet.plan.has_failed
+
+
+def test_pods_lost_after_completion_start_no_clock(fleet):
+    fleet.set_ready("a", 0, 0, False)
+    fleet.now += 10_000
+    plan = fleet.step()
+    assert not plan.has_failed
+    assert plan.deadline_in is None
+
+
+def test_the_first_revision_can_fail_and_is_kept(fleets):
+    fleet = fleets.Fleet(fleets.make_spec(1, 1, progress_deadline_seconds=100))
+    fleet.broken.add("a")
+    fleet.settle()
+    fleet.now += 101
+    plan = fleet.step()
+    assert plan.has_failed
+    assert fleet.desired == {"a": Counts(1, 1)}
+
+
+def test_suspension_and_return(fleet):
+    fleet.spec = msgspec.structs.replace(fleet.spec, suspend=True)
+    fleet.settle()
+    assert fleet.total() == Counts()
+    assert "a" in fleet.desired
+    fleet.spec = msgspec.structs.replace(fleet.spec, suspend=False)
+    fleet.settle()
+    assert fleet.desired == {"a": Counts(2, 4)}
+
+
+def test_a_retired_revision_is_only_ever_an_empty_one(fleet):
+    fleet.update = "b"
+    plan = fleet.step()
+    assert plan.retired == ()
+    fleet.settle()
+    assert set(fleet.desired) == {"b"}
+
+
+def external(spec, prefill_bounds, decode_bounds):
+    roles = [
+        RoleSpec(name, replicas=1, scaling=ScalingSpec(ScalingMode.EXTERNAL, *bounds))
+        for name, bounds in (("prefill", prefill_bounds), ("decode", decode_bounds))
+    ]
+    return msgspec.structs.replace(spec, roles=roles)
+
+
+def test_external_replicas_come_from_the_scaler_within_bounds(fleets):
+    spec = external(fleets.make_spec(), (1, 4), (2, 8))
+    scaling = scale_roles(spec, Facts((), {Role.PREFILL: 9, Role.DECODE: 1}))
+    assert scaling.prefill == (4, Clamp.MAX)
+    assert scaling.decode == (2, Clamp.MIN)
+
+
+def test_the_specs_replicas_are_the_first_guess_of_an_external_role(fleets):
+    spec = external(fleets.make_spec(), (1, 4), (1, 8))
+    assert scale_roles(spec, Facts()).decode.replicas == 1

@@ -1,0 +1,324 @@
+"""A pass makes the children, repairs them, and leaves alone what is not its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton_operator import api
+from baton_operator.api import ApiError
+from baton_operator.reconcile import WriteFailed
+from baton_operator.store import Change
+
+
+@pytest.fixture
+def cluster(kubes):
+    return kubes.Cluster()
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+async def served(cluster):
+    key = await cluster.create()
+    await cluster.settle()
+    return key
+
+
+def test_every_child_appears_and_the_deployment_becomes_ready(cluster):
+    run(served(cluster))
+    kube = cluster.kube
+    assert len(kube.names(api.DEPLOYMENT)) == 3
+    assert kube.names(api.SERVICE) == ["chat", "chat-link"]
+    assert kube.names(api.SECRET) == ["chat-curve"]
+    assert kube.names(api.SERVICE_ACCOUNT) == ["chat-pods"]
+    assert kube.names(api.NETWORK_POLICY) == ["chat-decode", "chat-gateway", "chat-prefill"]
+    assert kube.names(api.DISRUPTION_BUDGET) == ["chat-decode", "chat-prefill"]
+    assert len(kube.names(api.CONFIG_MAP)) == 2
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+    assert cluster.condition("Reconciling") == ("False", "UpToDate")
+    assert cluster.status()["currentRevision"] == cluster.status()["updateRevision"]
+    assert cluster.status()["prefill"] == "1/1"
+
+
+def test_every_child_belongs_to_the_deployment_and_goes_with_it(cluster):
+    run(served(cluster))
+    cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
+    cluster.kube.collect_garbage()
+    left = [place for place in cluster.kube.objects if place[0] != "Event"]
+    assert left == []
+
+
+def test_writes_are_the_children_and_at_most_four_more(cluster):
+    async def scenario():
+        await cluster.create()
+        cluster.kube.writes.clear()
+        await cluster.reconcile()
+        await cluster.reconcile()
+        await cluster.reconcile()
+
+    run(scenario())
+    children = sum(
+        1 for kind, _, _ in cluster.kube.objects if kind not in ("PDDeployment", "Event")
+    )
+    assert children == 14
+    assert sum(cluster.kube.writes.values()) <= children + 4
+
+
+def test_a_pass_at_rest_writes_and_reads_nothing(cluster):
+    async def scenario():
+        key = await served(cluster)
+        await cluster.pump()
+        cluster.kube.writes.clear()
+        cluster.kube.reads.clear()
+        for _ in range(3):
+            await cluster.reconciler.reconcile(key)
+
+    run(scenario())
+    assert cluster.kube.writes == {}
+    assert cluster.kube.reads == {}
+
+
+def test_a_restarted_operator_writes_nothing(cluster):
+    async def scenario():
+        key = await served(cluster)
+        cluster.start()
+        await cluster.pump()
+        cluster.parents.seen(await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat"), is_event=True)
+        cluster.kube.writes.clear()
+        await cluster.reconciler.reconcile(key)
+
+    run(scenario())
+    assert cluster.kube.writes == {}
+
+
+EDITS = {
+    "replicas": (api.DEPLOYMENT, "chat-gateway", {"spec": {"replicas": 7}}),
+    "service selector": (api.SERVICE, "chat", {"spec": {"selector": {"baton.dev/role": "x"}}}),
+    "budget": (api.DISRUPTION_BUDGET, "chat-decode", {"spec": {"minAvailable": 9}}),
+    "policy": (api.NETWORK_POLICY, "chat-decode", {"spec": {"ingress": [{}]}}),
+    "configuration": (api.CONFIG_MAP, "chat-gateway", {"data": {"config.yaml": "x"}}),
+    "account": (
+        api.SERVICE_ACCOUNT,
+        "chat-pods",
+        {"metadata": {"labels": {"app.kubernetes.io/name": "mine"}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "name", "patch"), EDITS.values(), ids=EDITS.keys())
+def test_an_edited_child_is_repaired(cluster, kind, name, patch):
+    async def scenario():
+        key = await served(cluster)
+        before = {k: v for k, v in cluster.kube.find(kind, name).items() if k != "metadata"}
+        cluster.changes.clear()
+        cluster.kube.edit(kind, name, patch, "kubectl-edit")
+        await cluster.pump()
+        assert (key, Change.DRIFT) in cluster.changes
+        await cluster.reconcile()
+        after = cluster.kube.find(kind, name)
+        assert {k: v for k, v in after.items() if k != "metadata"} == before
+        assert after["metadata"]["labels"]["app.kubernetes.io/name"] == "baton"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", api.CHILD_KINDS, ids=lambda kind: kind.kind)
+def test_a_deleted_child_is_made_again(cluster, kind):
+    async def scenario():
+        roles = [{"name": n, "scaling": {"mode": "External"}} for n in ("prefill", "decode")]
+        key = await cluster.create(roles=roles)
+        await cluster.settle()
+        names = cluster.kube.names(kind)
+        assert names
+        for name in names:
+            cluster.changes.clear()
+            cluster.kube.remove(kind, name)
+            await cluster.pump()
+            assert (key, Change.DRIFT) in cluster.changes
+            await cluster.reconcile()
+            assert cluster.kube.names(kind) == names
+
+    run(scenario())
+
+
+def test_a_child_that_lost_its_owner_is_given_back(cluster):
+    async def scenario():
+        await served(cluster)
+        place = cluster.kube.find(api.SERVICE, "chat")
+        refs = place["metadata"]["ownerReferences"]
+        cluster.kube.edit(api.SERVICE, "chat", {"metadata": {"ownerReferences": None}}, "kubectl")
+        await cluster.reconcile()
+        assert cluster.kube.find(api.SERVICE, "chat")["metadata"]["ownerReferences"] == refs
+
+    run(scenario())
+
+
+def test_the_first_pass_reads_nothing_before_it_writes(cluster):
+    async def scenario():
+        key = await cluster.create()
+        await cluster.reconciler.reconcile(key)
+        assert cluster.kube.reads == {}
+        assert cluster.kube.find(api.SERVICE, "chat") is not None
+
+    run(scenario())
+
+
+def test_an_object_that_took_a_childs_name_unseen_is_not_written_over(cluster):
+    """Our child went and another's came, and no watch has told yet: the write must still miss."""
+
+    async def scenario():
+        key = await served(cluster)
+        cluster.kube.remove(api.SERVICE, "chat")
+        mine = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "chat", "namespace": "ns"},
+            "spec": {"selector": {"app": "mine"}},
+        }
+        await cluster.kube.create(api.SERVICE, mine, "kubectl")
+        cluster.change(gateway={"serviceType": "NodePort"})
+        await cluster.reconciler.reconcile(key)
+        assert cluster.kube.find(api.SERVICE, "chat")["spec"] == mine["spec"]
+        assert cluster.condition("Stalled") == ("True", "Conflict")
+
+    run(scenario())
+
+
+def test_a_child_that_went_unseen_is_made_again(cluster):
+    async def scenario():
+        key = await served(cluster)
+        cluster.kube.remove(api.SERVICE, "chat")
+        cluster.change(gateway={"serviceType": "NodePort"})
+        await cluster.reconciler.reconcile(key)
+        assert cluster.kube.find(api.SERVICE, "chat")["spec"]["type"] == "NodePort"
+
+    run(scenario())
+
+
+def test_a_foreign_object_is_reported_and_left_alone(cluster):
+    async def scenario():
+        foreign = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "chat", "namespace": "ns"},
+            "spec": {"selector": {"app": "mine"}},
+        }
+        await cluster.kube.create(api.SERVICE, foreign, "kubectl")
+        await served(cluster)
+        assert cluster.kube.find(api.SERVICE, "chat")["spec"] == foreign["spec"]
+        assert "ownerReferences" not in cluster.kube.find(api.SERVICE, "chat")["metadata"]
+        assert cluster.condition("Ready") == ("False", "Conflict")
+        assert cluster.condition("Stalled") == ("True", "Conflict")
+        assert await cluster.reconcile() <= 30
+        cluster.kube.remove(api.SERVICE, "chat")
+        await cluster.settle()
+        assert cluster.condition("Ready") == ("True", "PairsServing")
+
+    run(scenario())
+
+
+def test_a_failed_write_stops_no_other_and_is_in_the_status(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.pump()
+        cluster.kube.fault("apply", api.SERVICE, ApiError(500, "InternalError", "x"), "chat")
+        with pytest.raises(WriteFailed, match="Service chat"):
+            await cluster.reconcile()
+        assert len(cluster.kube.names(api.DEPLOYMENT)) == 3
+        assert cluster.kube.names(api.SERVICE) == ["chat-link"]
+        assert cluster.condition("Stalled") == ("True", "WriteFailed")
+        await cluster.settle()
+        assert cluster.condition("Stalled")[0] == "False"
+
+    run(scenario())
+
+
+def test_an_object_deleted_unnoticed_gets_no_children_back(cluster):
+    """kopf reports no deletion that happened while its watch was down."""
+
+    async def scenario():
+        key = await served(cluster)
+        cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
+        cluster.kube.collect_garbage()
+        await cluster.reconcile()
+        assert cluster.parents.get(key) is None
+        return [place for place in cluster.kube.objects if place[0] != "Event"]
+
+    assert run(scenario()) == []
+
+
+def test_children_of_an_earlier_object_of_the_same_name_are_not_taken(cluster):
+    async def scenario():
+        await served(cluster)
+        old = cluster.kube.find(api.SERVICE, "chat")["metadata"]["uid"]
+        cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
+        await cluster.create()
+        await cluster.reconcile()
+        assert cluster.kube.find(api.SERVICE, "chat")["metadata"]["uid"] == old
+        assert cluster.condition("Ready")[0] == "False"
+        cluster.kube.collect_garbage()
+        await cluster.settle()
+        assert cluster.condition("Ready") == ("True", "PairsServing")
+        assert cluster.kube.find(api.SERVICE, "chat")["metadata"]["uid"] != old
+
+    run(scenario())
+
+
+def test_a_deletion_during_a_watch_gap_is_noticed_by_the_next_list(cluster):
+    async def scenario():
+        key = await served(cluster)
+        await cluster.pump()
+        cluster.kube.remove(api.SERVICE, "chat-link")
+        cluster.kube.forget_history()
+        cluster.changes.clear()
+        await cluster.pump()
+        assert (key, Change.DRIFT) in cluster.changes
+        await cluster.reconcile()
+        assert "chat-link" in cluster.kube.names(api.SERVICE)
+
+    run(scenario())
+
+
+def test_an_invalid_spec_is_a_condition_and_running_pods_stay(cluster):
+    async def scenario():
+        await served(cluster)
+        before = cluster.replicas()
+        speculative = {"method": "none", "numSpeculativeTokens": 3}
+        cluster.change(speculative=speculative)
+        assert await cluster.reconcile() is None
+        assert cluster.replicas() == before
+        assert cluster.condition("SpecValid") == ("False", "InvalidSpec")
+        cluster.change(speculative={"method": "mtp", "numSpeculativeTokens": 1})
+        await cluster.settle()
+        assert cluster.condition("SpecValid") == ("True", "Valid")
+
+    run(scenario())
+
+
+def test_a_secret_is_made_once_and_its_keys_are_kept(cluster):
+    async def scenario():
+        await served(cluster)
+        before = dict(cluster.kube.find(api.SECRET, "chat-curve")["stringData"])
+        cluster.kube.edit(
+            api.SECRET, "chat-curve", {"metadata": {"labels": {"baton.dev/role": "x"}}}, "kubectl"
+        )
+        await cluster.settle()
+        assert cluster.kube.find(api.SECRET, "chat-curve")["stringData"] == before
+
+    run(scenario())
+
+
+def test_a_missing_api_is_a_condition(cluster):
+    async def scenario():
+        roles = [
+            {"name": n, "parallelism": {"tensor": 2, "nodes": 2}} for n in ("prefill", "decode")
+        ]
+        await cluster.create(roles=roles)
+        await cluster.settle()
+        assert cluster.condition("Ready") == ("False", "MissingApi")
+        assert cluster.kube.names(api.DEPLOYMENT) == ["chat-gateway"]
+
+    run(scenario())

@@ -1,0 +1,252 @@
+"""Rollouts, scaling and recovery through the whole reconciler."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton_operator import api
+from baton_operator.models import ObjectKey
+from baton_operator.parents import PDDeployment
+
+
+@pytest.fixture
+def cluster(kubes):
+    return kubes.Cluster()
+
+
+ROLES = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 4}]
+
+
+async def serving(cluster, **spec):
+    await cluster.create(roles=ROLES, **spec)
+    await cluster.settle()
+    return cluster.status()["updateRevision"]
+
+
+def by_revision(cluster):
+    found = {}
+    for (revision, role), count in cluster.replicas().items():
+        found.setdefault(revision, {})[role] = count
+    return found
+
+
+def test_a_new_image_rolls_both_roles_in_lockstep_and_leaves_nothing(cluster):
+    async def scenario():
+        old = await serving(cluster)
+        cluster.change(image="worker:2")
+        steps = []
+        for _ in range(40):
+            await cluster.reconcile()
+            cluster.follow()
+            counts = by_revision(cluster)
+            if not steps or steps[-1] != counts:
+                steps.append(counts)
+            if len(counts) == 1 and old not in counts:
+                break
+        new = cluster.status()["updateRevision"]
+        assert [(s.get(old), s.get(new)) for s in steps][:4] == [
+            ({"prefill": 2, "decode": 4}, {"prefill": 1, "decode": 1}),
+            ({"prefill": 1, "decode": 3}, {"prefill": 1, "decode": 1}),
+            ({"prefill": 1, "decode": 3}, {"prefill": 1, "decode": 2}),
+            ({"prefill": 1, "decode": 2}, {"prefill": 1, "decode": 2}),
+        ]
+        await cluster.settle()
+        assert by_revision(cluster) == {new: {"prefill": 2, "decode": 4}}
+        assert f"chat-{old}" not in cluster.kube.names(api.CONFIG_MAP)
+        assert cluster.status()["currentRevision"] == new
+
+    asyncio.run(scenario())
+
+
+def test_replicas_labels_and_quantity_spelling_make_no_revision(cluster):
+    async def scenario():
+        def roles(cpu, team, replicas):
+            container = {"name": "worker", "resources": {"limits": {"cpu": cpu}}}
+            template = {"metadata": {"labels": {"team": team}}, "spec": {"containers": [container]}}
+            return [
+                {"name": "prefill", "template": template},
+                {"name": "decode", "replicas": replicas},
+            ]
+
+        await cluster.create(roles=roles("0.2", "a", 1))
+        await cluster.settle()
+        before = cluster.status()["updateRevision"]
+        cluster.change(roles=roles("200m", "b", 3))
+        await cluster.settle()
+        assert cluster.status()["updateRevision"] == before
+        assert by_revision(cluster) == {before: {"prefill": 1, "decode": 3}}
+        cluster.change(roles=roles("300m", "b", 3))
+        await cluster.settle()
+        assert cluster.status()["updateRevision"] != before
+
+    asyncio.run(scenario())
+
+
+def test_an_operator_killed_mid_rollout_goes_on_where_it_was(cluster):
+    async def scenario():
+        await serving(cluster)
+        cluster.change(image="worker:2")
+        for _ in range(3):
+            await cluster.reconcile()
+            cluster.follow()
+        midway = cluster.replicas()
+        cluster.start()
+        body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.parents.seen(body, is_event=True)
+        await cluster.reconcile()
+        moved = sum(abs(cluster.replicas().get(k, 0) - n) for k, n in midway.items())
+        assert moved <= 2
+        await cluster.settle()
+        new = cluster.status()["updateRevision"]
+        assert by_revision(cluster) == {new: {"prefill": 2, "decode": 4}}
+
+    asyncio.run(scenario())
+
+
+def test_an_old_revision_is_repaired_from_its_record_mid_rollout(cluster):
+    async def scenario():
+        old = await serving(cluster)
+        cluster.change(image="worker:2")
+        await cluster.reconcile()
+        cluster.kube.remove(api.DEPLOYMENT, f"chat-{old}-decode")
+        await cluster.reconcile()
+        body = cluster.kube.find(api.DEPLOYMENT, f"chat-{old}-decode")
+        assert body["spec"]["template"]["spec"]["containers"][0]["image"] == "worker:1"
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_revision_is_rolled_back_at_its_deadline(cluster):
+    async def scenario():
+        old = await serving(cluster, rollout={"progressDeadlineSeconds": 600})
+        cluster.change(image="broken:1")
+        await cluster.reconcile()
+        new = cluster.status()["updateRevision"]
+        cluster.broken.add(new)
+        await cluster.settle()
+        assert by_revision(cluster)[old] == {"prefill": 2, "decode": 4}
+        cluster.now += 601
+        await cluster.settle()
+        assert by_revision(cluster) == {old: {"prefill": 2, "decode": 4}}
+        assert cluster.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+        assert cluster.condition("Ready") == ("True", "PairsServing")
+        assert cluster.status()["rollout"]["failedRevision"] == new
+        reasons = {cluster.kube.find(api.EVENT, n)["reason"] for n in cluster.kube.names(api.EVENT)}
+        assert "RolloutFailed" in reasons
+
+    asyncio.run(scenario())
+
+
+def test_an_external_role_follows_its_scaler_and_says_when_it_is_clamped(cluster):
+    async def scenario():
+        roles = [
+            {"name": "prefill", "replicas": 2},
+            {"name": "decode", "replicas": 2, "scaling": {"mode": "External", "max": 6}},
+        ]
+        await cluster.create(roles=roles)
+        await cluster.settle()
+        patch = {"spec": {"replicas": 5}}
+        cluster.kube.edit(api.SCALER, "chat-decode", patch, "kubectl", "scale")
+        cluster.kube.edit(api.SCALER, "chat-decode", patch, "kubectl")
+        await cluster.settle()
+        revision = cluster.status()["updateRevision"]
+        assert by_revision(cluster) == {revision: {"prefill": 2, "decode": 5}}
+        cluster.kube.edit(api.SCALER, "chat-decode", {"spec": {"replicas": 50}}, "hpa")
+        await cluster.settle()
+        scaler = cluster.kube.find(api.SCALER, "chat-decode")
+        assert scaler["spec"]["replicas"] == 50
+        assert scaler["status"] == {
+            "replicas": 6,
+            "desired": 6,
+            "selector": "baton.dev/name=chat,baton.dev/role=decode",
+            "clampedBy": "Max",
+        }
+
+    asyncio.run(scenario())
+
+
+def test_budgets_follow_the_live_counts(cluster):
+    async def scenario():
+        await serving(cluster)
+        budget = cluster.kube.find(api.DISRUPTION_BUDGET, "chat-decode")
+        assert budget["spec"]["minAvailable"] == 3
+        cluster.change(roles=[{"name": "prefill"}, {"name": "decode", "replicas": 8}])
+        await cluster.settle()
+        budget = cluster.kube.find(api.DISRUPTION_BUDGET, "chat-decode")
+        assert budget["spec"]["minAvailable"] == 7
+        budget = cluster.kube.find(api.DISRUPTION_BUDGET, "chat-prefill")
+        assert budget["spec"]["minAvailable"] == 0
+
+    asyncio.run(scenario())
+
+
+async def add_pod(cluster, revision, name, ip):
+    labels = {
+        "app.kubernetes.io/managed-by": "baton-operator",
+        "baton.dev/name": "chat",
+        "baton.dev/role": "decode",
+        "baton.dev/revision": revision,
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ns", "labels": labels},
+        "spec": {"nodeName": "n"},
+    }
+    await cluster.kube.create(api.POD, pod, "cm")
+    status = {"podIP": ip, "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.kube.edit(api.POD, name, {"status": status}, "cm", "status")
+
+
+def test_the_least_busy_pod_is_marked_to_leave_before_the_scale_in(cluster):
+    async def scenario():
+        revision = await serving(cluster)
+        for number, busy in enumerate((5, 1, 9, 3)):
+            await add_pod(cluster, revision, f"d{number}", f"10.0.0.{number}")
+            cluster.probe.busy[f"10.0.0.{number}"] = busy
+        cluster.change(
+            roles=[{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 3}]
+        )
+        await cluster.reconcile()
+        costs = {
+            name: cluster.kube.find(api.POD, name)["metadata"].get("annotations", {})
+            for name in cluster.kube.names(api.POD)
+        }
+        marked = [name for name, annotations in costs.items() if annotations]
+        assert marked == ["d1"]
+        assert int(costs["d1"]["controller.kubernetes.io/pod-deletion-cost"]) < 0
+
+    asyncio.run(scenario())
+
+
+def test_suspension_keeps_everything_but_the_pods(cluster):
+    async def scenario():
+        revision = await serving(cluster)
+        cluster.change(suspend=True)
+        await cluster.settle()
+        assert by_revision(cluster) == {revision: {"prefill": 0, "decode": 0}}
+        assert cluster.kube.names(api.SECRET) == ["chat-curve"]
+        assert cluster.condition("Ready") == ("False", "Suspended")
+        assert cluster.condition("Reconciling")[0] == "False"
+
+    asyncio.run(scenario())
+
+
+def test_a_spec_edited_during_a_status_write_is_still_acted_on(cluster):
+    async def scenario():
+        await serving(cluster)
+        event = cluster.kube.edit(
+            api.PD_DEPLOYMENT, "chat", {"spec": {"image": "worker:2"}}, "kubectl"
+        )
+        answer = cluster.kube.edit(
+            api.PD_DEPLOYMENT, "chat", {"status": {"wire": {"range": "1-1"}}}, "x", "status"
+        )
+        cluster.parents.seen(answer, is_event=False)
+        assert cluster.parents.seen(event, is_event=True), "the event must ask for a pass"
+        known = cluster.parents.get(ObjectKey("ns", "chat"))
+        assert isinstance(known, PDDeployment)
+        assert known.spec.image == "worker:2"
+
+    asyncio.run(scenario())

@@ -1,0 +1,145 @@
+"""Children beside pods: policies, services, budgets, multi-node workloads, revision records."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from baton_operator.models import PDDeploymentSpec
+from baton_operator.names import Role
+from baton_operator.pairs import Counts
+from baton_operator.resources.credentials import KeyPair, curve_secret
+from baton_operator.resources.disruption import min_available
+from baton_operator.resources.meta import Owner
+from baton_operator.resources.policies import network_policies
+from baton_operator.resources.services import link_service
+from baton_operator.resources.workloads import worker_workload
+from baton_operator.revision import (
+    make_record,
+    read_record,
+    record_manifest,
+    revision_name,
+)
+
+OWNER = Owner("ns", "chat", "uid-1")
+
+
+def spec_of(**changes):
+    base = {
+        "image": "worker:1",
+        "model": {"servedName": "chat", "path": "/m"},
+        "roles": [{"name": "prefill"}, {"name": "decode"}],
+    }
+    return msgspec.convert(base | changes, PDDeploymentSpec)
+
+
+def peers(policy, port):
+    """Return the roles that may reach a port."""
+    rules = [r for r in policy["spec"]["ingress"] if r["ports"][0]["port"] == port]
+    pods = [p["podSelector"] for r in rules for p in r["from"] if "podSelector" in p]
+    return [pod["matchLabels"]["baton.dev/role"] for pod in pods]
+
+
+def test_policies_deny_by_default_and_open_the_paths_that_serving_needs():
+    by_role = {
+        policy["metadata"]["labels"]["baton.dev/role"]: policy
+        for policy in network_policies(OWNER, spec_of())
+    }
+    assert set(by_role) == {"prefill", "decode", "gateway"}
+    for policy in by_role.values():
+        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert peers(by_role["decode"], 5557) == ["prefill"]
+    assert peers(by_role["gateway"], 5555) == ["prefill", "decode"]
+    assert peers(by_role["prefill"], 5557) == []
+    targets = [
+        to["podSelector"]["matchLabels"]["baton.dev/role"]
+        for rule in by_role["prefill"]["spec"]["egress"]
+        for to in rule.get("to", [])
+    ]
+    assert targets == ["gateway", "decode"]
+
+
+def test_clients_can_be_narrowed():
+    only = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
+    policies = network_policies(OWNER, spec_of(networkPolicy={"clientsFrom": only}))
+    http = [r for r in policies[2]["spec"]["ingress"] if r["ports"][0]["port"] == 8000]
+    assert http[0]["from"] == only
+
+
+def test_the_link_service_publishes_gateways_that_are_not_ready():
+    spec = link_service(OWNER)["spec"]
+    assert spec["clusterIP"] == "None"
+    assert spec["publishNotReadyAddresses"] is True
+
+
+@pytest.mark.parametrize(
+    ("target", "pairs", "least"),
+    [
+        (Counts(1, 1), 0, Counts(0, 0)),
+        (Counts(2, 4), 0, Counts(1, 3)),
+        (Counts(1, 3), 0, Counts(0, 2)),
+        (Counts(8, 8), 2, Counts(6, 6)),
+        (Counts(), 0, Counts()),
+    ],
+)
+def test_a_budget_lets_one_pair_go_and_never_blocks_a_single_pod(target, pairs, least):
+    assert min_available(target, pairs) == least
+
+
+def test_more_than_one_node_makes_a_leader_worker_set():
+    record = make_record(OWNER, spec_of(), "r1")
+    template = record.templates["decode"]
+    made = worker_workload(OWNER, spec_of(), Role.DECODE, "r1", template, 3, nodes=4)
+    assert made["kind"] == "LeaderWorkerSet"
+    assert made["spec"]["replicas"] == 3
+    assert made["spec"]["leaderWorkerTemplate"]["size"] == 4
+
+
+def test_a_record_is_read_back_and_cannot_be_edited():
+    record = make_record(OWNER, spec_of(), "r1")
+    made = record_manifest(OWNER, record)
+    assert made["immutable"] is True
+    assert read_record(made) == record
+
+
+@pytest.mark.parametrize("data", [{}, {"templates.json": "{"}, {"templates.json": "{}"}])
+def test_another_config_map_is_no_record(data):
+    with pytest.raises(ValueError, match="not a revision record"):
+        read_record({"metadata": {"labels": {}}, "data": data})
+
+
+SAME = {
+    "replicas": {"roles": [{"name": "prefill", "replicas": 9}, {"name": "decode"}]},
+    "order of roles": {"roles": [{"name": "decode"}, {"name": "prefill"}]},
+    "a default written out": {"speculative": {"method": "mtp", "numSpeculativeTokens": 1}},
+    "rollout": {"rollout": {"maxSurge": {"pairs": 3}}},
+    "gateway": {"gateway": {"replicas": 4}},
+    "suspension": {"suspend": True},
+}
+OTHER = {
+    "image": {"image": "worker:2"},
+    "weights": {"model": {"servedName": "chat", "path": "/m", "revision": "2"}},
+    "drafts": {"speculative": {"method": "mtp", "numSpeculativeTokens": 2}},
+    "engine": {"engine": {"blockSize": 32}},
+    "restart": {"restartedAt": "now"},
+    "drain": {"roles": [{"name": "prefill", "drain": {"graceSeconds": 5}}, {"name": "decode"}]},
+}
+
+
+@pytest.mark.parametrize("changes", SAME.values(), ids=SAME.keys())
+def test_what_pods_are_not_made_from_makes_no_revision(changes):
+    assert revision_name(spec_of(**changes)) == revision_name(spec_of())
+
+
+@pytest.mark.parametrize("changes", OTHER.values(), ids=OTHER.keys())
+def test_what_pods_are_made_from_makes_a_revision(changes):
+    assert revision_name(spec_of(**changes)) != revision_name(spec_of())
+
+
+def test_every_role_has_keys_of_its_own_and_gateways_trust_the_workers():
+    numbers = iter(range(9))
+    secret = curve_secret(OWNER, lambda: KeyPair(f"p{next(numbers)}", "s"))
+    data = secret["stringData"]
+    publics = {role: data[f"{role}.public"].strip() for role in Role}
+    assert len(set(publics.values())) == 3
+    assert data["workers.allowed"].split() == [publics["prefill"], publics["decode"]]

@@ -1,0 +1,178 @@
+"""Random operations on a fleet: what every step keeps, and where every sequence can still go."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from baton_operator.models import ScalingMode
+from baton_operator.pairs import (
+    Budget,
+    Counts,
+    available_floor,
+    served_ticks,
+    surge_limit,
+    ticks_of,
+    total,
+)
+from baton_operator.rollout import Phase
+
+sizes = st.integers(1, 7)
+budgets = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 1)])
+
+
+def whole_pairs(ready_by_revision, target):
+    """Ticks that revisions serve by themselves: no pair across revisions is counted."""
+    return sum(served_ticks(ready, target) for ready in ready_by_revision)
+
+
+class Rollouts(RuleBasedStateMachine):
+    """`fleets` is the module with the fleet, set by `run`."""
+
+    fleets = None
+
+    @initialize(prefill=sizes, decode=sizes, budget=budgets)
+    def begin(self, prefill, decode, budget):
+        surge, unavailable = budget
+        spec = self.fleets.make_spec(
+            prefill,
+            decode,
+            surge=surge,
+            unavailable=unavailable,
+            progress_deadline_seconds=1000,
+        )
+        self.budget = Budget(surge, unavailable)
+        self.fleet = self.fleets.Fleet(spec)
+        self.names = iter(f"r{number}" for number in range(1, 1000))
+        self.fleet.settle()
+
+    @rule()
+    def reconcile(self):
+        self._checked_step()
+
+    @rule()
+    def pods_become_ready(self):
+        self.fleet.all_ready()
+
+    @rule(role=st.integers(0, 1), index=st.integers(0, 9), data=st.data())
+    def a_pod_becomes_ready_or_not(self, role, index, data):
+        name = data.draw(st.sampled_from(sorted(self.fleet.pods)))
+        self.fleet.set_ready(name, role, index, data.draw(st.booleans()))
+
+    @rule(is_broken=st.booleans())
+    def edit_the_spec(self, is_broken):
+        self.fleet.update = next(self.names)
+        if is_broken:
+            self.fleet.broken.add(self.fleet.update)
+
+    @rule(data=st.data())
+    def return_to_a_revision(self, data):
+        self.fleet.update = data.draw(st.sampled_from(sorted(self.fleet.pods)))
+
+    @rule(prefill=sizes, decode=sizes)
+    def scale(self, prefill, decode):
+        self.fleet.scale(prefill, decode)
+
+    @rule(prefill=sizes, decode=sizes)
+    def an_autoscaler_asks(self, prefill, decode):
+        self.fleet.scale_from_outside(prefill, decode, "1:3", "2:1")
+
+    @rule(pairs=st.integers(0, 3))
+    def partition(self, pairs):
+        self.fleet.rollout(partition=pairs)
+
+    @rule(paused=st.booleans())
+    def pause(self, paused):
+        self.fleet.rollout(paused=paused)
+
+    @rule(seconds=st.sampled_from([1, 400, 1001]))
+    def time_passes(self, seconds):
+        self.fleet.now += seconds
+
+    @precondition(lambda self: self.fleet.plan is not None)
+    @rule()
+    def the_operator_restarts_without_its_last_status(self):
+        self.fleet.memory = self.fleet.memory._replace(reached=0)
+
+    def _checked_step(self):
+        fleet = self.fleet
+        before_total, before_ready = fleet.total(), fleet.ready()
+        ready_before = [fleet.revision(name).ready for name in fleet.pods]
+        plan = fleet.step()
+        target = plan.target
+        if all(role.scaling.mode is ScalingMode.EXTERNAL for role in fleet.spec.roles):
+            assert target.decode <= 3 * target.prefill <= 6 * target.decode
+        limit = surge_limit(target, self.budget)
+        floor = available_floor(target, self.budget)
+        for role in (0, 1):
+            after_total, after_ready = fleet.total()[role], fleet.ready()[role]
+            assert after_total <= max(before_total[role], limit[role])
+            assert after_ready >= min(before_ready[role], floor[role])
+        if self.budget.surge_pairs:
+            self._check_pairs(whole_pairs(ready_before, target), target)
+        assert set(fleet.pods) >= {plan.goal}
+
+    def _serving(self):
+        """Ready pods of revisions that have both roles: a role alone serves nobody."""
+        revisions = map(self.fleet.revision, self.fleet.pods)
+        return total(r.ready for r in revisions if all(r.ready))
+
+    def _check_pairs(self, before, target):
+        """Serving inside revisions never falls below the budget and one role's rounding."""
+        n = ticks_of(target)
+        rounding = -(-n // min(target))
+        missing = self.budget.unavailable_pairs
+        least = max(0 if missing else 1, n - missing - rounding)
+        after = [self.fleet.revision(name).ready for name in self.fleet.pods]
+        assert whole_pairs(after, target) >= min(before, least)
+
+    def teardown(self):
+        if not hasattr(self, "fleet"):
+            return
+        self._comes_to_rest(self.fleet.update)
+        self._comes_to_rest("the way back")
+
+    def _comes_to_rest(self, update):
+        """Given capacity and healthy pods, the fleet reaches its goal and nothing is left."""
+        fleet = self.fleet
+        fleet.update = update
+        fleet.broken.discard(update)
+        fleet.rollout(paused=False, partition=0)
+        fleet.settle()
+        plan = fleet.plan
+        assert plan.step.phase is Phase.COMPLETE
+        assert plan.goal == update or plan.has_failed
+        assert fleet.desired == {plan.goal: plan.target}
+        assert fleet.revision(plan.goal).ready == plan.target
+        assert plan.target != Counts()
+
+
+def run(fleets, examples, *, is_repeatable):
+    run_state_machine_as_test(
+        type("Bound", (Rollouts,), {"fleets": fleets}),
+        settings=settings(
+            max_examples=examples,
+            derandomize=is_repeatable,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_every_step_of_300_random_sequences_keeps_budgets_pairs_and_progress(fleets):
+    run(fleets, 300, is_repeatable=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_step_of_10000_random_sequences_keeps_budgets_pairs_and_progress(fleets):
+    run(fleets, 10_000, is_repeatable=False)

@@ -1,0 +1,134 @@
+"""The work queue's promises, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton_operator.workqueue import BACKOFF_CAP_SECONDS, WorkQueue
+
+
+class Clock:
+    def __init__(self):
+        self.now, self.calls = 0.0, []
+
+    def time(self):
+        return self.now
+
+    def call_at(self, when, callback):
+        call = [when, callback, True]
+        self.calls.append(call)
+
+        class Timer:
+            def cancel(self):
+                call[2] = False
+
+        return Timer()
+
+    def advance(self, seconds):
+        self.now += seconds
+        due = [c for c in self.calls if c[2] and c[0] <= self.now]
+        self.calls = [c for c in self.calls if c not in due]
+        for call in due:
+            call[1]()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock):
+    return WorkQueue(clock)
+
+
+def take(queue):
+    """Return the next key, which must be ready."""
+    return asyncio.run(asyncio.wait_for(queue.get(), 1))
+
+
+def test_a_waiting_key_is_queued_once(queue):
+    queue.add("a")
+    queue.add("a")
+    queue.add("b")
+    assert queue.depth == 2
+    assert [take(queue), take(queue)] == ["a", "b"]
+
+
+def test_a_key_added_while_worked_on_runs_once_more_afterwards(queue):
+    queue.add("a")
+    assert take(queue) == "a"
+    queue.add("a")
+    queue.add("a")
+    assert queue.depth == 0
+    queue.done("a")
+    assert queue.depth == 1
+    assert take(queue) == "a"
+    queue.done("a")
+    assert queue.depth == 0
+
+
+def test_a_delayed_key_comes_when_it_is_due(queue, clock):
+    queue.add_after("a", 5)
+    clock.advance(4.9)
+    assert queue.depth == 0
+    clock.advance(0.2)
+    assert take(queue) == "a"
+
+
+def test_the_earliest_of_several_delays_wins(queue, clock):
+    queue.add_after("a", 10)
+    queue.add_after("a", 2)
+    queue.add_after("a", 30)
+    clock.advance(2)
+    assert queue.depth == 1
+    take(queue)
+    queue.done("a")
+    clock.advance(100)
+    assert queue.depth == 0
+
+
+def test_an_add_replaces_a_delay(queue, clock):
+    queue.add_after("a", 2)
+    queue.add("a")
+    take(queue)
+    queue.done("a")
+    clock.advance(10)
+    assert queue.depth == 0
+
+
+def test_failures_back_off_by_key_up_to_a_cap_and_success_forgets_them(queue):
+    delays = [queue.failed("a") for _ in range(20)]
+    assert delays[:3] == [0.05, 0.1, 0.2]
+    assert delays[-1] == BACKOFF_CAP_SECONDS
+    assert queue.failed("b") == 0.05
+    queue.succeeded("a")
+    assert queue.failed("a") == 0.05
+
+
+def test_the_age_counts_waiting_and_work(queue, clock):
+    assert queue.oldest_seconds == 0
+    queue.add("a")
+    clock.advance(3)
+    take(queue)
+    clock.advance(4)
+    assert queue.oldest_seconds == 4
+    queue.add("b")
+    clock.advance(1)
+    assert queue.oldest_seconds == 5
+    queue.done("a")
+    assert queue.oldest_seconds == 1
+
+
+def test_a_waiting_worker_is_woken(clock):
+    async def scenario():
+        queue = WorkQueue(clock)
+        workers = [asyncio.create_task(queue.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        queue.add("a")
+        queue.add("b")
+        return await asyncio.wait_for(asyncio.gather(*workers), 1)
+
+    assert sorted(asyncio.run(scenario())) == ["a", "b"]

@@ -1,0 +1,105 @@
+"""CUDA verification accepts what the CPU path accepts and emits the same tokens."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import baton_ops
+from baton_ops import cuda
+
+
+class Case(NamedTuple):
+    """Requests with random draft counts."""
+
+    draft: npt.NDArray[np.int32]
+    draft_count: npt.NDArray[np.int32]
+    cu_rows: npt.NDArray[np.int32]
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return int(self.cu_rows[-1])
+
+
+def requests(batch: int, most: int, vocab: int) -> Case:
+    rng = np.random.default_rng()
+    count = rng.integers(0, most + 1, size=batch).astype(np.int32)
+    cu_rows = np.concatenate([[0], np.cumsum(count + 1)]).astype(np.int32)
+    return Case(rng.integers(vocab, size=(batch, most)).astype(np.int32), count, cu_rows)
+
+
+def on_device(torch: ModuleType, case: Case) -> tuple[cuda.Drafts, cuda.Accepted]:
+    """Return the drafts on the device and poisoned outputs."""
+    batch, most = case.draft.shape
+    drafts = cuda.Drafts(*(torch.as_tensor(a, device="cuda") for a in case))
+    kind = {"dtype": torch.int32, "device": "cuda"}
+    return drafts, cuda.Accepted(
+        torch.full((batch,), -777, **kind), torch.full((batch, most + 1), -777, **kind)
+    )
+
+
+def assert_same(out: cuda.Accepted, wanted: baton_ops.Verification) -> None:
+    got: list[Any] = [column.cpu().numpy() for column in out]
+    np.testing.assert_array_equal(got[0], wanted.n_accepted)
+    np.testing.assert_array_equal(got[1], wanted.token)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 300])
+def test_greedy(torch: ModuleType, batch: int) -> None:
+    case = requests(batch, 4, 3)
+    target = np.random.default_rng().integers(3, size=case.rows).astype(np.int32)
+    drafts, out = on_device(torch, case)
+    wanted = baton_ops.verify_greedy(target, *case)
+    on_cuda = torch.as_tensor(target, device="cuda")
+    cuda.verify_greedy_into(on_cuda, drafts, out)
+    assert_same(out, wanted)
+    # The public function does the same for CUDA tensors.
+    again = on_device(torch, case)[1]
+    assert baton_ops.verify_greedy(on_cuda, *drafts, out=again) is again
+    assert_same(again, wanted)
+
+
+@pytest.mark.parametrize("with_proposals", [False, True])
+@pytest.mark.parametrize("vocab", [3, 1_000, 32_003])
+def test_sampled(torch: ModuleType, vocab: int, with_proposals: bool) -> None:
+    rng = np.random.default_rng()
+    case = requests(40, 3, vocab)
+    probs = rng.exponential(size=(case.rows, vocab)).astype(np.float32) ** 4
+    probs[:, ::3] = 0.0
+    # Every third request's drafts are impossible and the others' are likely.
+    likely = np.float32(probs.sum(axis=1).mean())
+    for b in range(40):
+        for i in range(int(case.draft_count[b])):
+            probs[case.cu_rows[b] + i, case.draft[b, i]] = 0 if b % 3 == 0 else likely
+    probs[:, -1] += np.float32(1e-3)
+    uniform = rng.random(case.rows)
+    extra: dict[str, Any] = {}
+    if with_proposals:
+        q = rng.exponential(size=(40, 3, vocab)).astype(np.float32)
+        extra = {"draft_probs": q, "residual_uniform": rng.random(case.rows)}
+    drafts, out = on_device(torch, case)
+    inputs = [torch.as_tensor(a, device="cuda") for a in (probs, uniform)]
+    extra_inputs = {name: torch.as_tensor(a, device="cuda") for name, a in extra.items()}
+    cuda.verify_sampled_into(*inputs, drafts, out, **extra_inputs)
+    wanted = baton_ops.verify_sampled(probs, uniform, *case, **extra)
+    assert 0 < wanted.n_accepted.sum() < case.draft_count.sum()
+    assert_same(out, wanted)
+    again = on_device(torch, case)[1]
+    assert baton_ops.verify_sampled(*inputs, *drafts, **extra_inputs, out=again) is again
+    assert_same(again, wanted)
+
+
+def test_a_row_that_is_no_distribution_ends_its_request(torch: ModuleType) -> None:
+    case = Case(np.array([[1, 1]], np.int32), np.array([2], np.int32), np.array([0, 3], np.int32))
+    probs = np.array([[0, 1, 0], [0, -1, 0], [1, 1, 1]], np.float32)
+    drafts, out = on_device(torch, case)
+    cuda.verify_sampled_into(
+        torch.as_tensor(probs, device="cuda"), torch.full((3,), 0.5).double().cuda(), drafts, out
+    )
+    assert out.n_accepted.tolist() == [1]
+    assert out.token.tolist() == [[1, -1, -1]]

@@ -1,0 +1,75 @@
+"""A configuration file is read whole or refused by the field's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_worker.config import ConfigError, ProcessConfig, dump_config, load_config
+from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "baton.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_fill_what_is_left_out(tmp_path):
+    config = load_config(write(tmp_path, "model: {path: /models/chat}\n"))
+    assert config.served_name == "chat"
+    assert config.link.curve.enabled
+    assert config.logprobs.max_top_k == 20
+
+
+def test_what_is_dumped_is_read_back_equal(tmp_path):
+    files = CurveFiles("a", "b", "c", "d")
+    plans = plan_processes(LocalOptions(model_path="/m"), 5555, {"gateway": files})
+    for plan in plans:
+        path = tmp_path / plan.name
+        path.write_bytes(dump_config(plan.config))
+        assert load_config(path) == plan.config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {path: m}\nlink: {portt: 1}\n", "portt"),
+        ("model: {path: m}\nlink: {port: 70000}\n", r"\$\.link\.port"),
+        ("model: {path: m}\nspeculative: {num_speculative_tokens: 6}\n", "num_speculative_tokens"),
+        (
+            "model: {path: m}\nspeculative: {method: none, num_speculative_tokens: 2}\n",
+            "num_speculative_tokens is 2 with method 'none'",
+        ),
+        ("model: {path: m}\nengine: {block_size: 7}\n", "block_size"),
+        ("model: {path: m}\nengine: {sim: {seed: 1}}\n", "sim is set, but device is 'cpu'"),
+        (
+            "model: {path: m}\nengine: {device: sim, sim: {acceptance: [0.1, 0.2, 0, 0, 0]}}\n",
+            "no share may be larger",
+        ),
+        ("model: {path: m}\nengine: {device: sim, sim: {acceptance: [0.5]}}\n", "acceptance"),
+        ("model: {}\n", "path"),
+        ("- a\n", "object"),
+        ("model: [\n", "baton.yaml"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_field(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_a_local_plan_pairs_compatible_processes():
+    plans = plan_processes(LocalOptions(model_path="/m", prefill=2, decode=3, mixed=1), 5555, {})
+    assert [p.name for p in plans] == [
+        "gateway", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2", "mixed-0",
+    ]  # fmt: skip
+    shared: set[ProcessConfig] = {(p.config.model, p.config.speculative) for p in plans}
+    assert len(shared) == 1
+    assert {p.config.link.gateways for p in plans} == {("tcp://127.0.0.1:5555",)}
+    assert not any(p.config.link.curve.enabled for p in plans)

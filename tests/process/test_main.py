@@ -1,0 +1,67 @@
+"""The command line teaches, and refuses with the flag's or the field's name."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from baton_worker.logs import JsonFormatter, TextFormatter
+from baton_worker.main import build_parser, main
+from baton_worker.readiness import EXIT_BAD_CONFIG
+
+
+@pytest.mark.parametrize("command", ["prefill", "decode", "mixed", "gateway", "local", "keygen"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        build_parser().parse_args([command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: baton-worker " + command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["local", "--model", "m", "-k", "6"], "--num-speculative-tokens is 6, not in 0..5"),
+        (["local", "--model", "m", "--decode", "0"], "a prefill and a decode process, or a mixed"),
+        (["local", "--model", "m", "--max-top-k", "65"], "--max-top-k is 65"),
+        (["local", "--model", "m", "--tp", "0"], "--tp is 0, not in 1..64"),
+        (["local", "--model", "m", "--sim", "seed=1"], "--sim seed=1 needs --engine sim"),
+        (
+            ["local", "--model", "m", "--engine", "sim", "--sim", "pace=1"],
+            "--sim pace=1: Object contains unknown field `pace`",
+        ),
+        (["prefill", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
+    ],
+)
+def test_bad_arguments_end_with_a_named_error(arguments, message, capsys):
+    assert main(arguments) == EXIT_BAD_CONFIG
+    assert message in capsys.readouterr().err
+
+
+def test_keygen_writes_a_pair_once(tmp_path, capsys):
+    arguments = ["keygen", "--out", str(tmp_path), "--name", "gw"]
+    assert main(arguments) == 0
+    assert (tmp_path / "gw.secret").stat().st_mode & 0o077 == 0
+    assert len((tmp_path / "gw.public").read_text().strip()) == 40
+    assert main(arguments) == EXIT_BAD_CONFIG
+    assert "never overwritten" in capsys.readouterr().err
+
+
+def record(**extra):
+    return logging.makeLogRecord(
+        {"name": "baton_worker.roles.loop", "levelname": "INFO", "msg": "draining", **extra}
+    )
+
+
+def test_text_lines_carry_the_facts_after_a_constant_message():
+    line = TextFormatter("decode-0").format(record(requests=3, color_message="x"))
+    assert line.endswith("INFO decode-0 roles.loop: draining requests=3")
+
+
+def test_json_lines_are_objects_with_the_facts():
+    entry = json.loads(JsonFormatter("decode-0").format(record(requests=3)))
+    assert entry["message"] == "draining"
+    assert entry["requests"] == 3
+    assert entry["process"] == "decode-0"
