@@ -5,7 +5,7 @@ OPS_SOURCES := $(shell find ops -type f \( -name '*.cc' -o -name '*.h' -o -name 
 CPP_SOURCES := $(shell find ops -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -not -path '*/build/*')
 KEEP ?=
 
-.PHONY: help env demo test lint unit e2e fuzz bench bench-engine docs ops-cuda ops-cuda-fat format clean
+.PHONY: help env demo test lint unit e2e fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ e2e: env ## Slow tests and real processes: PD equals mixed, kill -9 of each, 500
 
 fuzz: env ## 60 seconds of fuzzing for each parser of bytes
 	@$(PY) -m pytest -q -m fuzz tests
+
+explore: env ## The property tests on new random examples (make test takes the same ones each time)
+	@BATON_EXPLORE=1 $(PY) -m pytest -q -m hypothesis tests
 
 bench: env ## Benchmarks, each with its baseline in the same run
 	@$(PY) tests/bench/run.py

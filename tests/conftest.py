@@ -15,9 +15,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # random generators that plugins register, and after a freeze nobody does, which is a warning.
 from hypothesis import HealthCheck, settings
 
+# The same examples in every run, so that a red test is the change's doing and runs red again.
+# `make explore` sets BATON_EXPLORE for new ones each time.
+#
 # How long an example takes says something of the machine and nothing of the claim. (The first text
 # that is drawn in a fresh checkout has hypothesis build its Unicode tables: seconds, once.)
 settings.register_profile(
-    "baton", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "baton",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    derandomize="BATON_EXPLORE" not in os.environ,
 )
 settings.load_profile("baton")

@@ -424,15 +424,17 @@ def run(columns, new_info, new_factory, examples: int, steps: int) -> None:
         },
     )
     machine.TestCase.settings = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=examples < 200
+        max_examples=examples, stateful_step_count=steps, deadline=None
     )
     machine.TestCase().runTest()
 
 
+@pytest.mark.hypothesis
 def test_rows_arrive_exactly_once_or_are_told_lost(columns, new_info, new_factory) -> None:
     run(columns, new_info, new_factory, examples=60, steps=50)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_rows_arrive_exactly_once_or_are_told_lost_at_length(

@@ -155,12 +155,11 @@ class Rollouts(RuleBasedStateMachine):
         assert plan.target != Counts()
 
 
-def run(fleets, examples, *, is_repeatable):
+def run(fleets, examples):
     run_state_machine_as_test(
         type("Bound", (Rollouts,), {"fleets": fleets}),
         settings=settings(
             max_examples=examples,
-            derandomize=is_repeatable,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -168,11 +167,13 @@ def run(fleets, examples, *, is_repeatable):
     )
 
 
+@pytest.mark.hypothesis
 def test_every_step_of_300_random_sequences_keeps_budgets_pairs_and_progress(fleets):
-    run(fleets, 300, is_repeatable=True)
+    run(fleets, 300)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_step_of_10000_random_sequences_keeps_budgets_pairs_and_progress(fleets):
-    run(fleets, 10_000, is_repeatable=False)
+    run(fleets, 10_000)

@@ -224,6 +224,16 @@ def test_a_third_revision_waits_until_the_interrupted_one_has_left():
     assert step.wanted == {"a": Counts(1, 3), "b": NONE, "c": NONE}
 
 
+def test_an_interrupted_revision_serves_on_while_the_keeper_refills():
+    """Found by random sequences: pods that the keeper had only just asked for counted as serving."""
+    target = Counts(3, 3)
+    a = Revision("a", Counts(3, 3), Counts(3, 3), Counts(1, 3))
+    b = Revision("b", Counts(1, 1), Counts(1, 1), Counts(1, 1))
+    c = Revision("c", NONE, NONE, NONE)
+    step = next_step(Rollout(target, "c", "a", (a, b, c), Budget(2, 0)))
+    assert step.wanted == {"a": Counts(3, 3), "b": Counts(1, 1), "c": Counts(1, 1)}
+
+
 def test_a_broken_interrupted_revision_gives_way_at_once():
     target = Counts(1, 3)
     a = Revision("a", Counts(1, 3), Counts(1, 3), Counts(1, 3))

@@ -184,8 +184,9 @@ def _keep_old(
 ) -> dict[str, Counts]:
     """Share `keep` ticks among the old revisions, the first of them first.
 
-    A stray keeps no more than it can serve. Nothing grows here, except the first revision towards
-    the ticks that a partition or a pause leaves it.
+    A stray keeps no more than it can serve, and what the revisions before it do not serve yet:
+    pods of theirs that were asked for and are not ready serve nobody. Nothing grows here, except
+    the first revision towards the ticks that a partition or a pause leaves it.
     """
     target = rollout.target
     is_whole = rollout.budget.surge_pairs > 0
@@ -203,7 +204,7 @@ def _keep_old(
             wanted[old.name] = Counts(
                 *(min(d, b, s) for d, b, s in zip(old.desired, bound, serves, strict=True))
             )
-        left = max(0, left - served_ticks(wanted[old.name], target))
+        left = max(0, left - served_ticks(usable(old).capped(wanted[old.name]), target))
     return wanted
 
 
