@@ -37,11 +37,16 @@ def leaves(value, path=()):
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(item, (*path, key))
-    elif isinstance(value, list) and path and path[-1] in _LIST_KEYS and value:
+    elif isinstance(value, list) and value and path and _is_keyed(path[-1], value):
         for item in value:
             yield from leaves(item, (*path, f"={item[_LIST_KEYS[path[-1]]]}"))
     else:
         yield path, value
+
+
+def _is_keyed(field, items):
+    key = _LIST_KEYS.get(field)
+    return key is not None and all(isinstance(item, dict) and key in item for item in items)
 
 
 def owned_fields(manifest):

@@ -15,7 +15,7 @@ from baton_operator.health import Vitals
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.parents import ParentStore
-from baton_operator.reconcile import WriteFailed
+from baton_operator.reconcile import FORGOTTEN, WriteFailed
 from baton_operator.reflector import Reflector
 from baton_operator.settings import Settings
 from baton_operator.store import Change, ChildStore
@@ -74,6 +74,12 @@ def test_a_pass_without_a_wish_comes_back_at_the_resync():
 
 def test_a_pass_comes_back_when_it_asked_to():
     assert run(7.0)[0] == [7.0]
+
+
+def test_an_object_that_is_gone_has_no_next_pass():
+    due, counted = run(FORGOTTEN)
+    assert due == []
+    assert counted == ['baton_operator_reconcile_total{result="ok"} 1.0']
 
 
 @pytest.mark.parametrize(
@@ -140,10 +146,10 @@ def test_a_leader_is_ready_when_every_kind_is_listed_and_a_standby_always(vitals
     assert health.is_ready()
 
 
-def deliver(type_, parents, queue, version="1"):
+def deliver(type_, parents, queue, version="1", uid="u"):
     registry = build_registry(parents, queue)
     handler = next(h for h in registry._watching._handlers if h.id.endswith("on_deployment"))
-    metadata = {"namespace": "ns", "name": "chat", "uid": "u", "resourceVersion": version}
+    metadata = {"namespace": "ns", "name": "chat", "uid": uid, "resourceVersion": version}
     asyncio.run(handler.fn(event={"type": type_, "object": {"metadata": metadata, "spec": {}}}))
 
 
@@ -159,6 +165,17 @@ def test_a_handler_enqueues_the_key_once_for_each_news():
     deliver("MODIFIED", parents, queue, version="2")
     assert queue.depth == 1
     deliver("DELETED", parents, queue, version="3")
+    assert parents.get(KEY) is None
+
+
+def test_the_end_of_an_earlier_object_of_the_name_does_not_end_the_new_one():
+    parents, queue = ParentStore(), WorkQueue(Clock())
+    deliver("ADDED", parents, queue, version="1", uid="old")
+    deliver("ADDED", parents, queue, version="5", uid="new")
+    deliver("MODIFIED", parents, queue, version="3", uid="old")
+    deliver("DELETED", parents, queue, version="4", uid="old")
+    assert parents.get(KEY).uid == "new"
+    deliver("DELETED", parents, queue, version="6", uid="new")
     assert parents.get(KEY) is None
 
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from baton_operator import api
-from baton_operator.api import ApiError
-from baton_operator.reconcile import WriteFailed
+from baton_operator.api import ApiError, Throttled
+from baton_operator.reconcile import FORGOTTEN, WriteFailed
 from baton_operator.store import Change
 
 
@@ -243,11 +243,42 @@ def test_an_object_deleted_unnoticed_gets_no_children_back(cluster):
         key = await served(cluster)
         cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
         cluster.kube.collect_garbage()
-        await cluster.reconcile()
+        assert await cluster.reconcile() == FORGOTTEN
         assert cluster.parents.get(key) is None
         return [place for place in cluster.kube.objects if place[0] != "Event"]
 
     assert run(scenario()) == []
+
+
+def test_the_end_of_children_of_a_deleted_object_reads_nothing(cluster):
+    """Garbage collection ends them one by one: no event of that is worth a request."""
+
+    async def scenario():
+        key = await served(cluster)
+        uid = cluster.kube.find(api.PD_DEPLOYMENT, "chat")["metadata"]["uid"]
+        cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
+        cluster.parents.gone(key, uid)
+        cluster.kube.reads.clear()
+        cluster.kube.collect_garbage()
+        await cluster.pump()
+        assert cluster.changes
+        assert await cluster.reconciler.reconcile(key) == FORGOTTEN
+        assert cluster.kube.reads["PDDeployment"] == 0
+        assert list(cluster.children.owners()) == []
+
+    run(scenario())
+
+
+def test_a_late_answer_does_not_bring_a_deleted_object_back(cluster):
+    async def scenario():
+        key = await served(cluster)
+        answer = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
+        cluster.parents.gone(key, answer["metadata"]["uid"])
+        cluster.parents.seen(answer, is_event=False)
+        assert cluster.parents.get(key) is None
+
+    run(scenario())
 
 
 def test_children_of_an_earlier_object_of_the_same_name_are_not_taken(cluster):
@@ -320,5 +351,123 @@ def test_a_missing_api_is_a_condition(cluster):
         await cluster.settle()
         assert cluster.condition("Ready") == ("False", "MissingApi")
         assert cluster.kube.names(api.DEPLOYMENT) == ["chat-gateway"]
+
+    run(scenario())
+
+
+EXTERNAL = [{"name": n, "scaling": {"mode": "External"}} for n in ("prefill", "decode")]
+SWITCHES = {
+    "budgets": (api.DISRUPTION_BUDGET, {}, {"disruptionBudget": "Off"}, []),
+    "the gateway's budget": (
+        api.DISRUPTION_BUDGET,
+        {"gateway": {"replicas": 2}},
+        {"gateway": {"replicas": 1}},
+        ["chat-decode", "chat-prefill"],
+    ),
+    "policies": (api.NETWORK_POLICY, {}, {"networkPolicy": {"enabled": False}}, []),
+    "scalers": (
+        api.SCALER,
+        {"roles": EXTERNAL},
+        {"roles": [EXTERNAL[0], {"name": "decode"}]},
+        ["chat-prefill"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "on", "off", "left"), SWITCHES.values(), ids=SWITCHES.keys())
+def test_what_the_spec_switches_off_is_removed(cluster, kind, on, off, left):
+    async def scenario():
+        await cluster.create(**on)
+        await cluster.settle()
+        assert len(cluster.kube.names(kind)) > len(left)
+        foreign = await cluster.kube.create(
+            kind,
+            {
+                "apiVersion": kind.api_version,
+                "kind": kind.kind,
+                "metadata": {
+                    "name": "mine",
+                    "namespace": "ns",
+                    "labels": {
+                        "baton.dev/name": "chat",
+                        "app.kubernetes.io/managed-by": "baton-operator",
+                    },
+                },
+                "spec": {},
+            },
+            "kubectl",
+        )
+        cluster.change(**off)
+        await cluster.settle()
+        assert cluster.kube.names(kind) == sorted([*left, foreign["metadata"]["name"]])
+
+    run(scenario())
+
+
+def test_a_restarted_operator_removes_what_was_switched_off_meanwhile(cluster):
+    async def scenario():
+        await served(cluster)
+        cluster.change(networkPolicy={"enabled": False})
+        cluster.start()
+        body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.parents.seen(body, is_event=True)
+        await cluster.settle()
+        assert cluster.kube.names(api.NETWORK_POLICY) == []
+
+    run(scenario())
+
+
+def test_a_server_that_asks_for_a_pause_gets_it_and_no_object_is_blamed(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.pump()
+        for name, seconds in (("chat", 3.0), ("chat-link", 7.0)):
+            cluster.kube.fault("apply", api.SERVICE, Throttled(429, "later", seconds), name)
+        with pytest.raises(Throttled) as caught:
+            await cluster.reconcile()
+        assert caught.value.retry_after_seconds == 7.0
+        assert len(cluster.kube.names(api.DEPLOYMENT)) == 3
+        assert cluster.status() == {}
+        await cluster.settle()
+        assert cluster.condition("Ready") == ("True", "PairsServing")
+
+    run(scenario())
+
+
+TEMPLATES = {
+    "no list": ({"spec": {"containers": {"name": "worker"}}}, "$.spec.containers"),
+    "no name": ({"spec": {"containers": [{"image": "x"}]}}, "$.spec.containers[0]"),
+    "a number": ({"metadata": {"annotations": {"a": 1}}}, "$.metadata.annotations"),
+    "no objects": ({"spec": {"volumes": ["data"]}}, "$.spec.volumes[0]"),
+    "words": ({"spec": "worker"}, "$.spec"),
+}
+
+
+@pytest.mark.parametrize("place", ["role", "gateway"])
+@pytest.mark.parametrize(("template", "path"), TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_a_template_that_cannot_be_rendered_is_a_condition(cluster, place, template, path):
+    spec = {
+        "role": {"roles": [{"name": "prefill"}, {"name": "decode", "template": template}]},
+        "gateway": {"gateway": {"template": template}},
+    }[place]
+    field = {"role": "spec.roles[decode].template", "gateway": "spec.gateway.template"}[place]
+
+    async def scenario():
+        await cluster.create(**spec)
+        assert await cluster.reconcile() is None
+        assert cluster.condition("SpecValid") == ("False", "InvalidSpec")
+        told = cluster.status()["conditions"][0]["message"]
+        assert field in told
+        assert path in told
+
+    run(scenario())
+
+
+def test_a_template_with_nulls_is_as_one_without(cluster):
+    async def scenario():
+        template = {"metadata": None, "spec": {"containers": None, "volumes": None}}
+        await cluster.create(gateway={"template": template})
+        await cluster.settle()
+        assert cluster.condition("Ready") == ("True", "PairsServing")
 
     run(scenario())

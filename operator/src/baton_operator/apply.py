@@ -13,8 +13,20 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from baton_operator.api import AlreadyExists, ApiError, Conflict, Kind, KubeApi, kind_of
+from baton_operator.api import (
+    DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+    POD_MONITOR,
+    SCALER,
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Kind,
+    KubeApi,
+    kind_of,
+)
 from baton_operator.heads import Child, child_of, head_of
 from baton_operator.models import ObjectKey
 from baton_operator.names import ANNOTATION_APPLIED, FIELD_MANAGER, SEED_MANAGER
@@ -24,6 +36,10 @@ from baton_operator.store import ChildId, ChildStore
 from baton_operator.wish import Wish
 
 log = logging.getLogger(__name__)
+
+_SWITCHED = {k.kind: k for k in (DISRUPTION_BUDGET, NETWORK_POLICY, SCALER, POD_MONITOR)}
+"""Kinds that a spec switches on and off. The keys' Secret is none of them: pods of an older
+revision may still need it."""
 
 
 class Outcome(StrEnum):
@@ -44,6 +60,13 @@ class Result:
     child: ChildId
     outcome: Outcome
     error: Exception | None = None
+
+
+class Extra(NamedTuple):
+    """A child that shall not exist."""
+
+    kind: Kind
+    child: Child
 
 
 class Applier:
@@ -79,6 +102,18 @@ class Applier:
             self.is_settled(owner, uid, wish, semantic_hash(wish.manifest)) for wish in wishes
         )
 
+    def unwished(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Extra]:
+        """Return our children that the spec switched off: nothing wishes them any more."""
+        wished = {wish.child_id for wish in wishes}
+        return [
+            Extra(_SWITCHED[key.kind], entry.child)
+            for key, entry in self._store.children(owner)
+            if key.kind in _SWITCHED
+            and key not in wished
+            and entry.child.controller_uid == uid
+            and not entry.child.is_deleting
+        ]
+
     async def apply_all(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Result]:
         """Bring every child to its wish; one that fails does not stop the others."""
         wanted = list(wishes)
@@ -90,10 +125,10 @@ class Applier:
             self._count(result.child.kind, result.outcome)
         return results
 
-    async def remove_all(self, owner: ObjectKey, children: Iterable[Child], kind: Kind) -> None:
-        """Delete children of one kind; the watch reports when they are gone."""
+    async def remove_all(self, owner: ObjectKey, extras: Iterable[Extra]) -> None:
+        """Delete children; the watch reports when they are gone."""
         await asyncio.gather(
-            *(self._kube.delete(kind, owner.namespace, c.name, c.uid) for c in children)
+            *(self._kube.delete(e.kind, owner.namespace, e.child.name, e.child.uid) for e in extras)
         )
 
     async def _one(self, owner: ObjectKey, uid: str, wish: Wish) -> Result:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from baton_operator.api import ApiError, Throttled
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.reconcile import Reconciler, WriteFailed
+from baton_operator.reconcile import FORGOTTEN, Reconciler, WriteFailed
 from baton_operator.reflector import Reflector
 from baton_operator.settings import Settings
 from baton_operator.store import Change
@@ -98,5 +98,7 @@ async def run_one(machine: Machine, key: ObjectKey) -> None:
 
 
 def _next(machine: Machine, key: ObjectKey, wait: float | None) -> None:
+    if wait == FORGOTTEN:
+        return
     resync = machine.settings.resync_seconds * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
     machine.queue.add_after(key, resync if wait is None else min(wait, resync))

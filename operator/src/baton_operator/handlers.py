@@ -32,7 +32,7 @@ def build_registry(parents: ParentStore, queue: WorkQueue[ObjectKey]) -> kopf.Op
         body = event["object"]
         if event["type"] == "DELETED":
             key = ObjectKey(body["metadata"]["namespace"], body["metadata"]["name"])
-            parents.gone(key)
+            parents.gone(key, body["metadata"]["uid"])
             queue.add(key)
         elif parents.seen(body, is_event=True):
             queue.add(ObjectKey(body["metadata"]["namespace"], body["metadata"]["name"]))

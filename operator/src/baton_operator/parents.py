@@ -53,14 +53,17 @@ class ParentStore:
         """Enter an object; return whether a pass should look at it.
 
         Our own reads and writes bring news too: a spec that changed meanwhile stays fresh until
-        its event, which is older than what we know by then, asks for the pass.
+        its event, which is older than what we know by then, asks for the pass. They bring no new
+        objects: an answer that comes after its object's deletion was told must not bring it back.
         """
         metadata = body["metadata"]
         key = ObjectKey(metadata["namespace"], metadata["name"])
         version = _version(body)
         known = self._parents.get(key)
-        if known is not None and known.uid == metadata["uid"] and version <= self._versions[key]:
-            return is_event and key in self._fresh
+        if known is None and not is_event:
+            return False
+        if known is not None and version <= self._versions[key]:
+            return is_event and known.uid == metadata["uid"] and key in self._fresh
         self._parents[key] = parse_parent(body)
         self._versions[key] = version
         if is_event or (known is not None and known.generation != metadata.get("generation", 0)):
@@ -77,10 +80,16 @@ class ParentStore:
         self._fresh.discard(key)
         return is_fresh
 
-    def gone(self, key: ObjectKey) -> None:
-        """Forget an object."""
-        self._parents.pop(key, None)
-        self._versions.pop(key, None)
+    def gone(self, key: ObjectKey, uid: str) -> None:
+        """Forget an object; another one that has its name by now stays.
+
+        kopf orders the events of one object only, so the end of the old one may be told last.
+        """
+        known = self._parents.get(key)
+        if known is None or known.uid != uid:
+            return
+        del self._parents[key]
+        del self._versions[key]
         self._fresh.discard(key)
 
     def keys(self) -> list[ObjectKey]:

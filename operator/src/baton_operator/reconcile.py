@@ -7,6 +7,7 @@ module fetches what deciding needs, writes what was decided, and hands over to `
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ from baton_operator.api import (
     PD_DEPLOYMENT,
     Kind,
     KubeApi,
+    Throttled,
 )
-from baton_operator.apply import Applier, Outcome, Result
+from baton_operator.apply import Applier, Extra, Outcome, Result
 from baton_operator.children import Apis, Inputs, needs_missing_api, wishes
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES
@@ -40,6 +42,9 @@ log = logging.getLogger(__name__)
 _WORKLOADS: Mapping[str, Kind] = {k.kind: k for k in (DEPLOYMENT, LEADER_WORKER_SET)}
 _LEAVING_RETRY_SECONDS = 1.0
 _FOREIGN_RETRY_SECONDS = 30.0
+
+FORGOTTEN = math.inf
+"""Seconds until the next pass over an object that does not exist."""
 
 
 class WriteFailed(Exception):
@@ -72,24 +77,26 @@ class Reconciler:
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Run one pass; return seconds until the next one without an event, or None.
 
-        1. Find the object; forget it when it is gone, leave it alone while it is deleted.
+        `FORGOTTEN` says that there is no object, and so no next pass.
+
+        1. Find the object as its watch told of it: one that is not known is gone or will be told
+           of, and either way nothing is read. Leave it alone while it is deleted.
         2. Observe, and plan.
         3. Read it again if children must be written for another reason than its own change.
-        4. Mark who leaves; write children; remove what is retired.
+        4. Mark who leaves; write children; remove what is switched off or retired.
         5. Report, also when a write failed.
 
         Raises:
             WriteFailed: a child could not be written.
+            Throttled: the server asks to be left alone for a while; the status does not say so.
             ApiError: reading failed, or the status could not be written.
         """
         tools = self._tools
         is_fresh = tools.parents.take_fresh(key)
         parent = tools.parents.get(key)
         if parent is None:
-            parent, is_fresh = await self._read(key), True
-        if parent is None:
             self._forget(key)
-            return None
+            return FORGOTTEN
         if isinstance(parent, Invalid):
             await tools.reporter.invalid(parent)
             return None
@@ -103,11 +110,15 @@ class Reconciler:
         records = await self._records(pdd, plan)
         inputs = self._inputs(pdd, plan, records)
         wanted = wishes(inputs)
-        if not is_fresh and not self._tools.applier.are_settled(pdd.key, pdd.uid, wanted):
+        applier = self._tools.applier
+        extras = applier.unwished(pdd.key, pdd.uid, wanted)
+        if not is_fresh and (extras or not applier.are_settled(pdd.key, pdd.uid, wanted)):
             return await self._again(pdd)
         await self._mark(pdd.key, seen, plan)
-        results = await self._tools.applier.apply_all(pdd.key, pdd.uid, wanted)
+        results = await applier.apply_all(pdd.key, pdd.uid, wanted)
+        _raise_throttled(results)
         await self._scale_unrecorded(pdd, seen, plan, records)
+        await applier.remove_all(pdd.key, extras)
         await self._retire(pdd.key, seen, plan)
         trouble = self._trouble(pdd, results)
         seen = observe(self._tools.children, pdd.key, pdd.uid)
@@ -146,25 +157,26 @@ class Reconciler:
     def _inputs(self, pdd: PDDeployment, plan: Plan, records: dict[str, RevisionRecord]) -> Inputs:
         return Inputs(_owner(pdd), pdd.spec, plan, records, self.apis, self._tools.make_pair)
 
-    async def _read(self, key: ObjectKey) -> Parent | None:
+    async def _read(self, pdd: PDDeployment) -> Parent | None:
+        key, parents = pdd.key, self._tools.parents
         body = await self._tools.kube.get(PD_DEPLOYMENT, key.namespace, key.name)
         if body is None:
+            parents.gone(key, pdd.uid)
             return None
-        self._tools.parents.seen(body, is_event=False)
-        return self._tools.parents.get(key)
+        parents.seen(body, is_event=False)
+        return parents.get(key)
 
     async def _again(self, pdd: PDDeployment) -> float | None:
         """Plan once more on the object as it is now: it may be gone, or another."""
-        parent = await self._read(pdd.key)
+        parent = await self._read(pdd)
         if parent is None:
             self._forget(pdd.key)
-            return None
+            return FORGOTTEN
         if isinstance(parent, Invalid) or parent.is_deleting:
             return None
         return await self._pass(parent, is_fresh=True)
 
     def _forget(self, key: ObjectKey) -> None:
-        self._tools.parents.gone(key)
         self._tools.records.forget(key)
         self._tools.reporter.forget(key)
         self._tools.telemetry.forget(key)
@@ -197,15 +209,16 @@ class Reconciler:
         """Delete what no revision in use needs: workloads first, then their records."""
         kept = set(plan.step.wanted) - set(plan.retired) | {plan.goal, plan.current}
         applier = self._tools.applier
-        for kind in _WORKLOADS.values():
-            old = [
-                w.child
+        await applier.remove_all(
+            key,
+            (
+                Extra(_WORKLOADS[w.child_id.kind], w.child)
                 for w in seen.workloads
-                if w.revision in plan.retired and w.child_id.kind == kind.kind
-            ]
-            await applier.remove_all(key, old, kind)
+                if w.revision in plan.retired
+            ),
+        )
         records = [child for child in seen.records if child.revision not in kept]
-        await applier.remove_all(key, records, CONFIG_MAP)
+        await applier.remove_all(key, (Extra(CONFIG_MAP, child) for child in records))
         self._tools.records.drop(key, {child.revision for child in records})
 
     def _trouble(self, pdd: PDDeployment, results: list[Result]) -> Trouble:
@@ -225,6 +238,13 @@ def _owner(pdd: PDDeployment) -> Owner:
 
 def _named(results: list[Result], outcome: Outcome) -> tuple[str, ...]:
     return tuple(f"{r.child.kind} {r.child.name}" for r in results if r.outcome is outcome)
+
+
+def _raise_throttled(results: list[Result]) -> None:
+    """Give way to a server that has too much to do: that is no trouble of the object."""
+    asked = [r.error for r in results if isinstance(r.error, Throttled)]
+    if asked:
+        raise max(asked, key=lambda error: error.retry_after_seconds)
 
 
 def _retry_in(results: list[Result]) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton_operator.models.spec import PDDeploymentSpec
+from baton_operator.models.template import check_template
 from baton_operator.names import MAX_NAME_LENGTH
 
 
@@ -94,9 +95,19 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
     if low[0] * high[1] > high[0] * low[1]:
         raise InvalidSpec("spec.ratio.prefillPerDecode.min exceeds max")
     _check_scaling(spec)
+    for role in spec.roles:
+        _check_template(f"spec.roles[{role.name}].template", role.template)
+    _check_template("spec.gateway.template", spec.gateway.template)
 
 
 def _check_scaling(spec: PDDeploymentSpec) -> None:
     for role in spec.roles:
         if role.scaling.min > role.scaling.max:
             raise InvalidSpec(f"spec.roles[{role.name}].scaling.min exceeds max")
+
+
+def _check_template(field: str, template: dict[str, Any]) -> None:
+    try:
+        check_template(template)
+    except msgspec.ValidationError as error:
+        raise InvalidSpec(f"{field}: {error}") from error

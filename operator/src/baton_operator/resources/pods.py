@@ -68,10 +68,10 @@ def gateway_template(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
 
 def _base(owner: Owner, role: Role, user: Manifest, revision: str) -> Manifest:
     template = copy.deepcopy(user)
-    metadata = template.setdefault("metadata", {})
+    metadata = template["metadata"] = template.get("metadata") or {}
     labels = metadata.get("labels") or {}
     metadata["labels"] = {**labels, **child_labels(owner.name, role, revision)}
-    pod = template.setdefault("spec", {})
+    pod = template["spec"] = template.get("spec") or {}
     pod.setdefault("serviceAccountName", names.service_account(owner.name))
     pod["automountServiceAccountToken"] = False
     pod["enableServiceLinks"] = False
