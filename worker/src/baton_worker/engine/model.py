@@ -19,10 +19,9 @@ import numpy.typing as npt
 from baton_worker.engine.attention import AttentionBackend
 from baton_worker.engine.framework import Tensor, as_tensor, paddle
 from baton_worker.engine.layout import TokenGroup, flat_positions, pad_rows
+from baton_worker.engine.norm import rms_norm
 from baton_worker.engine.spec import ModelSpec
 from baton_worker.engine.weights import LayerWeights, MtpWeights, Weights
-
-_fused = paddle.incubate.nn.functional
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over the ranks of a worker; the argument may be overwritten."""
@@ -123,7 +122,10 @@ class Model:
         assert self._mtp is not None, "the model was loaded without its MTP layer"
         eps = self.spec.rms_norm_eps
         embedded = paddle.gather(self._embed, as_tensor(pad_rows(tokens)))
-        pair = [_rms(embedded, self._mtp.emb_norm, eps), _rms(hidden, self._mtp.hidden_norm, eps)]
+        pair = [
+            rms_norm(embedded, self._mtp.emb_norm, eps),
+            rms_norm(hidden, self._mtp.hidden_norm, eps),
+        ]
         x = paddle.matmul(paddle.concat(pair, axis=1), self._mtp.proj)
         return self._decoder_layer(x, self._mtp.layer, len(self._layers), plan)
 
@@ -131,11 +133,11 @@ class Model:
         """Return what MTP is fed for `hidden`: itself, or normed, as the model was trained."""
         if self.spec.mtp_hidden == "pre_norm":
             return hidden
-        return _rms(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
+        return rms_norm(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
 
     def logits(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
         """Return f32[P, V] of hidden states f32[P, H] (before the norm)."""
-        normed = _rms(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
+        normed = rms_norm(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
         return paddle.matmul(normed, self._lm_head)
 
     def select_rows(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
@@ -150,7 +152,7 @@ class Model:
 
     def _decoder_layer(self, x: Tensor, layer: _Layer, index: int, plan: ForwardPlan) -> Tensor:
         spec = self.spec
-        normed = _rms(x, layer.input_norm, spec.rms_norm_eps)
+        normed = rms_norm(x, layer.input_norm, spec.rms_norm_eps)
         qk, value = paddle.split(
             paddle.matmul(normed, layer.qkv), [spec.q_size + spec.kv_size, spec.kv_size], axis=1
         )
@@ -160,7 +162,7 @@ class Model:
         query, key = paddle.split(_rotate(qk, plan), [spec.n_heads, spec.n_kv_heads], axis=1)
         attended = self._attention.attend(plan.attention, index, query, key, value)
         x = x + self._reduce(paddle.matmul(attended, layer.o))
-        normed = _rms(x, layer.post_norm, spec.rms_norm_eps)
+        normed = rms_norm(x, layer.post_norm, spec.rms_norm_eps)
         gated = paddle.nn.functional.swiglu(paddle.matmul(normed, layer.gate_up))
         return x + self._reduce(paddle.matmul(gated, layer.down))
 
@@ -171,17 +173,13 @@ class Model:
         for part, weight in zip(
             paddle.split(qk, [spec.n_heads, spec.n_kv_heads], axis=1), weights, strict=True
         ):
-            rows = _rms(part.reshape([-1, spec.head_dim]), weight, spec.rms_norm_eps)
+            rows = rms_norm(part.reshape([-1, spec.head_dim]), weight, spec.rms_norm_eps)
             parts.append(rows.reshape(part.shape))
         return paddle.concat(parts, axis=1)
 
 
 def _whole(x: Tensor) -> Tensor:
     return x
-
-
-def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _fused.fused_rms_norm(x, weight, None, eps, begin_norm_axis=1)[0]
 
 
 def _rotate(qk: Tensor, plan: ForwardPlan) -> Tensor:
