@@ -2,7 +2,8 @@
 loss is told.
 
 The network drops, repeats and corrupts messages, cuts connections (losing what was on them, or
-delivering it late), and restarts either side. Consumers apply late, time jumps, credit shrinks.
+delivering it late; the gateway hears of it at any time or never), and restarts either side.
+Consumers apply late, time jumps, credit shrinks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LIMITS = OutboxLimits(
     4096, 12, reserve_bytes=512, reserve_frames=4, tail=TAIL_LIMIT, stalled_seconds=30.0
 )
 POLICY = InboxPolicy(credit_frames=4, credit_bytes=1024, ack_frames=2)
-DEAD_SECONDS, LOST_SECONDS = 3.0, 30.0
+DEAD_SECONDS, LOST_SECONDS, RECONNECT_SECONDS = 3.0, 30.0, 0.5
 COMMAND_LIMITS = OutboxLimits(1 << 16, 64)
 DEEDS = st.sampled_from(["drop", "repeat", "corrupt"])
 
@@ -69,6 +70,7 @@ class Link(RuleBasedStateMachine):
         self.worker_metrics = WorkerLinkMetrics(self.factory())
         self.connection: Connection | None = None
         self.stale: list[Connection] = []
+        self.ended_routes: deque[bytes] = deque()
         self.published: dict[tuple[int, int], list[int]] = {}
         self.received: dict[tuple[int, int], list[int]] = {}
         self.lost_rows: set[int] = set()
@@ -87,10 +89,13 @@ class Link(RuleBasedStateMachine):
 
     def new_gateway(self) -> None:
         self.incarnation = next(self.fresh)
-        gateway = GatewaySettings(self.incarnation, POLICY, 1.0, DEAD_SECONDS, COMMAND_LIMITS)
+        gateway = GatewaySettings(
+            self.incarnation, POLICY, 1.0, DEAD_SECONDS, RECONNECT_SECONDS, COMMAND_LIMITS
+        )
         self.gateway_metrics = GatewayLinkMetrics(self.factory("gateway"))
         self.table = WorkerTable(gateway, self.gateway_metrics)
         self.unapplied.clear()
+        self.ended_routes.clear()
 
     def new_worker(self) -> None:
         end = EndSettings(LIMITS, POLICY, 1.0, DEAD_SECONDS, LOST_SECONDS)
@@ -304,8 +309,14 @@ class Link(RuleBasedStateMachine):
     def cut(self, late: bool) -> None:
         if late:
             self.stale.append(self.connection)
+        self.ended_routes.append(self.connection.route)
         self.connection = None
         self.end.disconnected()
+
+    @precondition(lambda self: self.ended_routes)
+    @rule()
+    def gateway_hears_of_a_cut(self) -> None:
+        self.table.cut_off(self.ended_routes.popleft(), self.now)
 
     @precondition(lambda self: self.stale)
     @rule(n=st.integers(1, 8))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from baton_worker.config import LinkConfig
 from baton_worker.identity import Role
 from baton_worker.link.api import StepReceived, StepsLost, WorkerDown, WorkerUp
 from baton_worker.link.gateway_end import GatewaySettings
@@ -14,6 +15,7 @@ from baton_worker.link.inbox import InboxPolicy
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
 from baton_worker.link.parts import FrameWriter, StepPart
+from baton_worker.link.switchboard import LOOK_SECONDS
 from baton_worker.link.worker_table import WorkerTable
 from baton_worker.records.coalesce import coalesce
 from baton_worker.records.control import Ack, Bye, ErrorNotice, Hello, Resume, Welcome, Who
@@ -31,7 +33,7 @@ class Bench:
         self.columns = columns
         self.factory = new_factory("gateway")
         settings = GatewaySettings(
-            INCARNATION, InboxPolicy(credit_frames=8), 1.0, 3.0, OutboxLimits(1 << 20, 64)
+            INCARNATION, InboxPolicy(credit_frames=8), 1.0, 3.0, 0.5, OutboxLimits(1 << 20, 64)
         )
         self.refuses: dict[str, str] = {}
         self.table = WorkerTable(
@@ -222,6 +224,71 @@ def test_a_silent_worker_goes_down_and_comes_back_where_it_was(bench: Bench, cou
     assert isinstance(up, WorkerUp)
     (step,) = bench.step(bench.frame(2), now=3.3)
     assert step.meta.seq == 2
+
+
+def test_a_worker_whose_connection_ended_goes_down_when_it_is_not_back_in_time(
+    bench: Bench, count
+) -> None:
+    bench.hello()
+    bench.table.cut_off(ROUTE, 1.0)
+    assert bench.table.tick(1.4, judge_silence=True) == []
+    assert bench.table.tick(1.5, judge_silence=False) == [], "its last words may wait unread"
+    assert bench.table.tick(1.5, judge_silence=True) == [WorkerDown("decode-0", 5, "disconnected")]
+    assert count("disconnects") == count("workers_down", reason="disconnected") == 1
+    assert count("heartbeat_timeouts") == count("reconnects") == 0
+    (up,) = bench.hello(route=b"r2", now=2.0)
+    assert (up.worker_id, up.epoch) == ("decode-0", 5), "as after a silence"
+
+
+def test_a_worker_that_is_back_in_time_loses_nothing(bench: Bench, count) -> None:
+    bench.hello()
+    bench.step(bench.frame(1))
+    end = bench.table.ends["decode-0"]
+    end.command(b"told", 0.0)
+    bench.table.cut_off(ROUTE, 1.0)
+    (step,) = bench.step(bench.frame(2), now=1.1)
+    assert step.meta.seq == 2, "what the connection carried still counts"
+    assert bench.hello(route=b"r2", now=1.4) == []
+    assert bench.table.tick(1.6, judge_silence=True) == []
+    (step,) = bench.step(bench.frame(3), route=b"r2", now=1.6)
+    assert step.meta.seq == 3
+    assert len(end.outbox) == 1, "its command goes out again"
+    assert count("disconnects") == count("reconnects") == 1
+
+
+def test_the_end_of_a_connection_that_was_left_before_means_nothing(bench: Bench, count) -> None:
+    bench.hello()
+    bench.hello(route=b"r2")
+    bench.table.cut_off(ROUTE, 0.1)
+    bench.table.cut_off(b"stranger", 0.1)
+    assert bench.table.tick(2.0, judge_silence=True) == []
+    assert count("disconnects") == 0
+
+
+def test_a_connection_ends_once(bench: Bench, count) -> None:
+    bench.hello()
+    bench.table.cut_off(ROUTE, 1.0)
+    bench.table.cut_off(ROUTE, 1.4)
+    assert len(bench.table.tick(1.5, judge_silence=True)) == 1, "the second news buys no time"
+    assert count("disconnects") == 1
+
+
+@pytest.mark.parametrize("is_cut_first", [True, False])
+def test_connections_cut_for_this_processs_silence_get_the_time_of_a_silent_worker(
+    bench: Bench, is_cut_first: bool
+) -> None:
+    bench.hello()
+    if is_cut_first:
+        bench.table.cut_off(ROUTE, 10.0)
+    bench.table.excuse(10.0)
+    bench.table.cut_off(ROUTE, 10.1)
+    assert bench.table.tick(12.9, judge_silence=True) == []
+    assert len(bench.table.tick(13.0, judge_silence=True)) == 1
+
+
+def test_by_default_a_dead_process_is_given_up_within_a_second() -> None:
+    config = LinkConfig()
+    assert config.reconnect_seconds + LOOK_SECONDS < 1.0 < config.dead_after_seconds
 
 
 def test_silence_counts_from_when_this_process_listened_again(bench: Bench) -> None:

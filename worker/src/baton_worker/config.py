@@ -82,6 +82,9 @@ class LinkConfig(_Section, frozen=True):
 
     Workers: `gateways` lists `tcp://host:port` endpoints, or `dns` names a headless service whose
     every address is a gateway, at `port`. Gateways: `bind` is their endpoint.
+
+    A gateway gives a worker up after `reconnect_seconds` when its connection ended, as that of a
+    process that dies does at once, and after `dead_after_seconds` when it only fell silent.
     """
 
     gateways: tuple[str, ...] = ()
@@ -94,6 +97,7 @@ class LinkConfig(_Section, frozen=True):
     credit_bytes: Count = 8 << 20
     heartbeat_seconds: Seconds = 1.0
     dead_after_seconds: Seconds = 3.0
+    reconnect_seconds: Seconds = 0.5
     stalled_abort_seconds: Seconds = 30.0
     curve: CurveConfig = CurveConfig()
 

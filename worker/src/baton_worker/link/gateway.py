@@ -242,5 +242,6 @@ def _settings(config: LinkConfig, incarnation: int) -> GatewaySettings:
         policy=InboxPolicy(config.credit_frames, config.credit_bytes),
         heartbeat_seconds=config.heartbeat_seconds,
         dead_after_seconds=config.dead_after_seconds,
+        reconnect_seconds=config.reconnect_seconds,
         commands=OutboxLimits(_COMMAND_RING_BYTES, _COMMAND_RING_FRAMES),
     )

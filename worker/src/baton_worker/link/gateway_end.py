@@ -8,6 +8,7 @@ Owns what was received and applied of its records (`Inbox`), the commands on the
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -40,12 +41,16 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What all ends of one gateway share; seconds. `commands` bounds each worker's command ring."""
+    """What all ends of one gateway share; seconds. `commands` bounds each worker's command ring.
+
+    `reconnect_seconds`: how long a worker whose connection ended has to be back.
+    """
 
     incarnation: int
     policy: InboxPolicy
     heartbeat_seconds: float
     dead_after_seconds: float
+    reconnect_seconds: float
     commands: OutboxLimits
 
 
@@ -61,6 +66,7 @@ class GatewayEnd:
         self.route = b""
         self.user_id = ""
         self.heard_at = now
+        self.back_by = math.inf
         self.out: deque[Control] = deque()
         self.inbox = Inbox(settings.policy, hello.oldest_seq)
         self.outbox: Outbox[bytes] = Outbox(settings.commands, now, self._first_command(hello))
@@ -86,6 +92,7 @@ class GatewayEnd:
     def greet(self, hello: Hello, now: float) -> Gap | None:
         """Align both streams with a HELLO of this epoch; returns records lost for good."""
         self.heard_at = now
+        self.back_by = math.inf
         lost = self.inbox.jump(hello.oldest_seq, now)
         self.outbox.rewind(hello.commands_expected)
         return lost
@@ -176,12 +183,22 @@ class GatewayEnd:
         silence = now - self.heard_at
         return self.standing is Standing.UP and silence >= self._settings.dead_after_seconds
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether its connection ended and no HELLO came since."""
+        return self.back_by < math.inf
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether it is up, cut off, and not back in time."""
+        return self.standing is Standing.UP and now >= self.back_by
+
     def fall(self, standing: Standing) -> int:
         """Take the worker off: forget its route and what it was told. Returns commands dropped.
 
         Their requests end here; a worker that comes back must not start them.
         """
         self.standing = standing
+        self.back_by = math.inf
         self.route = b""
         self.out.clear()
         self.outbox.revoke()

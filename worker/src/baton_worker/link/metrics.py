@@ -119,6 +119,12 @@ class GatewayLinkMetrics:
         )
         self.workers_down = Reasons(factory, "baton_link_workers_down", "Workers lost")
         self.heartbeat_timeouts = counter("baton_link_heartbeat_timeouts", "Workers gone silent")
+        self.disconnects = counter(
+            "baton_link_disconnects", "Connections of workers that ended without a goodbye"
+        )
+        self.reconnects = counter(
+            "baton_link_reconnects", "Workers that were back before they were given up"
+        )
         self.quarantines = counter("baton_link_quarantines", "Workers refused too often")
         self.handshake_failures = Reasons(
             factory, "baton_link_handshake_failures", "Failed handshakes: auth or protocol"

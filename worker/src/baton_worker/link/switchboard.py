@@ -26,8 +26,10 @@ from baton_worker.records.prefix import peek_type
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 0.1
+"""How often every worker is looked at, at least."""
+
 _BATCH = 512
-_IDLE_SECONDS = 0.1
 _ACK_SECONDS = 0.02
 _FROZEN_SECONDS = 1.0
 _BYE_SECONDS = 0.5
@@ -56,21 +58,26 @@ class Switchboard:
     ) -> None:
         """Take over a bound socket."""
         self.monitoring = monitor(socket)
-        self.wait_seconds = _IDLE_SECONDS
+        self.wait_seconds = LOOK_SECONDS
         self._socket = socket
         self._table = table
         self._metrics = metrics
         self._incarnation = incarnation
         self._active: set[GatewayEnd] = set()
+        self._route_of_fd: dict[int, bytes] = {}
         self._ticked_at = 0.0
         self._drained_at = self._turned_at = time.monotonic()
 
     def read_connections(self) -> None:
-        """Count failed handshakes; connections are known by what they say, not by being there."""
+        """Count failed handshakes, and tell the table whose connection ended."""
         for event in connection_events(self.monitoring):
             if event.change is Change.HANDSHAKE_FAILED:
                 self._metrics.handshake_failures.inc(event.reason)
                 log.warning("handshake failed", extra={"reason": event.reason})
+            elif event.change is Change.DOWN:
+                route = self._route_of_fd.pop(event.fd, None)
+                if route is not None:
+                    self._table.cut_off(route, time.monotonic())
 
     def receive(self) -> list[GatewayLinkEvent]:
         """Take the messages that have arrived, up to a batch."""
@@ -126,7 +133,7 @@ class Switchboard:
         self._turned_at = now
         if now - self._ticked_at >= self.wait_seconds:
             self._ticked_at = now
-            drained = self._drained_at >= now - _IDLE_SECONDS
+            drained = self._drained_at >= now - LOOK_SECONDS
             events = self._table.tick(now, judge_silence=drained)
             self._active.update(self._table.ends.values())
         for end in self._active:
@@ -145,7 +152,7 @@ class Switchboard:
                 self._flush_end(end)
                 is_ack_due |= end.inbox.ack_due_at is not None
         self._active.clear()
-        self.wait_seconds = _ACK_SECONDS if is_ack_due else _IDLE_SECONDS
+        self.wait_seconds = _ACK_SECONDS if is_ack_due else LOOK_SECONDS
 
     def close(self) -> None:
         """Tell every worker that this process ends, wait shortly for their answers, and close.
@@ -191,6 +198,10 @@ class Switchboard:
     def _take_control(self, route: bytes, frame: zmq.Frame, now: float) -> list[GatewayLinkEvent]:
         message = decode_control(frame.buffer)
         if isinstance(message, Hello):
+            # The end of the descriptor's last owner was told before this connection began: take it
+            # in first, or it is taken for this one's.
+            self.read_connections()
+            self._route_of_fd[frame.get(zmq.SRCFD)] = route
             return self._table.hello(route, _user_id(frame), message, now)
         return self._table.control(route, message, now)
 
@@ -216,6 +227,7 @@ class Switchboard:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._metrics.send_blocked.inc("unreachable")
+            self._table.cut_off(route, time.monotonic())
         else:
             return True
         return False

@@ -8,6 +8,7 @@ process under the same name, refusal and quarantine. Pure like the ends: message
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -84,6 +85,7 @@ class WorkerTable:
         self._admit = admit
         self._retired: OrderedDict[int, str] = OrderedDict()
         self._asked: OrderedDict[bytes, float] = OrderedDict()
+        self._excused_until = -math.inf
         self._info_decoder = msgspec.msgpack.Decoder(WorkerInfo)
 
     def end_of(self, route: bytes) -> GatewayEnd | None:
@@ -127,9 +129,31 @@ class WorkerTable:
         return events
 
     def excuse(self, now: float) -> None:
-        """Count everybody as heard of: it was this process that was not listening."""
+        """Count everybody as heard of: it was this process that was not listening.
+
+        Workers that gave it up meanwhile close their connections, and call again when they will.
+        """
+        self._excused_until = now + self._settings.dead_after_seconds
         for end in self.ends.values():
             end.heard_at = max(end.heard_at, now)
+            if end.is_cut_off:
+                end.back_by = self._excused_until
+
+    def cut_off(self, route: bytes, now: float) -> None:
+        """Note that a connection has ended.
+
+        A process that dies leaves this as its only word; one that lives is back with the same epoch
+        in a fraction of a second, and loses nothing by it.
+        """
+        end = self._routes.get(route)
+        if end is None or end.is_cut_off:
+            return
+        end.back_by = max(now + self._settings.reconnect_seconds, self._excused_until)
+        self._metrics.disconnects.inc()
+        log.warning(
+            "worker disconnected",
+            extra={"worker": end.worker_id, "seconds_to_be_back": end.back_by - now},
+        )
 
     def abandon(self) -> list[GatewayLinkEvent]:
         """Take every worker down, because the link itself ends."""
@@ -178,10 +202,10 @@ class WorkerTable:
         return []
 
     def tick(self, now: float, *, judge_silence: bool) -> list[GatewayLinkEvent]:
-        """Acknowledge, keep alive, and declare silent workers down.
+        """Acknowledge, keep alive, and declare silent and disconnected workers down.
 
         `judge_silence` must be False while received messages still wait: a worker is not silent
-        because this process was slow to read.
+        because this process was slow to read, and what one said before it died counts.
         """
         events: list[GatewayLinkEvent] = []
         for end in list(self.ends.values()):
@@ -190,6 +214,8 @@ class WorkerTable:
                 if judge_silence and end.is_silent(now):
                     self._metrics.heartbeat_timeouts.inc()
                     events += self._take_down(end, "silent", Standing.DOWN)
+                elif judge_silence and end.is_given_up(now):
+                    events += self._take_down(end, "disconnected", Standing.DOWN)
             elif now - end.heard_at > _FORGET_SECONDS:
                 del self.ends[end.worker_id]
         return events
@@ -211,6 +237,8 @@ class WorkerTable:
             events.append(WorkerUp(info.worker_id, end.epoch, info))
             end.standing = Standing.UP
             end.set_info(info)
+        if end.is_cut_off:
+            self._metrics.reconnects.inc()
         lost = end.greet(hello, now)
         if lost:
             self._metrics.lost_frames.inc(lost.last_seq - lost.first_seq + 1)
