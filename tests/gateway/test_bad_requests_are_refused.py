@@ -2,6 +2,8 @@
 
 import pytest
 
+from baton_worker.gateway.tokenizer import GatewayTokenizer
+
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
 BAD_ANYWHERE = [
@@ -123,7 +125,15 @@ def test_a_missing_field_is_named(gateway):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"a": NaN}'])
+NO_JSON_OBJECTS = [
+    b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"a": NaN}', b'{"a": "\xff"}', b'{"\xe4": 1}',
+    b'{"a": "\\ud800"}', b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"a": ' + b'{"b": ' * 100_000 + b"1" + b"}" * 100_001,
+    b'{"a": ' + b"9" * 5000 + b"}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", NO_JSON_OBJECTS, ids=lambda body: body[:12])
 def test_a_body_that_is_no_json_object_is_refused(gateway, body):
     with gateway.http() as client:
         answer = client.post("/v1/completions", content=body)
@@ -182,3 +192,45 @@ def test_an_oversized_body_is_413_declared_or_not(gateway):
         chunked = client.post("/v1/completions", content=iter([body[: 9 << 20], body[9 << 20 :]]))
     for answer in (declared, chunked):
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_long_value_does_not_fill_the_answer_and_hides_no_fix(gateway):
+    digits, word = b"9" * 4000, "x" * 100_000
+    with gateway.http() as client:
+        n = client.post("/v1/completions", content=b'{"prompt": "a", "n": ' + digits + b"}")
+        role = {"messages": [{"role": word, "content": "a"}]}
+        others = [
+            client.post("/v1/chat/completions", json=CHAT | role),
+            client.post("/v1/completions", json=TEXT | {"model": word}),
+            client.post("/v1/completions", json=TEXT | {"logprobs_mode": word}),
+        ]
+    for answer in (n, *others):
+        assert answer.status_code in (400, 404)
+        assert len(answer.content) < 1000
+    assert n.json()["error"]["message"].endswith("it must be 1 to 128")
+    assert "not one of" in others[0].json()["error"]["message"]
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, monkeypatch):
+    seen = []
+    whole = GatewayTokenizer.encode_long
+
+    def encode_long(self, text, **options):
+        seen.append(len(text))
+        return whole(self, text, **options)
+
+    monkeypatch.setattr(GatewayTokenizer, "encode_long", encode_long)
+    with gateway.http() as client:
+        for path, body in (
+            ("/v1/completions", TEXT | {"prompt": "x" * 1_000_000}),
+            ("/v1/completions", TEXT | {"prompt": ["a", "x" * 1_000_000]}),
+            (
+                "/v1/chat/completions",
+                CHAT | {"messages": [{"role": "user", "content": "x" * 1_000_000}]},
+            ),
+        ):
+            error = client.post(path, json=body).json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            assert error["param"] == ("prompt" if "prompt" in body else "messages")
+    assert seen == []
+    assert gateway.link.commands == []

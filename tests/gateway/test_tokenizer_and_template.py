@@ -1,9 +1,14 @@
 """The model folder's tokenizer and chat template: loaded, refused, sandboxed, and over HTTP."""
 
 import json
+import os
 import shutil
+import sys
+import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_worker.config import ConfigError
 from baton_worker.gateway.chat_template import ChatTemplate, ChatTemplateError
@@ -48,6 +53,43 @@ def test_long_text_is_tokenised_the_same(start_gateway, tokenizer):
     with start_gateway().http() as client:
         made = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
     assert made["tokens"] == tokenizer.encode(text, add_special_tokens=False)
+
+
+@given(st.text(max_size=200), st.booleans())
+def test_both_ways_to_tokenise_agree(tokenizer, text, special):
+    short = tokenizer.encode(text, add_special_tokens=special)
+    assert tokenizer.encode_long(text, add_special_tokens=special) == short
+    assert tokenizer.decode(short).removeprefix("<s>") == text
+
+
+@pytest.fixture
+def patient_threads():
+    """A thread that waits for the GIL does not ask for it: it runs when the holder lets go."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised(tokenizer, patient_threads):
+    """Streams of others would stand still, and the link's thread with them until workers seem
+    dead.
+    """
+    text = "the quick brown fox " * 20_000
+    done = threading.Event()
+
+    def work():
+        tokenizer.encode_long(text, add_special_tokens=False)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    turns = 0
+    while not done.is_set():
+        turns += 1
+        os.sched_yield()  # lets go of the GIL
+    thread.join()
+    assert turns > 10
 
 
 def test_a_template_sees_messages_special_tokens_and_kwargs():

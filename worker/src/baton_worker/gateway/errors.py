@@ -24,6 +24,9 @@ _TYPE_BY_STATUS = {
     504: "timeout_error",
 }
 
+MAX_MESSAGE_CHARACTERS = 600
+"""Of a longer message the middle is left out: it quotes what the client sent."""
+
 RETRY_AFTER_SECONDS = 1
 """What a refused client is told to wait: about one step's worth of finished requests."""
 
@@ -64,7 +67,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = _shortened(message)
         self.param = param
         self.code = code
         self.retry_after_seconds = retry_after_seconds
@@ -84,6 +87,13 @@ class ApiError(Exception):
     def encode(self) -> bytes:
         """Return the payload as JSON."""
         return msgspec.json.encode(self.payload)
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    half = MAX_MESSAGE_CHARACTERS // 2
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:

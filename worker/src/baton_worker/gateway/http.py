@@ -6,6 +6,7 @@ limits.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ class _Routes:
         wrong = next((i for i in body.tokens if not 0 <= i < size), None)
         if wrong is not None:
             raise bad_request("tokens", f"tokens: token id {wrong} is not in 0..{size - 1}")
-        return _json({"prompt": self._parts.tokenizer.decode(body.tokens)})
+        text = await asyncio.to_thread(self._parts.tokenizer.decode, body.tokens)
+        return _json({"prompt": text})
 
     async def healthz(self, request: Request) -> Response:
         return _json({"status": "ok"})

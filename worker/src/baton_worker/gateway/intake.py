@@ -31,7 +31,8 @@ from baton_worker.gateway.validate import bind, chat_options, completion_options
 _ROLES = ("system", "developer", "user", "assistant")
 _SEED_BITS = 63
 _OFF_LOOP_CHARACTERS = 16_384
-"""Longer texts are tokenised in a thread (the library releases the GIL): 16 Ki take a few ms."""
+"""Longer texts are rendered and tokenised in a thread: 16 Ki take a few ms."""
+_OFF_LOOP_MESSAGES = 256
 
 
 class Intake:
@@ -63,13 +64,16 @@ class Intake:
             chat = convert(value, ChatBody)
             self.check_model(chat.model)
             options, limits = chat_options(chat, seed), self._limits()
-            text = self.render(chat.messages, chat.add_generation_prompt, chat.chat_template_kwargs)
+            text = await self._rendered(
+                chat.messages, chat.add_generation_prompt, chat.chat_template_kwargs
+            )
+            self._check_length("messages", text, limits)
             prompts: Sequence[Sequence[int]] = await self.encode([text], add_special_tokens=False)
         else:
             completion = convert(value, CompletionBody)
             self.check_model(completion.model)
             options, limits = completion_options(completion, seed), self._limits()
-            prompts = await self._completion_prompts(completion)
+            prompts = await self._completion_prompts(completion, limits)
         return bind(options, prompts, limits, self._bad_word_tokens(options.bad_words))
 
     def check_model(self, model: str | None) -> None:
@@ -114,14 +118,13 @@ class Intake:
             ApiError: 400 for text that is not Unicode.
         """
 
-        def work() -> list[list[int]]:
-            encode = self._tokenizer.encode
+        def work(encode: Callable[..., list[int]]) -> list[list[int]]:
             return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         try:
             if sum(map(len, texts)) > _OFF_LOOP_CHARACTERS:
-                return await asyncio.to_thread(work)
-            return work()
+                return await asyncio.to_thread(work, self._tokenizer.encode_long)
+            return work(self._tokenizer.encode)
         except UnicodeEncodeError as error:
             raise bad_request(None, f"the text is not valid Unicode: {error.reason}") from error
 
@@ -136,7 +139,7 @@ class Intake:
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt", "give either prompt or messages")
         if body.messages is not None:
-            text, special = self.render(body.messages, body.add_generation_prompt), False
+            text, special = await self._rendered(body.messages, body.add_generation_prompt), False
         else:
             text, special = body.prompt or "", True
         if body.add_special_tokens is not None:
@@ -157,10 +160,38 @@ class Intake:
                 "bad_words", f"bad_words is not valid Unicode: {error.reason}"
             ) from error
 
-    async def _completion_prompts(self, body: CompletionBody) -> Sequence[Sequence[int]]:
+    async def _rendered(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return `render`'s text, made off the event loop when there is much to do."""
+        if len(messages) > _OFF_LOOP_MESSAGES:
+            return await asyncio.to_thread(self.render, messages, add_generation_prompt, variables)
+        return self.render(messages, add_generation_prompt, variables)
+
+    def _check_length(self, name: str, text: str, limits: Limits) -> None:
+        """Refuse a text that cannot fit even if every token were the longest one, before it costs
+        time and memory: a token costs a hundred times its bytes while it is being found.
+        """
+        most = limits.context_tokens * self._tokenizer.vocabulary.longest
+        if len(text) > most:
+            raise bad_request(
+                name,
+                f"{name}: the prompt has {len(text)} characters, and no {limits.context_tokens}"
+                f" tokens, the whole context, hold more than {most}",
+                "context_length_exceeded",
+            )
+
+    async def _completion_prompts(
+        self, body: CompletionBody, limits: Limits
+    ) -> Sequence[Sequence[int]]:
         texts, ids = _split_prompt(body.prompt)
         if ids:
             return ids
+        for text in texts:
+            self._check_length("prompt", text, limits)
         return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
 
 

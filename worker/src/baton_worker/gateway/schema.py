@@ -119,7 +119,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     """
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(None, f"the body is not valid JSON: {error}", "invalid_json") from error
     if not isinstance(value, dict):
         raise bad_request(None, "the body must be a JSON object", "invalid_json")

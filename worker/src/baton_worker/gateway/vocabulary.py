@@ -58,9 +58,10 @@ class Vocabulary:
             `bytes:\\xe4\\xbd`, as OpenAI does.
         byte_lists: a token's bytes in logprob entries.
         size: one more than the highest token id.
+        longest: bytes of the longest token: a text of more than `n * longest` has more than n.
     """
 
-    __slots__ = ("byte_lists", "names", "size", "text_bytes")
+    __slots__ = ("byte_lists", "longest", "names", "size", "text_bytes")
 
     def __init__(self, full_bytes: Mapping[int, bytes], special: frozenset[int]) -> None:
         """Build from each token's bytes, special tokens' literal text included."""
@@ -70,6 +71,7 @@ class Vocabulary:
             (i, b"" if i in special else data) for i, data in full_bytes.items()
         )
         self.size = max(full_bytes, default=-1) + 1
+        self.longest = max(map(len, full_bytes.values()), default=0)
 
 
 def read_vocabulary(
