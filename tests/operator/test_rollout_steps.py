@@ -225,7 +225,7 @@ def test_a_third_revision_waits_until_the_interrupted_one_has_left():
 
 
 def test_an_interrupted_revision_serves_on_while_the_keeper_refills():
-    """Found by random sequences: pods that the keeper had only just asked for counted as serving."""
+    """Found by random sequences: pods that the keeper had just asked for counted as serving."""
     target = Counts(3, 3)
     a = Revision("a", Counts(3, 3), Counts(3, 3), Counts(1, 3))
     b = Revision("b", Counts(1, 1), Counts(1, 1), Counts(1, 1))
