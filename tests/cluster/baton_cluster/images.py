@@ -1,6 +1,7 @@
 """Images from our Dockerfiles by buildah, on a Debian root made locally: no registry is asked.
 
-Archives are cached by the content that goes into them. Needs root.
+Archives are cached by the content that goes into them, and each Dockerfile's stage `needs` by the
+files that it copies: a change of the code does not install Paddle again. Needs root.
 """
 
 from __future__ import annotations
@@ -26,17 +27,24 @@ _PAUSE = Path(__file__).with_name("pause.c")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An image: its name, Dockerfile and what of the repository goes into it."""
+    """An image: its name, Dockerfile, what of the repository goes into it, and what of that into
+    its stage `needs`.
+    """
 
     name: str
     dockerfile: str
     inputs: tuple[str, ...]
+    needs: tuple[str, ...]
 
 
-OPERATOR = Recipe("localhost/baton-operator:dev", "operator/Dockerfile", ("operator",))
+OPERATOR = Recipe(
+    "localhost/baton-operator:dev", "operator/Dockerfile", ("operator",),
+    ("operator/pyproject.toml",),
+)  # fmt: skip
 WORKER = Recipe(
-    "localhost/baton-worker:dev", "worker/Dockerfile", ("worker", "ops", "examples/tiny-mtp")
-)
+    "localhost/baton-worker:dev", "worker/Dockerfile", ("worker", "ops", "examples/tiny-mtp"),
+    ("worker/pyproject.toml", "ops/pyproject.toml"),
+)  # fmt: skip
 
 
 class ImageError(Exception):
@@ -58,20 +66,36 @@ class ImageBuilder:
 
     def archive(self, recipe: Recipe) -> Path:
         """Return the image's OCI archive, building it when its content changed."""
-        path = self._cache / f"{_slug(recipe.name)}-{self._digest(recipe)}.tar"
+        path = self._cache / f"{_slug(recipe.name)}-{self._digest(recipe.inputs)}.tar"
         if path.is_file():
             return path
         _install_tools()
         self._cache.mkdir(parents=True, exist_ok=True)
         base = self._debian("localhost/baton-base:dev", RUNTIME_PACKAGES)
         build = self._debian("localhost/baton-build:dev", BUILD_PACKAGES)
-        words = ["bud", "--isolation", "chroot", *_pip_volumes(), "-t", recipe.name]
-        words += ["--build-arg", f"BASE={base}", "--build-arg", f"BUILD_BASE={build}"]
-        words += ["-f", str(self._repository / recipe.dockerfile), str(self._repository)]
+        bases = ("--build-arg", f"BASE={base}", "--build-arg", f"BUILD_BASE={build}")
+        needs = self._needs(recipe, bases)
         with step(f"building {recipe.name}"):
-            self._run(*words)
+            context = f"needs=container-image://{needs}"
+            self._build(recipe, recipe.name, *bases, "--build-context", context)
         self._push(recipe.name, path)
         return path
+
+    def _needs(self, recipe: Recipe, bases: Sequence[str]) -> str:
+        """Return the image of the stage that holds what the code needs, built when that changed."""
+        digest = self._digest((*recipe.needs, recipe.dockerfile))
+        name = f"localhost/{_slug(recipe.name)}-needs"
+        if not self._has(f"{name}:{digest}"):
+            for old in self._run("images", "-q", "--filter", f"reference={name}").split():
+                self._run("rmi", old)
+            with step(f"installing what {recipe.name} needs"):
+                self._build(recipe, f"{name}:{digest}", *bases, "--target", "needs")
+        return f"{name}:{digest}"
+
+    def _build(self, recipe: Recipe, name: str, *options: str) -> None:
+        words = ["bud", "--isolation", "chroot", *_pip_volumes(), "-t", name, *options]
+        words += ["-f", str(self._repository / recipe.dockerfile), str(self._repository)]
+        self._run(*words)
 
     def pause(self) -> Path:
         """Return the archive of the pause image: one static program."""
@@ -123,8 +147,8 @@ class ImageBuilder:
     def _run(self, *words: str) -> str:
         return _checked([*self._buildah, *words])
 
-    def _digest(self, recipe: Recipe) -> str:
-        listing = ["git", "ls-files", "-co", "--exclude-standard", *recipe.inputs]
+    def _digest(self, inputs: Sequence[str]) -> str:
+        listing = ["git", "ls-files", "-co", "--exclude-standard", *inputs]
         listing += ["constraints.txt"]
         done = subprocess.run(
             listing, cwd=self._repository, check=True, capture_output=True, text=True
