@@ -161,7 +161,7 @@ class FakeKube:
             put(body, path, value)
         self._check_controllers(body)
         owners[manager, "Apply"] = set(fields)
-        return self._store(place, kind, before, body, "apply")
+        return msgspec.json.encode(self._store(place, kind, before, body, "apply"))
 
     async def create(self, kind, manifest, manager):
         metadata = manifest["metadata"]

@@ -184,3 +184,11 @@ def test_kopf_neither_elects_nor_scans_nor_posts():
     assert settings.peering.standalone
     assert settings.scanning.disabled
     assert not settings.posting.enabled
+
+
+def test_kopf_copies_no_object_to_compare_it():
+    kept = kopf_settings().persistence
+    body = {"metadata": {"name": "chat"}, "spec": {"image": "x"}}
+    assert kept.diffbase_storage.fetch(body=body) is None
+    essence = kept.diffbase_storage.build(body=body, extra_fields=())
+    assert kept.progress_storage.clear(essence=essence) == {}

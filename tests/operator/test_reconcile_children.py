@@ -166,6 +166,25 @@ def test_the_first_pass_reads_nothing_before_it_writes(cluster):
     run(scenario())
 
 
+def test_children_that_the_watch_tells_of_before_their_answer_ask_for_no_pass(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.pump()
+        answer = cluster.kube.apply
+
+        async def told_first(*arguments, **options):
+            body = await answer(*arguments, **options)
+            await cluster.pump()
+            return body
+
+        cluster.kube.apply = told_first
+        await cluster.reconcile()
+        assert len(cluster.kube.names(api.DEPLOYMENT)) == 3
+        assert [change for _, change in cluster.changes if change is not Change.NONE] == []
+
+    run(scenario())
+
+
 def test_an_object_that_took_a_childs_name_unseen_is_not_written_over(cluster):
     """Our child went and another's came, and no watch has told yet: the write must still miss."""
 

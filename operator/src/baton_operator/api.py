@@ -116,8 +116,8 @@ class KubeApi(Protocol):
         """Return the object, or None when there is none."""
         ...
 
-    async def apply(self, kind: Kind, manifest: Json, manager: str, *, uid: str) -> Json:
-        """Server-side apply `manifest`, taking conflicting fields; return the object.
+    async def apply(self, kind: Kind, manifest: Json, manager: str, *, uid: str) -> bytes:
+        """Server-side apply `manifest`, taking conflicting fields; return the object, undecoded.
 
         `uid` is that of the object to change; empty when there must be none. Raises Conflict when
         that is not so.

@@ -27,7 +27,7 @@ from baton_operator.api import (
     KubeApi,
     kind_of,
 )
-from baton_operator.heads import Child, child_of, head_of
+from baton_operator.heads import Child, child_of, decode_head, head_of
 from baton_operator.models import ObjectKey
 from baton_operator.names import ANNOTATION_APPLIED, FIELD_MANAGER, SEED_MANAGER
 from baton_operator.resources.meta import Manifest
@@ -137,7 +137,8 @@ class Applier:
             return Result(wish.child_id, Outcome.UNCHANGED)
         try:
             async with self._slots:
-                outcome = await self._write(owner, uid, wish, wanted_hash)
+                with self._store.in_writing(owner, wish.child_id):
+                    outcome = await self._write(owner, uid, wish, wanted_hash)
         except ApiError as error:
             log.warning(
                 "apply failed",
@@ -172,12 +173,13 @@ class Applier:
             return Outcome.LEAVING
         kind = kind_of(wish.manifest)
         if child is None and wish.seed is not None:
-            body = await self._kube.create(kind, _stamped(wish.seed(), wanted_hash), SEED_MANAGER)
+            seed = _stamped(wish.seed(), wanted_hash)
+            head = head_of(await self._kube.create(kind, seed, SEED_MANAGER))
         else:
             present = "" if child is None else child.uid
             manifest = _stamped(wish.manifest, wanted_hash)
-            body = await self._kube.apply(kind, manifest, FIELD_MANAGER, uid=present)
-        self._store.wrote(owner, kind, child_of(head_of(body), kind.kind))
+            head = decode_head(await self._kube.apply(kind, manifest, FIELD_MANAGER, uid=present))
+        self._store.wrote(owner, kind, child_of(head, kind.kind))
         return Outcome.CREATED if child is None else Outcome.APPLIED
 
     async def _look(self, owner: ObjectKey, kind: Kind, name: str) -> Child | None:

@@ -17,6 +17,41 @@ from baton_operator.parents import ParentStore
 from baton_operator.workqueue import WorkQueue
 
 
+class _NoEssence(kopf.DiffBaseStorage):
+    """kopf compares no versions of an object for us: without change handlers that is for nothing.
+
+    By default each event is copied several times for it before any handler hears of it.
+    """
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("no handler of ours has a state that kopf keeps")
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Handlers of events have no progress to keep."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("no handler of ours has a state that kopf keeps")
+
+    def purge(self, **_: Any) -> None:
+        return None
+
+    def touch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
 def build_registry(parents: ParentStore, queue: WorkQueue[ObjectKey]) -> kopf.OperatorRegistry:
     """Return the handlers of one operator."""
     registry = kopf.OperatorRegistry()
@@ -52,6 +87,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
+    settings.persistence.diffbase_storage = _NoEssence()
+    settings.persistence.progress_storage = _NoProgress()
     settings.queueing.idle_timeout = 1.0  # an idle object's task and queue are memory
     settings.queueing.exit_timeout = 1.0
     settings.execution.max_workers = 4

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -19,6 +20,7 @@ from urllib.parse import urlencode, urlsplit
 import aiohttp
 import msgspec
 from kubernetes.aio import client, config
+from yarl import URL
 
 from baton_operator.api import (
     AlreadyExists,
@@ -77,7 +79,7 @@ class _Request:
     kind: Kind
     method: str
     path: str
-    query: Mapping[str, str]
+    query: str = ""
     accept: str = "application/json"
     content_type: str = "application/json"
     body: bytes | None = None
@@ -105,7 +107,7 @@ class HttpKube:
     ) -> Json | None:
         """See `KubeApi`."""
         accept = _accept(is_metadata_only, "")
-        request = _Request("get", kind, "GET", kind.path(namespace, name), {}, accept)
+        request = _Request("get", kind, "GET", kind.path(namespace, name), "", accept)
         try:
             return _decode(await self._send(request))
         except ApiError as error:
@@ -113,21 +115,20 @@ class HttpKube:
                 return None
             raise
 
-    async def apply(self, kind: Kind, manifest: Json, manager: str, *, uid: str) -> Json:
+    async def apply(self, kind: Kind, manifest: Json, manager: str, *, uid: str) -> bytes:
         """See `KubeApi`."""
         expected = {"uid": uid} if uid else {"resourceVersion": _NO_OBJECTS_VERSION}
         metadata = {**manifest["metadata"], **expected}
         path = kind.path(metadata["namespace"], metadata["name"])
-        # By default the server parses an apply's text once more, for warnings that nobody reads.
-        query = {"fieldManager": manager, "force": "true", "fieldValidation": "Ignore"}
+        query = _apply_query(manager)
         body = _encode({**manifest, "metadata": metadata})
         request = _Request("apply", kind, "PATCH", path, query, content_type=_APPLY, body=body)
-        return _decode(await self._send(request))
+        return await self._send(request)
 
     async def create(self, kind: Kind, manifest: Json, manager: str) -> Json:
         """See `KubeApi`."""
         path = kind.path(manifest["metadata"]["namespace"])
-        query = {"fieldManager": manager}
+        query = urlencode({"fieldManager": manager})
         request = _Request("create", kind, "POST", path, query, body=_encode(manifest))
         return _decode(await self._send(request))
 
@@ -136,7 +137,8 @@ class HttpKube:
     ) -> Json:
         """See `KubeApi`."""
         path = kind.path(namespace, name, subresource)
-        query = {"fieldManager": "baton-operator-status" if subresource else "baton-operator"}
+        manager = "baton-operator-status" if subresource else "baton-operator"
+        query = urlencode({"fieldManager": manager})
         body = _encode(patch)
         request = _Request("patch", kind, "PATCH", path, query, content_type=_MERGE, body=body)
         return _decode(await self._send(request))
@@ -145,7 +147,7 @@ class HttpKube:
         """See `KubeApi`."""
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         path = kind.path(namespace, name)
-        request = _Request("delete", kind, "DELETE", path, {}, body=_encode(options))
+        request = _Request("delete", kind, "DELETE", path, body=_encode(options))
         try:
             await self._send(request)
         except ApiError as error:
@@ -155,7 +157,7 @@ class HttpKube:
 
     async def has_api(self, kind: Kind) -> bool:
         """See `KubeApi`."""
-        request = _Request("discover", kind, "GET", f"/apis/{kind.api_version}", {})
+        request = _Request("discover", kind, "GET", f"/apis/{kind.api_version}")
         try:
             listing = _decode(await self._send(request))
         except ApiError as error:
@@ -172,7 +174,7 @@ class HttpKube:
         if token:
             query["continue"] = token
         accept = _accept(is_metadata_only, "List")
-        request = _Request("list", kind, "GET", kind.path(namespace), query, accept)
+        request = _Request("list", kind, "GET", kind.path(namespace), urlencode(query), accept)
         page = _decode_list(await self._send(request))
         items = [bytes(item) for item in page.items or ()]
         return ListPage(items, page.metadata.resource_version, page.metadata.token)
@@ -195,7 +197,7 @@ class HttpKube:
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
         accept = _accept(is_metadata_only, "")
-        request = _Request("watch", kind, "GET", kind.path(namespace), query, accept)
+        request = _Request("watch", kind, "GET", kind.path(namespace), urlencode(query), accept)
         limits = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_SILENCE_SECONDS)
         async with await self._open(request, limits) as response:
             if response.status != 200:
@@ -248,11 +250,12 @@ class HttpKube:
         headers |= await self._credentials()
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        query = f"?{urlencode(request.query)}" if request.query else ""
+        query = f"?{request.query}" if request.query else ""
         try:
             return await self._session.request(
                 request.method,
-                f"{self._host}{request.path}{query}",
+                # Names are DNS labels and the query is encoded: nothing is left to be quoted.
+                URL(f"{self._host}{request.path}{query}", encoded=True),
                 data=request.body,
                 headers=headers,
                 timeout=limits,
@@ -272,7 +275,11 @@ async def connect(observe: Observer) -> HttpKube:
     configuration.connection_pool_maxsize = 64
     # Left to the session, netrc and proxies are looked up in a thread before each request.
     proxy = configuration.proxy or environment_proxy(configuration.host)
-    configuration.client_session_kwargs = {"trust_env": False, "proxy": proxy}
+    configuration.client_session_kwargs = {
+        "trust_env": False,
+        "proxy": proxy,
+        "cookie_jar": aiohttp.DummyCookieJar(),
+    }
     return HttpKube(client.ApiClient(configuration), observe)
 
 
@@ -288,6 +295,12 @@ def own_namespace(default: str) -> str:
     """Return the namespace of the pod that we run in, else `default`."""
     path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
     return path.read_text().strip() if path.exists() else default
+
+
+@cache
+def _apply_query(manager: str) -> str:
+    # By default the server parses an apply's text once more, for warnings that nobody reads.
+    return urlencode({"fieldManager": manager, "force": "true", "fieldValidation": "Ignore"})
 
 
 def _accept(is_metadata_only: bool, suffix: str) -> str:

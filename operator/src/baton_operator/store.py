@@ -8,6 +8,7 @@ in time: an event older than a known write is dropped.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -43,6 +44,19 @@ class ChildStore:
 
     def __init__(self) -> None:
         self._owners: dict[ObjectKey, dict[ChildId, Entry]] = {}
+        self._in_writing: set[tuple[ObjectKey, ChildId]] = set()
+
+    @contextmanager
+    def in_writing(self, owner: ObjectKey, child: ChildId) -> Iterator[None]:
+        """Expect the watch to tell of a new child before its write is answered.
+
+        That is no news for the owner: the pass that writes it looks again when it has.
+        """
+        self._in_writing.add((owner, child))
+        try:
+            yield
+        finally:
+            self._in_writing.discard((owner, child))
 
     def observed(self, owner: ObjectKey, kind: Kind, child: Child) -> Change:
         """Enter what a list or watch reported; return what changed."""
@@ -51,7 +65,7 @@ class ChildStore:
         known = children.get(key)
         if known is None or known.child.uid != child.uid:
             children[key] = Entry(child, not child.edited_at)
-            return Change.STATUS
+            return Change.NONE if (owner, key) in self._in_writing else Change.STATUS
         if child.version <= known.child.version:
             return Change.NONE
         is_same = _is_unedited(known.child, child, kind)
