@@ -40,8 +40,8 @@ explore: env ## The property tests on new random examples (make test takes the s
 bench: env ## Benchmarks, each with its baseline in the same run
 	@$(PY) tests/bench/run.py
 
-bench-engine: env ## What logprobs, drafts and batches cost the engine, paired in alternating rounds (five minutes)
-	@mkdir -p out/bench && $(PY) tests/bench/bench_engine.py --seconds 300 --json out/bench/engine.json
+bench-engine: env ## What logprobs, overlap, drafts and batches cost the engine, paired in alternating rounds (six minutes)
+	@mkdir -p out/bench && $(PY) tests/bench/bench_engine.py --seconds 360 --json out/bench/engine.json --markdown out/bench/engine.md
 
 docs: env ## Regenerate the metrics and configuration pages from the code
 	@$(PY) tools/pages.py
