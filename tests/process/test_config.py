@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from baton_worker.config import ConfigError, ProcessConfig, dump_config, load_config
+from baton_worker.config import (
+    ConfigError,
+    CurveConfig,
+    HttpConfig,
+    LinkConfig,
+    ProcessConfig,
+    dump_config,
+    load_config,
+)
+from baton_worker.config_errors import cannot_listen
+from baton_worker.gateway.server import listen
+from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes
+from baton_worker.metrics import MetricFactory
+from baton_worker.roles.health import HealthServer
 
 
 def write(folder: Path, text: str) -> Path:
@@ -35,8 +51,16 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {path: m}\nlink: {portt: 1}\n", "portt"),
-        ("model: {path: m}\nlink: {port: 70000}\n", r"\$\.link\.port"),
+        ("model: {path: m}\nlink: {portt: 1}\n", r"link\.portt is no field: .* mean 'port'\?"),
+        ("model: {path: m}\nzz: 1\n", "zz is no field: it is one of model, worker_id, "),
+        ("model: {path: m}\nlink: {port: 70000}\n", r"link\.port is 70000: expected .* <= 65535"),
+        ("model: {path: m}\nengine: {block_size: '16'}\n", "block_size is '16': .*, got `str`"),
+        ("model: {path: m}\nlink: {gateways: [a, 5]}\n", r"link\.gateways\[1\] is 5: .*`str`"),
+        (
+            "model: {path: m}\nspeculative: {method: eagle}\n",
+            r"method is 'eagle': it must be one of 'none', 'ngram'",
+        ),
+        ("model: {path: m}\nlink: {curve: 7}\n", r"link\.curve is 7: expected `object`"),
         ("model: {path: m}\nspeculative: {num_speculative_tokens: 6}\n", "num_speculative_tokens"),
         (
             "model: {path: m}\nspeculative: {method: none, num_speculative_tokens: 2}\n",
@@ -49,7 +73,7 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
             "no share may be larger",
         ),
         ("model: {path: m}\nengine: {device: sim, sim: {acceptance: [0.5]}}\n", "acceptance"),
-        ("model: {}\n", "path"),
+        ("model: {}\n", r"model\.path is missing"),
         ("- a\n", "object"),
         ("model: [\n", "baton.yaml"),
     ],
@@ -73,3 +97,31 @@ def test_a_local_plan_pairs_compatible_processes():
     assert len(shared) == 1
     assert {p.config.link.gateways for p in plans} == {("tcp://127.0.0.1:5555",)}
     assert not any(p.config.link.curve.enabled for p in plans)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EADDRINUSE, "health: cannot listen on h:1: Address already in use; end the process"),
+        (errno.EADDRNOTAVAIL, "Cannot assign requested address; this machine has no such"),
+        (errno.EACCES, "Permission denied; ports below 1024"),
+        (errno.ENODEV, "health: cannot listen on h:1: No such device"),
+        (None, "health: cannot listen on h:1: Invalid argument"),
+    ],
+)
+def test_an_address_that_cannot_be_had_comes_with_what_to_do(number, told):
+    assert told in cannot_listen("health", "h:1", number)
+
+
+def test_every_listener_says_so(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        busy = f"cannot listen on .*{port}: Address already in use; end the process"
+        with pytest.raises(ConfigError, match=f"gateway.http: {busy}"):
+            listen(HttpConfig("127.0.0.1", port))
+        with pytest.raises(ConfigError, match=f"health: {busy}"):
+            HealthServer(HttpConfig("127.0.0.1", port), CollectorRegistry())
+        link = LinkConfig(bind=f"tcp://127.0.0.1:{port}", curve=CurveConfig(enabled=False))
+        metrics = MetricFactory(CollectorRegistry(), "m", "gateway")
+        with pytest.raises(ConfigError, match=f"link.bind: {busy}"):
+            ZmqGatewayLink(link, 1, metrics).start(lambda events: None)

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from baton_worker.local.command import how_it_ended
 from baton_worker.logs import JsonFormatter, TextFormatter
 from baton_worker.main import build_parser, main
 from baton_worker.readiness import EXIT_BAD_CONFIG
@@ -32,6 +33,12 @@ def test_every_command_explains_itself(command, capsys):
             ["local", "--model", "m", "--engine", "sim", "--sim", "pace=1"],
             "--sim pace=1: Object contains unknown field `pace`",
         ),
+        (["local", "--model", "m", "--port", "70000"], "--port is 70000, not in 0..65535"),
+        (["local", "--model", "m", "--max-running", "0"], "--max-running is 0, not in 1.."),
+        (["local", "--model", "m", "--max-waiting", "0"], "--max-waiting is 0, not in 1.."),
+        (["local", "--model", "m", "--kv-blocks", "-1"], "--kv-blocks is -1, not in 0.."),
+        (["local", "--model", "m", "--prefill-chunk", "0"], "--prefill-chunk is 0, not in 1.."),
+        (["keygen", "--out", "/dev/null/x", "--name", "a"], "--out /dev/null/x: "),
         (["prefill", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
     ],
 )
@@ -47,6 +54,14 @@ def test_keygen_writes_a_pair_once(tmp_path, capsys):
     assert len((tmp_path / "gw.public").read_text().strip()) == 40
     assert main(arguments) == EXIT_BAD_CONFIG
     assert "never overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(0, "code 0"), (78, "code 78"), (-4, "SIGILL"), (-9, "SIGKILL"), (-63, "signal 63")],
+)
+def test_how_a_process_ended_is_told_by_name(code, told):
+    assert how_it_ended(code) == f"ended with {told}"
 
 
 def record(**extra):

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from baton_worker.config_errors import explain
+
 
 class ConfigError(ValueError):
     """A configuration file or flag is wrong; the message names the field. Not worth a retry."""
@@ -246,14 +248,18 @@ def load_config(path: Path) -> ProcessConfig:
 
     Raises:
         ConfigError: unreadable, not YAML, an unknown field, or a value out of range; the message
-            holds the file and the field's path.
+            holds the file, the field's path, its value and what it may be.
     """
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=ProcessConfig)
+        document = msgspec.yaml.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+    try:
+        return msgspec.convert(document, ProcessConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error, document, ProcessConfig)}") from error
 
 
 def dump_config(config: ProcessConfig) -> bytes:

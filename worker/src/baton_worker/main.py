@@ -188,6 +188,11 @@ def _local(options: argparse.Namespace) -> int:
         ("num_speculative_tokens", 0, 5),
         ("max_top_k", 0, 64),
         ("tp", 1, 64),
+        ("port", 0, 65535),
+        ("max_running", 1, 1 << 20),
+        ("max_waiting", 1, 1 << 20),
+        ("kv_blocks", 0, 1 << 31),
+        ("prefill_chunk", 1, 1 << 20),
     ):
         value = getattr(options, flag)
         if not low <= value <= high:
@@ -250,12 +255,14 @@ def _sim_config(options: argparse.Namespace) -> SimConfig:
 def _keygen(options: argparse.Namespace) -> int:
     from baton_worker.link.curve import generate_key_files
 
-    options.out.mkdir(parents=True, exist_ok=True)
     public, secret = (options.out / f"{options.name}.{half}" for half in ("public", "secret"))
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         pair = generate_key_files(public, secret)
     except FileExistsError as error:
         raise ConfigError(f"{error.filename} exists; keys are never overwritten") from error
+    except OSError as error:
+        raise ConfigError(f"--out {options.out}: {error.filename}: {error.strerror}") from error
     sys.stdout.write(f"{public}: {pair.public.decode()}\n{secret}: readable by its owner only\n")
     return 0
 

@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 
 from baton_worker.config import ConfigError, HttpConfig
+from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.service import GatewayService
 
 STALLED_CLIENT_SECONDS = 30
@@ -52,7 +53,7 @@ def listen(http: HttpConfig) -> socket.socket:
         listener = socket.create_server((http.host, http.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         where = f"{http.host}:{http.port}"
-        raise ConfigError(f"gateway.http: cannot listen on {where}: {error.strerror}") from error
+        raise ConfigError(cannot_listen("gateway.http", where, error.errno)) from error
     milliseconds = STALLED_CLIENT_SECONDS * 1000  # accepted connections inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listener

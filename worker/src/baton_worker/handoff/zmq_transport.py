@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from baton_worker.config import ConfigError, HandoffConfig
+from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.api import Handoff
 from baton_worker.handoff.api import HandoffArrived, HandoffEvent, HandoffFailed
 from baton_worker.handoff.frames import (
@@ -133,7 +134,7 @@ class ZmqKvTransport:
         except zmq.ZMQError as error:
             router.close()
             raise ConfigError(
-                f"handoff.bind: cannot listen on {self._config.bind}: {error}"
+                cannot_listen("handoff.bind", self._config.bind, error.errno)
             ) from error
         return router
 

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from baton_worker.config import ConfigError, LinkConfig
+from baton_worker.config_errors import cannot_listen
 from baton_worker.link.api import GatewayLinkEvent, WorkerDown, WorkerUp
 from baton_worker.link.curve import load_identity, server_options
 from baton_worker.link.gateway_end import GatewaySettings, Standing
@@ -87,8 +88,9 @@ class ZmqGatewayLink:
         self._thread.start()
         self._started.wait()
         if self._start_error:
-            bind = self._config.bind
-            raise ConfigError(f"link.bind: {bind}: {self._start_error}") from self._start_error
+            number = self._start_error.errno
+            message = cannot_listen("link.bind", self._config.bind, number)
+            raise ConfigError(message) from self._start_error
 
     def send(self, worker_id: str, command: Command) -> bool:
         """See `api.GatewayLink.send`.

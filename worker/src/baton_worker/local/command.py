@@ -55,6 +55,14 @@ def _make_keys(options: LocalOptions, folder: Path) -> dict[str, CurveFiles]:
     }
 
 
+def how_it_ended(code: int) -> str:
+    """Return a process's end in words: its exit code, or the signal by name (SIGILL, say)."""
+    if code >= 0:
+        return f"ended with code {code}"
+    known = -code in {number.value for number in signal.Signals}
+    return f"ended with {signal.Signals(-code).name if known else f'signal {-code}'}"
+
+
 class _JsonLines:
     """For programs: one line on stdout for each process that becomes ready."""
 
@@ -69,7 +77,7 @@ class _JsonLines:
 
     def died(self, child: Child, code: int) -> None:
         """Say so on stderr: stdout holds readiness alone."""
-        sys.stderr.write(f"[local] {child.plan.name} ended with code {code}\n")
+        sys.stderr.write(f"[local] {child.plan.name} {how_it_ended(code)}\n")
 
     def tick(self, children: list[Child]) -> None:
         """Nothing to refresh."""
@@ -96,9 +104,8 @@ class _Status:
 
     def died(self, child: Child, code: int) -> None:
         self._announced = False
-        how = f"signal {-code}" if code < 0 else f"code {code}"
         state = "giving up" if code == EXIT_BAD_CONFIG else "restarting"
-        self._line(state, f"{child.plan.name} ended with {how}")
+        self._line(state, f"{child.plan.name} {how_it_ended(code)}")
 
     def tick(self, children: list[Child]) -> None:
         if self._announced or any(child.ready is None for child in children):

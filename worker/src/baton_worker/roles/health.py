@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton_worker.config import ConfigError, HttpConfig
+from baton_worker.config_errors import cannot_listen
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class HealthServer:
             self._socket = socket.create_server((config.host, config.port), backlog=64)
         except OSError as error:
             where = f"{config.host}:{config.port}"
-            raise ConfigError(f"health: cannot listen on {where}: {error.strerror}") from error
+            raise ConfigError(cannot_listen("health", where, error.errno)) from error
         self._registry = registry
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
