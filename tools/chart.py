@@ -20,11 +20,27 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "baton"
 KEEP = "helm.sh/resource-policy"
 
+_TEXTS = {"additionalProperties": {"type": "string"}}
+_NAME = {"pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$", "maxLength": 63}
+
 BOUNDS: dict[str, dict[str, Any]] = {
     "image.repository": {"minLength": 1},
     "image.digest": {"pattern": "^(sha256:[0-9a-f]{64})?$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "imagePullSecrets": {"items": {"type": "object", "required": ["name"]}},
+    "nameOverride": _NAME,
+    "fullnameOverride": _NAME,
+    "watchNamespace": _NAME,
+    "serviceAccount.annotations": _TEXTS,
+    "extraEnv": {"items": {"type": "object", "required": ["name"]}},
+    "nodeSelector": _TEXTS,
+    "podAnnotations": _TEXTS,
+    "podLabels": _TEXTS,
+    "podMonitor.labels": _TEXTS,
+    "serviceMonitor.labels": _TEXTS,
+    "prometheusRule.labels": _TEXTS,
+    "dashboards.labels": _TEXTS,
+    "dashboards.annotations": _TEXTS,
     "replicas": {"minimum": 0, "maximum": 10},
     "operator.workers": {"minimum": 1, "maximum": 256},
     "operator.writeConcurrency": {"minimum": 1, "maximum": 1024},
@@ -50,7 +66,7 @@ Generated from `values.yaml` by `make chart`.
 helm install baton charts/baton -n baton-system --create-namespace \\
   --set image.repository=REGISTRY/baton-operator
 helm test -n baton-system baton          # creates, repairs and deletes a suspended PDDeployment
-helm upgrade baton charts/baton -n baton-system --reuse-values
+helm upgrade baton charts/baton -n baton-system --reset-then-reuse-values
 helm uninstall -n baton-system baton     # CRDs and served models stay unless values say otherwise
 ```
 
@@ -59,6 +75,8 @@ The CRDs are templates, so `helm upgrade` upgrades them. `crds.enabled=false` le
 
 Replicas beyond one stand by for the Lease. With `watchNamespace` the operator needs a Role in that
 namespace and no ClusterRole (set `rbac.aggregate=false` too, or have someone else grant it).
+A cluster has the CRDs once: set `crds.enabled=false` in every release but one. No object may be
+served by two releases: one that serves every namespace goes with no other.
 
 ## Values
 

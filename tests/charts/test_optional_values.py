@@ -132,6 +132,21 @@ def test_pod_metadata_passes_through(render, one):
     assert pod["metadata"]["annotations"] == {"p": "q"}
 
 
+def test_pod_labels_cannot_move_a_pod_out_of_its_selector(render, one):
+    objects = render("podLabels: {app.kubernetes.io/component: mine, team: a}")
+    labels = pod_of(objects, one)["metadata"]["labels"]
+    assert labels["app.kubernetes.io/component"] == "operator"
+    assert labels["team"] == "a"
+
+
+def test_the_budget_never_blocks_a_drain_for_good(render, one):
+    for replicas in (1, 2):
+        objects = render(f"replicas: {replicas}\npodDisruptionBudget: {{enabled: true}}")
+        spec = one(objects, "PodDisruptionBudget")["spec"]
+        assert spec["maxUnavailable"] == 1
+        assert "minAvailable" not in spec
+
+
 def test_resources_are_unset_by_default(render, one):
     assert "resources" not in container_of(render(), one)
     limits = container_of(render("resources: {limits: {memory: 200Mi}}"), one)["resources"]

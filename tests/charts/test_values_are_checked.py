@@ -26,6 +26,11 @@ from baton_operator.settings import read_settings
         ("operator: {leaseDurationSeconds: 5}", "leaseDurationSeconds"),
         ("crds: {enabled: maybe}", "enabled"),
         ("podMonitor: {interval: often}", "interval"),
+        ("watchNamespace: Serving_1", "watchNamespace"),
+        ("fullnameOverride: A_B", "fullnameOverride"),
+        ("nodeSelector: {gpu: 1}", "gpu"),
+        ("podLabels: {team: {a: b}}", "team"),
+        ("extraEnv: [{value: x}]", "extraEnv"),
     ],
 )
 def test_wrong_values_are_refused_by_name(refusal, values, named):

@@ -40,6 +40,7 @@ def test_no_request_was_refused_for_want_of_rights(operator, kubectl, namespace,
     ("verb", "resource"),
     [
         ("delete", "pddeployments.baton.dev"),
+        ("patch", "pddeployments.baton.dev"),
         ("create", "pods"),
         ("delete", "pods"),
         ("create", "pods/exec"),

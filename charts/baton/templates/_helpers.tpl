@@ -73,7 +73,7 @@ capabilities:
 {{- define "baton.rules" -}}
 - apiGroups: [baton.dev]
   resources: [pddeployments]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch]
 - apiGroups: [baton.dev]
   resources: [pddeployments/status, pdrolescalers/status]
   verbs: [patch]
