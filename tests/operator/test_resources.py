@@ -62,8 +62,38 @@ def test_policies_deny_by_default_and_open_the_paths_that_serving_needs():
 def test_clients_can_be_narrowed():
     only = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
     policies = network_policies(OWNER, spec_of(networkPolicy={"clientsFrom": only}))
-    http = [r for r in policies[2]["spec"]["ingress"] if r["ports"][0]["port"] == 8000]
-    assert http[0]["from"] == only
+    assert from_of(policies[2], 8000) == [only]
+
+
+def from_of(policy, port):
+    """Return the peers of every rule that opens a port."""
+    return [r["from"] for r in policy["spec"]["ingress"] if r["ports"][0]["port"] == port]
+
+
+def test_who_scrapes_a_narrowed_gateway_is_named():
+    only = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
+    scrapers = [{"namespaceSelector": {"matchLabels": {"team": "metrics"}}}]
+    narrowed = spec_of(networkPolicy={"clientsFrom": only, "metricsFrom": scrapers})
+    assert from_of(network_policies(OWNER, narrowed)[2], 8000) == [only, scrapers]
+    assert from_of(network_policies(OWNER, spec_of())[2], 8000) == [[{"namespaceSelector": {}}]]
+
+
+def test_the_operator_reaches_workers_that_only_others_may_scrape():
+    only = [{"namespaceSelector": {"matchLabels": {"team": "metrics"}}}]
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "baton-system"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
+    }
+
+    def allowed(home, **policy):
+        made = network_policies(OWNER, spec_of(networkPolicy=policy), home)
+        rules = [r for p in made[:2] for r in p["spec"]["ingress"] if r["ports"][0]["port"] == 8080]
+        assert len(rules) == 2
+        return [rule["from"] for rule in rules]
+
+    assert allowed("baton-system", metricsFrom=only) == [[*only, operator]] * 2
+    assert allowed("", metricsFrom=only) == [only] * 2
+    assert allowed("baton-system") == [[{"namespaceSelector": {}}]] * 2
 
 
 def test_the_link_service_publishes_gateways_that_are_not_ready():

@@ -36,7 +36,9 @@ class Apis(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What rendering needs. `records` holds every revision whose workloads shall be written."""
+    """What rendering needs. `records` holds every revision whose workloads shall be written, `home`
+    is the operator's namespace.
+    """
 
     owner: Owner
     spec: PDDeploymentSpec
@@ -44,6 +46,7 @@ class Inputs:
     records: Mapping[str, RevisionRecord]
     apis: Apis
     make_pair: Callable[[], KeyPair]
+    home: str = ""
 
 
 def wishes(inputs: Inputs) -> list[Wish]:
@@ -52,7 +55,7 @@ def wishes(inputs: Inputs) -> list[Wish]:
     plain: list[Manifest] = [
         services.link_service(owner),
         services.client_service(owner, spec),
-        *network_policies(owner, spec),
+        *network_policies(owner, spec, inputs.home),
         *disruption_budgets(owner, spec, inputs.plan.target),
     ]
     if inputs.apis.has_pod_monitor and spec.pod_monitor == "Auto":

@@ -169,7 +169,7 @@ class _Operator:
         kinds += [POD]
         kinds += [LEADER_WORKER_SET] if apis.has_lws else []
         kinds += [POD_MONITOR] if apis.has_pod_monitor else []
-        reconciler = Reconciler(self._tools, apis)
+        reconciler = Reconciler(self._tools, apis, home=own_namespace(""))
         reflectors = tuple(self._reflector(kind) for kind in kinds)
         metrics = self._vitals.metrics
         return Machine(self._queue, reconciler, reflectors, metrics, self._settings)

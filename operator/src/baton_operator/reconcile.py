@@ -68,11 +68,12 @@ class Tools:
 
 
 class Reconciler:
-    """Runs passes. `apis` is replaced when the cluster gains or loses an optional API."""
+    """Runs passes, knowing the cluster's optional APIs and the operator's own namespace."""
 
-    def __init__(self, tools: Tools, apis: Apis) -> None:
+    def __init__(self, tools: Tools, apis: Apis, home: str = "") -> None:
         self._tools = tools
-        self.apis = apis
+        self._apis = apis
+        self._home = home
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Run one pass; return seconds until the next one without an event, or None.
@@ -155,7 +156,8 @@ class Reconciler:
         return found
 
     def _inputs(self, pdd: PDDeployment, plan: Plan, records: dict[str, RevisionRecord]) -> Inputs:
-        return Inputs(_owner(pdd), pdd.spec, plan, records, self.apis, self._tools.make_pair)
+        make_pair = self._tools.make_pair
+        return Inputs(_owner(pdd), pdd.spec, plan, records, self._apis, make_pair, self._home)
 
     async def _read(self, pdd: PDDeployment) -> Parent | None:
         key, parents = pdd.key, self._tools.parents
@@ -223,7 +225,7 @@ class Reconciler:
 
     def _trouble(self, pdd: PDDeployment, results: list[Result]) -> Trouble:
         missing = ""
-        if needs_missing_api(pdd.spec, self.apis):
+        if needs_missing_api(pdd.spec, self._apis):
             missing = "parallelism.nodes > 1 needs the LeaderWorkerSet API; install it"
         return Trouble(
             foreign=_named(results, Outcome.FOREIGN),

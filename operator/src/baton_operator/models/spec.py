@@ -228,12 +228,14 @@ class NetworkPolicySpec(Model, frozen=True):
     clients_from: Annotated[
         list[RawObject],
         about("NetworkPolicyPeers that may call the gateway; empty allows every pod of the "
-                 "cluster.", max_length=32),
+                 "cluster. Its metrics share the port: name who scrapes them in metricsFrom.",
+                 max_length=32),
     ] = field(default_factory=list)  # fmt: skip
     metrics_from: Annotated[
         list[RawObject],
-        about("NetworkPolicyPeers that may scrape metrics and ask for drains; empty allows "
-                 "every namespace.", max_length=32),
+        about("NetworkPolicyPeers that may reach the workers' health port: metrics, but drains and "
+                 "the draft count too. Empty allows every pod of the cluster; the operator's "
+                 "always may.", max_length=32),
     ] = field(default_factory=list)  # fmt: skip
 
 

@@ -17,38 +17,48 @@ _ANYWHERE: list[Manifest] = [{"namespaceSelector": {}}]
 _DNS: Manifest = {"ports": [{"protocol": p, "port": 53} for p in ("UDP", "TCP")]}
 
 
-def network_policies(owner: Owner, spec: PDDeploymentSpec) -> list[Manifest]:
-    """Return a policy for each role; empty when they are off."""
+def network_policies(owner: Owner, spec: PDDeploymentSpec, home: str = "") -> list[Manifest]:
+    """Return a policy for each role; empty when they are off.
+
+    `home` is the operator's namespace, empty outside of a cluster. It asks workers who is least
+    busy and what they serve, also where `metricsFrom` names others only.
+    """
     if not spec.network_policy.enabled:
         return []
-    return [_prefill(owner, spec), _decode(owner, spec), _gateway(owner, spec)]
+    scrape = _scrape(spec, names.PORT_HEALTH)
+    if spec.network_policy.metrics_from and home:
+        scrape["from"] = [*scrape["from"], _operator(home)]
+    return [_prefill(owner, scrape), _decode(owner, scrape), _gateway(owner, spec)]
 
 
-def _prefill(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
+def _operator(home: str) -> Manifest:
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": home}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
+    }
+
+
+def _prefill(owner: Owner, scrape: Manifest) -> Manifest:
     egress = [
         _to(owner, Role.GATEWAY, names.PORT_LINK),
         _to(owner, Role.DECODE, names.PORT_KV),
         _DNS,
     ]
-    return _policy(owner, Role.PREFILL, [_scrape(spec, names.PORT_HEALTH)], egress)
+    return _policy(owner, Role.PREFILL, [scrape], egress)
 
 
-def _decode(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
-    ingress = [
-        _scrape(spec, names.PORT_HEALTH),
-        _from([_pods(owner, Role.PREFILL)], names.PORT_KV),
-    ]
+def _decode(owner: Owner, scrape: Manifest) -> Manifest:
+    ingress = [scrape, _from([_pods(owner, Role.PREFILL)], names.PORT_KV)]
     return _policy(owner, Role.DECODE, ingress, [_to(owner, Role.GATEWAY, names.PORT_LINK), _DNS])
 
 
 def _gateway(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
     clients = spec.network_policy.clients_from or _ANYWHERE
     workers = [_pods(owner, role) for role in names.WORKER_ROLES]
-    ingress = [
-        _from(clients, names.PORT_GATEWAY),
-        _from(workers, names.PORT_LINK),
-        _scrape(spec, names.PORT_GATEWAY),
-    ]
+    ingress = [_from(clients, names.PORT_GATEWAY), _from(workers, names.PORT_LINK)]
+    if spec.network_policy.metrics_from:
+        # Metrics are on the port of the API: open to all unasked, they would let in every client.
+        ingress.append(_scrape(spec, names.PORT_GATEWAY))
     return _policy(owner, Role.GATEWAY, ingress, [_DNS])
 
 
