@@ -248,7 +248,26 @@ def test_a_failed_write_stops_no_other_and_is_in_the_status(cluster):
             await cluster.reconcile()
         assert len(cluster.kube.names(api.DEPLOYMENT)) == 3
         assert cluster.kube.names(api.SERVICE) == ["chat-link"]
+        assert cluster.condition("Reconciling") == ("True", "WriteFailed")
+        assert cluster.condition("Stalled")[0] == "False", "the next try may do"
+        await cluster.settle()
+        assert cluster.condition("Reconciling") == ("False", "UpToDate")
+
+    run(scenario())
+
+
+def test_a_write_that_the_server_refuses_stalls_the_object_and_says_which(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.pump()
+        refusal = ApiError(422, "Invalid", "spec.ports[0]: must be unique")
+        cluster.kube.fault("apply", api.SERVICE, refusal, "chat")
+        with pytest.raises(WriteFailed):
+            await cluster.reconcile()
         assert cluster.condition("Stalled") == ("True", "WriteFailed")
+        assert cluster.condition("Reconciling") == ("False", "WriteFailed")
+        told = {c["type"]: c["message"] for c in cluster.status()["conditions"]}
+        assert "Service chat: 422 Invalid: spec.ports[0]" in told["Stalled"]
         await cluster.settle()
         assert cluster.condition("Stalled")[0] == "False"
 

@@ -74,6 +74,11 @@ class ApiError(Exception):
         self.status = status
         self.reason = reason
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the same request would be refused again: the server works, and says no."""
+        return 400 <= self.status < 500 and self.status not in (408, 409, 429)
+
 
 class Conflict(ApiError):
     """409: another writer was faster, or a precondition does not hold."""

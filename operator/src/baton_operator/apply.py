@@ -59,7 +59,7 @@ class Result:
 
     child: ChildId
     outcome: Outcome
-    error: Exception | None = None
+    error: ApiError | None = None
 
 
 class Extra(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from baton_operator.api import (
@@ -229,13 +229,18 @@ class Reconciler:
             missing = "parallelism.nodes > 1 needs the LeaderWorkerSet API; install it"
         return Trouble(
             foreign=_named(results, Outcome.FOREIGN),
-            failed=tuple(f"{r.child.kind} {r.child.name}: {r.error}" for r in results if r.error),
+            failed=_errors(r for r in results if r.error),
+            refused=_errors(r for r in results if r.error and r.error.is_refusal),
             missing_api=missing,
         )
 
 
 def _owner(pdd: PDDeployment) -> Owner:
     return Owner(pdd.key.namespace, pdd.key.name, pdd.uid)
+
+
+def _errors(results: Iterable[Result]) -> tuple[str, ...]:
+    return tuple(f"{r.child.kind} {r.child.name}: {r.error}" for r in results)
 
 
 def _named(results: list[Result], outcome: Outcome) -> tuple[str, ...]:

@@ -22,10 +22,14 @@ from baton_operator.samples import Sample
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What keeps reconciling from its goal: children of others, failed writes, missing APIs."""
+    """What keeps reconciling from its goal: children of others, failed writes, missing APIs.
+
+    `refused` are those of `failed` that come back as long as spec and cluster are as they are.
+    """
 
     foreign: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     missing_api: str = ""
     invalid: str = ""
 
@@ -135,7 +139,7 @@ def _conditions(
     ready = _ready(spec, plan, parts, trouble)
     return [
         ready,
-        _reconciling(plan, ready, stalled),
+        _reconciling(plan, ready, stalled, trouble),
         stalled,
         *parts,
         _progressing(plan),
@@ -169,7 +173,9 @@ def _broken(trouble: Trouble) -> tuple[str, str] | None:
     return None
 
 
-def _reconciling(plan: Plan, ready: Condition, stalled: Condition) -> Condition:
+def _reconciling(plan: Plan, ready: Condition, stalled: Condition, trouble: Trouble) -> Condition:
+    if trouble.failed and stalled.status is Truth.FALSE:
+        return Condition("Reconciling", Truth.TRUE, "WriteFailed", "; ".join(trouble.failed))
     if stalled.status is Truth.TRUE or plan.step.phase is Phase.PAUSED:
         return Condition("Reconciling", Truth.FALSE, stalled.reason, stalled.message)
     done = (Phase.COMPLETE, Phase.PARTITIONED, Phase.SUSPENDED)
@@ -182,8 +188,8 @@ def _stalled(plan: Plan, trouble: Trouble) -> Condition:
     broken = _broken(trouble)
     if broken is not None:
         return Condition("Stalled", Truth.TRUE, *broken)
-    if trouble.failed:
-        return Condition("Stalled", Truth.TRUE, "WriteFailed", "; ".join(trouble.failed))
+    if trouble.refused:
+        return Condition("Stalled", Truth.TRUE, "WriteFailed", "; ".join(trouble.refused))
     if plan.has_failed:
         message = f"revision {plan.update} made no progress within its deadline"
         return Condition("Stalled", Truth.TRUE, "ProgressDeadlineExceeded", message)

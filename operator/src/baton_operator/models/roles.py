@@ -48,7 +48,7 @@ class DrainSpec(Model, frozen=True):
         about("Longest wait for requests in flight and KV not yet taken over.", ge=0, le=86400),
     ] = 300
     command: Annotated[
-        list[Annotated[str, about("", max_length=4096)]],
+        list[Annotated[str, about("One word of the command.", max_length=4096)]],
         about("preStop command of another engine; empty uses POST and GET /drain.", max_length=32),
     ] = field(default_factory=list)
 

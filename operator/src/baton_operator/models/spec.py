@@ -282,7 +282,9 @@ class PDDeploymentSpec(Model, frozen=True):
             },
         ),
     ]
-    suspend: Annotated[bool, about("Drain every worker and keep 0 pods; nothing is lost.")] = False
+    suspend: Annotated[
+        bool, about("Drain every worker and keep none; gateways, services and keys stay.")
+    ] = False
     image_pull_policy: Annotated[
         Literal["Always", "IfNotPresent", "Never"], about("When to pull the container image.")
     ] = "IfNotPresent"
