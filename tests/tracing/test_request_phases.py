@@ -5,7 +5,8 @@ import pytest
 from baton_worker.config import ConfigError, TracingConfig
 from baton_worker.identity import RequestKey
 from baton_worker.roles.traces import RequestTraces
-from baton_worker.tracing import NoTracing, build_tracing, valid_traceparent
+from baton_worker.tracing.api import NoTracing, valid_traceparent
+from baton_worker.tracing.build import build_tracing
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 KEY = RequestKey(1, 0)
@@ -98,6 +99,6 @@ def test_a_valid_context_passes_through_without_a_collector():
 
 
 def test_a_missing_sdk_is_a_configuration_error(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "baton_worker.tracing_otlp", None)
+    monkeypatch.setitem(__import__("sys").modules, "baton_worker.tracing.otlp", None)
     with pytest.raises(ConfigError, match=r"tracing\.endpoint"):
         build_tracing(TracingConfig("http://127.0.0.1:1/v1/traces"), "s", "i")

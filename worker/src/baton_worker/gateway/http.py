@@ -35,7 +35,7 @@ from baton_worker.gateway.request import Endpoint
 from baton_worker.gateway.schema import DetokenizeBody, convert, decode_object
 from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
-from baton_worker.tracing import valid_traceparent
+from baton_worker.tracing.api import valid_traceparent
 
 MAX_BODY_BYTES = 16 << 20
 """Room for a prompt list of two million token ids."""

@@ -21,7 +21,7 @@ from baton_worker.gateway.request import Choice, GenerationRequest
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import RequestKey
 from baton_worker.link.api import GatewayLink
-from baton_worker.tracing import NoTracing, Span, Tracing
+from baton_worker.tracing.api import NoTracing, Span, Tracing
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.link.api import GatewayLink, GatewayLinkEvent
 from baton_worker.metrics import MetricFactory
-from baton_worker.tracing import build_tracing
+from baton_worker.tracing.build import build_tracing
 
 log = logging.getLogger(__name__)
 

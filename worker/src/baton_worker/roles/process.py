@@ -49,7 +49,7 @@ from baton_worker.roles.linked import LinkedReadiness
 from baton_worker.roles.loop import LoopParts, WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
 from baton_worker.roles.traces import RequestTraces
-from baton_worker.tracing import build_tracing
+from baton_worker.tracing.build import build_tracing
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton_worker.identity import RequestKey
-from baton_worker.tracing import NoTracing, Tracing
+from baton_worker.tracing.api import NoTracing, Tracing
 
 _NS = 1_000_000_000
 

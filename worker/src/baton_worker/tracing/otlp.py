@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from baton_worker.config import TracingConfig
-from baton_worker.tracing import Attributes, Span
+from baton_worker.tracing.api import Attributes, Span
 
 _SEND_EVERY_MILLISECONDS = 1000
 _SEND_TIMEOUT_SECONDS = 3

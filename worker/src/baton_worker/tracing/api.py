@@ -1,8 +1,7 @@
-"""Traces of requests across processes: W3C trace context in and out, spans to a collector.
+"""What gateway and workers record spans through, and the reading of W3C trace contexts.
 
-Owns the interface that gateway and workers record through, and what happens without a collector:
-nothing is recorded, and a client's context is still passed on. OpenTelemetry is imported only when
-an endpoint is configured.
+Owns the interface, and what happens without a collector: nothing is recorded, and a client's
+context is still passed on.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
-
-from baton_worker.config import ConfigError, TracingConfig
 
 Attributes = Mapping[str, str | int | float]
 _TRACEPARENT = re.compile(r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$")
@@ -73,24 +70,3 @@ class NoTracing:
 def valid_traceparent(header: str) -> str:
     """Return a W3C `traceparent` header's value, or "" when it is none (a new trace begins)."""
     return header if _TRACEPARENT.match(header) else ""
-
-
-def build_tracing(config: TracingConfig, service: str, instance: str) -> Tracing:
-    """Return the tracing that a configuration asks for.
-
-    Args:
-        config: no endpoint means none.
-        service: `service.name` of the spans.
-        instance: `service.instance.id` of the spans.
-
-    Raises:
-        ConfigError: an endpoint is given and OpenTelemetry is not installed.
-    """
-    if not config.endpoint:
-        return NoTracing()
-    try:
-        from baton_worker.tracing_otlp import OtlpTracing
-    except ImportError as error:
-        hint = "install baton-worker[tracing]"
-        raise ConfigError(f"tracing.endpoint is set and {error.name} is missing: {hint}") from error
-    return OtlpTracing(config, service, instance)
