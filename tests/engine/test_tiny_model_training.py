@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from baton_worker.engine.spec import load_spec
 from baton_worker.engine.weights import load_weights
 
+pytestmark = pytest.mark.slow  # each run imports Paddle in a process of its own
+
 
 def run(script: Path, *arguments: str) -> str:
     result = subprocess.run(

@@ -16,7 +16,7 @@ def _submit(bench: Any, prompts: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def whole(make_bench: Any, make_prompts: Any) -> Any:
-    prompts = make_prompts(10, seed=2, longest=120)
+    prompts = make_prompts(5, seed=2, longest=120)
     bench = make_bench(n_draft=1)
     keys = _submit(bench, prompts)
     bench.drain()

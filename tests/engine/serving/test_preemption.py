@@ -7,33 +7,45 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize(("n_draft", "n_blocks"), [(0, 16), (1, 18), (3, 18), (5, 20)])
-def test_a_tiny_pool_gives_the_solo_output(
-    make_bench: Any, make_prompts: Any, n_draft: int, n_blocks: int
-) -> None:
-    prompts = make_prompts(14, seed=4, longest=30)
+@pytest.fixture(scope="module")
+def prompts(make_prompts: Any) -> list[tuple[int, ...]]:
+    return make_prompts(14, seed=4, longest=30)
 
-    def submit(bench: Any, number: int) -> Any:
-        return bench.submit(
+
+@pytest.fixture(scope="module")
+def alone(make_bench: Any, prompts: Any) -> Any:
+    """The reader of each prompt's solo run."""
+    bench = make_bench(max_running=1, max_model_len=128)
+    _submit(bench, prompts)
+    bench.drain()
+    return bench.reader
+
+
+def _submit(bench: Any, prompts: Any) -> list[Any]:
+    return [
+        bench.submit(
             number,
-            prompts[number],
+            prompt,
             temperature=0.8 * (number % 2),
             seed=number,
             max_tokens=40,
             repetition_penalty=1.1 if number % 3 == 0 else 1.0,
             logprobs_k=1,
         )
+        for number, prompt in enumerate(prompts)
+    ]
 
-    alone = make_bench(max_running=1, max_model_len=128)
-    for number in range(len(prompts)):
-        submit(alone, number)
-    alone.drain()
+
+@pytest.mark.parametrize(("n_draft", "n_blocks"), [(0, 16), (1, 18), (3, 18), (5, 20)])
+def test_a_tiny_pool_gives_the_solo_output(
+    make_bench: Any, prompts: Any, alone: Any, n_draft: int, n_blocks: int
+) -> None:
     tight = make_bench(max_model_len=128, block_size=8, n_blocks=n_blocks, n_draft=n_draft)
-    keys = [submit(tight, number) for number in range(len(prompts))]
+    keys = _submit(tight, prompts)
     results = tight.drain()
     assert sum(r.stats.preempted for r in results) > 0
     for key in keys:
-        stream, expected = tight.reader[key], alone.reader[key]
+        stream, expected = tight.reader[key], alone[key]
         assert stream.tokens == expected.tokens
         assert stream.ranks == expected.ranks
         assert stream.logprobs == pytest.approx(expected.logprobs, abs=5e-5)
