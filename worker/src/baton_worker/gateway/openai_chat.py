@@ -102,9 +102,7 @@ class ChatFormat:
     def chunk(self, delta: Delta) -> bytes | None:
         """Return a delta's chunk, or None when it would tell the client nothing."""
         request = self._request
-        wanted = request.logprobs_k >= 0 or request.return_token_ids or request.step_details
-        says_something = delta.text or delta.finish_reason or delta.prompt
-        if not (says_something or (wanted and delta.token_ids)):
+        if not delta.tells(request.shows_tokens):
             return None
         return self._chunk(
             _ChunkChoice(

@@ -77,10 +77,7 @@ class CompletionFormat:
 
     def chunk(self, delta: Delta) -> bytes | None:
         """Return a delta's chunk, or None when it would tell the client nothing."""
-        request = self._request
-        wanted = request.logprobs_k >= 0 or request.return_token_ids or request.step_details
-        says_something = delta.text or delta.finish_reason or delta.prompt
-        if not (says_something or (wanted and delta.token_ids)):
+        if not delta.tells(self._request.shows_tokens):
             return None
         choice = self._choice(delta, with_prompt=delta.choice_index in self._unseen)
         self._unseen.discard(delta.choice_index)

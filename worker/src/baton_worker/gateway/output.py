@@ -62,6 +62,11 @@ class Delta(NamedTuple):
     drafts: tuple[DraftScore | None, ...] = ()
     prompt: tuple[ScoredRow, ...] = ()
 
+    def tells(self, shows_tokens: bool) -> bool:
+        """Whether a client learns anything from it; see `GenerationRequest.shows_tokens`."""
+        has_tokens = shows_tokens and bool(self.token_ids)
+        return bool(self.text or self.finish_reason or self.prompt) or has_tokens
+
 
 class SequenceOutput:
     """Turns the merged rows of one choice into deltas.

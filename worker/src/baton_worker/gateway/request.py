@@ -85,6 +85,11 @@ class GenerationRequest:
         return () if needed == RAW_LOGPROBS else (LOGPROB_PARAMS,)
 
     @property
+    def shows_tokens(self) -> bool:
+        """Whether the answer tells tokens apart, so that one that adds no text is told too."""
+        return self.logprobs_k >= 0 or self.return_token_ids or self.step_details
+
+    @property
     def n_choices(self) -> int:
         """Sequences to generate."""
         return len(self.prompts) * self.n
