@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,15 +33,18 @@ def _sampling(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def plain(make_bench: Any, make_prompts: Any) -> dict[int, Any]:
-    """Each prompt run alone, without MTP."""
-    bench = make_bench(max_running=1)
-    streams = {}
-    for number, prompt in enumerate(make_prompts(PROMPTS), start=1):
+def plain(make_bench: Any, make_prompts: Any) -> Callable[[int], Any]:
+    """`plain(number)`: the stream of that prompt run alone, without MTP."""
+    bench, prompts = make_bench(max_running=1), make_prompts(PROMPTS)
+
+    @cache
+    def alone(number: int) -> Any:
+        prompt = prompts[number - 1]
         key = bench.submit(number, prompt, logprobs_k=2, ignore_eos=False, **_sampling(number))
         bench.drain()
-        streams[number] = bench.reader[key]
-    return streams
+        return bench.reader[key]
+
+    return alone
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def plain(make_bench: Any, make_prompts: Any) -> dict[int, Any]:
 def test_any_draft_count_and_batch_gives_the_plain_tokens(
     make_bench: Any,
     make_prompts: Any,
-    plain: dict[int, Any],
+    plain: Callable[[int], Any],
     method: dict[str, Any],
     n_draft: int,
     batch: int,
@@ -79,7 +84,7 @@ def test_any_draft_count_and_batch_gives_the_plain_tokens(
     results = bench.drain()
     assert sum(int(r.stats.accepted_by_position.sum()) for r in results) > 0
     for number, key in keys.items():
-        stream, expected = bench.reader[key], plain[number]
+        stream, expected = bench.reader[key], plain(number)
         assert stream.tokens == expected.tokens, f"prompt {number}"
         assert stream.finish == expected.finish
         assert stream.ranks == expected.ranks
@@ -88,7 +93,7 @@ def test_any_draft_count_and_batch_gives_the_plain_tokens(
 
 @pytest.mark.parametrize("method", [{"use_mtp": True}, NGRAM, MTP_NGRAM])
 def test_draft_count_may_change_at_any_step(
-    make_bench: Any, make_prompts: Any, plain: dict[int, Any], method: dict[str, Any]
+    make_bench: Any, make_prompts: Any, plain: Callable[[int], Any], method: dict[str, Any]
 ) -> None:
     prompts = make_prompts(PROMPTS)
     bench = make_bench(n_draft=2, **method)
@@ -103,7 +108,7 @@ def test_draft_count_may_change_at_any_step(
         bench.step()
         steps += 1
     for number, key in keys.items():
-        assert bench.reader[key].tokens == plain[number].tokens
+        assert bench.reader[key].tokens == plain(number).tokens
 
 
 @pytest.mark.parametrize("count", [-1, 6])
