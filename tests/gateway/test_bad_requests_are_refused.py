@@ -51,6 +51,7 @@ BAD_ANYWHERE = [
     ({"guided_json": {"type": "object"}}, "guided_json"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"temp_scaled_logprobs": 1}, "temp_scaled_logprobs"),
+    ({"logprobs_mode": ""}, "logprobs_mode"),
 ]
 BAD_CHAT = [
     ({"messages": []}, "messages"),
@@ -74,6 +75,8 @@ BAD_CHAT = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_completion_tokens": 10_000}, "max_completion_tokens"),
+    ({"echo": True}, "echo"),
+    ({"prompt": "hi"}, "prompt"),
 ]
 BAD_COMPLETION = [
     ({"prompt": []}, "prompt"),
@@ -89,6 +92,9 @@ BAD_COMPLETION = [
     ({"logprobs": -1}, "logprobs"),
     ({"echo": "yes"}, "echo"),
     ({"suffix": "x"}, "suffix"),
+    ({"max_completion_tokens": 50}, "max_completion_tokens"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
 ]
 
 
@@ -147,6 +153,7 @@ def test_harmless_fields_and_neutral_values_are_accepted(gateway):
         "parallel_tool_calls": True, "tools": [], "tool_choice": "none", "logit_bias": {},
         "response_format": {"type": "text"}, "include_draft_logprobs": False, "best_of": 1,
         "n": None, "stop": None, "seed": -5, "top_k": -1, "some_future_field": 1, "logprobs": None,
+        "echo": False, "top_logprobs": 0, "max_completion_tokens": None,
     }  # fmt: skip
     with gateway.http() as client:
         for path, base in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):

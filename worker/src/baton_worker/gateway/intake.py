@@ -58,7 +58,7 @@ class Intake:
             ApiError: 400 naming the field, 404 for another model, 503 when no pair is usable.
         """
         value = decode_object(raw)
-        refuse_unsupported(value)
+        refuse_unsupported(endpoint, value)
         seed = secrets.randbits(_SEED_BITS)
         if endpoint is Endpoint.CHAT:
             chat = convert(value, ChatBody)

@@ -15,7 +15,7 @@ def logprob_params(body: GenerationBody, logprobs_k: int) -> LogprobParams:
     Raises:
         ApiError: 400: an unknown mode, or one without logprobs to apply it to.
     """
-    mode = body.logprobs_mode or _MODES[0]
+    mode = _MODES[0] if body.logprobs_mode is None else body.logprobs_mode
     if mode not in _MODES:
         raise bad_request("logprobs_mode", f"logprobs_mode is {mode!r}: it must be one of {_MODES}")
     params = LogprobParams(

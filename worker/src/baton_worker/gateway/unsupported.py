@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.request import Endpoint
 
 _EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {})
 
@@ -41,13 +42,31 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "web_search_options": (None,),
 }
 
+_OF_THE_OTHER: Final[Mapping[Endpoint, Mapping[str, str]]] = {
+    Endpoint.CHAT: {
+        "echo": "echo belongs to /v1/completions",
+        "prompt": "prompt belongs to /v1/completions; here it is messages",
+    },
+    Endpoint.COMPLETION: {
+        "max_completion_tokens": "max_completion_tokens belongs to /v1/chat/completions; here it"
+        " is max_tokens",
+        "messages": "messages belongs to /v1/chat/completions; here it is prompt",
+        "top_logprobs": "top_logprobs belongs to /v1/chat/completions; here it is logprobs, the"
+        " number of alternatives",
+    },
+}
+"""Fields that mean nothing here and something at the other endpoint, with what to write instead."""
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
+
+def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     """Check a decoded request body.
 
     Raises:
         ApiError: 400 that names the first field whose value would have to change the answer.
     """
+    for name, message in _OF_THE_OTHER[endpoint].items():
+        if not _is_neutral(body.get(name), (*_EMPTY, 0)):
+            raise bad_request(name, message, "unsupported_parameter")
     for name, value in body.items():
         if name in _NEUTRAL and not _is_neutral(value, _NEUTRAL[name]):
             raise bad_request(name, f"{name} is not supported", "unsupported_parameter")
