@@ -34,6 +34,7 @@ def test_any_other_key_is_401_before_anything_else(start_gateway, key_file, head
         ):
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200
 
@@ -46,7 +47,8 @@ def test_the_official_client_raises_its_authentication_error(start_gateway, key_
 
 def test_a_key_file_that_is_missing_or_empty_is_a_configuration_error(tmp_path):
     (tmp_path / "empty").write_text("\n")
-    for name in ("missing", "empty"):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\n")
+    for name in ("missing", "empty", "binary"):
         with pytest.raises(ConfigError, match=r"gateway\.api_keys_file"):
             read_api_keys(str(tmp_path / name))
     assert read_api_keys("") == ()

@@ -7,7 +7,7 @@ and an error before the first token can still have its status. Owns no JSON shap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from starlette.types import Receive, Scope, Send
 
@@ -88,10 +88,16 @@ class GenerationAnswer:
 
 
 async def send_json(
-    send: Send, status: int, body: bytes, retry_after_seconds: int | None = None
+    send: Send,
+    status: int,
+    body: bytes,
+    retry_after_seconds: int | None = None,
+    *,
+    headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send a complete JSON response."""
+    """Send a complete JSON response; `headers` go with those of its body."""
     headers = [
+        *headers,
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
     ]

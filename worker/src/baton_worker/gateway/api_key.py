@@ -17,6 +17,7 @@ from baton_worker.gateway.answer import send_json
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.metrics import GatewayMetrics
 
+_CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/playground"})
 
 
@@ -33,7 +34,7 @@ class ApiKeyGuard:
         if scope["type"] == "http" and not self._is_allowed(scope):
             self._metrics.refused("invalid_api_key")
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-            await send_json(send, error.status, error.encode())
+            await send_json(send, error.status, error.encode(), headers=_CHALLENGE)
             return
         await self._app(scope, receive, send)
 
@@ -59,6 +60,8 @@ def read_api_keys(path: str) -> tuple[str, ...]:
         lines = Path(path).read_text().splitlines()
     except OSError as error:
         raise ConfigError(f"gateway.api_keys_file: {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"gateway.api_keys_file: {path} is no text in UTF-8") from error
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys:
         raise ConfigError(f"gateway.api_keys_file: {path} holds no key")
