@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import kopf
@@ -26,7 +26,9 @@ from baton_operator.api import (
     POD_MONITOR,
     SCALER,
     SECRET,
+    ApiError,
     Kind,
+    KubeApi,
 )
 from baton_operator.apply import Applier
 from baton_operator.children import Apis
@@ -51,7 +53,7 @@ from baton_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-_CRD_POLL_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _WITH_BODY = (DEPLOYMENT, LEADER_WORKER_SET, POD, SCALER)
 """Kinds whose spec or status is read; of the others only metadata is fetched."""
 
@@ -119,7 +121,7 @@ class _Operator:
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         for kind in (PD_DEPLOYMENT, SCALER):
-            await self._served(kind)
+            await until_served(self._kube, kind)
         async with self._leading(group):
             apis = Apis(
                 has_lws=await self._kube.has_api(LEADER_WORKER_SET),
@@ -133,11 +135,6 @@ class _Operator:
             log.info("serving", extra={"namespace": self._settings.watch_namespace or "all"})
             await self._kopf()
         raise Stopped
-
-    async def _served(self, kind: Kind) -> None:
-        while not await self._kube.has_api(kind):
-            log.warning("CRD missing; waiting for it", extra={"kind": kind.kind})
-            await asyncio.sleep(_CRD_POLL_SECONDS)
 
     @contextlib.asynccontextmanager
     async def _leading(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
@@ -192,6 +189,29 @@ class _Operator:
             clusterwide=not namespace,
             namespaces=[namespace] if namespace else [],
         )
+
+
+async def until_served(
+    kube: KubeApi, kind: Kind, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Wait until the API server answers and knows a kind.
+
+    A process that ended instead would be started ever more seldom, and be away for minutes after
+    the server is back.
+
+    Raises:
+        ApiError: the server refuses to tell.
+    """
+    while True:
+        try:
+            if await kube.has_api(kind):
+                return
+            log.warning("CRD missing; waiting for it", extra={"kind": kind.kind})
+        except ApiError as error:
+            if error.is_refusal:
+                raise
+            log.warning("no API server; waiting for it", extra={"error": str(error)})
+        await sleep(_POLL_SECONDS)
 
 
 def _stop_on_signal(group: asyncio.TaskGroup) -> None:
