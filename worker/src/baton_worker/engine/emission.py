@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from baton_worker.engine.logprobs import NO_COLUMNS, EmittedTokens, LogprobColumns
+from baton_worker.engine.logprobs import EmittedTokens, LogprobColumns
 from baton_worker.engine.scoring import Scoring
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DraftScores
@@ -132,6 +132,3 @@ class StepOut:
     rows: tuple[EmittedRow, ...]
     columns: LogprobColumns
     prompts: tuple[PromptRow, ...] = ()
-
-
-NOTHING = StepOut((), NO_COLUMNS)

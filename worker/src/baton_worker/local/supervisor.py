@@ -44,7 +44,6 @@ class Child:
     ready: Ready | None = None
     started_at_seconds: float = 0.0
     restart_at_seconds: float | None = None
-    restarts: int = 0
     quick_deaths: int = 0
 
 
@@ -148,7 +147,6 @@ class Supervisor:
         now = time.monotonic()
         for child in self.children:
             if child.restart_at_seconds is not None and child.restart_at_seconds <= now:
-                child.restarts += 1
                 self._start(child)
 
     def _end_all(self) -> None:
