@@ -1,4 +1,4 @@
-"""A pair computes the common beginning of prompts once, and says the same of each."""
+"""A pair computes the common beginning of prompts once, says so, and says the same of each."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ SYSTEM = "Redistribution and use in source and binary forms are permitted. " * 4
 
 
 def test_the_second_prompt_costs_its_own_tokens_only(pair, mixed):
-    answers = []
+    answers, usages = [], []
     for deployment in (pair, mixed):
         for question in ("What is it?", "What is not?"):
             reply = deployment.complete(
                 prompt=SYSTEM + question, max_tokens=12, seed=4, logprobs=2, return_token_ids=True
             )
-            answers.append((reply["choices"][0]["token_ids"], reply["usage"]["prompt_tokens"]))
+            answers.append(reply["choices"][0]["token_ids"])
+            usages.append(reply["usage"])
     assert answers[:2] == answers[2:]
     hits = pair.metric("prefill", "baton_prefix_cache_hit_tokens_total")
     fed = pair.metric("prefill", "baton_prompt_tokens_total")
     assert hits > 0
-    assert hits + fed == sum(tokens for _, tokens in answers[:2])
+    assert hits + fed == sum(usage["prompt_tokens"] for usage in usages[:2])
+    for usage in (usages[:2], usages[2:]):
+        first, second = (u["prompt_tokens_details"]["cached_tokens"] for u in usage)
+        assert (first, second) == (0, hits)

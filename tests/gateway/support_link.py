@@ -62,6 +62,7 @@ class RowSpec:
     error: tuple[ErrorCode, str] | None = None
     shown: ScoredRow | None = None
     prompt: ScoredRow | None = None
+    reused: int = 0
 
 
 def logprob_of(token: int, position: int) -> float:
@@ -100,6 +101,7 @@ def columns_of(specs: Sequence[RowSpec]) -> StepColumns:
         topk_logprob=np.array([lp for _, lp in top], np.float32),
         n_proposed=np.array([s.proposed for s in specs], np.uint8),
         n_accepted=np.array([s.accepted for s in specs], np.uint8),
+        n_reused=np.array([s.reused for s in specs], np.uint32),
         errors=errors,
         verified_drafts=ScoredTokens.of([s.shown for s in specs]),
         prompt_tokens=ScoredTokens.of([s.prompt for s in specs]),
@@ -168,6 +170,7 @@ class ScriptedLink:
         self.is_paused = False
         self.draft_gaps: set[int] = set()
         self.lost_prompt_rows: set[int] = set()
+        self.reused: Callable[[Submit], int] = lambda submit: 0
         self._epochs = itertools.count(1000)
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._changed = threading.Condition()
@@ -387,6 +390,7 @@ class ScriptedLink:
             proposed=drafts,
             accepted=min(drafts, len(tokens) - 1) if not first else 0,
             shown=self.shown_drafts(job.submit, job.position, tokens, drafts),
+            reused=self.reused(job.submit) if job.position == 0 else 0,
         )
         told = self.prompt_rows(key, job.submit) if first else []
         job.position += len(tokens)

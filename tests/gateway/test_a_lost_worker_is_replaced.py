@@ -29,6 +29,7 @@ class Client(threading.Thread):
         super().__init__()
         self.gateway, self.body = gateway, BODY | changes
         self.tokens, self.logprobs, self.error, self.finish = [], [], None, ""
+        self.usage = None
         self.got = threading.Condition()
 
     def run(self):
@@ -45,6 +46,7 @@ class Client(threading.Thread):
     def take(self, event):
         with self.got:
             self.error = event.get("error", self.error)
+            self.usage = event.get("usage", self.usage)
             for choice in event.get("choices", ()):
                 self.tokens += choice["token_ids"]
                 self.logprobs += choice["logprobs"]["token_logprobs"]
@@ -116,6 +118,25 @@ def test_a_prefill_lost_before_any_token_is_replaced_from_the_start(gateway, sup
         gateway.link.resume()
     assert client.tokens == OUTPUT
     assert gateway.metric("baton_gateway_retries_total", how="from_start") == 1
+
+
+@pytest.mark.parametrize("has_answered", [True, False], ids=["a-token-came", "no-token-came"])
+def test_cached_tokens_are_those_of_the_attempt_that_gave_the_first_token(
+    gateway, support, has_answered
+):
+    gateway.link.up("prefill-1", Role.PREFILL)
+    with reading(gateway, stream_options={"include_usage": True}) as client:
+        submit, prefill, _ = submit_of(gateway, support, 0)
+        if has_answered:
+            first = support.RowSpec(submit.handle, 0, OUTPUT[:1], width=2, reused=2)
+            gateway.link.publish(prefill, first)
+            client.wait_tokens(1)
+        gateway.link.down(prefill)
+        submit_of(gateway, support, 1)
+        gateway.link.reused = lambda submit: 1
+        gateway.link.resume()
+    assert client.tokens == OUTPUT
+    assert client.usage["prompt_tokens_details"] == {"cached_tokens": 2 if has_answered else 1}
 
 
 def test_a_decode_lost_mid_stream_is_replaced_and_its_late_rows_change_nothing(gateway, support):

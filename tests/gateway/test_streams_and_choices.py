@@ -50,6 +50,17 @@ def test_usage_splits_drafts_into_accepted_and_rejected(start_gateway, tokenizer
     assert gateway.metric("baton_gateway_accepted_prediction_tokens_total") == accepted
 
 
+@pytest.mark.parametrize("workers", ["pd", "m"])
+def test_usage_counts_cached_tokens_of_each_prompt_once(start_gateway, workers):
+    """A prompt was computed as far as the choice that found least had to compute it."""
+    gateway = start_gateway(workers=workers)
+    found = {(1, 2, 3, 4): iter([2, 3]), (5, 6, 7): iter([0, 3]), (8, 9): iter([1, 1])}
+    gateway.link.reused = lambda submit: next(found[submit.prompt_token_ids])
+    usage = post(gateway, "/v1/completions", prompt=[list(p) for p in found], n=2)["usage"]
+    assert usage["prompt_tokens"] == 9
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
 def test_each_choice_of_each_prompt_has_its_place(start_gateway, support):
     gateway = start_gateway()
     body = {"prompt": ["the fox", "a stop"], "n": 2, "seed": 9, "return_token_ids": True}

@@ -106,6 +106,7 @@ def columns_of(draw: st.DrawFn, max_rows: int = 12) -> StepColumns:
         draft=ints(sum(drafts), 0, VOCAB - 1, np.int32),
         n_proposed=np.array(proposed if is_verified else [], np.uint8),
         n_accepted=np.array(accepted if is_verified else [], np.uint8),
+        n_reused=ints(n_rows if draw(st.booleans()) else 0, 0, 2**32 - 1, np.uint32),
         errors=errors,
         verified_drafts=draw(scored_of(proposed)),
         prompt_tokens=draw(scored_of([5] * n_rows)),
@@ -133,6 +134,7 @@ def step_columns(n_rows: int = 3, **over: Any) -> StepColumns:
         "draft": np.arange(2 * n_rows, dtype=np.int32) % np.int32(VOCAB),
         "n_proposed": np.full(n_rows, 3, np.uint8),
         "n_accepted": np.full(n_rows, 1, np.uint8),
+        "n_reused": np.full(n_rows, 70_000, np.uint32),
         "verified_drafts": ScoredTokens.of(
             [ScoredRow(10 * i, [4, 5], 2, [-0.5], [3], [9], [-0.25]) for i in range(n_rows)]
         ),

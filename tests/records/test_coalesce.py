@@ -95,12 +95,19 @@ def test_coalescing_nothing_is_an_error() -> None:
 def test_columns_that_some_parts_lack_are_zero_for_their_rows(make_columns: Make) -> None:
     none = np.empty(0, np.uint8)
     plain = make_columns(
-        1, draft_count=none, draft=np.empty(0, np.int32), n_proposed=none, n_accepted=none
+        1,
+        draft_count=none,
+        draft=np.empty(0, np.int32),
+        n_proposed=none,
+        n_accepted=none,
+        n_reused=np.empty(0, np.uint32),
     )
     merged = coalesce([plain, make_columns(2), plain])
     assert merged.draft_count.tolist() == [0, 2, 2, 0]
     assert merged.n_proposed.tolist() == [0, 3, 3, 0]
     assert merged.n_accepted.tolist() == [0, 1, 1, 0]
+    assert merged.n_reused.tolist() == [0, 70_000, 70_000, 0]
+    assert merged.n_reused.dtype == np.uint32
 
 
 def test_error_rows_are_rebased_both_ways(make_columns: Make) -> None:

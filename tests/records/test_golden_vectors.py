@@ -18,7 +18,11 @@ from baton_worker.records.layout import MessageType
 Same = Callable[[StepColumns, StepColumns], None]
 GOLDEN = runpy.run_path(str(Path(__file__).parent / "golden" / "make_vectors.py"))
 FRAMES: dict[str, bytes] = GOLDEN["read"]()
-FRAMES_1_0: dict[str, bytes] = GOLDEN["read"](GOLDEN["FILE"].with_name("vectors-1.0.txt"))
+OLD_FRAMES: list[tuple[int, str, bytes]] = [
+    (minor, name, frame)
+    for minor in (0, 1)
+    for name, frame in GOLDEN["read"](GOLDEN["FILE"].with_name(f"vectors-1.{minor}.txt")).items()
+]
 EPOCH = 0x1122334455667788
 
 
@@ -35,7 +39,7 @@ def crc32c(data: bytes) -> int:
 def prefix(kind: int, flags: int, header_len: int, total_len: int, seq: int) -> bytes:
     """The 32 bytes that every frame starts with."""
     return b"PDT1" + struct.pack(
-        "<BBBBHHIQQ", 1, 1, kind, flags, header_len, 0, total_len, EPOCH, seq
+        "<BBBBHHIQQ", 1, 2, kind, flags, header_len, 0, total_len, EPOCH, seq
     )
 
 
@@ -59,6 +63,7 @@ def test_there_is_a_vector_of_every_message_type() -> None:
         ("step_decode", "decode_step_columns"),
         ("step_prefill", "prefill_step_columns"),
         ("step_beside", "beside_step_columns"),
+        ("step_reused", "reused_step_columns"),
     ],
 )
 def test_the_committed_steps_decode_to_their_columns(name: str, columns: str, same: Same) -> None:
@@ -67,10 +72,12 @@ def test_the_committed_steps_decode_to_their_columns(name: str, columns: str, sa
     assert (header.epoch, header.seq, header.step_id) == (EPOCH, 42, 1000)
 
 
-@pytest.mark.parametrize("name", FRAMES_1_0)
-def test_what_version_1_0_wrote_is_read_as_what_this_one_writes(name: str, same: Same) -> None:
-    old, new = FRAMES_1_0[name], FRAMES[name]
-    assert (old[4:6], new[4:6]) == (b"\x01\x00", b"\x01\x01")
+@pytest.mark.parametrize(("minor", "name", "old"), OLD_FRAMES)
+def test_what_earlier_versions_wrote_is_read_as_what_this_one_writes(
+    minor: int, name: str, old: bytes, same: Same
+) -> None:
+    new = FRAMES[name]
+    assert (old[4:6], new[4:6]) == (bytes([1, minor]), b"\x01\x02")
     if name.startswith("step"):
         assert decode_step(old)[0] == decode_step(new)[0]
         same(decode_step(old)[1], decode_step(new)[1])

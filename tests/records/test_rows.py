@@ -34,6 +34,7 @@ def test_each_row_gets_its_own_values(make_columns: Make) -> None:
         draft_count=np.array([0, 0, 2], np.uint8),
         draft=np.array([8, 9], np.int32),
         errors=(RowError(2, ErrorCode.DRAINING, "going"),),
+        n_reused=np.array([70_000, 0, 16], np.uint32),
     )
     first, second, third = rows(columns)
     assert (first.tokens, first.logprobs, first.ranks, first.topk_tokens) == ([0], [], [], [])
@@ -46,6 +47,7 @@ def test_each_row_gets_its_own_values(make_columns: Make) -> None:
     assert third.error == RowError(2, ErrorCode.DRAINING, "going")
     assert (first.error, first.finish, first.is_echo) == (None, Finish.NONE, False)
     assert [row.position for row in (first, second, third)] == [0, 10, 20]
+    assert [row.n_reused for row in (first, second, third)] == [70_000, 0, 16]
     assert (third.n_proposed, third.n_accepted, third.handle) == (3, 1, (7 << 40) + 2)
 
 

@@ -61,6 +61,7 @@ class Stream:
     accepted: list[int] = field(default_factory=list)
     shown: list[ScoredRow | None] = field(default_factory=list)
     prompt: list[ScoredRow] = field(default_factory=list)
+    reused: list[int] = field(default_factory=list)
     finish: Finish = Finish.NONE
     error: tuple[ErrorCode, str] | None = None
     echoed: bool = False
@@ -116,6 +117,9 @@ class Reader:
                 part.proposed = [int(columns.n_proposed[row])]
                 part.accepted = [int(columns.n_accepted[row])]
                 part.shown = [shown[row]]
+            if len(columns.n_reused) and columns.n_reused[row]:
+                assert flags & FLAG_FIRST_TOKEN, "told with a first token and nowhere else"
+                self[key].reused.append(int(columns.n_reused[row]))
             self._merge(key, int(columns.position[row]), flags, part)
             if row in errors:
                 self[key].error = (errors[row].code, errors[row].message)

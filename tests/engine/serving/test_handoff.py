@@ -242,6 +242,8 @@ def _with_value(value: float) -> Change:
         (_with_value(1e30), ErrorCode.INCOMPATIBLE, "beyond"),
         (_state(first_token=512), ErrorCode.INVALID_REQUEST, "first_token holds 512"),
         (_state(drafts=(1, -4)), ErrorCode.INVALID_REQUEST, "drafts holds -4"),
+        (_state(n_reused=-1), ErrorCode.INVALID_REQUEST, "n_reused is -1"),
+        (_state(n_reused=1 << 40), ErrorCode.INVALID_REQUEST, "n_reused is 1099511627776"),
         (_state(drafts=(1,) * 6), ErrorCode.INVALID_REQUEST, "drafts has 6"),
         (_sampling(max_tokens=1), ErrorCode.INVALID_REQUEST, "max_tokens is 1"),
         (_stopping_at_first, ErrorCode.INVALID_REQUEST, "ends the request"),

@@ -51,6 +51,23 @@ def test_a_known_beginning_is_not_computed_again(
         assert sum(s.prefix_query_tokens for s in stats) == len(prompt)
 
 
+def test_the_first_tokens_row_tells_what_was_known(make_bench: Any) -> None:
+    bench = make_bench(n_draft=1)
+    for number, known in ((1, []), (2, [3 * BLOCK])):
+        key = bench.submit(number, (*SYSTEM, 60), **OPTIONS)
+        bench.drain()
+        assert bench.reader[key].reused == known
+
+
+def test_decode_repeats_what_prefill_knew(make_bench: Any, hand_over: Any) -> None:
+    prefill, decode = make_bench(n_draft=1), make_bench(n_draft=1)
+    for number, known in ((1, []), (2, [3 * BLOCK])):
+        key = prefill.submit(number, (*SYSTEM, 60), hand_over=True, **OPTIONS)
+        hand_over(prefill, decode, prefill.handoffs())
+        decode.drain()
+        assert prefill.reader[key].reused == decode.reader[key].reused == known
+
+
 def test_the_last_token_is_always_computed(make_bench: Any) -> None:
     """There must be a row to choose from, also when every block of the prompt is known."""
     bench = make_bench(n_draft=2)
@@ -116,11 +133,15 @@ def test_a_preempted_request_finds_its_own_blocks(make_bench: Any, make_prompts:
     fed_tokens = {}
     for prefix_caching in (True, False):
         bench = make_bench(prefix_caching=prefix_caching, **options)
-        for number, prompt in enumerate(make_prompts(14, seed=4, longest=30)):
+        keys = [
             bench.submit(number, prompt, temperature=0.0, max_tokens=40)
+            for number, prompt in enumerate(make_prompts(14, seed=4, longest=30))
+        ]
         stats = [result.stats for result in bench.drain()]
         assert sum(s.preempted for s in stats) > 0
         fed_tokens[prefix_caching] = fed(stats)
+        told = [bench.reader[key].reused for key in keys]
+        assert told == [[]] * 14, "what it finds again was not known when it came"
     assert fed_tokens[True] < fed_tokens[False]
 
 

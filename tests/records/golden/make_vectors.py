@@ -106,6 +106,24 @@ def beside_step_columns() -> StepColumns:
     )
 
 
+def reused_step_columns() -> StepColumns:
+    """A prompt of which 32 tokens were at hand gives its first token; another had none."""
+    return StepColumns(
+        handle=np.array([HANDLE + 6, HANDLE + 7], np.uint64),
+        position=np.zeros(2, np.uint32),
+        n_tokens=np.ones(2, np.uint8),
+        width=np.zeros(2, np.uint8),
+        flags=np.full(2, FLAG_FIRST_TOKEN, np.uint8),
+        attempt=np.zeros(2, np.uint8),
+        token=np.array([31, 32], np.int32),
+        logprob=np.empty(0, np.float32),
+        rank=np.empty(0, np.int32),
+        topk_token=np.empty(0, np.int32),
+        topk_logprob=np.empty(0, np.float32),
+        n_reused=np.array([32, 0], np.uint32),
+    )
+
+
 def vectors() -> dict[str, bytes]:
     """Return every golden frame by name."""
     prefill = dataclasses.replace(
@@ -118,6 +136,7 @@ def vectors() -> dict[str, bytes]:
         "step_decode": encode_step(decode_step_columns(), HEADER),
         "step_prefill": encode_step(prefill_step_columns(), prefill),
         "step_beside": encode_step(beside_step_columns(), HEADER),
+        "step_reused": encode_step(reused_step_columns(), HEADER),
         "hello": encode_control(Hello(epoch, 43, 40, 7, 0xABCDEF, b"\x81\xa1w\x01")),
         "welcome": encode_control(Welcome(epoch, 9, 7, 40, 296, 8 << 20, 0xABCDEF)),
         "ack": encode_control(Ack(epoch, 9, 41, 297, 8 << 20)),

@@ -143,7 +143,8 @@ class EngineConfig(_Section, frozen=True):
 
     `device` sim computes nothing: no weights are read, and `sim` says what to pretend.
     `prefix_caching`: requests that begin alike share the KV of their common full blocks; outputs do
-    not change, but the time to the first token tells a client whether others sent its prompt.
+    not change, but `usage` and the time to the first token tell a client whether others sent its
+    prompt.
     `overlap`: launch each step before the output work of the one before; outputs are the same.
     `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it must
     divide the model's attention heads, KV heads and intermediate size.

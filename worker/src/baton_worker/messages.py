@@ -162,6 +162,7 @@ class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
         drafts: every draft token that prefill proposed after t0, 0..5.
         output_token_ids: what an earlier attempt gave out; t0 stands behind it.
         draft_scores: their logprobs, for a request that wants to see them.
+        n_reused: prompt tokens whose KV prefill did not have to compute.
     """
 
     handle: int
@@ -188,3 +189,4 @@ class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     draft_scores: DraftScores = NO_DRAFT_SCORES
     output_token_ids: tuple[int, ...] = ()
+    n_reused: int = 0

@@ -73,6 +73,9 @@ def check_handoff(handoff: Handoff, identity: KvIdentity, limits: RequestLimits)
         _check_tokens("drafts", state.drafts, limits)
     if len(state.drafts) > MAX_HANDOFF_DRAFTS:
         _invalid(f"drafts has {len(state.drafts)} tokens, at most {MAX_HANDOFF_DRAFTS} fit")
+    if not 0 <= state.n_reused <= len(state.prompt_token_ids):
+        n_prompt = len(state.prompt_token_ids)
+        _invalid(f"n_reused is {state.n_reused}, not in 0..{n_prompt}, the prompt's tokens")
     if state.n_cached + 1 >= limits.max_model_len:
         _invalid(
             f"prompt of {state.n_cached} tokens leaves nothing to decode within "

@@ -47,6 +47,7 @@ class Prefilled:
     logprobs: LogprobParams
     priority: int
     draft_scores: DraftScores
+    n_reused: int
 
 
 class EmittedRow(NamedTuple):
@@ -58,6 +59,7 @@ class EmittedRow(NamedTuple):
         verified: whether it was a decode row, whose drafts were up for verification.
         logprobs_k: what the request asked for, -1 for none.
         waits: how long the request waited; set on the row of its first token.
+        n_reused: prompt tokens whose KV was at hand; set on the row of its first token.
         drafts: proposals to publish with the row: those of a prompt that is handed over.
         prefilled: what to hand over, when this step completed a prompt for another worker.
         verified_drafts: the drafts that were verified, for a request that wants them told.
@@ -75,6 +77,7 @@ class EmittedRow(NamedTuple):
     drafts: tuple[int, ...] = ()
     prefilled: Prefilled | None = None
     verified_drafts: ScoredRow | None = None
+    n_reused: int = 0
 
     @property
     def width(self) -> int:

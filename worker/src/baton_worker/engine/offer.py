@@ -54,6 +54,7 @@ def handoff_state(row: EmittedRow, out: StepOut, identity: KvIdentity) -> Handof
         logprobs=prefilled.logprobs,
         priority=prefilled.priority,
         draft_scores=prefilled.draft_scores,
+        n_reused=prefilled.n_reused,
     )
 
 

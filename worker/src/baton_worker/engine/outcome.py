@@ -71,6 +71,7 @@ def freeze(row: KeptRow) -> EmittedRow:
         drafts=request.drafts if request.hand_over else (),
         prefilled=_prefilled(request) if goes_over else None,
         verified_drafts=row.verified_drafts,
+        n_reused=0 if row.position else request.n_reused,
     )
 
 
@@ -86,4 +87,5 @@ def _prefilled(request: RequestState) -> Prefilled:
         logprobs=request.logprobs,
         priority=request.priority,
         draft_scores=request.draft_scores,
+        n_reused=request.n_reused,
     )

@@ -54,6 +54,7 @@ def build_columns(
     prompts = [*[None] * len(rows), *[prompt.tokens for prompt in out.prompts]]
     rows += [_Row(p.key.handle, 0, 0, 0, 0, p.key.attempt) for p in out.prompts]
     n_before = len(rows)
+    reused = [*_reused_before(terminals, echoes, out), *[row.n_reused for row in out.rows]]
     rows += [_emitted_row(row) for row in out.rows]
     fields = tuple(zip(*rows, strict=True)) or ((),) * 6
     handle, position, n_tokens, width, flags, attempt = fields
@@ -77,6 +78,7 @@ def build_columns(
         draft=np.array([t for d in drafts for t in d], np.int32) if has_drafts else _NO_INT32,
         n_proposed=_counts(n_before, [r.n_proposed for r in out.rows]) if verified else _NO_UINT8,
         n_accepted=_counts(n_before, [r.n_accepted for r in out.rows]) if verified else _NO_UINT8,
+        n_reused=np.array(reused if any(reused) else [], np.uint32),
         errors=tuple(
             RowError(index, terminal.code, terminal.message)
             for index, terminal in enumerate(terminals)
@@ -87,6 +89,14 @@ def build_columns(
         ),
         prompt_tokens=ScoredTokens.of([*prompts, *[None] * len(out.rows)]),
     )
+
+
+def _reused_before(
+    terminals: Sequence[Terminal], echoes: Sequence[HandoffState], out: StepOut
+) -> list[int]:
+    """Return the reuse counts of the rows before the emitted ones."""
+    of_echoes = [0 if state.output_token_ids else state.n_reused for state in echoes]
+    return [*[0] * len(terminals), *of_echoes, *[0] * len(out.prompts)]
 
 
 def _terminal_row(terminal: Terminal) -> _Row:

@@ -63,6 +63,7 @@ class RequestState:
         stop_ids: tokens that end it.
         table: i32[W] block table; entries past `n_blocks` are the null block.
         n_computed: positions whose KV is valid in every layer.
+        n_reused: prompt tokens whose KV was at hand when it was first admitted.
         drafts: proposals for the positions after `tokens`.
         draft_scores: logprobs of the first of them, when the request wants them told.
         n_prompt_told: prompt positions whose logprobs were told; the first has none.
@@ -100,6 +101,7 @@ class RequestState:
     admitted_at: float | None = None
     n_blocks: int = 0
     n_computed: int = 0
+    n_reused: int = 0
     drafts: tuple[int, ...] = ()
     draft_scores: DraftScores = NO_DRAFT_SCORES
     n_prompt_told: int = 1
@@ -219,6 +221,7 @@ def imported_state(handoff: Handoff, limits: RequestLimits, now: float) -> Reque
     state.incoming = handoff
     state.drafts = source.drafts
     state.draft_scores = source.draft_scores
+    state.n_reused = source.n_reused
     state.has_foreign_kv = True
     state.n_prompt_told = state.n_prompt
     return state

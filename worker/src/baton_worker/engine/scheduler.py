@@ -287,6 +287,8 @@ class Scheduler:
         request.table[: len(blocks)] = blocks
         request.n_blocks = request.n_named = len(blocks)
         request.n_computed = len(blocks) * self._limits.block_size
+        if request.admitted_at is None and request.incoming is None:
+            request.n_reused = min(request.n_computed, request.n_prompt)
 
     def _remember(self, *requests: RequestState) -> None:
         if self._prefix is not None:

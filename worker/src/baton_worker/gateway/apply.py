@@ -150,6 +150,8 @@ class Applier:
                     self._requests.release_source(live, source)
 
     def _row(self, live: LiveRequest, row: Row, worker_id: str, now: float) -> None:
+        if row.n_reused and row.attempt == live.key.attempt:
+            live.n_reused = row.n_reused
         merged = live.merge.offer(row, now)
         if merged.held:
             self._requests.note_held(live, merged.held)

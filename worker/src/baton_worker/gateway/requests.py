@@ -28,7 +28,8 @@ from baton_worker.tracing.api import NoTracing, Span, Tracing
 class Generation:
     """One HTTP request being answered: its choices share a queue and a fate.
 
-    `arrived` and `first_token` are seconds of the steady clock.
+    `arrived` and `first_token` are seconds of the steady clock. `reused`: tokens of each prompt, by
+    its index, that no worker computed for any of its choices that ended.
     """
 
     request: GenerationRequest
@@ -40,7 +41,18 @@ class Generation:
     completion_tokens: int = 0
     accepted: int = 0
     rejected: int = 0
+    reused: dict[int, int] = field(default_factory=dict)
     span: Span | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens not computed: each prompt once, by the choice that had to compute most."""
+        return sum(self.reused.values())
+
+    def note_reused(self, choice_index: int, n_tokens: int) -> None:
+        """Take in what one choice found of its prompt."""
+        prompt = choice_index // self.request.n
+        self.reused[prompt] = min(self.reused.get(prompt, n_tokens), n_tokens)
 
     @property
     def traceparent(self) -> str:
@@ -54,7 +66,8 @@ class LiveRequest:
 
     `holders`: workers that may still hold something of it, and so would have to be told of its end.
     `sources`: workers whose loss would leave a hole; a prefill worker is none once decode has
-    spoken. `avoided`: workers that failed an attempt.
+    spoken. `avoided`: workers that failed an attempt. `n_reused`: prompt tokens whose KV was at
+    hand, in the attempt that gave the first token.
     """
 
     key: RequestKey
@@ -67,6 +80,7 @@ class LiveRequest:
     sources: tuple[str, ...]
     last_row: float = 0.0
     avoided: frozenset[str] = frozenset()
+    n_reused: int = 0
 
 
 class LiveRequests:
@@ -138,6 +152,8 @@ class LiveRequests:
             self.aborts.send(worker_id, live.key)
         live.key = RequestKey(live.key.handle, live.key.attempt + 1)
         self.note_held(live, -live.merge.begin_attempt(live.key.attempt))
+        if not live.merge.delivered:
+            live.n_reused = 0
         live.holders = live.sources = worker_ids
         for worker_id in worker_ids:
             self._by_source.setdefault(worker_id, {})[live.key.handle] = live
@@ -206,6 +222,7 @@ class LiveRequests:
         generation.completion_tokens += live.output.n_tokens
         generation.accepted += live.output.accepted
         generation.rejected += live.output.rejected
+        generation.note_reused(live.choice.choice_index, live.n_reused)
         self._metrics.live.set(len(self._by_handle))
         self._metrics.completion_tokens.inc(live.output.n_tokens)
         return True
@@ -233,6 +250,7 @@ def _facts(generation: Generation, outcome: str) -> dict[str, str | int | float]
         "baton.outcome": outcome,
         "baton.endpoint": generation.request.endpoint.value,
         "baton.prompt_tokens": generation.request.prompt_tokens,
+        "baton.cached_tokens": generation.cached_tokens,
         "baton.completion_tokens": generation.completion_tokens,
         "baton.accepted_drafts": generation.accepted,
         "baton.rejected_drafts": generation.rejected,

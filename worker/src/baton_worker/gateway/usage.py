@@ -7,6 +7,12 @@ import msgspec
 from baton_worker.gateway.requests import Generation
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Prompt tokens that some worker had the KV of, and did not compute for this request."""
+
+    cached_tokens: int
+
+
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     """Drafts whose tokens the client got, and drafts that verification refused."""
 
@@ -20,6 +26,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
 
@@ -30,5 +37,6 @@ def usage_of(generation: Generation) -> Usage:
         prompt,
         completion,
         prompt + completion,
+        PromptTokensDetails(generation.cached_tokens),
         CompletionTokensDetails(generation.accepted, generation.rejected),
     )

@@ -23,15 +23,16 @@ from baton_worker.records.layout import (
     ROW_FIELDS,
     SOFT_FRAME_BYTES,
     STEP_HEADER_BYTES,
+    ExtensionType,
     Limits,
 )
 from baton_worker.records.scored import concatenated
 
 _PER_VALUE = ("token", "logprob", "rank", "topk_token", "topk_logprob", "draft")
-_OPTIONAL = ("draft_count", "n_proposed", "n_accepted")
+_OPTIONAL = ("draft_count", "n_proposed", "n_accepted", "n_reused")
 _BESIDE = ("verified_drafts", "prompt_tokens")
 _PADDING_BYTES = 3
-FIXED_BYTES = STEP_HEADER_BYTES + 4 * EXTENSION.size + 4 * _PADDING_BYTES
+FIXED_BYTES = STEP_HEADER_BYTES + len(ExtensionType) * EXTENSION.size + 4 * _PADDING_BYTES
 """What a record takes besides its rows, at most."""
 
 
@@ -53,7 +54,7 @@ class RowSizes(NamedTuple):
 def coalesce(parts: Sequence[StepColumns]) -> StepColumns:
     """Return the rows of `parts`, in order, as one set of columns.
 
-    Columns that only some parts have (drafts, verification) are zero for the others' rows.
+    Columns that only some parts have (drafts, verification, reuse) are zero for the others' rows.
 
     Raises:
         ValueError: no parts.
@@ -85,6 +86,7 @@ def row_sizes(columns: StepColumns) -> RowSizes:
     drafts = columns.draft_count.astype(np.int64) if len(columns.draft_count) else np.zeros_like(n)
     n_bytes = ROW_BYTES + 4 * n + 8 * (logprobs + topk) + 4 * drafts
     n_bytes += (len(columns.draft_count) > 0) + 2 * (len(columns.n_proposed) > 0)
+    n_bytes += 4 * (len(columns.n_reused) > 0)
     for error in columns.errors:
         n_bytes[error.row] += error_entry_bytes(error)
     beside, beside_topk = np.zeros_like(n), np.zeros_like(n)
@@ -129,13 +131,13 @@ def _running_total(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
 
 
-def _join_optional(parts: Sequence[StepColumns], name: str) -> npt.NDArray[np.uint8]:
+def _join_optional(parts: Sequence[StepColumns], name: str) -> npt.NDArray[Any]:
     columns = [getattr(part, name) for part in parts]
     if not any(len(column) for column in columns):
-        return np.empty(0, np.uint8)
+        return columns[0]  # type: ignore[no-any-return]
     return np.concatenate(
         [
-            column if len(column) else np.zeros(part.n_rows, np.uint8)
+            column if len(column) else np.zeros(part.n_rows, column.dtype)
             for part, column in zip(parts, columns, strict=True)
         ]
     )

@@ -74,6 +74,8 @@ class StepColumns:
         draft_count, draft: u8[R] or empty, i32[D]: unverified drafts (a prefill's first token).
         n_proposed, n_accepted: u8[R] or empty: drafts verified and accepted in this step, for
             decode rows. `n_accepted` counts acceptance before truncation by a stop or the length.
+        n_reused: u32[R] or empty: prompt tokens whose KV was at hand and not computed, on the row
+            of a request's first token and its echo.
         errors: detail for rows that finish with ERROR.
         verified_drafts: the first of the drafts that the row verified, at the output positions they
             were proposed for; for requests that asked to see them.
@@ -96,6 +98,7 @@ class StepColumns:
     draft: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     n_proposed: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     n_accepted: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    n_reused: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     errors: tuple[RowError, ...] = ()
     verified_drafts: ScoredTokens = NO_SCORED
     prompt_tokens: ScoredTokens = NO_SCORED

@@ -76,6 +76,7 @@ def decode_step(
         **arrays,
         n_proposed=extensions.n_proposed,
         n_accepted=extensions.n_accepted,
+        n_reused=extensions.n_reused,
         errors=extensions.errors,
         verified_drafts=extensions.verified_drafts,
         prompt_tokens=extensions.prompt_tokens,

@@ -53,7 +53,12 @@ _SHAPED = (
     ("topk_logprob", "topk", np.dtype(np.float32)),
     ("draft", "drafts", np.dtype(np.int32)),
 )
-_OPTIONAL = ("draft_count", "n_proposed", "n_accepted")
+_OPTIONAL: dict[str, np.dtype[Any]] = {
+    "draft_count": np.dtype(np.uint8),
+    "n_proposed": np.dtype(np.uint8),
+    "n_accepted": np.dtype(np.uint8),
+    "n_reused": np.dtype(np.uint32),
+}
 _DRAFT_BIT = np.uint8(FLAG_HAS_DRAFT)
 _REPLAY_FLAG_AT = 7
 _SEQ = struct.Struct("<Q")
@@ -155,9 +160,9 @@ def checked_counts(columns: StepColumns, limits: Limits) -> Counts:
 def _check_shapes(columns: StepColumns, counts: Counts) -> None:
     for name, section, dtype in _SHAPED:
         _check_array(name, getattr(columns, name), getattr(counts, section), dtype)
-    for name in _OPTIONAL:
+    for name, dtype in _OPTIONAL.items():
         array = getattr(columns, name)
-        _check_array(name, array, counts.rows if len(array) else 0, np.dtype(np.uint8))
+        _check_array(name, array, counts.rows if len(array) else 0, dtype)
     if len(columns.n_proposed) != len(columns.n_accepted):
         raise RecordError(RefusalReason.COLUMN_SHAPE, "n_proposed without n_accepted, or reverse")
 

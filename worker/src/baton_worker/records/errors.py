@@ -41,6 +41,7 @@ class RefusalReason(enum.StrEnum):
     VERIFICATION = "verification"
     ERROR_DETAIL = "error_detail"
     SCORED_TOKENS = "scored_tokens"
+    REUSED_TOKENS = "reused_tokens"
     CONTROL_BODY = "control_body"
     CONTROL_TEXT = "control_text"
     COLUMN_SHAPE = "column_shape"

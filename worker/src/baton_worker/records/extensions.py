@@ -1,7 +1,8 @@
 """STEP extensions: typed values behind the columns that older readers can skip.
 
-Owns those that exist (verification counts, error detail, tokens beside the output) and the rule for
-those that do not yet: unknown and critical is refused, unknown otherwise is skipped and reported.
+Owns those that exist (verification and reuse counts, error detail, tokens beside the output) and
+the rule for those that do not yet: unknown and critical is refused, unknown otherwise is skipped
+and reported.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _CODES = {code.value: code for code in ErrorCode}
 
 
 _NO_COUNTS = np.empty(0, np.uint8)
+_REUSED = np.dtype("<u4")
+_NONE_REUSED = np.empty(0, np.uint32)
 
 
 class Extensions(NamedTuple):
@@ -42,6 +45,7 @@ class Extensions(NamedTuple):
     ignored: tuple[int, ...] = ()
     verified_drafts: ScoredTokens = NO_SCORED
     prompt_tokens: ScoredTokens = NO_SCORED
+    n_reused: npt.NDArray[np.uint32] = _NONE_REUSED
 
 
 NO_EXTENSIONS = Extensions()
@@ -60,6 +64,9 @@ def encode_extensions(columns: StepColumns) -> bytes:
     if len(columns.n_proposed):
         value = columns.n_proposed.tobytes() + columns.n_accepted.tobytes()
         parts.append(_pack(ExtensionType.VERIFICATION, value))
+    if len(columns.n_reused):
+        value = columns.n_reused.astype(_REUSED, copy=False).tobytes()
+        parts.append(_pack(ExtensionType.REUSED_TOKENS, value))
     if columns.errors:
         value = b"".join(_pack_error(error) for error in columns.errors)
         parts.append(_pack(ExtensionType.ERRORS, value))
@@ -85,7 +92,7 @@ def parse_extensions(
 
     Raises:
         RecordError: EXTENSION_COUNT, EXTENSION_LENGTH, EXTENSION_CRITICAL, EXTENSION_DUPLICATE,
-            VERIFICATION, ERROR_DETAIL or SCORED_TOKENS.
+            VERIFICATION, REUSED_TOKENS, ERROR_DETAIL or SCORED_TOKENS.
     """
     found: dict[str, Any] = {}
     seen: list[int] = []
@@ -103,6 +110,8 @@ def parse_extensions(
             found["verified_drafts"] = from_bytes(value, n_rows, limits)
         elif item.type == ExtensionType.PROMPT_TOKENS:
             found["prompt_tokens"] = from_bytes(value, n_rows, limits)
+        elif item.type == ExtensionType.REUSED_TOKENS:
+            found["n_reused"] = _parse_reused(value, n_rows)
         elif item.is_critical:
             raise RecordError(RefusalReason.EXTENSION_CRITICAL, f"type {item.type} not understood")
         else:
@@ -163,6 +172,12 @@ def _parse_verification(
         return np.empty(0, np.uint8), np.empty(0, np.uint8)
     both = np.frombuffer(value, np.uint8)
     return both[:n_rows], both[n_rows:]
+
+
+def _parse_reused(value: memoryview, n_rows: int) -> npt.NDArray[np.uint32]:
+    if len(value) != _REUSED.itemsize * n_rows:
+        raise RecordError(RefusalReason.REUSED_TOKENS, f"{len(value)} bytes for {n_rows} rows")
+    return np.frombuffer(value, _REUSED) if n_rows else _NONE_REUSED
 
 
 def _parse_errors(value: memoryview, flags: npt.NDArray[np.uint8]) -> tuple[RowError, ...]:

@@ -23,8 +23,8 @@ import numpy as np
 
 MAGIC: Final = b"PDT1"
 MAJOR: Final = 1
-MINOR: Final = 1
-"""1 added the extensions VERIFIED_DRAFTS and PROMPT_TOKENS."""
+MINOR: Final = 2
+"""1 added the extensions VERIFIED_DRAFTS and PROMPT_TOKENS, 2 added REUSED_TOKENS."""
 
 PREFIX: Final = struct.Struct("<4sBBBBHHIQQ")
 """magic, major, minor, type, flags, header_len, reserved, total_len, epoch, seq."""
@@ -96,6 +96,7 @@ class ExtensionType(enum.IntEnum):
     ERRORS = 2
     VERIFIED_DRAFTS = 3
     PROMPT_TOKENS = 4
+    REUSED_TOKENS = 5
 
 
 SOFT_FRAME_BYTES: Final = 1 << 20

@@ -24,6 +24,7 @@ class Row(NamedTuple):
         topk_tokens, topk_logprobs: n * (width - 1) values, by token.
         drafts: unverified draft tokens.
         n_proposed, n_accepted: drafts verified in this step.
+        n_reused: prompt tokens whose KV was at hand; on the row of the first token.
         error: detail when the row ends in an error and the worker gave one.
         verified_drafts, prompt_tokens: as in `StepColumns`; None where the row has none.
     """
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     drafts: list[int]
     n_proposed: int = 0
     n_accepted: int = 0
+    n_reused: int = 0
     error: RowError | None = None
     verified_drafts: ScoredRow | None = None
     prompt_tokens: ScoredRow | None = None
@@ -81,7 +83,7 @@ def _output_rows(columns: StepColumns) -> Iterator[Row]:
     errors = {error.row: error for error in columns.errors}
     t = lp = k = d = 0
     for index, row in enumerate(_small_values(columns)):
-        handle, attempt, position, n, width, flags, n_drafts, n_proposed, n_accepted = row
+        handle, attempt, position, n, width, flags, n_drafts, proposed, accepted, reused = row
         t_end, d_end = t + n, d + n_drafts
         lp_end, k_end = (lp + n, k + n * (width - 1)) if width else (lp, k)
         yield Row(
@@ -96,8 +98,9 @@ def _output_rows(columns: StepColumns) -> Iterator[Row]:
             topk_token[k:k_end],
             topk_logprob[k:k_end],
             draft[d:d_end],
-            n_proposed,
-            n_accepted,
+            proposed,
+            accepted,
+            reused,
             errors.get(index) if errors else None,
         )
         t, lp, k, d = t_end, lp_end, k_end, d_end
@@ -116,5 +119,6 @@ def _small_values(columns: StepColumns) -> Iterator[tuple[int, ...]]:
         columns.draft_count.tolist() if has_drafts else zeros,
         columns.n_proposed.tolist() if is_verified else zeros,
         columns.n_accepted.tolist() if is_verified else zeros,
+        columns.n_reused.tolist() if len(columns.n_reused) else zeros,
         strict=True,
     )

@@ -73,7 +73,7 @@ def select_rows(columns: StepColumns, keep: npt.NDArray[np.bool_]) -> StepColumn
     entries = np.repeat(keep, topk)
     has_drafts = len(columns.draft_count) > 0
     drafts = np.repeat(keep, columns.draft_count) if has_drafts else np.empty(0, np.bool_)
-    has_verified = len(columns.n_proposed) > 0
+    has_verified, has_reused = len(columns.n_proposed) > 0, len(columns.n_reused) > 0
     new_index = np.cumsum(keep) - 1
     return StepColumns(
         handle=columns.handle[keep],
@@ -91,6 +91,7 @@ def select_rows(columns: StepColumns, keep: npt.NDArray[np.bool_]) -> StepColumn
         draft=columns.draft[drafts],
         n_proposed=columns.n_proposed[keep] if has_verified else columns.n_proposed,
         n_accepted=columns.n_accepted[keep] if has_verified else columns.n_accepted,
+        n_reused=columns.n_reused[keep] if has_reused else columns.n_reused,
         errors=tuple(
             RowError(int(new_index[e.row]), e.code, e.message)
             for e in columns.errors
