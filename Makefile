@@ -24,7 +24,7 @@ test: env lint unit ops-cuda integration node-or-say e2e fuzz ## Everything: lin
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
 
-unit: env ## Fast tests, a process for each processor (under two minutes on two)
+unit: env ## Fast tests, a process for each processor (two to three minutes on two)
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist loadfile -m 'not slow and not e2e' tests
 
 e2e: env ## Slow tests and real processes: PD equals mixed, kill -9 of each, 500 requests, the openai client
