@@ -32,7 +32,8 @@ from baton_worker.link.sockets import Socket, router
 from baton_worker.link.switchboard import Switchboard
 from baton_worker.link.worker_table import WorkerTable
 from baton_worker.messages import Abort, WorkerInfo
-from baton_worker.records.control import Hello, encode_control
+from baton_worker.metrics import MetricFactory
+from baton_worker.records.control import Bye, Hello, encode_control
 
 PROGRAM = Path(__file__).with_name("program_linked_worker.py")
 NEVER_SILENT = {"dead_after_seconds": 600.0}
@@ -203,21 +204,32 @@ class Bench(NamedTuple):
     socket: Socket
     table: WorkerTable
     board: Switchboard
+    factory: MetricFactory
 
     @contextlib.contextmanager
-    def greeted_by(self, infos: list[WorkerInfo]) -> Iterator[list[GatewayEnd]]:
-        """Connect workers and take their greetings in, nothing else; the block's end kills them."""
+    def greeted_by(
+        self, infos: list[WorkerInfo], *, leave: bool = False
+    ) -> Iterator[list[GatewayEnd]]:
+        """Connect workers and take their greetings in, nothing else.
+
+        The block's end kills them; those that `leave` say goodbye first.
+        """
         with contextlib.ExitStack() as stack:
             context = stack.enter_context(zmq.Context())
+            dealers = []
             for epoch, info in enumerate(infos):
                 dealer = stack.enter_context(context.socket(zmq.DEALER))
-                dealer.linger = 0
+                dealers.append(dealer)
+                dealer.linger = 10_000 if leave else 0
                 dealer.connect(self.socket.last_endpoint)
                 dealer.send(encode_control(Hello(epoch, 1, 1, 1, 0, msgspec.msgpack.encode(info))))
             while not all(info.worker_id in self.table.ends for info in infos):
                 assert self.socket.poll(10_000)
                 self.board.receive()
             yield [self.table.ends[info.worker_id] for info in infos]
+            if leave:
+                for epoch, dealer in enumerate(dealers):
+                    dealer.send(encode_control(Bye(epoch, 1)))
 
     def wait_until_unreachable(self, route: bytes) -> None:
         with contextlib.suppress(zmq.ZMQError):
@@ -228,14 +240,15 @@ class Bench(NamedTuple):
 
 @pytest.fixture
 def bench(new_factory) -> Iterator[Bench]:
-    metrics = GatewayLinkMetrics(new_factory("gateway"))
+    factory = new_factory("gateway")
+    metrics = GatewayLinkMetrics(factory)
     settings = GatewaySettings(77, InboxPolicy(), 1.0, 600.0, 0.5, OutboxLimits(1 << 20, 64))
     table = WorkerTable(settings, metrics)
     with zmq.Context() as context:
         socket = router(context, 1.0, 600.0)
         socket.bind("tcp://127.0.0.1:*")
         board = Switchboard(socket, table, metrics, 77)
-        yield Bench(socket, table, board)
+        yield Bench(socket, table, board, factory)
         board.close()
 
 
@@ -251,6 +264,23 @@ def test_the_next_owner_of_a_descriptor_is_not_blamed_for_the_last_ones_end(
         bench.board.read_connections()
         assert [end.is_cut_off for end in dead] == [True] * 8
         assert [end.is_cut_off for end in alive] == [False] * 8
+
+
+@pytest.mark.parametrize("found_by", ["monitor", "send"])
+def test_a_goodbye_is_heard_behind_the_news_that_its_connection_ended(
+    bench: Bench, new_info, read_metric, found_by: str
+) -> None:
+    with bench.greeted_by([new_info("polite")], leave=True) as (end,):
+        pass
+    bench.wait_until_unreachable(end.route)
+    if found_by == "monitor":
+        bench.board.read_connections()
+    else:
+        bench.board.flush()
+    assert end.is_cut_off
+    assert bench.board.receive() == [WorkerDown("polite", 0, "bye")]
+    assert read_metric(bench.factory, "baton_link_disconnects_total") == 0
+    assert read_metric(bench.factory, "baton_link_workers_down_total", reason="bye") == 1
 
 
 def test_a_worker_that_nothing_can_be_sent_to_is_cut_off(bench: Bench, new_info) -> None:

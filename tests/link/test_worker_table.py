@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -10,12 +11,11 @@ import pytest
 from baton_worker.config import LinkConfig
 from baton_worker.identity import Role
 from baton_worker.link.api import StepReceived, StepsLost, WorkerDown, WorkerUp
-from baton_worker.link.gateway_end import GatewaySettings
+from baton_worker.link.gateway_end import LOOK_SECONDS, GatewaySettings
 from baton_worker.link.inbox import InboxPolicy
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
 from baton_worker.link.parts import FrameWriter, StepPart
-from baton_worker.link.switchboard import LOOK_SECONDS
 from baton_worker.link.worker_table import WorkerTable
 from baton_worker.records.coalesce import coalesce
 from baton_worker.records.control import Ack, Bye, ErrorNotice, Hello, Resume, Welcome, Who
@@ -28,12 +28,13 @@ ROUTE = b"r1"
 class Bench:
     """A table, and one worker that speaks correctly unless told otherwise."""
 
-    def __init__(self, new_info, new_factory, columns) -> None:
+    def __init__(self, new_info, new_factory, columns, reconnect_seconds: float = 0.5) -> None:
         self.new_info = new_info
         self.columns = columns
         self.factory = new_factory("gateway")
+        limits = OutboxLimits(1 << 20, 64)
         settings = GatewaySettings(
-            INCARNATION, InboxPolicy(credit_frames=8), 1.0, 3.0, 0.5, OutboxLimits(1 << 20, 64)
+            INCARNATION, InboxPolicy(credit_frames=8), 1.0, 3.0, reconnect_seconds, limits
         )
         self.refuses: dict[str, str] = {}
         self.table = WorkerTable(
@@ -238,6 +239,65 @@ def test_a_worker_whose_connection_ended_goes_down_when_it_is_not_back_in_time(
     assert count("heartbeat_timeouts") == count("reconnects") == 0
     (up,) = bench.hello(route=b"r2", now=2.0)
     assert (up.worker_id, up.epoch) == ("decode-0", 5), "as after a silence"
+
+
+def test_a_goodbye_that_is_read_after_its_connection_ended_is_one(
+    bench: Bench, count, caplog
+) -> None:
+    """At an orderly end the monitor may be read first, or a send find nobody, and then the BYE."""
+    bench.hello()
+    bench.table.cut_off(ROUTE, 1.0)
+    assert bench.table.tick(1.0 + LOOK_SECONDS, judge_silence=False) == [], "the BYE waits unread"
+    (down,) = bench.table.control(ROUTE, Bye(5, 1), 1.7)
+    assert down == WorkerDown("decode-0", 5, "bye")
+    assert bench.table.tick(9.0, judge_silence=True) == []
+    assert count("disconnects") == count("workers_down", reason="disconnected") == 0
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_greeting_that_an_ended_connection_still_holds_brings_nobody_back(
+    bench: Bench, count
+) -> None:
+    """One that drains says so by a HELLO, then BYE, and goes: all may be read after its end."""
+    bench.hello()
+    bench.table.cut_off(ROUTE, 1.0)
+    (up,) = bench.hello(now=1.0, draining=True)
+    assert up.info.draining, "what it says of itself still counts"
+    assert bench.table.tick(1.5, judge_silence=True) == [WorkerDown("decode-0", 5, "disconnected")]
+    assert (count("disconnects"), count("reconnects")) == (1, 0)
+
+
+def test_a_connection_that_ends_without_goodbye_is_told_once_all_it_carried_is_read(
+    bench: Bench, count, caplog
+) -> None:
+    bench.hello()
+    bench.table.cut_off(ROUTE, 1.0)
+    bench.table.tick(1.0 + LOOK_SECONDS / 2, judge_silence=True)
+    assert count("disconnects") == 0, "that the inbox was empty may have been before the end"
+    for now in (1.0 + LOOK_SECONDS, 1.0 + 2 * LOOK_SECONDS):
+        assert bench.table.tick(now, judge_silence=True) == []
+        assert count("disconnects") == 1
+    assert [record.getMessage() for record in caplog.records] == ["worker disconnected"]
+
+
+def test_a_worker_whose_successor_comes_before_it_is_given_up_was_cut_off(
+    bench: Bench, count
+) -> None:
+    bench.hello(epoch=5)
+    bench.table.cut_off(ROUTE, 1.0)
+    (down, _) = bench.hello(epoch=6, route=b"r2", now=1.0)
+    assert down == WorkerDown("decode-0", 5, "replaced")
+    assert (count("disconnects"), count("reconnects")) == (1, 0)
+
+
+def test_no_setting_gives_a_worker_up_before_its_last_words_are_read(
+    new_info, new_factory, columns
+) -> None:
+    bench = Bench(new_info, new_factory, columns, reconnect_seconds=0.01)
+    bench.hello()
+    bench.table.cut_off(ROUTE, 1.0)
+    assert bench.table.tick(1.0 + LOOK_SECONDS / 2, judge_silence=True) == []
+    assert len(bench.table.tick(1.0 + LOOK_SECONDS, judge_silence=True)) == 1
 
 
 def test_a_worker_that_is_back_in_time_loses_nothing(bench: Bench, count) -> None:

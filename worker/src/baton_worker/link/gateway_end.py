@@ -26,6 +26,9 @@ from baton_worker.records.control import (
 )
 from baton_worker.records.layout import Limits
 
+LOOK_SECONDS = 0.1
+"""How often every worker is looked at, at least."""
+
 QUARANTINE_REFUSALS = 10
 QUARANTINE_WINDOW_SECONDS = 60.0
 _HEARTBEATS_TO_RESEND = 2
@@ -67,10 +70,12 @@ class GatewayEnd:
         self.user_id = ""
         self.heard_at = now
         self.back_by = math.inf
+        self.is_cut_news = False
         self.out: deque[Control] = deque()
         self.inbox = Inbox(settings.policy, hello.oldest_seq)
         self.outbox: Outbox[bytes] = Outbox(settings.commands, now, self._first_command(hello))
         self._settings = settings
+        self._cut_at = math.inf
         self._spoke_at = now
         self._resent_at = now
         self._refused_at: deque[float] = deque(maxlen=QUARANTINE_REFUSALS)
@@ -92,7 +97,6 @@ class GatewayEnd:
     def greet(self, hello: Hello, now: float) -> Gap | None:
         """Align both streams with a HELLO of this epoch; returns records lost for good."""
         self.heard_at = now
-        self.back_by = math.inf
         lost = self.inbox.jump(hello.oldest_seq, now)
         self.outbox.rewind(hello.commands_expected)
         return lost
@@ -188,9 +192,23 @@ class GatewayEnd:
         """Whether its connection ended and no HELLO came since."""
         return self.back_by < math.inf
 
+    def cut_off(self, back_by: float, now: float) -> None:
+        """Note that its connection has ended; what that carried may still wait to be read."""
+        self.back_by = back_by
+        self.is_cut_news = True
+        self._cut_at = now
+
+    def is_cut_read_out(self, now: float) -> bool:
+        """Whether it is cut off and every message that its connection carried has been read.
+
+        Ask only when all messages were read at some time in the last `LOOK_SECONDS`.
+        """
+        return self.is_cut_off and now - self._cut_at >= LOOK_SECONDS
+
     def is_given_up(self, now: float) -> bool:
         """Whether it is up, cut off, and not back in time."""
-        return self.standing is Standing.UP and now >= self.back_by
+        is_late = now >= self.back_by and self.is_cut_read_out(now)
+        return self.standing is Standing.UP and is_late
 
     def fall(self, standing: Standing) -> int:
         """Take the worker off: forget its route and what it was told. Returns commands dropped.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import zmq
 
 from baton_worker.link.api import GatewayLinkEvent
-from baton_worker.link.gateway_end import GatewayEnd, Standing
+from baton_worker.link.gateway_end import LOOK_SECONDS, GatewayEnd, Standing
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
 from baton_worker.link.worker_table import WorkerTable
@@ -25,9 +25,6 @@ from baton_worker.records.layout import MessageType
 from baton_worker.records.prefix import peek_type
 
 log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 0.1
-"""How often every worker is looked at, at least."""
 
 _BATCH = 512
 _ACK_SECONDS = 0.02
@@ -201,7 +198,9 @@ class Switchboard:
             # The end of the descriptor's last owner was told before this connection began: take it
             # in first, or it is taken for this one's.
             self.read_connections()
-            self._route_of_fd[frame.get(zmq.SRCFD)] = route
+            end = self._table.end_of(route)
+            if end is None or not end.is_cut_off:
+                self._route_of_fd[frame.get(zmq.SRCFD)] = route
             return self._table.hello(route, _user_id(frame), message, now)
         return self._table.control(route, message, now)
 

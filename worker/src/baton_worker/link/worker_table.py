@@ -143,17 +143,13 @@ class WorkerTable:
         """Note that a connection has ended.
 
         A process that dies leaves this as its only word; one that lives is back with the same epoch
-        in a fraction of a second, and loses nothing by it.
+        in a fraction of a second, and loses nothing by it. Nobody is told yet: the connection may
+        have carried a BYE that has not been read.
         """
         end = self._routes.get(route)
         if end is None or end.is_cut_off:
             return
-        end.back_by = max(now + self._settings.reconnect_seconds, self._excused_until)
-        self._metrics.disconnects.inc()
-        log.warning(
-            "worker disconnected",
-            extra={"worker": end.worker_id, "seconds_to_be_back": end.back_by - now},
-        )
+        end.cut_off(max(now + self._settings.reconnect_seconds, self._excused_until), now)
 
     def abandon(self) -> list[GatewayLinkEvent]:
         """Take every worker down, because the link itself ends."""
@@ -204,21 +200,42 @@ class WorkerTable:
     def tick(self, now: float, *, judge_silence: bool) -> list[GatewayLinkEvent]:
         """Acknowledge, keep alive, and declare silent and disconnected workers down.
 
-        `judge_silence` must be False while received messages still wait: a worker is not silent
-        because this process was slow to read, and what one said before it died counts.
+        `judge_silence` must be False while received messages still wait, that is unless all were
+        read at some time in the last `LOOK_SECONDS`: a worker is not silent because this process
+        was slow to read, and what one said before it died counts.
         """
         events: list[GatewayLinkEvent] = []
         for end in list(self.ends.values()):
             if end.standing is Standing.UP:
                 end.tick(self.lag_seconds, now)
-                if judge_silence and end.is_silent(now):
-                    self._metrics.heartbeat_timeouts.inc()
-                    events += self._take_down(end, "silent", Standing.DOWN)
-                elif judge_silence and end.is_given_up(now):
-                    events += self._take_down(end, "disconnected", Standing.DOWN)
+                if judge_silence:
+                    events += self._judge(end, now)
             elif now - end.heard_at > _FORGET_SECONDS:
                 del self.ends[end.worker_id]
         return events
+
+    def _judge(self, end: GatewayEnd, now: float) -> list[GatewayLinkEvent]:
+        if end.is_cut_read_out(now):
+            self._tell_of_cut(end)
+        if end.is_silent(now):
+            self._metrics.heartbeat_timeouts.inc()
+            return self._take_down(end, "silent", Standing.DOWN)
+        if end.is_given_up(now):
+            return self._take_down(end, "disconnected", Standing.DOWN)
+        return []
+
+    def _tell_of_cut(self, end: GatewayEnd) -> None:
+        """Count and log, once, a connection that ended without a goodbye."""
+        if end.is_cut_news:
+            end.is_cut_news = False
+            self._metrics.disconnects.inc()
+            log.warning("worker disconnected", extra={"worker": end.worker_id})
+
+    def _welcome_back(self, end: GatewayEnd) -> None:
+        self._tell_of_cut(end)
+        end.back_by = math.inf
+        self._metrics.reconnects.inc()
+        log.info("worker is back", extra={"worker": end.worker_id})
 
     def _greet(
         self,
@@ -230,6 +247,8 @@ class WorkerTable:
         now: float,
     ) -> list[GatewayLinkEvent]:
         events: list[GatewayLinkEvent] = []
+        if end.is_cut_off and route != end.route:
+            self._welcome_back(end)
         self._routes.pop(end.route, None)
         self._routes[route] = end
         end.route, end.user_id = route, user_id
@@ -237,8 +256,6 @@ class WorkerTable:
             events.append(WorkerUp(info.worker_id, end.epoch, info))
             end.standing = Standing.UP
             end.set_info(info)
-        if end.is_cut_off:
-            self._metrics.reconnects.inc()
         lost = end.greet(hello, now)
         if lost:
             self._metrics.lost_frames.inc(lost.last_seq - lost.first_seq + 1)
@@ -337,6 +354,8 @@ class WorkerTable:
     def _take_down(
         self, end: GatewayEnd, reason: str, standing: Standing
     ) -> list[GatewayLinkEvent]:
+        if reason != _GOODBYE:
+            self._tell_of_cut(end)
         self._routes.pop(end.route, None)
         dropped = end.fall(standing)
         self._metrics.dropped_commands.inc("worker_down", dropped)
