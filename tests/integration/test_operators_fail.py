@@ -50,8 +50,12 @@ def test_a_rollout_goes_on_after_kill_9(kubectl, operator, namespace, pdd, ready
 
     wait_until("only the new revision runs", is_over, 90, 0.2)
     ready("demo")
-    names = {d["metadata"]["name"] for d in kubectl.items("deployments", namespace=namespace)}
-    assert not [name for name in names if old in name]
+
+    def left():
+        found = kubectl.items("deployments", namespace=namespace)
+        return [d["metadata"]["name"] for d in found if old in d["metadata"]["name"]]
+
+    wait_until("the old revision's Deployments are gone", lambda: not left(), 20, 0.1)
 
 
 def test_one_of_two_leads_and_the_other_takes_over(kubectl, pair, namespace, pdd, ready):

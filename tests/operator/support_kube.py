@@ -82,21 +82,21 @@ def _item(items, mark, path):
 
 def remove(body, path):
     """Take a field away, and what it leaves empty."""
-    *lead, last = path
-    for here in lead:
-        if here.startswith("="):
-            body = next((i for i in body if mark_of(i) == here[1:]), None)
-        else:
-            body = body.get(here)
-        if body is None:
-            return
-    if isinstance(body, dict):
-        body.pop(last, None)
+    here, *rest = path
+    if here.startswith("="):
+        key = next((i for i, item in enumerate(body) if here[1:] in _marks(item)), None)
+    else:
+        key = here if here in body else None
+    if key is None:
+        return
+    if rest:
+        remove(body[key], rest)
+    if not rest or not body[key]:
+        del body[key]
 
 
-def mark_of(item):
-    """Return a list item's key."""
-    return item.get("name") or item.get("uid")
+def _marks(item):
+    return (item.get("name"), item.get("uid"))
 
 
 class FakeKube:
@@ -146,11 +146,12 @@ class FakeKube:
         place = (kind.kind, metadata["namespace"], metadata["name"])
         fields = owned_fields(manifest)
         before = self.objects.get(place)
-        if uid != (before["metadata"]["uid"] if before else ""):
+        if before is None or uid != before["metadata"]["uid"]:
             raise Conflict(409, "Conflict", f"{metadata['name']} is not the object meant")
-        body = copy.deepcopy(before) if before else self._blank(manifest)
-        owners = self.owners.setdefault(place, {})
-        for path in owners.get((manager, "Apply"), set()) - fields.keys():
+        body = copy.deepcopy(before)
+        owners = self.owners[place]
+        dropped = owners.get((manager, "Apply"), set()) - fields.keys()
+        for path in sorted(dropped, key=lambda path: path[-1] in _LIST_KEYS.values()):
             if not any(path in held for who, held in owners.items() if who != (manager, "Apply")):
                 remove(body, path)
         for who, held in owners.items():
@@ -169,11 +170,23 @@ class FakeKube:
         place = (kind.kind, metadata["namespace"], metadata["name"])
         if place in self.objects:
             raise AlreadyExists(409, "AlreadyExists", metadata["name"])
-        body = self._blank(manifest)
-        for path, value in owned_fields(manifest).items():
-            put(body, path, value)
+        body = copy.deepcopy({k: v for k, v in manifest.items() if k != "status"})
+        self._check_controllers(body)
         self.owners[place] = {(manager, "Update"): set(owned_fields(manifest))}
-        return self._store(place, kind, None, body, "create")
+        return msgspec.json.encode(self._store(place, kind, None, body, "create"))
+
+    async def hand_over(self, kind, created, manager):
+        self._fail("hand over", kind, created.name)
+        place = (kind.kind, created.namespace, created.name)
+        before = self.objects.get(place)
+        entries = before["metadata"]["managedFields"] if before else []
+        entry = entries[created.entry] if created.entry < len(entries) else {}
+        is_meant = before is not None and created.uid == before["metadata"]["uid"]
+        if not is_meant or (entry.get("manager"), entry.get("operation")) != (manager, "Update"):
+            raise Conflict(422, "Invalid", f"{created.name}: testing value failed")
+        owners = self.owners[place]
+        owners[manager, "Apply"] = owners.pop((manager, "Update"))
+        self._store(place, kind, before, copy.deepcopy(before), "hand over")
 
     async def merge(self, kind, namespace, name, patch, subresource=""):
         self._fail("patch", kind, name)
@@ -271,16 +284,8 @@ class FakeKube:
         self.oldest = self.version + 1
         self.version += 1
 
-    def _blank(self, manifest):
-        metadata = manifest["metadata"]
-        return {
-            "apiVersion": manifest["apiVersion"],
-            "kind": manifest["kind"],
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        }
-
     def _store(self, place, kind, before, body, verb):
-        if before is not None and _content(before) == _content(body):
+        if before is not None and verb != "hand over" and _content(before) == _content(body):
             return self._shown(before, False)
         self.writes[verb, kind.kind] += 1
         self.version += 1
@@ -426,7 +431,7 @@ class Cluster:
             "metadata": {"name": name, "namespace": "ns"},
             "spec": full,
         }
-        body = await self.kube.create(api.PD_DEPLOYMENT, manifest, "kubectl")
+        body = msgspec.json.decode(await self.kube.create(api.PD_DEPLOYMENT, manifest, "kubectl"))
         self.parents.seen(body, is_event=True)
         return ObjectKey("ns", name)
 

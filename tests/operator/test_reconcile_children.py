@@ -170,14 +170,14 @@ def test_children_that_the_watch_tells_of_before_their_answer_ask_for_no_pass(cl
     async def scenario():
         await cluster.create()
         await cluster.pump()
-        answer = cluster.kube.apply
+        answer = cluster.kube.create
 
         async def told_first(*arguments, **options):
             body = await answer(*arguments, **options)
             await cluster.pump()
             return body
 
-        cluster.kube.apply = told_first
+        cluster.kube.create = told_first
         await cluster.reconcile()
         assert len(cluster.kube.names(api.DEPLOYMENT)) == 3
         assert [change for _, change in cluster.changes if change is not Change.NONE] == []
@@ -243,7 +243,7 @@ def test_a_failed_write_stops_no_other_and_is_in_the_status(cluster):
     async def scenario():
         await cluster.create()
         await cluster.pump()
-        cluster.kube.fault("apply", api.SERVICE, ApiError(500, "InternalError", "x"), "chat")
+        cluster.kube.fault("create", api.SERVICE, ApiError(500, "InternalError", "x"), "chat")
         with pytest.raises(WriteFailed, match="Service chat"):
             await cluster.reconcile()
         assert len(cluster.kube.names(api.DEPLOYMENT)) == 3
@@ -261,7 +261,7 @@ def test_a_write_that_the_server_refuses_stalls_the_object_and_says_which(cluste
         await cluster.create()
         await cluster.pump()
         refusal = ApiError(422, "Invalid", "spec.ports[0]: must be unique")
-        cluster.kube.fault("apply", api.SERVICE, refusal, "chat")
+        cluster.kube.fault("create", api.SERVICE, refusal, "chat")
         with pytest.raises(WriteFailed):
             await cluster.reconcile()
         assert cluster.condition("Stalled") == ("True", "WriteFailed")
@@ -418,7 +418,7 @@ def test_what_the_spec_switches_off_is_removed(cluster, kind, on, off, left):
         await cluster.create(**on)
         await cluster.settle()
         assert len(cluster.kube.names(kind)) > len(left)
-        foreign = await cluster.kube.create(
+        await cluster.kube.create(
             kind,
             {
                 "apiVersion": kind.api_version,
@@ -437,7 +437,7 @@ def test_what_the_spec_switches_off_is_removed(cluster, kind, on, off, left):
         )
         cluster.change(**off)
         await cluster.settle()
-        assert cluster.kube.names(kind) == sorted([*left, foreign["metadata"]["name"]])
+        assert cluster.kube.names(kind) == sorted([*left, "mine"])
 
     run(scenario())
 
@@ -460,7 +460,7 @@ def test_a_server_that_asks_for_a_pause_gets_it_and_no_object_is_blamed(cluster)
         await cluster.create()
         await cluster.pump()
         for name, seconds in (("chat", 3.0), ("chat-link", 7.0)):
-            cluster.kube.fault("apply", api.SERVICE, Throttled(429, "later", seconds), name)
+            cluster.kube.fault("create", api.SERVICE, Throttled(429, "later", seconds), name)
         with pytest.raises(Throttled) as caught:
             await cluster.reconcile()
         assert caught.value.retry_after_seconds == 7.0
@@ -478,6 +478,22 @@ TEMPLATES = {
     "a number": ({"metadata": {"annotations": {"a": 1}}}, "$.metadata.annotations"),
     "no objects": ({"spec": {"volumes": ["data"]}}, "$.spec.volumes[0]"),
     "words": ({"spec": "worker"}, "$.spec"),
+    "a variable twice": (
+        {"spec": {"containers": [{"name": "worker", "env": [{"name": "A"}, {"name": "A"}]}]}},
+        "A is there twice, take one away - at `$.spec.containers[0].env`",
+    ),
+    "a port twice": (
+        {"spec": {"initContainers": [{"name": "i", "ports": [{"containerPort": 1}] * 2}]}},
+        "1/TCP is there twice, take one away - at `$.spec.initContainers[0].ports`",
+    ),
+    "a pull secret twice": (
+        {"spec": {"imagePullSecrets": [{"name": "s"}, {"name": "s"}]}},
+        "$.spec.imagePullSecrets",
+    ),
+    "a host twice": (
+        {"spec": {"hostAliases": [{"ip": "10.0.0.1"}, {"ip": "10.0.0.1"}]}},
+        "$.spec.hostAliases",
+    ),
 }
 
 
@@ -497,6 +513,18 @@ def test_a_template_that_cannot_be_rendered_is_a_condition(cluster, place, templ
         told = cluster.status()["conditions"][0]["message"]
         assert field in told
         assert path in told
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("port", "truth"), [(8000, "False"), (8080, "True")], ids=["ours", "free"])
+def test_a_port_that_the_gateway_has_already_cannot_be_had_under_another_name(cluster, port, truth):
+    async def scenario():
+        ports = [{"name": "mine", "containerPort": port}, {"name": "http", "containerPort": 1}]
+        template = {"spec": {"containers": [{"name": "worker", "ports": ports}]}}
+        await cluster.create(gateway={"template": template})
+        await cluster.reconcile()
+        assert cluster.condition("SpecValid")[0] == truth
 
     run(scenario())
 

@@ -107,6 +107,18 @@ class ListPage(NamedTuple):
     token: str
 
 
+class Created(NamedTuple):
+    """An object that was created and not applied yet.
+
+    `entry` is the place in its managedFields that says what it was created with.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    entry: int
+
+
 class KubeApi(Protocol):
     """What the operator asks of the API server.
 
@@ -123,13 +135,20 @@ class KubeApi(Protocol):
     async def apply(self, kind: Kind, manifest: Json, manager: str, *, uid: str) -> bytes:
         """Server-side apply `manifest`, taking conflicting fields; return the object, undecoded.
 
-        `uid` is that of the object to change; empty when there must be none. Raises Conflict when
-        that is not so.
+        `uid` is that of the object to change. Raises Conflict when there is no such object.
         """
         ...
 
-    async def create(self, kind: Kind, manifest: Json, manager: str) -> Json:
-        """Create; raises AlreadyExists."""
+    async def create(self, kind: Kind, manifest: Json, manager: str) -> bytes:
+        """Create, refusing unknown fields; return the object, undecoded. Raises AlreadyExists."""
+        ...
+
+    async def hand_over(self, kind: Kind, created: Created, manager: str) -> None:
+        """Let fields that `manager` created an object with count as applied by it.
+
+        An apply takes away what the manager applied before and no longer wishes, but nothing that
+        it created. Raises Conflict when the object has no such entry there.
+        """
         ...
 
     async def merge(

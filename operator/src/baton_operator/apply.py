@@ -4,6 +4,10 @@ A child is ours when its controller is the PDDeployment's uid. A foreign object 
 names is reported and left alone; nothing is adopted. Nothing is read for that: every write names
 the object that it is for, and the server refuses it for another. What the store has verified to
 equal the rendered manifest is not written again.
+
+A new child is created by a plain POST, and applied from its first change on: an apply costs the
+server half as much again, and a new object is waited for. Before the first apply the fields of the
+creation are handed over to it, or what a later manifest drops would stay.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from baton_operator.api import (
     AlreadyExists,
     ApiError,
     Conflict,
+    Created,
     Kind,
     KubeApi,
     kind_of,
@@ -172,15 +177,25 @@ class Applier:
         if child is not None and child.is_deleting:
             return Outcome.LEAVING
         kind = kind_of(wish.manifest)
-        if child is None and wish.seed is not None:
-            seed = _stamped(wish.seed(), wanted_hash)
-            head = head_of(await self._kube.create(kind, seed, SEED_MANAGER))
+        if child is None:
+            answer = await self._create(kind, wish, wanted_hash)
         else:
-            present = "" if child is None else child.uid
-            manifest = _stamped(wish.manifest, wanted_hash)
-            head = decode_head(await self._kube.apply(kind, manifest, FIELD_MANAGER, uid=present))
-        self._store.wrote(owner, kind, child_of(head, kind.kind))
+            answer = await self._apply(kind, owner, _stamped(wish.manifest, wanted_hash), child)
+        self._store.wrote(owner, kind, child_of(decode_head(answer), kind.kind))
         return Outcome.CREATED if child is None else Outcome.APPLIED
+
+    async def _create(self, kind: Kind, wish: Wish, wanted_hash: str) -> bytes:
+        if wish.seed is None:
+            manifest, manager = wish.manifest, FIELD_MANAGER
+        else:
+            manifest, manager = wish.seed(), SEED_MANAGER
+        return await self._kube.create(kind, _stamped(manifest, wanted_hash), manager)
+
+    async def _apply(self, kind: Kind, owner: ObjectKey, manifest: Manifest, child: Child) -> bytes:
+        if child.created_entry is not None:
+            place = Created(owner.namespace, child.name, child.uid, child.created_entry)
+            await self._kube.hand_over(kind, place, FIELD_MANAGER)
+        return await self._kube.apply(kind, manifest, FIELD_MANAGER, uid=child.uid)
 
     async def _look(self, owner: ObjectKey, kind: Kind, name: str) -> Child | None:
         body = await self._kube.get(kind, owner.namespace, name, is_metadata_only=True)

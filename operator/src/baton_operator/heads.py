@@ -151,6 +151,7 @@ class Child(msgspec.Struct, frozen=True):
         version: resourceVersion as a number; it grows with every write of the object.
         controller_uid: uid of the controlling owner, empty without one.
         edited_at: time of the last write by someone else to what is not status; empty if none.
+        created_entry: place in managedFields of what we created it with; None once applied.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Child(msgspec.Struct, frozen=True):
     is_deleting: bool
     role: str
     revision: str
+    created_entry: int | None = None
     view: View = None
 
 
@@ -199,6 +201,7 @@ def child_of(head: Head, kind: str) -> Child:
         is_deleting=meta.deletion_timestamp is not None,
         role=meta.labels.get(LABEL_ROLE, ""),
         revision=meta.labels.get(LABEL_REVISION, ""),
+        created_entry=_created_entry(meta),
         view=_view(head, kind),
     )
 
@@ -207,6 +210,15 @@ def _edited_at(meta: Metadata) -> str:
     ours = (FIELD_MANAGER, SEED_MANAGER)
     others = (m for m in meta.managed_fields if not m.subresource and m.manager not in ours)
     return max((m.time for m in others), default="")
+
+
+def _created_entry(meta: Metadata) -> int | None:
+    places = {
+        entry.operation: place
+        for place, entry in enumerate(meta.managed_fields)
+        if entry.manager == FIELD_MANAGER and not entry.subresource
+    }
+    return None if "Apply" in places else places.get("Update")
 
 
 def _view(head: Head, kind: str) -> View:

@@ -26,6 +26,7 @@ from baton_operator.api import (
     AlreadyExists,
     ApiError,
     Conflict,
+    Created,
     Expired,
     Json,
     Kind,
@@ -36,16 +37,13 @@ from baton_operator.api import (
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
 _WATCH_SECONDS = 300
 _SILENCE_SECONDS = 90
 """A stream that is silent for longer is opened again: it may be dead."""
 
 _CREDENTIAL_SECONDS = 30.0
-
-_NO_OBJECTS_VERSION = "1"
-"""etcd's revisions of objects begin at 2. An apply with this version creates, or is refused for
-whatever object is there: an apply has no other way to say that there must be none."""
 
 PAGE_SIZE = 500
 
@@ -117,20 +115,40 @@ class HttpKube:
 
     async def apply(self, kind: Kind, manifest: Json, manager: str, *, uid: str) -> bytes:
         """See `KubeApi`."""
-        expected = {"uid": uid} if uid else {"resourceVersion": _NO_OBJECTS_VERSION}
-        metadata = {**manifest["metadata"], **expected}
+        metadata = {**manifest["metadata"], "uid": uid}
         path = kind.path(metadata["namespace"], metadata["name"])
         query = _apply_query(manager)
         body = _encode({**manifest, "metadata": metadata})
         request = _Request("apply", kind, "PATCH", path, query, content_type=_APPLY, body=body)
         return await self._send(request)
 
-    async def create(self, kind: Kind, manifest: Json, manager: str) -> Json:
+    async def create(self, kind: Kind, manifest: Json, manager: str) -> bytes:
         """See `KubeApi`."""
         path = kind.path(manifest["metadata"]["namespace"])
-        query = urlencode({"fieldManager": manager})
+        query = _create_query(manager)
         request = _Request("create", kind, "POST", path, query, body=_encode(manifest))
-        return _decode(await self._send(request))
+        return await self._send(request)
+
+    async def hand_over(self, kind: Kind, created: Created, manager: str) -> None:
+        """See `KubeApi`."""
+        entry = f"/metadata/managedFields/{created.entry}"
+        patch = (
+            {"op": "test", "path": "/metadata/uid", "value": created.uid},
+            {"op": "test", "path": f"{entry}/manager", "value": manager},
+            {"op": "test", "path": f"{entry}/operation", "value": "Update"},
+            {"op": "replace", "path": f"{entry}/operation", "value": "Apply"},
+        )
+        path = kind.path(created.namespace, created.name)
+        query = urlencode({"fieldManager": manager})
+        body = _encode(patch)
+        request = _Request("patch", kind, "PATCH", path, query, content_type=_JSON_PATCH, body=body)
+        try:
+            await self._send(request)
+        except ApiError as error:
+            # 422 is a test that failed, 404 an object that is gone: it is not what we know.
+            if error.status in (404, 422):
+                raise Conflict(error.status, error.reason, str(error)) from error
+            raise
 
     async def merge(
         self, kind: Kind, namespace: str, name: str, patch: Json, subresource: str = ""
@@ -295,6 +313,12 @@ def own_namespace(default: str) -> str:
     """Return the namespace of the pod that we run in, else `default`."""
     path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
     return path.read_text().strip() if path.exists() else default
+
+
+@cache
+def _create_query(manager: str) -> str:
+    # As an apply does by itself: a misspelt field in a pod template is refused, not dropped.
+    return urlencode({"fieldManager": manager, "fieldValidation": "Strict"})
 
 
 @cache

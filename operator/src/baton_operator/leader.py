@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
+
 from baton_operator.api import LEASE, AlreadyExists, ApiError, Conflict, Json, KubeApi
 from baton_operator.names import FIELD_MANAGER
 
@@ -142,9 +144,10 @@ class Leadership:
             "spec": self._claim() | {"leaseTransitions": 0},
         }
         try:
-            self._held = await self._kube.create(LEASE, manifest, FIELD_MANAGER)
+            answer = await self._kube.create(LEASE, manifest, FIELD_MANAGER)
         except AlreadyExists:
             return False
+        self._held = msgspec.json.decode(answer)
         return True
 
     def _claim(self) -> Json:

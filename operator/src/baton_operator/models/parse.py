@@ -6,13 +6,14 @@ stored before a rule existed), so everything the code relies on is checked again
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import check_template
-from baton_operator.names import MAX_NAME_LENGTH
+from baton_operator.names import GATEWAY_PORTS, MAX_NAME_LENGTH, WORKER_PORTS
 
 
 class ObjectKey(NamedTuple):
@@ -96,8 +97,8 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
         raise InvalidSpec("spec.ratio.prefillPerDecode.min exceeds max")
     _check_scaling(spec)
     for role in spec.roles:
-        _check_template(f"spec.roles[{role.name}].template", role.template)
-    _check_template("spec.gateway.template", spec.gateway.template)
+        _check_template(f"spec.roles[{role.name}].template", role.template, WORKER_PORTS)
+    _check_template("spec.gateway.template", spec.gateway.template, GATEWAY_PORTS)
 
 
 def _check_scaling(spec: PDDeploymentSpec) -> None:
@@ -106,8 +107,8 @@ def _check_scaling(spec: PDDeploymentSpec) -> None:
             raise InvalidSpec(f"spec.roles[{role.name}].scaling.min exceeds max")
 
 
-def _check_template(field: str, template: dict[str, Any]) -> None:
+def _check_template(field: str, template: dict[str, Any], ports: Mapping[str, int]) -> None:
     try:
-        check_template(template)
+        check_template(template, ports)
     except msgspec.ValidationError as error:
         raise InvalidSpec(f"{field}: {error}") from error

@@ -1,15 +1,19 @@
-"""The shape of a role's pod template, as far as rendering reads it.
+"""The shape of a role's pod template, as far as rendering and writing read it.
 
 The API server judges a template only when it is part of a child. Rendering merges ours into it
 before that, so what it walks through must be there in the right shape: a template that is not is an
-invalid spec, never a pass that breaks.
+invalid spec, never a pass that breaks. So is one that names something twice in a list that the
+server keeps by key: such a child can be created, but every later apply of it is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+
+from baton_operator.names import CONTAINER_NAME
 
 
 class _Shape(msgspec.Struct, frozen=True, rename="camel"):
@@ -34,6 +38,8 @@ class _Pod(_Shape, frozen=True):
     init_containers: list[_Container] | None = None
     volumes: list[dict[str, Any]] | None = None
     security_context: dict[str, Any] | None = None
+    image_pull_secrets: list[dict[str, Any]] | None = None
+    host_aliases: list[dict[str, Any]] | None = None
 
 
 class _Template(_Shape, frozen=True):
@@ -41,10 +47,47 @@ class _Template(_Shape, frozen=True):
     spec: _Pod | None = None
 
 
-def check_template(template: dict[str, Any]) -> None:
-    """Check the shape of a template.
+Items = list[dict[str, Any]]
+
+
+def check_template(template: dict[str, Any], ports: Mapping[str, int]) -> None:
+    """Check the shape of a template; `ports` are those that the worker container gets.
 
     Raises:
         msgspec.ValidationError: it cannot be rendered; the text ends with the path of the field.
     """
-    msgspec.convert(template, _Template)
+    pod = msgspec.convert(template, _Template).spec or _Pod()
+    _check_unique(pod.image_pull_secrets, _name, "$.spec.imagePullSecrets")
+    _check_unique(pod.host_aliases, lambda alias: str(alias.get("ip")), "$.spec.hostAliases")
+    for field, containers in (
+        ("containers", pod.containers),
+        ("initContainers", pod.init_containers),
+    ):
+        for number, container in enumerate(containers or ()):
+            path = f"$.spec.{field}[{number}]"
+            is_worker = container.name == CONTAINER_NAME and field == "containers"
+            _check_unique(container.env, _name, f"{path}.env")
+            all_ports = _with_ours(container.ports, ports if is_worker else {})
+            _check_unique(all_ports, _port, f"{path}.ports")
+
+
+def _with_ours(items: Items | None, ports: Mapping[str, int]) -> Items:
+    """Return the ports as rendered: one under a name of ours gives way."""
+    ours = [{"name": name, "containerPort": port} for name, port in ports.items()]
+    return ours + [item for item in items or () if item.get("name") not in ports]
+
+
+def _name(item: dict[str, Any]) -> str:
+    return str(item.get("name"))
+
+
+def _port(item: dict[str, Any]) -> str:
+    return f"{item.get('containerPort')}/{item.get('protocol') or 'TCP'}"
+
+
+def _check_unique(items: Items | None, key: Callable[[dict[str, Any]], str], path: str) -> None:
+    seen: set[str] = set()
+    for name in map(key, items or ()):
+        if name in seen:
+            raise msgspec.ValidationError(f"{name} is there twice, take one away - at `{path}`")
+        seen.add(name)

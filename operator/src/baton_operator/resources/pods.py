@@ -7,6 +7,7 @@ can know passes through (resources, nodes, tolerations, claims, volumes, extra c
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from baton_operator import names
@@ -32,7 +33,7 @@ def worker_template(
     template["spec"]["terminationGracePeriodSeconds"] = grace
     container = _container(template["spec"])
     _contract(container, spec, kind, role.image)
-    container["ports"] = _ports(container, health=names.PORT_HEALTH, kv=names.PORT_KV)
+    container["ports"] = _ports(container, names.WORKER_PORTS)
     container["lifecycle"] = {
         "preStop": {"exec": {"command": role.drain.command or drain_command(grace - 15)}}
     }
@@ -54,7 +55,7 @@ def gateway_template(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
     pod["terminationGracePeriodSeconds"] = leaving + EXIT_HEADROOM_SECONDS
     container = _container(pod)
     _contract(container, spec, Role.GATEWAY, gateway.image)
-    container["ports"] = _ports(container, http=names.PORT_GATEWAY, link=names.PORT_LINK)
+    container["ports"] = _ports(container, names.GATEWAY_PORTS)
     _probes(container, "http", "http")
     _env(container, _identity(Role.GATEWAY, ""))
     _mount_config(pod, container, names.gateway(owner.name), config.CONFIG_FILE)
@@ -116,7 +117,7 @@ def _contract(container: Manifest, spec: PDDeploymentSpec, role: Role, image: st
     container.setdefault("args", ["--log-format", "json", role.value, "--config", path])
 
 
-def _ports(container: Manifest, **ours: int) -> list[Manifest]:
+def _ports(container: Manifest, ours: Mapping[str, int]) -> list[Manifest]:
     user = [p for p in container.get("ports") or [] if p.get("name") not in ours]
     mine = [{"name": n, "containerPort": p, "protocol": "TCP"} for n, p in ours.items()]
     return mine + user

@@ -1,0 +1,205 @@
+"""A new child is created, what it waits for first; its first change hands it over to applying."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_operator import api
+from baton_operator.api import ApiError
+from baton_operator.reconcile import WriteFailed
+
+URGENT = ["ServiceAccount", "Deployment", "Deployment", "Deployment"]
+GATEWAY = "chat-gateway"
+
+
+@pytest.fixture
+def cluster(kubes):
+    return kubes.Cluster()
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+async def served(cluster, **spec):
+    key = await cluster.create(**spec)
+    await cluster.settle()
+    return key
+
+
+def gateway(**template):
+    """Return a spec's gateway whose worker container has these fields."""
+    return {"template": {"spec": {"containers": [{"name": "worker", **template}]}}}
+
+
+def variables(*names):
+    return gateway(env=[{"name": name, "value": "1"} for name in names])
+
+
+def env_of(cluster):
+    pod = cluster.kube.find(api.DEPLOYMENT, GATEWAY)["spec"]["template"]["spec"]
+    return {entry["name"] for entry in pod["containers"][0]["env"]}
+
+
+def managers(cluster, kind, name):
+    entries = cluster.kube.find(kind, name)["metadata"]["managedFields"]
+    return {(entry["manager"], entry["operation"]) for entry in entries}
+
+
+def test_pods_and_their_account_are_asked_for_before_anything_else_is_sent(cluster):
+    async def scenario():
+        key = await cluster.create()
+        await cluster.pump()
+        sent, answers = [], asyncio.Event()
+        create = cluster.kube.create
+
+        async def slow(kind, manifest, manager):
+            sent.append(kind.kind)
+            await answers.wait()
+            return await create(kind, manifest, manager)
+
+        cluster.kube.create = slow
+        passing = asyncio.create_task(cluster.reconciler.reconcile(key))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        first = list(sent)
+        answers.set()
+        await passing
+        return first, sent
+
+    first, sent = run(scenario())
+    assert first == URGENT
+    children = [kind for kind in sent if kind != "Event"]
+    assert len(children) == 14
+
+
+def test_a_new_object_costs_no_apply_and_no_hand_over(cluster):
+    run(served(cluster))
+    verbs = {verb for verb, _ in cluster.kube.writes}
+    assert verbs == {"create", "status"}
+
+
+def test_what_a_later_spec_drops_leaves_a_child_that_was_created_with_it(cluster):
+    async def scenario():
+        await served(cluster, gateway=variables("OLD", "KEPT"))
+        assert {"OLD", "KEPT"} <= env_of(cluster)
+        cluster.change(gateway=variables("KEPT"))
+        await cluster.settle()
+
+    run(scenario())
+    assert "OLD" not in env_of(cluster)
+    assert "KEPT" in env_of(cluster)
+    assert managers(cluster, api.DEPLOYMENT, GATEWAY) >= {("baton-operator", "Apply")}
+    assert ("baton-operator", "Update") not in managers(cluster, api.DEPLOYMENT, GATEWAY)
+
+
+def test_a_child_is_handed_over_at_its_first_change_only(cluster):
+    async def scenario():
+        await served(cluster)
+        for name in ("A", "B", "C"):
+            cluster.change(gateway=variables(name))
+            await cluster.settle()
+
+    run(scenario())
+    assert cluster.kube.writes["hand over", "Deployment"] == 1
+    assert cluster.kube.writes["apply", "Deployment"] == 3
+
+
+def test_a_restarted_operator_knows_what_was_created_and_what_was_applied(cluster):
+    async def scenario():
+        await served(cluster, gateway=variables("OLD"))
+        for name in ("A", "B"):
+            cluster.start()
+            body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+            cluster.parents.seen(body, is_event=True)
+            cluster.change(gateway=variables(name))
+            await cluster.settle()
+
+    run(scenario())
+    assert cluster.kube.writes["hand over", "Deployment"] == 1
+    assert env_of(cluster) & {"OLD", "A", "B"} == {"B"}
+
+
+def test_a_hand_over_that_finds_other_managers_looks_again(cluster):
+    """Another's entry came in front of ours, and no watch has told yet."""
+
+    async def scenario():
+        key = await served(cluster, gateway=variables("OLD"))
+        place = ("Deployment", "ns", GATEWAY)
+        mine = cluster.kube.owners[place]
+        cluster.kube.owners[place] = {("other", "Update"): {("spec", "paused")}} | mine
+        labels = {"metadata": {"labels": {"mine": "1"}}}
+        cluster.kube.edit(api.DEPLOYMENT, GATEWAY, labels, "other")
+        cluster.change(gateway=variables("NEW"))
+        cluster.kube.reads.clear()
+        await cluster.reconciler.reconcile(key)
+        return cluster.kube.reads["Deployment"]
+
+    assert run(scenario()) == 1
+    assert env_of(cluster) & {"OLD", "NEW"} == {"NEW"}
+    assert cluster.kube.find(api.DEPLOYMENT, GATEWAY)["metadata"]["labels"]["mine"] == "1"
+
+
+def test_an_apply_that_fails_after_its_hand_over_is_made_up_for(cluster):
+    async def scenario():
+        key = await served(cluster, gateway=variables("OLD"))
+        cluster.change(gateway=variables("NEW"))
+        cluster.kube.fault("apply", api.DEPLOYMENT, ApiError(500, "InternalError", "x"), GATEWAY)
+        with pytest.raises(WriteFailed, match=GATEWAY):
+            await cluster.reconciler.reconcile(key)
+        cluster.change(gateway=variables("NEW"), restartedAt="again")
+        await cluster.reconciler.reconcile(key)
+
+    run(scenario())
+    assert env_of(cluster) & {"OLD", "NEW"} == {"NEW"}
+    assert cluster.kube.writes["hand over", "Deployment"] == 1
+
+
+@pytest.mark.hypothesis
+@settings(deadline=None, max_examples=15)
+@given(
+    history=st.lists(
+        st.tuples(
+            st.sets(st.sampled_from(["A", "B", "C"])),
+            st.integers(1, 3),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_children_are_what_the_last_spec_says_whatever_was_before(kubes, history):
+    def spec(names, replicas, has_files):
+        files = [{"name": "f", "mountPath": "/f"}] if has_files else []
+        worker = {"name": "worker", "volumeMounts": files}
+        worker["env"] = [{"name": name, "value": "1"} for name in sorted(names)]
+        return {"gateway": {"replicas": replicas, "template": {"spec": {"containers": [worker]}}}}
+
+    async def outcome(specs):
+        cluster = kubes.Cluster()
+        await cluster.create(**spec(*specs[0]))
+        await cluster.reconcile()
+        for each in specs[1:]:
+            cluster.change(gateway=None)
+            cluster.change(**spec(*each))
+            await cluster.reconcile()
+        kinds = (api.DEPLOYMENT, api.CONFIG_MAP, api.SERVICE, api.DISRUPTION_BUDGET)
+        return {
+            (kind.kind, name): content(cluster.kube.find(kind, name))
+            for kind in kinds
+            for name in cluster.kube.names(kind)
+        }
+
+    assert run(outcome(history)) == run(outcome(history[-1:]))
+
+
+def content(body):
+    """Return what a spec decides of a child; variables have no order."""
+    for container in body.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
+        container["env"].sort(key=lambda entry: entry["name"])
+    kept = {key: body["metadata"].get(key) for key in ("labels", "annotations")}
+    return {k: v for k, v in body.items() if k not in ("metadata", "status")} | kept
