@@ -40,7 +40,7 @@ def scored_of(draw: st.DrawFn, most: list[int]) -> ScoredTokens:
         return NO_SCORED
     tokens, rows = st.integers(0, VOCAB - 1), []
     for limit in most:
-        count = draw(st.integers(0, min(limit, 5)))
+        count = draw(st.integers(0, min(limit, 3)))
         scored = draw(st.integers(0, count))
         width = draw(st.integers(1, 4)) if scored else 0
         n_topk = scored * max(width - 1, 0)
@@ -59,11 +59,11 @@ def scored_of(draw: st.DrawFn, most: list[int]) -> ScoredTokens:
 
 
 @st.composite
-def columns_of(draw: st.DrawFn, max_rows: int = 12) -> StepColumns:
+def columns_of(draw: st.DrawFn, max_rows: int = 6) -> StepColumns:
     """Ragged rows: any n and width, any finish, with and without drafts, verification, errors."""
     n_rows = draw(st.integers(0, max_rows))
-    n = draw(st.lists(st.integers(0, 6), min_size=n_rows, max_size=n_rows))
-    width = draw(st.lists(st.integers(0, 5), min_size=n_rows, max_size=n_rows))
+    n = draw(st.lists(st.integers(0, 4), min_size=n_rows, max_size=n_rows))
+    width = draw(st.lists(st.integers(0, 4), min_size=n_rows, max_size=n_rows))
     has_drafts, is_verified = draw(st.booleans()), draw(st.booleans())
     drafts = [draw(st.integers(0, 5)) if has_drafts else 0 for _ in range(n_rows)]
     proposed = [draw(st.integers(0, 255)) if is_verified else 0 for _ in range(n_rows)]

@@ -37,7 +37,7 @@ def test_coalesce_inverts_split_and_every_piece_fits(
 
 @given(data=st.data())
 def test_coalescing_keeps_every_row_in_order(data: st.DataObject, any_columns: Any) -> None:
-    parts = data.draw(st.lists(any_columns, min_size=1, max_size=4))
+    parts = data.draw(st.lists(any_columns, min_size=1, max_size=3))
     expected = [row for part in parts for row in rows(part)]
     merged = list(rows(coalesce(parts)))
     assert [row._replace(error=None) for row in merged] == [
