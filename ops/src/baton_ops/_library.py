@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 from tvm_ffi.libinfo import load_lib_module
 
+GIL_KEPT_ELEMENTS = 1 << 16
+"""Up to so many elements read, some 30 to 100 us of work, a call keeps the GIL."""
+
 
 class Tensor(Protocol):
     """Any array that shares its memory by DLPack: NumPy, Paddle and PyTorch tensors do."""
@@ -44,3 +47,23 @@ def library() -> Any:
         module.set_threads(int(threads))
     module.set_isa(os.environ.get("BATON_OPS_ISA", "auto"))
     return module
+
+
+def op(name: str, rows: Tensor, values: Tensor) -> Any:
+    """Return the op of this name for a call that reads a row of `values` for each of `rows`.
+
+    A call that releases the GIL hands it to whoever waits and waits in turn: two or more switches
+    between threads, each dearer than a small op. Large ones release it, so that others can work.
+    """
+    rows_shape: Any = getattr(rows, "shape", ())
+    values_shape: Any = getattr(values, "shape", ())
+    is_sized = len(rows_shape) and len(values_shape)  # else the op refuses it by name
+    elements = rows_shape[0] * values_shape[-1] if is_sized else 0
+    return _function(name, elements <= GIL_KEPT_ELEMENTS)
+
+
+@functools.cache
+def _function(name: str, keeps_gil: bool) -> Any:
+    function = library().get_function(name)
+    function.release_gil = not keeps_gil
+    return function

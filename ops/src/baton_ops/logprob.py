@@ -11,7 +11,7 @@ from typing import NamedTuple, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from baton_ops._library import Tensor, library
+from baton_ops._library import Tensor, library, op
 
 
 class RankMode(enum.IntEnum):
@@ -50,19 +50,15 @@ class Offsets(NamedTuple):
 
 
 class LogprobOptions(TypedDict, total=False):
-    """Optional arguments of `logprobs_into`.
+    """Optional arguments of `logprobs_into` that few callers need.
 
     Attributes:
-        row_index: i32[T], row of `logits` for each token; default the identity.
-        inv_temp: f32[T] > 0, default 1; above 1e5 (a temperature below 1e-5) it means 1.
         num_rows: i32[1], only the first so many rows count; default T.
         rank_mode: default AT_LEAST.
         workspace: CUDA only: u8[`workspace_bytes(logits, T)`] on the device, of any content. Calls
             that share one must not overlap.
     """
 
-    row_index: Tensor | None
-    inv_temp: Tensor | None
     num_rows: Tensor | None
     rank_mode: RankMode
     workspace: Tensor | None
@@ -103,6 +99,8 @@ def logprobs_into(
     out: LogprobColumns | tuple[Tensor, Tensor, Tensor, Tensor],
     *,
     offsets: Offsets | tuple[Tensor, Tensor],
+    row_index: Tensor | None = None,
+    inv_temp: Tensor | None = None,
     **options: Unpack[LogprobOptions],
 ) -> None:
     """Write logprobs, ranks and top-k of T tokens, without allocating.
@@ -118,6 +116,8 @@ def logprobs_into(
         k: i32[T], in [-1, min(V, 64)].
         out: the outputs; each may be longer than needed, the rest stays untouched.
         offsets: `offsets(k)`, on the device of `logits`.
+        row_index: i32[T], row of `logits` for each token; default the identity.
+        inv_temp: f32[T] > 0, default 1; above 1e5 (a temperature below 1e-5) it means 1.
         options: see LogprobOptions.
 
     Raises:
@@ -126,21 +126,27 @@ def logprobs_into(
             CUDA tensors are not checked.
         RuntimeError: CUDA tensors given to a build without CUDA kernels.
     """
-    unknown = options.keys() - LogprobOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"logprobs_into has no option {', '.join(sorted(unknown))}")
-    library().logprobs(
+    num_rows, rank_mode, workspace = _values(options) if options else (None, 0, None)
+    op("logprobs", token, logits)(
         logits,
         token,
         k,
-        options.get("row_index"),
-        options.get("inv_temp"),
+        row_index,
+        inv_temp,
         *offsets,
-        options.get("num_rows"),
-        int(options.get("rank_mode", RankMode.AT_LEAST)),
-        options.get("workspace"),
+        num_rows,
+        rank_mode,
+        workspace,
         *out,
     )
+
+
+def _values(options: LogprobOptions) -> tuple[Tensor | None, int, Tensor | None]:
+    unknown = options.keys() - LogprobOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"logprobs_into has no option {', '.join(sorted(unknown))}")
+    rank_mode = int(options.get("rank_mode", RankMode.AT_LEAST))
+    return options.get("num_rows"), rank_mode, options.get("workspace")
 
 
 def logprobs(

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from baton_ops._library import Tensor, library
+from baton_ops._library import Tensor, library, op
 
 
 class Verification(NamedTuple):
@@ -83,7 +83,7 @@ def verify_greedy(
     """
     on_cuda = _on_cuda(target_token)
     result = _output(draft, on_cuda, out)
-    verify = library().cuda_verify_greedy if on_cuda else library().verify_greedy
+    verify = library().cuda_verify_greedy if on_cuda else op("verify_greedy", draft, draft)
     verify(target_token, draft, draft_count, cu_rows, *result)
     return result
 
@@ -164,5 +164,6 @@ def verify_sampled(
     if on_cuda:
         library().cuda_verify_sampled(probs, uniform, *proposals, *drafts, *result)
     else:
-        library().verify_sampled(probs, uniform, *drafts, *proposals, *result)
+        verify = op("verify_sampled", probs, probs)
+        verify(probs, uniform, *drafts, *proposals, *result)
     return result

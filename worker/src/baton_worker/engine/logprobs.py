@@ -6,6 +6,7 @@ other place computes a logprob.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -65,33 +66,24 @@ NO_COLUMNS = LogprobColumns(_NO_INT, _NO_FLOAT, _NO_INT, _NO_INT, _NO_FLOAT, 0.0
 
 
 def compute(scoring: Scoring, emitted: EmittedTokens, clock: Callable[[], float]) -> LogprobColumns:
-    """Return the columns for `scoring`'s logits; the op is not called when nobody asked.
-
-    Raw logits are the model's own DLPack tensor, since DLPack cannot export a read-only view.
-    """
+    """Return the columns for `scoring`'s logits; the op is not called when nobody asked."""
     lowest, highest = min(emitted.logprobs_k, default=-1), max(emitted.logprobs_k, default=-1)
     tokens = _flatten(emitted, scoring.inv_temp)
     if highest < 0:
         return NO_COLUMNS._replace(token=tokens.token)
-    scored = tokens
-    if lowest < 0:
-        scored = tokens.where(tokens.k >= 0)
-    is_uniform = lowest == highest
-    offsets = _uniform_offsets(scored.k) if is_uniform else baton_ops.offsets(scored.k)
-    n_rows, n_topk = int(offsets.row[-1]), int(offsets.topk[-1])
-    out = baton_ops.LogprobColumns(
-        np.empty(n_rows, np.float32),
-        np.empty(n_rows, np.int32),
-        np.empty(n_topk, np.int32),
-        np.empty(n_topk, np.float32),
-    )
+    if lowest == highest:
+        scored, layout = tokens, _uniform_layout(len(tokens.token), highest)
+    else:
+        k = np.repeat(np.array(emitted.logprobs_k, np.int32), emitted.n_kept)
+        scored, layout = tokens.where(k >= 0), _layout(k[k >= 0])
+    out = _space(layout)
     started = clock()
     baton_ops.logprobs_into(
         scoring.logits,
         scored.token,
-        scored.k,
+        layout.k,
         out,
-        offsets=offsets,
+        offsets=layout.offsets,
         row_index=scored.row,
         inv_temp=scored.inv_temp,
     )
@@ -99,32 +91,57 @@ def compute(scoring: Scoring, emitted: EmittedTokens, clock: Callable[[], float]
 
 
 class _FlatTokens(NamedTuple):
-    """Emitted tokens in emission order: id, logits row, requested k i32[T]; scale f32[T] or 1."""
+    """Emitted tokens in emission order: id and logits row i32[T]; scale f32[T], or None for 1."""
 
     token: npt.NDArray[np.int32]
     row: npt.NDArray[np.int32]
-    k: npt.NDArray[np.int32]
     inv_temp: npt.NDArray[np.float32] | None
 
     def where(self, keep: npt.NDArray[np.bool_]) -> _FlatTokens:
         scale = None if self.inv_temp is None else self.inv_temp[keep]
-        return _FlatTokens(self.token[keep], self.row[keep], self.k[keep], scale)
+        return _FlatTokens(self.token[keep], self.row[keep], scale)
 
 
 def _flatten(emitted: EmittedTokens, inv_temp: npt.NDArray[np.float32] | None) -> _FlatTokens:
-    k = np.array(emitted.logprobs_k, np.int32)
     width = emitted.token.shape[1]
     if width == 1:
-        return _FlatTokens(emitted.token[:, 0], emitted.first_row, k, inv_temp)
+        return _FlatTokens(emitted.token[:, 0], emitted.first_row, inv_temp)
     steps = np.arange(width, dtype=np.int32)
     n_kept = np.array(emitted.n_kept, np.int64)
     kept = steps < n_kept[:, None]
     rows = (emitted.first_row[:, None] + steps)[kept]
     scale = None if inv_temp is None else np.repeat(inv_temp, n_kept)
-    return _FlatTokens(emitted.token[kept], rows, np.repeat(k, n_kept), scale)
+    return _FlatTokens(emitted.token[kept], rows, scale)
 
 
-def _uniform_offsets(k: npt.NDArray[np.int32]) -> baton_ops.Offsets:
-    """Return `baton_ops.offsets` of equal k >= 0, without its prefix sums."""
-    row = np.arange(len(k) + 1, dtype=np.int32)
-    return baton_ops.Offsets(row, row * k[:1])
+class _Layout(NamedTuple):
+    """Where the results of T tokens lie: requested k i32[T], offsets, and their totals."""
+
+    k: npt.NDArray[np.int32]
+    offsets: baton_ops.Offsets
+    n_rows: int
+    n_topk: int
+
+
+def _layout(k: npt.NDArray[np.int32]) -> _Layout:
+    offsets = baton_ops.offsets(k)
+    return _Layout(k, offsets, int(offsets.row[-1]), int(offsets.topk[-1]))
+
+
+@functools.lru_cache(maxsize=256)
+def _uniform_layout(n_tokens: int, k: int) -> _Layout:
+    """Return the layout of tokens that ask for the same, made once for all steps of a shape.
+
+    Nobody writes to it; it is not marked read-only because DLPack cannot share such arrays.
+    """
+    return _layout(np.full(n_tokens, k, np.int32))
+
+
+def _space(layout: _Layout) -> baton_ops.LogprobColumns:
+    """Return columns to write to, all in one allocation."""
+    n, m = layout.n_rows, layout.n_topk
+    words = np.empty(2 * (n + m), np.int32)
+    floats = words.view(np.float32)
+    return baton_ops.LogprobColumns(
+        floats[:n], words[n : 2 * n], words[2 * n : 2 * n + m], floats[2 * n + m :]
+    )

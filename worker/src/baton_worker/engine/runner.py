@@ -52,7 +52,7 @@ class Runner:
         forward_plan = self._model.plan(batch.groups)
         hidden = self._model.forward(batch.tokens, forward_plan)
         logits = self._raw_logits(batch, hidden)
-        raw = _read_only(logits, len(batch.sampled_rows))
+        raw = _read_only(logits[: len(batch.sampled_rows)])
         scoring = scoring_of(logits, raw, batch.sampled)
         chosen = choose(raw, batch.sampled)
         prompts = score_prompts(self._model, hidden, batch, raw.shape[1])
@@ -66,16 +66,19 @@ class Runner:
         frozen = tuple(freeze(row) for row in rows)
         return StepSnapshot(frozen, _emitted(batch, chosen, rows), scoring, prompts)
 
-    def _raw_logits(self, batch: Batch, hidden: Array) -> Array:
-        """Return the sampled rows' logits f32[R, V], and padding behind them."""
+    def _raw_logits(self, batch: Batch, hidden: Array) -> npt.NDArray[np.float32]:
+        """Return the sampled rows' logits f32[R, V], and padding behind them: the model's memory.
+
+        A view made once: the model's own tensor would have to be taken apart by each op again.
+        """
         if len(batch.sampled_rows) != len(batch.tokens):
             hidden = self._model.select_rows(hidden, batch.sampled_rows)
-        return self._model.logits(hidden)
+        return np.asarray(np.from_dlpack(self._model.logits(hidden)), np.float32)
 
 
-def _read_only(logits: Array, n_rows: int) -> npt.NDArray[np.float32]:
-    """Return f32[n_rows, V] for sampling: a write would change the logprobs, so it raises."""
-    raw = np.asarray(np.from_dlpack(logits), np.float32)[:n_rows]
+def _read_only(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a view for sampling: a write would change the logprobs, so it raises."""
+    raw = logits.view()
     raw.flags.writeable = False
     return raw
 

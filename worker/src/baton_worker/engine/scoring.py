@@ -8,7 +8,7 @@ are appended, because a row's processing depends on the tokens before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,12 @@ class Scoring(NamedTuple):
     """What logprobs are computed from.
 
     Attributes:
-        logits: f32[R, V] as the op takes it, rows as in the raw logits.
+        logits: f32[R, V], rows as in the raw logits; nobody writes to it, though it is not marked
+            read-only, since DLPack cannot share such arrays.
         inv_temp: f32[B], what each sequence's logits are multiplied by; None: all by 1.
     """
 
-    logits: Any
+    logits: Logits
     inv_temp: npt.NDArray[np.float32] | None = None
 
     def select(self, kept: Sequence[int]) -> Scoring:
@@ -39,12 +40,12 @@ class Scoring(NamedTuple):
         return Scoring(self.logits, self.inv_temp[np.array(kept, np.int64)])
 
 
-def scoring_of(model_logits: Any, raw: Logits, sequences: Sequence[FedSequence]) -> Scoring:
+def scoring_of(model_logits: Logits, raw: Logits, sequences: Sequence[FedSequence]) -> Scoring:
     """Return what to score B sequences' tokens with.
 
     Args:
-        model_logits: the model's tensor, at least R rows.
-        raw: the same as a read-only view, `1 + len(drafts)` rows per sequence, in order.
+        model_logits: the model's memory, at least R rows.
+        raw: a read-only view of its R rows, `1 + len(drafts)` rows per sequence, in order.
         sequences: what is chosen from, before anything was chosen.
     """
     if not any(_wants_other(s.request) for s in sequences):

@@ -6,7 +6,6 @@ so a prefill worker never reports a draft that nobody checked (R43).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,10 +42,10 @@ def step_stats(plan: StepPlan, out: StepOut, n_draft: int, started: float, now: 
 
 
 def _rows_by_k(rows: Sequence[EmittedRow]) -> tuple[tuple[int, int], ...]:
-    counts: Counter[int] = Counter()
+    counts: dict[int, int] = {}
     for row in rows:
         if row.logprobs_k >= 0:
-            counts[row.logprobs_k] += row.n_tokens
+            counts[row.logprobs_k] = counts.get(row.logprobs_k, 0) + row.n_tokens
     return tuple(sorted(counts.items()))
 
 
