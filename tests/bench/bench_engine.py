@@ -1,13 +1,15 @@
 """What logprobs, overlap and drafts cost the engine: tokens per second by k, overlap, K and batch.
 
-For each K and batch, eight engines (logprobs off, k = 0, 5, 20; overlap off, on) with equal full
-batches take blocks of a few decode steps in turn, so every round compares the same steps on the
-same machine some milliseconds apart; the order rotates. A block ends when the step in flight has
-landed, so that it does not run on into the next engine's. What logprobs cost is process CPU time
-against the round's block without them; what overlap gains is wall time against the round's block
-without it. Drafts: six engines (K = 0..5) in the same way, CPU time per token against K = 0. All
-are medians over rounds with the 95 % interval of the median. The model is the committed tiny one
-(vocabulary 512): everything but the logprobs is as small as it gets, so shares are upper bounds.
+For each K and batch, two engines (overlap off, on) serve equal full batches. What the requests ask
+for (no logprobs, none again as a control, k = 0, 5, 20) changes every few decode steps, in an order
+drawn anew each round: the same engine, weights, requests and memory, some milliseconds apart. The
+first step after a change is not counted, and a block ends when the step in flight has landed. What
+logprobs cost is process CPU time against the round's block without them; the control's cost is
+noise. What overlap gains is wall time against the other engine's block of the same round, which did
+the same work. Drafts: six engines (K = 0..5) take blocks in turn, CPU time per token against K = 0.
+All are medians over rounds with the 95 % interval of the median. The model is the committed tiny
+one (vocabulary 512): everything but the logprobs is as small as it gets, so shares are upper
+bounds.
 
     python tests/bench/bench_engine.py [--seconds 360] [--json PATH] [--markdown PATH]
 """
@@ -25,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from engine_report import (
@@ -59,24 +62,50 @@ DRAFTS_BLOCK_STEPS = 12
 LEAST_ROUNDS = 3
 
 
+class Sample(NamedTuple):
+    """What some steps emitted, how many decode rows they had, and the seconds they took."""
+
+    tokens: int
+    rows: int
+    cpu: float
+    wall: float
+
+
 class Runner:
     """One engine that always has a full batch past its prompts."""
 
-    def __init__(self, drafts: int, batch: int, logprobs_k: int, *, overlap: bool) -> None:
+    def __init__(self, drafts: int, batch: int, *, overlap: bool) -> None:
         self.engine = _engine(drafts, batch, overlap=overlap)
         self._drafts = drafts
         self._batch = batch
-        self._logprobs_k = logprobs_k
         self._numbers = itertools.count(1)
         self._rng = np.random.default_rng(0)
         self._running: list[RequestKey] = []
         self._full_steps = 0
 
-    def block(self, steps: int) -> tuple[int, int, float, float]:
-        """Return tokens, decode rows, process CPU seconds and wall seconds of some steps."""
+    def round(self, order: Sequence[int], steps: int) -> list[Sample]:
+        """Return a block for each k of `order`, all of the same requests."""
+        self._make_room(len(order) * (steps + 1))
+        samples = []
+        for logprobs_k in order:
+            for key in self._running:
+                self.engine._requests[key].logprobs_k = logprobs_k
+            self.engine.step()  # with overlap it brings the last step of the block before
+            self._settle()
+            samples.append(self._block(steps))
+        return samples
+
+    def block(self, steps: int) -> Sample:
+        """Take some steps without logprobs."""
+        self._make_room(steps)
+        return self._block(steps)
+
+    def _make_room(self, steps: int) -> None:
         if self._full_steps < steps:
             self._refill()
         self._full_steps -= steps
+
+    def _block(self, steps: int) -> Sample:
         tokens = rows = 0
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -84,7 +113,7 @@ class Runner:
             tokens += stats.emitted_tokens
             rows += stats.decode_rows
         self._settle()
-        return tokens, rows, time.process_time() - cpu, time.perf_counter() - wall
+        return Sample(tokens, rows, time.process_time() - cpu, time.perf_counter() - wall)
 
     def _settle(self) -> None:
         flight = self.engine._flight
@@ -101,7 +130,7 @@ class Runner:
         for key in self._running:
             prompt = tuple(self._rng.integers(5, 500, PROMPT_TOKENS).tolist())
             sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-            self.engine.submit(EngineRequest(key, prompt, sampling, self._logprobs_k))
+            self.engine.submit(EngineRequest(key, prompt, sampling))
         self.engine.step()
         self._settle()
         # No request can end before: one token came with the prompt, then at most K + 1 a step; the
@@ -123,18 +152,46 @@ def _engine(drafts: int, batch: int, *, overlap: bool) -> StepEngine:
     )
 
 
-def _rounds(runners: Sequence[Runner], steps: int, seconds: float) -> np.ndarray:
-    """Let the runners take blocks in turn; return samples by (quantity, runner, round)."""
-    samples: list[list[tuple[int, int, float, float]]] = [[] for _ in runners]
+def _turns(seconds: float) -> Iterator[int]:
+    """Count rounds until the time is up."""
     deadline = time.perf_counter() + seconds
+    for number in itertools.count():
+        if number >= LEAST_ROUNDS and time.perf_counter() > deadline:
+            return
+        yield number
+
+
+def _rotated(count: int, first: int) -> list[int]:
+    return [(first + i) % count for i in range(count)]
+
+
+def _mode_rounds(runners: Sequence[Runner], seconds: float) -> np.ndarray:
+    """Return samples by (round, runner, mode, quantity)."""
+    rng = np.random.default_rng(0)
+    ks = list(MODES.values())
     for runner in runners:
-        runner.block(steps)
-    while time.perf_counter() < deadline or len(samples[0]) < LEAST_ROUNDS:
-        first = len(samples[0])
-        for i in range(len(runners)):
-            index = (first + i) % len(runners)
-            samples[index].append(runners[index].block(steps))
-    return np.array(samples).transpose(2, 0, 1)
+        runner.round(ks, BLOCK_STEPS)
+    rounds = []
+    for number in _turns(seconds):
+        order = rng.permutation(len(ks)).tolist()
+        samples = np.zeros((len(runners), len(ks), len(Sample._fields)))
+        for index in _rotated(len(runners), number):
+            samples[index, order] = runners[index].round([ks[m] for m in order], BLOCK_STEPS)
+        rounds.append(samples)
+    return np.array(rounds)
+
+
+def _draft_rounds(runners: Sequence[Runner], seconds: float) -> np.ndarray:
+    """Return samples by (round, runner, quantity)."""
+    for runner in runners:
+        runner.block(DRAFTS_BLOCK_STEPS)
+    rounds = []
+    for number in _turns(seconds):
+        samples = np.zeros((len(runners), len(Sample._fields)))
+        for index in _rotated(len(runners), number):
+            samples[index] = runners[index].block(DRAFTS_BLOCK_STEPS)
+        rounds.append(samples)
+    return np.array(rounds)
 
 
 @contextlib.contextmanager
@@ -148,38 +205,40 @@ def _closing(runners: Sequence[Runner]) -> Iterator[None]:
 
 def measure(drafts: int, batch: int, seconds: float) -> Cell:
     """Compare all modes with overlap off and on, at one K and batch."""
-    runners = [
-        Runner(drafts, batch, k, overlap=overlap)
-        for overlap in OVERLAP.values()
-        for k in MODES.values()
-    ]
+    runners = [Runner(drafts, batch, overlap=overlap) for overlap in OVERLAP.values()]
     with _closing(runners):
-        tokens, _, cpu, wall = _rounds(runners, BLOCK_STEPS, seconds)
-    assert (tokens == tokens[0]).all(), "the engines must have done the same work"
-    by_state = {
-        state: slice(i * len(MODES), (i + 1) * len(MODES)) for i, state in enumerate(OVERLAP)
-    }
-    speed = tokens.sum(axis=1) / wall.sum(axis=1)
+        samples = _mode_rounds(runners, seconds)
+    tokens, _, cpu, wall = samples.transpose(3, 1, 2, 0)  # each by (overlap, mode, round)
+    assert (tokens[0] == tokens[1]).all(), "the engines must have done the same work"
+    speed = float(tokens.mean()) / wall.mean(axis=2)
+    costs = cpu / cpu[:, :1] - 1
     return Cell(
         drafts=drafts,
         batch=batch,
-        rounds=tokens.shape[1],
+        rounds=len(samples),
         tokens_per_step=round(float(tokens.mean()) / BLOCK_STEPS, 3),
-        step_milliseconds=round(float(np.median(cpu[0])) / BLOCK_STEPS * 1e3, 3),
-        tokens_per_second={
-            state: {m: round(float(v), 1) for m, v in zip(MODES, speed[part], strict=True)}
-            for state, part in by_state.items()
+        step_milliseconds={
+            state: round(float(np.median(cpu[i, 0])) / BLOCK_STEPS * 1e3, 3)
+            for i, state in enumerate(OVERLAP)
         },
-        cost={state: _ratios(cpu[part] / cpu[part][:1] - 1) for state, part in by_state.items()},
-        overlap=_ratios(wall[by_state["on"]] / wall[by_state["off"]] - 1),
+        tokens_per_second={
+            state: {m: round(float(v), 1) for m, v in zip(MODES, speed[i], strict=True)}
+            for i, state in enumerate(OVERLAP)
+        },
+        cost={state: _ratios(costs[i]) for i, state in enumerate(OVERLAP)},
+        costs={
+            state: {m: np.round(c, 5).tolist() for m, c in zip(MODES, costs[i], strict=True)}
+            for i, state in enumerate(OVERLAP)
+        },
+        overlap=_ratios(wall[1] / wall[0] - 1),
     )
 
 
 def measure_drafts(batch: int, seconds: float) -> list[DraftCell]:
     """Compare K = 0..5 at one batch, without logprobs and overlap."""
-    runners = [Runner(drafts, batch, MODES["off"], overlap=False) for drafts in DRAFTS]
+    runners = [Runner(drafts, batch, overlap=False) for drafts in DRAFTS]
     with _closing(runners):
-        tokens, rows, cpu, wall = _rounds(runners, DRAFTS_BLOCK_STEPS, seconds)
+        tokens, rows, cpu, wall = _draft_rounds(runners, seconds).transpose(2, 1, 0)
     ratios = (cpu / tokens) / (cpu[0] / tokens[0]) - 1
     return [
         DraftCell(
