@@ -4,7 +4,7 @@ For each K and batch, two engines (overlap off, on) serve equal full batches. Wh
 for (no logprobs, none again as a control, k = 0, 5, 20) changes every few decode steps, in an order
 drawn anew each round: the same engine, weights, requests and memory, some milliseconds apart. The
 first step after a change is not counted, and a block ends when the step in flight has landed. What
-logprobs cost is process CPU time against the round's block without them; the control's cost is
+logprobs cost is process CPU time against the round's blocks without them; the control's cost is
 noise. What overlap gains is wall time against the other engine's block of the same round, which did
 the same work. Drafts: six engines (K = 0..5) take blocks in turn, CPU time per token against K = 0.
 All are medians over rounds with the 95 % interval of the median. The model is the committed tiny
@@ -211,7 +211,7 @@ def measure(drafts: int, batch: int, seconds: float) -> Cell:
     tokens, _, cpu, wall = samples.transpose(3, 1, 2, 0)  # each by (overlap, mode, round)
     assert (tokens[0] == tokens[1]).all(), "the engines must have done the same work"
     speed = float(tokens.mean()) / wall.mean(axis=2)
-    costs = cpu / cpu[:, :1] - 1
+    costs = _costs(cpu)
     return Cell(
         drafts=drafts,
         batch=batch,
@@ -232,6 +232,19 @@ def measure(drafts: int, batch: int, seconds: float) -> Cell:
         },
         overlap=_ratios(wall[1] / wall[0] - 1),
     )
+
+
+def _costs(cpu: np.ndarray) -> np.ndarray:
+    """Return what each mode took more than none, by (overlap, mode, round).
+
+    None is the mean of the round's two blocks without logprobs; the control is compared with the
+    other one of them.
+    """
+    free = [list(MODES).index(mode) for mode in ("off", "control")]
+    costs = cpu / cpu[:, free].mean(axis=1, keepdims=True) - 1
+    costs[:, free[0]] = 0.0
+    costs[:, free[1]] = cpu[:, free[1]] / cpu[:, free[0]] - 1
+    return costs
 
 
 def measure_drafts(batch: int, seconds: float) -> list[DraftCell]:
@@ -269,29 +282,31 @@ def _ratios(by_mode: np.ndarray) -> dict[str, Ratio]:
 class Progress:
     """Shares what is left of the time among the shapes that are left, and says where it is."""
 
-    def __init__(self, seconds: float, shapes: int) -> None:
+    def __init__(self, seconds: float, shares: Sequence[float]) -> None:
         self._until = time.perf_counter() + seconds
         self._started = time.perf_counter()
-        self._left = shapes
-        self._shapes = shapes
+        self._left = list(shares)
+        self._shapes = len(shares)
 
     def next(self, name: str) -> float:
         """Return the seconds for the next shape."""
         elapsed = time.perf_counter() - self._started
-        done = self._shapes - self._left
+        done = self._shapes - len(self._left)
         sys.stderr.write(f"[bench-engine] {elapsed:4.0f} s, {done}/{self._shapes}: {name}\n")
-        each = max(self._until - time.perf_counter(), 0.0) / self._left
-        self._left -= 1
-        return each
+        left = max(self._until - time.perf_counter(), 0.0)
+        return left / sum(self._left) * self._left.pop(0)
 
 
 def run(seconds: float, drafts: Sequence[int]) -> Run:
     """Measure every shape."""
     load = os.getloadavg()[0]
     shapes = list(itertools.product(drafts, BATCHES))
-    progress = Progress(seconds * (1 - DRAFTS_SHARE), len(shapes))
+    # A shape's noise falls with the square root of its rounds, which cost as much as their steps:
+    # the mean over all shapes is surest when each gets time by the root of what its step costs.
+    shares = [(1 + k) ** 0.5 for k, _ in shapes]
+    progress = Progress(seconds * (1 - DRAFTS_SHARE), shares)
     cells = [measure(k, b, progress.next(f"logprobs, K = {k}, batch {b}")) for k, b in shapes]
-    progress = Progress(seconds * DRAFTS_SHARE, len(BATCHES))
+    progress = Progress(seconds * DRAFTS_SHARE, [1.0] * len(BATCHES))
     draft_cells = [
         cell
         for batch in BATCHES

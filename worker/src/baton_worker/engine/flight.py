@@ -1,9 +1,10 @@
 """A step under way: launched, and not yet collected.
 
 Owns where a launched step runs: at once on the caller's thread, or on a thread of its own so that
-the caller builds the step before's output meanwhile (NumPy, Paddle and baton_ops release the GIL
-while they compute). While a step is in flight nobody but it changes the requests that it carries:
-the end of one of them is noted and takes effect when it has landed. Knows no model and no queue.
+the caller builds the step before's output meanwhile (Paddle, and NumPy and baton_ops over large
+arrays, release the GIL while they compute). While a step is in flight nobody but it changes the
+requests that it carries: the end of one of them is noted and takes effect when it has landed. Knows
+no model and no queue.
 """
 
 from __future__ import annotations
