@@ -30,8 +30,8 @@ For each K and batch two engines, overlap off and on, serve equal requests. What
 logprobs, none again as a control, k = 0, 5, 20) changes every four decode steps, in a random order
 each round, on the same engine and requests. Ratios are medians over rounds, each block against the
 mean of the round's two without logprobs (the control against the other one; overlap against the
-same block of the other engine), minus 1, with the 95 % interval of the median. The model is as small
-as it gets: a real one's forward pass is longer, and shares smaller."""
+same block of the other engine), minus 1, with the 95 % interval of the median. The model is as
+small as it gets: a real one's forward pass is longer, and shares smaller."""
 
 _LOGPROBS = """CPU time of a step against the same without logprobs. The goals are k = 0 within 1 %
 and k = 20 within 5 %. The first table gives the mean over shapes of their medians, with its
