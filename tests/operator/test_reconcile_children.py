@@ -185,6 +185,27 @@ def test_children_that_the_watch_tells_of_before_their_answer_ask_for_no_pass(cl
     run(scenario())
 
 
+UNREAD = {
+    "a budget's allowance": (api.DISRUPTION_BUDGET, {"disruptionsAllowed": 1, "currentHealthy": 1}),
+    "a condition": (api.DEPLOYMENT, {"conditions": [{"type": "Progressing", "status": "True"}]}),
+}
+
+
+@pytest.mark.parametrize(("kind", "status"), UNREAD.values(), ids=UNREAD.keys())
+def test_a_status_that_nothing_reads_asks_for_no_pass(cluster, kind, status):
+    async def scenario():
+        await served(cluster)
+        await cluster.pump()
+        cluster.changes.clear()
+        for name in cluster.kube.names(kind):
+            before = cluster.kube.find(kind, name).get("status", {})
+            cluster.kube.edit(kind, name, {"status": before | status}, "cm", "status")
+        await cluster.pump()
+        return cluster.changes
+
+    assert run(scenario()) == []
+
+
 def test_an_object_that_took_a_childs_name_unseen_is_not_written_over(cluster):
     """Our child went and another's came, and no watch has told yet: the write must still miss."""
 
