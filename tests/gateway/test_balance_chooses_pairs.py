@@ -2,7 +2,14 @@
 
 import pytest
 
-from baton_worker.gateway.balance import Needs, WorkerLoad, choose, limits, unusable_reasons
+from baton_worker.gateway.balance import (
+    Needs,
+    WorkerLoad,
+    choose,
+    limits,
+    most_choices,
+    unusable_reasons,
+)
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import Role
 
@@ -83,6 +90,19 @@ def test_full_workers_get_nothing(load):
 )
 def test_workers_that_could_not_run_it_get_nothing(load, facts):
     assert choose([load("m", Role.MIXED, **facts)], NEEDS) is None
+
+
+def test_choices_are_bound_by_the_role_with_less_room_whatever_is_in_hand(load):
+    small, large = {"max_running": 2, "max_waiting": 1}, {"max_running": 8, "max_waiting": 2}
+    loads = [
+        load("p", Role.PREFILL, requests=9, **large),
+        load("d0", Role.DECODE, requests=3, **small),
+        load("d1", Role.DECODE, **small),
+        load("d2", Role.DECODE, draining=True, **large),
+        load("d3", Role.DECODE, max_model_len=20, **large),
+        load("m", Role.MIXED, **small),
+    ]
+    assert most_choices(loads, NEEDS) == 6 + 3
 
 
 def test_limits_are_the_roomiest_usable_pairs(load):

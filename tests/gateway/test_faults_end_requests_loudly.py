@@ -289,12 +289,21 @@ def test_a_full_gateway_is_429_with_retry_after(start_gateway, support):
 
 
 def test_full_workers_are_429_and_no_choice_is_half_sent(start_gateway, support):
-    gateway = start_gateway(workers="")
+    gateway = start_gateway(info={"max_running": 1, "max_waiting": 1})
     gateway.link.pause()
-    gateway.link.up("m", Role.MIXED, max_running=1, max_waiting=1)
+    with streaming(gateway, support), gateway.http() as client:
+        told = list(gateway.link.commands)
+        answer = client.post("/v1/completions", json=BODY | {"n": 2})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "workers_full")
+        assert gateway.link.commands == told
+
+
+def test_more_choices_than_all_workers_could_ever_have_are_a_400_with_the_most(start_gateway):
+    """A 429 would have the client try again for ever."""
+    gateway = start_gateway(workers="m", info={"max_running": 1, "max_waiting": 2})
     with gateway.http() as client:
-        while client.get("/readyz").status_code != 200:
-            pass
-        answer = client.post("/v1/completions", json=BODY | {"n": 3})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "workers_full")
-    assert gateway.link.commands == []
+        answer = client.post("/v1/completions", json=BODY | {"n": 4})
+        assert client.post("/v1/completions", json=BODY | {"n": 3}).status_code == 200
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "n")
+    assert error["message"] == "4 choices at once: the most is 3"

@@ -14,14 +14,23 @@ from baton_worker.link.worker import ZmqWorkerLink
 
 
 def test_a_static_list_names_each_address_once(link_config) -> None:
-    config = link_config(gateways=("tcp://a:1", "tcp://b:1", "tcp://a:1"))
-    assert static_endpoints(config) == ("tcp://a:1", "tcp://b:1")
+    config = link_config(gateways=("tcp://a:1", "tcp://[::1]:1", "tcp://a:1", "tcp://b.c-d_e:1"))
+    assert static_endpoints(config) == ("tcp://a:1", "tcp://[::1]:1", "tcp://b.c-d_e:1")
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"gateways": ("tcp://a:1",), "dns": "gw"}, {"gateways": ("ipc:///tmp/x",)}],
-    ids=["neither", "both", "not-tcp"],
+    [
+        {},
+        {"gateways": ("tcp://a:1",), "dns": "gw"},
+        {"gateways": ("ipc:///tmp/x",)},
+        {"gateways": ("tcp://gateway",)},
+        {"gateways": ("tcp://gateway:0",)},
+        {"gateways": ("tcp://gateway:65536",)},
+        {"gateways": ("tcp://::1:5555",)},
+        {"gateways": ("tcp://gate way:5555",)},
+    ],
+    ids=["neither", "both", "not-tcp", "no-port", "port-0", "port-high", "bare-ipv6", "space"],
 )
 def test_gateways_that_cannot_be_found_are_a_configuration_error(
     link_config, fields: dict[str, object]

@@ -14,16 +14,19 @@ from baton_worker.config import (
     CurveConfig,
     HttpConfig,
     LinkConfig,
+    ModelConfig,
     ProcessConfig,
     dump_config,
     load_config,
 )
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.server import listen
+from baton_worker.identity import Role
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes
 from baton_worker.metrics import MetricFactory
 from baton_worker.roles.health import HealthServer
+from baton_worker.roles.process import run_worker
 
 
 def write(folder: Path, text: str) -> Path:
@@ -125,3 +128,12 @@ def test_every_listener_says_so(tmp_path):
         metrics = MetricFactory(CollectorRegistry(), "m", "gateway")
         with pytest.raises(ConfigError, match=f"link.bind: {busy}"):
             ZmqGatewayLink(link, 1, metrics).start(lambda events: None)
+
+
+def test_a_bad_gateway_address_is_found_before_the_model_is_looked_at(tmp_path):
+    """Weights may take minutes; here there are none, which is the next thing to be told."""
+    model = ModelConfig(str(tmp_path / "none"))
+    for gateways, field in ((("tcp://gateway",), "link.gateways"), (("tcp://g:1",), "model.path")):
+        config = ProcessConfig(model=model, link=LinkConfig(gateways=gateways))
+        with pytest.raises(ConfigError, match=field):
+            run_worker(config, Role.MIXED, on_ready=lambda ready: None)

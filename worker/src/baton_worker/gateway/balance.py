@@ -6,6 +6,7 @@ loads are given.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -66,6 +67,15 @@ def choose(loads: Iterable[WorkerLoad], needs: Needs) -> Pair | None:
         if best is None or _cost(pair) < _cost(best):
             best = pair
     return best
+
+
+def most_choices(loads: Iterable[WorkerLoad], needs: Needs) -> int:
+    """Return how many such choices workers that have nothing else could have at once, at most."""
+    room: Counter[int] = Counter()
+    for info in (load.info for load in loads):
+        if not info.draining and _fits(info, needs):
+            room[info.role] += info.max_running + info.max_waiting
+    return room[Role.MIXED] + min(room[Role.PREFILL], room[Role.DECODE])
 
 
 def has_usable_pair(loads: Iterable[WorkerLoad]) -> bool:

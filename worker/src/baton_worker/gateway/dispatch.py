@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from baton_worker.gateway.balance import Needs, Pair, unusable_reasons
+from baton_worker.gateway.balance import Needs, Pair, most_choices, unusable_reasons
 from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.commands import commands_of, send_all
 from baton_worker.gateway.errors import ApiError, bad_request, full, unavailable
@@ -114,14 +114,13 @@ class Dispatcher:
             traceparent: the client's trace context, or "".
 
         Raises:
-            ApiError: 429 when the gateway or every fitting worker is full, 503 when no pair is
-                usable.
+            ApiError: 400 for more choices than the gateway or its workers have room for, 429 when
+                the gateway or every fitting worker is full, 503 when no pair is usable.
         """
         self.worker_limits()
         bound = self._limits.max_outstanding_requests
         if request.n_choices > bound:
-            field = "n" if len(request.prompts) == 1 else "prompt"
-            raise bad_request(field, f"{request.n_choices} choices: the most is {bound}")
+            raise _too_many(request, bound)
         if len(self._requests) + request.n_choices > bound:
             raise full(f"the gateway has {len(self._requests)} requests in hand", "gateway_full")
         queue = ClientQueue(self._limits.client_queue_tokens)
@@ -172,15 +171,18 @@ class Dispatcher:
             if pair is None:
                 for plan in plans:
                     self._release(plan.pair, plan.live.needs)
-                raise self._no_pair(needs)
+                raise self._no_pair(request, needs)
             plans.append(_Plan(self._live(generation, choice, needs, pair), pair))
         return plans
 
-    def _no_pair(self, needs: Needs) -> ApiError:
+    def _no_pair(self, request: GenerationRequest, needs: Needs) -> ApiError:
         missing = self._workers.missing_features(needs)
         if missing:
             names = ", ".join(missing)
             return unavailable(f"no linked worker can do {names}", "no_feature")
+        most = most_choices(self._workers.loads(), needs)
+        if 0 < most < request.n_choices:
+            return _too_many(request, most)
         return full("every worker is full", "workers_full")
 
     def _release(self, pair: Pair, needs: Needs) -> None:
@@ -242,3 +244,9 @@ class Dispatcher:
         seconds = self._limits.request_timeout_seconds
         error = ApiError(504, f"the request took longer than {seconds:g} s", code="timeout")
         self._requests.fail(generation, error, outcome="timeout")
+
+
+def _too_many(request: GenerationRequest, most: int) -> ApiError:
+    """Return the answer to a request that no waiting would make room for."""
+    field = "n" if len(request.prompts) == 1 else "prompt"
+    return bad_request(field, f"{request.n_choices} choices at once: the most is {most}")

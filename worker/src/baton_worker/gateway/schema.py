@@ -17,6 +17,8 @@ from baton_worker.gateway.errors import bad_request
 T = TypeVar("T")
 _PATH = re.compile(r"^(?P<text>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
+_MAX_KEY_CHARACTERS = 40
+
 Prompt = str | list[str | int | list[int]]
 
 
@@ -135,13 +137,24 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _type_error(str(error)) from error
+        raise _type_error(str(error), value) from error
 
 
-def _type_error(message: str) -> Exception:
+def _type_error(message: str, value: dict[str, Any]) -> Exception:
     match = _PATH.match(message)
     text, path = (match["text"], match["path"]) if match else (message, "")
     missing = re.search(r"missing required field `([^`]*)`", text)
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
+    path = _with_key(path, value)
     return bad_request(path or None, f"{path or 'body'}: {text}", "invalid_type")
+
+
+def _with_key(path: str, value: dict[str, Any]) -> str:
+    """Return the path of a value in a map of numbers with its key, which msgspec leaves out."""
+    field = path.removesuffix("[...]")
+    items = value.get(field)
+    if field == path or not isinstance(items, dict):
+        return path
+    wrong = (key for key, item in items.items() if type(item) not in (int, float))
+    return f"{field}[{next(wrong, '...')[:_MAX_KEY_CHARACTERS]}]"

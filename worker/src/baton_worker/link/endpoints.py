@@ -7,6 +7,7 @@ sockets.
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -17,19 +18,23 @@ log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 5.0
 
+_ADDRESS = re.compile(r"tcp://([^:/\[\]\s]+|\[[0-9a-fA-F:.]+(%\w+)?\]):(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65535
+
 
 def static_endpoints(config: LinkConfig) -> tuple[str, ...]:
     """Return the configured list, each address once.
 
     Raises:
         ConfigError: neither or both of `link.gateways` and `link.dns` are set, or an address is
-            not `tcp://`.
+            not `tcp://host:port`.
     """
     if bool(config.gateways) == bool(config.dns):
         raise ConfigError("link.gateways: set either it or link.dns, so that gateways can be found")
     for endpoint in config.gateways:
-        if not endpoint.startswith("tcp://"):
-            raise ConfigError(f"link.gateways: {endpoint!r} is not a tcp:// address")
+        found = _ADDRESS.fullmatch(endpoint)
+        if not found or not 0 < int(found["port"]) <= _MAX_PORT:
+            raise ConfigError(f"link.gateways: {endpoint!r} is not tcp://host:port")
     return tuple(dict.fromkeys(config.gateways))
 
 

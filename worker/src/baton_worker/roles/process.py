@@ -38,6 +38,7 @@ from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import Role
 from baton_worker.link.api import GatewayUp, WorkerLinkEvent
+from baton_worker.link.endpoints import static_endpoints
 from baton_worker.link.worker import ZmqWorkerLink
 from baton_worker.messages import FEATURES, WorkerInfo
 from baton_worker.metrics import MetricFactory
@@ -80,6 +81,7 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     Raises:
         ConfigError: the configuration cannot be served (model, keys, addresses).
     """
+    static_endpoints(config.link)  # before the weights, which may take minutes
     engine = _load_engine(config)
     worker = _assemble(config, role, engine)
     _end_on_thread_fault()
