@@ -7,7 +7,7 @@ KEEP ?=
 # Tests that wait leave a processor idle, which one process more can use.
 ONE_MORE := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help env demo test lint unit e2e fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
+.PHONY: help env demo test lint unit e2e slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,12 +29,15 @@ lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 unit: env ## Fast tests, in a process more than there are processors (two to three minutes on two)
 	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'not slow and not e2e' tests
 
-e2e: env ## Slow tests and real processes: PD equals mixed, kill -9 of each, 500 requests, the openai client
+e2e: env slow ## Slow tests, then real processes: PD equals mixed, kill -9 of each, 500 requests, the openai client
 	@tools/chromium.sh
-	@$(PY) -m pytest -q -m '(slow or e2e) and not fuzz' tests
+	@$(PY) -m pytest -q -m 'e2e and not fuzz' tests
 
-fuzz: env ## 60 seconds of fuzzing for each parser of bytes
-	@$(PY) -m pytest -q -m fuzz tests
+slow: env ## The slow tests alone, a process for each processor: 10,000 rollouts, the parity matrix, the chart's values
+	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m 'slow and not e2e and not fuzz' tests
+
+fuzz: env ## 60 seconds of fuzzing for each parser of bytes, a process for each processor
+	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m fuzz tests
 
 explore: env ## The property tests on new random examples (make test takes the same ones each time)
 	@BATON_EXPLORE=1 $(PY) -m pytest -q -m hypothesis tests
