@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compile the CUDA sources for sm_90a on a machine that needs neither a GPU nor a CUDA toolkit, and
-# check the machine code: 16-byte asynchronous copies in the scan, no spills.
+# check the machine code: the copy engine and whole records in the scan, no spills.
 #
 # With --fat, build instead the whole library for every architecture in cmake/cuda.cmake (sm_80 to
 # sm_100, and PTX), as a wheel in $BUILD_DIR. NVCC names another compiler; otherwise the pinned one
@@ -50,7 +50,7 @@ fi
 
 if [[ -x "$cuobjdump" ]]; then
   PATH="$(dirname "$cuobjdump"):$PATH" "$cuobjdump" --dump-sass "$build/logprobs.o" >"$build/logprobs.sass"
-  for wanted in 'LDS\.128' 'LDGSTS.*128' 'REDUX'; do
+  for wanted in 'LDS\.128' 'UBLKCP' 'STG\.E\.128\.STRONG' 'REDUX'; do
     if ! grep -qE "$wanted" "$build/logprobs.sass"; then
       echo "logprobs.cu: no $wanted in its machine code" >&2
       exit 1

@@ -41,8 +41,9 @@ struct LogprobOutput {
   float* topk_logprob;
 };
 
-// Scratch memory, 256-byte aligned, of any content. Calls that share a workspace must not run at
-// the same time.
+// Scratch memory, 256-byte aligned, zeroed before its first call. A call leaves it fit for the
+// next, of any shape. Calls that share a workspace must not run at the same time. Offsets that
+// contradict k, or a call that was cut short, call for zeroing it anew.
 struct Workspace {
   void* data;
   size_t bytes;

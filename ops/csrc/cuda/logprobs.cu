@@ -112,12 +112,9 @@ Error LaunchFor(const LogprobParams& p, cudaStream_t stream) {
   const Device device = CurrentDevice();
   if (device.error) return device.error;
   const dim3 blocks = ScanBlocks(p, device);
-  if (const Error error = Launch(ScanKernel<E>, device, blocks, kScanThreads, p, stream)) {
-    return error;
-  }
-  const bool few = p.rows <= device.multiprocessors * kFewFinishBlocks;
-  return Launch(few ? FinishKernel<E, kFewFinishBlocks> : FinishKernel<E, kManyFinishBlocks>,
-                device, dim3(p.rows), kFinishThreads, p, stream);
+  const auto scan = p.row_index ? ScanKernel<E, true> : ScanKernel<E, false>;
+  if (const Error error = Launch(scan, device, blocks, kScanThreads, p, stream)) return error;
+  return Launch(FinishKernel<E>, device, dim3(p.rows), kFinishThreads, p, stream);
 }
 
 }  // namespace

@@ -37,12 +37,13 @@ __device__ __forceinline__ void WriteTopK(const FinishedRow& row, int thread) {
   }
 }
 
-// The row's top k, by the selecting threads. Each warp fetches kInFlight spans at once.
-template <class E, int kInFlight>
-__device__ __forceinline__ void FinishTopK(const FinishedRow& row, HeldOrders& held, int thread) {
+// The row's top k, by the selecting threads.
+template <class E>
+__device__ __forceinline__ void FinishTopK(const FinishedRow& row, const HeldOrders& held,
+                                           int thread) {
   FinishScratch& scratch = row.scratch;
   SelectSpans<E>(row, held, thread);
-  KeepVectors<E, kInFlight>(row, thread / 32, thread % 32);
+  KeepVectors<E>(row, thread / 32, thread % 32);
   SyncSelecting();
   ListReaching<E>(row, thread);
   SyncSelecting();
@@ -67,40 +68,51 @@ __device__ __forceinline__ void Clear(FinishScratch& scratch, int thread) {
   scratch.floor = E::OrderOfKept(E::Kept(SignedOrder(E::kNegInfWord)));
 }
 
-// Fewer blocks to a multiprocessor have the registers to fetch more at once, which is sooner done;
-// more finish that many more rows at once.
-constexpr int kFewFinishBlocks = 6;
-constexpr int kManyFinishBlocks = 8;
+constexpr int kFinishBlocksPerSm = 6;
 
-template <class E, int kBlocksPerSm>
-__global__ void __launch_bounds__(kFinishThreads, kBlocksPerSm)
-    FinishKernel(const __grid_constant__ LogprobParams p) {
-  __shared__ FinishScratch scratch;
-  Clear<E>(scratch, threadIdx.x);
-  WaitForEarlierGrids();
-  LetNextGridStart();
-  const int32_t t = blockIdx.x;
-  const int thread = threadIdx.x;
+// Finishes row t, if it has outputs. It starts while the scan drains, and goes by the row's own
+// records: rows whose parts are done do not wait for the last row's. All that it reads comes from
+// the L2: nothing promises that an L1 cache holds nothing older than this kernel, which did not
+// wait for those before it.
+template <class E>
+__device__ __forceinline__ void FinishRow(const LogprobParams& p, FinishScratch& scratch,
+                                          int32_t t) {
+  const int thread = threadIdx.x, lane = thread % 32;
   const bool combines = thread >= kSelectThreads;
   // Asked for before it is known whether the row has outputs: one trip to memory fewer.
   HeldOrders orders;
   HeldRecords records;
   if (combines) {
-    records = LoadRecords(p, t, thread % 32);
+    LoadRow(p, t, lane, records);
   } else {
-    orders = LoadOrders<E>(p, t, thread);
+    LoadOrders<E>(p, t, 0, thread, orders);
   }
-  const int32_t k = p.k[t];
-  const int64_t source = p.row_index ? p.row_index[t] : t;
-  if (t >= p.Rows() || k < 0) return;
+  const int32_t k = LoadNow(p.k + t);
+  const int64_t source = p.row_index ? LoadNow(p.row_index + t) : t;
+  const int32_t rows = p.num_rows ? min(__ldcg(p.num_rows), p.rows) : p.rows;
+  if (t >= rows || k < 0) return;
   const FinishedRow row{p, scratch, p.logits + source * p.row_bytes, t};
   if (thread == 0) scratch.k = min(k, p.vocab);
   if (combines) {
-    CombineParts<E>(row, records, thread % 32);
+    CombineParts<E>(row, records, lane);
     if (k > 0) __syncthreads();
+    ResetRecords(row, lane);
   } else if (k > 0) {
-    FinishTopK<E, kBlocksPerSm == kFewFinishBlocks ? 6 : 5>(row, orders, thread);
+    AwaitOrders<E>(p, t, thread, orders);
+    FinishTopK<E>(row, orders, thread);
   }
+}
+
+template <class E>
+__global__ void __launch_bounds__(kFinishThreads, kFinishBlocksPerSm)
+    FinishKernel(const __grid_constant__ LogprobParams p) {
+  __shared__ FinishScratch scratch;
+  LetNextGridStart();
+  Clear<E>(scratch, threadIdx.x);
+  const int32_t t = blockIdx.x;
+  FinishRow<E>(p, scratch, t);
+  // What waits for this kernel waits for the scan too.
+  if (t == p.rows - 1) WaitForEarlierGrids();
 }
 
 }  // namespace baton_ops::cuda

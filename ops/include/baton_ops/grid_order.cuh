@@ -12,16 +12,17 @@ namespace baton_ops::cuda {
 #define BATON_HAS_GRID_ORDER 1
 #endif
 
-// Returns once the kernels before this one are complete and what they wrote is visible. Every
-// thread calls it before it touches memory.
+// Returns once the kernels before this one are complete and what they wrote is visible.
 __device__ __forceinline__ void WaitForEarlierGrids() {
 #if BATON_HAS_GRID_ORDER
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel's blocks take what room is left. Called after WaitForEarlierGrids, so that
-// a kernel that waits for this one has waited for all before it too.
+// Lets the next kernel's blocks take what room is left once every block of this kernel has called
+// it or ended. They may rely on what was complete when the first of those calls was made, and on
+// the blocks of this kernel being resident. A kernel that is waited for must itself have waited for
+// the one before it, before it ends.
 __device__ __forceinline__ void LetNextGridStart() {
 #if BATON_HAS_GRID_ORDER
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -24,8 +24,14 @@ constexpr int kGroupLogits = 256;
 struct alignas(16) PartRecord {
   uint32_t group_max[2];  // the orders of the maxima of its groups: two of 32 or four of 16 bits
   float sum;              // of 2^(x * scale - base)
-  int32_t count;          // logits that reach the rank's threshold, padding included
+  int32_t count;          // logits that reach the rank's threshold, padding included; ^ kComplete
 };
+
+// In the count of a record that its part's warp has written. The finish takes it away again, so no
+// record of an earlier call is taken for one of this call. Counts stay below the bits set.
+constexpr uint32_t kComplete = 0x9d3b5000u;
+constexpr uint32_t kCountBits = 0xfffu;
+static_assert(kPartBytes / 2 <= kCountBits && (kComplete & kCountBits) == 0);
 
 struct LogprobParams {
   const char* logits;
@@ -46,7 +52,8 @@ struct LogprobParams {
   int32_t* topk_token;
   float* topk_logprob;
 
-  // Workspace: written by the scan, read by the finish of the same call.
+  // Workspace: written by the scan, read by the finish of the same call. Between calls no record is
+  // complete.
   PartRecord* records;  // [T, parts]
 
   int32_t parts;    // per row

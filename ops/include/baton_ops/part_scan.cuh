@@ -37,18 +37,9 @@ __device__ __forceinline__ int Misalignment(const char* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) % kVectorBytes);
 }
 
-// A row's inverse temperature times log2 e.
-__device__ __forceinline__ float ScaleOf(const LogprobParams& p, int32_t t) {
-  return (p.inv_temp ? EffectiveInvTemp(p.inv_temp[t]) : 1.0f) * 1.44269504088896340736f;
-}
-
-// 16 bytes that are read once: they need no place in the L1 cache.
-__device__ __forceinline__ uint4 LoadOnce(const void* at) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at));
-  return v;
+// What base-2 exponents are logits times: an inverse temperature times log2 e.
+__device__ __forceinline__ float ScaleOf(float inv_temp) {
+  return EffectiveInvTemp(inv_temp) * 1.44269504088896340736f;
 }
 
 // A row's vector of elements from `first` on, element by element; -inf past the row's end.
@@ -61,7 +52,7 @@ __device__ __forceinline__ uint4 LoadElements(const char* row, uint32_t first, u
   for (int i = 0; i < E::kPerVector; ++i) {
     if (first + i >= vocab) break;
     uint32_t& word = Word(vector, i / E::kPerWord);
-    const uint32_t raw = elements[first + i];
+    const uint32_t raw = __ldcg(elements + first + i);
     if (E::kPerWord == 1) {
       word = raw;
     } else {

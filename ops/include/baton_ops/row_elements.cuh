@@ -23,6 +23,8 @@ constexpr int kSelectThreads = kSelectWarps * 32;
 constexpr int kFinishThreads = kSelectThreads + 32;
 // The orders of spans that each selecting thread holds: every kSelectThreads-th.
 constexpr int kHeldSpans = kMaxSpans / kSelectThreads;
+// Spans that a selecting warp fetches at once.
+constexpr int kInFlight = 6;
 
 __device__ __forceinline__ void SyncSelecting() {
   asm volatile("bar.sync 1, %0;" ::"n"(kSelectThreads) : "memory");
@@ -101,7 +103,7 @@ class SelectedStrips {
     uint4 vector = make_uint4(E::kNegInfWord, E::kNegInfWord, E::kNegInfWord, E::kNegInfWord);
     if (even_) {
       const char* at = row_.logits + static_cast<uint64_t>(first) * E::kBytes;
-      if (first < vocab_) vector = *reinterpret_cast<const uint4*>(at);
+      if (first < vocab_) vector = __ldcg(reinterpret_cast<const uint4*>(at));
       return vector;
     }
     return LoadElements<E>(row_.logits, first, vocab_);
@@ -117,7 +119,7 @@ class SelectedStrips {
     asm volatile(
         "{ .reg .pred inside; setp.lt.u32 inside, %5, %6; mov.b32 %0, %7; mov.b32 %1, %7;"
         " mov.b32 %2, %7; mov.b32 %3, %7;"
-        " @inside ld.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+        " @inside ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4]; }"
         : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
         : "l"(at), "r"(first), "r"(vocab_), "n"(E::kNegInfWord));
     return v;
@@ -170,7 +172,7 @@ __device__ __forceinline__ void KeepVector(FinishScratch& scratch, uint32_t at, 
 
 // Sets aside the vectors with an element that reaches the floor among one strip of each of the
 // warp's next spans, all of which are fetched at once. For an even row.
-template <class E, int kInFlight>
+template <class E>
 __device__ __forceinline__ void KeepEven(const SelectedStrips<E>& strips, FinishScratch& scratch,
                                          int selected, int strip) {
   const int n = scratch.n_spans, floor = scratch.floor;
@@ -195,7 +197,7 @@ __device__ __forceinline__ void KeepEven(const SelectedStrips<E>& strips, Finish
 
 // Sets aside the vectors of the selected spans that hold an element that reaches the floor: most
 // hold none.
-template <class E, int kInFlight>
+template <class E>
 __device__ __forceinline__ void KeepVectors(const FinishedRow& row, int warp, int lane) {
   const SelectedStrips<E> strips(row, lane);
   FinishScratch& scratch = row.scratch;
@@ -205,7 +207,7 @@ __device__ __forceinline__ void KeepVectors(const FinishedRow& row, int warp, in
     for (int strip = 0; strip < strips.span_strips(); ++strip) {
 #pragma unroll 1
       for (int selected = warp; selected < n; selected += kInFlight * kSelectWarps) {
-        KeepEven<E, kInFlight>(strips, scratch, selected, strip);
+        KeepEven<E>(strips, scratch, selected, strip);
       }
     }
     return;

@@ -6,37 +6,60 @@
 
 namespace baton_ops::cuda {
 
-// The maxima of a thread's spans.
+// The maxima of a thread's spans, and the records they are read from, a group of each at a time.
 struct HeldOrders {
+  uint4 record[kHeldSpans];
   int order[kHeldSpans];
 };
 
 template <class E>
-__device__ __forceinline__ int LoadOrder(const PartRecord* records, int group) {
-  using Kept = typename E::KeptOrder;
-  const PartRecord& record = records[group / kPartGroups<E>];
-  return E::OrderOfKept(
-      LoadNow(reinterpret_cast<const Kept*>(record.group_max) + group % kPartGroups<E>));
+__device__ __forceinline__ int OrderIn(const uint4& record, int group) {
+  if constexpr (kPartGroups<E> == 2) return E::OrderOfKept(group % 2 ? record.y : record.x);
+  const uint32_t word = group & 2 ? record.y : record.x;
+  return E::OrderOfKept(group & 1 ? word >> 16 : word);
 }
 
+// The n-th group of a thread's i-th span.
+__device__ __forceinline__ int GroupOf(const LogprobParams& p, int thread, int i, int n) {
+  return (thread + i * kSelectThreads) * p.span + n;
+}
+
+// The record of a group, null for one past the row.
 template <class E>
-__device__ __forceinline__ HeldOrders LoadOrders(const LogprobParams& p, int32_t t, int thread) {
-  const PartRecord* records = p.records + static_cast<int64_t>(t) * p.parts;
-  HeldOrders held;
+__device__ __forceinline__ const PartRecord* RecordOf(const LogprobParams& p, int32_t t,
+                                                      int group) {
+  return group < p.groups ? RecordAt(p, t, group / kPartGroups<E>) : nullptr;
+}
+
+// Starts to load the records of the n-th groups.
+template <class E>
+__device__ __forceinline__ void LoadOrders(const LogprobParams& p, int32_t t, int n, int thread,
+                                           HeldOrders& held) {
 #pragma unroll
   for (int i = 0; i < kHeldSpans; ++i) {
-    const int group = (thread + i * kSelectThreads) * p.span;
-    held.order[i] = group < p.groups ? LoadOrder<E>(records, group) : kNoOrder;
+    const PartRecord* at = RecordOf<E>(p, t, GroupOf(p, thread, i, n));
+    if (at) held.record[i] = LoadNow(at);
   }
+}
+
+// Awaits the records, of which the first groups' are on their way.
+template <class E>
+__device__ __forceinline__ void AwaitOrders(const LogprobParams& p, int32_t t, int thread,
+                                            HeldOrders& held) {
+#pragma unroll
+  for (int i = 0; i < kHeldSpans; ++i) held.order[i] = kNoOrder;
 #pragma unroll 1
-  for (int further = 1; further < p.span; ++further) {
+  for (int n = 0; n < p.span; ++n) {
+    if (n > 0) LoadOrders<E>(p, t, n, thread, held);
+    AwaitRecords(held.record, [&](int i) { return RecordOf<E>(p, t, GroupOf(p, thread, i, n)); });
 #pragma unroll
     for (int i = 0; i < kHeldSpans; ++i) {
-      const int group = (thread + i * kSelectThreads) * p.span + further;
-      if (group < p.groups) held.order[i] = max(held.order[i], LoadOrder<E>(records, group));
+      const int group = GroupOf(p, thread, i, n);
+      if (group >= p.groups) continue;
+      held.order[i] =
+          max(held.order[i], MergeZeros<E>(OrderIn<E>(held.record[i], group % kPartGroups<E>)));
     }
   }
-  return held;
 }
 
 // How many of `n` orders reach one.
@@ -168,14 +191,13 @@ __device__ __forceinline__ void SelectExactly(const FinishedRow& row, int lane) 
 
 // Selects spans that contain the row's top k, and an order that the top k reach.
 template <class E>
-__device__ __forceinline__ void SelectSpans(const FinishedRow& row, HeldOrders& held, int thread) {
+__device__ __forceinline__ void SelectSpans(const FinishedRow& row, const HeldOrders& held,
+                                            int thread) {
   const LogprobParams& p = row.params;
   FinishScratch& scratch = row.scratch;
   const int spans = (p.groups + p.span - 1) / p.span;
   // What thread 0 prepared is there.
   SyncSelecting();
-#pragma unroll
-  for (int i = 0; i < kHeldSpans; ++i) held.order[i] = MergeZeros<E>(held.order[i]);
   if (spans > row.scratch.k) RaiseFloor(row, held, spans, thread);
   TakeReaching(row, held, thread);
   if (__builtin_expect(scratch.n_spans > kMaxSelected, 0)) {

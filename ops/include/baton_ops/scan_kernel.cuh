@@ -1,9 +1,8 @@
 // The scan: every part of every row that has outputs, one read of the logits, a warp per part.
 //
-// Warps share nothing. Each copies its part into shared memory of its own and looks at each strip
-// as soon as that is there: few registers, so many warps, so many loads in flight. A lane reads
-// only what it copied itself, so nothing here waits for another thread. What warps find goes to the
-// workspace, where the finish, the kernel behind this one, combines it.
+// Warps share nothing. Each has its part copied into shared memory of its own: few registers, so
+// many warps, so many bytes on their way. What warps find goes to the workspace, where the finish,
+// the kernel behind this one, combines it.
 #ifndef BATON_OPS_SCAN_KERNEL_CUH_
 #define BATON_OPS_SCAN_KERNEL_CUH_
 
@@ -28,8 +27,15 @@ __device__ __forceinline__ int32_t RowOfOutput(const int32_t* row_offset, int32_
   return low;
 }
 
+// A load that the compiler leaves where it stands: those that copying waits for come before others.
+__device__ __forceinline__ int32_t LoadHere(const int32_t* at) {
+  int32_t value;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(at));
+  return value;
+}
+
 // A part of a row, with what scanning it needs of the row.
-template <class E>
+template <class E, bool kIndexed>
 struct PartWork {
   int32_t t;
   uint32_t part;
@@ -41,24 +47,20 @@ struct PartWork {
 
   __device__ __forceinline__ void Enter(const LogprobParams& p, int32_t row) {
     t = row;
-    const int64_t source = p.row_index ? p.row_index[row] : row;
+    const int64_t source = kIndexed ? LoadHere(p.row_index + row) : row;
     logits = p.logits + source * p.row_bytes;
-    k = p.k[row];
-    scale = ScaleOf(p, row);
-    token = p.token[row];
+    k = LoadHere(p.k + row);
   }
 
-  // Enters the l-th of the rows that have outputs. Returns whether there is one. Most often every
-  // row has outputs: then one trip to memory tells so, because as many outputs are before the row
-  // as rows are.
-  __device__ __forceinline__ bool EnterOutput(const LogprobParams& p, int32_t l, int lane) {
-    Enter(p, min(l, p.rows - 1));
-    const int32_t outputs_before = p.row_offset[t], rows = p.Rows();
-    if (l >= rows) return false;
-    if (outputs_before == l && k >= 0) return true;
-    if (l >= p.row_offset[rows]) return false;
-    Enter(p, RowOfOutput(p.row_offset, rows, l, lane));
-    return true;
+  // Not needed before copying.
+  __device__ __forceinline__ void LoadSettings(const LogprobParams& p) {
+    scale = ScaleOf(p.inv_temp ? p.inv_temp[t] : 1.0f);
+    token = p.token[t];
+  }
+
+  // Whether the part's bytes can be copied as they are.
+  __device__ __forceinline__ bool Whole(uint32_t vocab) const {
+    return Misalignment(logits) == 0 && (part + 1) * kPartLogits<E> <= vocab;
   }
 
   __device__ __forceinline__ void LoadSampled(const LogprobParams& p) {
@@ -72,36 +74,39 @@ struct PartWork {
 template <class E>
 struct PartCopy {
   uint4 strip[kPartStrips][32];
+  WarpCopy copy;
 
-  // Starts copying, each strip on its own.
-  __device__ __forceinline__ void Start(const PartWork<E>& work, uint32_t vocab, int lane) {
-    const bool whole = Misalignment(work.logits) == 0 && (work.part + 1) * kPartLogits<E> <= vocab;
-    const char* from =
-        work.logits + static_cast<uint64_t>(work.part) * kPartBytes + lane * kVectorBytes;
-    const uint32_t to = SharedAddress(&strip[0][lane]);
-#pragma unroll
-    for (int i = 0; i < kPartStrips; ++i) {
-      if (whole) CopyAsync(to + i * kStripBytes, from + i * kStripBytes);
-      EndCopies();
-    }
-    if (whole) return;
+  template <class Work>
+  __device__ __forceinline__ void Start(const Work& work, uint32_t vocab, int lane) {
+    if (!work.Whole(vocab)) return;
+    copy.Start<kPartBytes>(strip, work.logits + static_cast<uint64_t>(work.part) * kPartBytes,
+                           lane);
+  }
+
+  // Returns once a part that was started is there, whole or not. Flips the parity if it was
+  // awaited.
+  template <class Work>
+  __device__ __forceinline__ void Await(const Work& work, uint32_t vocab, uint32_t& parity) {
+    if (!work.Whole(vocab)) return;
+    copy.Await(parity);
+    parity ^= 1;
+  }
+
+  // Brings a part that cannot be copied as it is.
+  template <class Work>
+  __device__ __forceinline__ void LoadUneven(const Work& work, uint32_t vocab, int lane) {
+    if (work.Whole(vocab)) return;
 #pragma unroll 1
     for (int i = 0; i < kPartStrips; ++i) {
       strip[i][lane] = LoadRagged<E>(work.logits, FirstOfStrip<E>(work.part, i, lane), vocab);
     }
+    WarpCopy::OrderWrites();
   }
 
   // The maxima, element by element of a word, of what each strip holds of this lane's.
   __device__ __forceinline__ void Maxima(uint32_t (&best)[kPartStrips], int lane) const {
-    static_assert(kPartStrips == 4);
-    AwaitCopies<3>();
-    best[0] = VectorMax<E>(strip[0][lane]);
-    AwaitCopies<2>();
-    best[1] = VectorMax<E>(strip[1][lane]);
-    AwaitCopies<1>();
-    best[2] = VectorMax<E>(strip[2][lane]);
-    AwaitCopies<0>();
-    best[3] = VectorMax<E>(strip[3][lane]);
+#pragma unroll
+    for (int i = 0; i < kPartStrips; ++i) best[i] = VectorMax<E>(strip[i][lane]);
   }
 
   __device__ __forceinline__ float Sum(float scale, float base, int lane) const {
@@ -125,13 +130,22 @@ struct PartCopy {
   }
 };
 
-// The orders of the maxima of a part and of its groups.
+// The orders of the maxima of a part and of its groups. For a row without a top k nobody asks which
+// group holds the part's maximum.
 template <class E>
 struct PartMaxima {
   int highest;
   int group[kPartGroups<E>];
 
-  __device__ __forceinline__ explicit PartMaxima(const uint32_t (&strip)[kPartStrips]) {
+  __device__ __forceinline__ PartMaxima(const uint32_t (&strip)[kPartStrips], bool by_group) {
+    if (by_group) {
+      FindEach(strip);
+    } else {
+      FindHighest(strip);
+    }
+  }
+
+  __device__ __forceinline__ void FindEach(const uint32_t (&strip)[kPartStrips]) {
     constexpr int kGroupStrips = kPartStrips / kPartGroups<E>;
 #pragma unroll
     for (int g = 0; g < kPartGroups<E>; ++g) {
@@ -143,6 +157,15 @@ struct PartMaxima {
     }
   }
 
+  __device__ __forceinline__ void FindHighest(const uint32_t (&strip)[kPartStrips]) {
+    uint32_t best = strip[0];
+#pragma unroll
+    for (int i = 1; i < kPartStrips; ++i) best = E::Max(best, strip[i]);
+    highest = __reduce_max_sync(kAllLanes, E::OrderOfMax(best));
+#pragma unroll
+    for (int g = 0; g < kPartGroups<E>; ++g) group[g] = highest;
+  }
+
   __device__ __forceinline__ uint32_t Word(int index) const {
     if constexpr (kPartGroups<E> == 2) return E::Kept(group[index]);
     return E::Kept(group[2 * index]) | static_cast<uint32_t>(E::Kept(group[2 * index + 1])) << 16;
@@ -150,8 +173,8 @@ struct PartMaxima {
 };
 
 // How many of the part's logits, of which the highest has this order, count for the rank.
-template <class E>
-__device__ __forceinline__ int CountOf(const LogprobParams& p, const PartWork<E>& work,
+template <class E, class Work>
+__device__ __forceinline__ int CountOf(const LogprobParams& p, const Work& work,
                                        const PartCopy<E>& copy, int highest, int lane) {
   // Most parts hold nothing as large as the sampled logit. Zeros of either sign are equal.
   const int order = SignedOrder(E::Splat(work.sampled));
@@ -160,52 +183,92 @@ __device__ __forceinline__ int CountOf(const LogprobParams& p, const PartWork<E>
   return highest >= threshold.order ? copy.Count(threshold, lane) : 0;
 }
 
-// Stores 16 bytes that should stay in the L2 cache until they are read, although far more passes
+// Stores a record, all at once, to stay in the L2 cache until it is read, although far more passes
 // through it meanwhile: writing records back to memory took 6 % of the time of many rows.
 __device__ __forceinline__ void StoreToStay(PartRecord* to, uint32_t a, uint32_t b, uint32_t c,
                                             uint32_t d) {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(a),
-               "r"(b), "r"(c), "r"(d), "l"(policy)
-               : "memory");
+  uint64_t stay;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(stay));
+  const uint64_t low = a | static_cast<uint64_t>(b) << 32, high = c | static_cast<uint64_t>(d)
+                                                                          << 32;
+  asm volatile(
+      "{ .reg .b128 all; mov.b128 all, {%1, %2};"
+      " st.relaxed.gpu.global.L2::cache_hint.b128 [%0], all, %3; }" ::"l"(to),
+      "l"(low), "l"(high), "l"(stay)
+      : "memory");
 }
 
-template <class E>
-__device__ __forceinline__ void ScanPart(const LogprobParams& p, const PartWork<E>& work,
+template <class E, class Work>
+__device__ __forceinline__ void ScanPart(const LogprobParams& p, const Work& work,
                                          const PartCopy<E>& copy, int lane) {
   uint32_t best[kPartStrips];
   copy.Maxima(best, lane);
-  const PartMaxima<E> maxima(best);
+  const PartMaxima<E> maxima(best, work.k > 0);
   const float base = BaseOf<E>(maxima.highest, work.scale);
   const float sum = copy.Sum(work.scale, base == -INFINITY ? 0.0f : base, lane);
   const int count = CountOf(p, work, copy, maxima.highest, lane);
   if (lane != 0) return;
   const int64_t index = static_cast<int64_t>(work.t) * p.parts + work.part;
-  StoreToStay(p.records + index, maxima.Word(0), maxima.Word(1), __float_as_uint(sum), count);
+  StoreToStay(p.records + index, maxima.Word(0), maxima.Word(1), __float_as_uint(sum),
+              count ^ kComplete);
 }
 
 constexpr int kScanWarps = 4;
 constexpr int kScanThreads = kScanWarps * 32;
 constexpr int kScanBlocksPerSm = 12;
 
+// The row that is the l-th with outputs, or -1 if there are no more. Most often every row has
+// outputs: then as many outputs are before row l as rows are, which is known without a search.
+__device__ __forceinline__ int32_t RowToScan(const LogprobParams& p, int32_t l, int32_t k_of_l,
+                                             int32_t rows, int lane) {
+  const int32_t outputs_before = LoadHere(p.row_offset + l);
+  if (l >= rows) return -1;
+  if (outputs_before == l && k_of_l >= 0) return l;
+  return l < p.row_offset[rows] ? RowOfOutput(p.row_offset, rows, l, lane) : -1;
+}
+
 // Blocks of column x scan the x-th kScanWarps parts of rows; those of a column share the rows.
-template <class E>
+//
+// Row l is copied before it is known whether it is the l-th with outputs, which it most often is.
+// If an index says where it lies it has some outputs, though: else the index may hold anything
+// there.
+template <class E, bool kIndexed>
 __global__ void __launch_bounds__(kScanThreads, kScanBlocksPerSm)
     ScanKernel(const __grid_constant__ LogprobParams p) {
   __shared__ PartCopy<E> copies[kScanWarps];
-  WaitForEarlierGrids();
-  LetNextGridStart();
   const int lane = threadIdx.x % 32;
   // The same in all lanes, and known to be.
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
-  PartWork<E> work;
+  PartCopy<E>& copy = copies[warp];
+  copy.copy.Init(lane);
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  PartWork<E, kIndexed> work;
   work.part = blockIdx.x * kScanWarps + warp;
   if (work.part >= static_cast<uint32_t>(p.parts)) return;
-  for (int32_t l = blockIdx.y; work.EnterOutput(p, l, lane); l += gridDim.y) {
-    copies[warp].Start(work, p.vocab, lane);
+  uint32_t parity = 0;
+  for (int32_t l = blockIdx.y; l < p.rows; l += gridDim.y) {
+    work.Enter(p, l);
+    const int32_t rows = p.num_rows ? min(LoadHere(p.num_rows), p.rows) : p.rows;
+    const bool early = !kIndexed || (l < rows && work.k >= 0);
+    if (early) {
+      copy.Start(work, p.vocab, lane);
+      work.LoadSettings(p);
+    }
+    const int32_t t = RowToScan(p, l, work.k, rows, lane);
+    if (t != l) {
+      if (early) copy.Await(work, p.vocab, parity);
+      if (t < 0) return;
+      __syncwarp();
+      work.Enter(p, t);
+      copy.Start(work, p.vocab, lane);
+      work.LoadSettings(p);
+    }
     work.LoadSampled(p);
-    ScanPart(p, work, copies[warp], lane);
+    copy.LoadUneven(work, p.vocab, lane);
+    copy.Await(work, p.vocab, parity);
+    ScanPart(p, work, copy, lane);
+    __syncwarp();
   }
 }
 
