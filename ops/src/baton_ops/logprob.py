@@ -55,8 +55,8 @@ class LogprobOptions(TypedDict, total=False):
     Attributes:
         num_rows: i32[1], only the first so many rows count; default T.
         rank_mode: default AT_LEAST.
-        workspace: CUDA only: u8[`workspace_bytes(logits, T)`] on the device, zeroed before its first
-            call; calls of any shapes may follow each other, but not overlap.
+        workspace: CUDA only: u8[`workspace_bytes(logits, T)`] on the device, zeroed before its
+            first call; calls of any shapes may follow each other, but not overlap.
     """
 
     num_rows: Tensor | None
