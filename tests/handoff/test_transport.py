@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,12 @@ KEY = RequestKey(1 << 40, 0)
 class End:
     """One process's transport with its events in a queue."""
 
-    def __init__(self, curve: CurveConfig | None = None, bind: str = "tcp://127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        curve: CurveConfig | None = None,
+        bind: str = "tcp://127.0.0.1:0",
+        before_event: Callable[[HandoffEvent], None] = lambda event: None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.context: zmq.Context[Any] = zmq.Context()
         metrics = HandoffMetrics(MetricFactory(self.registry, "m", "mixed"))
@@ -52,7 +57,12 @@ class End:
             takes_offers=True,
         )
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
-        self.transport.start(self.events.put)
+        self._before_event = before_event
+        self.transport.start(self._keep)
+
+    def _keep(self, event: HandoffEvent) -> None:
+        self._before_event(event)
+        self.events.put(event)
 
     def next(self, seconds: float = 10.0) -> HandoffEvent:
         return self.events.get(timeout=seconds)
@@ -157,6 +167,33 @@ def test_a_cancelled_offer_has_no_event(prefill, decode, make_handoff):
     outcome = prefill.next()
     assert isinstance(outcome, HandoffDelivered)
     assert outcome.key.handle == (1 << 40) + 2
+
+
+def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_handoff):
+    """The thread is reading answers when the cancel comes, and finds one more to read."""
+    second = RequestKey((1 << 40) + 1, 0)
+    third = RequestKey((1 << 40) + 2, 0)
+
+    def cancel_the_second_once_the_first_is_delivered(event: HandoffEvent) -> None:
+        if isinstance(event, HandoffDelivered) and event.key == KEY:
+            prefill.transport.cancel(second)
+            decode.transport.acknowledge(second)
+            (dealer,) = prefill.transport._dealers.values()
+            assert dealer.poll(10_000)
+
+    prefill = End(before_event=cancel_the_second_once_the_first_is_delivered)
+    try:
+        for key in (KEY, second, third):
+            prefill.transport.offer(decode.target, make_handoff(handle=key.handle), 10.0)
+            decode.next()
+        decode.transport.acknowledge(KEY)
+        outcomes = [prefill.next()]
+        decode.transport.acknowledge(third)
+        outcomes.append(prefill.next())
+    finally:
+        prefill.close()
+    delivered = [event.key for event in outcomes if isinstance(event, HandoffDelivered)]
+    assert delivered == [KEY, third]
 
 
 def test_garbage_on_the_port_is_counted_and_harms_nobody(prefill, decode, make_handoff):

@@ -67,7 +67,10 @@ class KvTransport(Protocol):
         """Send a handoff; its arrays stay untouched until the outcome event."""
 
     def cancel(self, key: RequestKey) -> None:
-        """Forget an offer without an event (the request ended otherwise)."""
+        """Forget an offer without an event (the request ended otherwise).
+
+        Only an answer that came before the call may still make one.
+        """
 
     def acknowledge(self, key: RequestKey) -> None:
         """Tell the sender that the KV sits in this process's pool."""

@@ -159,7 +159,8 @@ class ZmqKvTransport:
             wait = self._book.next_event_in(now)
             wait = _IDLE_POLL_SECONDS if wait is None else min(wait, _IDLE_POLL_SECONDS)
             ready = dict(self._poller.poll(int(wait * 1000) + 1))
-            self._drain_calls(ready)
+            self._drain_wakes(ready)
+            self._make_calls()
             if self._router is not None and self._router in ready:
                 self._receive_offers(self._router)
             for endpoint, dealer in list(self._dealers.items()):
@@ -171,10 +172,12 @@ class ZmqKvTransport:
             for socket in (self._wake_in, self._wake_out, *router, *self._dealers.values()):
                 socket.close()
 
-    def _drain_calls(self, ready: dict[Any, int]) -> None:
+    def _drain_wakes(self, ready: dict[Any, int]) -> None:
         if self._wake_in in ready:
             while self._wake_in.poll(0):
                 self._wake_in.recv()
+
+    def _make_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
 
@@ -235,6 +238,9 @@ class ZmqKvTransport:
                 self._metrics.malformed.inc()
                 log.warning("malformed answer", extra={"endpoint": endpoint, "error": str(error)})
                 continue
+            # Whoever cancels and then lets decode answer must see no event: what was called before
+            # the answer came is done before it, however many answers are read in one go.
+            self._make_calls()
             event = self._book.answer(answer, time.monotonic())
             if event is not None:
                 self._metrics.outcome(event)
