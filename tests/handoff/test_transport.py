@@ -19,6 +19,7 @@ from baton_worker.handoff.api import (
     HandoffEvent,
     HandoffFailed,
 )
+from baton_worker.handoff.frames import encode_offer
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
@@ -42,11 +43,12 @@ class End:
     ) -> None:
         self.registry = CollectorRegistry()
         self.context: zmq.Context[Any] = zmq.Context()
-        metrics = HandoffMetrics(MetricFactory(self.registry, "m", "mixed"))
+        self.refusals: queue.Queue[str] = queue.Queue()
+        self._metrics = metrics = HandoffMetrics(MetricFactory(self.registry, "m", "mixed"))
         security = kv_security(
             curve or CurveConfig(enabled=False),
             self.context,
-            metrics.handshake_refused,
+            self._refuse,
             takes_offers=True,
         )
         self.transport = ZmqKvTransport(
@@ -59,6 +61,10 @@ class End:
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self._before_event = before_event
         self.transport.start(self._keep)
+
+    def _refuse(self, reason: str) -> None:
+        self._metrics.handshake_refused(reason)
+        self.refusals.put(reason)
 
     def _keep(self, event: HandoffEvent) -> None:
         self._before_event(event)
@@ -202,14 +208,14 @@ def test_garbage_on_the_port_is_counted_and_harms_nobody(prefill, decode, make_h
     dealer.connect(decode.transport.endpoint)
     dealer.send_multipart([b"BKV1", b"\xff\x00garbage", b"x"])
     dealer.send(b"")
-    prefill.transport.offer(decode.target, make_handoff(), 10.0)
+    # One connection keeps its order: once this has arrived, the garbage before it has been read.
+    dealer.send_multipart(encode_offer(make_handoff()), copy=False)
     assert isinstance(decode.next(), HandoffArrived)
-    dealer.send(b"again")
+    assert decode.value("baton_handoff_malformed_total") == 2
     prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 3), 10.0)
     assert isinstance(decode.next(), HandoffArrived)
     dealer.close(0)
     context.term()
-    assert decode.value("baton_handoff_malformed_total") >= 2
 
 
 def curve_end(folder: Path, name: str, allowed: Path) -> tuple[End, str]:
@@ -241,6 +247,7 @@ def test_curve_lets_the_listed_prefill_in_and_nobody_else(tmp_path, make_handoff
         decode.transport.acknowledge(KEY)
         assert isinstance(friend.next(), HandoffDelivered)
         assert isinstance(stranger.next(), HandoffFailed)
+        assert decode.refusals.get(timeout=10.0) == "unknown_key"
         refused = decode.value("baton_handoff_handshakes_refused_total", reason="unknown_key")
         assert refused >= 1
     finally:
