@@ -27,7 +27,6 @@ def run(script: Path, *arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.timeout(180)
 def test_two_steps_on_python_text_make_a_loadable_folder(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:

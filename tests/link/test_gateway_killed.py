@@ -109,7 +109,6 @@ class Publisher(threading.Thread):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_gateway_killed_again_and_again_journals_every_row_once_and_in_order(
     gateway: GatewayProcess, start_worker, columns, read_metric
 ) -> None:
@@ -154,7 +153,6 @@ def test_a_new_gateway_process_at_the_address_is_told_and_served(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_frozen_gateway_costs_no_row_and_no_waiting(
     gateway: GatewayProcess, start_worker, columns, read_metric
 ) -> None:
@@ -182,7 +180,6 @@ def test_a_frozen_gateway_costs_no_row_and_no_waiting(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     gateway: GatewayProcess, start_worker, columns, read_metric
 ) -> None:

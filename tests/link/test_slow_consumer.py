@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from baton_worker.link.api import GatewayUp, Pressure, RowsRefused, StepReceived
 
 RING_BYTES = 256 << 10
 CREDIT_FRAMES = 8
 
 
-@pytest.mark.timeout(60)
 def test_a_slow_consumer_loses_nothing_and_holds_back_the_sender(
     start_gateway, start_worker, columns, read_metric
 ) -> None:

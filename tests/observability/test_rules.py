@@ -27,6 +27,12 @@ ALERTS = {rule["alert"]: rule for rule in rules("alert")}
 RECORDS = {rule["record"]: rule for rule in rules("record")}
 
 
+def _case(path: Path) -> Any:
+    """Rules over hours take promtool seconds of its own."""
+    marks = [pytest.mark.slow] if path.stem.endswith("_hours_test") else []
+    return pytest.param(path, id=path.stem, marks=marks)
+
+
 def test_the_rules_are_valid(promtool: Path) -> None:
     done = subprocess.run(
         [promtool, "check", "rules", "--lint=all", *RULES],
@@ -37,7 +43,7 @@ def test_the_rules_are_valid(promtool: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("cases", [_case(path) for path in CASES])
 def test_alerts_fire_and_stay_silent_as_they_must(promtool: Path, cases: Path) -> None:
     done = subprocess.run(
         [promtool, "test", "rules", cases], capture_output=True, text=True, check=False

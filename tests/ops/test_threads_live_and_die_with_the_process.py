@@ -91,7 +91,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("forks", [0, 12])
+@pytest.mark.parametrize("forks", [0, 1, pytest.param(12, marks=pytest.mark.slow)])
 def test_exits_cleanly_even_when_forked_in_the_middle_of_a_call(forks: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(forks)],

@@ -61,8 +61,11 @@ def goes_on(found: Any, stream: Any, given: int) -> None:
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING.keys())
 @pytest.mark.parametrize(
     "options",
-    [{"n_draft": 0}, {"n_draft": 3, "prefill_tokens": 11}, {"n_draft": 3, "overlap": True}],
-    ids=["plain", "chunked", "overlap"],
+    [
+        pytest.param({"n_draft": 0}, id="plain"),
+        pytest.param({"n_draft": 3, "prefill_tokens": 11}, id="chunked", marks=pytest.mark.slow),
+        pytest.param({"n_draft": 3, "overlap": True}, id="overlap"),
+    ],
 )
 def test_every_cut_goes_on_to_the_same_end(
     make_bench: Callable[..., Any], whole: Callable[..., Any], sampling: Any, options: Any

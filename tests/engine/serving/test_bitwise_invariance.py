@@ -43,7 +43,9 @@ def alone(make_bench: Any, prompts: Any) -> list[Any]:
     [
         pytest.param({"max_running": 24}, id="one-batch"),
         pytest.param({"max_running": 7, "n_draft": 3}, id="odd-batch-3-drafts"),
-        pytest.param({"n_draft": 5, "prefill_tokens": 33}, id="chunks-5-drafts"),
+        pytest.param(
+            {"n_draft": 5, "prefill_tokens": 33}, id="chunks-5-drafts", marks=pytest.mark.slow
+        ),
         pytest.param({"n_draft": 1, "n_blocks": 20}, id="preempted"),
         pytest.param({"n_draft": 2, "block_size": 8}, id="small-blocks"),
         pytest.param({"block_size": 64}, id="large-blocks"),

@@ -23,7 +23,7 @@ def whole(make_bench: Any, make_prompts: Any) -> Any:
     return prompts, [bench.reader[key] for key in keys]
 
 
-@pytest.mark.parametrize("budget", [1, 7, 16, 100])
+@pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 7, 16, 100])
 @pytest.mark.parametrize("n_draft", [0, 2])
 def test_chunks_give_the_same_output(
     make_bench: Any, whole: Any, budget: int, n_draft: int

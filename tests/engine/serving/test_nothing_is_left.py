@@ -11,7 +11,7 @@ from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_500_mixed_requests_leave_no_trace(
     make_bench: Any, make_prompts: Any, overlap: bool
 ) -> None:

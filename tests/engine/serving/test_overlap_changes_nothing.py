@@ -47,7 +47,15 @@ def _submit_many(bench: Any, prompts: Any, hand_over: bool = False) -> list[Requ
 
 @pytest.mark.parametrize(
     ("n_draft", "chunk", "n_blocks"),
-    [(0, 7, 64), (0, 512, 9), (1, 7, 9), (1, 512, 64), (3, 7, 9), (3, 7, 64), (3, 512, 9)],
+    [
+        (0, 7, 64),
+        (0, 512, 9),
+        (1, 7, 9),
+        (1, 512, 64),
+        (3, 7, 64),
+        pytest.param(3, 7, 9, marks=pytest.mark.slow),
+        pytest.param(3, 512, 9, marks=pytest.mark.slow),
+    ],
 )
 def test_every_bit_of_every_stream_is_the_same(
     make_bench: Any, make_prompts: Any, n_draft: int, chunk: int, n_blocks: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ PROMPTS = 49  # seven of each way of sampling
 BAD_WORDS = ((65,), (200, 201), (300, 300))
 NGRAM = {"use_mtp": False, "drafts": DraftSources(0, NgramSizes(1, 3))}
 MTP_NGRAM = {"use_mtp": True, "drafts": DraftSources(1, NgramSizes(2, 4))}
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def _sampling(number: int) -> dict[str, Any]:
@@ -50,14 +52,14 @@ def plain(make_bench: Any, make_prompts: Any) -> Callable[[int], Any]:
 @pytest.mark.parametrize(
     ("method", "n_draft", "batch", "first", "count"),
     [
-        ({}, 1, 32, 1, 42),
+        slow({}, 1, 32, 1, 42),
         ({}, 2, 8, 26, 24),
         ({}, 3, 32, 8, 42),
-        ({}, 4, 5, 36, 14),
-        ({}, 5, 1, 1, 14),
+        slow({}, 4, 5, 36, 14),
+        slow({}, 5, 1, 1, 14),
         (NGRAM, 1, 32, 8, 42),
         (NGRAM, 3, 7, 26, 24),
-        (NGRAM, 5, 1, 15, 14),
+        slow(NGRAM, 5, 1, 15, 14),
         (MTP_NGRAM, 1, 8, 36, 14),
         (MTP_NGRAM, 3, 32, 1, 42),
         (MTP_NGRAM, 5, 5, 22, 21),
