@@ -21,6 +21,7 @@ from baton_worker.handoff.api import (
 )
 from baton_worker.handoff.frames import encode_offer
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.offers import address_of
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import RequestKey
@@ -40,6 +41,7 @@ class End:
         curve: CurveConfig | None = None,
         bind: str = "tcp://127.0.0.1:0",
         before_event: Callable[[HandoffEvent], None] = lambda event: None,
+        is_started: bool = True,
     ) -> None:
         self.registry = CollectorRegistry()
         self.context: zmq.Context[Any] = zmq.Context()
@@ -60,6 +62,10 @@ class End:
         )
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self._before_event = before_event
+        if is_started:
+            self.start()
+
+    def start(self) -> None:
         self.transport.start(self._keep)
 
     def _refuse(self, reason: str) -> None:
@@ -184,8 +190,8 @@ def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_han
         if isinstance(event, HandoffDelivered) and event.key == KEY:
             prefill.transport.cancel(second)
             decode.transport.acknowledge(second)
-            (dealer,) = prefill.transport._dealers.values()
-            assert dealer.poll(10_000)
+            address = address_of(decode.target)
+            assert prefill.transport._dealers.to(address, 0.0, ()).poll(10_000)
 
     prefill = End(before_event=cancel_the_second_once_the_first_is_delivered)
     try:
@@ -200,6 +206,86 @@ def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_han
         prefill.close()
     delivered = [event.key for event in outcomes if isinstance(event, HandoffDelivered)]
     assert delivered == [KEY, third]
+
+
+def test_a_cancel_holds_for_an_offer_whose_deadline_passes_right_behind_anothers(make_handoff):
+    """The thread is giving offers up when the cancel comes, and finds one more to give up."""
+    keys = [RequestKey((1 << 40) + n, 0) for n in range(3)]
+
+    def cancel_the_second_once_the_first_has_failed(event: HandoffEvent) -> None:
+        if isinstance(event, HandoffFailed) and event.key == keys[0]:
+            prefill.transport.cancel(keys[1])
+
+    nobody = DecodeTarget("decode-9", "tcp://127.0.0.1:9")
+    prefill = End(before_event=cancel_the_second_once_the_first_has_failed, is_started=False)
+    for key in keys:
+        prefill.transport.offer(nobody, make_handoff(handle=key.handle), 0.0)
+    prefill.start()
+    try:
+        outcomes = [prefill.next(), prefill.next()]
+    finally:
+        prefill.close()
+    failed = [event.key for event in outcomes if isinstance(event, HandoffFailed)]
+    assert failed == [keys[0], keys[2]]
+    assert prefill.events.empty()
+
+
+def test_an_offer_that_had_arrived_is_made_again_when_its_connection_breaks(prefill, make_handoff):
+    """Decode's word that the KV sits in its pool may have died with the connection."""
+    other = RequestKey((1 << 40) + 1, 0)
+    first = End()
+    prefill.transport.offer(first.target, make_handoff(), 60.0)
+    first.next()
+    prefill.transport.offer(first.target, make_handoff(handle=other.handle), 60.0)
+    first.next()
+    first.transport.acknowledge(other)
+    assert prefill.next().key == other, "what arrived before it was confirmed before it"
+    first.close()
+    second = End(bind=first.target.kv_endpoint)
+    try:
+        again = second.next()
+        assert isinstance(again, HandoffArrived)
+        assert again.handoff.state.handle == KEY.handle
+        second.transport.acknowledge(KEY)
+        outcome = prefill.next()
+    finally:
+        second.close()
+    assert isinstance(outcome, HandoffDelivered)
+    assert outcome.key == KEY
+
+
+def test_any_number_of_calls_may_wait_for_the_thread(make_handoff):
+    """A gateway that is lost has all its requests cancelled in one go, whatever the thread does."""
+    idle = End(is_started=False)
+    for n in range(20_000):
+        idle.transport.cancel(RequestKey(n, 0))
+    idle.transport.refuse(KEY, ErrorCode.DECODE_FULL, "no room")
+    idle.start()
+    idle.close()
+    assert not idle.transport._calls
+
+
+def test_answers_do_not_wait_for_the_end_of_a_stream_of_offers(prefill, make_handoff):
+    second = RequestKey((1 << 40) + 1, 0)
+    waiting: list[bool] = []
+
+    def acknowledge_while_another_offer_waits(event: HandoffEvent) -> None:
+        if isinstance(event, HandoffArrived):
+            waiting.append(KEY in decode.transport._routes)
+            if len(waiting) == 1:
+                decode.transport.acknowledge(KEY)
+                prefill.transport.offer(decode.target, make_handoff(handle=second.handle), 10.0)
+                assert decode.transport._router.poll(10_000)
+
+    decode = End(before_event=acknowledge_while_another_offer_waits)
+    try:
+        prefill.transport.offer(decode.target, make_handoff(), 10.0)
+        assert isinstance(prefill.next(), HandoffDelivered)
+        decode.next()
+        decode.next()
+    finally:
+        decode.close()
+    assert waiting == [True, False], "the first was answered before the second was read"
 
 
 def test_garbage_on_the_port_is_counted_and_harms_nobody(prefill, decode, make_handoff):

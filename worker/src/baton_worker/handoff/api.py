@@ -69,7 +69,7 @@ class KvTransport(Protocol):
     def cancel(self, key: RequestKey) -> None:
         """Forget an offer without an event (the request ended otherwise).
 
-        Only an answer that came before the call may still make one.
+        Only an answer or a deadline that came before the call may still make one.
         """
 
     def acknowledge(self, key: RequestKey) -> None:

@@ -1,12 +1,14 @@
 """Open offers on the prefill side: when to send again, when to give up, which answer counts.
 
 Pure state, no socket and no clock: the transport passes `now`. An offer is sent at once, sent again
-every `retry_seconds` until decode says RECEIVED, and ends with IMPORTED, REFUSED or its deadline.
+every `retry_seconds` until decode says RECEIVED, and ends with IMPORTED, REFUSED or its deadline. A
+connection that breaks takes answers with it, so what it carried is sent again over the next one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton_worker.engine.api import Handoff
 from baton_worker.handoff.api import HandoffDelivered, HandoffFailed
@@ -16,6 +18,18 @@ from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
 
 _BLOCKED_RETRY_SECONDS = 0.005
+
+
+class Address(NamedTuple):
+    """Who is spoken to: a process with other keys at the same endpoint is somebody else."""
+
+    endpoint: str
+    public_key: str
+
+
+def address_of(target: DecodeTarget) -> Address:
+    """Return where a target takes KV."""
+    return Address(target.kv_endpoint, target.kv_public_key)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,12 +103,29 @@ class OfferBook:
             return _delivered(offer, now)
         return HandoffFailed(offer.key, answer.error, answer.message)
 
-    def expire(self, now: float) -> list[HandoffFailed]:
-        """End offers whose deadline has passed."""
-        late = [o for o in self._offers.values() if o.deadline_at_seconds <= now]
-        for offer in late:
-            del self._offers[offer.key]
-        return [HandoffFailed(o.key, ErrorCode.HANDOFF_TIMEOUT, _too_late(o)) for o in late]
+    def holds(self, offer: Offer) -> bool:
+        """Whether this offer is still open."""
+        return self._offers.get(offer.key) is offer
+
+    def addresses(self) -> frozenset[Address]:
+        """Return where open offers go."""
+        return frozenset(address_of(offer.target) for offer in self._offers.values())
+
+    def connection_lost(self, address: Address, now: float) -> None:
+        """Send again what a broken connection carried: decode's answer may have died with it."""
+        for offer in self._offers.values():
+            if address_of(offer.target) == address:
+                offer.received_at_seconds = None
+                offer.next_send_at_seconds = now
+
+    def overdue(self, now: float) -> list[Offer]:
+        """Return offers whose deadline has passed; end each with `give_up`."""
+        return [o for o in self._offers.values() if o.deadline_at_seconds <= now]
+
+    def give_up(self, offer: Offer) -> HandoffFailed:
+        """End an open offer for want of an answer."""
+        del self._offers[offer.key]
+        return HandoffFailed(offer.key, ErrorCode.HANDOFF_TIMEOUT, _too_late(offer))
 
     def next_event_in(self, now: float) -> float | None:
         """Return seconds until a send or a deadline is due; None when nothing is open."""

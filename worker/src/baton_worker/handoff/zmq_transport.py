@@ -1,7 +1,7 @@
 """KvTransport over ZeroMQ: frames straight from the tensors, one thread, no copy on the way out.
 
-One ROUTER takes offers; one DEALER per decode endpoint makes them. Only the transport's thread
-touches sockets; calls reach it through a queue and a wake-up socket. A lost connection loses
+One ROUTER takes offers; one DEALER per decode worker makes them (`dealers`). Only the transport's
+thread touches sockets; calls reach it through a queue and a wake-up. A lost connection loses
 messages, so offers are repeated until answered (`offers`) and receivers deduplicate (`ledger`).
 """
 
@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
@@ -22,6 +21,7 @@ from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.api import Handoff
 from baton_worker.handoff.api import HandoffArrived, HandoffEvent, HandoffFailed
+from baton_worker.handoff.dealers import Dealers
 from baton_worker.handoff.frames import (
     Answer,
     AnswerKind,
@@ -32,9 +32,10 @@ from baton_worker.handoff.frames import (
     encode_offer,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.offers import Offer, OfferBook
+from baton_worker.handoff.offers import Address, Offer, OfferBook, address_of
 from baton_worker.handoff.security import Security
 from baton_worker.identity import RequestKey
+from baton_worker.link.wakeup import Wakeup
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
 
@@ -65,18 +66,13 @@ class ZmqKvTransport:
         self._on_event: Callable[[HandoffEvent], None] = lambda event: None
         self._calls: deque[Callable[[], None]] = deque()
         self._book = OfferBook(_RETRY_SECONDS)
-        self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
         self._poller = zmq.Poller()
+        self._dealers = Dealers(partial(self._socket, zmq.DEALER), security.client, self._poller)
         self._closing = False
         self._router = self._bind() if takes_offers else None
         self._endpoint = self._bound_endpoint()
-        name = f"inproc://kv-wake-{id(self)}"
-        self._wake_in = context.socket(zmq.PULL)
-        self._wake_in.bind(name)
-        self._wake_out = context.socket(zmq.PUSH)
-        self._wake_out.connect(name)
-        self._wake_lock = threading.Lock()
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="kv-transport", daemon=True)
 
     @property
@@ -122,9 +118,7 @@ class ZmqKvTransport:
 
     def _call(self, action: Callable[[], None]) -> None:
         self._calls.append(action)
-        with self._wake_lock:
-            if not self._wake_out.closed:
-                self._wake_out.send(b"", zmq.NOBLOCK)
+        self._wakeup.set()
 
     def _bind(self) -> zmq.Socket[bytes]:
         router = self._socket(zmq.ROUTER)
@@ -151,31 +145,31 @@ class ZmqKvTransport:
         return socket
 
     def _run(self) -> None:
-        self._poller.register(self._wake_in, zmq.POLLIN)
+        self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
         if self._router is not None:
             self._poller.register(self._router, zmq.POLLIN)
-        while not self._closing:
-            now = time.monotonic()
-            wait = self._book.next_event_in(now)
-            wait = _IDLE_POLL_SECONDS if wait is None else min(wait, _IDLE_POLL_SECONDS)
-            ready = dict(self._poller.poll(int(wait * 1000) + 1))
-            self._drain_wakes(ready)
-            self._make_calls()
-            if self._router is not None and self._router in ready:
-                self._receive_offers(self._router)
-            for endpoint, dealer in list(self._dealers.items()):
-                if dealer in ready:
-                    self._receive_answers(endpoint, dealer)
-            self._keep_offers()
-        router = [] if self._router is None else [self._router]
-        with self._wake_lock:
-            for socket in (self._wake_in, self._wake_out, *router, *self._dealers.values()):
-                socket.close()
+        try:
+            while not self._closing:
+                self._turn()
+        finally:
+            if self._router is not None:
+                self._router.close()
+            self._dealers.close()
 
-    def _drain_wakes(self, ready: dict[Any, int]) -> None:
-        if self._wake_in in ready:
-            while self._wake_in.poll(0):
-                self._wake_in.recv()
+    def _turn(self) -> None:
+        wait = self._book.next_event_in(time.monotonic())
+        wait = _IDLE_POLL_SECONDS if wait is None else min(wait, _IDLE_POLL_SECONDS)
+        ready = dict(self._poller.poll(int(wait * 1000) + 1))
+        if self._wakeup.fileno() in ready:
+            self._wakeup.clear()
+        self._make_calls()
+        if self._router is not None and self._router in ready:
+            self._receive_offers(self._router)
+        for address, dealer in self._dealers.readable(ready):
+            self._receive_answers(address, dealer)
+        for address in self._dealers.broken(ready):
+            self._book.connection_lost(address, time.monotonic())
+        self._keep_offers()
 
     def _make_calls(self) -> None:
         while self._calls:
@@ -184,15 +178,23 @@ class ZmqKvTransport:
     def _keep_offers(self) -> None:
         now = time.monotonic()
         for offer in self._book.due(now):
-            self._send(offer)
-        for failure in self._book.expire(now):
-            self._fail(failure)
+            if self._is_open(offer):
+                self._send(offer)
+        for offer in self._book.overdue(now):
+            if self._is_open(offer):
+                self._fail(self._book.give_up(offer))
         self._metrics.open_offers.set(self._book.n_open)
+
+    def _is_open(self, offer: Offer) -> bool:
+        """Whether nobody has cancelled it, not even while others were sent or given up."""
+        self._make_calls()
+        return self._book.holds(offer)
 
     def _send(self, offer: Offer) -> None:
         now = time.monotonic()
         try:
-            dealer = self._dealer(offer.target)
+            address = address_of(offer.target)
+            dealer = self._dealers.to(address, now, self._book.addresses())
             dealer.send_multipart(encode_offer(offer.handoff), zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self._metrics.send_blocked.inc()
@@ -209,34 +211,18 @@ class ZmqKvTransport:
             self._metrics.resent.inc()
             log.warning("handoff sent again", extra={"key": offer.key, "sends": offer.sends})
 
-    def _dealer(self, target: DecodeTarget) -> zmq.Socket[bytes]:
-        dealer = self._dealers.get(target.kv_endpoint)
-        if dealer is None:
-            dealer = self._socket(zmq.DEALER)
-            # Nothing may wait in a socket that is not connected: it would go out long after its
-            # offer was given up.
-            dealer.set(zmq.IMMEDIATE, 1)
-            try:
-                self._security.client(dealer, target.kv_public_key)
-                dealer.connect(target.kv_endpoint)
-            except zmq.ZMQError:
-                dealer.close()
-                raise
-            self._poller.register(dealer, zmq.POLLIN)
-            self._dealers[target.kv_endpoint] = dealer
-        return dealer
-
     def _fail(self, failure: HandoffFailed) -> None:
         self._metrics.failed(failure.code)
         self._on_event(failure)
 
-    def _receive_answers(self, endpoint: str, dealer: zmq.Socket[bytes]) -> None:
+    def _receive_answers(self, address: Address, dealer: zmq.Socket[bytes]) -> None:
         while dealer.poll(0):
             try:
                 answer = decode_answer(dealer.recv_multipart())
             except HandoffFormatError as error:
                 self._metrics.malformed.inc()
-                log.warning("malformed answer", extra={"endpoint": endpoint, "error": str(error)})
+                facts = {"endpoint": address.endpoint, "error": str(error)}
+                log.warning("malformed answer", extra=facts)
                 continue
             # Whoever cancels and then lets decode answer must see no event: what was called before
             # the answer came is done before it, however many answers are read in one go.
@@ -248,6 +234,7 @@ class ZmqKvTransport:
 
     def _receive_offers(self, router: zmq.Socket[bytes]) -> None:
         while router.poll(0):
+            self._make_calls()  # answers do not wait for the end of a stream of offers
             route, *frames = router.recv_multipart(copy=False)
             try:
                 handoff = decode_offer([frame.buffer for frame in frames])
@@ -273,4 +260,6 @@ class ZmqKvTransport:
         try:
             self._router.send_multipart([route, *encode_answer(answer)], zmq.NOBLOCK)
         except zmq.Again:
-            self._metrics.send_blocked.inc()  # prefill will offer again and get its answer then
+            # After a RECEIVED that is lost prefill offers again, after any other answer when this
+            # connection, which takes no more, breaks.
+            self._metrics.send_blocked.inc()

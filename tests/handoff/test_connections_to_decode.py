@@ -1,0 +1,62 @@
+"""A prefill worker keeps a connection for each decode worker that it needs, and for no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from baton_worker.handoff.dealers import UNUSED_SECONDS, Dealers
+from baton_worker.handoff.offers import Address
+
+GONE, BUSY, FRESH, NEW = (Address(f"tcp://127.0.0.1:{port}", "") for port in (6, 7, 8, 9))
+
+
+@pytest.fixture
+def poller() -> zmq.Poller:
+    return zmq.Poller()
+
+
+@pytest.fixture
+def dealers(poller: zmq.Poller) -> Iterator[Dealers]:
+    context: zmq.Context[Any] = zmq.Context()
+
+    def new_socket() -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        socket.linger = 0
+        return socket
+
+    made = Dealers(new_socket, lambda socket, key: None, poller)
+    yield made
+    made.close()
+    assert poller.sockets == []
+    context.term()  # waits for ever for a socket that was forgotten
+
+
+def test_an_address_has_one_connection(dealers: Dealers) -> None:
+    assert dealers.to(GONE, 0.0, ()) is dealers.to(GONE, 1.0, ())
+
+
+def test_a_process_with_other_keys_at_an_endpoint_has_its_own(dealers: Dealers) -> None:
+    assert dealers.to(GONE, 0.0, ()) is not dealers.to(GONE._replace(public_key="k"), 0.0, ())
+
+
+def test_connections_that_nobody_needs_any_more_are_given_back(
+    dealers: Dealers, poller: zmq.Poller
+) -> None:
+    for address in (GONE, BUSY):
+        dealers.to(address, 0.0, ())
+    fresh = dealers.to(FRESH, 1.0, (BUSY,))
+    assert len(dealers) == 3
+    dealers.to(NEW, UNUSED_SECONDS, (BUSY,))
+    assert len(dealers) == 3, "all but the one without use and without an open offer"
+    assert dealers.to(FRESH, UNUSED_SECONDS, ()) is fresh
+    assert len(poller.sockets) == 2 * len(dealers)
+
+
+def test_an_address_that_cannot_be_connected_to_leaves_nothing(dealers: Dealers) -> None:
+    with pytest.raises(zmq.ZMQError):
+        dealers.to(Address("not an endpoint", ""), 0.0, ())
+    assert len(dealers) == 0

@@ -1,0 +1,117 @@
+"""The sending side's connections: one DEALER for each decode worker that is offered KV.
+
+Owns when a connection is made, what tells that it broke, and when it is given back: decode workers
+come and go, and a prefill worker must not keep a socket for each that it ever met. Everything here
+runs on the transport's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from baton_worker.handoff.offers import Address
+from baton_worker.link.sockets import Change, close, connection_events, monitor
+
+Socket = zmq.Socket[bytes]
+
+UNUSED_SECONDS = 300.0
+
+
+@dataclass(slots=True, eq=False)
+class _Dealer:
+    socket: Socket
+    monitoring: Socket
+    used_at: float
+
+
+class Dealers:
+    """See the module.
+
+    Args:
+        new_socket: returns an unconnected DEALER with the channel's options.
+        secure: prepares it for a peer's public key.
+        poller: learns of every socket that can have something to read.
+    """
+
+    def __init__(
+        self,
+        new_socket: Callable[[], Socket],
+        secure: Callable[[Socket, str], None],
+        poller: zmq.Poller,
+    ) -> None:
+        self._new_socket = new_socket
+        self._secure = secure
+        self._poller = poller
+        self._dealers: dict[Address, _Dealer] = {}
+
+    def __len__(self) -> int:
+        return len(self._dealers)
+
+    def to(self, address: Address, now: float, needed: Container[Address]) -> Socket:
+        """Return the connection to an address; a new one replaces those of no use any more.
+
+        Args:
+            needed: addresses with open offers, whose connections stay.
+
+        Raises:
+            zmq.ZMQError: the address cannot be connected to.
+        """
+        dealer = self._dealers.get(address)
+        if dealer is None:
+            self._close_unused(now, needed)
+            dealer = self._dealers[address] = self._connected(address, now)
+        dealer.used_at = now
+        return dealer.socket
+
+    def readable(self, ready: Container[Any]) -> Iterator[tuple[Address, Socket]]:
+        """Yield the connections on which answers wait."""
+        for address, dealer in list(self._dealers.items()):
+            if dealer.socket in ready:
+                yield address, dealer.socket
+
+    def broken(self, ready: Container[Any]) -> list[Address]:
+        """Return the addresses whose connection ended; it is being made again."""
+        return [
+            address
+            for address, dealer in self._dealers.items()
+            if dealer.monitoring in ready
+            and any(e.change is Change.DOWN for e in connection_events(dealer.monitoring))
+        ]
+
+    def close(self) -> None:
+        """Close every connection."""
+        for address in list(self._dealers):
+            self._close(address)
+
+    def _connected(self, address: Address, now: float) -> _Dealer:
+        socket = self._new_socket()
+        # Nothing may wait in a socket that is not connected: it would go out long after its offer
+        # was given up.
+        socket.set(zmq.IMMEDIATE, 1)
+        try:
+            self._secure(socket, address.public_key)
+            socket.connect(address.endpoint)
+        except zmq.ZMQError:
+            socket.close()
+            raise
+        # A connection cannot stand, and so not break, before this thread has offered over it.
+        dealer = _Dealer(socket, monitor(socket), now)
+        for source in (dealer.socket, dealer.monitoring):
+            self._poller.register(source, zmq.POLLIN)
+        return dealer
+
+    def _close_unused(self, now: float, needed: Container[Address]) -> None:
+        for address, dealer in list(self._dealers.items()):
+            if now - dealer.used_at >= UNUSED_SECONDS and address not in needed:
+                self._close(address)
+
+    def _close(self, address: Address) -> None:
+        dealer = self._dealers.pop(address)
+        for source in (dealer.socket, dealer.monitoring):
+            self._poller.unregister(source)
+        close(dealer.socket)
+        dealer.monitoring.close(linger=0)
