@@ -1,8 +1,9 @@
 """What happens to a worker from outside, queued for its engine thread.
 
-Link and KV transport call `put` from their own threads; the engine thread takes everything at once
-and sleeps on the same condition when it has nothing to step. Bounded by what gateways may send:
-each event belongs to a request that the gateway's own admission has counted.
+Link and KV transport call `put` from their own threads, signal handlers on the engine thread itself,
+between any two of its instructions; that thread takes everything at once and sleeps on the same
+condition when it has nothing to step. Bounded by what gateways may send: each event belongs to a
+request that the gateway's own admission has counted.
 """
 
 from __future__ import annotations
@@ -58,6 +59,5 @@ class Inbox:
         with self._wake:
             if not self._events and timeout_seconds > 0:
                 self._wake.wait(timeout_seconds)
-            events = list(self._events)
-            self._events.clear()
-            return events
+            # One at a time: a signal's handler gets past the lock, and may put one more meanwhile.
+            return [self._events.popleft() for _ in range(len(self._events))]
