@@ -256,6 +256,15 @@ class ScriptedLink:
 
         self.do(task)
 
+    def back(self, worker: FakeWorker) -> None:
+        """A worker process that was given up is heard of again, and holds what it held."""
+
+        def task() -> None:
+            self.workers[worker.info.worker_id] = worker
+            self._events.append(WorkerUp(worker.info.worker_id, worker.epoch, worker.info))
+
+        self.do(task)
+
     def lose(self, worker_id: str) -> None:
         """Some records of a worker can no longer be had."""
         self.do(

@@ -321,3 +321,33 @@ def test_a_later_attempt_tells_a_prompt_of_which_a_part_was_lost(gateway, suppor
         link.resume()
     assert client.error is None
     assert client.tokens == OUTPUT
+
+
+def test_a_worker_that_was_only_silent_is_told_of_what_ended_meanwhile(gateway, support):
+    """A place kept for a handoff that nobody will make sends no row that would give it away."""
+    link = gateway.link
+    with reading(gateway) as client:
+        first, _, decode = submit_of(gateway, support, 0)
+        silent = link.workers[decode]
+        link.do(lambda: None)  # its Reserve has arrived
+        assert RequestKey(first.handle, 0) in silent.reserved
+        link.down(decode)
+        submit_of(gateway, support, 1)
+        link.resume()
+    assert client.tokens == OUTPUT
+    assert silent.reserved, "nobody could tell it"
+    link.back(silent)
+    link.wait_until(lambda: (decode, support.Abort(first.handle, 0)) in link.commands)
+    link.do(lambda: None)
+    assert not silent.reserved
+
+
+def test_a_worker_that_fell_silent_behind_an_abort_is_told_again(gateway, support):
+    """The abort was sent; whether it arrived, nobody knows."""
+    link = gateway.link
+    link.publish("decode-0", support.RowSpec(123, 0, [70]))
+    link.wait_until(lambda: len(link.sent(support.Abort)) == 1)
+    silent = link.workers["decode-0"]
+    link.down("decode-0")
+    link.back(silent)
+    link.wait_until(lambda: link.sent(support.Abort) == [("decode-0", support.Abort(123, 0))] * 2)

@@ -87,6 +87,7 @@ class Applier:
         if not self._workers.up(event.worker_id, event.epoch, event.info):
             reasons = "; ".join(self._workers.turned_away())
             log.warning("a worker is turned away", extra={"reasons": reasons})
+        self._requests.aborts.linked(event.worker_id)
         self._count_workers()
 
     def _down(self, event: WorkerDown) -> None:
@@ -94,7 +95,7 @@ class Applier:
         if self._workers.epoch(event.worker_id) == event.epoch:
             self._fail_all(event.worker_id, f"is gone: {event.reason}")
             self._workers.down(event.worker_id)
-            self._requests.aborts.forget(event.worker_id)
+            self._requests.aborts.lost(event.worker_id)
             self._count_workers()
         self._workers.forget(event.worker_id, event.epoch)
 
