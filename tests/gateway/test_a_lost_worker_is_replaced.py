@@ -179,7 +179,12 @@ def test_a_row_of_the_old_attempt_does_not_let_go_of_the_new_prefill(gateway, su
 
 @pytest.mark.parametrize(
     "code",
-    [ErrorCode.HANDOFF_TIMEOUT, ErrorCode.HANDOFF_PEER_LOST, ErrorCode.HANDOFF_REFUSED],
+    [
+        ErrorCode.HANDOFF_TIMEOUT,
+        ErrorCode.HANDOFF_PEER_LOST,
+        ErrorCode.HANDOFF_REFUSED,
+        ErrorCode.DECODE_FULL,
+    ],
 )
 def test_a_handoff_that_fails_is_tried_with_another_decode(gateway, support, code):
     with reading(gateway) as client:

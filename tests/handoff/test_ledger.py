@@ -73,6 +73,22 @@ def test_a_full_ledger_refuses_reservations_and_unreserved_handoffs(ledger):
     assert ledger.arrive(keys[0], now=0.0) is Verdict.ADMIT
 
 
+def test_a_place_that_was_refused_is_not_given_when_another_becomes_free(ledger):
+    keys = [RequestKey(make_handle(3, i), 0) for i in range(3)]
+    for key in keys:
+        ledger.reserve(key, 5.0, now=0.0)
+    ledger.close(keys[0], now=1.0)
+    assert ledger.arrive(keys[2], now=1.0) is Verdict.FULL
+    assert ledger.n_open == 1
+
+
+def test_a_refusal_is_forgotten_like_everything(ledger):
+    ledger.refuse(KEY, now=0.0)
+    assert ledger.knows(KEY)
+    assert ledger.expire(now=20.0) == ()
+    assert not ledger.knows(KEY)
+
+
 def test_a_lost_gateways_reservations_are_found(ledger):
     other = RequestKey(make_handle(4, 1), 0)
     ledger.reserve(KEY, 5.0, now=0.0)
@@ -91,15 +107,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.admitted: set[RequestKey] = set()
         self.pending: set[RequestKey] = set()
+        self.refused: set[RequestKey] = set()
 
     @rule(key=keys, deadline=st.floats(0.1, 5))
     def reserve(self, key, deadline):
-        self.ledger.reserve(key, deadline, self.now)
+        if not self.ledger.reserve(key, deadline, self.now):
+            self.refused.add(key)
 
     @rule(key=keys)
     def arrive(self, key):
         if self.ledger.arrive(key, self.now) is Verdict.ADMIT:
             assert key not in self.admitted
+            assert key not in self.refused
             self.admitted.add(key)
             self.pending.add(key)
 

@@ -22,13 +22,17 @@ from baton_worker.records.columns import ErrorCode
 log = logging.getLogger(__name__)
 
 OF_DECODE = frozenset(
-    {ErrorCode.HANDOFF_TIMEOUT, ErrorCode.HANDOFF_REFUSED, ErrorCode.HANDOFF_PEER_LOST}
+    {
+        ErrorCode.HANDOFF_TIMEOUT,
+        ErrorCode.HANDOFF_REFUSED,
+        ErrorCode.HANDOFF_PEER_LOST,
+        ErrorCode.DECODE_FULL,
+    }
 )
-"""What prefill reports and decode is the cause of."""
+"""What prefill may report and decode is the cause of."""
 
 RETRYABLE = OF_DECODE | {
     ErrorCode.QUEUE_FULL,
-    ErrorCode.DECODE_FULL,
     ErrorCode.RESERVATION_EXPIRED,
     ErrorCode.DRAINING,
 }

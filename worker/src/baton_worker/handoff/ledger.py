@@ -19,6 +19,7 @@ class Standing(enum.Enum):
     RESERVED = "reserved"
     PENDING = "pending"
     IMPORTED = "imported"
+    REFUSED = "refused"
     CLOSED = "closed"
 
 
@@ -46,7 +47,7 @@ class HandoffLedger:
     """The book. `capacity`: most requests reserved or pending at once.
     `n_open` counts reservations and pending handoffs.
 
-    Imported and closed entries are kept for `memory_seconds`, as long as a repeated or late offer
+    Imported, refused and closed entries are kept for `memory_seconds`, as long as a repeated or late offer
     may still come, and then forgotten.
     """
 
@@ -55,14 +56,26 @@ class HandoffLedger:
     n_open: int = field(default=0, init=False)
     _entries: dict[RequestKey, _Entry] = field(default_factory=dict, init=False)
 
+    def knows(self, key: RequestKey) -> bool:
+        """Whether anything was heard of the request, as far back as the book remembers."""
+        return key in self._entries
+
     def reserve(self, key: RequestKey, deadline_seconds: float, now: float) -> bool:
-        """Promise a place until `now + deadline_seconds`; False when the book is full."""
+        """Promise a place until `now + deadline_seconds`; False, and refused, when all are taken."""
         if key in self._entries:
             return True
         if self.n_open >= self.capacity:
+            self.refuse(key, now)
             return False
         self._put(key, Standing.RESERVED, now + deadline_seconds)
         return True
+
+    def refuse(self, key: RequestKey, now: float) -> None:
+        """Promise no place: a handoff that comes nevertheless has none, even if one is free by then.
+
+        Who asked was told, and expects nothing of this worker any more.
+        """
+        self._put(key, Standing.REFUSED, now + self.memory_seconds)
 
     def arrive(self, key: RequestKey, now: float) -> Verdict:
         """Judge an offer; ADMIT moves it to pending. Unreserved ones are taken if there is room."""
@@ -74,6 +87,8 @@ class HandoffLedger:
             return Verdict.ALREADY_PENDING
         elif entry.standing is Standing.IMPORTED:
             return Verdict.ALREADY_IMPORTED
+        elif entry.standing is Standing.REFUSED:
+            return Verdict.FULL
         elif entry.standing is Standing.CLOSED:
             return Verdict.CLOSED
         self._put(key, Standing.PENDING, float("inf"))

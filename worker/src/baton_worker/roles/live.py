@@ -18,6 +18,7 @@ class LiveRequests:
     """The open requests of one worker process."""
 
     _targets: dict[RequestKey, DecodeTarget | None] = field(default_factory=dict, init=False)
+    _ending: set[RequestKey] = field(default_factory=set, init=False)
     _per_incarnation: Counter[int] = field(default_factory=Counter, init=False)
 
     def enter(self, key: RequestKey, target: DecodeTarget | None = None) -> None:
@@ -34,11 +35,21 @@ class LiveRequests:
         """Whether the request is open here."""
         return key in self._targets
 
+    def end(self, key: RequestKey) -> None:
+        """Note that the engine will give a request's terminal row: no other may be made."""
+        if key in self._targets:
+            self._ending.add(key)
+
+    def is_ending(self, key: RequestKey) -> bool:
+        """Whether a terminal row is on its way."""
+        return key in self._ending
+
     def leave(self, key: RequestKey) -> bool:
         """Forget a request; False if it was not here."""
         if key not in self._targets:
             return False
         del self._targets[key]
+        self._ending.discard(key)
         incarnation = incarnation_of(key.handle)
         self._per_incarnation[incarnation] -= 1
         if not self._per_incarnation[incarnation]:

@@ -141,7 +141,8 @@ class WorkerLoop:
                 self._leave(key, "handed_over")
             case HandoffFailed(key, code, message):
                 self.parts.engine.release_handoff(key)
-                self._end(key, code, message)
+                if self.live.holds(key) and not self.live.is_ending(key):
+                    self._end(key, code, message)
             case GatewayUp(incarnation, endpoint):
                 log.info("gateway linked", extra={"incarnation": incarnation, "at": endpoint})
             case GatewayLost(incarnation, reason):
@@ -192,8 +193,12 @@ class WorkerLoop:
         self.parts.traces.submitted(key, submit.traceparent)
 
     def _reserve(self, reserve: Reserve) -> None:
+        """Keep a place for a handoff; one that comes although it was refused is turned away."""
         key = RequestKey(reserve.handle, reserve.attempt)
-        if self.live.holds(key) or not self._admits(key):
+        if self.parts.ledger.knows(key):
+            return  # its handoff was quicker
+        if not self._admits(key):
+            self.parts.ledger.refuse(key, self.clock())
             return
         if not self.parts.ledger.reserve(key, reserve.deadline_seconds, self.clock()):
             self._end(key, ErrorCode.DECODE_FULL, "this decode worker has no place left")
@@ -217,7 +222,9 @@ class WorkerLoop:
         for key in self.live.of_handle(handle, attempt):
             self.parts.transport.cancel(key)
             self.parts.engine.release_handoff(key)
-            if not self.parts.engine.abort(key):
+            if self.parts.engine.abort(key):
+                self.live.end(key)
+            elif not self.live.is_ending(key):
                 self._leave(key, "aborted")
         for n in range(attempt + 1):
             self.parts.ledger.close(RequestKey(handle, n), now)
@@ -298,10 +305,13 @@ class WorkerLoop:
 
     def _fail(self, key: RequestKey, code: ErrorCode, message: str) -> None:
         """End a request that may be in the engine; its row comes with the next step."""
+        if self.live.is_ending(key):
+            return
         self.parts.transport.cancel(key)
         if self.parts.ledger.give_up(key, self.clock()):
             self.parts.transport.refuse(key, code, message)
         if self.parts.engine.fail(key, code, message):
+            self.live.end(key)
             self.parts.metrics.refused(code)
         elif self.live.holds(key):
             self._end(key, code, message)
