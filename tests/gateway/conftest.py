@@ -97,11 +97,11 @@ class Running:
     stop: Callable[[], None]
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        options = {"api_key": "none", "max_retries": 0, "timeout": 10.0} | options
+        options = {"api_key": "none", "max_retries": 0, "timeout": 60.0} | options
         return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=10.0, **options)
+        return httpx.Client(base_url=self.url, timeout=60.0, **options)
 
     def metric(self, name: str, **labels: str) -> float:
         all_labels = {"model": "tiny", "role": "gateway"} | labels
@@ -130,13 +130,13 @@ def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Itera
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     assert not failures, failures
     port = listener.getsockname()[1]
 
     def end() -> None:
         stop.set()
-        thread.join(10)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
 

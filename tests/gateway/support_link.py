@@ -287,7 +287,7 @@ class ScriptedLink:
         """Run on the link's thread, and wait."""
         done = threading.Event()
         self._tasks.put(lambda: (task(), done.set()))  # type: ignore[arg-type, func-returns-value]
-        if not done.wait(10):
+        if not done.wait(60):
             raise AssertionError("the link's thread did not answer")
 
     def sent(self, kind: type[Command]) -> list[tuple[str, Command]]:
@@ -295,7 +295,7 @@ class ScriptedLink:
         with self._changed:
             return [(worker, c) for worker, c in self.commands if isinstance(c, kind)]
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait for commands or acknowledgements to make `condition` true."""
         deadline = time.monotonic() + seconds
         with self._changed:

@@ -55,7 +55,7 @@ class Client(threading.Thread):
 
     def wait_tokens(self, count):
         with self.got:
-            assert self.got.wait_for(lambda: len(self.tokens) >= count, 10)
+            assert self.got.wait_for(lambda: len(self.tokens) >= count, 60)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def reading(gateway, **changes):
     client = Client(gateway, **changes)
     client.start()
     yield client
-    client.join(15)
+    client.join(60)
     assert not client.is_alive()
 
 

@@ -52,7 +52,7 @@ def test_500_mixed_requests_leave_no_trace(start_gateway, support):
 
     asyncio.run(run())
     link = gateway.link
-    link.wait_until(lambda: gateway.service.requests.is_empty, seconds=10)
+    link.wait_until(lambda: gateway.service.requests.is_empty, seconds=60)
     link.do(lambda: None)
     link.do(lambda: None)
     assert set(outcomes) == {200}

@@ -76,7 +76,7 @@ class End:
         self._before_event(event)
         self.events.put(event)
 
-    def next(self, seconds: float = 10.0) -> HandoffEvent:
+    def next(self, seconds: float = 60.0) -> HandoffEvent:
         return self.events.get(timeout=seconds)
 
     def value(self, name: str, **labels: str) -> float:

@@ -47,8 +47,8 @@ class HandoffLedger:
     """The book. `capacity`: most requests reserved or pending at once.
     `n_open` counts reservations and pending handoffs.
 
-    Imported, refused and closed entries are kept for `memory_seconds`, as long as a repeated or late offer
-    may still come, and then forgotten.
+    Imported, refused and closed entries are kept for `memory_seconds`, as long as a repeated or
+    late offer may still come, and then forgotten.
     """
 
     capacity: int
@@ -61,7 +61,7 @@ class HandoffLedger:
         return key in self._entries
 
     def reserve(self, key: RequestKey, deadline_seconds: float, now: float) -> bool:
-        """Promise a place until `now + deadline_seconds`; False, and refused, when all are taken."""
+        """Promise a place until `now + deadline_seconds`; False, and refused, when none is left."""
         if key in self._entries:
             return True
         if self.n_open >= self.capacity:
@@ -71,7 +71,7 @@ class HandoffLedger:
         return True
 
     def refuse(self, key: RequestKey, now: float) -> None:
-        """Promise no place: a handoff that comes nevertheless has none, even if one is free by then.
+        """Promise no place: a handoff that comes nevertheless has none, were one free by then.
 
         Who asked was told, and expects nothing of this worker any more.
         """

@@ -1,7 +1,7 @@
 """What happens to a worker from outside, queued for its engine thread.
 
-Link and KV transport call `put` from their own threads, signal handlers on the engine thread itself,
-between any two of its instructions; that thread takes everything at once and sleeps on the same
+Link and KV transport call `put` from their own threads, signal handlers on the engine thread itself
+between any two instructions of it. That thread takes everything at once and sleeps on the same
 condition when it has nothing to step. Bounded by what gateways may send: each event belongs to a
 request that the gateway's own admission has counted.
 """

@@ -140,9 +140,7 @@ class WorkerLoop:
                 self.parts.engine.release_handoff(key)
                 self._leave(key, "handed_over")
             case HandoffFailed(key, code, message):
-                self.parts.engine.release_handoff(key)
-                if self.live.holds(key) and not self.live.is_ending(key):
-                    self._end(key, code, message)
+                self._not_handed_over(key, code, message)
             case GatewayUp(incarnation, endpoint):
                 log.info("gateway linked", extra={"incarnation": incarnation, "at": endpoint})
             case GatewayLost(incarnation, reason):
@@ -250,6 +248,12 @@ class WorkerLoop:
             return
         self.live.enter(key)
         self.parts.traces.arrived(key, handoff.state.traceparent)
+
+    def _not_handed_over(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        """End a request whose handoff failed, unless it has ended while that was on its way."""
+        self.parts.engine.release_handoff(key)
+        if self.live.holds(key) and not self.live.is_ending(key):
+            self._end(key, code, message)
 
     def _abandon(self, incarnation: int, reason: str) -> None:
         """A gateway process is gone: nobody reads its rows, so free what its requests hold."""
