@@ -147,3 +147,20 @@ def test_an_echoed_prompt_is_scored_like_any_output(pair):
     ]
     assert len(shared) > 3
     np.testing.assert_allclose(*zip(*shared, strict=True), atol=TOLERANCE)
+
+
+def test_a_prompt_without_output_is_scored_by_the_full_forward(pair, mixed, model_dir):
+    spec = load_spec(model_dir)
+    weights = load_weights(model_dir, spec)
+    for prompt in prompts(4, seed=9):
+        logits = forward(weights, spec, prompt).logits[:-1]
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        want = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        for deployment in (pair, mixed):
+            answer = deployment.complete(prompt=prompt, max_tokens=0, echo=True, logprobs=1)
+            (choice,), usage = answer["choices"], answer["usage"]
+            first, *got = choice["logprobs"]["token_logprobs"]
+            assert first is None
+            np.testing.assert_allclose(got, want[np.arange(len(got)), prompt[1:]], atol=TOLERANCE)
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 0)
+            assert choice["finish_reason"] == "length"

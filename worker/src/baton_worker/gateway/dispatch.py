@@ -202,6 +202,7 @@ class Dispatcher:
             offsets_from=self._offsets_from(request, choice),
             want_drafts=request.logprobs.draft_logprobs,
             steps_of=self._steps_of(request, pair),
+            scores_only=request.scores_only,
         )
         handle = make_handle(self._incarnation, next(self._counter))
         return LiveRequest(

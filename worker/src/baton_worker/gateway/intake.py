@@ -83,9 +83,8 @@ class Intake:
             ApiError: 404.
         """
         if model is not None and model != self._model:
-            raise ApiError(
-                404, f"the model {model!r} does not exist", param="model", code="model_not_found"
-            )
+            message = f"the model {model!r} does not exist: this gateway serves {self._model!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def render(
         self,

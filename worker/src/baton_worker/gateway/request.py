@@ -57,6 +57,7 @@ class GenerationRequest:
         logprobs: which distribution logprobs describe.
         prompt_logprobs_k: as `logprobs_k`, for the prompt's tokens.
         echo: the prompt stands before the output (completions).
+        scores_only: there is no output; workers make one token, which nobody is given.
         priority: lower is served first; 0 unless the client says otherwise.
     """
 
@@ -74,6 +75,7 @@ class GenerationRequest:
     prompt_logprobs_k: int = -1
     echo: bool = False
     priority: int = 0
+    scores_only: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:

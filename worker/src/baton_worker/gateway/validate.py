@@ -114,14 +114,18 @@ def bind(
     _check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
     max_tokens = _output_tokens(options, max(map(len, prompts)), name, limits.context_tokens)
     if options.sampling.min_tokens > max_tokens:
-        raise bad_request("min_tokens", f"min_tokens is more than the {max_tokens} output tokens")
+        least = options.sampling.min_tokens
+        raise bad_request(
+            "min_tokens", f"min_tokens is {least}, more than the {max_tokens} output tokens"
+        )
     return GenerationRequest(
         endpoint=options.endpoint,
         prompts=tuple(tuple(prompt) for prompt in prompts),
         n=options.n,
         sampling=msgspec.structs.replace(
-            options.sampling, max_tokens=max_tokens, bad_words=bad_words
+            options.sampling, max_tokens=max(max_tokens, 1), bad_words=bad_words
         ),
+        scores_only=max_tokens == 0,
         logprobs_k=options.logprobs_k,
         logprobs=options.logprobs,
         prompt_logprobs_k=options.prompt_logprobs_k,
@@ -144,8 +148,7 @@ def _options(
 ) -> Options:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
-    if max_tokens[1] is not None and max_tokens[1] < 1:
-        raise bad_request(max_tokens[0], f"{max_tokens[0]} is {max_tokens[1]}: the least is 1")
+    _check_max_tokens(*max_tokens, has_echo(body) or prompt_logprobs_k(body) >= 0)
     return Options(
         endpoint=endpoint,
         n=_integer("n", body.n, 1, 1, MAX_N),
@@ -165,6 +168,14 @@ def _options(
         echo=has_echo(body),
         priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
     )
+
+
+def _check_max_tokens(name: str, value: int | None, tells_prompt: bool) -> None:
+    """Refuse a number of output tokens that is none; 0 is one where the prompt is asked about."""
+    least = 0 if tells_prompt else 1
+    if value is not None and value < least:
+        hint = "" if tells_prompt else "; with echo or prompt_logprobs 0 scores the prompt alone"
+        raise bad_request(name, f"{name} is {value}: the least is {least}{hint}")
 
 
 def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
