@@ -18,7 +18,7 @@ from baton_worker.gateway.commands import commands_of, send_all
 from baton_worker.gateway.errors import ApiError, bad_request, full, unavailable
 from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
-from baton_worker.gateway.output import SequenceOutput
+from baton_worker.gateway.output import PromptAlone, SequenceOutput
 from baton_worker.gateway.prompt_entries import prompt_text
 from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, Limits
 from baton_worker.gateway.requests import Generation, LiveRequest, LiveRequests
@@ -193,7 +193,8 @@ class Dispatcher:
         self, generation: Generation, choice: Choice, needs: Needs, pair: Pair
     ) -> LiveRequest:
         request = generation.request
-        output = SequenceOutput(
+        kind = PromptAlone if request.scores_only else SequenceOutput
+        output = kind(
             choice.choice_index,
             self._vocabulary,
             stops=request.stops,
@@ -202,7 +203,6 @@ class Dispatcher:
             offsets_from=self._offsets_from(request, choice),
             want_drafts=request.logprobs.draft_logprobs,
             steps_of=self._steps_of(request, pair),
-            scores_only=request.scores_only,
         )
         handle = make_handle(self._incarnation, next(self._counter))
         return LiveRequest(

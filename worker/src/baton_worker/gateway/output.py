@@ -83,7 +83,6 @@ class SequenceOutput:
         "_k",
         "_min_tokens",
         "_nothing",
-        "_scores_only",
         "_steps_of",
         "_stops",
         "_want_drafts",
@@ -104,14 +103,8 @@ class SequenceOutput:
         offsets_from: int | None = None,
         want_drafts: bool = False,
         steps_of: StepsOf | None = None,
-        scores_only: bool = False,
     ) -> None:
-        """Begin without output.
-
-        Args:
-            offsets_from: characters before the output; None when no offsets are wanted.
-            scores_only: the prompt alone is wanted: every token is dropped.
-        """
+        """`offsets_from`: characters before the output; None when no offsets are wanted."""
         self._index = index
         self._detokeniser = Detokeniser(vocabulary.text_bytes)
         self._stops = StopMatcher(stops) if stops else None
@@ -120,7 +113,6 @@ class SequenceOutput:
         self._want_offsets = offsets_from is not None
         self._want_drafts = want_drafts
         self._steps_of = steps_of
-        self._scores_only = scores_only
         self._characters = offsets_from or 0
         self._nothing = Delta(index, "", [], [], [], [], [], None)
         self.n_tokens = 0
@@ -141,9 +133,6 @@ class SequenceOutput:
         Raises:
             LogprobsMissingError: a row has other logprob columns than the request asked for.
         """
-        if self._scores_only:
-            reason = _REASONS[Finish.LENGTH] if finish in _REASONS else None
-            return self._nothing._replace(finish_reason=reason)
         deltas = []
         for part in parts:
             ends = finish is Finish.STOP and part.row.finish is Finish.STOP
@@ -245,6 +234,17 @@ class SequenceOutput:
         self.n_tokens += used
         self.accepted += min(row.n_accepted, skip + used) - min(row.n_accepted, skip)
         self.rejected += row.n_proposed - row.n_accepted
+
+
+class PromptAlone(SequenceOutput):
+    """A choice that wants its prompt told and no output: every token is dropped."""
+
+    __slots__ = ()
+
+    def push(self, parts: Sequence[Part], finish: Finish) -> Delta:
+        """Return nothing, and at the end that the length, none, is reached."""
+        reason = _REASONS[Finish.LENGTH] if finish in _REASONS else None
+        return self._nothing._replace(finish_reason=reason)
 
 
 def _draft_scores(part: Part, used: int) -> Iterator[DraftScore | None]:
