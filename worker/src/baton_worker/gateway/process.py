@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ProcessConfig
+from baton_worker.faults import end_on_thread_fault
 from baton_worker.gateway.server import listen, serve
 from baton_worker.gateway.service import GatewayService
 from baton_worker.gateway.tokenizer import load_tokenizer
@@ -27,7 +28,8 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     """Serve until SIGTERM or SIGINT; return the exit code.
 
     `on_ready` is called once, when the port takes connections; `/readyz` tells when workers have
-    come. On the way out live streams get an explicit error.
+    come. On the way out live streams get an explicit error. A fault in the link's thread ends the
+    process: no worker could be heard any more.
 
     Raises:
         ConfigError: the configuration cannot be served (model, keys, addresses).
@@ -47,6 +49,7 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
         if on_ready is not None:
             on_ready(Ready(ROLE, os.getpid(), f"{url}/metrics", url))
 
+    end_on_thread_fault()
     with listener:
         serve(build_service, listener, announce)
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,17 +12,19 @@ import msgspec
 
 from baton_worker.link.curve import generate_key_files
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, process_names
+from baton_worker.local.scratch import scratch_folder
 from baton_worker.local.supervisor import Child, Reports, Supervisor
 from baton_worker.readiness import EXIT_BAD_CONFIG
 
 
 def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -> int:
     """Run the deployment until SIGINT or SIGTERM; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="baton-keys-") as folder:
-        curve = _make_keys(options, Path(folder)) if options.has_curve else {}
+    with scratch_folder() as folder:
+        curve = _make_keys(options, folder) if options.has_curve else {}
         plans = plan_processes(options, _free_port(), curve)
         screen = _JsonLines() if as_json else _Status(options)
-        supervisor = Supervisor(plans, Reports(screen.ready, screen.died), log_options)
+        reports = Reports(screen.ready, screen.died)
+        supervisor = Supervisor(plans, reports, log_options, folder)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: supervisor.stop())
         screen.starting(supervisor.children)

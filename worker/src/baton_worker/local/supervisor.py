@@ -13,7 +13,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,10 +55,12 @@ class Reports:
 
 
 class Supervisor:
-    """Runs `plans` until `stop` or a signal; see `run`."""
+    """Runs `plans` until `stop` or a signal, with their configurations in `folder`; see `run`."""
 
-    def __init__(self, plans: list[ProcessPlan], reports: Reports, log_options: list[str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-local-")
+    def __init__(
+        self, plans: list[ProcessPlan], reports: Reports, log_options: list[str], folder: Path
+    ) -> None:
+        self._folder = folder
         self._reports = reports
         self._log_options = log_options
         self._selector = selectors.DefaultSelector()
@@ -68,7 +69,7 @@ class Supervisor:
         self.children = [self._child(plan) for plan in plans]
 
     def _child(self, plan: ProcessPlan) -> Child:
-        path = Path(self._folder.name) / f"{plan.name}.yaml"
+        path = self._folder / f"{plan.name}.yaml"
         path.write_bytes(dump_config(plan.config))
         return Child(plan, path)
 
@@ -89,7 +90,6 @@ class Supervisor:
         finally:
             self._end_all()
             self._selector.close()
-            self._folder.cleanup()
 
     def _start(self, child: Child) -> None:
         read_fd, write_fd = os.pipe()

@@ -1,8 +1,7 @@
 """A worker process put together: engine, link, KV transport, health HTTP, signals.
 
 The edge of the worker: the only place that knows every part by its concrete class. The engine loop
-runs on the main thread; a fault in any other thread ends the process, because a worker that cannot
-speak must not look alive.
+runs on the main thread; a fault in any other thread ends the process.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from baton_worker.engine.checkpoint import CheckpointError
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.engine.spec import ModelSpecError
+from baton_worker.faults import EXIT_FAULT, end_on_thread_fault
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.security import kv_security
@@ -56,7 +55,6 @@ log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 2.0
 _LEDGER_MEMORY_SECONDS = 60.0
-EXIT_FAULT = 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     static_endpoints(config.link)  # before the weights, which may take minutes
     engine = _load_engine(config)
     worker = _assemble(config, role, engine)
-    _end_on_thread_fault()
+    end_on_thread_fault()
     for number in (signal.SIGTERM, signal.SIGINT):  # after Paddle's import: it sets its own
         signal.signal(number, lambda *_: worker.loop.inbox.put(StopRequested("shutting down")))
     ready = Ready(role.label, os.getpid(), f"{worker.health.url}/metrics")
@@ -213,15 +211,3 @@ def _end_on_rank_death(error: Exception) -> None:
     """End the process: what is left of a tensor-parallel worker can neither step nor hand over."""
     log.critical("ending the process", extra={"why": str(error)})
     os._exit(EXIT_FAULT)
-
-
-def _end_on_thread_fault() -> None:
-    """End the process when any of its threads dies of an exception."""
-
-    def on_fault(fault: threading.ExceptHookArgs) -> None:
-        name = fault.thread.name if fault.thread else "?"
-        trace = (fault.exc_type, fault.exc_value or fault.exc_type(), fault.exc_traceback)
-        log.critical("thread died; ending the process", extra={"which": name}, exc_info=trace)
-        os._exit(EXIT_FAULT)
-
-    threading.excepthook = on_fault

@@ -1,0 +1,51 @@
+"""A process whose link is gone ends: its exit code tells who restarts it, its log tells people."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from baton_worker.config import (
+    CurveConfig,
+    GatewayConfig,
+    HttpConfig,
+    LinkConfig,
+    ModelConfig,
+    ProcessConfig,
+    dump_config,
+)
+from baton_worker.faults import EXIT_FAULT
+
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
+
+WITH_A_DEFECT = """
+import sys
+from baton_worker.link.switchboard import Switchboard
+from baton_worker.main import main
+
+def tick(self):
+    raise RuntimeError("a defect")
+
+Switchboard.tick = tick
+sys.exit(main(["gateway", "--config", sys.argv[1]]))
+"""
+
+
+def test_a_gateway_does_not_outlive_its_link(tmp_path: Path) -> None:
+    link = LinkConfig(bind="tcp://127.0.0.1:0", curve=CurveConfig(enabled=False))
+    config = ProcessConfig(
+        model=ModelConfig(str(MODEL)), link=link, gateway=GatewayConfig(http=HttpConfig(port=0))
+    )
+    path = tmp_path / "gateway.yaml"
+    path.write_bytes(dump_config(config))
+    ended = subprocess.run(
+        [sys.executable, "-c", WITH_A_DEFECT, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ended.returncode == EXIT_FAULT, ended.stderr
+    assert "thread died; ending the process which=baton-link" in ended.stderr
+    assert "a defect" in ended.stderr
