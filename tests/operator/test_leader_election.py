@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton_operator.api import LEASE, ApiError
+from baton_operator.api import LEASE, ApiError, Conflict
 from baton_operator.leader import Leadership, LeadershipLost, LeaseTimes
 
 TIMES = LeaseTimes(duration=12, renew=8, retry=2)
@@ -142,4 +142,62 @@ def test_a_leader_whose_lease_was_taken_stops(kube):
         await leader.release()
 
     asyncio.run(scenario())
+    assert holder(kube) == "b"
+
+
+def test_a_renewal_on_its_way_neither_stops_a_release_nor_undoes_it(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+        merge, is_on_its_way = kube.merge, asyncio.Event()
+
+        async def arrives_late(*args, **kwargs):
+            is_on_its_way.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                # The server works on what it was sent, whoever waits for the answer.
+                await merge(*args, **kwargs)
+
+        async with asyncio.TaskGroup() as group, leader.led(group):
+            kube.merge = arrives_late
+            await is_on_its_way.wait()
+            kube.merge = merge
+        assert holder(kube) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_release_that_meets_another_write_is_tried_again(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+        await leader.acquire()
+        kube.fault("patch", LEASE, Conflict(409, "Conflict", "the object has been modified"))
+        await leader.release()
+
+    asyncio.run(scenario())
+    assert holder(kube) is None
+
+
+def test_who_leaves_has_ended_its_renewing(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+        async with asyncio.TaskGroup() as group, leader.led(group):
+            holding = [t for t in asyncio.all_tasks() if t.get_name() == "lease"]
+            assert len(holding) == 1
+        assert holding[0].cancelled()
+
+    asyncio.run(scenario())
+    assert holder(kube) is None
+
+
+def test_a_leader_that_lost_its_lease_ends_the_group(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+        async with asyncio.TaskGroup() as group, leader.led(group):
+            kube.edit(LEASE, "baton", {"spec": {"holderIdentity": "b"}}, "b", namespace="system")
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        asyncio.run(scenario())
+    assert [type(error) for error in ended.value.exceptions] == [LeadershipLost]
     assert holder(kube) == "b"

@@ -10,8 +10,9 @@ cannot be created, and an unreachable server ends it.)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,6 +22,9 @@ from baton_operator.api import LEASE, AlreadyExists, ApiError, Conflict, Json, K
 from baton_operator.names import FIELD_MANAGER
 
 log = logging.getLogger(__name__)
+
+_RELEASE_ATTEMPTS = 3
+"""A renewal that was given up on its way may still arrive, and change the Lease once."""
 
 
 class LeadershipLost(RuntimeError):
@@ -37,7 +41,7 @@ class LeaseTimes:
 
 
 class Leadership:
-    """One candidacy. `acquire`, then `hold` beside the work, then `release`."""
+    """One candidacy: `led` is `acquire`, then `hold` beside the work, then `release`."""
 
     def __init__(
         self,
@@ -81,14 +85,36 @@ class Leadership:
             elif self._clock() - renewed_at >= self._times.renew - self._times.retry:
                 raise LeadershipLost(f"not renewed for {self._clock() - renewed_at:.1f} s")
 
+    @contextlib.asynccontextmanager
+    async def led(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        """Lead for the length of the block: acquire, renew in a task of `group`, release.
+
+        Renewing ends before the Lease is released: a renewal beside it would make the release fail,
+        or take the Lease again for a process that ends.
+        """
+        await self.acquire()
+        holding = group.create_task(self.hold(), name="lease")
+        try:
+            yield
+        finally:
+            holding.cancel()
+            await asyncio.wait([holding])
+            await self.release()
+
     async def release(self) -> None:
         """Give the Lease up if it is still ours; a failure only makes a standby wait."""
         try:
-            lease = await self._kube.get(LEASE, self._namespace, self._name)
-            if lease is not None and _holder(lease) == self._identity:
-                await self._write(lease, {"holderIdentity": None})
+            for _ in range(_RELEASE_ATTEMPTS):
+                with contextlib.suppress(Conflict):
+                    return await self._give_up()
+            log.warning("lease not released", extra={"error": "it changed at each attempt"})
         except ApiError as error:
             log.warning("lease not released", extra={"error": str(error)})
+
+    async def _give_up(self) -> None:
+        lease = await self._kube.get(LEASE, self._namespace, self._name)
+        if lease is not None and _holder(lease) == self._identity:
+            await self._write(lease, {"holderIdentity": None})
 
     async def _attempt(self) -> bool:
         """Take or renew the Lease; False when another holds it or the server does not answer."""

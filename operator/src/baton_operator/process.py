@@ -154,12 +154,8 @@ class _Operator:
             clock=time.monotonic,
         )
         self._vitals.phase = "standby"
-        await leadership.acquire()
-        group.create_task(leadership.hold(), name="lease")
-        try:
+        async with leadership.led(group):
             yield
-        finally:
-            await leadership.release()
 
     def _machine(self, apis: Apis) -> Machine:
         kinds = [kind for kind in CHILD_KINDS if kind is not SECRET or self._settings.watch_secrets]
