@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def undescribed(schema, path=""):
@@ -39,7 +39,9 @@ def test_columns_are_those_that_people_need(kubectl, operator, namespace, pdd):
     kubectl.apply(pdd(), namespace=namespace)
     narrow = kubectl.run("get", "pdd", "-n", namespace).splitlines()[0].split()
     wide = kubectl.run("get", "pdd", "-n", namespace, "-o", "wide").splitlines()[0].split()
-    assert narrow == ["NAME", "READY", "REASON", "PREFILL", "DECODE", "ACCEPT", "REVISION", "AGE"]
+    assert narrow == [
+        "NAME", "READY", "REASON", "PREFILL", "DECODE", "ACCEPT", "ROLLOUT", "REVISION", "AGE",
+    ]  # fmt: skip
     assert wide == [*narrow, "WIRE", "K", "MODEL"]
 
 

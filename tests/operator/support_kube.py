@@ -468,6 +468,7 @@ class Cluster:
             status = {
                 "observedGeneration": body["metadata"]["generation"],
                 "replicas": count,
+                "updatedReplicas": count,
                 "availableReplicas": count if is_ready else 0,
             }
             self.kube.edit(api.DEPLOYMENT, name, {"status": status}, "cm", "status")

@@ -80,7 +80,9 @@ def test_both_have_a_status_the_scaler_a_scale_and_all_a_category():
 def test_the_columns_are_the_ones_that_operators_read():
     columns = CRDS["PDDeployment"]["spec"]["versions"][0]["additionalPrinterColumns"]
     narrow = [c["name"] for c in columns if "priority" not in c]
-    assert narrow == ["Ready", "Reason", "Prefill", "Decode", "Accept", "Revision", "Age"]
+    assert narrow == [
+        "Ready", "Reason", "Prefill", "Decode", "Accept", "Rollout", "Revision", "Age",
+    ]  # fmt: skip
     assert [c["name"] for c in columns if "priority" in c] == ["Wire", "K", "Model"]
 
 

@@ -29,6 +29,7 @@ _DEPLOYMENT_COLUMNS = [
     _column("Prefill", ".status.prefill"),
     _column("Decode", ".status.decode"),
     _column("Accept", ".status.speculative.acceptance"),
+    _column("Rollout", ".status.rollout.phase"),
     _column("Revision", ".status.updateRevision"),
     _AGE,
     _column("Wire", ".status.wire.range", is_wide=True),

@@ -1,6 +1,7 @@
 """Kubernetes Events on durable changes: what `kubectl describe` tells of a rollout.
 
-One Event for each change, named by its content, so that a repeated reconcile posts nothing twice.
+One Event for each change, named by its content and the generation of the spec, so that a repeated
+reconcile posts nothing twice, and who goes back to a revision is told of it again.
 A lost Event harms nobody: failures are logged and counted by the API metrics, never raised.
 """
 
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from baton_operator.api import EVENT, AlreadyExists, ApiError, KubeApi
 from baton_operator.conditions import timestamp
-from baton_operator.models import ObjectKey
+from baton_operator.models import PDDeployment
 from baton_operator.names import API_VERSION, FIELD_MANAGER
 from baton_operator.revision import semantic_hash
 
@@ -26,9 +27,10 @@ class Notice(NamedTuple):
     is_warning: bool = False
 
 
-async def post(kube: KubeApi, owner: ObjectKey, uid: str, notice: Notice, now: float) -> None:
+async def post(kube: KubeApi, subject: PDDeployment, notice: Notice, now: float) -> None:
     """Create the Event of a notice."""
-    digest = semantic_hash([uid, notice.reason, notice.message])
+    owner, uid = subject.key, subject.uid
+    digest = semantic_hash([uid, subject.generation, notice.reason, notice.message])
     manifest = {
         "apiVersion": "v1",
         "kind": "Event",

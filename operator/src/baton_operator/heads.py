@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from baton_operator.ailments import Ailment, ContainerStatus, ailment
 from baton_operator.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_DELETION_COST,
@@ -91,6 +92,8 @@ class StatusView(_Wire, frozen=True):
     phase: str = ""
     pod_ip: str = msgspec.field(name="podIP", default="")
     conditions: list[WireCondition] = []
+    init_container_statuses: list[ContainerStatus] = []
+    container_statuses: list[ContainerStatus] = []
     desired: int | None = None
     selector: str = ""
     clamped_by: str = ""
@@ -112,22 +115,30 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Counts of a Deployment or LeaderWorkerSet."""
+    """Counts of a Deployment or LeaderWorkerSet. `updated`: pods of the template as it is now."""
 
     desired: int
     existing: int
     ready: int
     updated: int
 
+    @property
+    def is_rolled(self) -> bool:
+        """Whether every pod is of the template as it is now, and as many are there as wanted."""
+        return self.existing == self.updated == self.desired
+
 
 class PodView(msgspec.Struct, frozen=True):
-    """One pod. `blocked` is the scheduler's message when it finds no room."""
+    """One pod. `blocked` is the scheduler's message when it finds no room; `ailment`, what keeps
+    its containers from running.
+    """
 
     is_ready: bool
     is_deleting: bool
     ip: str
     blocked: str
     deletion_cost: str
+    ailment: Ailment | None = None
 
 
 class ScalerView(msgspec.Struct, frozen=True):
@@ -245,8 +256,12 @@ def _workload(head: Head, kind: str) -> Workload:
     desired = 1 if head.spec.replicas is None else head.spec.replicas
     available = status.available_replicas or 0
     ready = available if kind == "Deployment" else status.ready_replicas
+    is_current = status.observed_generation >= head.metadata.generation
     return Workload(
-        desired=desired, existing=status.replicas, ready=ready, updated=status.updated_replicas
+        desired=desired,
+        existing=status.replicas,
+        ready=ready,
+        updated=status.updated_replicas if is_current else 0,
     )
 
 
@@ -260,4 +275,5 @@ def _pod(head: Head) -> PodView:
         ip=head.status.pod_ip,
         blocked=blocked,
         deletion_cost=head.metadata.annotations.get(ANNOTATION_DELETION_COST, ""),
+        ailment=ailment([*head.status.init_container_statuses, *head.status.container_statuses]),
     )

@@ -64,6 +64,15 @@ class Observed:
         """Return what the scheduler says about a pod without room, or an empty string."""
         return next((p.view.blocked for p in self.pods if p.view.blocked), "")
 
+    def ailing(self, role: Role | None = None) -> PodRef | None:
+        """Return the first pod, by name, that something keeps from running; of a role, or any."""
+        ill = (
+            pod
+            for pod in self.pods
+            if pod.view.ailment and not pod.view.is_deleting and role in (None, pod.role)
+        )
+        return min(ill, key=lambda pod: pod.name, default=None)
+
     def _revision(self, name: str) -> Revision:
         of_role = {w.role: w.counts for w in self.workloads if w.revision == name}
         none = Workload(0, 0, 0, 0)

@@ -68,7 +68,7 @@ class Reporter:
                 "changed",
                 extra={"object": str(pdd.key), "what": notice.reason, "why": notice.message},
             )
-            await events.post(self._kube, pdd.key, pdd.uid, notice, now)
+            await events.post(self._kube, pdd, notice, now)
         return None
 
     async def invalid(self, parent: Invalid) -> None:
@@ -130,7 +130,9 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
         yield Notice("RolloutComplete", f"{current} serves every pair")
     failed = (new.get("rollout") or {}).get("failedRevision", "")
     if failed and failed != (old.get("rollout") or {}).get("failedRevision", ""):
-        yield Notice("RolloutFailed", f"{failed} made no progress within its deadline", True)
+        text = f"{failed} made no progress within its deadline"
+        why = _message(new, "PodsFailing") or _message(new, "CapacityBlocked")
+        yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
     reason = _reason(new, "Stalled", "True")
     if reason == "Conflict" and reason != _reason(old, "Stalled", "True"):
         yield Notice("Conflict", _message(new, "Stalled"), True)

@@ -21,7 +21,7 @@ from baton_operator.resources.config import worker_config
 from baton_operator.resources.meta import Manifest, Owner, manifest
 from baton_operator.resources.pods import worker_template
 
-RENDER_VERSION = 1
+RENDER_VERSION = 2
 """Raised when `resources` renders worker pods differently: that is a new revision."""
 
 _TEMPLATES_KEY = "templates.json"

@@ -12,8 +12,8 @@ from typing import Any
 
 from baton_operator.conditions import Condition, Truth, merge_conditions, timestamp, unix_seconds
 from baton_operator.models import PDDeployment, PDDeploymentSpec
-from baton_operator.names import WORKER_ROLES
-from baton_operator.observe import Observed
+from baton_operator.names import WORKER_ROLES, Role
+from baton_operator.observe import Observed, PodRef
 from baton_operator.pairs import Counts
 from baton_operator.plan import Memory, Plan
 from baton_operator.rollout import Phase
@@ -139,12 +139,13 @@ def _conditions(
     ready = _ready(spec, plan, parts, trouble)
     return [
         ready,
-        _reconciling(plan, ready, stalled, trouble),
+        _reconciling(plan, seen, ready, stalled, trouble),
         stalled,
         *parts,
         _progressing(plan),
         Condition("SpecValid", Truth.TRUE, "Valid"),
         _capacity(seen),
+        _pods(seen),
         _ratio(plan),
     ]
 
@@ -160,7 +161,8 @@ def _ready(
     waiting = [part for part in parts if part.status is not Truth.TRUE]
     if waiting:
         return Condition("Ready", Truth.FALSE, waiting[0].reason, waiting[0].message)
-    return Condition("Ready", Truth.TRUE, "PairsServing", f"{plan.step.ticks} pairs")
+    pairs = plan.step.ticks
+    return Condition("Ready", Truth.TRUE, "PairsServing", f"{pairs} pair{'s' * (pairs != 1)}")
 
 
 def _broken(trouble: Trouble) -> tuple[str, str] | None:
@@ -173,15 +175,33 @@ def _broken(trouble: Trouble) -> tuple[str, str] | None:
     return None
 
 
-def _reconciling(plan: Plan, ready: Condition, stalled: Condition, trouble: Trouble) -> Condition:
+def _reconciling(
+    plan: Plan, seen: Observed, ready: Condition, stalled: Condition, trouble: Trouble
+) -> Condition:
     if trouble.failed and stalled.status is Truth.FALSE:
         return Condition("Reconciling", Truth.TRUE, "WriteFailed", "; ".join(trouble.failed))
-    if stalled.status is Truth.TRUE or plan.step.phase is Phase.PAUSED:
+    if stalled.status is Truth.TRUE:
         return Condition("Reconciling", Truth.FALSE, stalled.reason, stalled.message)
-    done = (Phase.COMPLETE, Phase.PARTITIONED, Phase.SUSPENDED)
-    if plan.step.phase in done and (ready.status is Truth.TRUE or ready.reason == "Suspended"):
+    if plan.step.phase is Phase.PAUSED:
+        held = f"rollout.paused is true; {_progress(plan)}"
+        return Condition("Reconciling", Truth.FALSE, "Paused", held)
+    if ready.status is Truth.TRUE:
+        return _rolling(plan, seen)
+    if plan.step.phase is Phase.SUSPENDED:
         return Condition("Reconciling", Truth.FALSE, "UpToDate")
     return Condition("Reconciling", Truth.TRUE, ready.reason, ready.message)
+
+
+def _rolling(plan: Plan, seen: Observed) -> Condition:
+    """Return what still changes while every role serves."""
+    if plan.step.phase is Phase.PROGRESSING:
+        message = _with_ailment(_progress(plan), seen.ailing())
+        return Condition("Reconciling", Truth.TRUE, "Progressing", message)
+    if seen.gateway is not None and not seen.gateway.is_rolled:
+        message = f"{seen.gateway.updated} of {seen.gateway.desired} gateways are as the spec says"
+        message = _with_ailment(message, seen.ailing(Role.GATEWAY))
+        return Condition("Reconciling", Truth.TRUE, "GatewayRolling", message)
+    return Condition("Reconciling", Truth.FALSE, "UpToDate")
 
 
 def _stalled(plan: Plan, trouble: Trouble) -> Condition:
@@ -198,7 +218,7 @@ def _stalled(plan: Plan, trouble: Trouble) -> Condition:
 
 def _roles(plan: Plan, seen: Observed) -> list[Condition]:
     return [
-        _available(f"{role.value.capitalize()}Ready", have, want)
+        _available(role, have, want, seen)
         for role, have, want in zip(WORKER_ROLES, seen.ready(), plan.target, strict=True)
     ]
 
@@ -206,20 +226,33 @@ def _roles(plan: Plan, seen: Observed) -> list[Condition]:
 def _gateway(spec: PDDeploymentSpec, seen: Observed) -> Condition:
     if seen.gateway is None:
         return Condition("GatewayReady", Truth.UNKNOWN, "NotObserved", "no gateway Deployment yet")
-    return _available("GatewayReady", seen.gateway.ready, spec.gateway.replicas)
+    return _available(Role.GATEWAY, seen.gateway.ready, spec.gateway.replicas, seen)
 
 
-def _available(type_: str, have: int, want: int) -> Condition:
-    message = f"{have} of {want} ready"
+def _available(role: Role, have: int, want: int, seen: Observed) -> Condition:
+    name, message = role.value.capitalize(), f"{have} of {want} ready"
     if have >= want:
-        return Condition(type_, Truth.TRUE, "AllReady", message)
-    reason = f"{type_.removesuffix('Ready')}NotReady"
-    return Condition(type_, Truth.FALSE, reason, message)
+        return Condition(f"{name}Ready", Truth.TRUE, "AllReady", message)
+    message = _with_ailment(message, seen.ailing(role))
+    return Condition(f"{name}Ready", Truth.FALSE, f"{name}NotReady", message)
+
+
+def _with_ailment(message: str, pod: PodRef | None) -> str:
+    """Return a message with what keeps a pod from running, when something does."""
+    return message if pod is None else f"{message}; {_ailment(pod)}"
+
+
+def _ailment(pod: PodRef) -> str:
+    ill = pod.view.ailment
+    return f"pod {pod.name}: {ill.reason}: {ill.message}" if ill is not None else ""
+
+
+def _progress(plan: Plan) -> str:
+    return f"{plan.step.ticks_new} of {plan.step.ticks} pairs on {plan.goal}"
 
 
 def _progressing(plan: Plan) -> Condition:
-    step = plan.step
-    message = f"{step.ticks_new} of {step.ticks} pairs on {plan.goal}"
+    step, message = plan.step, _progress(plan)
     if plan.is_rolled_back:
         return Condition("Progressing", Truth.FALSE, "RolledBack", message)
     if plan.has_failed:
@@ -233,6 +266,13 @@ def _capacity(seen: Observed) -> Condition:
     if blocked:
         return Condition("CapacityBlocked", Truth.TRUE, "Unschedulable", blocked)
     return Condition("CapacityBlocked", Truth.FALSE, "Scheduled")
+
+
+def _pods(seen: Observed) -> Condition:
+    pod = seen.ailing()
+    if pod is None or pod.view.ailment is None:
+        return Condition("PodsFailing", Truth.FALSE, "NoneFailing")
+    return Condition("PodsFailing", Truth.TRUE, pod.view.ailment.reason, _ailment(pod))
 
 
 def _ratio(plan: Plan) -> Condition:

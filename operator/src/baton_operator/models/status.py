@@ -40,7 +40,8 @@ class RolloutStatus(Model, frozen=True):
     """Where the rollout stands."""
 
     phase: Annotated[
-        str, about("Complete, Progressing, Paused, Partitioned, Suspended, Failed or RolledBack.",
+        str, about("Complete, Progressing, Paused, Partitioned, Suspended, Failed, RollingBack or "
+              "RolledBack.",
                    max_length=32)
     ] = ""  # fmt: skip
     step: Annotated[int, about("Pairs that the update revision serves.")] = 0

@@ -115,6 +115,8 @@ def _contract(container: Manifest, spec: PDDeploymentSpec, role: Role, image: st
     container.setdefault("command", ["baton-worker"])
     path = f"{config.CONFIG_FOLDER}/{config.CONFIG_FILE}"
     container.setdefault("args", ["--log-format", "json", role.value, "--config", path])
+    # Its last lines then say in the pod's status, and so in ours, why it ended.
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
 def _ports(container: Manifest, ours: Mapping[str, int]) -> list[Manifest]:

@@ -1,0 +1,35 @@
+"""What `helm install` prints of an uninstall is what an uninstall of these values does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_cluster.installation import helm
+from baton_cluster.programs import programs
+
+pytestmark = pytest.mark.timeout(300)
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "baton"
+UPGRADE = ("upgrade", "baton", str(CHART), "-n", "baton-system", "--dry-run=client")
+SAID = {
+    "kept": ((), "Uninstalling keeps the CustomResourceDefinitions and every served model"),
+    "removed": (("crds.keep=false",), "and with them EVERY PDDeployment and its pods"),
+    "another's": (("crds.enabled=false",), "Uninstalling leaves them and every served model alone"),
+    "another's, not kept": (
+        ("crds.enabled=false", "crds.keep=false"),
+        "Uninstalling leaves them and every served model alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_it_names_what_becomes_of_the_definitions(kubectl, case):
+    values, said = SAID[case]
+    words = [word for value in values for word in ("--set", value)]
+    program = programs(("helm",))["helm"]
+    text = helm(program, kubectl, *UPGRADE, *words)
+    notes = text.partition("NOTES:")[2]
+    assert said in notes
+    assert notes.count("Uninstalling") == 1

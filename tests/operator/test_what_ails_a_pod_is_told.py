@@ -1,0 +1,229 @@
+"""Why a pod does not run stands in the object's status, in the kubelet's own words."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton_operator import api
+from baton_operator.heads import child_of, head_of
+
+ENDED = {"exitCode": 78, "reason": "Error", "message": "log line\nmodel.path: no such folder\n"}
+PULL = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
+STARTING = {"waiting": {"reason": "ContainerCreating"}}
+RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+
+
+def container(state, last=None, *, ready=False, name="worker"):
+    return {"name": name, "ready": ready, "state": state, "lastState": last or {}}
+
+
+def pod(*containers, name="p", role="decode", **more):
+    labels = {
+        "app.kubernetes.io/managed-by": "baton-operator",
+        "baton.dev/name": "chat",
+        "baton.dev/role": role,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ns", "labels": labels} | more,
+        "status": {"containerStatuses": list(containers)},
+    }
+
+
+def ailment_of(*containers):
+    return child_of(head_of(pod(*containers)), "Pod").view.ailment
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (container(PULL), "ErrImagePull", "worker waits: no such tag"),
+        (
+            container({"terminated": ENDED}),
+            "Error",
+            "worker exited with code 78: log line model.path: no such folder",
+        ),
+        (
+            container({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
+            "OOMKilled",
+            "worker exited with code 137",
+        ),
+    ],
+    ids=["image", "ended", "killed"],
+)
+def test_a_container_that_cannot_run_says_why(status, reason, message):
+    assert ailment_of(status) == (reason, message)
+
+
+def test_what_it_said_stays_while_it_is_tried_again():
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+    told = {
+        ailment_of(container(state, {"terminated": ENDED}))
+        for state in (back_off, RUNNING, {"terminated": ENDED})
+    }
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        container(STARTING),
+        container({}),
+        container(RUNNING),
+        container(RUNNING, {"terminated": ENDED}, ready=True),
+        container({"terminated": {"exitCode": 0, "reason": "Completed"}}),
+    ],
+    ids=["creating", "unknown", "not ready yet", "recovered", "done"],
+)
+def test_a_container_that_starts_or_serves_is_not_ill(status):
+    assert ailment_of(status) is None
+
+
+def test_the_first_ill_container_is_told_and_a_long_text_by_its_end():
+    long = {"waiting": {"reason": "ErrImagePull", "message": "x" * 5000 + " the cause"}}
+    reason, message = ailment_of(container(RUNNING, ready=True), container(long, name="side"))
+    assert reason == "ErrImagePull"
+    assert message.startswith("side waits: ...")
+    assert message.endswith(" the cause")
+    assert len(message) < 500
+
+
+@pytest.fixture
+def cluster(kubes):
+    return kubes.Cluster()
+
+
+def message(cluster, type_):
+    return next(c["message"] for c in cluster.status()["conditions"] if c["type"] == type_)
+
+
+async def with_pods(cluster, *pods):
+    """Make the pods known, and run a pass over what the API then has."""
+    for body in pods:
+        status = body.pop("status")
+        await cluster.kube.create(api.POD, body, "cm")
+        cluster.kube.edit(api.POD, body["metadata"]["name"], {"status": status}, "cm", "status")
+    await cluster.reconcile()
+
+
+def test_a_first_start_that_cannot_pull_says_so_where_people_look_first(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.reconcile()
+        cluster.follow(ready=False)
+        ill = [pod(container(PULL), name=f"chat-{r}", role=r) for r in ("decode", "prefill")]
+        await with_pods(cluster, *ill)
+
+    asyncio.run(scenario())
+    assert cluster.condition("Ready") == ("False", "PrefillNotReady")
+    assert message(cluster, "Ready") == (
+        "0 of 1 ready; pod chat-prefill: ErrImagePull: worker waits: no such tag"
+    )
+    assert "pod chat-decode: ErrImagePull" in message(cluster, "DecodeReady")
+    assert message(cluster, "GatewayReady") == "0 of 1 ready"
+    assert cluster.condition("PodsFailing") == ("True", "ErrImagePull")
+    assert "pod chat-decode: ErrImagePull" in message(cluster, "PodsFailing")
+
+
+def test_a_rollout_that_hangs_says_why_while_the_old_revision_serves(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.settle()
+        cluster.change(image="worker:nope")
+        await cluster.reconcile()
+        cluster.broken.add(cluster.status()["updateRevision"])
+        cluster.follow()
+        await with_pods(cluster, pod(container(PULL)))
+
+    asyncio.run(scenario())
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+    assert cluster.condition("Reconciling") == ("True", "Progressing")
+    assert message(cluster, "Reconciling").endswith(
+        "; pod p: ErrImagePull: worker waits: no such tag"
+    )
+
+
+def test_a_pod_that_leaves_ails_nobody(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.settle()
+        gone = pod(container({"terminated": ENDED}), deletionTimestamp="2026-01-01T00:00:00Z")
+        await with_pods(cluster, gone)
+
+    asyncio.run(scenario())
+    assert cluster.condition("PodsFailing") == ("False", "NoneFailing")
+    assert cluster.condition("Reconciling") == ("False", "UpToDate")
+
+
+def events(cluster):
+    found = [body for (kind, *_), body in cluster.kube.objects.items() if kind == "Event"]
+    return [(body["reason"], body["message"]) for body in found]
+
+
+def test_the_event_of_a_failed_rollout_keeps_what_the_status_will_forget(cluster):
+    async def scenario():
+        await cluster.create(rollout={"progressDeadlineSeconds": 10})
+        await cluster.settle()
+        cluster.change(image="worker:nope")
+        await cluster.reconcile()
+        cluster.broken.add(cluster.status()["updateRevision"])
+        cluster.follow()
+        cluster.now += 20
+        await with_pods(cluster, pod(container(PULL)))
+        cluster.kube.remove(api.POD, "p")
+        await cluster.settle()
+
+    asyncio.run(scenario())
+    assert cluster.condition("PodsFailing") == ("False", "NoneFailing")
+    (told,) = [text for reason, text in events(cluster) if reason == "RolloutFailed"]
+    assert told.endswith(
+        "made no progress within its deadline; pod p: ErrImagePull: worker waits: no such tag"
+    )
+
+
+def test_who_goes_back_to_an_earlier_revision_is_told_again(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.settle()
+        for image in ("worker:2", "worker:1", "worker:2", "worker:1"):
+            cluster.change(image=image)
+            await cluster.settle()
+
+    asyncio.run(scenario())
+    complete = [text for reason, text in events(cluster) if reason == "RolloutComplete"]
+    assert len(complete) == 5
+    assert len(set(complete)) == 2
+
+
+def test_a_pause_is_named_where_one_asks_why_nothing_moves(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.settle()
+        cluster.change(image="worker:2", rollout={"paused": True})
+        await cluster.settle()
+
+    asyncio.run(scenario())
+    assert cluster.condition("Reconciling") == ("False", "Paused")
+    assert message(cluster, "Reconciling").startswith("rollout.paused is true; 0 of 1 pairs on r")
+
+
+def test_a_rolling_gateway_is_reconciling_until_no_old_one_is_left(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.settle()
+        cluster.change(gateway={"drainSeconds": 7})
+        await cluster.reconcile()
+        assert cluster.condition("Reconciling") == ("True", "GatewayRolling")
+        counts = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 1}
+        for status in (counts, counts | {"replicas": 1, "updatedReplicas": 0}):
+            cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", {"status": status}, "cm", "status")
+            await cluster.reconcile()
+            assert cluster.condition("Ready") == ("True", "PairsServing")
+            assert cluster.condition("Reconciling") == ("True", "GatewayRolling")
+        await cluster.settle()
+        assert cluster.condition("Reconciling") == ("False", "UpToDate")
+
+    asyncio.run(scenario())
