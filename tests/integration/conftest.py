@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import yaml
 
-from baton_cluster.control_plane import ControlPlane, Layout, free_port
+from baton_cluster.control_plane import ControlPlane, Layout
 from baton_cluster.fake_nodes import fake_node
 from baton_cluster.installation import install_chart
 from baton_cluster.kubectl import Kubectl
 from baton_cluster.operators import OperatorProcess
+from baton_cluster.ports import reserve_port
 from baton_cluster.programs import CHART, CONTROL_PLANE, FAKE_PODS, programs
-from baton_cluster.waiting import wait_until
+from baton_cluster.waiting import NotReadyError, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "baton-system"
@@ -61,6 +62,12 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     )
+    # Controllers give each new namespace these two, at a time of their own.
+    given = "serviceaccount/default", "configmap/kube-root-ca.crt"
+    wait_until(
+        f"{name} has what every namespace gets",
+        lambda: all(kubectl.get(each, namespace=name) for each in given), 60,
+    )  # fmt: skip
     yield name
     kubectl.run("delete", "namespace", name, "--wait=false")
 
@@ -77,7 +84,7 @@ def new_operator(control_plane: ControlPlane) -> Callable[[str], OperatorProcess
             "BATON_IDENTITY": identity,
             "BATON_LEASE_NAMESPACE": SYSTEM,
             "BATON_HTTP_HOST": "127.0.0.1",
-            "BATON_HTTP_PORT": str(free_port()),
+            "BATON_HTTP_PORT": str(reserve_port()),
             "BATON_POD_PROBE_SECONDS": "0.2",
             "BATON_LOG_FORMAT": "text",
         }
@@ -132,27 +139,38 @@ def pdd() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def condition(kubectl: Kubectl, namespace: str) -> Callable[[str, str], dict[str, Any]]:
-    """Return a function that gives one condition of a PDDeployment, empty when absent."""
+    """Return a function that gives one condition of a PDDeployment.
+
+    It is empty when there is none, or none yet of the spec as it is now.
+    """
 
     def find(name: str, kind: str) -> dict[str, Any]:
         body = kubectl.get("pdd", name, namespace=namespace) or {}
+        generation = body.get("metadata", {}).get("generation")
         conditions = body.get("status", {}).get("conditions", [])
-        return next((c for c in conditions if c["type"] == kind), {})
+        found = (c for c in conditions if c["type"] == kind)
+        return next((c for c in found if c["observedGeneration"] == generation), {})
 
     return find
 
 
 @pytest.fixture
-def ready(condition: Callable[[str, str], dict[str, Any]]) -> Callable[[str], None]:
-    """Return a function that waits until a PDDeployment is ready."""
+def ready(
+    condition: Callable[[str, str], dict[str, Any]], kubectl: Kubectl, namespace: str
+) -> Callable[[str], None]:
+    """Return a function that waits until a PDDeployment serves with the spec as it is now."""
 
-    def wait(name: str, seconds: float = 60) -> None:
-        wait_until(
-            f"{name} is ready",
-            lambda: condition(name, "Ready").get("status") == "True",
-            seconds,
-            0.2,
-        )
+    def wait(name: str, seconds: float = 120) -> None:
+        def states() -> tuple[str | None, str | None]:
+            return condition(name, "Ready").get("status"), condition(name, "Reconciling").get(
+                "status"
+            )
+
+        try:
+            wait_until(f"{name} serves", lambda: states() == ("True", "False"), seconds, 0.2)
+        except NotReadyError as error:
+            status = (kubectl.get("pdd", name, namespace=namespace) or {}).get("status")
+            raise NotReadyError(f"{error}; its status: {status}") from error
 
     return wait
 

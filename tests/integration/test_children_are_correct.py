@@ -7,7 +7,7 @@ import pytest
 from baton_cluster.waiting import wait_until
 from baton_worker.config import load_config
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 EXPECTED = {
     ("Deployment", "demo-gateway"), ("Service", "demo"), ("Service", "demo-link"),
@@ -137,7 +137,7 @@ def test_a_ready_object_is_not_written_again(demo, kubectl, namespace, operator)
     kubectl.run("label", "deployment", "-n", namespace, "demo-gateway", "touched=1")
     wait_until(
         "the operator looked again",
-        lambda: operator.metric('baton_operator_reconcile_total{result="ok"}') > before, 20, 0.05,
+        lambda: operator.metric('baton_operator_reconcile_total{result="ok"}') > before, 60, 0.05,
     )  # fmt: skip
     now = kubectl.get("pdd", "demo", namespace=namespace)["metadata"]["resourceVersion"]
     assert now == version

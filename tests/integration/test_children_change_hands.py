@@ -6,7 +6,7 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def gateway(**pod):
@@ -45,7 +45,7 @@ def test_what_a_later_spec_drops_leaves_its_child(
     def names():
         return {entry["name"] for entry in pod()["containers"][0]["env"]}
 
-    wait_until("the gateway has the new variable", lambda: "NEW" in names(), 20, 0.1)
+    wait_until("the gateway has the new variable", lambda: "NEW" in names(), 60, 0.1)
     assert names() & {"OLD", "KEPT", "NEW"} == {"KEPT", "NEW"}
     assert "hostname" not in pod()
     assert managers("deployment", "demo-gateway") >= {("baton-operator", "Apply")}
@@ -94,6 +94,6 @@ def test_a_template_that_no_apply_would_take_is_not_created_either(
     spec, words, kind = REFUSED[case]
     kubectl.apply(pdd(**spec), namespace=namespace)
     wait_until(
-        "the object says why", lambda: words in condition("demo", kind).get("message", ""), 20, 0.1
+        "the object says why", lambda: words in condition("demo", kind).get("message", ""), 60, 0.1
     )
     assert kubectl.get("deployment", "demo-gateway", namespace=namespace) is None

@@ -6,7 +6,7 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 FOREIGN = {
     "apiVersion": "v1",
@@ -26,18 +26,22 @@ def everything(kubectl, namespace):
 
 def test_nothing_at_all_is_left(kubectl, operator, namespace, pdd, ready):
     before = everything(kubectl, namespace)
-    roles = [{"name": name, "scaling": {"mode": "External"}} for name in ("prefill", "decode")]
+    roles = [
+        {"name": name, "replicas": 2, "scaling": {"mode": "External"}}
+        for name in ("prefill", "decode")
+    ]
     kubectl.apply(pdd(roles=roles), namespace=namespace)
     ready("demo")
-    kubectl.apply(pdd(roles=roles, image="demo:2"), namespace=namespace)
-    wait_until(
-        "two revisions are there",
-        lambda: len([n for k, n in everything(kubectl, namespace) if k == "Deployment"]) > 3, 30,
-    )  # fmt: skip
+    # A partition keeps both revisions for as long as it takes to look.
+    body = pdd(roles=roles, image="demo:2", rollout={"partition": 1})
+    kubectl.apply(body, namespace=namespace)
+    ready("demo")
+    found = everything(kubectl, namespace)
+    assert len([name for kind, name in found if kind == "Deployment"]) == 5
     kubectl.run("delete", "pdd", "demo", "-n", namespace)
     wait_until(
         "only what was there before is left",
-        lambda: everything(kubectl, namespace) == before, 60, 0.2,
+        lambda: everything(kubectl, namespace) == before, 120, 0.2,
     )  # fmt: skip
 
 
@@ -46,7 +50,7 @@ def test_it_hangs_on_nothing_without_an_operator(kubectl, operator, namespace, p
     ready("demo")
     assert "finalizers" not in kubectl.get("pdd", "demo", namespace=namespace)["metadata"]
     operator.stop()
-    kubectl.run("delete", "pdd", "demo", "-n", namespace, "--timeout=10s")
+    kubectl.run("delete", "pdd", "demo", "-n", namespace, "--timeout=40s")
     assert kubectl.get("pdd", "demo", namespace=namespace) is None
 
 
@@ -59,7 +63,7 @@ def test_nothing_is_made_again_after_the_end(kubectl, operator, namespace, pdd, 
     kubectl.apply(pdd("other"), namespace=namespace)
     wait_until(
         "the operator went on",
-        lambda: operator.metric("baton_operator_reconcile_total") > before, 20, 0.05,
+        lambda: operator.metric("baton_operator_reconcile_total") > before, 60, 0.05,
     )  # fmt: skip
     ready("other")
     assert not children("demo")
@@ -74,7 +78,7 @@ def test_a_foreign_object_is_reported_and_not_adopted(kubectl, operator, namespa
             "demo", "Stalled"
         ).get("message", "")
 
-    wait_until("the conflict is reported", told, 20, 0.1)
+    wait_until("the conflict is reported", told, 60, 0.1)
     body = kubectl.get("service", "demo", namespace=namespace)
     assert body["spec"]["selector"] == {"mine": "yes"}
     assert "ownerReferences" not in body["metadata"]

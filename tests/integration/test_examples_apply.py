@@ -8,7 +8,7 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "examples").glob("*.yaml"))
@@ -39,16 +39,21 @@ def check(kubectl, namespace, body, children, condition):
         made = [c for (kind, _), c in children(name).items() if kind == "Deployment"]
         return {c["metadata"]["labels"]["baton.dev/role"] for c in made}
 
-    wait_until(f"{name} has its Deployments", lambda: found() == wanted, 20, 0.1)
-    wait_until(f"{name} is judged", lambda: condition(name, "Ready").get("reason"), 20, 0.1)
-    assert condition(name, "SpecValid").get("status") == "True"
-    reason = "Suspended" if spec.get("suspend") else "MissingApi"
-    if spec.get("suspend") or not all(on_one_node(role) for role in spec["roles"]):
-        assert condition(name, "Ready")["reason"] == reason
+    wait_until(f"{name} has its Deployments", lambda: found() == wanted, 60, 0.1)
+    reason = None
+    if spec.get("suspend"):
+        reason = "Suspended"
+    elif not all(on_one_node(role) for role in spec["roles"]):
+        reason = "MissingApi"
     elif "path" in spec["model"]:
-        wait_until(
-            f"{name} is ready", lambda: condition(name, "Ready")["status"] == "True", 60, 0.2
-        )
+        reason = "PairsServing"
+
+    def is_judged():
+        found = condition(name, "Ready").get("reason")
+        return found == reason if reason else found
+
+    wait_until(f"{name} is judged {reason}", is_judged, 120, 0.1)
+    assert condition(name, "SpecValid").get("status") == "True"
 
 
 def on_one_node(role):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import time
+from datetime import datetime
 
 import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
-FAILOVER_SECONDS = 20.0
+FAILOVER_SECONDS = 26.0
+"""Duration and two retries are promised, 16 s; ten more are for a machine that is busy."""
+LONG_LEASE = {"lease_duration_seconds": "300", "lease_renew_seconds": "200"}
+"""Who waits for the end of this Lease waits longer than any test."""
 
 
 @pytest.fixture
@@ -29,9 +32,15 @@ def revisions(kubectl, namespace):
     return {pod["metadata"]["labels"]["baton.dev/revision"] for pod in live}
 
 
+def lease_time(kubectl, field):
+    lease = kubectl.get("lease", "baton-operator", namespace="baton-system")
+    return datetime.fromisoformat(lease["spec"][field])
+
+
 def rolling(pdd, image):
+    # Three steps of three seconds each: long enough to be found in the middle of it.
     roles = [{"name": "prefill", "replicas": 3}, {"name": "decode", "replicas": 6}]
-    return pdd(image=image, roles=roles, rollout={"minReadySeconds": 1})
+    return pdd(image=image, roles=roles, rollout={"minReadySeconds": 3})
 
 
 def test_a_rollout_goes_on_after_kill_9(kubectl, operator, namespace, pdd, ready):
@@ -39,7 +48,7 @@ def test_a_rollout_goes_on_after_kill_9(kubectl, operator, namespace, pdd, ready
     ready("demo")
     (old,) = revisions(kubectl, namespace)
     kubectl.apply(rolling(pdd, "demo:2"), namespace=namespace)
-    wait_until("two revisions run", lambda: len(revisions(kubectl, namespace)) == 2, 30, 0.02)
+    wait_until("two revisions run", lambda: len(revisions(kubectl, namespace)) == 2, 60, 0.02)
     operator.kill()
     assert len(revisions(kubectl, namespace)) == 2
     operator.start()
@@ -55,7 +64,7 @@ def test_a_rollout_goes_on_after_kill_9(kubectl, operator, namespace, pdd, ready
         found = kubectl.items("deployments", namespace=namespace)
         return [d["metadata"]["name"] for d in found if old in d["metadata"]["name"]]
 
-    wait_until("the old revision's Deployments are gone", lambda: not left(), 20, 0.1)
+    wait_until("the old revision's Deployments are gone", lambda: not left(), 60, 0.1)
 
 
 def test_one_of_two_leads_and_the_other_takes_over(kubectl, pair, namespace, pdd, ready):
@@ -69,26 +78,25 @@ def test_one_of_two_leads_and_the_other_takes_over(kubectl, pair, namespace, pdd
     ready("demo")
     assert second.metric("baton_operator_apply_total") == 0
     first.kill()
-    started = time.monotonic()
+    renewed = lease_time(kubectl, "renewTime")
     kubectl.run("delete", "service", "demo", "-n", namespace)
     wait_until(
         "the other one repairs",
-        lambda: kubectl.get("service", "demo", namespace=namespace) is not None, 40, 0.05,
+        lambda: kubectl.get("service", "demo", namespace=namespace) is not None, 60, 0.05,
     )  # fmt: skip
-    assert time.monotonic() - started < FAILOVER_SECONDS
+    silent = lease_time(kubectl, "acquireTime") - renewed
+    assert silent.total_seconds() < FAILOVER_SECONDS
     assert second.metric("baton_operator_leader ") == 1
 
 
 def test_a_leader_that_stops_hands_over_at_once(kubectl, pair, namespace, pdd):
     first, second = pair
-    first.start()
+    first.start(**LONG_LEASE)
     first.wait_leading()
-    second.start()
+    second.start(**LONG_LEASE)
     second.wait_ready()
-    started = time.monotonic()
     first.stop()
     second.wait_leading()
-    assert time.monotonic() - started < 10
 
 
 def test_a_spec_changed_while_no_operator_ran_is_caught_up(
@@ -105,4 +113,7 @@ def test_a_spec_changed_while_no_operator_ran_is_caught_up(
         "the new revision runs alone",
         lambda: len(now := revisions(kubectl, namespace)) == 1 and now != before, 60, 0.2,
     )  # fmt: skip
-    assert kubectl.get("service", "demo-link", namespace=namespace) is not None
+    wait_until(
+        "the Service is back",
+        lambda: kubectl.get("service", "demo-link", namespace=namespace), 60, 0.1,
+    )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from baton_cluster.kubectl import KubectlError
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 ACCOUNT = "system:serviceaccount:baton-system:baton-operator"
 
@@ -28,9 +28,12 @@ def test_no_request_was_refused_for_want_of_rights(operator, kubectl, namespace,
     ]
     kubectl.apply(pdd(roles=roles), namespace=namespace)
     ready("demo")
+    first = kubectl.get("pdd", "demo", namespace=namespace)["status"]["updateRevision"]
     roles[1]["replicas"] = 1
     kubectl.apply(pdd(roles=roles, image="demo:2"), namespace=namespace)
     ready("demo")
+    revisions = kubectl.get("pdd", "demo", namespace=namespace)["status"]
+    assert revisions["currentRevision"] == revisions["updateRevision"] != first
     log = operator.log(100_000)
     assert not re.findall(r"cannot \w+ resource.*", log)
     assert operator.metric("baton_operator_api_requests_total") > 0

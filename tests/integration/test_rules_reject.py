@@ -6,7 +6,7 @@ import pytest
 
 from baton_cluster.kubectl import KubectlError
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 PREFILL, DECODE = {"name": "prefill"}, {"name": "decode"}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton_cluster.control_plane import free_port
 from baton_cluster.installation import helm
 from baton_cluster.load import Load, ask
+from baton_cluster.ports import reserve_port
 from baton_cluster.progress import say, step
 from baton_cluster.waiting import wait_until
 
@@ -38,7 +38,7 @@ QUESTIONS = (
 @pytest.fixture(scope="module")
 def local():
     """`baton-worker local` on this machine; yields its URL."""
-    port = free_port()
+    port = reserve_port()
     program = Path(sys.executable).with_name("baton-worker")
     words = ["local", "--model", str(ROOT / "examples/tiny-mtp"), "--port", str(port)]
     process = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL,

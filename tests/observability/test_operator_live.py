@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from baton_cluster.control_plane import ControlPlane, Layout, free_port
+from baton_cluster.control_plane import ControlPlane, Layout
 from baton_cluster.fake_nodes import fake_node
 from baton_cluster.installation import install_chart
 from baton_cluster.operators import OperatorProcess
+from baton_cluster.ports import reserve_port
 from baton_cluster.programs import CHART, CONTROL_PLANE, FAKE_PODS, programs, ready_program
 from baton_cluster.waiting import wait_until
 
@@ -67,7 +68,7 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="module")
 def operator(plane: ControlPlane) -> Iterator[tuple[OperatorProcess, int]]:
-    port = free_port()
+    port = reserve_port()
     token = plane.kubectl.token("baton-operator", SYSTEM)
     environment = {
         "KUBECONFIG": str(plane.write_kubeconfig(plane.folder / "operator.kubeconfig", token)),

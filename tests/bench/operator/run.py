@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baton_cluster.control_plane import ControlPlane, Layout, free_port
+from baton_cluster.control_plane import ControlPlane, Layout
 from baton_cluster.installation import install_chart
 from baton_cluster.operators import OperatorProcess
+from baton_cluster.ports import reserve_port
 from baton_cluster.programs import CHART, CONTROL_PLANE, FAKE_PODS, programs
 from baton_cluster.progress import say
 
@@ -306,7 +307,7 @@ def prepared(plane: ControlPlane) -> OperatorProcess:
         "KUBECONFIG": str(plane.write_kubeconfig(plane.folder / "operator.kubeconfig", token)),
         "BATON_LEASE_NAMESPACE": SYSTEM,
         "BATON_HTTP_HOST": "127.0.0.1",
-        "BATON_HTTP_PORT": str(free_port()),
+        "BATON_HTTP_PORT": str(reserve_port()),
     }
     program = ROOT / ".venv" / "bin" / "baton-operator"
     return OperatorProcess(plane.processes, "operator", program, environment)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from baton_cluster.certificates import Authority
 from baton_cluster.kubectl import Kubectl, write_kubeconfig
+from baton_cluster.ports import reserve_port
 from baton_cluster.processes import Processes
 from baton_cluster.progress import step
 from baton_cluster.waiting import wait_until
@@ -48,7 +48,7 @@ class ControlPlane:
         self.folder = layout.folder
         self.processes = Processes(self.folder / "logs", is_detached=layout.is_detached)
         self.authority = Authority(self.folder / "certificates")
-        self.port = free_port()
+        self.port = reserve_port()
         self.tokens = {user: secrets.token_urlsafe(32) for user in ("admin", "kubelet")}
         self.kubectl = Kubectl(programs["kubectl"], self.kubeconfig("admin"))
 
@@ -102,7 +102,7 @@ class ControlPlane:
         shutil.rmtree(self.folder)
 
     def _start_etcd(self) -> str:
-        client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        client, peer = (f"http://127.0.0.1:{reserve_port()}" for _ in range(2))
         self.processes.start(
             "etcd",
             [
@@ -189,13 +189,6 @@ class ControlPlane:
 
     def _dead(self) -> str:
         return self.processes.dead()
-
-
-def free_port() -> int:
-    """Return a TCP port that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _command(program: Path, flags: Mapping[str, object]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shutil
@@ -10,6 +12,8 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from baton_cluster.waiting import wait_until
 
 _SYSCTLS = {
     "net/ipv4/ip_forward": "1",
@@ -226,7 +230,31 @@ def _cgroup_tops() -> list[Path]:
 
 
 def remove_cgroups(name: str) -> None:
-    """Remove a cgroup with all below it from every hierarchy; no process may be in it."""
+    """End what still runs in a cgroup, and remove it with all below it from every hierarchy.
+
+    Raises:
+        NotReadyError: a process in it does not end.
+    """
     for top in _cgroup_tops():
         for folder, _, _ in os.walk(top / name, topdown=False):
-            Path(folder).rmdir()
+            cgroup = Path(folder)
+            wait_until(f"{cgroup} can be removed", lambda cgroup=cgroup: _is_removed(cgroup), 60)
+
+
+def _is_removed(cgroup: Path) -> bool:
+    try:
+        cgroup.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        _kill_members(cgroup)
+        return False
+    return True
+
+
+def _kill_members(cgroup: Path) -> None:
+    """Kill the processes of a cgroup; one that is dying still counts until the kernel is done."""
+    for pid in (cgroup / "cgroup.procs").read_text().split():
+        if pid != "0":  # of a process that this namespace cannot see
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)

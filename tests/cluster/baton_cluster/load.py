@@ -21,6 +21,8 @@ from baton_cluster.waiting import wait_until
 
 Body = Mapping[str, Any]
 
+REQUEST_SECONDS = 180.0
+"""A lost answer is one that never comes; a busy machine may take its time for the others."""
 _PATH = "/v1/chat/completions"
 _LOGPROB_TOLERANCE = 1e-5
 """Batches of other sizes may round the last bits of a logit otherwise."""
@@ -75,7 +77,7 @@ class Load:
         """Ask each question once, for the answers that must never change."""
         self._base_url = base_url
         self._questions = questions
-        with httpx.Client(base_url=base_url, timeout=60) as client:
+        with httpx.Client(base_url=base_url, timeout=REQUEST_SECONDS) as client:
             self.expected = [ask(client, question) for question in questions]
         self.failures: list[str] = []
         self.n_answers = self.n_tokens = 0
@@ -96,18 +98,27 @@ class Load:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop; requests in flight are waited for."""
+        """Stop; requests in flight are waited for.
+
+        Raises:
+            NotReadyError: one was not answered; what `failures` holds is not all.
+        """
         self._stop.set()
-        for thread in self._threads:
-            thread.join(90)
+        wait_until(
+            "requests in flight are answered",
+            lambda: not any(thread.is_alive() for thread in self._threads), 2 * REQUEST_SECONDS,
+        )  # fmt: skip
 
     def wait_answers(self, more: int) -> None:
         """Wait until this many more requests were answered or failed."""
         goal = self.n_answers + len(self.failures) + more
-        wait_until("clients are served", lambda: self.n_answers + len(self.failures) >= goal, 120)
+        wait_until(
+            "clients are served",
+            lambda: self.n_answers + len(self.failures) >= goal, 2 * REQUEST_SECONDS,
+        )  # fmt: skip
 
     def _run(self, first: int) -> None:
-        with httpx.Client(base_url=self._base_url, timeout=60) as client:
+        with httpx.Client(base_url=self._base_url, timeout=REQUEST_SECONDS) as client:
             for turn in itertools.count(first):
                 if self._stop.is_set():
                     return

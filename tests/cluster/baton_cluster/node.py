@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from baton_cluster.control_plane import SERVICE_RANGE, ControlPlane, free_port
+from baton_cluster.control_plane import SERVICE_RANGE, ControlPlane
 from baton_cluster.host import HostState, node_address
 from baton_cluster.images import PAUSE_IMAGE
 from baton_cluster.node_files import (
@@ -26,6 +26,7 @@ from baton_cluster.node_files import (
     corefile,
     kubelet_config,
 )
+from baton_cluster.ports import reserve_port
 from baton_cluster.processes import Processes
 from baton_cluster.progress import step
 from baton_cluster.waiting import wait_until
@@ -122,8 +123,8 @@ class Node:
                 "--conntrack-tcp-timeout-established=0",
                 "--conntrack-tcp-timeout-close-wait=0",
                 "--oom-score-adj=0",
-                f"--healthz-bind-address=127.0.0.1:{free_port()}",
-                f"--metrics-bind-address=127.0.0.1:{free_port()}",
+                f"--healthz-bind-address=127.0.0.1:{reserve_port()}",
+                f"--metrics-bind-address=127.0.0.1:{reserve_port()}",
             ],
         )
 

@@ -67,9 +67,18 @@ class OperatorProcess:
             return 0, ""
 
     def metric(self, name: str) -> float:
-        """Return the sum of the samples whose line begins with `name`."""
-        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(name)]
+        """Return the sum of the samples whose line begins with `name`.
+
+        Raises:
+            NotReadyError: it does not answer; no answer is not zero.
+        """
+        text = wait_until(f"{self.identity} shows metrics", self._metrics, 60, 0.05, self._gone)
+        lines = [line for line in text.splitlines() if line.startswith(name)]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def _metrics(self) -> str:
+        status, text = self.get("/metrics")
+        return text if status == 200 else ""
 
     def wait_ready(self) -> None:
         """Wait until /readyz says so.
@@ -86,7 +95,7 @@ class OperatorProcess:
 
     def _wait(self, claim: str, look: Callable[[], bool]) -> None:
         try:
-            wait_until(f"{self.identity} {claim}", look, 40, 0.05, self._gone)
+            wait_until(f"{self.identity} {claim}", look, 90, 0.05, self._gone)
         except NotReadyError as error:
             raise NotReadyError(f"{error}\n{self.get('/readyz')}\n{self.log()}") from error
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from baton_cluster.host import remove_cgroups
+from baton_cluster.waiting import NotReadyError
 
 _ROOT = Path("/var/tmp")
 _PREFIX = "bn-"
@@ -39,5 +40,5 @@ def _remove_if_left(folder: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_cgroups(folder.name)
             shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
+    except (OSError, NotReadyError):
         return  # in use, or being made or removed this moment; what cannot go now goes next time

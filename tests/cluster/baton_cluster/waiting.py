@@ -21,7 +21,7 @@ def wait_until(
     interval_seconds: float = 0.05,
     give_up: Callable[[], str] = str,
 ) -> T:
-    """Return the first result of `look` that is neither None nor False.
+    """Return the first true result of `look`: an empty text or list is none yet.
 
     `give_up` returns why there is no point in waiting any longer, else an empty string.
 
@@ -32,7 +32,7 @@ def wait_until(
     pause = threading.Event()
     while True:
         result = look()
-        if result is not None and result is not False:
+        if result:
             return result
         if reason := give_up():
             raise NotReadyError(f"{claim}: {reason}")
