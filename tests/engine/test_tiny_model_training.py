@@ -20,7 +20,7 @@ def run(script: Path, *arguments: str) -> str:
         [sys.executable, str(script), *arguments],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -21,6 +21,7 @@ import msgspec
 import pytest
 import zmq
 
+from baton_cluster.ports import reserve_port
 from baton_worker.config import CurveConfig, LinkConfig, ModelConfig, ProcessConfig, dump_config
 from baton_worker.link.api import CommandReceived, GatewayUp, WorkerDown, WorkerUp
 from baton_worker.link.curve import generate_key_files
@@ -40,8 +41,7 @@ NEVER_SILENT = {"dead_after_seconds": 600.0}
 
 
 def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{reserve_port()}"
 
 
 class Proxy:

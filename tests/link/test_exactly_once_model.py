@@ -447,7 +447,7 @@ def test_rows_arrive_exactly_once_or_are_told_lost(columns, new_info, new_factor
 
 @pytest.mark.hypothesis
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_rows_arrive_exactly_once_or_are_told_lost_at_length(
     columns, new_info, new_factory
 ) -> None:

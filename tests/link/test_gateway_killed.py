@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_cluster.ports import reserve_port
 from baton_worker.link.api import GatewayLost, GatewayUp, Pressure, RowsRefused
 from baton_worker.records.columns import Finish
 
@@ -24,9 +24,7 @@ class GatewayProcess:
     """`program_journal_gateway` on a fixed address."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        self.endpoint = f"tcp://127.0.0.1:{reserve_port()}"
         self.journal = folder / "journal"
         self._process: subprocess.Popen[str] | None = None
 
@@ -64,13 +62,13 @@ class GatewayProcess:
     def rows(self) -> list[int]:
         return [row for line in self.lines() for row in line[2:]]
 
-    def wait_for_rows(self, claim: Callable[[list[int]], bool], seconds: float = 30.0) -> None:
+    def wait_for_rows(self, claim: Callable[[list[int]], bool], seconds: float = 60.0) -> None:
         ticker = threading.Event()
         for _ in range(int(seconds / 0.02)):
             if claim(self.rows()):
                 return
             ticker.wait(0.02)
-        pytest.fail(f"journal ends in {self.rows()[-5:]}")
+        pytest.fail(f"not within {seconds} s; the journal ends in {self.rows()[-5:]}")
 
 
 @pytest.fixture
@@ -188,10 +186,11 @@ def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     worker.log.wait_for(GatewayUp)
     gateway.signal(signal.SIGSTOP)
     clock = threading.Event()
-    for _ in range(1000):
+    for _ in range(6000):
         if read_metric(worker.factory, "baton_link_disconnects_total"):
             break
         clock.wait(0.01)
+    assert read_metric(worker.factory, "baton_link_disconnects_total"), "not within 60 s"
     assert worker.link.linked_gateways() == 0
     gateway.signal(signal.SIGCONT)
     worker.link.publish(77, columns(77, [5]), 1)

@@ -89,7 +89,8 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--model", required=True, help="model folder in Hugging Face layout")
     parser.add_argument("--served-name", default="", help="model name for clients (folder's name)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the OpenAI API")
-    parser.add_argument("--port", type=int, default=8000, help="port of the OpenAI API")
+    parser.add_argument("--port", type=int, default=8000,
+                        help="port of the OpenAI API (0: a free one)")  # fmt: skip
     for role, default in (("prefill", 1), ("decode", 1), ("mixed", 0)):
         parser.add_argument(f"--{role}", type=int, default=default, metavar="N", help="processes")
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=1, metavar="K",

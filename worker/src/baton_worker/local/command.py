@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
+from baton_worker.config import ConfigError
+from baton_worker.config_errors import cannot_listen
 from baton_worker.link.curve import generate_key_files
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, process_names
 from baton_worker.local.scratch import scratch_folder
 from baton_worker.local.supervisor import Child, Reports, Supervisor
+from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import EXIT_BAD_CONFIG
+
+_LOOPBACK = "127.0.0.1"
 
 
 def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -> int:
-    """Run the deployment until SIGINT or SIGTERM; return the exit code."""
-    with scratch_folder() as folder:
+    """Run the deployment until SIGINT or SIGTERM; return the exit code.
+
+    Ports that nobody chose stay the deployment's, so that a gateway that died is back where its
+    workers and clients look for it.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
         curve = _make_keys(options, folder) if options.has_curve else {}
-        plans = plan_processes(options, _free_port(), curve)
+        if not options.port:
+            http = stack.enter_context(_reserved("--host", options.host))
+            options = replace(options, port=port_of(http))
+        link = stack.enter_context(_reserved("link.bind", _LOOPBACK))
+        plans = plan_processes(options, port_of(link), curve)
         screen = _JsonLines() if as_json else _Status(options)
         reports = Reports(screen.ready, screen.died)
         supervisor = Supervisor(plans, reports, log_options, folder)
@@ -33,10 +48,11 @@ def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -
     return 1 if supervisor.has_failed else 0
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def _reserved(field: str, host: str) -> socket.socket:
+    try:
+        return reserve_port(host)
+    except OSError as error:
+        raise ConfigError(cannot_listen(field, host, error.errno)) from error
 
 
 def _make_keys(options: LocalOptions, folder: Path) -> dict[str, CurveFiles]:

@@ -106,7 +106,11 @@ class Supervisor:
             "--with-parent",
         ]
         child.process = subprocess.Popen(  # noqa: S603 - our own program
-            command, pass_fds=[write_fd], stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[write_fd],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # a program may read ours, and a library says its last words there
+            start_new_session=True,
         )
         os.close(write_fd)
         child.ready, child.restart_at_seconds = None, None

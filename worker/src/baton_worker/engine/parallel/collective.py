@@ -7,20 +7,12 @@ takes from the environment for it is set here.
 from __future__ import annotations
 
 import os
-import socket
 
 from baton_worker.engine.framework import Tensor, paddle
 from baton_worker.engine.model import Reduce
 
 HOST = "127.0.0.1"
 _JOIN_SECONDS = 60
-
-
-def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on."""
-    with socket.create_server((HOST, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def join(rank: int, size: int, port: int) -> Reduce:

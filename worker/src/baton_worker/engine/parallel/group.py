@@ -20,8 +20,9 @@ from socket import socketpair
 from baton_worker.engine.framework import Tensor
 from baton_worker.engine.model import Reduce
 from baton_worker.engine.parallel import orders
-from baton_worker.engine.parallel.collective import free_port, join
+from baton_worker.engine.parallel.collective import HOST, join
 from baton_worker.engine.parallel.shard import ShardSizes
+from baton_worker.ports import port_of, reserve_port
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +84,12 @@ class RankGroup:
             loaded = self._receive(rank, _LOAD_SECONDS)
             if not isinstance(loaded, orders.Loaded) or loaded.identity != identity:
                 raise RankDiedError(f"tensor-parallel rank {rank} loaded another checkpoint")
-        port = free_port()
-        self.tell(orders.Join(port))
-        try:
-            reduce = join(0, self.size, port)
-        except RuntimeError as error:
-            raise self._lost(error) from error
+        with reserve_port(HOST) as keeper:
+            self.tell(orders.Join(port_of(keeper)))
+            try:
+                reduce = join(0, self.size, port_of(keeper))
+            except RuntimeError as error:
+                raise self._lost(error) from error
         return self._guarded(reduce)
 
     def tell(self, order: orders.Order) -> None:

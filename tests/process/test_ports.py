@@ -1,0 +1,72 @@
+"""A reserved port is nobody's but the server's that names it, before it comes and after it dies."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+
+import pytest
+import zmq
+
+from baton_worker.main import main
+from baton_worker.ports import port_of, reserve_port
+from baton_worker.readiness import EXIT_BAD_CONFIG
+
+HOST = "127.0.0.1"
+IP_LOCAL_PORT_RANGE = 51
+"""Socket option of Linux 6.3 that Python does not name: which ports a socket may be given."""
+
+
+@pytest.fixture
+def port():
+    with reserve_port(HOST) as keeper:
+        yield port_of(keeper)
+
+
+def test_servers_come_and_go_at_a_reserved_port(port):
+    for _ in range(2):
+        with socket.create_server((HOST, port)) as server, socket.create_connection((HOST, port)):
+            server.accept()[0].close()  # the server's end lingers in TIME_WAIT
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(f"tcp://{HOST}:{port}")
+
+
+def is_given(port: int, use) -> bool:
+    """Say whether a socket that may have this port alone gets it from `use`."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        only = struct.pack("I", port << 16 | port)
+        try:
+            other.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, only)
+        except OSError:
+            pytest.skip("the kernel cannot narrow the ports that a socket is given")
+        try:
+            use(other)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                raise
+            return False
+        return True
+
+
+def free_port() -> int:
+    with reserve_port(HOST) as keeper:
+        return port_of(keeper)
+
+
+def test_neither_a_server_nor_a_client_is_given_a_reserved_port(port):
+    with socket.create_server((HOST, 0)) as server:
+        for use in (
+            lambda other: other.bind((HOST, 0)),
+            lambda other: other.connect(server.getsockname()),
+        ):
+            assert not is_given(port, use)
+            assert any(is_given(free_port(), use) for _ in range(20)), "ports that nobody keeps"
+
+
+def test_an_address_of_another_machine_is_refused_by_name(tmp_path, capsys):
+    assert main(["local", "--model", str(tmp_path), "--host", "192.0.2.1", "--port", "0"]) == (
+        EXIT_BAD_CONFIG
+    )
+    assert "--host" in capsys.readouterr().err
