@@ -32,9 +32,9 @@ lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 unit: env ## Fast tests, in a process more than there are processors (two to three minutes on two)
 	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'not slow and not e2e' tests
 
-e2e: env slow ## Slow tests, then real processes: PD equals mixed, kill -9 of each, 500 requests, the openai client
+e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
 	@tools/chromium.sh
-	@$(PY) -m pytest -q -m 'e2e and not fuzz' tests
+	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'e2e and not fuzz' tests
 
 slow: env ## The slow tests alone, a process for each processor: 10,000 rollouts, the parity matrix, the chart's values
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m 'slow and not e2e and not fuzz' tests

@@ -46,7 +46,7 @@ def helm() -> Callable[..., str]:
 
     def run(*words: str) -> str:
         done = subprocess.run(
-            [str(program), *words], capture_output=True, text=True, check=False, timeout=50
+            [str(program), *words], capture_output=True, text=True, check=False, timeout=100
         )
         if done.returncode:
             raise HelmError(done.stdout + done.stderr)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import httpx
 import pytest
@@ -22,6 +22,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "tiny-mtp"
+PATIENCE_SECONDS = 120.0
+"""How long a condition may take on a busy machine; what never comes true is told by name then."""
+HTTP = httpx.Client(
+    timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
+)
+"""One for all: to make a client costs more than to ask, above all where a test asks again and
+again. It keeps no connection, for the processes are killed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,9 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+T = TypeVar("T")
+
+
+def wait_until(wanted: str, look: Callable[[], T], claim: Callable[[T], bool]) -> T:
+    """Look until what is seen satisfies the claim, and return it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not claim(seen := look()):
+        assert time.monotonic() < deadline, f"{wanted}: not so after {PATIENCE_SECONDS} s: {seen}"
+        time.sleep(0.02)
+    return seen
 
 
 @dataclass
@@ -40,13 +54,13 @@ class Deployment:
     """`baton-worker local` as a subprocess, with the readiness lines it printed."""
 
     process: subprocess.Popen[str]
-    port: int
     lines: list[dict[str, Any]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    has_ended: bool = False
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return str(self.latest("gateway")["url"])
 
     def read(self) -> None:
         assert self.process.stdout is not None
@@ -54,30 +68,41 @@ class Deployment:
             with self.changed:
                 self.lines.append(json.loads(line))
                 self.changed.notify_all()
+        with self.changed:
+            self.has_ended = True
+            self.changed.notify_all()
 
     def latest(self, role: str) -> dict[str, Any]:
         """Return the newest process of a role."""
         return [line for line in self.lines if line["role"] == role][-1]
 
-    def wait_lines(self, count: int, seconds: float = 60.0) -> None:
+    def wait_for_line(self, wanted: str, claim: Callable[[], bool]) -> None:
         with self.changed:
-            ok = self.changed.wait_for(lambda: len(self.lines) >= count, seconds)
-        assert ok, f"only {len(self.lines)} of {count} processes became ready: {self.lines}"
+            self.changed.wait_for(lambda: claim() or self.has_ended, PATIENCE_SECONDS)
+            ended = "the deployment ended" if self.has_ended else f"after {PATIENCE_SECONDS} s"
+            assert claim(), f"{wanted}: not so, {ended}; ready are {self.lines}"
 
-    def wait_usable(self, seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200:
-                    return
-            time.sleep(0.05)
-        raise AssertionError(f"no usable pair after {seconds} s")
+    def wait_lines(self, count: int) -> None:
+        self.wait_for_line(f"{count} processes are ready", lambda: len(self.lines) >= count)
 
-    def wait_restarted(self, role: str, dead_pid: int, seconds: float = 30.0) -> None:
-        with self.changed:
-            ok = self.changed.wait_for(lambda: self.latest(role)["pid"] != dead_pid, seconds)
-        assert ok, f"{role} was not restarted"
-        self.wait_usable(seconds)
+    def wait_usable(self) -> None:
+        self.wait_for_line(
+            "a gateway is ready", lambda: any(line["role"] == "gateway" for line in self.lines)
+        )
+
+        def answer() -> str:
+            try:
+                return HTTP.get(f"{self.url}/readyz").text
+            except httpx.HTTPError as error:
+                return repr(error)
+
+        wait_until("a pair is usable", answer, lambda text: '"status":"ready"' in text)
+
+    def wait_restarted(self, role: str, dead_pid: int) -> None:
+        self.wait_for_line(
+            f"{role} is restarted", lambda: bool(self.latest(role)["pid"] != dead_pid)
+        )
+        self.wait_usable()
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
         """Send a signal to the newest process of a role; return its pid."""
@@ -86,7 +111,7 @@ class Deployment:
         return pid
 
     def metrics(self, role: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        text = httpx.get(self.latest(role)["metrics_url"], timeout=5).text
+        text = HTTP.get(self.latest(role)["metrics_url"]).text
         return {
             (s.name, frozenset(s.labels.items())): s.value
             for f in text_string_to_metric_families(text)
@@ -99,11 +124,19 @@ class Deployment:
         found = [v for (n, ls), v in self.metrics(role).items() if n == name and wanted <= ls]
         return sum(found)
 
-    def wait_metric(self, role: str, name: str, want: float, seconds: float = 10.0) -> None:
-        deadline = time.monotonic() + seconds
-        while (value := self.metric(role, name)) != want:
-            assert time.monotonic() < deadline, f"{role} {name} is {value}, wanted {want}"
-            time.sleep(0.05)
+    def wait_metric(self, role: str, name: str, want: float, **labels: str) -> None:
+        """Wait until a metric is so: a worker counts behind what it has already sent."""
+        where = f"{role} {name} {labels or ''} is {want:g}"
+        wait_until(where, lambda: self.metric(role, name, **labels), lambda value: value == want)
+
+    def wait_at_least(self, role: str, name: str, least: float, **labels: str) -> None:
+        where = f"{role} {name} {labels or ''} is {least:g} or more"
+        wait_until(where, lambda: self.metric(role, name, **labels), lambda value: value >= least)
+
+    def wait_idle(self, *roles: str) -> None:
+        """Wait until the last answers are counted whole: a worker does it behind sending them."""
+        for role in roles:
+            self.wait_metric(role, "baton_live_requests", 0)
 
     def complete(self, **body: Any) -> dict[str, Any]:
         """Post a completion that must succeed."""
@@ -113,17 +146,16 @@ class Deployment:
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         body = {"model": MODEL.name, **body}
-        return httpx.post(self.url + path, json=body, timeout=60)
+        return HTTP.post(self.url + path, json=body)
 
 
 @contextlib.contextmanager
 def start(*flags: str) -> Iterator[Deployment]:
     """Start a deployment, wait until it serves, end it and check that it ended."""
-    port = free_port()
     command = [sys.executable, "-m", "baton_worker.main", "--log-level", "warning", "local"]
-    command += ["--model", str(MODEL), "--port", str(port), "--json", *flags]
+    command += ["--model", str(MODEL), "--port", "0", "--json", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    deployment = Deployment(process, port)
+    deployment = Deployment(process)
     reader = threading.Thread(target=deployment.read)
     reader.start()
     try:
@@ -132,10 +164,10 @@ def start(*flags: str) -> Iterator[Deployment]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=15)
+            process.wait(timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
-            reader.join(timeout=5)
+            reader.join(timeout=PATIENCE_SECONDS)
             assert process.stdout is not None
             process.stdout.close()
 
@@ -145,15 +177,40 @@ def start_deployment() -> Callable[..., contextlib.AbstractContextManager[Deploy
     return start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def unsupervised() -> Callable[..., contextlib.AbstractContextManager[Any]]:
+    """`support_processes.unsupervised(folder, **options)`."""
+    path = Path(__file__).with_name("support_processes.py")
+    spec = importlib.util.spec_from_file_location("e2e_support_processes", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return cast("Callable[..., contextlib.AbstractContextManager[Any]]", module.unsupervised)
+
+
+@pytest.fixture(scope="session")
+def patience() -> float:
+    """Seconds that a condition may take."""
+    return PATIENCE_SECONDS
+
+
+@pytest.fixture(scope="session", name="wait_until")
+def wait_until_fixture() -> Callable[..., Any]:
+    """`wait_until(wanted, look, claim)`."""
+    return wait_until
+
+
+@pytest.fixture(scope="session")
 def pair() -> Iterator[Deployment]:
-    """One prefill and one decode process, two drafts a step."""
+    """One prefill and one decode process, two drafts a step; every test leaves it so."""
     with start("-k", "2") as deployment:
         deployment.wait_lines(3)
         yield deployment
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mixed() -> Iterator[Deployment]:
     """One mixed process without speculation: the plainest path there is."""
     with start("--prefill", "0", "--decode", "0", "--mixed", "1", "-k", "0") as deployment:

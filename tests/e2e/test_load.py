@@ -8,6 +8,8 @@ import random
 
 import httpx
 
+from baton_worker.config import EngineConfig
+
 REQUESTS = 500
 OPEN_AT_ONCE = 250
 
@@ -79,10 +81,10 @@ def check(request: dict, tokens: list[int], logprobs: dict | None, usage: dict |
         assert len(logprobs["token_logprobs"]) == len(tokens)
 
 
-async def run_all(url: str) -> list[str]:
+async def run_all(url: str, patience: float) -> list[str]:
     gate = asyncio.Semaphore(OPEN_AT_ONCE)
     limits = httpx.Limits(max_connections=OPEN_AT_ONCE)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=patience, limits=limits) as client:
 
         async def one(n: int) -> str:
             request = body(n)
@@ -94,33 +96,32 @@ async def run_all(url: str) -> list[str]:
         return await asyncio.gather(*(one(n) for n in range(REQUESTS)))
 
 
-def test_500_mixed_requests_each_end_once_and_leave_nothing(start_deployment):
+def test_500_mixed_requests_each_end_once_and_leave_nothing(unsupervised, tmp_path, patience):
     # 400 blocks hold some twenty of the longest requests: most others wait or are preempted.
-    with start_deployment("-k", "2", "--kv-blocks", "400", "--max-running", "24") as deployment:
-        deployment.wait_lines(3)
-        outcomes = asyncio.run(run_all(deployment.url))
+    engine = EngineConfig(kv_blocks=400, max_running=24)
+    with unsupervised(tmp_path, num_speculative_tokens=2, engine=engine) as processes:
+        outcomes = asyncio.run(run_all(processes.url, patience))
         assert outcomes.count("left") == REQUESTS // 5
         assert set(outcomes) <= {"left", "stop", "length"}
-        for role in ("prefill", "decode"):
-            deployment.wait_metric(role, "baton_engine_kv_blocks_used", 0)
-            deployment.wait_metric(role, "baton_live_requests", 0)
-            deployment.wait_metric(role, "baton_engine_running_requests", 0)
-            deployment.wait_metric(role, "baton_engine_held_handoffs", 0)
-        deployment.wait_metric("decode", "baton_reserved_requests", 0)
-        deployment.wait_metric("gateway", "baton_gateway_live_requests", 0)
-        total = deployment.metric("gateway", "baton_gateway_requests_total")
-        assert total == REQUESTS
-        assert deployment.metric("gateway", "baton_gateway_gap_timeouts_total") == 0
+        for name in ("prefill-0", "decode-0"):
+            processes[name].wait_metric("baton_engine_kv_blocks_used", 0)
+            processes[name].wait_metric("baton_live_requests", 0)
+            processes[name].wait_metric("baton_engine_running_requests", 0)
+            processes[name].wait_metric("baton_engine_held_handoffs", 0)
+        processes["decode-0"].wait_metric("baton_reserved_requests", 0)
+        gateway = processes["gateway"]
+        gateway.wait_metric("baton_gateway_live_requests", 0)
+        gateway.wait_metric("baton_gateway_requests_total", REQUESTS)
+        assert gateway.metric("baton_gateway_gap_timeouts_total") == 0
 
 
-def test_a_full_deployment_answers_429_and_serves_again_after(start_deployment):
-    flags = ("--max-running", "1", "--max-waiting", "1")
-    with start_deployment(*flags) as deployment:
-        deployment.wait_lines(3)
+def test_a_full_deployment_answers_429_and_serves_again_after(unsupervised, tmp_path, patience):
+    engine = EngineConfig(max_running=1, max_waiting=1)
+    with unsupervised(tmp_path, engine=engine) as processes:
 
         async def flood() -> list[httpx.Response]:
-            request = {"model": "tiny-mtp", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
-            async with httpx.AsyncClient(base_url=deployment.url, timeout=60) as client:
+            request = {"model": "tiny-mtp", "prompt": "x", "max_tokens": 200, "ignore_eos": True}
+            async with httpx.AsyncClient(base_url=processes.url, timeout=patience) as client:
                 posts = (client.post("/v1/completions", json=request) for _ in range(24))
                 return await asyncio.gather(*posts)
 
@@ -132,4 +133,6 @@ def test_a_full_deployment_answers_429_and_serves_again_after(start_deployment):
         refused = next(reply for reply in replies if reply.status_code == 429)
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"]
-        assert deployment.complete(prompt="x", max_tokens=2)["usage"]["completion_tokens"] >= 1
+        short = {"model": "tiny-mtp", "prompt": "x", "max_tokens": 2}
+        served = httpx.post(f"{processes.url}/v1/completions", json=short, timeout=patience)
+        assert served.json()["usage"]["completion_tokens"] >= 1

@@ -12,18 +12,17 @@ def test_a_pair_with_curve_serves_and_hands_over(start_deployment):
         deployment.wait_lines(3)
         reply = deployment.complete(prompt="The license", max_tokens=12, logprobs=1, seed=1)
         assert len(reply["choices"][0]["logprobs"]["tokens"]) == reply["usage"]["completion_tokens"]
-        delivered = deployment.metric(
-            "prefill", "baton_handoff_outcomes_total", outcome="delivered"
-        )
-        assert delivered == 1
+        deployment.wait_metric("prefill", "baton_handoff_outcomes_total", 1, outcome="delivered")
 
 
-def test_an_api_key_is_asked_for_and_checked(start_deployment, tmp_path):
+def test_an_api_key_is_asked_for_and_checked(start_deployment, tmp_path, patience):
     keys = tmp_path / "keys"
     keys.write_text("secret-one\nsecret-two\n")
     with start_deployment("--api-keys-file", str(keys)) as deployment:
         refused = httpx.post(
-            deployment.url + "/v1/completions", json={"model": "tiny-mtp", "prompt": "a"}, timeout=5
+            deployment.url + "/v1/completions",
+            json={"model": "tiny-mtp", "prompt": "a"},
+            timeout=patience,
         )
         assert refused.status_code == 401
         assert refused.json()["error"]["code"] == "invalid_api_key"

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,14 +22,12 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from baton_cluster.ports import reserve_port
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "tiny-mtp"
-READY_SECONDS = 60.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+PATIENCE_SECONDS = 120.0
+"""How long a condition may take on a busy machine; what never comes true is told by name then."""
 
 
 @dataclass(frozen=True)
@@ -44,33 +41,31 @@ class Local:
 @contextlib.contextmanager
 def run_local(*flags: str) -> Iterator[Local]:
     """Run a deployment, wait until a pair is usable, end it."""
-    port = free_port()
     command = [sys.executable, "-m", "baton_worker.main", "--log-level", "warning", "local"]
-    command += ["--model", str(MODEL), "--port", str(port), "-k", "2", "--json", *flags]
+    command += ["--model", str(MODEL), "--port", "0", "-k", "2", "--json", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        lines = [json.loads(process.stdout.readline()) for _ in range(3)]
-        url = f"http://127.0.0.1:{port}"
-        wait_ready(url)
-        yield Local(url, {line["role"]: line["metrics_url"] for line in lines})
+        said = [process.stdout.readline() for _ in range(3)]
+        assert all(said), f"the deployment ended; ready were {said}"
+        lines = {line["role"]: line for line in map(json.loads, said)}
+        wait_ready(lines["gateway"]["url"])
+        metrics = {role: line["metrics_url"] for role, line in lines.items()}
+        yield Local(lines["gateway"]["url"], metrics)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=15)
+            process.wait(timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
             process.stdout.close()
 
 
 def wait_ready(url: str) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/readyz", timeout=2).status_code == 200:
-                return
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (reply := httpx.get(f"{url}/readyz", timeout=PATIENCE_SECONDS)).status_code != 200:
+        assert time.monotonic() < deadline, f"after {PATIENCE_SECONDS} s: {reply.text}"
         time.sleep(0.05)
-    raise AssertionError(f"no usable pair after {READY_SECONDS} s")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +88,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options.add_argument(f"--user-data-dir={folder / 'profile'}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
-    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    chrome = webdriver.Chrome(options=options, service=Service(driver, port=reserve_port()))
     chrome.downloads = folder
     try:
         yield chrome
@@ -161,8 +156,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 @pytest.fixture(scope="session")
+def patience() -> float:
+    """Seconds that a condition may take."""
+    return PATIENCE_SECONDS
+
+
+@pytest.fixture(scope="session")
 def pick_port() -> Any:
-    return free_port
+    return reserve_port
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "baton"
 RULES = sorted((CHART / "rules").glob("*.yaml"))
 INTERVAL = "15s"
+PATIENCE_SECONDS = 120.0
+"""How long a value may take to be there on a busy machine: the scrape that tells it may fail."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Prometheus:
     url: str
 
     def get(self, path: str, **parameters: str) -> Any:
-        reply = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=10)
+        reply = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=PATIENCE_SECONDS)
         body = reply.json()
         assert body["status"] == "success", (parameters, body)
         return body["data"]
@@ -54,10 +56,18 @@ class Prometheus:
             for s in found
         ]
 
-    def wait(self, expression: str, seconds: float = 90.0) -> None:
+    def wait(self, expression: str, seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not self.query(expression):
             assert time.monotonic() < deadline, f"nothing for {expression} after {seconds} s"
+            time.sleep(0.5)
+
+    def values(self, expression: str, deadline_seconds: float) -> list[float]:
+        """Return an expression's finite values once it has some; none when that time is over."""
+        while True:
+            found = [value for _, value in self.query(expression) if math.isfinite(value)]
+            if found or time.monotonic() > deadline_seconds:
+                return found
             time.sleep(0.5)
 
 
@@ -95,15 +105,15 @@ def run_prometheus(program: Path, folder: Path, port: int, job: Job) -> Iterator
             yield server
         finally:
             process.terminate()
-            process.wait(timeout=15)
+            process.wait(timeout=PATIENCE_SECONDS)
 
 
 def wait_listening(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{server.url}/-/ready", timeout=1).status_code == 200:
+            if httpx.get(f"{server.url}/-/ready", timeout=PATIENCE_SECONDS).status_code == 200:
                 return
         time.sleep(0.05)
     raise AssertionError(f"Prometheus does not listen: {log.read_text()}")
@@ -135,11 +145,11 @@ def line(where: str, legend: str, found: list[float], unit: str) -> str:
 
 
 def empty_panels(server: Prometheus, name: str, table: list[str]) -> list[tuple[str, str]]:
-    """Ask every query of a dashboard; note the values, return the queries without any."""
-    empty = []
+    """Ask every query of a dashboard; note the values, return the queries that stay without any."""
+    empty, deadline = [], time.monotonic() + PATIENCE_SECONDS
     table += ["", f"{name:<52} {'query':<24} series  values"]
     for title, legend, unit, expression in targets(name):
-        found = [value for _, value in server.query(expression) if math.isfinite(value)]
+        found = server.values(expression, deadline)
         table.append(line(title, legend, found, unit))
         if not found:
             empty.append((title, expression))
@@ -149,9 +159,26 @@ def empty_panels(server: Prometheus, name: str, table: list[str]) -> list[tuple[
 def draw(server: Prometheus, browser: Any, name: str, folder: Path, seconds: float) -> int:
     """Show a dashboard's last seconds in the browser; return how many panels it has.
 
-    The picture is kept in the folder BATON_SCREENSHOTS, if that is set.
+    Panels without data are given time to get some. The picture is kept in the folder
+    BATON_SCREENSHOTS, if that is set.
     """
     tree = json.loads((CHART / "dashboards" / name).read_text())
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        _show(server, browser, tree, folder, seconds)
+        if not browser.find_elements("css selector", ".none") or time.monotonic() > deadline:
+            break
+        time.sleep(1.0)
+    height = browser.execute_script("return document.documentElement.scrollHeight")
+    size = {"width": 1216, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    kept = os.environ.get("BATON_SCREENSHOTS")
+    if kept:
+        browser.save_screenshot(str(Path(kept) / f"dashboard-{Path(name).stem}.png"))
+    return len(tree["panels"])
+
+
+def _show(server: Prometheus, browser: Any, tree: Any, folder: Path, seconds: float) -> None:
     series = {
         panel["id"]: [
             one
@@ -162,10 +189,3 @@ def draw(server: Prometheus, browser: Any, name: str, folder: Path, seconds: flo
     }
     (folder / "page.html").write_text(page(tree, series))
     browser.get((folder / "page.html").as_uri())
-    height = browser.execute_script("return document.documentElement.scrollHeight")
-    size = {"width": 1216, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    kept = os.environ.get("BATON_SCREENSHOTS")
-    if kept:
-        browser.save_screenshot(str(Path(kept) / f"dashboard-{Path(name).stem}.png"))
-    return len(tree["panels"])

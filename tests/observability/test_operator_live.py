@@ -26,7 +26,7 @@ from baton_cluster.ports import reserve_port
 from baton_cluster.programs import CHART, CONTROL_PLANE, FAKE_PODS, programs, ready_program
 from baton_cluster.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "baton-system"
@@ -86,17 +86,17 @@ def operator(plane: ControlPlane) -> Iterator[tuple[OperatorProcess, int]]:
     process.stop()
 
 
-def work(plane: ControlPlane, done: threading.Event) -> int:
-    """Create, roll out and delete PDDeployments until told to stop; return how many there were."""
+def work(plane: ControlPlane, done: threading.Event, has_made_round: threading.Event) -> None:
+    """Create, roll out and delete PDDeployments until told to stop."""
     for round_number in itertools.count():
         names = [f"chat-{round_number}-{n}" for n in range(N_OBJECTS)]
         for image in ("demo:1", "demo:2"):
             for name in names:
                 plane.kubectl.apply(pddeployment(name, image))
                 if done.wait(1.0):
-                    return round_number * N_OBJECTS
+                    return
         plane.kubectl.run("delete", "pdd", *names, "--wait=false")
-    raise AssertionError("counting has no end")
+        has_made_round.set()
 
 
 @pytest.fixture(scope="module")
@@ -110,20 +110,23 @@ def observed(
 ) -> Iterator[Any]:
     """Prometheus with what a chart has to show, the work still going on."""
     job = prom.Job("baton-operator", SYSTEM, [f"127.0.0.1:{operator[1]}"])
-    folder, done = tmp_path_factory.mktemp("prometheus"), threading.Event()
+    folder = tmp_path_factory.mktemp("prometheus")
+    done, has_made_round = threading.Event(), threading.Event()
     with (
         prom.run_prometheus(prometheus_program, folder, pick_port(), job) as server,
         ThreadPoolExecutor(1) as pool,
     ):
-        future = pool.submit(work, plane, done)
+        future = pool.submit(work, plane, done, has_made_round)
         try:
             applied = 'baton_operator_apply_total{kind="Deployment",result="applied"}'
-            server.wait(f"min(count_over_time(up[2m])) >= {DRAWN_SECONDS:.0f}", 120)
-            wait_until("children were made", lambda: bool(server.query(f"{applied} > 0")), 60, 0.5)
+            server.wait(f"min(count_over_time(up[2m])) >= {DRAWN_SECONDS:.0f}", 300)
+            server.wait(f"{applied} > 0")
+            wait_until("a round was made", lambda: has_made_round.is_set() or future.done(), 300)
             yield server
         finally:
             done.set()
-        assert future.result() >= N_OBJECTS
+        future.result()
+        assert has_made_round.is_set()
 
 
 def test_every_panel_of_the_operator_has_data(observed: Any, prom: Any, table: list[str]) -> None:

@@ -5,6 +5,7 @@ Set BATON_SCREENSHOTS to a folder to keep the pictures that docs/images holds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -59,8 +60,9 @@ class Page:
             self.set(name, value)
         self.one("run").click()
 
-    def wait(self, condition: Any, seconds: float = 30.0) -> None:
-        WebDriverWait(self.chrome, seconds, poll_frequency=0.02).until(lambda _: condition())
+    def wait(self, condition: Any, seconds: float = 120.0) -> None:
+        waiting = WebDriverWait(self.chrome, seconds, poll_frequency=0.02)
+        waiting.until(lambda _: condition(), f"after {seconds} s: {self.text('status')!r}")
 
     def wait_finished(self) -> None:
         self.wait(lambda: self.text("status").startswith("Finished"))
@@ -190,7 +192,7 @@ def test_tokens_appear_before_the_answer_is_complete_and_escape_stops_it(page: P
 
 def test_the_keyboard_alone_is_enough(page: Page) -> None:
     prompt = page.one("prompt")
-    assert page.chrome.switch_to.active_element == prompt
+    page.wait(lambda: page.chrome.switch_to.active_element == prompt)
     prompt.send_keys(Keys.CONTROL, Keys.ENTER)
     page.wait_finished()
     page.one("export").send_keys(Keys.TAB)
@@ -213,8 +215,15 @@ def test_export_writes_what_is_on_the_screen(page: Page) -> None:
     page.run(max_tokens=10)
     page.wait_finished()
     page.one("export").click()
-    page.wait(lambda: list(page.chrome.downloads.glob("baton-*.json")))
-    exported = json.loads(next(page.chrome.downloads.glob("baton-*.json")).read_text())
+    exported: dict[str, Any] = {}
+
+    def is_written() -> bool:
+        for path in page.chrome.downloads.glob("baton-*.json"):
+            with contextlib.suppress(json.JSONDecodeError):  # half of it, so far
+                exported.update(json.loads(path.read_text()))
+        return bool(exported)
+
+    page.wait(is_written)
     assert exported == page.state()
     assert "".join(t["token"] for t in exported["tokens"])
     assert "key" not in json.dumps(exported["request"])
@@ -256,4 +265,10 @@ def test_an_injected_script_does_not_run(page: Page) -> None:
         "document.body.append(s)"
     )
     assert page.chrome.execute_script("return window.injected") is None
-    page.chrome.get_log("browser")
+    said: list[str] = []
+
+    def is_refused() -> bool:
+        said.extend(entry["message"] for entry in page.chrome.get_log("browser"))
+        return any("Content Security Policy" in message for message in said)
+
+    page.wait(is_refused)

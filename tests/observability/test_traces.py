@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 pytestmark = pytest.mark.e2e
 
+PATIENCE_SECONDS = 120.0
 PARENT = "00f067aa0ba902b7"
 EXPECTED = {
     ("baton-gateway", "baton.request"),
@@ -59,8 +60,10 @@ class Collector:
 
     def wait(self, trace: str, count: int) -> dict[tuple[str, str], Any]:
         with self.changed:
-            self.changed.wait_for(lambda: len(self.of_trace(trace)) >= count, 15)
-        return self.of_trace(trace)
+            self.changed.wait_for(lambda: len(self.of_trace(trace)) >= count, PATIENCE_SECONDS)
+            found = self.of_trace(trace)
+            assert len(found) >= count, f"{count} spans: not so after {PATIENCE_SECONDS} s: {found}"
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def traced(collector: Collector, start_local: Any) -> Iterator[Any]:
 def complete(url: str, trace: str, flags: str = "01") -> dict[str, Any]:
     body = {"model": "tiny-mtp", "prompt": "You may copy", "max_tokens": 12}
     header = {"traceparent": f"00-{trace}-{PARENT}-{flags}"}
-    reply = httpx.post(f"{url}/v1/completions", json=body, headers=header, timeout=30)
+    reply = httpx.post(f"{url}/v1/completions", json=body, headers=header, timeout=PATIENCE_SECONDS)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 

@@ -81,7 +81,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("target", "budgets"), CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize(("goal", "stable"), [("c", "a"), ("a", "a")], ids=["forth", "back"])
 def test_from_any_state_steps_keep_budgets_and_end_at_the_goal(target, budgets, goal, stable):
