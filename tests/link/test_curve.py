@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton_worker.config import ConfigError, CurveConfig
+from baton_worker.link import zap
 from baton_worker.link.api import GatewayLost, GatewayUp, StepReceived, WorkerDown, WorkerUp
-from baton_worker.link.curve import generate_key_files, load_identity
+from baton_worker.link.curve import generate_key_files, is_key, load_identity
 from baton_worker.link.worker import ZmqWorkerLink
 from baton_worker.link.zap import AllowedKeys
 
@@ -190,6 +191,27 @@ def test_a_bad_update_of_the_allowed_keys_keeps_the_old_ones(keys: Keys) -> None
     assert keys.public["worker"] in allowed
     keys.allow("stranger")
     allowed.refresh()
+    assert keys.public["worker"] not in allowed
+    assert keys.public["stranger"] in allowed
+
+
+def test_a_key_revoked_while_another_thread_reads_the_list_stays_revoked(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
+    other = threading.Thread(target=allowed.refresh)
+
+    def revoke_in_the_middle(key: bytes) -> bool:
+        monkeypatch.undo()
+        keys.allow("stranger")
+        other.start()
+        other.join(0.2)  # it must not get through; were it let, it would in this time
+        return is_key(key)
+
+    keys.allow("worker", "stranger")
+    monkeypatch.setattr(zap, "is_key", revoke_in_the_middle)
+    allowed.refresh()
+    other.join(10)
     assert keys.public["worker"] not in allowed
     assert keys.public["stranger"] in allowed
 

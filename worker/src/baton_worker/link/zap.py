@@ -29,7 +29,8 @@ _FIELDS = 7
 
 class AllowedKeys:
     """A file of Z85 public keys, one a line, each optionally followed by the only worker_id it may
-    use. Blank lines and lines that start with `#` are skipped. Changes are picked up by `refresh`.
+    use. Blank lines and lines that start with `#` are skipped. Changes are picked up by `refresh`,
+    which several threads may call.
     """
 
     def __init__(self, field: str, path: str) -> None:
@@ -42,6 +43,7 @@ class AllowedKeys:
             raise ConfigError(f"{field}: is empty, and link.curve.enabled is true")
         self._field = field
         self._path = Path(path)
+        self._lock = threading.Lock()
         self._stamp = (0, 0)
         self._names: dict[str, str] = {}
         self.version = 0
@@ -59,12 +61,14 @@ class AllowedKeys:
 
         Returns how often the file has been read, so that several readers can each see a change.
         """
-        try:
-            if self._current_stamp() != self._stamp:
-                self._load()
-        except (ConfigError, OSError) as error:
-            log.warning("allowed keys not reloaded", extra={"error": str(error)})
-        return self.version
+        # One at a time: who read the file before it changed must not have the last word.
+        with self._lock:
+            try:
+                if self._current_stamp() != self._stamp:
+                    self._load()
+            except (ConfigError, OSError) as error:
+                log.warning("allowed keys not reloaded", extra={"error": str(error)})
+            return self.version
 
     def _current_stamp(self) -> tuple[int, int]:
         status = self._path.stat()
