@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from baton_cluster.clusters import Cluster
@@ -17,6 +18,7 @@ from baton_cluster.host import traces
 from baton_cluster.kubectl import Kubectl
 from baton_cluster.progress import step
 from baton_cluster.scratch import scratch_folder
+from baton_cluster.waiting import NotReadyError, wait_until
 
 collect_ignore_glob = [] if os.environ.get("BATON_CLUSTER") == "node" else ["test_*.py"]
 
@@ -34,6 +36,9 @@ def running(start: Callable[[Cluster], None]) -> Iterator[Cluster]:
             yield cluster
         finally:
             cluster.stop()
+        # A killed process is seen until the kernel is done with it.
+        with suppress(NotReadyError):
+            wait_until("nothing is left", lambda: traces(folder) == before, 60, 0.2)
         assert traces(folder) == before, "the node left something on this machine"
 
 
@@ -59,11 +64,12 @@ def kubectl(cluster: Cluster) -> Kubectl:
 
 @pytest.fixture(scope="module")
 def ready(kubectl: Kubectl) -> Callable[[], None]:
-    """Return a function that waits until the model is served."""
+    """Return a function that waits until the model is served as its spec says."""
 
     def wait() -> None:
-        words = ("wait", "--for=condition=Ready", "pdd/tiny", "--timeout=240s")
-        kubectl.run(*words, timeout_seconds=250)
+        for state in ("Ready", "Reconciling=False"):
+            words = ("wait", f"--for=condition={state}", "pdd/tiny", "--timeout=240s")
+            kubectl.run(*words, timeout_seconds=250)
 
     return wait
 
@@ -75,7 +81,9 @@ def tiny(kubectl: Kubectl, ready: Callable[[], None]) -> Iterator[str]:
         kubectl.run("apply", "-f", str(ROOT / "examples" / "tiny.yaml"))
         ready()
     yield "tiny"
-    kubectl.run("delete", "pdd", "tiny", "--ignore-not-found", "--timeout=120s")
+    kubectl.run(
+        "delete", "pdd", "tiny", "--ignore-not-found", "--timeout=120s", timeout_seconds=130
+    )
 
 
 @pytest.fixture
@@ -83,4 +91,15 @@ def service(kubectl: Kubectl, tiny: str) -> str:
     """Return the URL of the model's Service."""
     body = kubectl.get("service", tiny)
     assert body is not None
-    return f"http://{body['spec']['clusterIP']}"
+    base = f"http://{body['spec']['clusterIP']}"
+    # Ready pods reach the node's rules through an EndpointSlice and kube-proxy, a little later.
+    wait_until("the Service leads to a gateway", lambda: answers(base), 120, 0.2)
+    return base
+
+
+def answers(base: str) -> bool:
+    """Return whether a gateway answers there, and has workers."""
+    try:
+        return httpx.get(f"{base}/readyz", timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from baton_cluster.installation import helm
-from baton_cluster.load import Load, ask
+from baton_cluster.load import REQUEST_SECONDS, Load, ask
 from baton_cluster.ports import reserve_port
 from baton_cluster.progress import say, step
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = 6
@@ -44,17 +44,22 @@ def local():
     process = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)  # fmt: skip
     base = f"http://127.0.0.1:{port}"
+
+    def has_ended():
+        code = process.poll()
+        return "" if code is None else f"it ended with code {code}"
+
     try:
-        wait_until("the local run serves", lambda: is_ready(base), 120, 0.2)
+        wait_until("the local run serves", lambda: is_ready(base), 240, 0.2, has_ended)
         yield base
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def is_ready(base):
     try:
-        return httpx.get(f"{base}/readyz", timeout=2).status_code == 200
+        return httpx.get(f"{base}/readyz", timeout=10).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -62,9 +67,9 @@ def is_ready(base):
 @pytest.mark.parametrize("body", QUESTIONS, ids=("greedy", "sampled", "long"))
 @pytest.mark.parametrize("is_stream", [False, True], ids=("whole", "stream"))
 def test_the_service_answers_as_the_local_run(service, local, body, is_stream):
-    with httpx.Client(base_url=service, timeout=60) as here:
+    with httpx.Client(base_url=service, timeout=REQUEST_SECONDS) as here:
         answer = ask(here, body, is_stream=is_stream)
-    with httpx.Client(base_url=local, timeout=60) as there:
+    with httpx.Client(base_url=local, timeout=REQUEST_SECONDS) as there:
         assert answer.differs_from(ask(there, body)) == ""
     assert answer.tokens
 
@@ -97,7 +102,7 @@ def test_helm_test_passes_and_leaves_nothing(cluster, kubectl):
     text = helm(cluster.programs["helm"], kubectl, "test", "-n", "baton-system", "baton")
     assert "Succeeded" in text
     assert "Failed" not in text
-    assert not left_by_hooks(kubectl)
+    wait_until("nothing of the hooks is left", lambda: not left_by_hooks(kubectl), 60, 0.2)
 
 
 @pytest.fixture
@@ -120,6 +125,14 @@ def status(kubectl):
     return kubectl.get("pdd", "tiny")["status"]
 
 
+def condition(kubectl, type_):
+    """Return a condition of the spec as it is now, else an empty one."""
+    body = kubectl.get("pdd", "tiny")
+    found = {c["type"]: c for c in body["status"]["conditions"]}.get(type_, {})
+    is_current = found.get("observedGeneration") == body["metadata"]["generation"]
+    return found if is_current else {}
+
+
 def names_of_pods(kubectl, *selectors):
     chosen = ",".join(["baton.dev/name=tiny", *selectors])
     return {pod["metadata"]["name"] for pod in kubectl.items("pods", "-l", chosen)}
@@ -132,7 +145,7 @@ def test_roles_are_scaled_by_kubectl_under_load(kubectl, load):
     for count in (2, 1):
         for role in ("prefill", "decode"):
             name = f"pdrs/tiny-{role}"
-            wait_until(f"{name} exists", lambda name=name: kubectl.get(name), 30, 0.2)
+            wait_until(f"{name} exists", lambda name=name: kubectl.get(name), 60, 0.2)
             with step(f"kubectl scale {name} --replicas={count}"):
                 kubectl.run("scale", name, f"--replicas={count}")
                 wait_until(f"{name} has {count}", lambda role=role, count=count: (
@@ -176,8 +189,36 @@ def test_a_rolling_update_of_the_gateway_loses_no_request_and_no_token(kubectl, 
         ready()
 
 
+def test_a_broken_image_is_named_on_the_object_and_the_model_goes_on(kubectl, service, load, ready):
+    image = kubectl.get("pdd", "tiny")["spec"]["image"]
+    patch(kubectl, image="localhost/no-such-image:dev")
+    with step("an image that nobody has"):
+        wait_until("the object says why", lambda: (
+            "no-such-image" in condition(kubectl, "Reconciling").get("message", "")
+        ), 120, 0.5)  # fmt: skip
+    assert condition(kubectl, "Ready")["status"] == "True"
+    assert condition(kubectl, "PodsFailing")["status"] == "True"
+    patch(kubectl, image=image)
+    ready()
+    wait_until("no pod is failing", lambda: (
+        condition(kubectl, "PodsFailing").get("status") == "False"
+    ), 120, 0.5)  # fmt: skip
+
+
+def test_a_model_that_is_not_there_is_told_in_the_workers_own_words(kubectl, tiny, ready):
+    folder = kubectl.get("pdd", "tiny")["spec"]["model"]["path"]
+    patch(kubectl, model={"path": "/no/such/model"})
+    with step("a model that is not there"):
+        wait_until("the object says why", lambda: (
+            "model.path: /no/such/model/" in condition(kubectl, "PodsFailing").get(
+                "message", "")
+        ), 120, 0.5)  # fmt: skip
+    patch(kubectl, model={"path": folder})
+    ready()
+
+
 def test_deletion_leaves_no_pod(kubectl, tiny):
-    kubectl.run("delete", "pdd", tiny, "--timeout=60s")
+    kubectl.run("delete", "pdd", tiny, "--timeout=60s", timeout_seconds=70)
     words = ("pods,deployments,services,secrets,configmaps", "-l", f"baton.dev/name={tiny}")
     wait_until("nothing is left", lambda: not kubectl.items(*words), 180, 0.5)
 
@@ -186,22 +227,25 @@ def uninstall(cluster, kubectl):
     helm(cluster.programs["helm"], kubectl, "uninstall", "-n", "baton-system", "baton", "--wait",
          "--timeout=120s")  # fmt: skip
     assert not kubectl.items("deployments", namespace="baton-system")
-    assert not left_by_hooks(kubectl)
+    wait_until("nothing of the hooks is left", lambda: not left_by_hooks(kubectl), 60, 0.2)
 
 
 def test_uninstalling_keeps_the_definitions_and_hangs_on_nothing(cluster, kubectl):
     uninstall(cluster, kubectl)
     assert kubectl.get("crd", "pddeployments.baton.dev") is not None
     kubectl.run("delete", "crd", "pddeployments.baton.dev", "pdrolescalers.baton.dev",
-                "--timeout=30s")  # fmt: skip
+                "--timeout=60s", timeout_seconds=70)  # fmt: skip
 
 
 def test_uninstalling_everything_waits_for_no_finalizer_of_ours(cluster, kubectl):
     cluster.install("crds.keep=false", "uninstall.timeoutSeconds=3")
     kubectl.run("apply", "-f", str(ROOT / "examples" / "suspended.yaml"))
-    wait_until("the operator serves it", lambda: kubectl.get("service", "asleep"), 30, 0.2)
+    wait_until("the operator serves it", lambda: kubectl.get("service", "asleep"), 60, 0.2)
     stuck = {"metadata": {"finalizers": ["baton.dev/nobody-removes-this"]}}
     kubectl.run("patch", "pdd", "asleep", "--type=merge", "-p", json.dumps(stuck))
     uninstall(cluster, kubectl)
-    assert kubectl.get("crd", "pddeployments.baton.dev") is None
-    wait_until("no child is left", lambda: not kubectl.get("service", "asleep"), 30, 0.5)
+    wait_until(
+        "the definition is gone",
+        lambda: kubectl.get("crd", "pddeployments.baton.dev") is None, 60, 0.5,
+    )  # fmt: skip
+    wait_until("no child is left", lambda: not kubectl.get("service", "asleep"), 60, 0.5)

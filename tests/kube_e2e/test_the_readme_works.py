@@ -11,7 +11,7 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """set -euxo pipefail
@@ -35,11 +35,11 @@ def test_install_serve_scale_roll_drain_debug_and_uninstall(bare_cluster):
     }
     done = subprocess.run(
         ["bash", "-c", PRELUDE + commands("On Kubernetes")], cwd=ROOT, env=environment,
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1000, check=False,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1500, check=False,
     )  # fmt: skip
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-3000:]
     for said in ('"logprob":', "FIELD: roles", "deleted", 'release "baton" uninstalled'):
         assert said in done.stdout
     kubectl = bare_cluster.plane.kubectl
-    wait_until("no pod is left", lambda: not kubectl.items("pods", "--all-namespaces"), 60, 0.5)
+    wait_until("no pod is left", lambda: not kubectl.items("pods", "--all-namespaces"), 180, 0.5)
