@@ -31,7 +31,7 @@ def test_an_example_applies_and_is_acted_on(
 
 def check(kubectl, namespace, body, children, condition):
     name, spec = body["metadata"]["name"], body["spec"]
-    wanted = {"gateway"} | ({r["name"] for r in spec["roles"] if on_one_node(r)})
+    wanted = {"gateway"} | {role["name"] for role in spec["roles"]}
     if spec.get("suspend"):
         wanted = {"gateway"}
 
@@ -43,8 +43,6 @@ def check(kubectl, namespace, body, children, condition):
     reason = None
     if spec.get("suspend"):
         reason = "Suspended"
-    elif not all(on_one_node(role) for role in spec["roles"]):
-        reason = "MissingApi"
     elif "path" in spec["model"]:
         reason = "PairsServing"
 
@@ -54,7 +52,3 @@ def check(kubectl, namespace, body, children, condition):
 
     wait_until(f"{name} is judged {reason}", is_judged, 120, 0.1)
     assert condition(name, "SpecValid").get("status") == "True"
-
-
-def on_one_node(role):
-    return role.get("parallelism", {}).get("nodes", 1) == 1

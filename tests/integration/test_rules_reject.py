@@ -55,6 +55,11 @@ CASES = {
         roles({"parallelism": {"tensor": 4}}, {"parallelism": {"tensor": 2}}),
         "decode's parallelism.tensor must equal prefill's, or be 1",
     ),
+    "a replica over several nodes": (
+        roles({"parallelism": {"tensor": 2, "nodes": 2}}, {"parallelism": {"tensor": 2}}),
+        "parallelism.nodes must be 1: a replica over several nodes is not supported; "
+        "use parallelism.tensor for ranks on one node, and more replicas",
+    ),
     "scaling bounds upside down": (
         roles({"scaling": {"min": 3, "max": 2}}), "scaling.min must not exceed scaling.max",
     ),

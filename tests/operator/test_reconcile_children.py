@@ -401,15 +401,16 @@ def test_a_secret_is_made_once_and_its_keys_are_kept(cluster):
     run(scenario())
 
 
-def test_a_missing_api_is_a_condition(cluster):
+def test_a_replica_over_several_nodes_that_slipped_past_the_schema_makes_no_child(cluster):
     async def scenario():
-        roles = [
-            {"name": n, "parallelism": {"tensor": 2, "nodes": 2}} for n in ("prefill", "decode")
-        ]
-        await cluster.create(roles=roles)
-        await cluster.settle()
-        assert cluster.condition("Ready") == ("False", "MissingApi")
-        assert cluster.kube.names(api.DEPLOYMENT) == ["chat-gateway"]
+        decode = {"name": "decode", "parallelism": {"tensor": 2, "nodes": 2}}
+        await cluster.create(roles=[{"name": "prefill", "parallelism": {"tensor": 2}}, decode])
+        assert await cluster.reconcile() is None
+        assert cluster.condition("SpecValid") == ("False", "InvalidSpec")
+        told = cluster.status()["conditions"][0]["message"]
+        assert told.startswith("spec.roles[decode].parallelism.nodes must be 1: a replica over")
+        assert "use parallelism.tensor" in told
+        assert cluster.kube.names(api.DEPLOYMENT) == []
 
     run(scenario())
 

@@ -1,6 +1,8 @@
-"""Children beside pods: policies, services, budgets, multi-node workloads, revision records."""
+"""Children beside pods: policies, services, budgets, revision records."""
 
 from __future__ import annotations
+
+import json
 
 import msgspec
 import pytest
@@ -13,7 +15,6 @@ from baton_operator.resources.disruption import min_available
 from baton_operator.resources.meta import Owner
 from baton_operator.resources.policies import network_policies
 from baton_operator.resources.services import link_service
-from baton_operator.resources.workloads import worker_workload
 from baton_operator.revision import (
     make_record,
     read_record,
@@ -116,20 +117,19 @@ def test_a_budget_lets_one_pair_go_and_never_blocks_a_single_pod(target, pairs, 
     assert min_available(target, pairs) == least
 
 
-def test_more_than_one_node_makes_a_leader_worker_set():
-    record = make_record(OWNER, spec_of(), "r1")
-    template = record.templates["decode"]
-    made = worker_workload(OWNER, spec_of(), Role.DECODE, "r1", template, 3, nodes=4)
-    assert made["kind"] == "LeaderWorkerSet"
-    assert made["spec"]["replicas"] == 3
-    assert made["spec"]["leaderWorkerTemplate"]["size"] == 4
-
-
 def test_a_record_is_read_back_and_cannot_be_edited():
     record = make_record(OWNER, spec_of(), "r1")
     made = record_manifest(OWNER, record)
     assert made["immutable"] is True
     assert read_record(made) == record
+
+
+def test_a_record_of_an_earlier_operator_is_rendered_as_it_was_because_it_cannot_be_changed():
+    made = record_manifest(OWNER, make_record(OWNER, spec_of(), "r1"))
+    shapes = json.loads(made["data"]["templates.json"])
+    nodes = {"nodes": {"decode": 1, "prefill": 1}}
+    made["data"]["templates.json"] = json.dumps(shapes | nodes, separators=(",", ":"))
+    assert record_manifest(OWNER, read_record(made)) == made
 
 
 @pytest.mark.parametrize("data", [{}, {"templates.json": "{"}, {"templates.json": "{}"}])

@@ -34,9 +34,6 @@ class Kind:
 PD_DEPLOYMENT = Kind(API_VERSION, "PDDeployment", "pddeployments", has_generation=True)
 SCALER = Kind(API_VERSION, "PDRoleScaler", "pdrolescalers", has_generation=True)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments", has_generation=True)
-LEADER_WORKER_SET = Kind(
-    "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets", has_generation=True
-)
 POD = Kind("v1", "Pod", "pods")
 SERVICE = Kind("v1", "Service", "services")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
@@ -56,7 +53,7 @@ CHILD_KINDS = (
     DEPLOYMENT, SCALER, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )  # fmt: skip
-OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR)
+OPTIONAL_KINDS = (POD_MONITOR,)
 _BY_NAME = {k.kind: k for k in (*CHILD_KINDS, *OPTIONAL_KINDS, POD, PD_DEPLOYMENT, EVENT)}
 
 

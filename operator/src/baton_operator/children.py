@@ -30,7 +30,6 @@ from baton_operator.wish import Wish
 class Apis(NamedTuple):
     """Optional APIs that the cluster serves."""
 
-    has_lws: bool = False
     has_pod_monitor: bool = False
 
 
@@ -73,11 +72,6 @@ def wishes(inputs: Inputs) -> list[Wish]:
     ]
 
 
-def needs_missing_api(spec: PDDeploymentSpec, apis: Apis) -> bool:
-    """Whether a role spans nodes and the cluster lacks LeaderWorkerSet."""
-    return not apis.has_lws and any(role.parallelism.nodes > 1 for role in spec.roles)
-
-
 def _workloads(inputs: Inputs) -> Iterator[Manifest]:
     for revision, counts in inputs.plan.step.wanted.items():
         record = inputs.records.get(revision)
@@ -87,13 +81,8 @@ def _workloads(inputs: Inputs) -> Iterator[Manifest]:
 
 def _of_revision(inputs: Inputs, record: RevisionRecord, counts: Counts) -> Iterator[Manifest]:
     for role, replicas in zip(WORKER_ROLES, counts, strict=True):
-        nodes = record.nodes[role.value]
-        if nodes > 1 and not inputs.apis.has_lws:
-            continue
         template = record.templates[role.value]
-        yield worker_workload(
-            inputs.owner, inputs.spec, role, record.name, template, replicas, nodes=nodes
-        )
+        yield worker_workload(inputs.owner, inputs.spec, role, record.name, template, replicas)
 
 
 def _gateway(owner: Owner, spec: PDDeploymentSpec) -> tuple[Manifest, Manifest]:

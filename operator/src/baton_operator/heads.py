@@ -86,7 +86,6 @@ class StatusView(_Wire, frozen=True):
 
     observed_generation: int = 0
     replicas: int = 0
-    ready_replicas: int = 0
     available_replicas: int | None = None
     updated_replicas: int = 0
     phase: str = ""
@@ -115,7 +114,7 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Counts of a Deployment or LeaderWorkerSet. `updated`: pods of the template as it is now."""
+    """Counts of a Deployment. `updated`: pods of the template as it is now."""
 
     desired: int
     existing: int
@@ -233,8 +232,8 @@ def _created_entry(meta: Metadata) -> int | None:
 
 
 def _view(head: Head, kind: str) -> View:
-    if kind in ("Deployment", "LeaderWorkerSet"):
-        return _workload(head, kind)
+    if kind == "Deployment":
+        return _workload(head)
     if kind == "Pod":
         return _pod(head)
     if kind == "PDRoleScaler":
@@ -251,16 +250,14 @@ def _view(head: Head, kind: str) -> View:
     return None
 
 
-def _workload(head: Head, kind: str) -> Workload:
+def _workload(head: Head) -> Workload:
     status = head.status
     desired = 1 if head.spec.replicas is None else head.spec.replicas
-    available = status.available_replicas or 0
-    ready = available if kind == "Deployment" else status.ready_replicas
     is_current = status.observed_generation >= head.metadata.generation
     return Workload(
         desired=desired,
         existing=status.replicas,
-        ready=ready,
+        ready=status.available_replicas or 0,
         updated=status.updated_replicas if is_current else 0,
     )
 

@@ -59,7 +59,7 @@ def revision_record(name: str, revision: str) -> str:
 
 
 def workload(name: str, revision: str, role: Role) -> str:
-    """Return the name of the Deployment or LeaderWorkerSet of a revision's role."""
+    """Return the name of the Deployment of a revision's role."""
     return f"{name}-{revision}-{role}"
 
 

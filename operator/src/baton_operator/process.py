@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 from baton_operator.api import (
     CHILD_KINDS,
     DEPLOYMENT,
-    LEADER_WORKER_SET,
     PD_DEPLOYMENT,
     POD,
     POD_MONITOR,
@@ -54,7 +53,7 @@ from baton_operator.workqueue import WorkQueue
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
-_WITH_BODY = (DEPLOYMENT, LEADER_WORKER_SET, POD, SCALER)
+_WITH_BODY = (DEPLOYMENT, POD, SCALER)
 """Kinds whose spec or status is read; of the others only metadata is fetched."""
 
 
@@ -123,10 +122,7 @@ class _Operator:
         for kind in (PD_DEPLOYMENT, SCALER):
             await until_served(self._kube, kind)
         async with self._leading(group):
-            apis = Apis(
-                has_lws=await self._kube.has_api(LEADER_WORKER_SET),
-                has_pod_monitor=await self._kube.has_api(POD_MONITOR),
-            )
+            apis = Apis(has_pod_monitor=await self._kube.has_api(POD_MONITOR))
             machine = self._machine(apis)
             self._vitals.reflectors = machine.reflectors
             self._vitals.phase = "leading"
@@ -160,7 +156,6 @@ class _Operator:
     def _machine(self, apis: Apis) -> Machine:
         kinds = [kind for kind in CHILD_KINDS if kind is not SECRET or self._settings.watch_secrets]
         kinds += [POD]
-        kinds += [LEADER_WORKER_SET] if apis.has_lws else []
         kinds += [POD_MONITOR] if apis.has_pod_monitor else []
         reconciler = Reconciler(self._tools, apis, home=own_namespace(""))
         reflectors = tuple(self._reflector(kind) for kind in kinds)

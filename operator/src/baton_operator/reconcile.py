@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton_operator.api import (
     CONFIG_MAP,
     DEPLOYMENT,
-    LEADER_WORKER_SET,
     PD_DEPLOYMENT,
-    Kind,
     KubeApi,
     Throttled,
 )
 from baton_operator.apply import Applier, Extra, Outcome, Result
-from baton_operator.children import Apis, Inputs, needs_missing_api, wishes
+from baton_operator.children import Apis, Inputs, wishes
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES
 from baton_operator.observe import Observed, observe
@@ -39,7 +37,6 @@ from baton_operator.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-_WORKLOADS: Mapping[str, Kind] = {k.kind: k for k in (DEPLOYMENT, LEADER_WORKER_SET)}
 _LEAVING_RETRY_SECONDS = 1.0
 _FOREIGN_RETRY_SECONDS = 30.0
 
@@ -121,7 +118,7 @@ class Reconciler:
         await self._scale_unrecorded(pdd, seen, plan, records)
         await applier.remove_all(pdd.key, extras)
         await self._retire(pdd.key, seen, plan)
-        trouble = self._trouble(pdd, results)
+        trouble = _trouble(results)
         seen = observe(self._tools.children, pdd.key, pdd.uid)
         self._tools.telemetry.refresh(pdd.key, seen.pods)
         sample = self._tools.telemetry.sample(pdd.key)
@@ -203,9 +200,8 @@ class Reconciler:
             replicas = wanted[WORKER_ROLES.index(workload.role)]
             if replicas != workload.counts.desired:
                 patch = {"metadata": {"uid": workload.child.uid}, "spec": {"replicas": replicas}}
-                kind = _WORKLOADS[workload.child_id.kind]
                 name = workload.child_id.name
-                await self._tools.kube.merge(kind, pdd.key.namespace, name, patch)
+                await self._tools.kube.merge(DEPLOYMENT, pdd.key.namespace, name, patch)
 
     async def _retire(self, key: ObjectKey, seen: Observed, plan: Plan) -> None:
         """Delete what no revision in use needs: workloads first, then their records."""
@@ -213,30 +209,23 @@ class Reconciler:
         applier = self._tools.applier
         await applier.remove_all(
             key,
-            (
-                Extra(_WORKLOADS[w.child_id.kind], w.child)
-                for w in seen.workloads
-                if w.revision in plan.retired
-            ),
+            (Extra(DEPLOYMENT, w.child) for w in seen.workloads if w.revision in plan.retired),
         )
         records = [child for child in seen.records if child.revision not in kept]
         await applier.remove_all(key, (Extra(CONFIG_MAP, child) for child in records))
         self._tools.records.drop(key, {child.revision for child in records})
 
-    def _trouble(self, pdd: PDDeployment, results: list[Result]) -> Trouble:
-        missing = ""
-        if needs_missing_api(pdd.spec, self._apis):
-            missing = "parallelism.nodes > 1 needs the LeaderWorkerSet API; install it"
-        return Trouble(
-            foreign=_named(results, Outcome.FOREIGN),
-            failed=_errors(r for r in results if r.error),
-            refused=_errors(r for r in results if r.error and r.error.is_refusal),
-            missing_api=missing,
-        )
-
 
 def _owner(pdd: PDDeployment) -> Owner:
     return Owner(pdd.key.namespace, pdd.key.name, pdd.uid)
+
+
+def _trouble(results: list[Result]) -> Trouble:
+    return Trouble(
+        foreign=_named(results, Outcome.FOREIGN),
+        failed=_errors(r for r in results if r.error),
+        refused=_errors(r for r in results if r.error and r.error.is_refusal),
+    )
 
 
 def _errors(results: Iterable[Result]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from baton_operator.resources.config import worker_config
 from baton_operator.resources.meta import Manifest, Owner, manifest
 from baton_operator.resources.pods import worker_template
 
-RENDER_VERSION = 2
+RENDER_VERSION = 3
 """Raised when `resources` renders worker pods differently: that is a new revision."""
 
 _TEMPLATES_KEY = "templates.json"
@@ -33,17 +33,21 @@ _SUFFIXES: dict[str, Decimal | int] = {
 
 
 class RevisionRecord(msgspec.Struct, frozen=True):
-    """What a revision's pods are made from, by role: file, pod template, pods per replica."""
+    """What a revision's pods are made from, by role: file and pod template.
+
+    `nodes` is what operators before render version 3 wrote beside them. A record cannot be changed,
+    so that one of theirs must be rendered as it was.
+    """
 
     name: str
     configs: dict[str, str]
     templates: dict[str, Manifest]
-    nodes: dict[str, int]
+    nodes: dict[str, int] = {}
 
 
-class _Shapes(msgspec.Struct, frozen=True):
+class _Shapes(msgspec.Struct, frozen=True, omit_defaults=True):
     templates: dict[str, Manifest]
-    nodes: dict[str, int]
+    nodes: dict[str, int] = {}
 
 
 def revision_name(spec: PDDeploymentSpec) -> str:
@@ -77,7 +81,6 @@ def make_record(owner: Owner, spec: PDDeploymentSpec, revision: str) -> Revision
         name=revision,
         configs={r.value: worker_config(owner, spec, r, revision) for r, _ in roles},
         templates={r.value: worker_template(owner, spec, role, revision) for r, role in roles},
-        nodes={r.value: role.parallelism.nodes for r, role in roles},
     )
 
 

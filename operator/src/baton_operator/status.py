@@ -22,7 +22,7 @@ from baton_operator.samples import Sample
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What keeps reconciling from its goal: children of others, failed writes, missing APIs.
+    """What keeps reconciling from its goal: children of others, failed writes.
 
     `refused` are those of `failed` that come back as long as spec and cluster are as they are.
     """
@@ -30,7 +30,6 @@ class Trouble:
     foreign: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    missing_api: str = ""
     invalid: str = ""
 
 
@@ -167,8 +166,6 @@ def _ready(
 
 def _broken(trouble: Trouble) -> tuple[str, str] | None:
     """Return reason and message of what only a person can mend."""
-    if trouble.missing_api:
-        return "MissingApi", trouble.missing_api
     if trouble.foreign:
         names = ", ".join(trouble.foreign)
         return "Conflict", f"not controlled by this PDDeployment, left alone: {names}"

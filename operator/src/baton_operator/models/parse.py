@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from baton_operator.models.roles import NOT_OVER_NODES
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import check_template
 from baton_operator.names import GATEWAY_PORTS, MAX_NAME_LENGTH, WORKER_PORTS
@@ -84,6 +85,9 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
         raise InvalidSpec(
             "spec.speculative.numSpeculativeTokens must be 0 exactly when method is none"
         )
+    for role in spec.roles:
+        if role.parallelism.nodes != 1:
+            raise InvalidSpec(f"spec.roles[{role.name}].{NOT_OVER_NODES}")
     prefill, decode = spec.role("prefill"), spec.role("decode")
     if decode.parallelism.tensor not in (1, prefill.parallelism.tensor):
         raise InvalidSpec("spec.roles: decode's parallelism.tensor must equal prefill's, or be 1")

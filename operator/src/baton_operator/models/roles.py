@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import field
 
 from baton_operator.models.fields import Model, RawObject, about, rules
+
+NOT_OVER_NODES: Final = (
+    "parallelism.nodes must be 1: a replica over several nodes is not supported; "
+    "use parallelism.tensor for ranks on one node, and more replicas"
+)
 
 
 class ParallelismSpec(Model, frozen=True):
@@ -16,9 +21,8 @@ class ParallelismSpec(Model, frozen=True):
     tensor: Annotated[int, about("Ranks of tensor parallelism per replica.", ge=1, le=1024)] = 1
     nodes: Annotated[
         int,
-        about("Pods per replica. More than 1 needs the LeaderWorkerSet API in the cluster.",
-              ge=1, le=64),
-    ] = 1  # fmt: skip
+        about("Pods per replica. Must be 1: a replica's ranks run on one node.", ge=1, le=64),
+    ] = 1
 
 
 class ScalingMode(StrEnum):
@@ -63,7 +67,13 @@ class RoleSpec(Model, frozen=True):
               "Never makes a new revision.", ge=1, le=4096),
     ] = 1  # fmt: skip
     image: Annotated[str, about("Overrides spec.image for this role.", max_length=512)] = ""
-    parallelism: Annotated[ParallelismSpec, about("How one replica is spread.")] = ParallelismSpec()
+    parallelism: Annotated[
+        ParallelismSpec,
+        about(
+            "How one replica is spread.",
+            extra_json_schema=rules(("self.nodes == 1", NOT_OVER_NODES)),
+        ),
+    ] = ParallelismSpec()
     scaling: Annotated[
         ScalingSpec,
         about(

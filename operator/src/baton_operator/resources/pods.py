@@ -153,11 +153,7 @@ def _identity(role: Role, revision: str) -> list[Manifest]:
 
 
 def _ranks(role: RoleSpec) -> list[Manifest]:
-    shape = {
-        "BATON_TENSOR_PARALLEL": role.parallelism.tensor,
-        "BATON_NODES": role.parallelism.nodes,
-    }
-    return [{"name": name, "value": str(value)} for name, value in shape.items()]
+    return [{"name": "BATON_TENSOR_PARALLEL", "value": str(role.parallelism.tensor)}]
 
 
 def _env(container: Manifest, ours: list[Manifest]) -> None:

@@ -1,4 +1,4 @@
-"""Workloads: a Deployment for each revision's role, or a LeaderWorkerSet, and the gateway's.
+"""Workloads: a Deployment for each revision's role, and the gateway's.
 
 A worker Deployment's pod template never changes after creation: a change is another revision with
 another name, and only the planner moves replicas between them.
@@ -11,8 +11,6 @@ from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import ANNOTATION_CONFIG, Role
 from baton_operator.resources.meta import Manifest, Owner, manifest, selector_labels
 
-LWS_API_VERSION = "leaderworkerset.x-k8s.io/v1"
-
 
 def worker_workload(
     owner: Owner,
@@ -21,12 +19,8 @@ def worker_workload(
     revision: str,
     template: Manifest,
     replicas: int,
-    *,
-    nodes: int = 1,
 ) -> Manifest:
-    """Return the workload of one role of one revision; `nodes` are pods per replica."""
-    if nodes > 1:
-        return _leader_worker_set(owner, kind, revision, template, replicas, nodes)
+    """Return the workload of one role of one revision."""
     return manifest(
         owner,
         "apps/v1",
@@ -81,25 +75,3 @@ def gateway_workload(
 def _deadline(spec: PDDeploymentSpec) -> int:
     """Kubernetes wants a deadline beyond minReadySeconds."""
     return max(spec.rollout.progress_deadline_seconds, spec.rollout.min_ready_seconds + 60)
-
-
-def _leader_worker_set(
-    owner: Owner, kind: Role, revision: str, template: Manifest, replicas: int, nodes: int
-) -> Manifest:
-    return manifest(
-        owner,
-        LWS_API_VERSION,
-        "LeaderWorkerSet",
-        names.workload(owner.name, revision, kind),
-        role=kind,
-        revision=revision,
-        spec={
-            "replicas": replicas,
-            "startupPolicy": "LeaderCreated",
-            "leaderWorkerTemplate": {
-                "size": nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "workerTemplate": template,
-            },
-        },
-    )
