@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey, incarnation_of
 
 
@@ -37,12 +38,6 @@ _OPEN = frozenset({Standing.RESERVED, Standing.PENDING})
 
 
 @dataclass(slots=True)
-class _Entry:
-    standing: Standing
-    expires_at_seconds: float
-
-
-@dataclass(slots=True)
 class HandoffLedger:
     """The book. `capacity`: most requests reserved or pending at once.
     `n_open` counts reservations and pending handoffs.
@@ -54,7 +49,9 @@ class HandoffLedger:
     capacity: int
     memory_seconds: float
     n_open: int = field(default=0, init=False)
-    _entries: dict[RequestKey, _Entry] = field(default_factory=dict, init=False)
+    _entries: dict[RequestKey, Standing] = field(default_factory=dict, init=False)
+    _expiry: Timers[RequestKey] = field(default_factory=Timers, init=False)
+    _reserved: dict[int, dict[RequestKey, None]] = field(default_factory=dict, init=False)
 
     def knows(self, key: RequestKey) -> bool:
         """Whether anything was heard of the request, as far back as the book remembers."""
@@ -79,19 +76,19 @@ class HandoffLedger:
 
     def arrive(self, key: RequestKey, now: float) -> Verdict:
         """Judge an offer; ADMIT moves it to pending. Unreserved ones are taken if there is room."""
-        entry = self._entries.get(key)
-        if entry is None:
+        standing = self._entries.get(key)
+        if standing is None:
             if self.n_open >= self.capacity:
                 return Verdict.FULL
-        elif entry.standing is Standing.PENDING:
+        elif standing is Standing.PENDING:
             return Verdict.ALREADY_PENDING
-        elif entry.standing is Standing.IMPORTED:
+        elif standing is Standing.IMPORTED:
             return Verdict.ALREADY_IMPORTED
-        elif entry.standing is Standing.REFUSED:
+        elif standing is Standing.REFUSED:
             return Verdict.FULL
-        elif entry.standing is Standing.CLOSED:
+        elif standing is Standing.CLOSED:
             return Verdict.CLOSED
-        self._put(key, Standing.PENDING, float("inf"))
+        self._put(key, Standing.PENDING)
         return Verdict.ADMIT
 
     def imported(self, key: RequestKey, now: float) -> None:
@@ -104,41 +101,50 @@ class HandoffLedger:
 
     def give_up(self, key: RequestKey, now: float) -> bool:
         """Close a handoff that the engine will not import any more; False if none is pending."""
-        entry = self._entries.get(key)
-        if entry is None or entry.standing is not Standing.PENDING:
+        if self._entries.get(key) is not Standing.PENDING:
             return False
         self.close(key, now)
         return True
 
     def expire(self, now: float) -> tuple[RequestKey, ...]:
         """Forget what is over; return reservations whose handoff never came (now closed)."""
-        overdue = [key for key, e in self._entries.items() if e.expires_at_seconds <= now]
-        late = tuple(k for k in overdue if self._entries[k].standing is Standing.RESERVED)
-        for key in overdue:
+        late: list[RequestKey] = []
+        for key in self._expiry.take_due(now):
+            if self._entries[key] is Standing.RESERVED:
+                late.append(key)
             self._drop(key)
         for key in late:
             self.close(key, now)
-        return late
+        return tuple(late)
 
     def reserved_by(self, incarnation: int) -> tuple[RequestKey, ...]:
         """Return the reservations of one gateway process, for when it is lost."""
-        return tuple(
-            key
-            for key, entry in self._entries.items()
-            if entry.standing is Standing.RESERVED and incarnation_of(key.handle) == incarnation
-        )
+        return tuple(self._reserved.get(incarnation, ()))
 
     @property
     def n_entries(self) -> int:
         """All entries, remembered ones included."""
         return len(self._entries)
 
-    def _put(self, key: RequestKey, standing: Standing, expires_at_seconds: float) -> None:
+    def _put(
+        self, key: RequestKey, standing: Standing, expires_at_seconds: float | None = None
+    ) -> None:
         self._drop(key)
-        self._entries[key] = _Entry(standing, expires_at_seconds)
+        self._entries[key] = standing
         self.n_open += standing in _OPEN
+        if standing is Standing.RESERVED:
+            self._reserved.setdefault(incarnation_of(key.handle), {})[key] = None
+        if expires_at_seconds is not None:
+            self._expiry.set(key, expires_at_seconds)
 
     def _drop(self, key: RequestKey) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.n_open -= entry.standing in _OPEN
+        standing = self._entries.pop(key, None)
+        if standing is None:
+            return
+        self._expiry.drop(key)
+        self.n_open -= standing in _OPEN
+        if standing is Standing.RESERVED:
+            incarnation = incarnation_of(key.handle)
+            del self._reserved[incarnation][key]
+            if not self._reserved[incarnation]:
+                del self._reserved[incarnation]

@@ -6,7 +6,6 @@ published or decode has taken it, and is found by the gateway process that owns 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from baton_worker.identity import RequestKey, incarnation_of
@@ -19,12 +18,11 @@ class LiveRequests:
 
     _targets: dict[RequestKey, DecodeTarget | None] = field(default_factory=dict, init=False)
     _ending: set[RequestKey] = field(default_factory=set, init=False)
-    _per_incarnation: Counter[int] = field(default_factory=Counter, init=False)
+    _of_incarnation: dict[int, dict[RequestKey, None]] = field(default_factory=dict, init=False)
 
     def enter(self, key: RequestKey, target: DecodeTarget | None = None) -> None:
         """Note a request; `target` is set when it is to be handed over."""
-        if key not in self._targets:
-            self._per_incarnation[incarnation_of(key.handle)] += 1
+        self._of_incarnation.setdefault(incarnation_of(key.handle), {})[key] = None
         self._targets[key] = target
 
     def target(self, key: RequestKey) -> DecodeTarget | None:
@@ -51,14 +49,14 @@ class LiveRequests:
         del self._targets[key]
         self._ending.discard(key)
         incarnation = incarnation_of(key.handle)
-        self._per_incarnation[incarnation] -= 1
-        if not self._per_incarnation[incarnation]:
-            del self._per_incarnation[incarnation]
+        del self._of_incarnation[incarnation][key]
+        if not self._of_incarnation[incarnation]:
+            del self._of_incarnation[incarnation]
         return True
 
     def incarnations(self) -> list[int]:
         """Return the gateway processes that have open requests here."""
-        return list(self._per_incarnation)
+        return list(self._of_incarnation)
 
     def of_handle(self, handle: int, up_to_attempt: int) -> list[RequestKey]:
         """Return the attempts of one request that an abort of `up_to_attempt` means."""
@@ -67,7 +65,7 @@ class LiveRequests:
 
     def of_incarnation(self, incarnation: int) -> list[RequestKey]:
         """Return every request of one gateway process."""
-        return [key for key in self._targets if incarnation_of(key.handle) == incarnation]
+        return list(self._of_incarnation.get(incarnation, ()))
 
     def all(self) -> list[RequestKey]:
         """Return every open request."""
