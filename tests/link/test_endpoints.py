@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from baton_worker.config import ConfigError
 from baton_worker.link import endpoints
 from baton_worker.link.api import GatewayLost, GatewayUp
-from baton_worker.link.endpoints import Resolver, resolve, static_endpoints
+from baton_worker.link.endpoints import Resolver, has_only_ipv6, resolve, static_endpoints
 from baton_worker.link.worker import ZmqWorkerLink
 
 
@@ -43,6 +44,29 @@ def test_a_name_resolves_to_addresses_of_one_family() -> None:
     found = resolve("localhost", 5555)
     assert len({endpoint.startswith("tcp://[") for endpoint in found}) == 1
     assert all(endpoint.endswith(":5555") for endpoint in found)
+
+
+@pytest.mark.parametrize(
+    ("families", "only_ipv6"),
+    [
+        ([socket.AF_INET6], True),
+        ([socket.AF_INET], False),
+        ([socket.AF_INET6, socket.AF_INET], False),
+        (OSError("no such name"), False),
+    ],
+    ids=["ipv6", "ipv4", "both", "unknown"],
+)
+def test_a_gateways_name_is_called_over_ipv6_only_where_it_has_nothing_else(
+    monkeypatch, families, only_ipv6: bool
+) -> None:
+    def lookup(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        assert host == "gateway"
+        if isinstance(families, OSError):
+            raise families
+        return [(family, socket.SOCK_STREAM, 6, "", ("address", 0)) for family in families]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    assert has_only_ipv6("tcp://gateway:5555") is only_ipv6
 
 
 def test_a_resolver_reports_changes_only_and_outlives_failures(monkeypatch) -> None:

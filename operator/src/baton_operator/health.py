@@ -19,6 +19,7 @@ from baton_operator.reflector import Reflector
 from baton_operator.store import ChildStore
 from baton_operator.workqueue import WorkQueue
 
+EVERY_HOST = "*"
 WATCH_SILENCE_SECONDS = 240.0
 """A watch gives up after 90 silent seconds and opens again, which counts as heard."""
 
@@ -100,12 +101,13 @@ def build_app(vitals: Vitals) -> web.Application:
 
 
 async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
-    """Listen; the caller cleans the runner up.
+    """Listen, on every address of both families where `host` is `*`; the caller cleans the runner
+    up.
 
     Raises:
         OSError: the address cannot be listened on.
     """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
+    await web.TCPSite(runner, None if host == EVERY_HOST else host, port).start()
     return runner

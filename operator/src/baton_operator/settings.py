@@ -31,7 +31,7 @@ class Settings:
         lease_duration_seconds: a standby waits this long for a leader that fell silent.
         lease_renew_seconds: a leader that cannot renew for this long stops.
         lease_retry_seconds: pause between attempts.
-        http_host: where health and metrics listen.
+        http_host: where health and metrics listen; * is every address, IPv6 and IPv4.
         http_port: port of /healthz, /readyz and /metrics.
         pod_probe_seconds: longest wait for a pod's answer when choosing whom to scale in.
         stuck_seconds: a key that waits or runs longer makes /healthz fail.
@@ -52,7 +52,7 @@ class Settings:
     lease_duration_seconds: float = 12.0
     lease_renew_seconds: float = 8.0
     lease_retry_seconds: float = 2.0
-    http_host: str = "0.0.0.0"  # noqa: S104 - a pod's own network
+    http_host: str = "*"
     http_port: int = 8080
     pod_probe_seconds: float = 2.0
     stuck_seconds: float = 300.0

@@ -83,7 +83,8 @@ class LinkConfig(_Section, frozen=True):
     """The record link.
 
     Workers: `gateways` lists `tcp://host:port` endpoints, or `dns` names a headless service whose
-    every address is a gateway, at `port`. Gateways: `bind` is their endpoint.
+    every address is a gateway, at `port`. Gateways: `bind` is their endpoint; host `*` is every
+    address, IPv6 and IPv4.
 
     A gateway gives a worker up after `reconnect_seconds` when its connection ended, as that of a
     process that dies does at once, and after `dead_after_seconds` when it only fell silent.
@@ -173,7 +174,7 @@ class EngineConfig(_Section, frozen=True):
 
 
 class HttpConfig(_Section, frozen=True):
-    """A listening HTTP address; port 0 lets the system choose."""
+    """A listening HTTP address; host `*` is every one, IPv6 and IPv4, port 0 a free port."""
 
     host: str = "127.0.0.1"
     port: Port = 0

@@ -22,7 +22,7 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 _MOST_SHOWN = 80
 _LISTEN_HINTS = {
     errno.EADDRINUSE: "end the process that has it (`ss -ltnp` names it), or choose another port",
-    errno.EADDRNOTAVAIL: "this machine has no such address; 0.0.0.0 is every one that it has",
+    errno.EADDRNOTAVAIL: "this machine has no such address; * is every one that it has",
     errno.EACCES: "ports below 1024 need a privilege; choose a higher one",
 }
 

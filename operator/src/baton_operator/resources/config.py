@@ -26,6 +26,8 @@ API_KEYS_FOLDER = "/etc/baton-api-keys"
 MODEL_MOUNT = "/models"
 CONFIG_FILE = "config.yaml"
 API_KEYS_KEY = "api-keys"
+_EVERY = "*"
+"""Every address of the pod, IPv6 and IPv4: which of them its cluster has is not ours to know."""
 GATEWAY_SETTLE_SECONDS = 5
 """Endpoints are withdrawn while a leaving gateway serves, so that no client meets a closed port."""
 
@@ -54,7 +56,7 @@ def worker_config(owner: Owner, spec: PDDeploymentSpec, role: Role, revision: st
                 "deadline_seconds": float(spec.link.handoff_deadline_seconds),
             },
             "engine": _engine(spec),
-            "health": {"host": "0.0.0.0", "port": names.PORT_HEALTH},  # noqa: S104 - a pod's own
+            "health": {"host": _EVERY, "port": names.PORT_HEALTH},
         }
     )
 
@@ -67,11 +69,11 @@ def gateway_config(spec: PDDeploymentSpec) -> str:
         _shared(spec, "")
         | {
             "link": {
-                "bind": f"tcp://0.0.0.0:{names.PORT_LINK}",
+                "bind": f"tcp://{_EVERY}:{names.PORT_LINK}",
                 "curve": _curve(spec, Role.GATEWAY),
             },
             "gateway": {
-                "http": {"host": "0.0.0.0", "port": names.PORT_GATEWAY},  # noqa: S104
+                "http": {"host": _EVERY, "port": names.PORT_GATEWAY},
                 "api_keys_file": keys_file,
                 "max_outstanding_requests": gateway.max_outstanding_requests,
                 "request_timeout_seconds": float(gateway.request_timeout_seconds),

@@ -7,6 +7,9 @@ from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
 from baton_operator.resources.meta import Manifest, Owner, manifest, selector_labels
 
+_FAMILIES = "PreferDualStack"
+"""Both families where the cluster has both; else the one it has."""
+
 
 def client_service(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
     """Return the Service with the OpenAI API, on port 80."""
@@ -18,6 +21,7 @@ def client_service(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
         role=Role.GATEWAY,
         spec={
             "type": spec.gateway.service_type,
+            "ipFamilyPolicy": _FAMILIES,
             "selector": selector_labels(owner.name, Role.GATEWAY),
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
         },
@@ -38,6 +42,7 @@ def link_service(owner: Owner) -> Manifest:
         role=Role.GATEWAY,
         spec={
             "clusterIP": "None",
+            "ipFamilyPolicy": _FAMILIES,
             "publishNotReadyAddresses": True,
             "selector": selector_labels(owner.name, Role.GATEWAY),
             "ports": [port],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from baton_worker.addresses import callable_host, http_url
 from baton_worker.config import ProcessConfig
 from baton_worker.faults import end_on_thread_fault
 from baton_worker.gateway.server import listen, serve
@@ -38,7 +39,7 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     factory = MetricFactory(CollectorRegistry(), config.served_name, ROLE)
     listener = listen(config.gateway.http)
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = http_url(callable_host(host, ""), port)
 
     def build_service() -> GatewayService:
         incarnation = new_incarnation()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 import uvloop
 
+from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.service import GatewayService
@@ -49,10 +50,9 @@ def listen(http: HttpConfig) -> socket.socket:
         ConfigError: the address cannot be used.
     """
     try:
-        family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
-        listener = socket.create_server((http.host, http.port), family=family, backlog=_BACKLOG)
+        listener = addresses.listen(http.host, http.port, _BACKLOG)
     except OSError as error:
-        where = f"{http.host}:{http.port}"
+        where = f"{addresses.bracketed(http.host)}:{http.port}"
         raise ConfigError(cannot_listen("gateway.http", where, error.errno)) from error
     milliseconds = STALLED_CLIENT_SECONDS * 1000  # accepted connections inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

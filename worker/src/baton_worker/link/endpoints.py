@@ -11,7 +11,9 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
+from baton_worker.addresses import tcp_endpoint
 from baton_worker.config import ConfigError, LinkConfig
 
 log = logging.getLogger(__name__)
@@ -49,10 +51,22 @@ def resolve(name: str, port: int) -> frozenset[str]:
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     family = found[0][0]
     hosts = {str(address[0]) for kind, _, _, _, address in found if kind == family}
-    return frozenset(
-        f"tcp://[{host}]:{port}" if family == socket.AF_INET6 else f"tcp://{host}:{port}"
-        for host in hosts
-    )
+    return frozenset(tcp_endpoint(host, port) for host in hosts)
+
+
+def has_only_ipv6(endpoint: str) -> bool:
+    """Whether an endpoint's host is a name with IPv6 addresses and no other. May wait for seconds.
+
+    A socket speaks one family. Where there is a choice it is IPv4, as for a name that does not
+    resolve yet.
+    """
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        log.warning("gateway not resolved", extra={"endpoint": endpoint, "error": str(error)})
+        return False
+    return {family for family, *_ in found} == {socket.AF_INET6}
 
 
 class Resolver:

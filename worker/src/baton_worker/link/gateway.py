@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
+from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, LinkConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.link.api import GatewayLinkEvent, WorkerDown, WorkerUp
@@ -169,15 +170,16 @@ class ZmqGatewayLink:
         socket = router(context, config.heartbeat_seconds, config.dead_after_seconds)
         if self._identity:
             server_options(socket, self._identity)
-        use_family_of(socket, config.bind)
+        endpoint = bindable(config.bind)
+        use_family_of(socket, endpoint)
         try:
-            socket.bind(config.bind)
+            socket.bind(endpoint)
         except zmq.ZMQError:
             socket.close()
             raise
-        endpoint = socket.last_endpoint
-        assert isinstance(endpoint, bytes)
-        self.endpoint = endpoint.decode()
+        bound = socket.last_endpoint
+        assert isinstance(bound, bytes)
+        self.endpoint = bound.decode()
         return socket
 
     def _serve(self, socket: Socket) -> None:

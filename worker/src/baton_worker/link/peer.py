@@ -34,7 +34,6 @@ from baton_worker.link.sockets import (
     close,
     connection_events,
     monitor,
-    use_family_of,
 )
 from baton_worker.link.worker_end import EndEvent, FrameRefused, State, WorkerEnd
 from baton_worker.records.coalesce import split_rows
@@ -79,7 +78,6 @@ class GatewayPeer:
         self._lock = threading.Lock()
         self._is_overrun = False
         self._local: deque[EndEvent] = deque()
-        use_family_of(socket, end.endpoint)
         socket.connect(end.endpoint)
 
     def publish(self, incarnation: int, columns: StepColumns, step_id: int) -> bool:

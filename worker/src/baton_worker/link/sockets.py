@@ -91,9 +91,14 @@ def router(context: zmq.Context[Socket], heartbeat_seconds: float, dead_seconds:
     return _prepared(context.socket(zmq.ROUTER), _ROUTER, heartbeat_seconds, dead_seconds)
 
 
+def is_ipv6_endpoint(endpoint: str) -> bool:
+    """Whether the endpoint's host is an IPv6 address."""
+    return endpoint.startswith("tcp://[")
+
+
 def use_family_of(socket: Socket, endpoint: str) -> None:
     """Allow IPv6 where the address is one; call it before connecting or binding."""
-    socket.ipv6 = endpoint.startswith("tcp://[")
+    socket.ipv6 = is_ipv6_endpoint(endpoint)
 
 
 def monitor(socket: Socket) -> Socket:

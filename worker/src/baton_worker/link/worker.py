@@ -27,13 +27,18 @@ from baton_worker.link.api import (
     WorkerLinkEvent,
 )
 from baton_worker.link.curve import client_options, load_identity
-from baton_worker.link.endpoints import RESOLVE_SECONDS, Resolver, static_endpoints
+from baton_worker.link.endpoints import (
+    RESOLVE_SECONDS,
+    Resolver,
+    has_only_ipv6,
+    static_endpoints,
+)
 from baton_worker.link.inbox import InboxPolicy
 from baton_worker.link.metrics import WorkerLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
 from baton_worker.link.parts import TAIL_LIMIT, FrameWriter, RowTag
 from baton_worker.link.peer import Clocks, GatewayPeer
-from baton_worker.link.sockets import Socket, dealer
+from baton_worker.link.sockets import Socket, dealer, is_ipv6_endpoint
 from baton_worker.link.wakeup import Wakeup
 from baton_worker.link.worker_end import (
     CommandBytes,
@@ -81,6 +86,7 @@ class ZmqWorkerLink:
         """
         self._config = config
         self._static = static_endpoints(config)
+        self._over_ipv6 = frozenset(filter(has_only_ipv6, self._static))
         self._identity = load_identity(config.curve, is_client=True)
         self._metrics = WorkerLinkMetrics(metrics)
         self._writer = FrameWriter(
@@ -257,6 +263,7 @@ class ZmqWorkerLink:
     def _new_peer(self, context: zmq.Context[Socket], endpoint: str) -> GatewayPeer:
         config = self._config
         socket = dealer(context, config.heartbeat_seconds, config.dead_after_seconds)
+        socket.ipv6 = endpoint in self._over_ipv6 or is_ipv6_endpoint(endpoint)
         if self._identity:
             client_options(socket, self._identity, self._identity.gateway_key)
         end = WorkerEnd(

@@ -8,7 +8,6 @@ long step never makes a probe fail.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +20,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
+
+_BACKLOG = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +115,26 @@ class HealthServer:
     """The application on a listening socket, in a thread.
 
     The socket listens from construction, so that the address is known before the parts that the
-    answers come from are built; `start` names those.
+    answers come from are built; `start` names those. `advertised`: the host that others call it by,
+    where it listens on every address.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
 
-    def __init__(self, config: HttpConfig, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, config: HttpConfig, registry: CollectorRegistry, advertised: str = ""
+    ) -> None:
         try:
-            self._socket = socket.create_server((config.host, config.port), backlog=64)
+            self._socket = addresses.listen(config.host, config.port, _BACKLOG)
         except OSError as error:
-            where = f"{config.host}:{config.port}"
+            where = f"{addresses.bracketed(config.host)}:{config.port}"
             raise ConfigError(cannot_listen("health", where, error.errno)) from error
         self._registry = registry
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        host, port = self._socket.getsockname()[:2]
-        self.url = f"http://{host}:{port}"
+        host, self.port = self._socket.getsockname()[:2]
+        self.url = addresses.http_url(addresses.callable_host(host, advertised), self.port)
 
     def start(self, sources: HealthSources) -> None:
         """Serve until `close`."""

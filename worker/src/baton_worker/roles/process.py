@@ -125,7 +125,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     registry = CollectorRegistry()
     factory = MetricFactory(registry, config.served_name, role.label)
     inbox = Inbox()
-    health = HealthServer(config.health, registry)
+    health = HealthServer(config.health, registry, config.handoff.advertise_host)
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory))
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)

@@ -1,0 +1,90 @@
+"""Addresses as text and as listening sockets, IPv4 and IPv6 alike.
+
+Owns how a host is written before a port, and what `*` means: every address that this machine has,
+of both families where it has both. A pod's IP comes without brackets; an endpoint needs them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+EVERY = "*"
+_EVERY_HOST = frozenset({EVERY, "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
+_DUAL = "::"
+_IPV4_ONLY = "0.0.0.0"  # noqa: S104 - what * means on a machine without IPv6
+
+
+def bracketed(host: str) -> str:
+    """Return `host` as it stands before `:port`: an IPv6 address in brackets, all else as it is."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def tcp_endpoint(host: str, port: int) -> str:
+    """Return `tcp://host:port`."""
+    return f"tcp://{bracketed(host)}:{port}"
+
+
+def http_url(host: str, port: int) -> str:
+    """Return `http://host:port`."""
+    return f"http://{bracketed(host)}:{port}"
+
+
+def is_every_host(host: str) -> bool:
+    """Whether `host` means every address: fit for listening, not for being called."""
+    return host.strip("[]") in _EVERY_HOST
+
+
+def callable_host(listening: str, advertised: str) -> str:
+    """Return the host that others call: `advertised` if there is one, else where it listens.
+
+    Who listens on every address and was not told a name can be called on loopback only.
+    """
+    if advertised:
+        return advertised.strip("[]")
+    host = listening.strip("[]")
+    return host if not is_every_host(host) else "127.0.0.1"
+
+
+def is_ipv6(host: str) -> bool:
+    """Whether `host` is an IPv6 address, with or without brackets or a zone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).version == 6
+    except ValueError:
+        return False
+
+
+def has_ipv6() -> bool:
+    """Whether this machine can listen on IPv6: a kernel may have it turned off."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind((_DUAL, 0))
+    except OSError:
+        return False
+    return True
+
+
+def bindable(endpoint: str) -> str:
+    """Return a `tcp://` endpoint that can be bound, `*` replaced by what it means here."""
+    parts = urlsplit(endpoint)
+    if parts.scheme != "tcp" or not parts.netloc.startswith(f"{EVERY}:"):
+        return endpoint
+    port = parts.netloc.removeprefix(f"{EVERY}:")
+    return f"tcp://[{_DUAL}]:{port}" if has_ipv6() else f"tcp://{_IPV4_ONLY}:{port}"
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a listening socket; on `*` and `::` it takes both families.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    if host == EVERY:
+        host = _DUAL if has_ipv6() else _IPV4_ONLY
+    host = host.strip("[]")
+    if ":" not in host:
+        return socket.create_server((host, port), backlog=backlog)
+    return socket.create_server(
+        (host, port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=host == _DUAL
+    )
