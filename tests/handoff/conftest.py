@@ -2,15 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
+from prometheus_client import CollectorRegistry
 
+from baton_worker.config import CurveConfig, HandoffConfig
 from baton_worker.engine.api import Handoff
-from baton_worker.messages import HandoffState
+from baton_worker.handoff.api import HandoffEvent
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.security import kv_security
+from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.messages import DecodeTarget, HandoffState
+from baton_worker.metrics import MetricFactory
 from baton_worker.sampling import SamplingParams
+
+
+class OpenEnd:
+    """One process's transport without CURVE, with its events in a queue."""
+
+    def __init__(self, config: HandoffConfig) -> None:
+        self.registry = CollectorRegistry()
+        self.context: zmq.Context[Any] = zmq.Context()
+        metrics = HandoffMetrics(MetricFactory(self.registry, "m", "mixed"))
+        security = kv_security(
+            CurveConfig(enabled=False), self.context, metrics.handshake_refused, takes_offers=True
+        )
+        self.transport = ZmqKvTransport(
+            config, metrics, context=self.context, security=security, takes_offers=True
+        )
+        self.events: queue.Queue[HandoffEvent] = queue.Queue()
+        self.transport.start(self.events.put)
+
+    def next(self, seconds: float = 60.0) -> HandoffEvent:
+        return self.events.get(timeout=seconds)
+
+    def value(self, name: str, **labels: str) -> float:
+        labels = {"model": "m", "role": "mixed", **labels}
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def target(self) -> DecodeTarget:
+        return DecodeTarget("decode-0", self.transport.endpoint)
+
+    def close(self) -> None:
+        self.transport.close()
+        self.context.term()
+
+
+@pytest.fixture
+def handoff_end() -> Iterator[Callable[..., OpenEnd]]:
+    """Return how to make ends, with a configuration or the default one."""
+    ends: list[OpenEnd] = []
+
+    def make(config: HandoffConfig | None = None) -> OpenEnd:
+        ends.append(OpenEnd(config or HandoffConfig()))
+        return ends[-1]
+
+    yield make
+    for end in ends:
+        end.close()
 
 
 @pytest.fixture

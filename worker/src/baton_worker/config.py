@@ -106,7 +106,11 @@ class LinkConfig(_Section, frozen=True):
 
 
 class HandoffConfig(_Section, frozen=True):
-    """KV transfer: where decode listens, what address it advertises, how long prefill waits."""
+    """KV transfer: where decode listens, what address it advertises, how long prefill waits.
+
+    `advertise_host`: an address or name under which prefill workers reach this decode worker; empty
+    means BATON_POD_IP, else the address of `bind`, which must then be one and not every.
+    """
 
     bind: str = "tcp://127.0.0.1:0"
     advertise_host: str = ""

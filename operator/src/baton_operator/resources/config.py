@@ -52,7 +52,7 @@ def worker_config(owner: Owner, spec: PDDeploymentSpec, role: Role, revision: st
         | {
             "link": link,
             "handoff": {
-                "bind": f"tcp://0.0.0.0:{names.PORT_KV}",
+                "bind": f"tcp://{_EVERY}:{names.PORT_KV}",
                 "deadline_seconds": float(spec.link.handoff_deadline_seconds),
             },
             "engine": _engine(spec),

@@ -14,7 +14,13 @@ from typing import Any
 import zmq
 
 from baton_worker.handoff.offers import Address
-from baton_worker.link.sockets import Change, close, connection_events, monitor
+from baton_worker.link.sockets import (
+    Change,
+    close,
+    connection_events,
+    monitor,
+    use_family_of,
+)
 
 Socket = zmq.Socket[bytes]
 
@@ -92,6 +98,7 @@ class Dealers:
         # Nothing may wait in a socket that is not connected: it would go out long after its offer
         # was given up.
         socket.set(zmq.IMMEDIATE, 1)
+        use_family_of(socket, address.endpoint)
         try:
             self._secure(socket, address.public_key)
             socket.connect(address.endpoint)

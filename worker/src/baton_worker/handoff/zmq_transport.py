@@ -13,13 +13,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from urllib.parse import urlsplit
 
 import zmq
 
+from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.api import Handoff
+from baton_worker.handoff.address import advertised, check_advertised
 from baton_worker.handoff.api import HandoffArrived, HandoffEvent, HandoffFailed
 from baton_worker.handoff.dealers import Dealers
 from baton_worker.handoff.frames import (
@@ -35,6 +36,7 @@ from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.offers import Address, Offer, OfferBook, address_of
 from baton_worker.handoff.security import Security
 from baton_worker.identity import RequestKey
+from baton_worker.link.sockets import use_family_of
 from baton_worker.link.wakeup import Wakeup
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
@@ -83,8 +85,7 @@ class ZmqKvTransport:
     def _bound_endpoint(self) -> str:
         if self._router is None:
             return ""
-        bound = urlsplit(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
-        return f"tcp://{self._config.advertise_host or bound.hostname}:{bound.port}"
+        return advertised(self._config, self._router.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def start(self, on_event: Callable[[HandoffEvent], None]) -> None:
         """Begin to serve."""
@@ -121,10 +122,13 @@ class ZmqKvTransport:
         self._wakeup.set()
 
     def _bind(self) -> zmq.Socket[bytes]:
+        check_advertised(self._config)
         router = self._socket(zmq.ROUTER)
+        endpoint = bindable(self._config.bind)
+        use_family_of(router, endpoint)
         self._security.server(router)
         try:
-            router.bind(self._config.bind)
+            router.bind(endpoint)
         except zmq.ZMQError as error:
             router.close()
             raise ConfigError(

@@ -31,6 +31,7 @@ from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.engine.spec import ModelSpecError
 from baton_worker.faults import EXIT_FAULT, end_on_thread_fault
+from baton_worker.handoff.address import check_advertised
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.security import kv_security
@@ -80,6 +81,8 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
         ConfigError: the configuration cannot be served (model, keys, addresses).
     """
     static_endpoints(config.link)  # before the weights, which may take minutes
+    if role is Role.DECODE:
+        check_advertised(config.handoff)
     engine = _load_engine(config)
     worker = _assemble(config, role, engine)
     end_on_thread_fault()

@@ -1,0 +1,55 @@
+"""Where decode takes KV, as it tells prefill: an address that others can connect to.
+
+Owns the rule that an address which means "every address of mine" is told to nobody. Knows no
+socket.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from baton_worker.addresses import EVERY, is_every_host, tcp_endpoint
+from baton_worker.config import ConfigError, HandoffConfig
+
+
+def check_advertised(config: HandoffConfig) -> None:
+    """Refuse, before anything is loaded or bound, what no prefill worker could connect to.
+
+    Raises:
+        ConfigError: naming `handoff.bind` or `handoff.advertise_host`, its value and the fix.
+    """
+    host = _host_of_bind(config.bind)
+    if config.advertise_host:
+        if is_every_host(config.advertise_host):
+            raise ConfigError(
+                f"handoff.advertise_host is {config.advertise_host!r}, which nobody can connect "
+                "to: it must be this worker's own address or name"
+            )
+    elif is_every_host(host):
+        raise ConfigError(
+            f"handoff.bind is {config.bind!r}, which listens on every address and names none that "
+            "prefill workers could connect to: set handoff.advertise_host, or BATON_POD_IP, to "
+            "this worker's address"
+        )
+
+
+def advertised(config: HandoffConfig, bound: str) -> str:
+    """Return the endpoint that prefill workers connect to; `bound` is what the socket got."""
+    at = urlsplit(bound)
+    assert at.hostname is not None, "a bound TCP socket"
+    assert at.port is not None, "a bound TCP socket"
+    return tcp_endpoint(config.advertise_host or at.hostname, at.port)
+
+
+def _host_of_bind(bind: str) -> str:
+    at, host = bind.removeprefix("tcp://"), ""
+    if at != bind:
+        host, _, port = at.rpartition(":")
+        if not port.isdecimal() and port != EVERY:
+            host = ""
+    is_bare_ipv6 = ":" in host and not host.startswith("[")
+    if not host or is_bare_ipv6:
+        raise ConfigError(
+            f"handoff.bind is {bind!r}: it must be tcp://host:port, an IPv6 address in brackets"
+        )
+    return host.strip("[]")
