@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -121,9 +122,21 @@ def _patient(config: ProcessConfig) -> ProcessConfig:
     )
 
 
+def _of_model(config: ProcessConfig, folder: Path | None) -> ProcessConfig:
+    if folder is None:
+        return config
+    model = msgspec.structs.replace(config.model, path=str(folder))
+    return msgspec.structs.replace(config, model=model)
+
+
 @contextlib.contextmanager
-def unsupervised(folder: Path, **changes: Any) -> Iterator[Unsupervised]:
-    """Start the processes, wait until the gateway has all workers, and kill them in the end."""
+def unsupervised(
+    folder: Path, models: Mapping[str, Path] = MappingProxyType({}), **changes: Any
+) -> Iterator[Unsupervised]:
+    """Start the processes, wait until the gateway has all workers, and kill them in the end.
+
+    `models`: folders of other models than the example's, by the name of the process.
+    """
     options = LocalOptions(str(MODEL), served_name=MODEL.name, port=0)
     options = dataclasses.replace(options, **changes)
     curve = _keys(options, folder) if options.has_curve else {}
@@ -131,7 +144,11 @@ def unsupervised(folder: Path, **changes: Any) -> Iterator[Unsupervised]:
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(reserve_port("127.0.0.1"))
         plans = plan_processes(options, port_of(link), curve)
-        started = [_start(p.name, p.role, _patient(p.config), folder, stack) for p in plans]
+        configs = [_of_model(_patient(p.config), models.get(p.name)) for p in plans]
+        started = [
+            _start(p.name, p.role, config, folder, stack)
+            for p, config in zip(plans, configs, strict=True)
+        ]
         for plan, (popen, read_fd) in zip(plans, started, strict=True):
             with os.fdopen(read_fd, "rb") as pipe:
                 running[plan.name] = Process(

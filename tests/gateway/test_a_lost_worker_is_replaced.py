@@ -121,6 +121,29 @@ def test_a_prefill_lost_before_any_token_is_replaced_from_the_start(gateway, sup
 
 
 @pytest.mark.parametrize("has_answered", [True, False], ids=["a-token-came", "no-token-came"])
+def test_what_one_model_began_no_other_goes_on_with(gateway, support, has_answered):
+    """As when a worker dies in a rollout: only the new revision is left."""
+    with reading(gateway) as client:
+        submit, prefill, decode = submit_of(gateway, support, 0)
+        if has_answered:
+            row = support.RowSpec(submit.handle, 0, OUTPUT[:1], width=2, flags=FLAG_FIRST_TOKEN)
+            gateway.link.publish(prefill, row)
+            client.wait_tokens(1)
+        for name, role in (("prefill-9", Role.PREFILL), ("decode-9", Role.DECODE)):
+            gateway.link.up(name, role, revision="r2", model_fingerprint="b" * 32)
+        gateway.link.down(prefill)
+        for name in {"decode-0", "decode-1"} - {decode}:
+            gateway.link.down(name)
+        gateway.link.down(decode)
+        if not has_answered:
+            again, other, _ = submit_of(gateway, support, 1)
+            assert (other, again.output_token_ids) == ("prefill-9", ())
+        gateway.link.resume()
+    assert client.tokens == (OUTPUT[:1] if has_answered else OUTPUT)
+    assert (client.error is not None) is has_answered
+
+
+@pytest.mark.parametrize("has_answered", [True, False], ids=["a-token-came", "no-token-came"])
 def test_cached_tokens_are_those_of_the_attempt_that_gave_the_first_token(
     gateway, support, has_answered
 ):

@@ -1,5 +1,6 @@
 """Which pair is chosen: compatible, fitting, not full, least outstanding tokens."""
 
+import msgspec
 import pytest
 
 from baton_worker.gateway.balance import (
@@ -10,8 +11,10 @@ from baton_worker.gateway.balance import (
     most_choices,
     unusable_reasons,
 )
+from baton_worker.gateway.pairing import Pairing, Weights
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import Role
+from baton_worker.messages import WorkerInfo
 
 NEEDS = Needs(prompt_tokens=10, max_tokens=20, logprobs_k=0)
 
@@ -155,3 +158,86 @@ def test_prefill_is_charged_the_prompt_and_decode_the_output_too(support):
     table.up("d", 1, support.worker_info("d", Role.DECODE))
     table.assign(NEEDS)
     assert [load.outstanding_tokens for load in table.loads()] == [10, 30]
+
+
+def differing(load, prefill, decode):
+    return [load("p", Role.PREFILL, **prefill), load("d", Role.DECODE, **decode)]
+
+
+A, B = "a" * 32, "b" * 32
+APART = {
+    "other weights of equal shapes": (
+        {"model_fingerprint": A}, {"model_fingerprint": B},
+        "p and d differ in model_fingerprint (aaaaaaaaaaaa, bbbbbbbbbbbb)",
+    ),
+    "another revision of the same weights": (
+        {"model_fingerprint": A, "revision": "r1"}, {"model_fingerprint": A, "revision": "r2"},
+        "p and d differ in revision (r1, r2)",
+    ),
+    "a revision and none": (
+        {"model_fingerprint": A}, {"model_fingerprint": A, "revision": "r2"},
+        "p and d differ in revision (none, r2)",
+    ),
+    "an older version of another revision": (
+        {"revision": "r1"}, {"model_fingerprint": A, "revision": "r2"},
+        "p and d differ in model_fingerprint (not said, aaaaaaaaaaaa), revision (r1, r2)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("prefill", "decode", "words"), APART.values(), ids=APART.keys())
+def test_workers_of_other_weights_or_another_revision_never_pair(load, prefill, decode, words):
+    loads = differing(load, prefill, decode)
+    assert choose(loads, NEEDS) is None
+    assert limits(loads) is None
+    assert unusable_reasons(loads) == [words]
+
+
+ACROSS = {
+    "the same weights": ({"model_fingerprint": A}, {"model_fingerprint": A}, True),
+    "other weights": ({"model_fingerprint": A}, {"model_fingerprint": B}, False),
+    "weights that one does not tell": ({"model_fingerprint": A}, {}, False),
+    "weights that none tells": ({}, {}, False),
+}
+
+
+@pytest.mark.parametrize(("prefill", "decode", "do_pair"), ACROSS.values(), ids=ACROSS.keys())
+def test_revisions_pair_when_asked_for_and_told_to_be_of_the_same_weights(
+    load, prefill, decode, do_pair
+):
+    loads = differing(load, {"revision": "r1"} | prefill, {"revision": "r2"} | decode)
+    across = Pairing(across_revisions=True)
+    assert (choose(loads, NEEDS, across) is not None) is do_pair
+    assert (unusable_reasons(loads, across) == []) is do_pair
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_a_version_that_tells_no_weights_pairs_within_its_revision(load, across):
+    old = load("p", Role.PREFILL, revision="r1")
+    loads = [old, load("d", Role.DECODE, revision="r1", model_fingerprint=A)]
+    assert ids(choose(loads, NEEDS, Pairing(across))) == ("p", "d")
+
+
+def test_an_idle_worker_of_another_revision_hides_no_pair(load):
+    loads = [
+        load("p1", Role.PREFILL, revision="r1", model_fingerprint=A),
+        load("p2", Role.PREFILL, 90, revision="r2", model_fingerprint=A),
+        load("d2", Role.DECODE, 90, revision="r2", model_fingerprint=A),
+    ]
+    assert ids(choose(loads, NEEDS)) == ("p2", "d2")
+
+
+def test_what_one_model_began_only_its_weights_go_on_with(load):
+    loads = [
+        load("other", Role.MIXED, model_fingerprint=B),
+        load("same", Role.MIXED, 500, model_fingerprint=A, revision="r2"),
+    ]
+    begun = Weights(loads[0].info.semantic_hash, A, "r1")
+    assert ids(choose(loads, NEEDS._replace(weights=begun))) == ("same",)
+    assert choose(loads[:1], NEEDS._replace(weights=begun)) is None
+
+
+def test_a_hello_of_the_version_before_tells_no_weights(load):
+    told = msgspec.to_builtins(load("p", Role.PREFILL, model_fingerprint=A).info)
+    del told["model_fingerprint"]
+    assert msgspec.convert(told, WorkerInfo).model_fingerprint == ""

@@ -192,6 +192,8 @@ class GatewayConfig(_Section, frozen=True):
     long a gateway that is told to stop goes on serving, so that balancers hear of it first;
     `drain_seconds`: how long it then waits for live requests. 0 and 0 end them at once.
     `max_retries`: how often a choice moves to other workers when one of its own is lost or full.
+    `pair_across_revisions`: prefill and decode of two revisions may pair when their weights,
+    tokenizer and KV layout are equal; without it a pair is of one revision.
     """
 
     http: HttpConfig = HttpConfig(port=8000)
@@ -203,6 +205,7 @@ class GatewayConfig(_Section, frozen=True):
     settle_seconds: SecondsOrNone = 0.0
     drain_seconds: SecondsOrNone = 0.0
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
+    pair_across_revisions: bool = False
 
 
 class TracingConfig(_Section, frozen=True):

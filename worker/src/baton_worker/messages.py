@@ -44,6 +44,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         tokenizer_hash: of tokenizer.json; a gateway with another one turns this worker away,
             because its text would be wrong. "" (no tokenizer here) is taken on trust.
         features: names of what requests may ask of it that not every version can do.
+        model_fingerprint: hash of its weights and shapes, as in `HandoffState`; a gateway pairs
+            only equal ones. "" (a version that does not say) pairs within its revision only.
     """
 
     worker_id: str
@@ -67,6 +69,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     draining: bool = False
     tokenizer_hash: str = ""
     features: tuple[str, ...] = ()
+    model_fingerprint: str = ""
 
 
 class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):

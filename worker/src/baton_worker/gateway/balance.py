@@ -1,7 +1,7 @@
 """Which workers serve a request: the pure choice of a prefill and decode pair, or a mixed worker.
 
-Owns what makes a pair compatible and what the least loaded one is. Knows no link and no clock; the
-loads are given.
+Owns what the least loaded one is; `pairing` says which pairs there are. Knows no link and no clock;
+the loads are given.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton_worker.gateway.pairing import Pairing, Weights, weights_of
 from baton_worker.gateway.request import Limits
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
+
+WITHIN_REVISIONS = Pairing()
 
 
 @dataclass(slots=True)
@@ -50,20 +53,26 @@ class Pair(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What one choice asks of its workers; `features` as in `WorkerInfo`."""
+    """What one choice asks of its workers; `features` as in `WorkerInfo`.
+
+    `weights`: those of what the client has been given already; None before that.
+    """
 
     prompt_tokens: int
     max_tokens: int
     logprobs_k: int
     features: tuple[str, ...] = ()
+    weights: Weights | None = None
 
 
-def choose(loads: Iterable[WorkerLoad], needs: Needs) -> Pair | None:
+def choose(
+    loads: Iterable[WorkerLoad], needs: Needs, pairing: Pairing = WITHIN_REVISIONS
+) -> Pair | None:
     """Return the pair with the fewest outstanding tokens, or None when none can take the
     request."""
     able = [load for load in loads if not load.is_full and _fits(load.info, needs)]
     best: Pair | None = None
-    for pair in _least_loaded_pairs(able):
+    for pair in _least_loaded_pairs(able, pairing):
         if best is None or _cost(pair) < _cost(best):
             best = pair
     return best
@@ -78,24 +87,24 @@ def most_choices(loads: Iterable[WorkerLoad], needs: Needs) -> int:
     return room[Role.MIXED] + min(room[Role.PREFILL], room[Role.DECODE])
 
 
-def has_usable_pair(loads: Iterable[WorkerLoad]) -> bool:
+def has_usable_pair(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> bool:
     """Whether any request could be served, fullness aside."""
-    return next(_least_loaded_pairs(loads), None) is not None
+    return next(_least_loaded_pairs(loads, pairing), None) is not None
 
 
-def limits(loads: Sequence[WorkerLoad]) -> Limits | None:
+def limits(loads: Sequence[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> Limits | None:
     """Return what at least one usable pair can take, or None when there is no usable pair."""
     found: Limits | None = None
-    for pair in _all_pairs(loads):
+    for pair in _all_pairs(loads, pairing):
         one = _pair_limits(pair)
         if found is None or one.context_tokens > found.context_tokens:
             found = one
     return found
 
 
-def unusable_reasons(loads: Sequence[WorkerLoad]) -> list[str]:
+def unusable_reasons(loads: Sequence[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> list[str]:
     """Return why there is no usable pair, in words for `/readyz`."""
-    if has_usable_pair(loads):
+    if has_usable_pair(loads, pairing):
         return []
     reasons = []
     for role in (Role.PREFILL, Role.DECODE):
@@ -105,19 +114,13 @@ def unusable_reasons(loads: Sequence[WorkerLoad]) -> list[str]:
         elif all(load.info.draining for load in of_role):
             reasons.append(f"every {role.label} worker is draining")
     if not reasons:
-        reasons = [_mismatch(p, d) for p in loads for d in loads if _is_pd(p, d)]
+        reasons = [_mismatch(p, d, pairing) for p in loads for d in loads if _is_pd(p, d)]
     return reasons
 
 
-def _mismatch(prefill: WorkerLoad, decode: WorkerLoad) -> str:
+def _mismatch(prefill: WorkerLoad, decode: WorkerLoad, pairing: Pairing) -> str:
     p, d = prefill.info, decode.info
-    differing = [
-        name
-        for name in ("model", "semantic_hash", "config_hash")
-        if getattr(p, name) != getattr(d, name)
-    ]
-    if not _wire_overlaps(p, d):
-        differing.append("wire range")
+    differing = list(pairing.differences(p, d))
     what = f"differ in {', '.join(differing)}" if differing else "are not both accepting requests"
     return f"{p.worker_id} and {d.worker_id} {what}"
 
@@ -126,39 +129,26 @@ def _is_pd(prefill: WorkerLoad, decode: WorkerLoad) -> bool:
     return prefill.info.role == Role.PREFILL and decode.info.role == Role.DECODE
 
 
-def _group(info: WorkerInfo) -> tuple[object, ...]:
-    """Workers of one group are interchangeable within their role, wire range included."""
-    return (info.model, info.semantic_hash, info.config_hash, info.wire_min, info.wire_max)
-
-
-def _wire_overlaps(a: WorkerInfo, b: WorkerInfo) -> bool:
-    return a.wire_min <= b.wire_max and b.wire_min <= a.wire_max
-
-
-def _least_loaded_pairs(loads: Iterable[WorkerLoad]) -> Iterator[Pair]:
+def _least_loaded_pairs(loads: Iterable[WorkerLoad], pairing: Pairing) -> Iterator[Pair]:
     """Yield the best pair of each combination of groups: the sum is least where both parts are."""
     best: dict[tuple[int, tuple[object, ...]], WorkerLoad] = {}
     for load in loads:
         if load.info.draining:
             continue
-        key = (load.info.role, _group(load.info))
+        key = (load.info.role, pairing.group(load.info))
         if key not in best or _rank(load) < _rank(best[key]):
             best[key] = load
-    yield from _all_pairs(list(best.values()))
+    yield from _all_pairs(list(best.values()), pairing)
 
 
-def _all_pairs(loads: Sequence[WorkerLoad]) -> Iterator[Pair]:
+def _all_pairs(loads: Sequence[WorkerLoad], pairing: Pairing) -> Iterator[Pair]:
     open_loads = [load for load in loads if not load.info.draining]
     decodes = [load for load in open_loads if load.info.role == Role.DECODE]
     for load in open_loads:
         if load.info.role == Role.MIXED:
             yield Pair(load, None)
         elif load.info.role == Role.PREFILL:
-            yield from (Pair(load, d) for d in decodes if _compatible(load.info, d.info))
-
-
-def _compatible(prefill: WorkerInfo, decode: WorkerInfo) -> bool:
-    return _group(prefill)[:3] == _group(decode)[:3] and _wire_overlaps(prefill, decode)
+            yield from (Pair(load, d) for d in decodes if pairing.allows(load.info, d.info))
 
 
 def _rank(load: WorkerLoad) -> tuple[int, int, str]:
@@ -183,6 +173,7 @@ def _fits(info: WorkerInfo, needs: Needs) -> bool:
         needs.prompt_tokens + needs.max_tokens <= _context_tokens(info)
         and needs.logprobs_k <= info.max_top_k
         and all(feature in info.features for feature in needs.features)
+        and (needs.weights is None or weights_of(info).are_those_of(needs.weights))
     )
 
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from baton_worker.gateway.balance import Needs, Pair, most_choices, unusable_reasons
+from baton_worker.gateway.balance import Needs, Pair, most_choices
 from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.commands import commands_of, send_all
 from baton_worker.gateway.errors import ApiError, bad_request, full, unavailable
 from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output import PromptAlone, SequenceOutput
+from baton_worker.gateway.pairing import weights_of
 from baton_worker.gateway.prompt_entries import prompt_text
 from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, Limits
 from baton_worker.gateway.requests import Generation, LiveRequest, LiveRequests
@@ -95,7 +96,7 @@ class Dispatcher:
         if self._closing:
             raise unavailable("the gateway is shutting down", "shutting_down")
         if limits is None:
-            reasons = "; ".join(unusable_reasons(self._workers.loads()))
+            reasons = "; ".join(self._workers.unusable_reasons())
             raise unavailable(f"no usable workers: {reasons}", "no_usable_pair")
         return limits
 
@@ -216,6 +217,7 @@ class Dispatcher:
             output=output,
             holders=pair.worker_ids,
             sources=pair.worker_ids,
+            weights=weights_of(pair.prefill.info),
         )
 
     def _offsets_from(self, request: GenerationRequest, choice: Choice) -> int | None:

@@ -24,7 +24,6 @@ from starlette.routing import Route
 
 from baton_worker.gateway.answer import GenerationAnswer
 from baton_worker.gateway.api_key import ApiKeyGuard
-from baton_worker.gateway.balance import unusable_reasons
 from baton_worker.gateway.dispatch import Dispatcher
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.formats import format_for
@@ -119,7 +118,7 @@ class _Routes:
 
     async def readyz(self, request: Request) -> Response:
         loads = self._parts.workers.loads()
-        reasons = unusable_reasons(loads)
+        reasons = self._parts.workers.unusable_reasons()
         if self._parts.dispatcher.is_leaving:
             reasons = ["the gateway is leaving", *reasons]
         body = {

@@ -17,6 +17,7 @@ from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output import SequenceOutput
+from baton_worker.gateway.pairing import Weights
 from baton_worker.gateway.request import Choice, GenerationRequest
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import RequestKey
@@ -67,7 +68,7 @@ class LiveRequest:
     `holders`: workers that may still hold something of it, and so would have to be told of its end.
     `sources`: workers whose loss would leave a hole; a prefill worker is none once decode has
     spoken. `avoided`: workers that failed an attempt. `n_reused`: prompt tokens whose KV was at
-    hand, in the attempt that gave the first token.
+    hand, in the attempt that gave the first token. `weights`: those of the attempt's workers.
     """
 
     key: RequestKey
@@ -78,6 +79,7 @@ class LiveRequest:
     output: SequenceOutput
     holders: tuple[str, ...]
     sources: tuple[str, ...]
+    weights: Weights
     last_row: float = 0.0
     avoided: frozenset[str] = frozenset()
     n_reused: int = 0

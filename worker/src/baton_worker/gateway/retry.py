@@ -3,8 +3,9 @@
 The next attempt is told what the client has been given and goes on behind it: the engine takes
 those tokens as output that it already gave, as it does after a preemption, so penalties, lengths
 and the noise of a seed are those of an undisturbed run. Nothing is given twice and nothing is lost,
-since the merge goes on at the same position and rows of earlier attempts are stale. Where no worker
-can do that, the request ends with the error that it would have had.
+since the merge goes on at the same position and rows of earlier attempts are stale. What one model
+began no other goes on with. Where no worker can do that, the request ends with the error that it
+would have had.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 
 from baton_worker.gateway.commands import commands_of, send_all
 from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.pairing import weights_of
 from baton_worker.gateway.requests import LiveRequest, LiveRequests
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.link.api import GatewayLink
@@ -72,11 +74,13 @@ class Retrier:
             n_given = len(live.merge.delivered)
             needs = live.needs
             if n_given:
-                needs = needs._replace(features=(*needs.features, RESUME))
+                features = (*needs.features, RESUME)
+                needs = needs._replace(features=features, weights=live.weights)
             pair = self._workers.assign(needs, live.avoided)
             if pair is None:
                 self._metrics.not_retried("no_workers")
                 return False
+            live.weights = weights_of(pair.prefill.info)
             self._requests.begin_attempt(live, pair.worker_ids)
             facts = {"handle": f"{live.key.handle:x}", "attempt": live.key.attempt, "why": why}
             log.warning("a request is tried again", extra=facts | {"after_tokens": n_given})

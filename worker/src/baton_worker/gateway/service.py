@@ -22,6 +22,7 @@ from baton_worker.gateway.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.http import HttpParts, build_app
 from baton_worker.gateway.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.pairing import Pairing
 from baton_worker.gateway.requests import LiveRequests
 from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
@@ -65,7 +66,11 @@ class GatewayService:
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
         self._metrics = GatewayMetrics(factory)
-        workers = WorkerTable(config.served_name, tokenizer_hash(config))
+        workers = WorkerTable(
+            config.served_name,
+            tokenizer_hash(config),
+            Pairing(across_revisions=config.gateway.pair_across_revisions),
+        )
         self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
         self.requests = LiveRequests(link, workers, self._metrics, self._tracing)
         self.dispatcher = Dispatcher(

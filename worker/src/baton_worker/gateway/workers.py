@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton_worker.gateway.balance import Needs, Pair, WorkerLoad, choose, limits
+from baton_worker.gateway.balance import (
+    WITHIN_REVISIONS,
+    Needs,
+    Pair,
+    WorkerLoad,
+    choose,
+    limits,
+    unusable_reasons,
+)
+from baton_worker.gateway.pairing import Pairing
 from baton_worker.gateway.request import Limits
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
@@ -13,15 +22,19 @@ from baton_worker.messages import WorkerInfo
 class WorkerTable:
     """Linked workers by id, for one model."""
 
-    def __init__(self, model: str, tokenizer_hash: str = "") -> None:
+    def __init__(
+        self, model: str, tokenizer_hash: str = "", pairing: Pairing = WITHIN_REVISIONS
+    ) -> None:
         """Keep out workers of another model or tokenizer.
 
         Args:
             model: the served name.
             tokenizer_hash: of the tokenizer that turns this gateway's tokens into text.
+            pairing: which of them may be a pair.
         """
         self._model = model
         self._tokenizer_hash = tokenizer_hash
+        self._pairing = pairing
         self._turned_away: dict[str, tuple[int, str]] = {}
         self._loads: dict[str, WorkerLoad] = {}
         self._limits: Limits | None = None
@@ -34,6 +47,10 @@ class WorkerTable:
     def loads(self) -> Sequence[WorkerLoad]:
         """Return the linked workers that serve this model."""
         return tuple(self._loads.values())
+
+    def unusable_reasons(self) -> list[str]:
+        """Return why there is no usable pair, in words; empty when there is one."""
+        return unusable_reasons(self.loads(), self._pairing)
 
     def epoch(self, worker_id: str) -> int | None:
         """Return the epoch of a linked worker, or None."""
@@ -60,13 +77,13 @@ class WorkerTable:
             known.info = info
         else:
             self._loads[worker_id] = WorkerLoad(info, epoch)
-        self._limits = limits(self.loads())
+        self._limits = limits(self.loads(), self._pairing)
         return True
 
     def down(self, worker_id: str) -> None:
         """Remove a worker; its requests must have been released before."""
         self._loads.pop(worker_id, None)
-        self._limits = limits(self.loads())
+        self._limits = limits(self.loads(), self._pairing)
 
     def _misfit(self, info: WorkerInfo) -> str:
         if info.model != self._model:
@@ -83,7 +100,7 @@ class WorkerTable:
     def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
         """Choose a pair and account the request to it; None when no pair can take it."""
         loads = [load for worker_id, load in self._loads.items() if worker_id not in avoided]
-        pair = choose(loads, needs)
+        pair = choose(loads, needs, self._pairing)
         if pair is not None:
             for load in filter(None, pair):
                 load.outstanding_tokens += self.cost(load.info, needs)

@@ -207,6 +207,7 @@ def _worker_info(
         pid=os.getpid(),
         tokenizer_hash=tokenizer_hash(config),
         features=FEATURES,
+        model_fingerprint=engine.model_fingerprint,
     )
 
 
