@@ -10,7 +10,7 @@ KEEP ?=
 # Tests that wait leave a processor idle, which one process more can use.
 ONE_MORE := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help env demo test lint unit e2e slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
+.PHONY: help env demo test lint unit e2e faults slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ env: .venv/.ready ## Make .venv with all that demo and tests need
 demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
 	@$(PY) examples/demo.py $(if $(KEEP),--keep)
 
-test: env lint unit ops-cuda integration node-or-say e2e fuzz ## Everything: linters, unit tests, CUDA compile, real processes, a real API server and node, fuzzing
+test: env lint unit ops-cuda integration node-or-say e2e faults fuzz ## Everything: linters, unit tests, CUDA compile, real processes, faults, a real API server and node, fuzzing
 
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
@@ -34,7 +34,10 @@ unit: env ## Fast tests, in a process more than there are processors (two to thr
 
 e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
 	@tools/chromium.sh
-	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'e2e and not fuzz' tests
+	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'e2e and not fuzz' --ignore tests/faults tests
+
+faults: env ## Simulated deployments under load while processes die, freeze and change versions (minutes)
+	@$(PY) -m pytest -q -n 2 --dist loadfile --durations 8 tests/faults
 
 slow: env ## The slow tests alone, a process for each processor: 10,000 rollouts, the parity matrix, the chart's values
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m 'slow and not e2e and not fuzz' tests

@@ -1,0 +1,268 @@
+"""The processes of a deployment, each of which a test may kill, freeze, and start again.
+
+Ports and names stay over restarts, as a pod's do in a StatefulSet, and each start may run another
+version of the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton_faults.text import SimText
+from baton_worker.config import ProcessConfig
+from baton_worker.engine.spec import load_spec
+from baton_worker.local.layout import LocalOptions, plan_processes
+from baton_worker.ports import port_of, reserve_port
+from baton_worker.readiness import Ready
+
+HERE = Path(__file__).resolve().parents[1]
+ROOT = HERE.parents[1]
+MODEL = ROOT / "examples" / "tiny-mtp"
+PATIENCE_SECONDS = 120.0
+"""How long a condition may take on a busy machine; what never comes true is told by name then."""
+HTTP = httpx.Client(
+    timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
+)
+T = TypeVar("T")
+
+
+def wait_until(wanted: str, look: Callable[[], T], claim: Callable[[T], bool]) -> T:
+    """Look until what is seen satisfies the claim, and return it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not claim(seen := look()):
+        assert time.monotonic() < deadline, f"{wanted}: not so after {PATIENCE_SECONDS} s: {seen}"
+        time.sleep(0.05)
+    return seen
+
+
+def sim_text(seed: int = 0) -> SimText:
+    """Return what the example model's simulation says."""
+    spec = load_spec(MODEL)
+    return SimText(spec.vocab_size, spec.eos_token_ids, seed)
+
+
+def set_fields(config: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that are not their defaults: what an older program knows of them."""
+    found: dict[str, Any] = {}
+    for known in msgspec.structs.fields(config):
+        value = getattr(config, known.name)
+        if isinstance(value, msgspec.Struct):
+            if inner := set_fields(value):
+                found[known.name] = inner
+        elif value != known.default:
+            found[known.name] = msgspec.to_builtins(value)
+    return found
+
+
+@dataclass
+class Process:
+    """One running process."""
+
+    popen: subprocess.Popen[bytes]
+    ready: Ready
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self.popen.pid
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum over all samples of a name with these labels."""
+        text = HTTP.get(self.ready.metrics_url).text
+        samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+        wanted = labels.items()
+        return sum(s.value for s in samples if s.name == name and wanted <= s.labels.items())
+
+    def wait_metric(self, name: str, want: float, **labels: str) -> None:
+        """Wait until a metric is so."""
+        where = f"{self.ready.role} {name} {labels or ''} is {want:g}"
+        wait_until(where, lambda: self.metric(name, **labels), lambda value: value == want)
+
+    def n_descriptors(self) -> int:
+        """Return how many files and sockets it has open."""
+        return psutil.Process(self.pid).num_fds()
+
+    def resident_bytes(self) -> int:
+        """Return how much memory it has."""
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one process is started.
+
+    Attributes:
+        config: what it is told.
+        under: words to run the program under: a network namespace, say.
+        program: what Python is asked to run.
+    """
+
+    role: str
+    config: ProcessConfig
+    under: tuple[str, ...] = ()
+    program: tuple[str, ...] = ("-m", "baton_worker.main")
+
+
+@dataclass
+class Fleet:
+    """The processes by name; a name stays when its process is replaced."""
+
+    folder: Path
+    plans: dict[str, Start]
+    running: dict[str, Process] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Process:
+        return self.running[name]
+
+    @property
+    def url(self) -> str:
+        """The gateway's HTTP address."""
+        return self["gateway"].ready.url
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of all but the gateway."""
+        return [name for name in self.plans if name != "gateway"]
+
+    def start(self, *names: str, source: Path | None = None) -> None:
+        """Start processes side by side and wait until each is ready.
+
+        `source`: the folder of another version's packages.
+        """
+        begun = [(name, *self._begin(name, source)) for name in names]
+        for name, popen, read_fd in begun:
+            with os.fdopen(read_fd, "rb") as pipe:
+                line = pipe.readline()
+            assert line, f"{name} ended with {popen.wait()} before it was ready"
+            self.running[name] = Process(popen, msgspec.json.decode(line, type=Ready))
+
+    def _begin(self, name: str, source: Path | None) -> tuple[subprocess.Popen[bytes], int]:
+        plan = self.plans[name]
+        path = self.folder / f"{name}.yaml"
+        path.write_bytes(msgspec.yaml.encode(set_fields(plan.config)))
+        read_fd, write_fd = os.pipe()
+        command = [*plan.under, sys.executable, *plan.program]
+        command += ["--log-level", "warning", plan.role, "--config", str(path)]
+        command += ["--with-parent", "--ready-fd", str(write_fd)]
+        path_of_modules = os.pathsep.join(str(p) for p in (source, HERE) if p)
+        environment = dict(os.environ) | {"PYTHONPATH": path_of_modules}
+        log = (self.folder / f"{name}.log").open("ab")
+        with log:
+            popen = subprocess.Popen(
+                command,
+                pass_fds=[write_fd],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                stdout=log,
+                env=environment,
+            )
+        os.close(write_fd)
+        return popen, read_fd
+
+    def kill(self, *names: str) -> None:
+        """kill -9, and wait until each is gone."""
+        for name in names:
+            self[name].popen.kill()
+        for name in names:
+            self[name].popen.wait()
+
+    def freeze(self, name: str) -> None:
+        """Let a process stand still; its sockets stay open."""
+        self[name].popen.send_signal(signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let it go on."""
+        self[name].popen.send_signal(signal.SIGCONT)
+
+    def wait_usable(self, *names: str) -> None:
+        """Wait until the gateway gives requests to these workers (all, when none is named)."""
+        wanted = len(names or self.workers)
+
+        def said() -> dict[str, Any]:
+            try:
+                return dict(HTTP.get(f"{self.url}/readyz").json())
+            except httpx.HTTPError as error:
+                return {"status": repr(error), "workers": []}
+
+        wait_until(
+            f"{wanted} workers are usable",
+            said,
+            lambda s: s["status"] == "ready" and len(s["workers"]) >= wanted,
+        )
+
+    def wait_empty(self) -> None:
+        """Wait until no process owes anybody anything."""
+        for name in self.workers:
+            for metric in ("live_requests", "engine_kv_blocks_used", "engine_held_handoffs"):
+                self[name].wait_metric(f"baton_{metric}", 0)
+            self[name].wait_metric("baton_reserved_requests", 0)
+        self["gateway"].wait_metric("baton_gateway_live_requests", 0)
+
+    def logs(self) -> str:
+        """Return the end of what each process said."""
+        found = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in found)
+
+
+Change = Callable[[str, Start], Start]
+
+
+@contextlib.contextmanager
+def fleet(
+    folder: Path, change: Change = lambda name, start: start, **options: Any
+) -> Iterator[Fleet]:
+    """Start a gateway and workers, wait until all are usable, and kill them in the end.
+
+    Args:
+        folder: for configuration and logs.
+        change: makes of how a process would be started plainly how it is.
+        options: of `LocalOptions`.
+    """
+    with contextlib.ExitStack() as stack:
+        http, link = (stack.enter_context(reserve_port("127.0.0.1")) for _ in range(2))
+        asked = LocalOptions(str(MODEL), served_name=MODEL.name, port=port_of(http), **options)
+        plain = plan_processes(asked, port_of(link), {})
+        running = Fleet(folder, {p.name: change(p.name, Start(p.role, p.config)) for p in plain})
+        stack.callback(end, running)
+        running.start(*running.plans)
+        running.wait_usable()
+        yield running
+
+
+def previous_version(folder: Path) -> Path | None:
+    """Unpack the packages of the commit before this one; None in a clone that has none.
+
+    BATON_PREVIOUS names another commit or tag.
+    """
+    name = os.environ.get("BATON_PREVIOUS", "HEAD~1")
+    command = ["git", "archive", "--format=tar", name, "worker/src"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    if done.returncode:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "worker" / "src"
+
+
+def end(running: Fleet) -> None:
+    """Kill what runs, frozen or not."""
+    for process in running.running.values():
+        process.popen.kill()
+    for process in running.running.values():
+        process.popen.wait()
