@@ -4,7 +4,7 @@ Rules it enforces: events come from one thread of its own, in order; every step 
 real record encoder and decoder; no more than CREDIT_FRAMES records may be unapplied; `applied` may
 name only what was delivered and never goes back; commands to a worker that is not up return False;
 nothing may be called after `close`. A worker plays prefill, decode or mixed: tokens come from a
-script, and an abort is answered by a terminal row.
+script, and an abort is answered by a terminal row. One in `refusals` refuses all it is given.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ class ScriptedLink:
         self.draft_gaps: set[int] = set()
         self.lost_prompt_rows: set[int] = set()
         self.reused: Callable[[Submit], int] = lambda submit: 0
+        self.refusals: dict[str, ErrorCode] = {}
         self._epochs = itertools.count(1000)
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._changed = threading.Condition()
@@ -360,6 +361,11 @@ class ScriptedLink:
     def _take(self, worker: FakeWorker, command: Command) -> None:
         if isinstance(command, Abort):
             self._abort(worker, command)
+        elif worker.info.worker_id in self.refusals:
+            error = (self.refusals[worker.info.worker_id], "not here")
+            key = RequestKey(command.handle, command.attempt)
+            row = RowSpec(key.handle, 0, finish=Finish.ERROR, attempt=key.attempt, error=error)
+            worker.outbox.append(row)
         elif isinstance(command, Reserve):
             worker.reserved[RequestKey(command.handle, command.attempt)] = command
         else:

@@ -236,12 +236,13 @@ def test_a_full_decode_is_left_for_another(gateway, support):
 
 
 def test_a_fault_of_the_request_is_not_tried_again(gateway, support):
+    gateway.link.up("prefill-1", Role.PREFILL)
     with reading(gateway) as client:
         first, prefill, _ = submit_of(gateway, support, 0)
-        error = (ErrorCode.INTERNAL, "broken")
+        error = (ErrorCode.INVALID_REQUEST, "top_p is 7")
         row = support.RowSpec(first.handle, 0, finish=Finish.ERROR, error=error)
         gateway.link.publish(prefill, row)
-    assert client.error["code"] == "internal"
+    assert client.error["code"] == "invalid_request"
     assert len(gateway.link.sent(support.Submit)) == 1
 
 

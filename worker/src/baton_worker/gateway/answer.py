@@ -23,6 +23,8 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_NO_RETRY = (b"x-should-retry", b"false")
+"""OpenAI's clients send a request again after a 500 unless they are told not to."""
 
 
 class GenerationAnswer:
@@ -57,9 +59,10 @@ class GenerationAnswer:
         try:
             deltas = await queue.take()
         except ApiError as error:
-            await send_json(send, error.status, error.encode(), error.retry_after_seconds)
+            await self._refuse(send, error)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        headers = [*_STREAM_HEADERS, *self._headers()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         payloads = form.opening()
         try:
             while deltas:
@@ -81,10 +84,19 @@ class GenerationAnswer:
                 for delta in deltas:
                     of_choice[delta.choice_index].append(delta)
         except ApiError as error:
-            await send_json(send, error.status, error.encode(), error.retry_after_seconds)
+            await self._refuse(send, error)
             return
         body = self._form.response(list(map(joined, of_choice)), usage_of(self._generation))
-        await send_json(send, 200, body)
+        await send_json(send, 200, body, headers=self._headers())
+
+    async def _refuse(self, send: Send, error: ApiError) -> None:
+        headers = self._headers() + ([_NO_RETRY] if error.is_final else [])
+        retry_after = error.retry_after_seconds
+        await send_json(send, error.status, error.encode(), retry_after, headers=headers)
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        """Return what every answer carries: the id that log lines name the request by."""
+        return [(b"x-request-id", self._generation.request_id.encode())]
 
 
 async def send_json(

@@ -10,7 +10,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from baton_worker.gateway.errors import ApiError, unavailable, worker_error
+from baton_worker.gateway.errors import (
+    SUSPECT_REQUEST,
+    WORKER_LOST,
+    ApiError,
+    unavailable,
+    worker_error,
+)
+from baton_worker.gateway.failures import Cause, Loss, loss_of
 from baton_worker.gateway.merge import Fault, Merged
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output import LogprobsMissingError
@@ -83,7 +90,7 @@ class Applier:
     def _up(self, event: WorkerUp) -> None:
         known = self._workers.epoch(event.worker_id)
         if known is not None and known != event.epoch:
-            self._fail_all(event.worker_id, "was replaced by a new process")
+            self._fail_all(event.worker_id, "was replaced by a new process", Loss.DIED)
         if not self._workers.up(event.worker_id, event.epoch, event.info):
             reasons = "; ".join(self._workers.turned_away())
             log.warning("a worker is turned away", extra={"reasons": reasons})
@@ -93,8 +100,9 @@ class Applier:
     def _down(self, event: WorkerDown) -> None:
         """A WorkerDown of an epoch that was replaced already changes nothing."""
         if self._workers.epoch(event.worker_id) == event.epoch:
-            self._fail_all(event.worker_id, f"is gone: {event.reason}")
+            self._fail_all(event.worker_id, f"is gone: {event.reason}", loss_of(event.reason))
             self._workers.down(event.worker_id)
+            self._metrics.forget_worker(event.worker_id)
             self._requests.aborts.lost(event.worker_id)
             self._count_workers()
         self._workers.forget(event.worker_id, event.epoch)
@@ -102,18 +110,38 @@ class Applier:
     def _lost(self, event: StepsLost) -> None:
         if self._workers.epoch(event.worker_id) == event.epoch:
             lost = f"lost records {event.first_seq} to {event.last_seq}"
-            self._fail_all(event.worker_id, lost)
+            self._fail_all(event.worker_id, lost, Loss.RECORDS_LOST)
 
-    def _fail_all(self, worker_id: str, what: str) -> None:
+    def _fail_all(self, worker_id: str, what: str, loss: Loss) -> None:
         affected = self._requests.depending_on(worker_id)
         facts = {"worker": worker_id, "what": what, "requests": len(affected)}
         level = logging.WARNING if affected else logging.INFO
         log.log(level, "a worker was lost", extra=facts)
         for live in affected:
-            error = unavailable(f"worker {worker_id} {what}", "worker_lost")
-            is_live = live.key.handle in live.generation.live
-            if is_live and not self._retrier.retry(live, worker_id, error.message):
-                self._requests.fail(live.generation, error, outcome="worker_lost")
+            if live.key.handle in live.generation.live:
+                error = unavailable(f"worker {worker_id} {what}", WORKER_LOST)
+                was_there = loss is not Loss.DIED or live.may_be_at(worker_id)
+                cause = loss if was_there else Loss.LEFT
+                self._recover(live, cause, worker_id, error, outcome=WORKER_LOST)
+
+    def _recover(
+        self,
+        live: LiveRequest,
+        cause: Cause,
+        worker_id: str,
+        error: ApiError,
+        *,
+        outcome: str = "error",
+        has_reported: bool = False,
+    ) -> None:
+        """Try a request elsewhere, or end it; `has_reported`: the worker ended it by itself."""
+        ended = self._retrier.recover(live, cause, worker_id, error)
+        if ended is None:
+            return
+        if ended.code == SUSPECT_REQUEST:
+            outcome = SUSPECT_REQUEST
+        reported = (live.key, worker_id) if has_reported else None
+        self._requests.fail(live.generation, ended, outcome=outcome, reported=reported)
 
     def _count_workers(self) -> None:
         for role in Role:
@@ -129,14 +157,16 @@ class Applier:
                 self._stop_orphan(row, worker_id)
                 continue
             try:
-                self._row(live, row, worker_id, now)
+                is_good = self._row(live, row, worker_id, now)
                 is_new = row.attempt == live.key.attempt
                 if from_decode and is_new and live.merge.next_position > row.position:
                     self._decode_spoke(live, worker_id)
+                if is_good and is_new and worker_id not in live.heard:
+                    self._retrier.worked(live, worker_id)
             except Exception:
                 log.exception("a row could not be applied", extra={"worker": worker_id})
                 error = ApiError(500, "the gateway failed to apply a row", code="internal")
-                self._requests.fail(live.generation, error)
+                self._recover(live, Loss.NOT_APPLIED, worker_id, error)
 
     def _stop_orphan(self, row: Row, worker_id: str) -> None:
         """End a request that only the worker still knows."""
@@ -150,7 +180,8 @@ class Applier:
                 if source != decode_id:
                     self._requests.release_source(live, source)
 
-    def _row(self, live: LiveRequest, row: Row, worker_id: str, now: float) -> None:
+    def _row(self, live: LiveRequest, row: Row, worker_id: str, now: float) -> bool:
+        """Merge a row and deliver what it adds; whether its worker did what it should."""
         if row.n_reused and row.attempt == live.key.attempt:
             live.n_reused = row.n_reused
         merged = live.merge.offer(row, now)
@@ -161,21 +192,25 @@ class Applier:
         elif merged.duplicates:
             self._metrics.dropped("echo" if row.is_echo else "duplicate", merged.duplicates)
         if merged.prompt and not self._deliver_prompt(live, merged.prompt, worker_id):
-            return
-        if merged.parts or merged.finish in _IN_ORDER:
-            self._deliver(live, merged, worker_id, now)
+            return False
+        if (merged.parts or merged.finish in _IN_ORDER) and not self._deliver(
+            live, merged, worker_id, now
+        ):
+            return False
         if merged.finish in _AT_ONCE:
             self._worker_gave_up(live, row, worker_id)
         elif merged.fault is not None:
             self._fault(live, merged.fault)
+        return merged.finish not in _AT_ONCE and merged.fault is None
 
-    def _deliver(self, live: LiveRequest, merged: Merged, worker_id: str, now: float) -> None:
+    def _deliver(self, live: LiveRequest, merged: Merged, worker_id: str, now: float) -> bool:
+        """Queue what a row adds; False if it lacks what was asked for."""
         generation = live.generation
         try:
             delta = live.output.push(merged.parts, merged.finish)
         except LogprobsMissingError as error:
             self._logprobs_missing(live, error, worker_id)
-            return
+            return False
         self._observe(live, len(delta.token_ids), now)
         if not generation.queue.put(delta):
             self._metrics.client_aborted("slow_client")
@@ -183,6 +218,7 @@ class Applier:
             self._requests.fail(generation, slow, outcome="slow_client", discard=True)
         elif delta.finish_reason is not None:
             self._requests.finish(live, worker_id if merged.finish else None)
+        return True
 
     def _deliver_prompt(
         self, live: LiveRequest, told: tuple[ScoredRow, ...], worker_id: str
@@ -203,7 +239,8 @@ class Applier:
     ) -> None:
         log.error("a row lacks logprobs", extra={"worker": worker_id, "detail": str(error)})
         missing = ApiError(500, str(error), code="logprobs_missing")
-        self._requests.fail(live.generation, missing, outcome="logprobs_missing")
+        cause = Loss.LOGPROBS_MISSING
+        self._recover(live, cause, worker_id, missing, outcome="logprobs_missing")
 
     def _observe(self, live: LiveRequest, n_tokens: int, now: float) -> None:
         generation = live.generation
@@ -220,18 +257,16 @@ class Applier:
         if worker_id not in live.sources:
             self._metrics.dropped("released_worker")
             return
+        cause: Cause = Loss.ABORTED
         if row.finish is Finish.ABORT:
             error = unavailable(f"worker {worker_id} aborted the request", "worker_aborted")
         else:
             detail = row.error
-            code = detail.code if detail else ErrorCode.INTERNAL
-            error = worker_error(worker_id, code, detail.message if detail else "")
-            avoid = self._retrier.avoid_of(live, worker_id, code)
-            if avoid and self._retrier.retry(live, avoid, error.message):
-                return
+            cause = detail.code if detail else ErrorCode.INTERNAL
+            error = worker_error(worker_id, cause, detail.message if detail else "")
         facts = {"handle": f"{live.key.handle:x}", "detail": error.message}
         log.warning("a worker ended a request with an error", extra=facts)
-        self._requests.fail(live.generation, error, reported=(live.key, worker_id))
+        self._recover(live, cause, worker_id, error, has_reported=True)
 
     def _fault(self, live: LiveRequest, fault: Fault) -> None:
         counter = (
@@ -244,4 +279,5 @@ class Applier:
         facts = {"handle": f"{live.key.handle:x}", "fault": fault.value, "position": position}
         log.error("rows of a request do not join", extra=facts)
         error = ApiError(500, f"{fault.value} at output position {position}", code=fault.value)
-        self._requests.fail(live.generation, error, outcome=fault.value)
+        cause = Loss.GAP if fault is Fault.GAP_TIMEOUT else Loss.CONTRADICTION
+        self._recover(live, cause, live.holders[-1], error, outcome=fault.value)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baton_worker.gateway.ejection import Circuit
 from baton_worker.gateway.pairing import Pairing, Weights, weights_of
 from baton_worker.gateway.request import Limits
 from baton_worker.identity import Role
@@ -23,7 +24,8 @@ WITHIN_REVISIONS = Pairing()
 class WorkerLoad:
     """A linked worker and what the gateway has given it and not seen end.
 
-    `dispatched` counts requests ever given, so that equal workers take turns.
+    `dispatched` counts requests ever given, so that equal workers take turns. `is_ejected`: it
+    failed too often to be given any while another of its kind can have them.
     """
 
     info: WorkerInfo
@@ -31,6 +33,8 @@ class WorkerLoad:
     outstanding_tokens: int = 0
     outstanding_requests: int = 0
     dispatched: int = 0
+    is_ejected: bool = False
+    circuit: Circuit = field(default_factory=Circuit)
 
     @property
     def is_full(self) -> bool:
@@ -68,14 +72,35 @@ class Needs(NamedTuple):
 def choose(
     loads: Iterable[WorkerLoad], needs: Needs, pairing: Pairing = WITHIN_REVISIONS
 ) -> Pair | None:
-    """Return the pair with the fewest outstanding tokens, or None when none can take the
-    request."""
-    able = [load for load in loads if not load.is_full and _fits(load.info, needs)]
+    """Return the pair with the fewest outstanding tokens, or None when none can take the request.
+
+    An ejected worker is chosen where all of its kind are ejected: the last way to serve stays open.
+    """
+    fitting = _trusted([load for load in loads if _fits(load.info, needs)], pairing)
+    able = [load for load in fitting if not load.is_full]
     best: Pair | None = None
     for pair in _least_loaded_pairs(able, pairing):
         if best is None or _cost(pair) < _cost(best):
             best = pair
     return best
+
+
+def _trusted(loads: Sequence[WorkerLoad], pairing: Pairing) -> Sequence[WorkerLoad]:
+    """Return the workers without those that are ejected and have others of their kind, which may be
+    full: a worker that refuses everything would be no help to them.
+    """
+    if not any(load.is_ejected for load in loads):
+        return loads
+    kinds = {
+        (load.info.role, pairing.group(load.info))
+        for load in loads
+        if not (load.is_ejected or load.info.draining)
+    }
+    return [
+        load
+        for load in loads
+        if not load.is_ejected or (load.info.role, pairing.group(load.info)) not in kinds
+    ]
 
 
 def most_choices(loads: Iterable[WorkerLoad], needs: Needs) -> int:
@@ -155,9 +180,10 @@ def _rank(load: WorkerLoad) -> tuple[int, int, str]:
     return (load.outstanding_tokens, load.dispatched, load.info.worker_id)
 
 
-def _cost(pair: Pair) -> tuple[int, int, tuple[str, ...]]:
+def _cost(pair: Pair) -> tuple[int, int, int, tuple[str, ...]]:
     parts = [load for load in pair if load is not None]
     return (
+        sum(load.is_ejected for load in parts),
         sum(load.outstanding_tokens for load in parts),
         sum(load.dispatched for load in parts),
         pair.worker_ids,

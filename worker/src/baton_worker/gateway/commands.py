@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton_worker.gateway.balance import Pair
-from baton_worker.gateway.errors import ApiError, bad_request, unavailable
+from baton_worker.gateway.errors import WORKER_LOST, ApiError, bad_request, unavailable
 from baton_worker.gateway.requests import LiveRequest
 from baton_worker.link.api import GatewayLink
 from baton_worker.messages import Command, DecodeTarget, Reserve, Submit
@@ -79,5 +79,5 @@ def send_all(link: GatewayLink, commands: Sequence[Addressed]) -> Unsent | None:
             message = f"the request is too large: {error}"
             return Unsent(worker_id, bad_request(None, message, "request_too_large"))
         if not is_up:
-            return Unsent(worker_id, unavailable(f"worker {worker_id} went away", "worker_lost"))
+            return Unsent(worker_id, unavailable(f"worker {worker_id} went away", WORKER_LOST))
     return None

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from baton_worker.gateway.balance import Needs, Pair, most_choices
 from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.commands import commands_of, send_all
-from baton_worker.gateway.errors import ApiError, bad_request, full, unavailable
+from baton_worker.gateway.errors import WORKER_LOST, ApiError, bad_request, full, unavailable
+from baton_worker.gateway.failures import Loss
 from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output import PromptAlone, SequenceOutput
@@ -105,7 +106,11 @@ class Dispatcher:
         return self._clock()
 
     def start(
-        self, request: GenerationRequest, arrived: float, traceparent: str = ""
+        self,
+        request: GenerationRequest,
+        arrived: float,
+        traceparent: str = "",
+        request_id: str = "",
     ) -> Generation:
         """Send a request to workers; its deltas come through the generation's queue.
 
@@ -113,6 +118,7 @@ class Dispatcher:
             request: validated.
             arrived: when its body began to be read, by `now`.
             traceparent: the client's trace context, or "".
+            request_id: what the client will know it by.
 
         Raises:
             ApiError: 400 for more choices than the gateway or its workers have room for, 429 when
@@ -125,7 +131,7 @@ class Dispatcher:
         if len(self._requests) + request.n_choices > bound:
             raise full(f"the gateway has {len(self._requests)} requests in hand", "gateway_full")
         queue = ClientQueue(self._limits.client_queue_tokens)
-        generation = Generation(request, queue, arrived)
+        generation = Generation(request, queue, arrived, request_id=request_id)
         plans = self._plan(generation)
         self._requests.trace(generation, traceparent)
         for plan in plans:
@@ -218,6 +224,7 @@ class Dispatcher:
             holders=pair.worker_ids,
             sources=pair.worker_ids,
             weights=weights_of(pair.prefill.info),
+            begun=self._workers.now(),
         )
 
     def _offsets_from(self, request: GenerationRequest, choice: Choice) -> int | None:
@@ -238,10 +245,12 @@ class Dispatcher:
         if unsent is None:
             return
         worker_id, error = unsent
-        if error.code == "worker_lost" and self.retrier.retry(live, worker_id, error.message):
-            return
-        log.warning("a request could not be sent", extra={"detail": error.message})
-        self._requests.fail(live.generation, error, outcome=error.code or "error")
+        ended: ApiError | None = error
+        if error.code == WORKER_LOST:
+            ended = self.retrier.recover(live, Loss.NOT_SENT, worker_id, error)
+        if ended is not None:
+            log.warning("a request could not be sent", extra={"detail": ended.message})
+            self._requests.fail(live.generation, ended, outcome=ended.code or "error")
 
     def _expire(self, generation: Generation) -> None:
         seconds = self._limits.request_timeout_seconds

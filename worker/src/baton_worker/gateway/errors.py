@@ -6,6 +6,7 @@ a stream decides how the error travels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -29,6 +30,12 @@ MAX_MESSAGE_CHARACTERS = 600
 
 RETRY_AFTER_SECONDS = 1
 """What a refused client is told to wait: about one step's worth of finished requests."""
+
+WORKER_LOST = "worker_lost"
+"""Code of a request that ended because a worker went away."""
+
+SUSPECT_REQUEST = "suspect_request"
+"""Code of a request under which so many workers failed that it is not tried again."""
 
 _STATUS_BY_CODE = {
     ErrorCode.INTERNAL: 500,
@@ -54,6 +61,8 @@ class ApiError(Exception):
         param: the request field at fault, as a path (`messages[0].content`), or None.
         code: a stable word for programs.
         retry_after_seconds: set where the same request may succeed later.
+        is_final: clients shall not send the same request again by themselves, as they do after most
+            errors of a server.
     """
 
     def __init__(
@@ -64,6 +73,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_seconds: int | None = None,
+        is_final: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -71,6 +81,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_seconds = retry_after_seconds
+        self.is_final = is_final
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -109,6 +120,16 @@ def full(message: str, code: str) -> ApiError:
 def unavailable(message: str, code: str) -> ApiError:
     """Return a 503 with a Retry-After."""
     return ApiError(503, message, code=code, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
+def suspect(workers: Iterable[str], last: str) -> ApiError:
+    """Return the end of a request that workers may have failed because of."""
+    names = sorted(workers)
+    message = (
+        f"{len(names)} workers failed under this request ({', '.join(names)}), so it is not tried"
+        f" on another; the last: {last}"
+    )
+    return ApiError(500, message, code=SUSPECT_REQUEST, is_final=True)
 
 
 def worker_error(worker_id: str, code: ErrorCode, message: str) -> ApiError:

@@ -30,16 +30,16 @@ class Format(Protocol):
 
 
 def format_for(
-    request: GenerationRequest, vocabulary: Vocabulary, name: str, model: str, created: int
+    request: GenerationRequest, vocabulary: Vocabulary, request_id: str, model: str, created: int
 ) -> Format:
     """Return the format of a request's endpoint.
 
     Args:
         request: what was asked.
         vocabulary: names the tokens in logprob entries.
-        name: unique part of the answer's id.
+        request_id: see `Endpoint.request_id`.
         model: served model name.
         created: Unix seconds.
     """
     kind = ChatFormat if request.endpoint is Endpoint.CHAT else CompletionFormat
-    return kind(request, vocabulary, name, model, created)
+    return kind(request, vocabulary, request_id, model, created)

@@ -123,7 +123,11 @@ class _Routes:
             reasons = ["the gateway is leaving", *reasons]
         body = {
             "status": "not_ready" if reasons else "ready",
-            "reasons": [*reasons, *self._parts.workers.turned_away()],
+            "reasons": [
+                *reasons,
+                *self._parts.workers.turned_away(),
+                *self._parts.workers.ejected(),
+            ],
             "workers": [load.info.worker_id for load in loads],
         }
         return _json(body, 503 if reasons else 200)
@@ -153,9 +157,9 @@ class _Routes:
         parts, arrived = self._parts, self._parts.dispatcher.now()
         wanted = await parts.intake.generation(endpoint, await _read_body(request))
         context = valid_traceparent(request.headers.get("traceparent", ""))
-        generation = parts.dispatcher.start(wanted, arrived, context)
-        name, now = uuid4().hex, int(time.time())
-        form = format_for(wanted, parts.tokenizer.vocabulary, name, parts.model, now)
+        request_id, now = endpoint.request_id(uuid4().hex), int(time.time())
+        generation = parts.dispatcher.start(wanted, arrived, context, request_id)
+        form = format_for(wanted, parts.tokenizer.vocabulary, request_id, parts.model, now)
         return GenerationAnswer(generation, form, parts.dispatcher.cancel)
 
     def _context_tokens(self) -> int | None:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 
 from prometheus_client import Histogram
 
+from baton_worker.identity import Role
 from baton_worker.metrics import MetricFactory
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -21,7 +22,7 @@ ENDPOINTS = ("chat", "completion")
 OUTCOMES = ("ok", "error", "logprobs_missing")
 REFUSALS = ("gateway_full", "no_usable_pair", "workers_full")
 RETRIES = ("from_start", "from_token")
-NOT_RETRIED = ("no_workers", "attempts")
+NOT_RETRIED = ("no_workers", "attempts", "suspect_request")
 """Series that exist from the start: a rate sees nothing of the first event of a new series."""
 
 
@@ -66,9 +67,6 @@ class GatewayMetrics:
         self._dropped = factory.counter(
             "baton_gateway_rows_dropped", "Rows that were not delivered", ("reason",)
         )
-        self._workers = factory.gauge(
-            "baton_gateway_workers", "Workers linked and serving the model", ("worker_role",)
-        )
         self.ttft = factory.histogram(
             "baton_gateway_time_to_first_token_seconds",
             "From the request's arrival to its first tokens in the gateway",
@@ -86,6 +84,7 @@ class GatewayMetrics:
             "How long a batch of link events waited for the event loop",
             _LAG_BUCKETS,
         )
+        self._add_workers(factory)
         self._add_counters(factory)
         for endpoint in ENDPOINTS:
             for outcome in OUTCOMES:
@@ -96,6 +95,25 @@ class GatewayMetrics:
             self._retries.labels(*factory.values(how))
         for reason in NOT_RETRIED:
             self._not_retried.labels(*factory.values(reason))
+
+    def _add_workers(self, factory: MetricFactory) -> None:
+        self._workers = factory.gauge(
+            "baton_gateway_workers", "Workers linked and serving the model", ("worker_role",)
+        )
+        self._ejections = factory.counter(
+            "baton_gateway_worker_ejections",
+            "Workers ejected because they failed request after request",
+            ("worker_role",),
+        )
+        self._ejected = factory.gauge(
+            "baton_gateway_worker_ejected",
+            "1 while a worker is given no request because it failed too many in a row, unless all"
+            " of its kind do",
+            ("worker", "worker_role"),
+        )
+        self._ejected_roles: dict[str, str] = {}
+        for worker_role in Role:
+            self._ejections.labels(*factory.values(worker_role.label))
 
     def _add_counters(self, factory: MetricFactory) -> None:
         self.prompt_tokens = factory.counter("baton_gateway_prompt_tokens", "Prompt tokens taken")
@@ -133,6 +151,18 @@ class GatewayMetrics:
     def not_retried(self, reason: str) -> None:
         """Count a choice that could not be tried again."""
         self._not_retried.labels(*self._factory.values(reason)).inc()
+
+    def ejected(self, worker: str, worker_role: str) -> None:
+        """Count and show a worker that is ejected."""
+        self._ejections.labels(*self._factory.values(worker_role)).inc()
+        self._ejected.labels(*self._factory.values(worker, worker_role)).set(1)
+        self._ejected_roles[worker] = worker_role
+
+    def forget_worker(self, worker: str) -> None:
+        """Show a worker no more that was ejected: it is restored, or gone."""
+        worker_role = self._ejected_roles.pop(worker, None)
+        if worker_role is not None:
+            self._ejected.remove(*self._factory.values(worker, worker_role))
 
     def client_aborted(self, reason: str) -> None:
         """Count a request whose client left, or read too slowly."""

@@ -59,13 +59,13 @@ class CompletionFormat:
         self,
         request: GenerationRequest,
         vocabulary: Vocabulary,
-        name: str,
+        request_id: str,
         model: str,
         created: int,
     ) -> None:
         self._request = request
         self._vocabulary = vocabulary
-        self._id = f"cmpl-{name}"
+        self._id = request_id
         self._model = model
         self._created = created
         self._no_usage: UnsetType | None = None if request.include_usage else UNSET

@@ -25,6 +25,10 @@ class Endpoint(enum.Enum):
     CHAT = "chat"
     COMPLETION = "completion"
 
+    def request_id(self, name: str) -> str:
+        """Return the id that clients get with their answer, from its unique part."""
+        return f"{'chatcmpl' if self is Endpoint.CHAT else 'cmpl'}-{name}"
+
 
 class Choice(NamedTuple):
     """One sequence to generate."""

@@ -30,7 +30,9 @@ class Generation:
     """One HTTP request being answered: its choices share a queue and a fate.
 
     `arrived` and `first_token` are seconds of the steady clock. `reused`: tokens of each prompt, by
-    its index, that no worker computed for any of its choices that ended.
+    its index, that no worker computed for any of its choices that ended. `harmed`: workers that
+    failed under it and may have done so because of it ("a or b" where one of a pair did).
+    `request_id`: what its client knows it by.
     """
 
     request: GenerationRequest
@@ -44,6 +46,8 @@ class Generation:
     rejected: int = 0
     reused: dict[int, int] = field(default_factory=dict)
     span: Span | None = None
+    harmed: frozenset[str] = frozenset()
+    request_id: str = ""
 
     @property
     def cached_tokens(self) -> int:
@@ -69,6 +73,8 @@ class LiveRequest:
     `sources`: workers whose loss would leave a hole; a prefill worker is none once decode has
     spoken. `avoided`: workers that failed an attempt. `n_reused`: prompt tokens whose KV was at
     hand, in the attempt that gave the first token. `weights`: those of the attempt's workers.
+    `begun`, `began_at`: when the attempt began, and at which output position. `heard`: workers that
+    have told rows of it.
     """
 
     key: RequestKey
@@ -83,6 +89,16 @@ class LiveRequest:
     last_row: float = 0.0
     avoided: frozenset[str] = frozenset()
     n_reused: int = 0
+    begun: float = 0.0
+    began_at: int = 0
+    heard: frozenset[str] = frozenset()
+
+    def may_be_at(self, worker_id: str) -> bool:
+        """Whether a worker can have begun with the attempt: decode has nothing of it but a place,
+        until prefill has told the first token.
+        """
+        is_first = worker_id == self.holders[0]
+        return is_first or self.merge.next_position > self.began_at or bool(self.merge.held_rows)
 
 
 class LiveRequests:
@@ -157,6 +173,8 @@ class LiveRequests:
         if not live.merge.delivered:
             live.n_reused = 0
         live.holders = live.sources = worker_ids
+        live.begun, live.began_at = self._workers.now(), live.merge.next_position
+        live.heard = frozenset()
         for worker_id in worker_ids:
             self._by_source.setdefault(worker_id, {})[live.key.handle] = live
 

@@ -5,44 +5,34 @@ those tokens as output that it already gave, as it does after a preemption, so p
 and the noise of a seed are those of an undisturbed run. Nothing is given twice and nothing is lost,
 since the merge goes on at the same position and rows of earlier attempts are stale. What one model
 began no other goes on with. Where no worker can do that, the request ends with the error that it
-would have had.
+would have had; where two workers failed that the request itself may have ended, with one that says
+so. What each failure means is `failures`'.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
+from baton_worker.gateway.balance import Pair
 from baton_worker.gateway.commands import commands_of, send_all
+from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST, ApiError, suspect
+from baton_worker.gateway.failures import MAX_HARMS, TREATMENTS, Blame, Cause, Treatment
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.pairing import weights_of
 from baton_worker.gateway.requests import LiveRequest, LiveRequests
 from baton_worker.gateway.workers import WorkerTable
+from baton_worker.identity import Role
 from baton_worker.link.api import GatewayLink
 from baton_worker.messages import RESUME
-from baton_worker.records.columns import ErrorCode
 
 log = logging.getLogger(__name__)
 
-OF_DECODE = frozenset(
-    {
-        ErrorCode.HANDOFF_TIMEOUT,
-        ErrorCode.HANDOFF_REFUSED,
-        ErrorCode.HANDOFF_PEER_LOST,
-        ErrorCode.DECODE_FULL,
-    }
-)
-"""What prefill may report and decode is the cause of."""
-
-RETRYABLE = OF_DECODE | {
-    ErrorCode.QUEUE_FULL,
-    ErrorCode.RESERVATION_EXPIRED,
-    ErrorCode.DRAINING,
-}
-"""What ends an attempt without a fault of the request, so that another worker may do better."""
-
 
 class Retrier:
-    """Moves live requests to other workers, each at most `max_retries` times."""
+    """Moves live requests to other workers, each at most `max_retries` times, and keeps account of
+    how workers do.
+    """
 
     def __init__(
         self,
@@ -61,39 +51,115 @@ class Retrier:
         self._max_retries = max_retries
         self._reserve_seconds = reserve_seconds
 
-    def retry(self, live: LiveRequest, avoid: str, why: str) -> bool:
-        """Begin another attempt; False if there can be none: the caller ends the request.
+    def recover(
+        self, live: LiveRequest, cause: Cause, worker_id: str, error: ApiError
+    ) -> ApiError | None:
+        """Begin another attempt and return None, or return the error to end the request with.
 
         Args:
             live: a live request whose attempt cannot go on.
-            avoid: the worker at fault; no later attempt goes there.
-            why: for the log.
+            cause: why.
+            worker_id: the worker that reported it or was lost.
+            error: what the client is told if this is the end.
         """
+        treatment, generation = TREATMENTS[cause], live.generation
+        blamed = _blamed(live, treatment.blame, worker_id)
+        if treatment.ejects:
+            self._count_failure(live, treatment, blamed, error.message)
+        if treatment.harms:
+            generation.harmed |= {" or ".join(blamed) or worker_id}
+        if not treatment.retries:
+            return error
+        if treatment.harms and len(generation.harmed) >= MAX_HARMS:
+            return self._give_up(live, error)
+        return self._retry(live, treatment.blame, blamed, error)
+
+    def worked(self, live: LiveRequest, worker_id: str) -> None:
+        """Note that a worker began to serve the attempt that `live` stands at."""
+        live.heard |= {worker_id}
+        if self._workers.worked(worker_id, live.begun):
+            log.info("a worker is given requests again", extra={"worker": worker_id})
+            self._metrics.forget_worker(worker_id)
+
+    def _count_failure(
+        self, live: LiveRequest, treatment: Treatment, blamed: tuple[str, ...], why: str
+    ) -> None:
+        for worker_id in blamed:
+            if self._workers.failed(worker_id, live.begun, why, is_full=treatment.is_full):
+                role = self._workers.role(worker_id) or Role.MIXED
+                facts = {"worker": worker_id, "worker_role": role.label, "last": why}
+                log.warning("a worker is ejected: it fails request after request", extra=facts)
+                self._metrics.ejected(worker_id, role.label)
+
+    def _give_up(self, live: LiveRequest, error: ApiError) -> ApiError:
+        generation = live.generation
+        facts = {
+            "request": generation.request_id,
+            "handle": f"{live.key.handle:x}",
+            "workers": sorted(generation.harmed),
+            "last": error.message,
+        }
+        log.error("a request is not tried again: workers failed under it", extra=facts)
+        self._metrics.not_retried(SUSPECT_REQUEST)
+        return suspect(generation.harmed, error.message)
+
+    def _retry(
+        self, live: LiveRequest, blame: Blame, blamed: tuple[str, ...], error: ApiError
+    ) -> ApiError | None:
+        why = error.message
         while live.key.attempt < self._max_retries:
-            live.avoided |= {avoid}
             n_given = len(live.merge.delivered)
-            needs = live.needs
-            if n_given:
-                features = (*needs.features, RESUME)
-                needs = needs._replace(features=features, weights=live.weights)
-            pair = self._workers.assign(needs, live.avoided)
+            pair = self._assign(live, blame, blamed, n_given)
             if pair is None:
                 self._metrics.not_retried("no_workers")
-                return False
+                return error
             live.weights = weights_of(pair.prefill.info)
             self._requests.begin_attempt(live, pair.worker_ids)
             facts = {"handle": f"{live.key.handle:x}", "attempt": live.key.attempt, "why": why}
-            log.warning("a request is tried again", extra=facts | {"after_tokens": n_given})
+            facts |= {"request": live.generation.request_id, "after_tokens": n_given}
+            log.warning("a request is tried again", extra=facts)
             self._metrics.retried("from_token" if n_given else "from_start")
             unsent = send_all(self._link, commands_of(live, pair, self._reserve_seconds))
             if unsent is None:
-                return True
-            avoid = unsent.worker_id
+                return None
+            if unsent.error.code != WORKER_LOST:
+                return unsent.error
+            blame, blamed = Blame.REPORTER, (unsent.worker_id,)
         self._metrics.not_retried("attempts")
-        return False
+        return error
 
-    def avoid_of(self, live: LiveRequest, reporter: str, code: ErrorCode) -> str | None:
-        """Return which worker to do without after an error row; None: a retry would not help."""
-        if code not in RETRYABLE:
-            return None
-        return live.holders[-1] if code in OF_DECODE else reporter
+    def _assign(
+        self, live: LiveRequest, blame: Blame, blamed: tuple[str, ...], n_given: int
+    ) -> Pair | None:
+        """Find workers for the next attempt, and avoid those that are to blame from now on."""
+        needs = live.needs
+        if n_given:
+            features = (*needs.features, RESUME)
+            needs = needs._replace(features=features, weights=live.weights)
+        for avoided in _to_avoid(blame, blamed):
+            pair = self._workers.assign(needs, live.avoided | avoided)
+            if pair is not None:
+                live.avoided |= avoided
+                return pair
+        return None
+
+
+def _blamed(live: LiveRequest, blame: Blame, worker_id: str) -> tuple[str, ...]:
+    """Return the workers that a failure speaks against; of a pair, decode is the last."""
+    match blame:
+        case Blame.REPORTER:
+            return (worker_id,)
+        case Blame.DECODE:
+            return live.holders[-1:]
+        case Blame.EITHER:
+            return live.holders
+        case Blame.NOBODY:
+            return ()
+
+
+def _to_avoid(blame: Blame, blamed: tuple[str, ...]) -> Iterator[frozenset[str]]:
+    """Yield which workers to do without: all that may be to blame, else one that may be."""
+    yield frozenset(blamed)
+    if blame is Blame.EITHER and len(blamed) > 1:
+        for worker_id in reversed(blamed):
+            yield frozenset({worker_id})

@@ -70,6 +70,7 @@ class GatewayService:
             config.served_name,
             tokenizer_hash(config),
             Pairing(across_revisions=config.gateway.pair_across_revisions),
+            clock,
         )
         self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
         self.requests = LiveRequests(link, workers, self._metrics, self._tracing)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from baton_worker.gateway.balance import (
     WITHIN_REVISIONS,
@@ -23,7 +24,11 @@ class WorkerTable:
     """Linked workers by id, for one model."""
 
     def __init__(
-        self, model: str, tokenizer_hash: str = "", pairing: Pairing = WITHIN_REVISIONS
+        self,
+        model: str,
+        tokenizer_hash: str = "",
+        pairing: Pairing = WITHIN_REVISIONS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep out workers of another model or tokenizer.
 
@@ -31,7 +36,9 @@ class WorkerTable:
             model: the served name.
             tokenizer_hash: of the tokenizer that turns this gateway's tokens into text.
             pairing: which of them may be a pair.
+            clock: seconds; ejected workers are tried again by it.
         """
+        self._clock = clock
         self._model = model
         self._tokenizer_hash = tokenizer_hash
         self._pairing = pairing
@@ -56,6 +63,11 @@ class WorkerTable:
         """Return the epoch of a linked worker, or None."""
         load = self._loads.get(worker_id)
         return load.epoch if load else None
+
+    def role(self, worker_id: str) -> Role | None:
+        """Return the role of a linked worker, or None."""
+        load = self._loads.get(worker_id)
+        return Role(load.info.role) if load else None
 
     def count(self, role: Role) -> int:
         """Return how many workers of a role are linked."""
@@ -97,12 +109,40 @@ class WorkerTable:
         if self._turned_away.get(worker_id, (None, ""))[0] == epoch:
             del self._turned_away[worker_id]
 
+    def now(self) -> float:
+        """Return the time by which attempts and failures are told apart."""
+        return self._clock()
+
+    def ejected(self) -> list[str]:
+        """Return which workers are ejected and why, in words for `/readyz`."""
+        return [
+            f"{worker_id} is ejected: {load.circuit.failures} failures in a row, the last:"
+            f" {load.circuit.reason}"
+            for worker_id, load in self._loads.items()
+            if load.circuit.is_ejected
+        ]
+
+    def failed(self, worker_id: str, begun: float, reason: str, *, is_full: bool) -> bool:
+        """Note an attempt that a worker failed; True if it is ejected by that."""
+        load = self._loads.get(worker_id)
+        now = self._clock()
+        return load is not None and load.circuit.failed(begun, now, reason, is_full=is_full)
+
+    def worked(self, worker_id: str, begun: float) -> bool:
+        """Note an attempt that a worker began to serve; True if it is restored by that."""
+        load = self._loads.get(worker_id)
+        return load is not None and load.circuit.worked(begun)
+
     def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
         """Choose a pair and account the request to it; None when no pair can take it."""
         loads = [load for worker_id, load in self._loads.items() if worker_id not in avoided]
+        now = self._clock()
+        for load in loads:
+            load.is_ejected = not load.circuit.admits(now)
         pair = choose(loads, needs, self._pairing)
         if pair is not None:
             for load in filter(None, pair):
+                load.circuit.given(now)
                 load.outstanding_tokens += self.cost(load.info, needs)
                 load.outstanding_requests += 1
                 load.dispatched += 1

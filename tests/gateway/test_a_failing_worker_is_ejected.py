@@ -1,0 +1,204 @@
+"""A worker that fails request after request gets none, unless it is the last; then it is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_worker.gateway.balance import Needs, WorkerLoad, choose
+from baton_worker.gateway.ejection import (
+    BACKOFF_SECONDS,
+    EJECT_AFTER,
+    MAX_BACKOFF_SECONDS,
+    Circuit,
+)
+from baton_worker.gateway.workers import WorkerTable
+from baton_worker.identity import Role
+from baton_worker.records.columns import ErrorCode
+
+NEEDS = Needs(prompt_tokens=10, max_tokens=20, logprobs_k=0)
+OUTPUT = [100, 101, 102]
+BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 3}
+
+
+def ejected(now=100.0):
+    circuit = Circuit()
+    for _ in range(EJECT_AFTER):
+        circuit.failed(now, now, "broken")
+    return circuit
+
+
+def test_failures_in_a_row_eject_and_one_less_does_not():
+    circuit = Circuit()
+    outcomes = [circuit.failed(n, n, "broken") for n in range(EJECT_AFTER)]
+    assert outcomes == [False] * (EJECT_AFTER - 1) + [True]
+    assert not circuit.admits(EJECT_AFTER - 1)
+
+
+def test_a_success_between_starts_the_count_anew():
+    circuit = Circuit()
+    for n in range(EJECT_AFTER - 1):
+        circuit.failed(n, n, "broken")
+    circuit.worked(EJECT_AFTER)
+    for n in range(EJECT_AFTER - 1):
+        assert not circuit.failed(10 + n, 10 + n, "broken")
+    assert circuit.admits(99)
+
+
+def test_a_success_begun_before_the_failures_says_nothing():
+    circuit = Circuit()
+    for _ in range(EJECT_AFTER - 1):
+        circuit.failed(50, 51, "broken")
+        circuit.worked(49)
+    assert circuit.failed(50, 51, "broken")
+
+
+def test_an_ejected_worker_is_tried_by_one_request_per_back_off():
+    circuit = ejected(100)
+    assert not circuit.admits(100 + BACKOFF_SECONDS * 0.99)
+    assert circuit.admits(100 + BACKOFF_SECONDS)
+    circuit.given(100 + BACKOFF_SECONDS)
+    assert not circuit.admits(100 + BACKOFF_SECONDS * 1.99)
+    assert circuit.admits(100 + BACKOFF_SECONDS * 2), "the one that tried may never be heard of"
+
+
+def test_each_failed_trial_doubles_the_back_off_up_to_the_most():
+    circuit, now, waits = ejected(0), 0.0, []
+    for _ in range(10):
+        start = now
+        while not circuit.admits(now):
+            now += BACKOFF_SECONDS / 4
+        waits.append(now - start)
+        circuit.given(now)
+        circuit.failed(now, now, "still broken")
+    assert waits[:4] == [BACKOFF_SECONDS * 2**n for n in range(4)]
+    assert waits[-1] == MAX_BACKOFF_SECONDS
+
+
+def test_a_full_worker_is_tried_again_after_the_same_time():
+    circuit = ejected(0)
+    for n in range(1, 5):
+        circuit.failed(n, n, "full", is_full=True)
+        assert circuit.admits(n + BACKOFF_SECONDS)
+
+
+def test_only_what_began_after_the_ejection_restores():
+    circuit = ejected(100)
+    assert not circuit.worked(99.9)
+    assert circuit.is_ejected
+    assert circuit.worked(100.5)
+    assert circuit == Circuit()
+
+
+def test_failures_of_what_began_before_the_ejection_do_not_prolong_it():
+    circuit = ejected(100)
+    for _ in range(50):
+        circuit.failed(99, 100.5, "late")
+    assert circuit.admits(100 + BACKOFF_SECONDS)
+
+
+@given(st.lists(st.tuples(st.sampled_from("fgw"), st.floats(0, 30)), max_size=60))
+def test_no_history_ejects_for_longer_than_the_longest_back_off(history):
+    circuit, now = Circuit(), 0.0
+    for kind, seconds in history:
+        begun, now = now, now + seconds
+        if kind == "f":
+            circuit.failed(begun, now, "broken")
+        elif kind == "w":
+            circuit.worked(begun)
+        else:
+            circuit.given(now)
+        assert circuit.is_ejected <= (circuit.failures >= EJECT_AFTER)
+        assert circuit.admits(now + MAX_BACKOFF_SECONDS)
+
+
+def test_a_worker_that_refuses_at_once_draws_a_handful_of_a_thousand(support):
+    """It is always the least loaded. Ten requests a second, each a second on the other worker."""
+    now = [0.0]
+    table = WorkerTable("tiny", clock=lambda: now[0])
+    table.up("good", 1, support.worker_info("good", Role.MIXED))
+    table.up("bad", 2, support.worker_info("bad", Role.MIXED))
+    drawn, running = Counter(), []
+    for _ in range(1000):
+        now[0] += 0.1
+        while running and running[0] <= now[0]:
+            running.pop(0)
+            table.release("good", NEEDS)
+        pair = table.assign(NEEDS)
+        drawn[pair.worker_ids[0]] += 1
+        if pair.worker_ids == ("bad",):
+            table.failed("bad", now[0], "broken", is_full=False)
+            table.release("bad", NEEDS)
+        else:
+            table.worked("good", now[0])
+            running.append(now[0] + 1.0)
+    assert drawn["bad"] <= EJECT_AFTER + 8, "trials after 1, 2, 4, 8, 16, 32, 60 s"
+    assert drawn["good"] == 1000 - drawn["bad"]
+
+
+def test_an_ejected_worker_is_passed_over_even_when_the_others_are_full(support):
+    def load(name, **facts):
+        info = support.worker_info(name, Role.MIXED, max_running=1, max_waiting=0)
+        return WorkerLoad(info, 1, **facts)
+
+    full, bad = load("full", outstanding_requests=1), load("bad", is_ejected=True)
+    assert choose([full, bad], NEEDS) is None
+    assert choose([load("free", outstanding_tokens=999), bad], NEEDS).worker_ids == ("free",)
+    assert choose([bad], NEEDS).worker_ids == ("bad",)
+
+
+def test_an_ejected_kind_is_the_last_choice(support):
+    """The new revision's only decode fails: the old pair is taken, however busy."""
+    new = {"semantic_hash": 5}
+    loads = [
+        WorkerLoad(support.worker_info("p-new", Role.PREFILL, **new), 1),
+        WorkerLoad(support.worker_info("d-new", Role.DECODE, **new), 1, is_ejected=True),
+        WorkerLoad(support.worker_info("p-old", Role.PREFILL), 1, outstanding_tokens=900),
+        WorkerLoad(support.worker_info("d-old", Role.DECODE), 1, outstanding_tokens=900),
+    ]
+    assert choose(loads, NEEDS).worker_ids == ("p-old", "d-old")
+    assert choose(loads[:2], NEEDS).worker_ids == ("p-new", "d-new")
+
+
+def test_every_request_is_served_beside_a_worker_that_fails_all(start_gateway, support):
+    gateway = start_gateway(lambda submit: OUTPUT)
+    gateway.link.up("decode-1", Role.DECODE)
+    gateway.link.refusals["decode-0"] = ErrorCode.INTERNAL
+    with gateway.http() as client:
+        codes = [client.post("/v1/completions", json=BODY).status_code for _ in range(30)]
+        ready = client.get("/readyz")
+    assert codes == [200] * 30
+    assert ready.status_code == 200
+    assert [r.partition(":")[0] for r in ready.json()["reasons"]] == [
+        f"decode-0 is ejected: {EJECT_AFTER} failures in a row, the last".partition(":")[0]
+    ]
+    assert "worker decode-0: not here" in ready.json()["reasons"][0]
+    assert gateway.metric("baton_gateway_worker_ejections_total", worker_role="decode") == 1
+    shown = {"worker": "decode-0", "worker_role": "decode"}
+    assert gateway.metric("baton_gateway_worker_ejected", **shown) == 1
+    gateway.link.down("decode-0")
+    with gateway.http() as client:
+        while client.get("/readyz").json()["reasons"]:
+            pass
+    assert gateway.metric("baton_gateway_worker_ejected", **shown) == 0
+
+
+def test_the_last_pair_is_used_although_ejected_and_restored_by_what_it_serves(
+    start_gateway, support
+):
+    gateway = start_gateway(lambda submit: OUTPUT)
+    gateway.link.refusals["decode-0"] = ErrorCode.INTERNAL
+    with gateway.http() as client:
+        for _ in range(EJECT_AFTER + 3):
+            answer = client.post("/v1/completions", json=BODY)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+        assert ready.json()["reasons"][0].startswith("decode-0 is ejected: ")
+        gateway.link.refusals.clear()
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        assert client.get("/readyz").json()["reasons"] == []
+    shown = {"worker": "decode-0", "worker_role": "decode"}
+    assert gateway.metric("baton_gateway_worker_ejected", **shown) == 0

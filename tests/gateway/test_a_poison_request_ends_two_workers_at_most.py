@@ -1,0 +1,207 @@
+"""A request under which two workers died is not tried on a third; its neighbours go on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from baton_worker.gateway.errors import SUSPECT_REQUEST
+from baton_worker.identity import Role
+from baton_worker.records.columns import FLAG_FIRST_TOKEN
+
+OUTPUT = [100 + n for n in range(6)]
+BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 6, "return_token_ids": True}
+
+
+class Client(threading.Thread):
+    """Posts one completion."""
+
+    def __init__(self, gateway, **changes):
+        super().__init__()
+        self.gateway, self.body, self.answer = gateway, BODY | changes, None
+        self.start()
+
+    def run(self):
+        with self.gateway.http() as http:
+            self.answer = http.post("/v1/completions", json=self.body)
+
+    def result(self):
+        self.join(60)
+        assert not self.is_alive()
+        return self.answer
+
+    @property
+    def error(self):
+        return self.result().json()["error"]
+
+
+@pytest.fixture
+def start(start_gateway):
+    """`start(prefills, decodes, **options)`: a gateway whose workers rest."""
+
+    def make(prefills, decodes, **options):
+        gateway = start_gateway(lambda submit: OUTPUT, max_retries=8, **options)
+        for i in range(1, prefills):
+            gateway.link.up(f"prefill-{i}", Role.PREFILL)
+        for i in range(1, decodes):
+            gateway.link.up(f"decode-{i}", Role.DECODE)
+        gateway.link.pause()
+        return gateway
+
+    return make
+
+
+def submit_of(gateway, support, n):
+    """Wait for the n-th SUBMIT; return it and its prefill worker."""
+    link = gateway.link
+    link.wait_until(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) > n)
+    worker, submit = link.sent(support.Submit)[n]
+    return submit, worker
+
+
+def first_token(gateway, support, submit, worker):
+    row = support.RowSpec(
+        submit.handle,
+        len(submit.output_token_ids),
+        OUTPUT[len(submit.output_token_ids) :][:1],
+        attempt=submit.attempt,
+        flags=FLAG_FIRST_TOKEN,
+    )
+    gateway.link.publish(worker, row)
+
+
+def test_prefill_dies_under_it_twice_and_the_third_never_hears_of_it(start, support, caplog):
+    gateway = start(prefills=3, decodes=1)
+    with caplog.at_level(logging.ERROR, "baton_worker.gateway.retry"):
+        client = Client(gateway)
+        killed = []
+        for n in range(2):
+            _, worker = submit_of(gateway, support, n)
+            killed.append(worker)
+            gateway.link.down(worker, "disconnected")
+        answer = client.result()
+    assert (answer.status_code, client.error["code"]) == (500, SUSPECT_REQUEST)
+    assert all(worker in client.error["message"] for worker in killed)
+    assert answer.headers["x-should-retry"] == "false", "clients try again after a 500 by default"
+    assert len(gateway.link.sent(support.Submit)) == 2
+    record = next(r for r in caplog.records if r.name == "baton_worker.gateway.retry")
+    assert record.request == answer.headers["x-request-id"]
+    assert sorted(record.workers) == sorted(killed)
+    refused = "baton_gateway_retries_refused_total"
+    assert gateway.metric(refused, reason=SUSPECT_REQUEST) == 1
+    ended = {"endpoint": "completion", "outcome": SUSPECT_REQUEST}
+    assert gateway.metric("baton_gateway_requests_total", **ended) == 1
+
+
+def test_openais_client_does_not_send_it_again(start, support):
+    gateway = start(prefills=4, decodes=1)
+    failed = []
+
+    def ask():
+        with gateway.openai(max_retries=2) as client:
+            try:
+                client.completions.create(model="tiny", prompt=[70], max_tokens=4)
+            except Exception as error:  # noqa: BLE001 - what it is, is asserted
+                failed.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for n in range(2):
+        gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
+    thread.join(60)
+    assert failed[0].code == SUSPECT_REQUEST
+    assert len(gateway.link.sent(support.Submit)) == 2
+
+
+def test_decode_dies_under_it_twice_behind_tokens(start, support):
+    gateway = start(prefills=1, decodes=3)
+    client = Client(gateway)
+    for n in range(2):
+        submit, worker = submit_of(gateway, support, n)
+        first_token(gateway, support, submit, worker)
+        gateway.link.down(submit.decode.worker_id, "silent")
+    assert client.error["code"] == SUSPECT_REQUEST
+    assert len(gateway.link.sent(support.Submit)) == 2
+
+
+def test_one_prefill_and_one_decode_are_two(start, support):
+    gateway = start(prefills=2, decodes=2)
+    client = Client(gateway)
+    _, worker = submit_of(gateway, support, 0)
+    gateway.link.down(worker, "silent")
+    submit, worker = submit_of(gateway, support, 1)
+    first_token(gateway, support, submit, worker)
+    gateway.link.down(submit.decode.worker_id, "silent")
+    assert client.error["code"] == SUSPECT_REQUEST
+
+
+def test_a_decode_that_holds_a_place_for_it_alone_does_not_die_of_it(start, support):
+    gateway = start(prefills=1, decodes=4)
+    client = Client(gateway)
+    for n in range(3):
+        submit, _ = submit_of(gateway, support, n)
+        gateway.link.down(submit.decode.worker_id, "silent")
+    submit_of(gateway, support, 3)
+    gateway.link.resume()
+    assert client.result().json()["choices"][0]["token_ids"] == OUTPUT
+
+
+def test_workers_that_leave_in_good_order_do_not_count(start, support):
+    gateway = start(prefills=4, decodes=1)
+    client = Client(gateway)
+    for n in range(3):
+        gateway.link.down(submit_of(gateway, support, n)[1], "bye")
+    submit_of(gateway, support, 3)
+    gateway.link.resume()
+    assert client.result().json()["choices"][0]["token_ids"] == OUTPUT
+
+
+def test_bystanders_of_one_death_go_on_token_for_token(start, support):
+    """Three requests share a worker that dies; which of them did it, nobody can know."""
+    gateway = start(prefills=2, decodes=1, info={"max_running": 8})
+    clients = [Client(gateway) for _ in range(6)]
+    submits = [submit_of(gateway, support, n) for n in range(6)]
+    on_first = [submit for submit, worker in submits if worker == "prefill-0"]
+    assert len(on_first) == 3
+    gateway.link.down("prefill-0", "disconnected")
+    again = [submit_of(gateway, support, n) for n in range(6, 9)]
+    assert {s.handle for s, _ in again} == {s.handle for s in on_first}
+    gateway.link.resume()
+    for client in clients:
+        assert client.result().json()["choices"][0]["token_ids"] == OUTPUT
+
+
+def test_choices_that_share_a_death_count_it_once(start, support):
+    gateway = start(prefills=2, decodes=1)
+    client = Client(gateway, n=4)
+    submits = [submit_of(gateway, support, n) for n in range(4)]
+    assert sum(worker == "prefill-0" for _, worker in submits) == 2
+    gateway.link.down("prefill-0", "disconnected")
+    submit_of(gateway, support, 5)
+    gateway.link.resume()
+    assert [c["token_ids"] for c in client.result().json()["choices"]] == [OUTPUT] * 4
+
+
+def test_choices_on_many_workers_are_one_request(start, support):
+    """Each choice has lost one worker only: the request has lost two."""
+    gateway = start(prefills=4, decodes=1)
+    client = Client(gateway, n=4)
+    workers = [submit_of(gateway, support, n)[1] for n in range(4)]
+    assert len(set(workers)) == 4
+    gateway.link.down("prefill-0", "disconnected")
+    submit_of(gateway, support, 4)
+    gateway.link.down("prefill-1", "disconnected")
+    assert client.error["code"] == SUSPECT_REQUEST
+    assert gateway.service.requests.is_empty
+
+
+def test_fewer_attempts_than_the_bound_end_it_as_ever(start_gateway, support):
+    gateway = start_gateway(lambda submit: OUTPUT, max_retries=0)
+    gateway.link.up("prefill-1", Role.PREFILL)
+    gateway.link.pause()
+    client = Client(gateway)
+    gateway.link.down(submit_of(gateway, support, 0)[1], "disconnected")
+    assert (client.result().status_code, client.error["code"]) == (503, "worker_lost")
+    assert "x-should-retry" not in client.result().headers

@@ -1,0 +1,161 @@
+"""One table says what each failure means: whether it is tried again, whom it speaks against."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from baton_worker.gateway.errors import SUSPECT_REQUEST, worker_error
+from baton_worker.gateway.failures import TREATMENTS, Blame, Loss, loss_of
+from baton_worker.identity import Role
+from baton_worker.records.columns import ErrorCode, Finish
+
+OUTPUT = [100, 101, 102]
+BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 3, "return_token_ids": True}
+
+
+def test_every_cause_is_in_the_table_with_its_reason():
+    assert set(TREATMENTS) == {*ErrorCode, *Loss}
+    assert all(treatment.why for treatment in TREATMENTS.values())
+
+
+def test_what_is_tried_again_avoids_somebody():
+    for cause, treatment in TREATMENTS.items():
+        assert not treatment.retries or treatment.blame is not Blame.NOBODY, cause
+
+
+def test_a_full_worker_is_ejected_for_a_moment_and_harmed_by_nobody():
+    full = {cause for cause, treatment in TREATMENTS.items() if treatment.is_full}
+    assert full == {ErrorCode.QUEUE_FULL, ErrorCode.DECODE_FULL}
+    assert all(TREATMENTS[cause].ejects and not TREATMENTS[cause].harms for cause in full)
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_what_no_worker_can_do_better_is_the_clients_error_and_no_other(code):
+    assert TREATMENTS[code].retries == (worker_error("w", code, "").status != 400)
+
+
+@pytest.mark.parametrize("reason", ["bye", "key_revoked", "link_failed"])
+def test_a_worker_that_leaves_in_good_order_has_not_died(reason):
+    assert loss_of(reason) is Loss.LEFT
+
+
+@pytest.mark.parametrize("reason", ["silent", "disconnected", "replaced", "a later version's word"])
+def test_a_worker_that_leaves_otherwise_has_died(reason):
+    assert loss_of(reason) is Loss.DIED
+
+
+AT_FAULT = [
+    (code, worker)
+    for code in ErrorCode
+    for worker in ("prefill-0", "decode-0")
+    # What prefill tells of decode is the next test's.
+    if TREATMENTS[code].retries and (worker, TREATMENTS[code].blame) != ("prefill-0", Blame.DECODE)
+]
+
+
+@pytest.mark.parametrize(("code", "at_fault"), AT_FAULT)
+def test_what_another_worker_can_do_another_worker_does(start_gateway, support, code, at_fault):
+    """All of a kind but one fail so: the request is served within two attempts."""
+    gateway = start_gateway(lambda submit: OUTPUT)
+    role = Role.PREFILL if at_fault == "prefill-0" else Role.DECODE
+    gateway.link.refusals[at_fault] = code
+    gateway.link.up(at_fault[:-1] + "1", role)
+    with gateway.http() as client:
+        answers = [client.post("/v1/completions", json=BODY) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert {tuple(answer.json()["choices"][0]["token_ids"]) for answer in answers} == {
+        tuple(OUTPUT)
+    }
+    retries = "baton_gateway_retries_total"
+    assert sum(gateway.metric(retries, how=how) for how in ("from_start", "from_token")) >= 1
+
+
+@pytest.mark.parametrize(
+    "code", [code for code in ErrorCode if TREATMENTS[code].blame in (Blame.DECODE, Blame.EITHER)]
+)
+def test_what_prefill_reports_of_decode_is_tried_with_another_decode(start_gateway, support, code):
+    gateway = start_gateway(lambda submit: OUTPUT)
+    link = gateway.link
+    link.up("decode-1", Role.DECODE)
+    link.pause()
+    got = []
+
+    def post():
+        with gateway.http() as client:
+            got.append(client.post("/v1/completions", json=BODY))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    link.wait_until(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
+    _, first = link.sent(support.Submit)[0]
+    error = (code, "no luck")
+    link.publish("prefill-0", support.RowSpec(first.handle, 0, finish=Finish.ERROR, error=error))
+    link.wait_until(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
+    assert link.sent(support.Submit)[1][1].decode.worker_id != first.decode.worker_id
+    link.resume()
+    thread.join(60)
+    assert got[0].json()["choices"][0]["token_ids"] == OUTPUT
+
+
+def test_rows_that_never_came_are_asked_of_another_worker(start_gateway, support):
+    """The gap is at position 1 and nobody will fill it; the client has position 0."""
+    gateway = start_gateway(lambda submit: OUTPUT)
+    link = gateway.link
+    link.up("decode-1", Role.DECODE)
+    link.pause()
+    with gateway.http() as client:
+        events = []
+
+        def read():
+            with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply:
+                lines = reply.iter_lines()
+                events.extend(json.loads(ln[6:]) for ln in lines if ln.startswith("data: {"))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        link.wait_until(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
+        _, first = link.sent(support.Submit)[0]
+        link.publish("prefill-0", support.RowSpec(first.handle, 0, OUTPUT[:1]))
+        link.publish(first.decode.worker_id, support.RowSpec(first.handle, 2, OUTPUT[2:]))
+        link.wait_until(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
+        _, again = link.sent(support.Submit)[1]
+        assert again.output_token_ids == tuple(OUTPUT[:1])
+        assert again.decode.worker_id != first.decode.worker_id
+        link.resume()
+        thread.join(60)
+    tokens = [t for event in events for c in event["choices"] for t in c["token_ids"]]
+    assert tokens == OUTPUT
+    assert gateway.metric("baton_gateway_gap_timeouts_total") == 1
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if TREATMENTS[code].harms])
+def test_what_the_request_may_be_the_cause_of_is_tried_on_two_workers_and_no_more(
+    start_gateway, support, code
+):
+    gateway = start_gateway(lambda submit: OUTPUT, workers="m", max_retries=8)
+    names = ["mixed-0", "mixed-1", "mixed-2", "mixed-3"]
+    for name in names[1:]:
+        gateway.link.up(name, Role.MIXED)
+    gateway.link.refusals |= dict.fromkeys(names, code)
+    with gateway.http() as client:
+        answer = client.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, SUSPECT_REQUEST)
+    assert len(gateway.link.sent(support.Submit)) == 2
+
+
+@pytest.mark.parametrize("code", [ErrorCode.QUEUE_FULL, ErrorCode.DRAINING])
+def test_what_no_request_can_be_the_cause_of_is_tried_as_often_as_configured(
+    start_gateway, support, code
+):
+    gateway = start_gateway(lambda submit: OUTPUT, workers="m", max_retries=3)
+    names = ["mixed-0", "mixed-1", "mixed-2", "mixed-3", "mixed-4"]
+    for name in names[1:]:
+        gateway.link.up(name, Role.MIXED)
+    gateway.link.refusals |= dict.fromkeys(names, code)
+    with gateway.http() as client:
+        answer = client.post("/v1/completions", json=BODY)
+    assert answer.json()["error"]["code"] == code.name.lower()
+    assert len(gateway.link.sent(support.Submit)) == 4

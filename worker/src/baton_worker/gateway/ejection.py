@@ -1,0 +1,76 @@
+"""Keeps requests from a worker that fails one after the other: by count, with back-off.
+
+Pure; the caller gives the time. A worker that refuses at once is always the least loaded, and would
+draw every request. After `EJECT_AFTER` failures in a row it is ejected; when the back-off is over
+one request at a time tries it again, and what becomes of that restores it, or doubles the back-off.
+What was begun before the failures tells nothing of how the worker is now, and does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+EJECT_AFTER = 5
+BACKOFF_SECONDS = 1.0
+MAX_BACKOFF_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Circuit:
+    """One worker's failures. `reason` is the last one, in words.
+
+    Attributes:
+        failures: in a row.
+        is_ejected: it has failed too often, and no attempt begun since has gone well.
+    """
+
+    failures: int = 0
+    is_ejected: bool = False
+    reason: str = ""
+    _since: float = -math.inf
+    _until: float = -math.inf
+    _backoff: float = BACKOFF_SECONDS
+
+    def admits(self, now: float) -> bool:
+        """Whether it may be given a request: it is trusted, or due to be tried."""
+        return not self.is_ejected or now >= self._until
+
+    def given(self, now: float) -> None:
+        """A request goes there; of an ejected worker's the next may follow after the back-off."""
+        if self.is_ejected:
+            self._until = max(self._until, now + self._backoff)
+
+    def failed(self, begun: float, now: float, reason: str, *, is_full: bool = False) -> bool:
+        """Note an attempt that failed; True if the worker is ejected by it.
+
+        Args:
+            begun: when the attempt began.
+            now: the same clock.
+            reason: for people.
+            is_full: the worker has no room: the back-off does not grow.
+        """
+        if self.is_ejected and begun < self._since:
+            return False
+        if not self.failures:
+            self._since = begun
+        self.failures += 1
+        self.reason = reason
+        if self.is_ejected:
+            if not is_full:
+                self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
+        elif self.failures < EJECT_AFTER:
+            return False
+        newly, self.is_ejected = not self.is_ejected, True
+        self._since, self._until = now, now + self._backoff
+        return newly
+
+    def worked(self, begun: float) -> bool:
+        """Note an attempt that the worker began to serve; True if it is restored by that."""
+        if begun < self._since:
+            return False
+        restored, self.is_ejected = self.is_ejected, False
+        self.failures, self.reason = 0, ""
+        self._since = self._until = -math.inf
+        self._backoff = BACKOFF_SECONDS
+        return restored
