@@ -96,12 +96,19 @@ def _section(path: str, struct: type[msgspec.Struct]) -> list[str]:
     for field in msgspec.structs.fields(struct):
         kind = hints[field.name]
         name = f"{path}.{field.name}" if path else field.name
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            nested += _section(name, kind)
+        if section := _section_of(kind):
+            nested += _section(name, section)
             continue
         default = "required" if field.default is msgspec.NODEFAULT else f"`{field.default!r}`"
         lines.append(f"| `{name}` | {_type_text(kind)} | {default} |")
     return lines + nested
+
+
+def _section_of(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct of a field that is a section, also of one that may be left out."""
+    parts = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    found = (p for p in parts if isinstance(p, type) and issubclass(p, msgspec.Struct))
+    return next(found, None)
 
 
 def _type_text(kind: Any) -> str:

@@ -37,8 +37,13 @@ def test_a_pair_says_what_a_plain_process_says(start_deployment, mixed, method):
 
 
 def test_the_draft_count_changes_while_requests_run(pair, mixed, patience):
-    pages = [pair.latest(role)["metrics_url"] for role in ("prefill", "decode")]
-    addresses = [page.removesuffix("/metrics") for page in pages]
+    sockets = [pair.latest(role)["control"] for role in ("prefill", "decode")]
+
+    def order(socket, count):
+        with httpx.Client(transport=httpx.HTTPTransport(uds=socket), timeout=patience) as client:
+            body = {"num_speculative_tokens": count}
+            return client.post("http://localhost/speculative", json=body)
+
     done = threading.Event()
     counts = set()
 
@@ -46,10 +51,8 @@ def test_the_draft_count_changes_while_requests_run(pair, mixed, patience):
         rng = random.Random(3)
         while not done.is_set():
             count = rng.randrange(6)
-            for address in addresses:
-                body = {"num_speculative_tokens": count}
-                reply = httpx.post(f"{address}/speculative", json=body, timeout=patience)
-                assert reply.status_code == 202
+            for socket in sockets:
+                assert order(socket, count).status_code == 202
             counts.add(count)
 
     changer = threading.Thread(target=keep_changing)
@@ -66,6 +69,5 @@ def test_the_draft_count_changes_while_requests_run(pair, mixed, patience):
     assert len(counts) > 2
     for n, answers in enumerate(drafted):
         assert [a[0] for a in answers] == [a[0] for a in texts_of(mixed, temperature=0.7, seed=n)]
-    for address in addresses:
-        body = {"num_speculative_tokens": 2}
-        assert httpx.post(f"{address}/speculative", json=body, timeout=patience).is_success
+    for socket in sockets:
+        assert order(socket, 2).is_success

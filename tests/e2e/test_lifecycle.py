@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -63,7 +64,13 @@ def test_nobody_else_writes_where_readiness_is_read(pair):
     assert of_deployment not in of_processes
 
 
-def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(
+def control(ready, *order):
+    """Give an order as a person does, and return what the worker says."""
+    command = [sys.executable, "-m", "baton_worker.main", "control", ready["control"], *order]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+def test_a_drained_worker_finishes_what_it_has_takes_nothing_new_and_comes_back(
     start_deployment, patience, wait_until
 ):
     # A token each 20 ms: the stream is still under way when the worker is told to drain.
@@ -81,7 +88,9 @@ def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(
         ) as reply:  # fmt: skip
             lines = reply.iter_lines()
             next(lines)
-            drain = httpx.post(f"{base}/drain", timeout=patience).json()
+            assert httpx.post(f"{base}/drain", timeout=patience).status_code == 405
+            assert not httpx.get(f"{base}/drain", timeout=patience).json()["draining"]
+            drain = control(deployment.latest("mixed"), "drain")
             assert drain["remaining"] >= 1
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
@@ -93,6 +102,11 @@ def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(
         )
         refused = deployment.post("/v1/completions", prompt="b", max_tokens=1)
         assert refused.status_code == 503
+        assert httpx.get(f"{base}/readyz", timeout=patience).status_code == 503
+        control(deployment.latest("mixed"), "undrain")
+        deployment.wait_usable()
+        assert deployment.complete(prompt="b", max_tokens=1)["choices"]
+        assert httpx.get(f"{base}/readyz", timeout=patience).status_code == 200
 
 
 def test_a_wrong_model_folder_ends_the_deployment_with_its_name(tmp_path, patience):

@@ -95,6 +95,7 @@ class Running:
     registry: CollectorRegistry
     url: str
     stop: Callable[[], None]
+    health_url: str
 
     def openai(self, **options: Any) -> openai.OpenAI:
         options = {"api_key": "none", "max_retries": 0, "timeout": 60.0} | options
@@ -113,6 +114,7 @@ def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Itera
     registry = CollectorRegistry()
     factory = MetricFactory(registry, "tiny", "gateway")
     listener = listen(config.gateway.http)
+    inner = listen(config.gateway.health) if config.gateway.health else None
     built: list[GatewayService] = []
     failures: list[BaseException] = []
     ready, stop = threading.Event(), threading.Event()
@@ -123,7 +125,7 @@ def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Itera
 
     def work() -> None:
         try:
-            serve(build, listener, ready.set, stop)
+            serve(build, listener, ready.set, stop, inner)
         except BaseException as error:  # noqa: BLE001 - shown by the test's thread
             failures.append(error)
             ready.set()
@@ -132,16 +134,19 @@ def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Itera
     thread.start()
     assert ready.wait(60)
     assert not failures, failures
-    port = listener.getsockname()[1]
+    url, health_url = (
+        f"http://127.0.0.1:{each.getsockname()[1]}" for each in (listener, inner or listener)
+    )
 
     def end() -> None:
         stop.set()
         thread.join(60)
-        listener.close()
+        for each in filter(None, (listener, inner)):
+            each.close()
         assert not thread.is_alive()
 
     try:
-        yield Running(link, built[0], registry, f"http://127.0.0.1:{port}", end)
+        yield Running(link, built[0], registry, url, end, health_url)
     finally:
         end()
     assert not failures, failures
@@ -198,7 +203,7 @@ def echo_script(submit: Any) -> list[int]:
 
 
 def _wait_ready(running: Running) -> None:
-    with running.http() as client:
+    with httpx.Client(base_url=running.health_url, timeout=60.0) as client:
         for _ in range(1000):
             if client.get("/readyz").status_code == 200:
                 return

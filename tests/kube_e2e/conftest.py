@@ -98,8 +98,9 @@ def service(kubectl: Kubectl, tiny: str) -> str:
 
 
 def answers(base: str) -> bool:
-    """Return whether a gateway answers there, and has workers."""
+    """Return whether a gateway answers there, and has workers: it knows what they take then."""
     try:
-        return httpx.get(f"{base}/readyz", timeout=10).status_code == 200
+        models = httpx.get(f"{base}/v1/models", timeout=10).json()["data"]
+        return models[0]["max_model_len"] is not None
     except httpx.TransportError:
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import socketserver
 import subprocess
 import sys
 import threading
@@ -76,6 +77,11 @@ def test_the_worker_reads_every_configuration(changes, tmp_path):
     assert worker.engine.prefix_caching == spec.engine.prefix_caching
     assert worker.engine.device == spec.engine.device
     assert worker.health.port == 8080
+    assert worker.control.socket == config.CONTROL_SOCKET
+    gateway = load_config(tmp_path / "gateway.yaml").gateway
+    assert gateway.http.port == 8000
+    assert gateway.health is not None
+    assert gateway.health.port == 8080, "metrics are not on the port of the API"
 
 
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS.keys())
@@ -142,6 +148,28 @@ def test_what_only_the_user_knows_passes_through():
     assert "scratch" in {volume["name"] for volume in pod["volumes"]}
 
 
+def test_orders_reach_a_worker_through_a_volume_of_its_pod_and_no_port():
+    made = templates(spec_of())
+    for role in ("prefill", "decode"):
+        pod = made[role]["spec"]
+        volume = next(v for v in pod["volumes"] if v["name"] == "control")
+        assert volume == {"name": "control", "emptyDir": {}}
+        (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "control")
+        assert config.CONTROL_SOCKET.startswith(mount["mountPath"] + "/")
+        assert not mount["readOnly"]
+        hook = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert config.CONTROL_SOCKET in hook[-1]
+        assert {p["name"] for p in pod["containers"][0]["ports"]} == {"health", "kv"}
+
+
+def test_probes_ask_the_health_port_of_every_pod():
+    for template in templates(spec_of()).values():
+        container = template["spec"]["containers"][0]
+        assert {"name": "health", "containerPort": 8080, "protocol": "TCP"} in container["ports"]
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[kind]["httpGet"]["port"] == "health"
+
+
 def test_the_grace_period_is_the_drain_budget_and_headroom():
     roles = [{"name": "prefill", "drain": {"graceSeconds": 90}}, {"name": "decode"}]
     template = templates(spec_of(roles=roles))["prefill"]
@@ -180,15 +208,22 @@ class Drain(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
+    def address_string(self):
+        return "the hook"
 
-def test_the_hook_asks_for_the_drain_and_waits_for_two_idle_reads():
+
+class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+def test_the_hook_asks_for_the_drain_and_waits_for_two_idle_reads(tmp_path):
     calls, remaining = [], [3, 0, 1, 0, None, 0, 0, 5]
     handler = functools.partial(Drain, calls, remaining)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = UnixServer(str(tmp_path / "s"), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        command = drain_command(30, server.server_address[1], poll_seconds=0.01)
+        command = drain_command(30, str(tmp_path / "s"), poll_seconds=0.01)
         done = subprocess.run([sys.executable, *command[1:]], timeout=30, check=False)
     finally:
         server.shutdown()

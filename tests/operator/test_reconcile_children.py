@@ -539,7 +539,11 @@ def test_a_template_that_cannot_be_rendered_is_a_condition(cluster, place, templ
     run(scenario())
 
 
-@pytest.mark.parametrize(("port", "truth"), [(8000, "False"), (8080, "True")], ids=["ours", "free"])
+@pytest.mark.parametrize(
+    ("port", "truth"),
+    [(8000, "False"), (8080, "False"), (8081, "True")],
+    ids=["ours", "probes", "free"],
+)
 def test_a_port_that_the_gateway_has_already_cannot_be_had_under_another_name(cluster, port, truth):
     async def scenario():
         ports = [{"name": "mine", "containerPort": port}, {"name": "http", "containerPort": 1}]

@@ -12,9 +12,10 @@ from baton_operator.names import Role
 from baton_operator.pairs import Counts
 from baton_operator.resources.credentials import KeyPair, curve_secret
 from baton_operator.resources.disruption import min_available
+from baton_operator.resources.extras import pod_monitor
 from baton_operator.resources.meta import Owner
 from baton_operator.resources.policies import network_policies
-from baton_operator.resources.services import link_service
+from baton_operator.resources.services import client_service, link_service
 from baton_operator.revision import (
     make_record,
     read_record,
@@ -75,8 +76,18 @@ def test_who_scrapes_a_narrowed_gateway_is_named():
     only = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
     scrapers = [{"namespaceSelector": {"matchLabels": {"team": "metrics"}}}]
     narrowed = spec_of(networkPolicy={"clientsFrom": only, "metricsFrom": scrapers})
-    assert from_of(network_policies(OWNER, narrowed)[2], 8000) == [only, scrapers]
-    assert from_of(network_policies(OWNER, spec_of())[2], 8000) == [[{"namespaceSelector": {}}]]
+    gateway, anywhere = network_policies(OWNER, narrowed)[2], [{"namespaceSelector": {}}]
+    assert from_of(gateway, 8000) == [only]
+    assert from_of(gateway, 8080) == [scrapers]
+    gateway = network_policies(OWNER, spec_of(networkPolicy={"clientsFrom": only}))[2]
+    assert from_of(gateway, 8000) == [only]
+    assert from_of(gateway, 8080) == [anywhere], "as the workers': narrowed by metricsFrom alone"
+
+
+def test_metrics_are_scraped_from_the_health_port_and_clients_reach_the_api_alone():
+    assert [e["port"] for e in pod_monitor(OWNER)["spec"]["podMetricsEndpoints"]] == ["health"]
+    ports = client_service(OWNER, spec_of())["spec"]["ports"]
+    assert [(p["port"], p["targetPort"]) for p in ports] == [(80, "http")]
 
 
 def test_the_operator_reaches_workers_that_only_others_may_scrape():

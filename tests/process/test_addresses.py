@@ -79,10 +79,8 @@ def test_a_workers_probes_answer_over_ipv6(host) -> None:
         is_linked=lambda: True,
         open_requests=lambda: 0,
         is_draining=lambda: False,
-        request_drain=lambda: None,
         num_speculative_tokens=lambda: 0,
         max_speculative_tokens=0,
-        set_num_speculative_tokens=lambda count: None,
     )
     health.start(sources)
     try:

@@ -55,6 +55,10 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
     ("text", "message"),
     [
         ("model: {path: m}\nlink: {portt: 1}\n", r"link\.portt is no field: .* mean 'port'\?"),
+        (
+            "model: {path: m}\ngateway: {health: {prot: 1}}\n",
+            r"gateway\.health\.prot is no field: did you mean 'port'\?",
+        ),
         ("model: {path: m}\nzz: 1\n", "zz is no field: it is one of model, worker_id, "),
         ("model: {path: m}\nlink: {port: 70000}\n", r"link\.port is 70000: expected .* <= 65535"),
         ("model: {path: m}\nengine: {block_size: '16'}\n", "block_size is '16': .*, got `str`"),

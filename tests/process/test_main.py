@@ -13,7 +13,9 @@ from baton_worker.main import build_parser, main
 from baton_worker.readiness import EXIT_BAD_CONFIG
 
 
-@pytest.mark.parametrize("command", ["prefill", "decode", "mixed", "gateway", "local", "keygen"])
+@pytest.mark.parametrize(
+    "command", ["prefill", "decode", "mixed", "gateway", "local", "control", "keygen"]
+)
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as ended:
         build_parser().parse_args([command, "--help"])
@@ -45,6 +47,22 @@ def test_every_command_explains_itself(command, capsys):
 def test_bad_arguments_end_with_a_named_error(arguments, message, capsys):
     assert main(arguments) == EXIT_BAD_CONFIG
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
+def test_a_pod_whose_hook_could_not_drain_it_is_refused_by_name(
+    role, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "config.yaml"
+    path.write_text("model: {path: /nowhere}\n")
+    monkeypatch.setenv("BATON_POD_NAME", "chat-1")
+    assert main([role, "--config", str(path)]) == EXIT_BAD_CONFIG
+    told = capsys.readouterr().err
+    assert "control.socket is empty" in told
+    assert "upgrade the operator first" in told
+    path.write_text("model: {path: /nowhere}\ncontrol: {socket: /run/x}\n")
+    assert main([role, "--config", str(path)]) == EXIT_BAD_CONFIG
+    assert "control.socket" not in capsys.readouterr().err, "the model is what is missing now"
 
 
 def test_keygen_writes_a_pair_once(tmp_path, capsys):

@@ -170,7 +170,7 @@ def make_worker() -> Callable[..., Worker]:
             handoff_deadline_seconds=5.0,
             observe=lambda stats, load: None,
             observe_load=lambda load: None,
-            on_drain=lambda: link.infos.append("draining"),
+            on_draining=lambda flag: link.infos.append("draining" if flag else "serving"),
         )
         worker = Worker(WorkerLoop(parts, clock=lambda: now[0]), link, transport, now)
         peers[name] = worker

@@ -1,4 +1,4 @@
-"""K is changed over the worker's HTTP while requests run, and no output changes."""
+"""K is changed over the worker's control socket while requests run, and no output changes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 from baton_worker.identity import make_handle
 from baton_worker.messages import Submit
 from baton_worker.records.columns import Finish
-from baton_worker.roles.health import HealthSources, build_app
+from baton_worker.roles.control import Orders, build_app
+from baton_worker.roles.health import HealthSources
 from baton_worker.roles.inbox import DraftCountRequested
 from baton_worker.sampling import SamplingParams
 
@@ -29,9 +29,14 @@ def sources(loop: Any) -> HealthSources:
         is_linked=lambda: True,
         open_requests=loop.n_open,
         is_draining=lambda: False,
-        request_drain=lambda: None,
         num_speculative_tokens=lambda: loop.parts.engine.num_speculative_tokens,
         max_speculative_tokens=loop.parts.engine.max_speculative_tokens,
+    )
+
+
+def orders(loop: Any) -> Orders:
+    return Orders(
+        set_draining=lambda flag: None,
         set_num_speculative_tokens=lambda count: loop.inbox.put(DraftCountRequested(count)),
     )
 
@@ -41,11 +46,13 @@ def call() -> Callable[[Any], Call]:
     """`call(worker)(method, **request)` sends to the worker's /speculative, in memory."""
 
     def bind(worker: Any) -> Call:
-        app = build_app(CollectorRegistry(), sources(worker.loop))
+        app = build_app(sources(worker.loop), orders(worker.loop))
 
         async def once(method: str, request: dict[str, Any]) -> httpx.Response:
             transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 return await client.request(method, "/speculative", **request)
 
         return lambda method, **request: asyncio.run(once(method, request))
@@ -103,7 +110,7 @@ def test_a_wrong_count_is_refused_and_changes_nothing(
     make_worker: Any, call: Any, body: bytes, message: str
 ) -> None:
     worker = make_worker("drafting", k=2)
-    reply = call(worker)("POST", content=body)
+    reply = call(worker)("POST", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert message in reply.json()["error"]
     worker.turn()

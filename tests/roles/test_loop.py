@@ -259,6 +259,18 @@ def test_draining_is_announced_once_and_finishes_what_was_on_its_way(make_worker
     assert worker.loop.n_open() == 0
 
 
+def test_a_drain_that_is_taken_back_is_announced_once_and_requests_are_served_again(make_worker):
+    worker = make_worker("mixed-0")
+    worker.loop.inbox.put(DrainRequested())
+    for _ in range(2):
+        worker.loop.inbox.put(DrainRequested(is_wanted=False))
+    worker.command(submit(1, decode=None))
+    worker.run()
+    assert worker.link.infos == ["draining", "serving"]
+    assert not worker.loop.is_draining
+    assert worker.finish(handle(1)) is Finish.LENGTH
+
+
 def test_a_pair_that_drains_finishes_a_request_that_was_on_its_way_to_both(prefill, decode):
     for worker in (prefill, decode):
         worker.loop.inbox.put(DrainRequested())

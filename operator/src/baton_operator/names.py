@@ -36,7 +36,7 @@ PORT_KV: Final = 5557
 PORT_LINK: Final = 5555
 PORT_GATEWAY: Final = 8000
 WORKER_PORTS: Final = {"health": PORT_HEALTH, "kv": PORT_KV}
-GATEWAY_PORTS: Final = {"http": PORT_GATEWAY, "link": PORT_LINK}
+GATEWAY_PORTS: Final = {"http": PORT_GATEWAY, "health": PORT_HEALTH, "link": PORT_LINK}
 """The worker container's ports by name."""
 
 CONTAINER_NAME: Final = "worker"

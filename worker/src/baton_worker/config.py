@@ -184,6 +184,16 @@ class HttpConfig(_Section, frozen=True):
     port: Port = 0
 
 
+class ControlConfig(_Section, frozen=True):
+    """Orders to a worker: drain and undrain it, change K (`baton-worker control`).
+
+    `socket`: path of the Unix socket that takes them, made for this process's user alone. Empty:
+    none are taken, which a pod that the operator made refuses: its preStop hook could not drain it.
+    """
+
+    socket: str = ""
+
+
 class GatewayConfig(_Section, frozen=True):
     """The gateway's own options.
 
@@ -194,9 +204,12 @@ class GatewayConfig(_Section, frozen=True):
     `max_retries`: how often a choice moves to other workers when one of its own is lost or full.
     `pair_across_revisions`: prefill and decode of two revisions may pair when their weights,
     tokenizer and KV layout are equal; without it a pair is of one revision.
+    `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
+    the API, for every client to read.
     """
 
     http: HttpConfig = HttpConfig(port=8000)
+    health: HttpConfig | None = None
     api_keys_file: str = ""
     max_outstanding_requests: Count = 2048
     request_timeout_seconds: Seconds = 600.0
@@ -232,6 +245,7 @@ class ProcessConfig(_Section, frozen=True):
     health: HttpConfig = HttpConfig()
     gateway: GatewayConfig = GatewayConfig()
     tracing: TracingConfig = TracingConfig()
+    control: ControlConfig = ControlConfig()
 
     def __post_init__(self) -> None:
         spec = self.speculative

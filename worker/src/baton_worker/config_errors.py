@@ -10,6 +10,7 @@ import difflib
 import errno
 import os
 import re
+import types
 import typing
 from typing import Any
 
@@ -78,6 +79,9 @@ def _kind_at(kind: Any, steps: list[str | int]) -> Any:
 
 
 def _fields(kind: Any) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a section, also of one that may be left out."""
+    if typing.get_origin(kind) is types.UnionType:
+        kind = next((part for part in typing.get_args(kind) if part is not types.NoneType), None)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return msgspec.structs.fields(kind)
     return ()

@@ -31,10 +31,17 @@ _ROLES = {
     "gateway": "serve the OpenAI API and merge what workers publish",
 }
 
+GATEWAY = "gateway"
+_NO_CONTROL = (
+    "control.socket is empty: in a pod the preStop hook drains the worker through it. An operator "
+    "that does not write it is older than this image: upgrade the operator first"
+)
+
 _EPILOG = """examples:
   baton-worker local --model examples/tiny-mtp            a whole deployment on this machine
   baton-worker decode --config decode.yaml                one process, as a pod runs it
   baton-worker top 127.0.0.1:8000 127.0.0.1:41001         what each process does, live
+  baton-worker control decode.sock drain                  an order to a worker of this machine
   baton-worker keygen --out keys --name gateway           CURVE keys for the links
 
 Environment: BATON_POD_NAME names a worker whose configuration has no worker_id;
@@ -61,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_role(commands, role, purpose)
     _add_local(commands)
     _add_top(commands)
+    _add_control(commands)
     keygen = commands.add_parser("keygen", help="write a CURVE key pair (Z85 text files)")
     keygen.add_argument("--out", type=Path, required=True, help="folder to write into")
     keygen.add_argument("--name", required=True, help="files are NAME.public and NAME.secret")
@@ -128,6 +136,17 @@ def _add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--once", action="store_true", help="print one table and end")
 
 
+def _add_control(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "control",
+        help="drain or undrain a worker of this machine, or change its draft count",
+        description="Send an order to a worker's control socket and print the answer.",
+    )
+    parser.add_argument("socket", help="the worker's control.socket (/run/baton/control in a pod)")
+    parser.add_argument("order", choices=["status", "drain", "undrain", "speculative"])
+    parser.add_argument("number", nargs="?", type=int, help="draft tokens a step (speculative)")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit code (78 for a configuration error)."""
     options = build_parser().parse_args(arguments)
@@ -138,6 +157,10 @@ def main(arguments: list[str] | None = None) -> int:
             return _keygen(options)
         if options.command == "top":
             return _top(options)
+        if options.command == "control":
+            from baton_worker.control import run_control
+
+            return run_control(options.socket, options.order, options.number)
         return _process(options)
     except ConfigError as error:
         sys.stderr.write(f"baton-worker: {error}\n")
@@ -154,7 +177,7 @@ def _process(options: argparse.Namespace) -> int:
         log.info("ready", extra={"metrics_url": ready.metrics_url})
         announce(ready, options.ready_fd)
 
-    if options.command == "gateway":
+    if options.command == GATEWAY:
         from baton_worker.gateway.process import run_gateway
 
         return run_gateway(config, on_ready=on_ready)
@@ -174,6 +197,12 @@ def _effective_config(options: argparse.Namespace) -> ProcessConfig:
     if options.model:
         model = msgspec.structs.replace(config.model, path=options.model)
         config = msgspec.structs.replace(config, model=model)
+    if (
+        os.environ.get("BATON_POD_NAME")
+        and not config.control.socket
+        and options.command != GATEWAY
+    ):
+        raise ConfigError(_NO_CONTROL)
     return with_ranks(config, os.environ)
 
 

@@ -19,12 +19,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """One process is ready: what it is, where its metrics are, and its HTTP address, if any."""
+    """One process is ready: what it is, where its metrics are, its HTTP address and its control
+    socket, if any.
+    """
 
     role: str
     pid: int
     metrics_url: str
     url: str = ""
+    control: str = ""
 
 
 def announce(ready: Ready, ready_fd: int) -> None:

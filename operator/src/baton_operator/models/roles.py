@@ -53,7 +53,10 @@ class DrainSpec(Model, frozen=True):
     ] = 300
     command: Annotated[
         list[Annotated[str, about("One word of the command.", max_length=4096)]],
-        about("preStop command of another engine; empty uses POST and GET /drain.", max_length=32),
+        about(
+            "preStop command of another engine; empty drains through the worker's control socket.",
+            max_length=32,
+        ),
     ] = field(default_factory=list)
 
 

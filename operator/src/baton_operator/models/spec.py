@@ -227,15 +227,14 @@ class NetworkPolicySpec(Model, frozen=True):
     enabled: Annotated[bool, about("Write NetworkPolicies.")] = True
     clients_from: Annotated[
         list[RawObject],
-        about("NetworkPolicyPeers that may call the gateway; empty allows every pod of the "
-                 "cluster. Its metrics share the port: name who scrapes them in metricsFrom.",
-                 max_length=32),
+        about("NetworkPolicyPeers that may call the gateway's API; empty allows every pod of the "
+                 "cluster.", max_length=32),
     ] = field(default_factory=list)  # fmt: skip
     metrics_from: Annotated[
         list[RawObject],
-        about("NetworkPolicyPeers that may reach the workers' health port: metrics, but drains and "
-                 "the draft count too. Empty allows every pod of the cluster; the operator's "
-                 "always may.", max_length=32),
+        about("NetworkPolicyPeers that may read the health ports: probes' answers and metrics. "
+                 "Empty allows every pod of the cluster; the operator's always may.",
+                 max_length=32),
     ] = field(default_factory=list)  # fmt: skip
 
 

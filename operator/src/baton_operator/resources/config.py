@@ -24,6 +24,9 @@ CONFIG_FOLDER = "/etc/baton"
 KEYS_FOLDER = "/etc/baton-keys"
 API_KEYS_FOLDER = "/etc/baton-api-keys"
 MODEL_MOUNT = "/models"
+CONTROL_FOLDER = "/run/baton"
+CONTROL_SOCKET = f"{CONTROL_FOLDER}/control"
+"""Where a worker takes orders: in a volume of its pod, so no other pod can reach it."""
 CONFIG_FILE = "config.yaml"
 API_KEYS_KEY = "api-keys"
 _EVERY = "*"
@@ -57,6 +60,7 @@ def worker_config(owner: Owner, spec: PDDeploymentSpec, role: Role, revision: st
             },
             "engine": _engine(spec),
             "health": {"host": _EVERY, "port": names.PORT_HEALTH},
+            "control": {"socket": CONTROL_SOCKET},
         }
     )
 
@@ -74,6 +78,7 @@ def gateway_config(spec: PDDeploymentSpec) -> str:
             },
             "gateway": {
                 "http": {"host": _EVERY, "port": names.PORT_GATEWAY},
+                "health": {"host": _EVERY, "port": names.PORT_HEALTH},
                 "api_keys_file": keys_file,
                 "max_outstanding_requests": gateway.max_outstanding_requests,
                 "request_timeout_seconds": float(gateway.request_timeout_seconds),

@@ -36,7 +36,7 @@ def role_scaler(owner: Owner, role: RoleSpec) -> Manifest:
 
 def pod_monitor(owner: Owner) -> Manifest:
     """Return the PodMonitor that scrapes every pod of the deployment."""
-    endpoints = [{"port": port, "path": "/metrics"} for port in ("health", "http")]
+    endpoints = [{"port": "health", "path": "/metrics"}]
     return manifest(
         owner,
         POD_MONITOR_API_VERSION,

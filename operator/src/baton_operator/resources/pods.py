@@ -37,10 +37,18 @@ def worker_template(
     container["lifecycle"] = {
         "preStop": {"exec": {"command": role.drain.command or drain_command(grace - 15)}}
     }
-    _probes(container, "health", "health")
+    _probes(container)
     _env(container, _identity(kind, revision) + _ranks(role))
     record = names.revision_record(owner.name, revision)
     _mount_config(template["spec"], container, record, f"{kind}.yaml")
+    _mount(
+        template["spec"],
+        container,
+        "control",
+        {"emptyDir": {}},
+        config.CONTROL_FOLDER,
+        readOnly=False,
+    )
     _mount_model(template["spec"], container, spec)
     _mount_keys(template["spec"], container, owner, spec, kind)
     return template
@@ -56,7 +64,7 @@ def gateway_template(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
     container = _container(pod)
     _contract(container, spec, Role.GATEWAY, gateway.image)
     container["ports"] = _ports(container, names.GATEWAY_PORTS)
-    _probes(container, "http", "http")
+    _probes(container)
     _env(container, _identity(Role.GATEWAY, ""))
     _mount_config(pod, container, names.gateway(owner.name), config.CONFIG_FILE)
     _mount_model(pod, container, spec)
@@ -125,9 +133,9 @@ def _ports(container: Manifest, ours: Mapping[str, int]) -> list[Manifest]:
     return mine + user
 
 
-def _probes(container: Manifest, live_port: str, ready_port: str) -> None:
-    live = {"httpGet": {"path": "/healthz", "port": live_port}, "timeoutSeconds": 5}
-    ready = {"httpGet": {"path": "/readyz", "port": ready_port}, "timeoutSeconds": 5}
+def _probes(container: Manifest) -> None:
+    live = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
+    ready = {"httpGet": {"path": "/readyz", "port": "health"}, "timeoutSeconds": 5}
     period = 2
     container.setdefault(
         "startupProbe",

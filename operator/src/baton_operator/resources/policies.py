@@ -28,7 +28,8 @@ def network_policies(owner: Owner, spec: PDDeploymentSpec, home: str = "") -> li
     scrape = _scrape(spec, names.PORT_HEALTH)
     if spec.network_policy.metrics_from and home:
         scrape["from"] = [*scrape["from"], _operator(home)]
-    return [_prefill(owner, scrape), _decode(owner, scrape), _gateway(owner, spec)]
+    gateway = _gateway(owner, spec, _scrape(spec, names.PORT_HEALTH))
+    return [_prefill(owner, scrape), _decode(owner, scrape), gateway]
 
 
 def _operator(home: str) -> Manifest:
@@ -52,13 +53,10 @@ def _decode(owner: Owner, scrape: Manifest) -> Manifest:
     return _policy(owner, Role.DECODE, ingress, [_to(owner, Role.GATEWAY, names.PORT_LINK), _DNS])
 
 
-def _gateway(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
+def _gateway(owner: Owner, spec: PDDeploymentSpec, scrape: Manifest) -> Manifest:
     clients = spec.network_policy.clients_from or _ANYWHERE
     workers = [_pods(owner, role) for role in names.WORKER_ROLES]
-    ingress = [_from(clients, names.PORT_GATEWAY), _from(workers, names.PORT_LINK)]
-    if spec.network_policy.metrics_from:
-        # Metrics are on the port of the API: open to all unasked, they would let in every client.
-        ingress.append(_scrape(spec, names.PORT_GATEWAY))
+    ingress = [_from(clients, names.PORT_GATEWAY), _from(workers, names.PORT_LINK), scrape]
     return _policy(owner, Role.GATEWAY, ingress, [_DNS])
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -27,6 +26,7 @@ from baton_worker.gateway.api_key import ApiKeyGuard
 from baton_worker.gateway.dispatch import Dispatcher
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.formats import format_for
+from baton_worker.gateway.health import HealthParts, inner_routes, liveness_routes
 from baton_worker.gateway.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.playground import playground_routes
@@ -51,9 +51,10 @@ class HttpParts:
     dispatcher: Dispatcher
     workers: WorkerTable
     metrics: GatewayMetrics
-    registry: CollectorRegistry
     api_keys: tuple[str, ...] = ()
     has_playground: bool = False
+    health: HealthParts | None = None
+    """What to serve of it here, too: nothing where it has a port of its own."""
 
 
 def build_app(parts: HttpParts) -> Starlette:
@@ -67,9 +68,8 @@ def build_app(parts: HttpParts) -> Starlette:
             Route("/v1/models/{model:path}", routes.one_model),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
-            Route("/healthz", routes.healthz),
-            Route("/readyz", routes.readyz),
-            Route("/metrics", routes.metrics),
+            *liveness_routes(),
+            *(inner_routes(parts.health) if parts.health else []),
             *playground_routes(parts.has_playground),
         ],
         middleware=[Middleware(ApiKeyGuard, keys=parts.api_keys, metrics=parts.metrics)],
@@ -112,29 +112,6 @@ class _Routes:
             raise bad_request("tokens", f"tokens: token id {wrong} is not in 0..{size - 1}")
         text = await asyncio.to_thread(self._parts.tokenizer.decode, body.tokens)
         return _json({"prompt": text})
-
-    async def healthz(self, request: Request) -> Response:
-        return _json({"status": "ok"})
-
-    async def readyz(self, request: Request) -> Response:
-        loads = self._parts.workers.loads()
-        reasons = self._parts.workers.unusable_reasons()
-        if self._parts.dispatcher.is_leaving:
-            reasons = ["the gateway is leaving", *reasons]
-        body = {
-            "status": "not_ready" if reasons else "ready",
-            "reasons": [
-                *reasons,
-                *self._parts.workers.turned_away(),
-                *self._parts.workers.ejected(),
-            ],
-            "workers": [load.info.worker_id for load in loads],
-        }
-        return _json(body, 503 if reasons else 200)
-
-    async def metrics(self, request: Request) -> Response:
-        text = generate_latest(self._parts.registry)
-        return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def on_api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

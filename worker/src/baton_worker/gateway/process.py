@@ -5,7 +5,9 @@ The edge of the gateway: the only module that knows the link by its concrete cla
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,8 +40,8 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     tokenizer = load_tokenizer(Path(config.model.path))
     factory = MetricFactory(CollectorRegistry(), config.served_name, ROLE)
     listener = listen(config.gateway.http)
-    host, port = listener.getsockname()[:2]
-    url = http_url(callable_host(host, ""), port)
+    inner = listen(config.gateway.health, "gateway.health") if config.gateway.health else None
+    url, health_url = _url_of(listener), _url_of(inner or listener)
 
     def build_service() -> GatewayService:
         incarnation = new_incarnation()
@@ -48,9 +50,14 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
 
     def announce() -> None:
         if on_ready is not None:
-            on_ready(Ready(ROLE, os.getpid(), f"{url}/metrics", url))
+            on_ready(Ready(ROLE, os.getpid(), f"{health_url}/metrics", url))
 
     end_on_thread_fault()
-    with listener:
-        serve(build_service, listener, announce)
+    with listener, inner or contextlib.nullcontext():
+        serve(build_service, listener, announce, health_listener=inner)
     return 0
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return http_url(callable_host(host, ""), port)

@@ -12,10 +12,11 @@ import gc
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
@@ -43,8 +44,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listen(http: HttpConfig) -> socket.socket:
-    """Return a listening socket.
+def listen(http: HttpConfig, field: str = "gateway.http") -> socket.socket:
+    """Return a listening socket; `field` is where its address comes from.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -53,7 +54,7 @@ def listen(http: HttpConfig) -> socket.socket:
         listener = addresses.listen(http.host, http.port, _BACKLOG)
     except OSError as error:
         where = f"{addresses.bracketed(http.host)}:{http.port}"
-        raise ConfigError(cannot_listen("gateway.http", where, error.errno)) from error
+        raise ConfigError(cannot_listen(field, where, error.errno)) from error
     milliseconds = STALLED_CLIENT_SECONDS * 1000  # accepted connections inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listener
@@ -64,13 +65,15 @@ def serve(
     listener: socket.socket,
     on_ready: Callable[[], None],
     stop: threading.Event | None = None,
+    health_listener: socket.socket | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT (on the main thread), or until `stop` is set (elsewhere).
 
-    `service_factory` and `on_ready` run on the event loop.
+    `service_factory` and `on_ready` run on the event loop. `health_listener` is that of
+    `gateway.health`, which answers until the last response has left.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(service_factory, listener, on_ready, stop))
+        runner.run(_serve(service_factory, listener, on_ready, stop, health_listener))
 
 
 async def _serve(
@@ -78,10 +81,21 @@ async def _serve(
     listener: socket.socket,
     on_ready: Callable[[], None],
     stop: threading.Event | None,
+    health_listener: socket.socket | None,
 ) -> None:
     service = service_factory()
-    config = uvicorn.Config(
-        service.app,
+    config = _config(service.app)
+    server = _Server(config)
+    stopping = asyncio.Event()
+    _on_stop(stopping.set, stop)
+    service.start()
+    async with _beside(service.health_app, health_listener):
+        await _serve_api(service, server, config, listener, on_ready, stopping)
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         http="httptools",
         ws="none",
         lifespan="off",
@@ -92,10 +106,32 @@ async def _serve(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    server = _Server(config)
-    stopping = asyncio.Event()
-    _on_stop(stopping.set, stop)
-    service.start()
+
+
+@contextlib.asynccontextmanager
+async def _beside(app: ASGIApp, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve `app` on a port of its own while the body runs, if there is one."""
+    if listener is None:
+        yield
+        return
+    server = _Server(_config(app))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await running
+        await _drop_connections(server)
+
+
+async def _serve_api(
+    service: GatewayService,
+    server: uvicorn.Server,
+    config: uvicorn.Config,
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+    stopping: asyncio.Event,
+) -> None:
     try:
         running = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stopping.wait())

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry
-
 from baton_worker.compatibility import tokenizer_hash
 from baton_worker.config import ProcessConfig
 from baton_worker.gateway.api_key import read_api_keys
 from baton_worker.gateway.apply import Applier
 from baton_worker.gateway.dispatch import Dispatcher, DispatchLimits
+from baton_worker.gateway.health import HealthParts, build_health_app
 from baton_worker.gateway.http import HttpParts, build_app
 from baton_worker.gateway.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
@@ -40,6 +39,7 @@ class GatewayService:
 
     Attributes:
         app: the ASGI application.
+        health_app: that of `gateway.health`'s port.
         requests: what is alive.
         dispatcher: starts and cancels requests.
     """
@@ -87,7 +87,9 @@ class GatewayService:
         self._applier = Applier(
             link, workers, self.requests, self._metrics, self.dispatcher.retrier, clock
         )
-        self.app = build_app(self._http_parts(config, tokenizer, workers, factory.registry))
+        health = HealthParts(self.dispatcher, workers, factory.registry)
+        self.health_app = build_health_app(health)
+        self.app = build_app(self._http_parts(config, tokenizer, workers, health))
 
     def start(self) -> None:
         """Start the link; called on the running event loop, once."""
@@ -147,7 +149,7 @@ class GatewayService:
         config: ProcessConfig,
         tokenizer: GatewayTokenizer,
         workers: WorkerTable,
-        registry: CollectorRegistry,
+        health: HealthParts,
     ) -> HttpParts:
         model, dispatcher = config.served_name, self.dispatcher
         top_k = config.logprobs.max_top_k
@@ -159,9 +161,9 @@ class GatewayService:
             dispatcher=dispatcher,
             workers=workers,
             metrics=self._metrics,
-            registry=registry,
             api_keys=read_api_keys(config.gateway.api_keys_file),
             has_playground=config.gateway.playground,
+            health=None if config.gateway.health else health,
         )
 
 

@@ -36,7 +36,7 @@ def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -
             http = stack.enter_context(_reserved("--host", options.host))
             options = replace(options, port=port_of(http))
         link = stack.enter_context(_reserved("link.bind", _LOOPBACK))
-        plans = plan_processes(options, port_of(link), curve)
+        plans = plan_processes(options, port_of(link), curve, str(folder))
         screen = _JsonLines() if as_json else _Status(options)
         reports = Reports(screen.ready, screen.died)
         supervisor = Supervisor(plans, reports, log_options, folder)
@@ -117,6 +117,8 @@ class _Status:
     def ready(self, child: Child) -> None:
         if child.ready is not None:
             facts = f"pid {child.ready.pid}  metrics {child.ready.metrics_url}"
+            if child.ready.control:
+                facts += f"  control {child.ready.control}"
             self._line("ready", f"{child.plan.name:<10} {facts}")
 
     def died(self, child: Child, code: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton_worker.config import (
+    ControlConfig,
     CurveConfig,
     EngineConfig,
     GatewayConfig,
@@ -73,9 +74,12 @@ def process_names(options: LocalOptions) -> list[tuple[str, str]]:
 
 
 def plan_processes(
-    options: LocalOptions, link_port: int, curve: dict[str, CurveFiles]
+    options: LocalOptions, link_port: int, curve: dict[str, CurveFiles], folder: str = ""
 ) -> list[ProcessPlan]:
-    """Return every process with its configuration; `curve` maps names to key files."""
+    """Return every process with its configuration; `curve` maps names to key files.
+
+    Workers have their control sockets in `folder`, or none.
+    """
     shared = ProcessConfig(
         model=ModelConfig(path=options.model_path, served_name=options.served_name),
         speculative=_speculative(options),
@@ -90,9 +94,19 @@ def plan_processes(
         tracing=TracingConfig(endpoint=options.traces_endpoint),
     )
     return [
-        ProcessPlan(name, role, _for_process(shared, name, link_port, curve.get(name)))
+        ProcessPlan(
+            name,
+            role,
+            _for_process(_control(shared, name, role, folder), name, link_port, curve.get(name)),
+        )
         for name, role in process_names(options)
     ]
+
+
+def _control(shared: ProcessConfig, name: str, role: str, folder: str) -> ProcessConfig:
+    if role == "gateway" or not folder:
+        return shared
+    return msgspec.structs.replace(shared, control=ControlConfig(f"{folder}/{name}.sock"))
 
 
 def _for_process(

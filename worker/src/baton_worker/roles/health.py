@@ -1,19 +1,15 @@
 """A worker's own HTTP: the half of the pod contract that is not the configuration file.
 
 `/healthz` (the process and its engine thread are alive), `/readyz` (model loaded and
-gateways linked), `/metrics`, `POST /drain` and `GET /drain`; besides, `GET /speculative` and
-`POST /speculative`, which changes K while requests run. Serves from a thread of its own, so that a
-long step never makes a probe fail.
+gateways linked), `/metrics`, `/drain` (what still needs this process) and `/speculative` (K as it
+is now). Everybody who may scrape may ask, so nothing here takes an order: see `control`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -23,6 +19,9 @@ from starlette.routing import Route
 from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
+from baton_worker.roles.serving import ThreadServer
+
+_NO_ORDERS = "nothing on this port takes orders: they go to the worker's control.socket"
 
 _BACKLOG = 64
 
@@ -36,7 +35,6 @@ class HealthSources:
         is_linked: whether gateways can give work; see `linked`.
         open_requests: requests and unpulled handoffs that still need this process.
         num_speculative_tokens: K as it is set now; `max_speculative_tokens`: the largest allowed.
-        set_num_speculative_tokens: given a K in 0..max, which the engine's next turn takes up.
     """
 
     engine_silence_seconds: Callable[[], float]
@@ -44,21 +42,20 @@ class HealthSources:
     is_linked: Callable[[], bool]
     open_requests: Callable[[], int]
     is_draining: Callable[[], bool]
-    request_drain: Callable[[], None]
     num_speculative_tokens: Callable[[], int]
     max_speculative_tokens: int
-    set_num_speculative_tokens: Callable[[int], None]
     silence_limit_seconds: float = 60.0
 
+    def drain_status(self) -> dict[str, object]:
+        """Return the answer of `/drain`."""
+        return {"draining": self.is_draining(), "remaining": self.open_requests()}
 
-class _DraftCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    num_speculative_tokens: int
-
-
-def _check_draft_count(count: int, most: int) -> None:
-    if not 0 <= count <= most:
-        hint = "" if most else ", because speculative.method is none"
-        raise ValueError(f"num_speculative_tokens is {count}, this worker allows 0..{most}{hint}")
+    def draft_count(self) -> dict[str, object]:
+        """Return the answer of `/speculative`."""
+        return {
+            "num_speculative_tokens": self.num_speculative_tokens(),
+            "max_speculative_tokens": self.max_speculative_tokens,
+        }
 
 
 def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
@@ -81,33 +78,23 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     async def drain(request: Request) -> Response:
-        if request.method == "POST":
-            sources.request_drain()
-        remaining = sources.open_requests()
-        return JSONResponse({"draining": sources.is_draining(), "remaining": remaining})
+        return JSONResponse(sources.drain_status())
 
     async def speculative(request: Request) -> Response:
-        if request.method == "POST":
-            try:
-                wanted = msgspec.json.decode(await request.body(), type=_DraftCount)
-                _check_draft_count(wanted.num_speculative_tokens, sources.max_speculative_tokens)
-            except (ValueError, msgspec.DecodeError) as error:
-                return JSONResponse({"error": str(error)}, status_code=400)
-            sources.set_num_speculative_tokens(wanted.num_speculative_tokens)
-        body = {
-            "num_speculative_tokens": sources.num_speculative_tokens(),
-            "max_speculative_tokens": sources.max_speculative_tokens,
-        }
-        return JSONResponse(body, status_code=202 if request.method == "POST" else 200)
+        return JSONResponse(sources.draft_count())
+
+    async def no_orders(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": _NO_ORDERS}, 405, headers={"allow": "GET"})
 
     return Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/metrics", metrics),
-            Route("/drain", drain, methods=["GET", "POST"]),
-            Route("/speculative", speculative, methods=["GET", "POST"]),
-        ]
+            Route("/drain", drain),
+            Route("/speculative", speculative),
+        ],
+        exception_handlers={405: no_orders},
     )
 
 
@@ -131,25 +118,16 @@ class HealthServer:
             where = f"{addresses.bracketed(config.host)}:{config.port}"
             raise ConfigError(cannot_listen("health", where, error.errno)) from error
         self._registry = registry
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
+        self._server: ThreadServer | None = None
         host, self.port = self._socket.getsockname()[:2]
         self.url = addresses.http_url(addresses.callable_host(host, advertised), self.port)
 
     def start(self, sources: HealthSources) -> None:
         """Serve until `close`."""
-        app = build_app(self._registry, sources)
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-        )
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="health-http", daemon=True
-        )
-        self._thread.start()
+        self._server = ThreadServer(build_app(self._registry, sources), self._socket, "health")
 
     def close(self) -> None:
         """Stop serving."""
-        if self._server is not None and self._thread is not None:
-            self._server.should_exit = True
-            self._thread.join(timeout=3.0)
+        if self._server is not None:
+            self._server.close()
         self._socket.close()

@@ -25,7 +25,9 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """No new requests; those here go on to their end."""
+    """No new requests; those here go on to their end. Not `is_wanted`: they may come again."""
+
+    is_wanted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

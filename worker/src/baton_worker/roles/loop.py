@@ -63,7 +63,8 @@ class LoopParts:
     Attributes:
         observe: called after each step with its statistics and the engine's load.
         observe_load: called when the load changed without a step (a handoff was pulled).
-        on_drain: told once when draining begins, to announce it to the gateways.
+        on_draining: told when draining begins (True) and when that is taken back, to announce
+            it to the gateways.
     """
 
     engine: Engine
@@ -74,7 +75,7 @@ class LoopParts:
     handoff_deadline_seconds: float
     observe: Callable[[StepStats, EngineLoad], None]
     observe_load: Callable[[EngineLoad], None]
-    on_drain: Callable[[], None]
+    on_draining: Callable[[bool], None]
     traces: RequestTraces = field(default_factory=RequestTraces)
 
 
@@ -148,8 +149,8 @@ class WorkerLoop:
             case RowsRefused(_, keys, reason):
                 for key in keys:
                     self._fail(key, ErrorCode.INTERNAL, f"the gateway refused rows: {reason}")
-            case DrainRequested():
-                self._drain()
+            case DrainRequested(is_wanted):
+                self._set_draining(is_wanted)
             case DraftCountRequested(count):
                 log.info("draft count set", extra={"num_speculative_tokens": count})
                 self.parts.engine.set_num_speculative_tokens(count)
@@ -335,15 +336,16 @@ class WorkerLoop:
             self.parts.metrics.left(outcome)
             self.parts.traces.left(key, outcome)
 
-    def _drain(self) -> None:
-        if not self.is_draining:
-            self.is_draining = True
-            log.info("draining", extra={"requests": self.n_open()})
-            self.parts.on_drain()
+    def _set_draining(self, is_wanted: bool) -> None:
+        if self.is_draining != is_wanted:
+            self.is_draining = is_wanted
+            what = "draining" if is_wanted else "draining no more"
+            log.info(what, extra={"requests": self.n_open()})
+            self.parts.on_draining(is_wanted)
 
     def _stop(self, reason: str) -> None:
         self._stopping = True
-        self._drain()
+        self._set_draining(True)
         for key in self.live.all():
             self._fail(key, ErrorCode.DRAINING, reason)
         while self.parts.engine.has_work() and len(self.live):

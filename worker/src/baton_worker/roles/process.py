@@ -44,8 +44,14 @@ from baton_worker.messages import FEATURES, WorkerInfo
 from baton_worker.metrics import MetricFactory
 from baton_worker.readiness import Ready
 from baton_worker.records.layout import MAJOR
+from baton_worker.roles.control import ControlServer, Orders
 from baton_worker.roles.health import HealthServer, HealthSources
-from baton_worker.roles.inbox import DraftCountRequested, DrainRequested, Inbox, StopRequested
+from baton_worker.roles.inbox import (
+    DraftCountRequested,
+    DrainRequested,
+    Inbox,
+    StopRequested,
+)
 from baton_worker.roles.linked import LinkedReadiness
 from baton_worker.roles.loop import LoopParts, WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
@@ -64,6 +70,7 @@ class _Assembled:
     link: ZmqWorkerLink
     transport: ZmqKvTransport
     health: HealthServer
+    control: ControlServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,11 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     end_on_thread_fault()
     for number in (signal.SIGTERM, signal.SIGINT):  # after Paddle's import: it sets its own
         signal.signal(number, lambda *_: worker.loop.inbox.put(StopRequested("shutting down")))
-    ready = Ready(role.label, os.getpid(), f"{worker.health.url}/metrics")
-    worker.health.start(_health_sources(worker))
+    metrics_url = f"{worker.health.url}/metrics"
+    ready = Ready(role.label, os.getpid(), metrics_url, control=worker.control.path)
+    sources = _health_sources(worker)
+    worker.health.start(sources)
+    worker.control.start(sources, _orders(worker.loop))
     worker.transport.start(worker.loop.inbox.put)
     worker.link.start(_announcing(worker.loop.inbox, partial(on_ready, ready)))
     try:
@@ -97,6 +107,7 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     finally:
         worker.link.close(_CLOSE_SECONDS)
         worker.transport.close()
+        worker.control.close()
         worker.health.close()
         worker.loop.parts.traces.tracing.close()
         engine.close()
@@ -129,6 +140,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     factory = MetricFactory(registry, config.served_name, role.label)
     inbox = Inbox()
     health = HealthServer(config.health, registry, config.handoff.advertise_host)
+    control = ControlServer(config.control)
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory))
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)
@@ -143,13 +155,13 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
         handoff_deadline_seconds=config.handoff.deadline_seconds,
         observe=engine_metrics.observe,
         observe_load=engine_metrics.observe_load,
-        on_drain=lambda: link.set_info(msgspec.structs.replace(info, draining=True)),
+        on_draining=lambda flag: link.set_info(msgspec.structs.replace(info, draining=flag)),
         traces=RequestTraces(
             build_tracing(config.tracing, f"baton-{role.label}", config.worker_id)
         ),
     )
     loop = WorkerLoop(parts, inbox)
-    return _Assembled(loop, link, transport, health)
+    return _Assembled(loop, link, transport, health, control)
 
 
 def _kv_transport(
@@ -175,9 +187,14 @@ def _health_sources(worker: _Assembled) -> HealthSources:
         is_linked=readiness.is_ready,
         open_requests=loop.n_open,
         is_draining=lambda: loop.is_draining,
-        request_drain=lambda: loop.inbox.put(DrainRequested()),
         num_speculative_tokens=lambda: loop.parts.engine.num_speculative_tokens,
         max_speculative_tokens=loop.parts.engine.max_speculative_tokens,
+    )
+
+
+def _orders(loop: WorkerLoop) -> Orders:
+    return Orders(
+        set_draining=lambda is_wanted: loop.inbox.put(DrainRequested(is_wanted)),
         set_num_speculative_tokens=lambda count: loop.inbox.put(DraftCountRequested(count)),
     )
 
