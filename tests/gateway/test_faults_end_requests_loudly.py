@@ -190,6 +190,7 @@ def test_a_replaced_worker_ends_the_old_ones_requests_and_takes_new_ones(gateway
         (ErrorCode.INVALID_REQUEST, 400),
         (ErrorCode.INCOMPATIBLE, 503),
         (ErrorCode.DRAINING, 503),
+        (ErrorCode.ARITHMETIC, 500),
     ],
 )
 def test_a_workers_error_row_becomes_a_status_with_its_detail(gateway, support, code, status):

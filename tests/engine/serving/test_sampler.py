@@ -167,14 +167,26 @@ def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_broken_logits_stop_the_step_instead_of_becoming_tokens(
-    temperature: float, bad: float
+@pytest.mark.parametrize("options", [{}, {"bad_words": ((5,),)}, {"presence_penalty": 1.0}])
+def test_broken_logits_mark_their_sequence_and_no_other(
+    temperature: float, bad: float, options: dict[str, Any]
 ) -> None:
-    raw = np.zeros((1, VOCAB), np.float32)
-    raw[0, 5] = bad
-    state = _state([2], [], temperature=temperature)
-    with pytest.raises(FloatingPointError, match="largest logits"):
-        choose(raw, [FedSequence(state, 0, (), False)])
+    raw = np.random.default_rng(0).normal(size=(5, VOCAB)).astype(np.float32)
+    rows = [(0,), (1, 2), (3,), (4,)]
+    params = ({}, options, options, {})
+    states = [_state([2], [], temperature=temperature, seed=3, **p) for p in params]
+    fed = [
+        FedSequence(state, at[0], (7,) * (len(at) - 1), True)
+        for state, at in zip(states, rows, strict=True)
+    ]
+    clean = choose(raw.copy(), fed)
+    assert not clean.broken.any()
+    raw[2, 5] = bad
+    raw[4] = -np.inf
+    found = choose(raw, fed)
+    assert found.broken.tolist() == [False, True, False, True]
+    for index in (0, 2):
+        assert found.token[index].tolist() == clean.token[index].tolist()
 
 
 def test_sampled_frequencies_follow_the_probabilities() -> None:

@@ -36,6 +36,11 @@ class RequestKey(NamedTuple):
     handle: int
     attempt: int
 
+    @property
+    def fits_the_wire(self) -> bool:
+        """Whether a record can name it: a non-zero u64 and a u8."""
+        return 0 < self.handle < 1 << 64 and 0 <= self.attempt < 1 << 8
+
 
 def new_incarnation() -> int:
     """Return a random non-zero 24-bit incarnation for a gateway process."""

@@ -6,13 +6,60 @@ The engine sees token ids alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
 import msgspec
+
+SMALLEST_FLOAT32: Final = 2.0**-126
+"""The least positive float32 of full precision: what is nearer to 0 may be 0 in a step."""
+MAX_INT32: Final = (1 << 31) - 1
+MAX_LOGIT_BIAS: Final = 100.0
+MAX_PRIORITY: Final = 1000
+"""Priorities are -1000 to 1000."""
+
+
+class Bounds(NamedTuple):
+    """The values of a parameter: `low` to `high`, both included, and 0 with `or_zero`.
+
+    Steps compute in float32; what is within these bounds is neither 0 nor infinite there.
+    """
+
+    low: float
+    high: float
+    or_zero: bool = False
+
+    def hold(self, value: float) -> bool:
+        """Whether `value` is allowed; NaN never is."""
+        return self.low <= value <= self.high or (self.or_zero and value == 0.0)
+
+    def __str__(self) -> str:
+        low, high = (v if isinstance(v, int) else f"{v:g}" for v in (self.low, self.high))
+        return f"{'0 or ' if self.or_zero else ''}{low} to {high}"
+
+
+SAMPLING_BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
+    {
+        "temperature": Bounds(SMALLEST_FLOAT32, 2.0, or_zero=True),
+        "top_p": Bounds(SMALLEST_FLOAT32, 1.0),
+        "top_k": Bounds(0, MAX_INT32),
+        "presence_penalty": Bounds(-2.0, 2.0),
+        "frequency_penalty": Bounds(-2.0, 2.0),
+        "repetition_penalty": Bounds(0.001, 10.0),
+        "max_tokens": Bounds(1, MAX_INT32),
+        "min_tokens": Bounds(0, MAX_INT32),
+        "min_p": Bounds(SMALLEST_FLOAT32, 1.0, or_zero=True),
+    }
+)
+"""What gateways refuse of these fields of `SamplingParams`, and workers once more."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How the next token is chosen and when the request ends.
 
-    The gateway validates ranges before it submits; the engine relies on them.
+    The gateway checks ranges (`SAMPLING_BOUNDS`) before it submits, and the worker again, because
+    an older gateway may allow more than its steps survive.
 
     Attributes:
         temperature: 0 means greedy; otherwise logits are divided by it.

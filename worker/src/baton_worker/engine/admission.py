@@ -6,7 +6,6 @@ any other one. Pure: no queue, no clock.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +18,15 @@ from baton_worker.engine.requests import RequestLimits
 from baton_worker.messages import HandoffState
 from baton_worker.records.checks import MAX_LOGPROB
 from baton_worker.records.columns import ErrorCode
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import (
+    MAX_LOGIT_BIAS,
+    MAX_PRIORITY,
+    SAMPLING_BOUNDS,
+    LogprobParams,
+    SamplingParams,
+)
 
 MAX_HANDOFF_DRAFTS = 5
-MAX_LOGIT_BIAS = 100.0
 KV_DTYPE = "float32"
 
 KV_MAGNITUDE = 1e15
@@ -53,8 +57,8 @@ def check_request(request: EngineRequest, limits: RequestLimits) -> None:
         )
     _check_sampling(request.sampling, limits)
     _check_output(request.output_token_ids, request.sampling, limits)
-    _check_logprobs("logprobs_k", request.logprobs_k, limits)
-    _check_logprobs("logprobs.prompt_k", request.logprobs.prompt_k, limits)
+    _check_logprobs(request.logprobs_k, request.logprobs, limits)
+    _check_priority(request.priority)
 
 
 def check_handoff(handoff: Handoff, identity: KvIdentity, limits: RequestLimits) -> None:
@@ -83,7 +87,8 @@ def check_handoff(handoff: Handoff, identity: KvIdentity, limits: RequestLimits)
         )
     _check_sampling(state.sampling, limits)
     _check_output((*state.output_token_ids, state.first_token), state.sampling, limits)
-    _check_logprobs("logprobs_k", state.logprobs_k, limits)
+    _check_logprobs(state.logprobs_k, state.logprobs, limits)
+    _check_priority(state.priority)
     _check_first_columns(state)
     _check_draft_scores(state, limits)
 
@@ -172,28 +177,23 @@ def _check_tokens(name: str, tokens: tuple[int, ...], limits: RequestLimits) -> 
         _invalid(f"{name} holds {bad}, ids are 0..{limits.vocab_size - 1}")
 
 
-def _check_logprobs(name: str, k: int, limits: RequestLimits) -> None:
+def _check_logprobs(k: int, params: LogprobParams, limits: RequestLimits) -> None:
     most = min(limits.max_top_k, limits.vocab_size)
-    if not -1 <= k <= most:
-        _invalid(f"{name} is {k}, allowed are -1..{most}")
+    for name, value in (("logprobs_k", k), ("logprobs.prompt_k", params.prompt_k)):
+        if not -1 <= value <= most:
+            _invalid(f"{name} is {value}, allowed are -1..{most}")
+
+
+def _check_priority(priority: int) -> None:
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        _invalid(f"priority is {priority}, allowed are -{MAX_PRIORITY}..{MAX_PRIORITY}")
 
 
 def _check_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
-    ranges = (
-        ("temperature", sampling.temperature >= 0.0),
-        ("top_p", 0.0 < sampling.top_p <= 1.0),
-        ("top_k", sampling.top_k >= 0),
-        ("presence_penalty", math.isfinite(sampling.presence_penalty)),
-        ("frequency_penalty", math.isfinite(sampling.frequency_penalty)),
-        ("repetition_penalty", sampling.repetition_penalty > 0.0),
-        ("max_tokens", sampling.max_tokens >= 1),
-        ("min_tokens", sampling.min_tokens >= 0),
-        ("min_p", 0.0 <= sampling.min_p <= 1.0),
-    )
-    for name, holds in ranges:
+    for name, bounds in SAMPLING_BOUNDS.items():
         value = getattr(sampling, name)
-        if not holds or not math.isfinite(value):
-            _invalid(f"{name} is {value}, which is out of range")
+        if not bounds.hold(value):
+            _invalid(f"{name} is {value}, allowed are {bounds}")
     if sampling.stop_token_ids:
         _check_tokens("stop_token_ids", sampling.stop_token_ids, limits)
     _check_steering(sampling, limits)

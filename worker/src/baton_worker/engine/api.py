@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,14 @@ class StepStats:
         return sum(rows * (1 + k) for k, rows in self.logprob_rows_by_k)
 
 
+class FailedRequest(NamedTuple):
+    """A request that the engine itself ended with an error row."""
+
+    key: RequestKey
+    code: ErrorCode
+    message: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """The immutable outcome of one step.
@@ -110,12 +118,15 @@ class StepResult:
         columns: rows to publish, finished and aborted requests' terminal rows among them.
         handoffs: prompts that finished prefill here and wait to be sent; their blocks stay held.
         imported: handoffs whose KV now sits in the pool: acknowledge these.
+        failed: requests that ended because the step could not go on with them; their rows are
+            among the columns.
     """
 
     columns: StepColumns
     handoffs: tuple[Handoff, ...]
     imported: tuple[RequestKey, ...]
     stats: StepStats
+    failed: tuple[FailedRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

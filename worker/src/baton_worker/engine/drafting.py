@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import baton_ops
+from baton_worker.engine.failures import Failures
 from baton_worker.engine.forward import Array, ForwardModel
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.options import DraftSources
@@ -28,25 +29,28 @@ class Drafter:
         self._model = model
         self._sources = sources
 
-    def propose(self, output: Array | None, rows: Sequence[KeptRow], n_draft: int) -> None:
+    def propose(
+        self, output: Array | None, rows: Sequence[KeptRow], n_draft: int, failures: Failures
+    ) -> None:
         """Set each row's request up with at most `n_draft` drafts.
 
         Args:
             output: f32[P, H] of `run_mtp` over the step's tokens; None without an MTP layer.
             rows: sequences that go on, their tokens kept and `n_computed` advanced.
             n_draft: K.
+            failures: told of requests whose drafts could not be computed.
         """
         if not rows or not n_draft:
             return
         n_model = self._sources.model_steps(n_draft)
         nothing = [((), NO_DRAFT_SCORES)] * len(rows)
-        by_model = self._by_model(output, rows, n_model) if n_model else nothing
+        by_model = self._by_model(output, rows, n_model, failures) if n_model else nothing
         for row, (drafts, scores) in zip(rows, by_model, strict=True):
             row.request.drafts = drafts + self._by_lookup(row.request, drafts, n_draft - n_model)
             row.request.draft_scores = scores
 
     def _by_model(
-        self, output: Array, rows: Sequence[KeptRow], count: int
+        self, output: Array, rows: Sequence[KeptRow], count: int, failures: Failures
     ) -> list[tuple[tuple[int, ...], DraftScores]]:
         k = np.array([row.request.draft_k for row in rows], np.int32)
         seeds = DraftSeeds(
@@ -56,6 +60,9 @@ class Drafter:
             k=k,
         )
         proposal = propose(self._model, output, seeds, count)
+        for row, is_broken in zip(rows, proposal.broken.tolist(), strict=True):
+            if is_broken:
+                failures.add(row.request, "draft logits")
         drafts = map(tuple, proposal.tokens.tolist())
         return list(zip(drafts, _scores_by_row(proposal, k), strict=True))
 

@@ -6,8 +6,8 @@ while a step's output is built. Whatever leaves the worker of a step comes from 
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from baton_worker.engine.logprobs import EmittedTokens, LogprobColumns
@@ -101,12 +101,15 @@ class StepSnapshot:
         emitted: their tokens, row by row.
         scoring: the logits that their logprobs are taken from; this step's own.
         prompts: prompt tokens with their logprobs, of requests that asked for them.
+        failures: requests whose numbers were not finite, and what was found; their rows mean
+            nothing.
     """
 
     rows: tuple[EmittedRow, ...]
     emitted: EmittedTokens | None
     scoring: Scoring | None
     prompts: tuple[PromptRow, ...] = ()
+    failures: Mapping[RequestKey, str] = field(default_factory=dict)
 
     def without(self, keys: Container[RequestKey]) -> StepSnapshot:
         """Return the snapshot without the rows of these requests, as if they had not run."""

@@ -17,12 +17,13 @@ from baton_worker.engine.api import (
     EngineLoad,
     EngineRefusedError,
     EngineRequest,
+    FailedRequest,
     Handoff,
     StepResult,
 )
 from baton_worker.engine.emission import EmittedRow, StepOut, StepSnapshot
 from baton_worker.engine.flight import Flight, Runway, positions_of
-from baton_worker.engine.kv import BlockAllocator, KvStore
+from baton_worker.engine.kv import BlockAllocator, KvStore, clear_blocks
 from baton_worker.engine.layout import MIN_KEYS
 from baton_worker.engine.logprobs import NO_COLUMNS, compute
 from baton_worker.engine.offer import handoff_state
@@ -78,6 +79,7 @@ class _Landed:
     snapshot: StepSnapshot
     terminals: tuple[Terminal, ...]
     imports: tuple[HandoffState, ...]
+    failed: tuple[FailedRequest, ...]
 
 
 class StepEngine:
@@ -230,6 +232,7 @@ class StepEngine:
         """Plan a step, import KV of admitted handoffs (they decode from the next one on), run."""
         started, n_draft = self._clock(), self._n_draft
         plan = self._parts.scheduler.plan(self._model_steps)
+        clear_blocks(self._parts.pool, self._parts.allocator.take_uncleared())
         for request in plan.admitted:
             if request.admitted_at is None:
                 request.admitted_at = started
@@ -246,8 +249,10 @@ class StepEngine:
         that step: its rows are dropped and its blocks become free only now.
         """
         self._flight = None
-        snapshot = flight.landed().without(self._endings)
-        endings, self._endings = self._endings, {}
+        snapshot = flight.landed()
+        failed = self._failed(snapshot)
+        endings = {f.key: _Ending(Finish.ERROR, f.code, f.message) for f in failed} | self._endings
+        snapshot, self._endings = snapshot.without(endings), {}
         for key, ending in endings.items():
             self._terminals.append(Terminal(key, flight.positions[key], *ending))
             self._forget(self._requests[key])
@@ -258,7 +263,21 @@ class StepEngine:
                 self._forget(self._requests[row.key])
         terminals, self._terminals = tuple(self._terminals), []
         imports = tuple(state for key, state in flight.imports.items() if key not in endings)
-        return _Landed(flight, snapshot, terminals, imports)
+        return _Landed(flight, snapshot, terminals, imports, failed)
+
+    def _failed(self, snapshot: StepSnapshot) -> tuple[FailedRequest, ...]:
+        """Return the requests that cannot go on, their KV barred from everybody else.
+
+        A NaN that stayed in a block would spoil its next owner, and one found by its name whoever
+        shares it. Who was ended from outside meanwhile has its own ending.
+        """
+        for key in snapshot.failures:
+            self._parts.allocator.taint(self._requests[key].blocks)
+        return tuple(
+            FailedRequest(key, ErrorCode.ARITHMETIC, reason)
+            for key, reason in snapshot.failures.items()
+            if key not in self._endings
+        )
 
     def _finish(self, landed: _Landed) -> StepResult:
         snapshot, flight = landed.snapshot, landed.flight
@@ -274,6 +293,7 @@ class StepEngine:
             handoffs=handoffs,
             imported=tuple(RequestKey(state.handle, state.attempt) for state in landed.imports),
             stats=step_stats(flight.plan, out, flight.n_draft, started, self._finished_at),
+            failed=landed.failed,
         )
 
     def _to_hand_over(self, out: StepOut) -> list[EmittedRow]:

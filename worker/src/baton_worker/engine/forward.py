@@ -36,6 +36,12 @@ class ForwardModel(Protocol):
     def logits(self, hidden: Array, from_mtp: bool = False) -> Array:
         """Return f32[P, V], P at least the rows of `hidden`."""
 
+    def broken_rows(self, hidden: Array, count: int) -> npt.NDArray[np.bool_]:
+        """Return bool[count]: which of the first rows hold NaN or infinity, and so does their KV.
+
+        `hidden` is what `forward` or `forward_mtp` returned.
+        """
+
     def mtp_input(self, hidden: Array, from_mtp: bool = False) -> Array:
         """Return what MTP is fed for `hidden`."""
 

@@ -43,6 +43,8 @@ class BlockAllocator:
         self._holders: dict[int, int] = {}
         self._named: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
+        self._tainted: set[int] = set()
+        self._uncleared: list[int] = []
 
     @property
     def n_free(self) -> int:
@@ -68,20 +70,43 @@ class BlockAllocator:
         if count > self.n_free:
             raise OutOfBlocksError(f"{count} KV blocks wanted, {self.n_free} free")
         blocks = [self._take() for _ in range(count)]
+        self._uncleared += self._tainted.intersection(blocks)
+        self._tainted.difference_update(blocks)
         self._holders.update(dict.fromkeys(blocks, 1))
         return blocks
 
     def name(self, block: int, name: bytes) -> None:
-        """Make a held block's content findable; nothing changes when either has a pair already.
+        """Make a held block's content findable, unless it is tainted or either has a pair already.
 
         Raises:
             ValueError: nobody holds the block.
         """
         if block not in self._holders:
             raise ValueError(f"block {block} is named but nobody holds it")
+        if block in self._tainted:
+            return
         if name not in self._named and block not in self._name_of:
             self._named[name] = block
             self._name_of[block] = name
+
+    def taint(self, blocks: Sequence[int]) -> None:
+        """Never give out this content again: it is lost now, and cleared before the next holder.
+
+        Raises:
+            ValueError: nobody holds a block.
+        """
+        for block in blocks:
+            if block not in self._holders:
+                raise ValueError(f"block {block} is tainted but nobody holds it")
+            name = self._name_of.pop(block, None)
+            if name is not None:
+                del self._named[name]
+            self._tainted.add(block)
+
+    def take_uncleared(self) -> list[int]:
+        """Return tainted blocks that were handed out since the last call: to be cleared now."""
+        uncleared, self._uncleared = self._uncleared, []
+        return uncleared
 
     def find(self, name: bytes) -> int | None:
         """Return the block that holds this content."""
@@ -168,6 +193,18 @@ class KvStore(Protocol):
 
     def import_blocks(self, blocks: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
         """See `KvPool.import_blocks`."""
+
+
+_CLEARED_AT_ONCE = 16
+
+
+def clear_blocks(pool: KvStore, blocks: Sequence[int]) -> None:
+    """Fill blocks with zeros, as the pool began."""
+    shape = pool.shape
+    for start in range(0, len(blocks), _CLEARED_AT_ONCE):
+        some = blocks[start : start + _CLEARED_AT_ONCE]
+        size = (len(some), shape.kv_heads, shape.block_size, shape.head_dim)
+        pool.import_blocks(some, [np.zeros(size, np.float32)] * (2 * shape.n_layers))
 
 
 class KvPool:

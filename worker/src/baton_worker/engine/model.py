@@ -144,6 +144,18 @@ class Model:
         """Return rows i64[R] of `hidden` f32[*, H] as f32[n_rows(R), H], padded with its row 0."""
         return paddle.gather(hidden, as_tensor(pad_rows(rows)))
 
+    def broken_rows(self, hidden: Tensor, count: int) -> npt.NDArray[np.bool_]:
+        """Return bool[count]: which of the first rows of f32[P, H] hold NaN or infinity.
+
+        A sum tells at the price of one pass; only where it is not finite is the row looked at.
+        """
+        rows = np.asarray(np.from_dlpack(hidden), np.float32)[:count]
+        with np.errstate(over="ignore", invalid="ignore"):
+            broken = np.asarray(~np.isfinite(rows.sum(axis=1)))
+        if broken.any():
+            broken[broken] = ~np.isfinite(rows[broken]).all(axis=1)
+        return broken
+
     def _norm(self, from_mtp: bool) -> Tensor:
         if not from_mtp:
             return self._final_norm

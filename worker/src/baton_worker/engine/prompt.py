@@ -15,8 +15,10 @@ import numpy.typing as npt
 import baton_ops
 from baton_worker.engine.batch import Batch
 from baton_worker.engine.emission import PromptRow
+from baton_worker.engine.failures import Failures
 from baton_worker.engine.forward import Array, ForwardModel
 from baton_worker.engine.requests import RequestState
+from baton_worker.records.checks import MAX_LOGPROB
 from baton_worker.records.scored import ScoredRow
 
 LOGITS_BYTES = 32 << 20
@@ -26,12 +28,13 @@ ROW_BYTES = 64 << 10
 
 
 def score_prompts(
-    model: ForwardModel, hidden: Array, batch: Batch, vocab_size: int
+    model: ForwardModel, hidden: Array, batch: Batch, vocab_size: int, failures: Failures
 ) -> tuple[PromptRow, ...]:
     """Return what the step's chunks say of their prompts; to be called before they count as done.
 
     Args:
         hidden: the forward pass's output over the batch's flat tokens.
+        failures: told of requests whose prompt has logprobs that are no numbers.
     """
     found: list[PromptRow] = []
     start = batch.n_decode * batch.groups[0].q_len if batch.n_decode else 0
@@ -45,6 +48,8 @@ def score_prompts(
             for positions in _slices(first, stop, min(at_once, _most_tokens(request))):
                 rows = np.arange(positions.start, positions.stop, dtype=np.int64) + row_of
                 scored = _scored(model, hidden, rows, request, positions)
+                if not all(v <= MAX_LOGPROB for v in (*scored.logprobs, *scored.topk_logprobs)):
+                    failures.add(request, "prompt logprobs")
                 found.append(PromptRow(request.key, scored))
             request.n_prompt_told = max(stop, request.n_prompt_told)
         start += chunk.n_tokens

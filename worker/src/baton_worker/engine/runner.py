@@ -13,6 +13,7 @@ import numpy.typing as npt
 from baton_worker.engine.batch import Batch, assemble, next_tokens
 from baton_worker.engine.drafting import Drafter
 from baton_worker.engine.emission import StepSnapshot
+from baton_worker.engine.failures import Failures
 from baton_worker.engine.forward import Array, ForwardModel
 from baton_worker.engine.logprobs import EmittedTokens
 from baton_worker.engine.options import DraftSources
@@ -45,26 +46,35 @@ class Runner:
 
         1. Forward. 2. Choose tokens from the sampled rows' raw logits; set apart what logprobs are
         taken from; score prompt tokens. 3. Keep them up to a finish. 4. MTP over all fed tokens.
-        5. Drafts. 6. Freeze what was emitted.
+        5. Drafts. 6. Freeze what was emitted. Sequences whose numbers are not finite go through
+        all that like the others, which they do not touch, and are named in the snapshot.
         """
         batch = assemble(plan.decode, plan.prefill)
         assert len(batch.tokens) <= plan.most_tokens, "the plan's bound holds (R29)"
         forward_plan = self._model.plan(batch.groups)
         hidden = self._model.forward(batch.tokens, forward_plan)
+        failures, n_tokens = Failures(), len(batch.tokens)
+        failures.of_rows(batch, self._model.broken_rows(hidden, n_tokens), "hidden states")
         logits = self._raw_logits(batch, hidden)
         raw = _read_only(logits[: len(batch.sampled_rows)])
         scoring = scoring_of(logits, raw, batch.sampled)
         chosen = choose(raw, batch.sampled)
-        prompts = score_prompts(self._model, hidden, batch, raw.shape[1])
+        for index in np.flatnonzero(chosen.broken).tolist():
+            failures.add(batch.sampled[index].request, "logits")
+        prompts = score_prompts(self._model, hidden, batch, raw.shape[1], failures)
         rows = _keep(batch, chosen)
         following = next_tokens(batch, chosen.token) if self._use_mtp else None
         _advance(batch, rows)
         output = None
         if following is not None:
             output = run_mtp(self._model, hidden, following, forward_plan)
-        self._drafter.propose(output, [r for r in rows if r.finish is Finish.NONE], n_draft)
+            broken = self._model.broken_rows(output, n_tokens)
+            failures.of_rows(batch, broken, "draft layer's hidden states")
+        going_on = [row for row in rows if row.finish is Finish.NONE]
+        self._drafter.propose(output, going_on, n_draft, failures)
         frozen = tuple(freeze(row) for row in rows)
-        return StepSnapshot(frozen, _emitted(batch, chosen, rows), scoring, prompts)
+        emitted = _emitted(batch, chosen, rows)
+        return StepSnapshot(frozen, emitted, scoring, prompts, failures.reasons)
 
     def _raw_logits(self, batch: Batch, hidden: Array) -> npt.NDArray[np.float32]:
         """Return the sampled rows' logits f32[R, V], and padding behind them: the model's memory.

@@ -23,10 +23,15 @@ from baton_worker.engine.processing import Logits, is_processed, process, trunca
 
 
 class Chosen(NamedTuple):
-    """`n_accepted` i32[B] drafts; `token` i32[B, Kmax + 1], valid up to n_accepted, then -1."""
+    """`n_accepted` i32[B] drafts; `token` i32[B, Kmax + 1], valid up to n_accepted, then -1.
+
+    `broken` bool[B]: sequences with a row whose largest logit is NaN or infinite, as the model gave
+    it or once processed; what was chosen for them means nothing.
+    """
 
     n_accepted: npt.NDArray[np.int32]
     token: npt.NDArray[np.int32]
+    broken: npt.NDArray[np.bool_]
 
 
 class _Drafts(NamedTuple):
@@ -37,6 +42,7 @@ class _Drafts(NamedTuple):
     cu_rows: npt.NDArray[np.int32]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what comes of them is looked at
 def choose(raw: Logits, sequences: Sequence[FedSequence]) -> Chosen:
     """Choose every sequence's tokens and count its accepted drafts.
 
@@ -45,7 +51,7 @@ def choose(raw: Logits, sequences: Sequence[FedSequence]) -> Chosen:
         sequences: B sequences.
     """
     if not sequences:
-        return Chosen(np.empty(0, np.int32), np.empty((0, 1), np.int32))
+        return Chosen(np.empty(0, np.int32), np.empty((0, 1), np.int32), np.empty(0, np.bool_))
     is_greedy = [s.request.sampling.temperature == 0.0 for s in sequences]
     if all(is_greedy):
         return _choose_greedy(raw, sequences)
@@ -65,9 +71,10 @@ def _choose_mixed(
     )
     width = max(part.token.shape[1] for _, part in parts)
     token = np.full((len(sequences), width), -1, np.int32)
-    merged = Chosen(np.zeros(len(sequences), np.int32), token)
+    merged = Chosen(np.zeros(len(sequences), np.int32), token, np.zeros(len(sequences), np.bool_))
     for mask, part in parts:
         merged.n_accepted[mask] = part.n_accepted
+        merged.broken[mask] = part.broken
         merged.token[mask, : part.token.shape[1]] = part.token
     return merged
 
@@ -78,33 +85,35 @@ def _where(sequences: Sequence[FedSequence], mask: npt.NDArray[np.bool_]) -> lis
 
 def _choose_greedy(raw: Logits, sequences: Sequence[FedSequence]) -> Chosen:
     drafts = _drafts(sequences)
+    broken = np.zeros(len(raw), np.bool_)
     if any(is_processed(s.request) for s in sequences):
+        broken |= ~np.isfinite(raw.max(axis=1))  # a mask may hide it
         raw = raw.copy()
         process(raw, sequences)
     target = raw.argmax(axis=1).astype(np.int32)
-    _require_finite(raw[np.arange(len(raw)), target])
+    broken |= ~np.isfinite(raw[np.arange(len(raw)), target])
     result = baton_ops.verify_greedy(target, drafts.draft, drafts.n_drafts, drafts.cu_rows)
-    return Chosen(result.n_accepted, result.token)
+    return Chosen(result.n_accepted, result.token, _of_sequences(broken, drafts))
 
 
 def _choose_sampled(logits: Logits, sequences: Sequence[FedSequence]) -> Chosen:
     """Sample from `logits`, a copy that is overwritten."""
     drafts = _drafts(sequences)
-    process(logits, sequences)
+    broken = np.zeros(len(logits), np.bool_)
+    if any(is_processed(s.request) for s in sequences):
+        broken |= ~np.isfinite(logits.max(axis=1))  # a mask may hide it
+        process(logits, sequences)
+    broken |= ~np.isfinite(logits.max(axis=1))
+    logits[broken] = 0.0  # any distribution: nobody is given what is drawn from it
     probs = _probabilities(logits, _RowParams.of(sequences))
     uniform = _uniform(sequences)
     result = baton_ops.verify_sampled(probs, uniform, drafts.draft, drafts.n_drafts, drafts.cu_rows)
-    return Chosen(result.n_accepted, result.token)
+    return Chosen(result.n_accepted, result.token, _of_sequences(broken, drafts))
 
 
-def _require_finite(peaks: Logits) -> None:
-    """Refuse rows whose largest logit is NaN or infinite: the weights or the machine are broken.
-
-    Raises:
-        FloatingPointError: such a row.
-    """
-    if not np.isfinite(peaks).all():
-        raise FloatingPointError(f"the largest logits of a step are {peaks.tolist()}")
+def _of_sequences(broken: npt.NDArray[np.bool_], drafts: _Drafts) -> npt.NDArray[np.bool_]:
+    """Return bool[B]: the sequences that have a broken row."""
+    return np.logical_or.reduceat(broken, drafts.cu_rows[:-1])
 
 
 def _drafts(sequences: Sequence[FedSequence]) -> _Drafts:
@@ -153,9 +162,7 @@ def _probabilities(logits: Logits, params: _RowParams) -> Logits:
     2. Drop what is less likely than min_p times the likeliest. 3. Keep the top_k largest. 4. Of
     those, keep a token while the mass before it is <= top_p. Ties go to the lower id.
     """
-    peaks = logits.max(axis=1, keepdims=True)
-    _require_finite(peaks)
-    logits -= peaks
+    logits -= logits.max(axis=1, keepdims=True)
     logits /= params.temperature[:, None]
     weights = np.exp(logits, out=logits)
     if params.min_p.any():

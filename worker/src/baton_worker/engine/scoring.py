@@ -40,6 +40,7 @@ class Scoring(NamedTuple):
         return Scoring(self.logits, self.inv_temp[np.array(kept, np.int64)])
 
 
+@np.errstate(over="ignore", invalid="ignore")  # `choose` finds what is broken
 def scoring_of(model_logits: Logits, raw: Logits, sequences: Sequence[FedSequence]) -> Scoring:
     """Return what to score B sequences' tokens with.
 

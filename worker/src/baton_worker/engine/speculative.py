@@ -39,11 +39,12 @@ class Proposal(NamedTuple):
     """Drafts i64[S, n] of S sequences.
 
     `scores`: for each draft position, the logprobs of the sequences with k >= 0 by the layer's own
-    raw logits; empty when none has.
+    raw logits; empty when none has. `broken` bool[S]: sequences whose logits are not finite.
     """
 
     tokens: npt.NDArray[np.int64]
     scores: tuple[baton_ops.LogprobColumns, ...]
+    broken: npt.NDArray[np.bool_]
 
 
 def run_mtp(
@@ -56,6 +57,7 @@ def run_mtp(
 def propose(model: ForwardModel, output: Array, seeds: DraftSeeds, n_draft: int) -> Proposal:
     """Return greedy drafts, given `run_mtp`'s output f32[N, H]."""
     drafts = np.empty((len(seeds.rows), n_draft), np.int64)
+    broken = np.zeros(len(seeds.rows), np.bool_)
     hidden = model.select_rows(output, seeds.rows)
     scores = []
     for step in range(n_draft):
@@ -64,10 +66,12 @@ def propose(model: ForwardModel, output: Array, seeds: DraftSeeds, n_draft: int)
             tokens = np.ascontiguousarray(drafts[:, step - 1])
             hidden = model.forward_mtp(tokens, model.mtp_input(hidden, from_mtp=True), plan)
         logits = model.logits(hidden, from_mtp=True)
-        drafts[:, step] = np.from_dlpack(logits)[: len(drafts)].argmax(axis=1)
+        values = np.from_dlpack(logits)[: len(drafts)]
+        drafts[:, step] = values.argmax(axis=1)
+        broken |= ~np.isfinite(values[np.arange(len(drafts)), drafts[:, step]])
         if seeds.k.max() >= 0:
             scores.append(_score(logits, drafts[:, step], seeds.k))
-    return Proposal(drafts, tuple(scores))
+    return Proposal(drafts, tuple(scores), broken)
 
 
 def _score(

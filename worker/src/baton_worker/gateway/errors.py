@@ -49,6 +49,7 @@ _STATUS_BY_CODE = {
     ErrorCode.INCOMPATIBLE: 503,
     ErrorCode.DRAINING: 503,
     ErrorCode.LINK_STALLED: 503,
+    ErrorCode.ARITHMETIC: 500,
 }
 
 

@@ -101,6 +101,9 @@ TREATMENTS: Mapping[Cause, Treatment] = MappingProxyType(
         ErrorCode.LINK_STALLED: Treatment(
             True, Blame.REPORTER, False, False, "this gateway was slow, which no worker is at fault"
         ),
+        ErrorCode.ARITHMETIC: Treatment(
+            True, Blame.REPORTER, True, True, "its weights may be broken; if two fail, the request"
+        ),
         Loss.DIED: Treatment(
             True, Blame.REPORTER, False, True, "the process is gone, perhaps of this very request"
         ),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from baton_worker.gateway.errors import bad_request
+from baton_worker.sampling import MAX_LOGIT_BIAS
 
-MAX_LOGIT_BIAS = 100.0
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 256

@@ -6,7 +6,6 @@ what the workers can take comes in as `Limits`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,14 +16,19 @@ from baton_worker.gateway.logprob_params import has_echo, logprob_params, prompt
 from baton_worker.gateway.request import SEED_MASK, Endpoint, GenerationRequest, Limits
 from baton_worker.gateway.schema import ChatBody, CompletionBody, GenerationBody
 from baton_worker.gateway.steering import check_bad_words, logit_bias
-from baton_worker.sampling import LogprobParams, SamplingParams
+from baton_worker.sampling import (
+    MAX_INT32,
+    MAX_PRIORITY,
+    SAMPLING_BOUNDS,
+    LogprobParams,
+    SamplingParams,
+)
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
 COMPLETION_DEFAULT_MAX_TOKENS = 16
-MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,27 +183,21 @@ def _check_max_tokens(name: str, value: int | None, tells_prompt: bool) -> None:
 
 
 def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
-    top_p = _number("top_p", body.top_p, 1.0, 0.0, 1.0)
-    if top_p == 0.0:
-        raise bad_request("top_p", "top_p is 0: it must be more than 0 and at most 1")
-    repetition = _number("repetition_penalty", body.repetition_penalty, 1.0, 0.0, 10.0)
-    if repetition == 0.0:
-        raise bad_request("repetition_penalty", "repetition_penalty is 0: it must be more than 0")
     stop_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
     if len(stop_ids) > MAX_STOP_TOKEN_IDS:
         raise bad_request("stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS} stop_token_ids")
     return SamplingParams(
-        temperature=_number("temperature", body.temperature, 1.0, 0.0, 2.0),
-        top_p=top_p,
+        temperature=_number("temperature", body.temperature, 1.0),
+        top_p=_number("top_p", body.top_p, 1.0),
         top_k=max(0, _integer("top_k", body.top_k, 0, -1)),
         seed=_seed(body.seed, random_seed),
-        presence_penalty=_number("presence_penalty", body.presence_penalty, 0.0, -2.0, 2.0),
-        frequency_penalty=_number("frequency_penalty", body.frequency_penalty, 0.0, -2.0, 2.0),
-        repetition_penalty=repetition,
+        presence_penalty=_number("presence_penalty", body.presence_penalty, 0.0),
+        frequency_penalty=_number("frequency_penalty", body.frequency_penalty, 0.0),
+        repetition_penalty=_number("repetition_penalty", body.repetition_penalty, 1.0),
         min_tokens=_integer("min_tokens", body.min_tokens, 0, 0),
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=stop_ids,
-        min_p=_number("min_p", body.min_p, 0.0, 0.0, 1.0),
+        min_p=_number("min_p", body.min_p, 0.0),
         logit_bias=logit_bias(body.logit_bias),
     )
 
@@ -225,9 +223,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _integer(
-    name: str, value: int | None, default: int, low: int, high: int = (1 << 31) - 1
-) -> int:
+def _integer(name: str, value: int | None, default: int, low: int, high: int = MAX_INT32) -> int:
     if value is None:
         return default
     if not low <= value <= high:
@@ -235,11 +231,12 @@ def _integer(
     return value
 
 
-def _number(name: str, value: float | None, default: float, low: float, high: float) -> float:
+def _number(name: str, value: float | None, default: float) -> float:
     if value is None:
         return default
-    if not (math.isfinite(value) and low <= value <= high):
-        raise bad_request(name, f"{name} is {value}: it must be {low:g} to {high:g}")
+    bounds = SAMPLING_BOUNDS[name]
+    if not bounds.hold(value):
+        raise bad_request(name, f"{name} is {value}: it must be {bounds}")
     return float(value)
 
 

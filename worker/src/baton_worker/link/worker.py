@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from baton_worker.config import LinkConfig
-from baton_worker.identity import Role
+from baton_worker.identity import RequestKey, Role
 from baton_worker.link.api import (
     CommandReceived,
     GatewayLost,
@@ -243,6 +243,14 @@ class ZmqWorkerLink:
         except msgspec.DecodeError:
             # The gateway's request times out there; this end can only say so.
             log.exception("command not understood", extra={"incarnation": event.incarnation})
+            self._metrics.malformed_messages.inc("command_body")
+            return
+        if not RequestKey(command.handle, command.attempt).fits_the_wire:
+            # No row could answer it, and no record carry a row that did.
+            log.error(
+                "command for a request that no record can name",
+                extra={"handle": command.handle, "attempt": command.attempt},
+            )
             self._metrics.malformed_messages.inc("command_body")
             return
         self._metrics.commands.inc()

@@ -33,7 +33,10 @@ FLAG_ECHO = 0x20
 
 
 class ErrorCode(enum.IntEnum):
-    """Why a worker ended a request with Finish.ERROR; the gateway maps it to an HTTP status."""
+    """Why a worker ended a request with Finish.ERROR; the gateway maps it to an HTTP status.
+
+    ARITHMETIC: a step's numbers for this request were not finite; other requests go on.
+    """
 
     INTERNAL = 1
     QUEUE_FULL = 2
@@ -46,6 +49,7 @@ class ErrorCode(enum.IntEnum):
     INCOMPATIBLE = 9
     DRAINING = 10
     LINK_STALLED = 11
+    ARITHMETIC = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from baton_worker.engine.api import (
     EngineLoad,
     EngineRefusedError,
     EngineRequest,
+    FailedRequest,
     Handoff,
     StepResult,
     StepStats,
@@ -285,6 +286,8 @@ class WorkerLoop:
             self.parts.transport.acknowledge(key)
             self._imported_at[key] = now
         self.parts.traces.first_tokens(result.stats.first_tokens)
+        for failure in result.failed:
+            self._note_failure(failure)
         self._publish(result.columns)
         for handoff in result.handoffs:
             key = RequestKey(handoff.state.handle, handoff.state.attempt)
@@ -295,6 +298,14 @@ class WorkerLoop:
             self.parts.traces.offered(key)
             self.parts.transport.offer(target, handoff, self.parts.handoff_deadline_seconds)
         self.parts.observe(result.stats, self.parts.engine.load())
+
+    def _note_failure(self, failure: FailedRequest) -> None:
+        """Count and log a request that the engine ended; its row is among the step's."""
+        key, code, message = failure
+        log.error("request failed", extra={"key": key, "code": code.name, "why": message})
+        self.parts.metrics.refused(code)
+        if self.parts.ledger.give_up(key, self.clock()):
+            self.parts.transport.refuse(key, code, message)
 
     def _publish(self, columns: StepColumns) -> None:
         for incarnation, rows in by_incarnation(columns).items():

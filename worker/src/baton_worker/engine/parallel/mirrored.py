@@ -62,6 +62,10 @@ class MirroredModel:
         """See `ForwardModel.logits`."""
         return self._model.logits(hidden.tensor, from_mtp)
 
+    def broken_rows(self, hidden: _Hidden, count: int) -> npt.NDArray[np.bool_]:
+        """See `ForwardModel.broken_rows`; sums over the ranks have made all theirs equal."""
+        return self._model.broken_rows(hidden.tensor, count)
+
     def mtp_input(self, hidden: _Hidden, from_mtp: bool = False) -> _Hidden:
         """See `ForwardModel.mtp_input`."""
         assert hidden.from_mtp == from_mtp, "the other ranks infer it from the source"

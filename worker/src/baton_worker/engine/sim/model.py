@@ -110,6 +110,10 @@ class SimModel:
         logits[:, self._silent] = self._lowest
         return logits
 
+    def broken_rows(self, hidden: Hidden, count: int) -> npt.NDArray[np.bool_]:
+        """Return bool[count]: none, since hashes are always numbers."""
+        return np.zeros(count, np.bool_)
+
     def mtp_input(self, hidden: Hidden, from_mtp: bool = False) -> Hidden:
         """Return `hidden`."""
         return hidden
