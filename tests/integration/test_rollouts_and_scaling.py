@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -146,6 +147,38 @@ def test_a_broken_revision_is_rolled_back(
             (old, "prefill"): 1, (old, "decode"): 1}, 60, 0.2,
     )  # fmt: skip
     assert condition("demo", "Stalled")["status"] == "True"
+
+
+DEADLINE = {"progressDeadlineSeconds": 10}
+THREE_DEADLINES_SECONDS = 30
+
+
+@pytest.mark.parametrize("hold", ["paused", "partitioned", "suspended"])
+def test_a_rollout_that_is_held_survives_three_deadlines(
+    kubectl, operator, namespace, pdd, ready, watcher, condition, hold
+):
+    roles = sized(3, 3)
+    kubectl.apply(pdd(roles=roles, rollout=DEADLINE), namespace=namespace)
+    ready("demo")
+    held = {"paused": {"paused": True}, "partitioned": {"partition": 2}, "suspended": {}}[hold]
+    body = pdd(roles=roles, image="demo:2", rollout=DEADLINE | held)
+    body["spec"]["suspend"] = hold == "suspended"
+    kubectl.apply(body, namespace=namespace)
+    wait_until("it is held", lambda: watcher.phase() == hold.capitalize(), 60, 0.1)
+    assert "waitingSince" not in watcher.status()["rollout"]
+    until = time.monotonic() + THREE_DEADLINES_SECONDS
+
+    def has_passed():
+        assert watcher.phase() in ("", hold.capitalize()), watcher.status()
+        return time.monotonic() > until
+
+    wait_until("three deadlines are over", has_passed, 4 * THREE_DEADLINES_SECONDS, 1)
+    kubectl.apply(
+        pdd(roles=roles, image="demo:2", rollout=DEADLINE, suspend=False), namespace=namespace
+    )
+    ready("demo")
+    assert watcher.status()["rollout"]["phase"] == "Complete"
+    assert condition("demo", "Stalled")["status"] == "False"
 
 
 def test_kubectl_scale_works_on_a_role(kubectl, operator, namespace, pdd, ready, watcher):

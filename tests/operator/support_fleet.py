@@ -1,10 +1,13 @@
 """A cluster's pods as a planner sees them: workloads that follow their desired counts.
 
 Enforces what the workload controllers do: pods are created unready, removed unready first; a broken
-revision's pods never become ready.
+revision's pods never become ready. `TimedFleet` adds the time that pods take, the room that nodes
+have, and an operator that may be away or have a clock that jumps.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import msgspec
 
@@ -12,7 +15,7 @@ from baton_operator.models import PDDeploymentSpec
 from baton_operator.models.roles import RoleSpec, ScalingMode, ScalingSpec
 from baton_operator.models.spec import ModelSpec, Pairs, RatioBounds, RatioSpec, RolloutSpec
 from baton_operator.names import WORKER_ROLES, Role
-from baton_operator.pairs import Counts, Revision
+from baton_operator.pairs import Counts, Revision, total
 from baton_operator.plan import Facts, Memory, make_plan
 
 
@@ -65,12 +68,24 @@ class Fleet:
             self.pods.setdefault(name, [[], []])
             self.desired[name] = counts
             for role in (0, 1):
-                pods = sorted(self.pods[name][role], reverse=True)[: counts[role]]
-                self.pods[name][role] = pods + [False] * (counts[role] - len(pods))
+                self._follow(name, role, counts[role])
         for name in self.plan.retired:
             assert self.revision(name).existing.is_zero
             del self.pods[name], self.desired[name]
         return self.plan
+
+    def _follow(self, name, role, count):
+        pods = sorted(self.pods[name][role], reverse=True)[:count]
+        self.pods[name][role] = pods + [False] * (count - len(pods))
+
+    def wait(self, seconds):
+        """Let time pass with an operator at work: it looks again when its plan says."""
+        end = self.now + seconds
+        while True:
+            plan = self.step()
+            if self.now >= end:
+                return plan
+            self.now = min(end, self.now + (plan.look_in or seconds))
 
     def all_ready(self):
         for name, roles in self.pods.items():
@@ -107,3 +122,103 @@ class Fleet:
             if (self.desired, self.pods) == before and not self.plan.retired:
                 return number
         raise AssertionError(f"no rest after {limit} steps: {self.desired}")
+
+
+@dataclass
+class Pod:
+    """A pod; `placed_at` is when it got room, None while there is none."""
+
+    is_ready: bool = False
+    placed_at: float | None = None
+
+
+class TimedFleet(Fleet):
+    """Pods that take `START` seconds from their place on a node to ready, and `DRAIN` to leave.
+
+    `room` bounds the placed pods of a role, those that leave included. `now` is the operator's
+    clock, `time` the one that pods live by.
+    """
+
+    START = 100.0
+    DRAIN = 150.0
+
+    def __init__(self, spec, update="a"):
+        super().__init__(spec, update)
+        self.time = 0.0
+        self.room = None
+        self.leaving: list[list[float]] = [[], []]
+
+    def revision(self, name):
+        pods = self.pods[name]
+        ready = (sum(pod.is_ready for pod in p) for p in pods)
+        return Revision(name, self.desired[name], Counts(*map(len, pods)), Counts(*ready))
+
+    def ready(self):
+        return total(self.revision(name).ready for name in self.pods)
+
+    def total(self):
+        return total(self.revision(name).existing for name in self.pods)
+
+    def facts(self):
+        facts = super().facts()
+        homeless = {
+            name
+            for name, roles in self.pods.items()
+            for role, pods in enumerate(roles)
+            if self.leaving[role] and any(pod.placed_at is None for pod in pods)
+        }
+        return facts._replace(awaiting_room=frozenset(homeless))
+
+    def _follow(self, name, role, count):
+        pods = sorted(self.pods[name][role], key=lambda pod: pod.is_ready, reverse=True)
+        gone = [pod for pod in pods[count:] if pod.placed_at is not None]
+        self.leaving[role] += [self.time + self.DRAIN] * len(gone)
+        self.pods[name][role] = pods[:count] + [Pod() for _ in range(count - len(pods))]
+        self._place()
+
+    def _place(self):
+        for role in (0, 1):
+            pods = [pod for roles in self.pods.values() for pod in roles[role]]
+            taken = len(self.leaving[role]) + sum(pod.placed_at is not None for pod in pods)
+            for pod in pods:
+                if pod.placed_at is None and (self.room is None or taken < self.room[role]):
+                    pod.placed_at, taken = self.time, taken + 1
+
+    def evict(self, name, role):
+        """Take a ready pod away; its workload makes another."""
+        pods = self.pods[name][role]
+        victim = next(pod for pod in pods if pod.is_ready)
+        pods[pods.index(victim)] = Pod()
+        self.leaving[role].append(self.time + self.DRAIN)
+        self._place()
+
+    def pass_time(self, seconds, look=None):
+        """Let pods live on, and an operator that is there `look` when pods change and when due."""
+        end = self.time + seconds
+        while self.time < end:
+            moments = [end, *self._changes()]
+            if look is not None and self.plan is not None and self.plan.look_in is not None:
+                moments.append(self.time + self.plan.look_in)
+            passed = min(moments) - self.time
+            self.time += passed
+            self.now += passed
+            self._live()
+            if look is not None:
+                look()
+
+    def _changes(self):
+        """Yield the moments at which a pod becomes ready or is gone."""
+        for name, roles in self.pods.items():
+            for pod in (pod for role in roles for pod in role):
+                if not pod.is_ready and pod.placed_at is not None and name not in self.broken:
+                    yield pod.placed_at + self.START
+        for role in self.leaving:
+            yield from role
+
+    def _live(self):
+        for name, roles in self.pods.items():
+            for pod in (pod for role in roles for pod in role):
+                is_due = pod.placed_at is not None and pod.placed_at + self.START <= self.time
+                pod.is_ready = pod.is_ready or (is_due and name not in self.broken)
+        self.leaving = [[end for end in role if end > self.time] for role in self.leaving]
+        self._place()

@@ -7,8 +7,13 @@ import asyncio
 import pytest
 
 from baton_operator import api
+from baton_operator.deadline import Waited
 from baton_operator.models import ObjectKey
+from baton_operator.observe import observe
 from baton_operator.parents import PDDeployment
+from baton_operator.status import read_memory
+
+KEY, UID = ObjectKey("ns", "chat"), "uid-1"
 
 
 @pytest.fixture
@@ -127,14 +132,66 @@ def test_a_broken_revision_is_rolled_back_at_its_deadline(cluster):
         cluster.broken.add(new)
         await cluster.settle()
         assert by_revision(cluster)[old] == {"prefill": 2, "decode": 4}
-        cluster.now += 601
-        await cluster.settle()
+        for _ in range(21):
+            cluster.now += 30
+            await cluster.settle()
         assert by_revision(cluster) == {old: {"prefill": 2, "decode": 4}}
         assert cluster.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
         assert cluster.condition("Ready") == ("True", "PairsServing")
         assert cluster.status()["rollout"]["failedRevision"] == new
         reasons = {cluster.kube.find(api.EVENT, n)["reason"] for n in cluster.kube.names(api.EVENT)}
         assert "RolloutFailed" in reasons
+
+    asyncio.run(scenario())
+
+
+def test_the_time_that_was_waited_is_in_the_status_and_outlives_the_operator(cluster):
+    async def scenario():
+        await serving(cluster, rollout={"progressDeadlineSeconds": 600})
+        cluster.change(image="broken:1")
+        await cluster.reconcile()
+        cluster.broken.add(cluster.status()["updateRevision"])
+        for _ in range(3):
+            await cluster.settle()
+            cluster.now += 30
+        await cluster.reconcile()
+        told = cluster.status()["rollout"]
+        assert 60 <= told["waitedSeconds"] <= 90
+        cluster.start()
+        cluster.now += 100_000
+        body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.parents.seen(body, is_event=True)
+        await cluster.reconcile()
+        again = cluster.status()["rollout"]
+        assert again["waitedSeconds"] <= told["waitedSeconds"] + 30
+        assert "failedRevision" not in again
+        cluster.change(rollout={"progressDeadlineSeconds": 600, "paused": True})
+        await cluster.settle()
+        assert "waitingSince" not in cluster.status()["rollout"]
+
+    asyncio.run(scenario())
+
+
+def test_a_status_of_an_operator_that_charged_no_time_is_read(cluster):
+    memory = read_memory({"rollout": {"progressTime": "2026-01-01T00:00:00Z", "reached": 2}})
+    assert memory.waited == Waited()
+    assert memory.reached == 2
+    assert memory.progress_at > 0
+
+
+def test_pods_without_room_are_not_late_while_the_old_ones_leave(cluster):
+    async def scenario():
+        old = await serving(cluster)
+        await add_pod(cluster, "rnew", "d0", "")
+        blocked = {"type": "PodScheduled", "reason": "Unschedulable", "message": "no room"}
+        cluster.kube.edit(api.POD, "d0", {"status": {"conditions": [blocked]}}, "cm", "status")
+        await cluster.pump()
+        assert observe(cluster.children, KEY, UID).awaiting_room() == frozenset()
+        await add_pod(cluster, old, "d1", "10.0.0.1")
+        leaving = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+        cluster.kube.edit(api.POD, "d1", leaving, "cm")
+        await cluster.pump()
+        assert observe(cluster.children, KEY, UID).awaiting_room() == frozenset({"rnew"})
 
     asyncio.run(scenario())
 

@@ -171,8 +171,9 @@ def test_the_event_of_a_failed_rollout_keeps_what_the_status_will_forget(cluster
         await cluster.reconcile()
         cluster.broken.add(cluster.status()["updateRevision"])
         cluster.follow()
-        cluster.now += 20
         await with_pods(cluster, pod(container(PULL)))
+        for _ in range(12):
+            await cluster.reconcile()
         cluster.kube.remove(api.POD, "p")
         await cluster.settle()
 

@@ -64,6 +64,15 @@ class Observed:
         """Return what the scheduler says about a pod without room, or an empty string."""
         return next((p.view.blocked for p in self.pods if p.view.blocked), "")
 
+    def awaiting_room(self) -> frozenset[str]:
+        """Return revisions with pods that find no room while other workers are still leaving.
+
+        Pods that leave hold their place, for as long as they drain: who waits for it is not late.
+        """
+        if not any(p.view.is_deleting for p in self.pods if p.role != Role.GATEWAY):
+            return frozenset()
+        return frozenset(p.revision for p in self.pods if p.view.blocked)
+
     def ailing(self, role: Role | None = None) -> PodRef | None:
         """Return the first pod, by name, that something keeps from running; of a role, or any."""
         ill = (

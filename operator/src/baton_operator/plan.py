@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton_operator.deadline import Waited, charged, piece_seconds
 from baton_operator.models import PDDeploymentSpec, ScalingMode
 from baton_operator.models.parse import parse_ratio
 from baton_operator.names import WORKER_ROLES, Role
@@ -20,7 +21,8 @@ from baton_operator.scaling import Scaling, Wanted, scale
 class Memory(NamedTuple):
     """What the last status says about the rollout; unix seconds.
 
-    `reached` is the most ticks that `update` has served, `progress_at` when that last grew.
+    `reached` is the most ticks that `update` has served since all its pods were last ready,
+    `progress_at` when that last grew, `waited` the time that counts towards the deadline.
     """
 
     current: str = ""
@@ -28,13 +30,23 @@ class Memory(NamedTuple):
     failed: str = ""
     reached: int = 0
     progress_at: float = 0.0
+    waited: Waited = Waited()
 
 
 class Facts(NamedTuple):
-    """What exists: counts by revision, and replicas that scalers ask for by role."""
+    """What exists: counts by revision, and replicas that scalers ask for by role.
+
+    `awaiting_room` names revisions with pods that have no room while others of ours are leaving.
+    """
 
     revisions: tuple[Revision, ...] = ()
     asked: dict[Role, int] = {}  # noqa: RUF012 - never written
+    awaiting_room: frozenset[str] = frozenset()
+
+    def named(self, name: str) -> Revision:
+        """Return a revision's counts; one that does not exist has none."""
+        none = Revision(name, Counts(), Counts(), Counts())
+        return next((r for r in self.revisions if r.name == name), none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class Plan:
         goal: the revision to aim at: `update`, or the one to fall back to.
         current: the last revision that was rolled out fully, after this step.
         retired: revisions that nothing needs any more.
-        deadline_in: seconds until the rollout has failed; None when no clock runs.
+        look_in: seconds until the deadline needs another look; None when no clock runs.
     """
 
     scaling: Scaling
@@ -57,7 +69,7 @@ class Plan:
     step: Step
     memory: Memory
     retired: tuple[str, ...]
-    deadline_in: float | None
+    look_in: float | None
 
     @property
     def has_failed(self) -> bool:
@@ -76,30 +88,26 @@ def make_plan(
     """Return the plan.
 
     1. Scale: bounds and ratio applied to what spec and scalers ask for.
-    2. Carry the memory on: a new update revision starts its clock, progress restarts it. This
-       comes before the deadline, so that a pass that comes late does not fail what went well.
-    3. Judge the deadline, and choose the goal.
-    4. Step the rollout; note completion.
-    5. Retire revisions that hold nothing and are not wanted.
+    2. Carry the memory on: a new update revision starts anew, and so does progress. This comes
+       before the deadline, so that a pass that comes late does not fail what went well.
+    3. Step towards the spec's revision, and charge the time for which that waits for pods.
+    4. Where the deadline is missed, step towards the revision to fall back to instead.
+    5. Note completion; retire revisions that hold nothing and are not wanted.
     """
     scaling = scale_roles(spec, facts)
     target = Counts() if spec.suspend else Counts(scaling.prefill.replicas, scaling.decode.replicas)
     stable = _stable(facts, memory)
     memory = _progressed(_carried(memory, update, now), facts, target, now)
-    is_served = memory.reached >= ticks_of(target)
-    memory, deadline_in = _judged(spec, memory, now, is_over=is_served or stable == update)
     goal = _goal(spec, memory, stable, update)
-    step = next_step(
-        Rollout(
-            target=target,
-            goal=goal,
-            stable=stable or goal,
-            revisions=facts.revisions,
-            budget=_budget(spec),
-            partition_pairs=spec.rollout.partition,
-            is_paused=spec.rollout.paused,
-        )
-    )
+    step = _step(spec, target, goal, stable, facts)
+    is_over = memory.reached >= ticks_of(target) or stable == update or memory.failed == update
+    if is_over:
+        memory, look_in = memory._replace(waited=Waited()), None
+    else:
+        memory, look_in = _judged(spec, memory, facts, step, now)
+        if memory.failed == update:
+            goal = _goal(spec, memory, stable, update)
+            step = _step(spec, target, goal, stable, facts)
     current = _current(step, goal, stable, facts)
     return Plan(
         scaling=scaling,
@@ -110,7 +118,7 @@ def make_plan(
         step=step,
         memory=memory._replace(current=current),
         retired=_retired(facts, step, keep={goal, current}),
-        deadline_in=deadline_in,
+        look_in=look_in,
     )
 
 
@@ -146,17 +154,40 @@ def _carried(memory: Memory, update: str, now: float) -> Memory:
     return Memory(current=memory.current, update=update, progress_at=now)
 
 
+def _step(spec: PDDeploymentSpec, target: Counts, goal: str, stable: str, facts: Facts) -> Step:
+    return next_step(
+        Rollout(
+            target=target,
+            goal=goal,
+            stable=stable or goal,
+            revisions=facts.revisions,
+            budget=_budget(spec),
+            partition_pairs=spec.rollout.partition,
+            is_paused=spec.rollout.paused,
+        )
+    )
+
+
 def _judged(
-    spec: PDDeploymentSpec, memory: Memory, now: float, *, is_over: bool
+    spec: PDDeploymentSpec, memory: Memory, facts: Facts, step: Step, now: float
 ) -> tuple[Memory, float | None]:
-    """Return the memory with the deadline judged, and the seconds left when a clock runs."""
-    is_still = spec.suspend or spec.rollout.paused
-    if is_still or is_over or memory.failed == memory.update:
-        return memory, None
-    left = memory.progress_at + spec.rollout.progress_deadline_seconds - now
-    if left > 0:
-        return memory, left
-    return memory._replace(failed=memory.update), None
+    """Return the memory with the deadline judged, and when to look again.
+
+    A step that asks for pods is not waited for yet: that is the operator's own doing, or not doing.
+    """
+    ours = facts.named(memory.update)
+    wanted = step.wanted.get(memory.update, Counts())
+    is_moving = step.phase is Phase.PROGRESSING and not spec.rollout.paused
+    missing = ours.desired.capped(wanted).less(ours.ready)
+    is_waiting = is_moving and not missing.is_zero and ours.name not in facts.awaiting_room
+    deadline = spec.rollout.deadline_seconds
+    verdict = charged(memory.waited, deadline, now, is_waiting=is_waiting)
+    if is_waiting and verdict.left_seconds <= 0:
+        return memory._replace(failed=memory.update, waited=Waited()), None
+    look_in = verdict.look_in_seconds
+    if look_in is None and is_moving and not wanted.less(ours.ready).is_zero:
+        look_in = piece_seconds(deadline)
+    return memory._replace(waited=verdict.waited), look_in
 
 
 def _goal(spec: PDDeploymentSpec, memory: Memory, stable: str, update: str) -> str:
@@ -165,11 +196,17 @@ def _goal(spec: PDDeploymentSpec, memory: Memory, stable: str, update: str) -> s
 
 
 def _progressed(memory: Memory, facts: Facts, target: Counts, now: float) -> Memory:
-    ours = (r for r in facts.revisions if r.name == memory.update)
-    ticks = next((served_ticks(usable(revision), target) for revision in ours), 0)
-    if ticks <= memory.reached:
-        return memory
-    return memory._replace(reached=ticks, progress_at=now)
+    """Return the memory after what the update revision serves now.
+
+    Pods that are all ready end a wait as well: what is waited for next, after an eviction or with
+    another partition, is waited for from the beginning.
+    """
+    ours = facts.named(memory.update)
+    ticks = served_ticks(usable(ours), target)
+    if ticks > memory.reached:
+        return memory._replace(reached=ticks, progress_at=now, waited=Waited())
+    is_at_rest = ours.is_live and ours.desired.less(ours.ready).is_zero
+    return memory._replace(reached=ticks, waited=Waited()) if is_at_rest else memory
 
 
 def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:

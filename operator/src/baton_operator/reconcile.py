@@ -125,7 +125,7 @@ class Reconciler:
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
         if trouble.failed:
             raise WriteFailed("; ".join(trouble.failed))
-        return _soonest(wait, plan.deadline_in, _retry_in(results))
+        return _soonest(wait, plan.look_in, _retry_in(results))
 
     def _plan(self, pdd: PDDeployment, seen: Observed) -> Plan:
         asked = {
@@ -133,7 +133,7 @@ class Reconciler:
             for role in WORKER_ROLES
             if (scaler := seen.scaler(role)) is not None
         }
-        facts = Facts(seen.revisions(), asked)
+        facts = Facts(seen.revisions(), asked, seen.awaiting_room())
         memory = read_memory(pdd.status)
         return make_plan(pdd.spec, revision_name(pdd.spec), facts, memory, self._tools.now())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton_operator.conditions import Condition, Truth, merge_conditions, timestamp, unix_seconds
+from baton_operator.deadline import Waited
 from baton_operator.models import PDDeployment, PDDeploymentSpec
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.observe import Observed, PodRef
@@ -36,17 +37,21 @@ class Trouble:
 def read_memory(status: dict[str, Any]) -> Memory:
     """Return what the last status says about the rollout; unreadable parts count as absent."""
     rollout = status.get("rollout") or {}
-    try:
-        progress_at = unix_seconds(rollout.get("progressTime", ""))
-    except ValueError:
-        progress_at = 0.0
     return Memory(
         current=status.get("currentRevision", ""),
         update=status.get("updateRevision", ""),
         failed=rollout.get("failedRevision", ""),
         reached=rollout.get("reached", 0),
-        progress_at=progress_at,
+        progress_at=_time(rollout, "progressTime"),
+        waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
     )
+
+
+def _time(fields: dict[str, Any], name: str) -> float:
+    try:
+        return unix_seconds(fields.get(name, ""))
+    except ValueError:
+        return 0.0
 
 
 def deployment_status(
@@ -127,6 +132,10 @@ def _rollout(plan: Plan) -> dict[str, Any]:
         entry["failedRevision"] = plan.memory.failed
     if plan.memory.progress_at:
         entry["progressTime"] = timestamp(plan.memory.progress_at)
+    if plan.memory.waited.seconds:
+        entry["waitedSeconds"] = plan.memory.waited.seconds
+    if plan.memory.waited.since:
+        entry["waitingSince"] = timestamp(plan.memory.waited.since)
     return entry
 
 

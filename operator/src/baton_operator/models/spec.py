@@ -214,11 +214,19 @@ class RolloutSpec(Model, frozen=True):
         int, about("How long a new pod must be ready to count.", ge=0, le=3600)
     ] = 0
     progress_deadline_seconds: Annotated[
-        int, about("A rollout without progress for this long has failed.", ge=10, le=86400)
-    ] = 1800
+        int,
+        about("A rollout that has waited for pods for this long, without progress, has failed. "
+              "Time in which it is held, or in which no operator runs, does not count.",
+              ge=10, le=86400),
+    ] = 1800  # fmt: skip
     auto_rollback: Annotated[bool, about("Return to the old revision when a rollout failed.")] = (
         True
     )
+
+    @property
+    def deadline_seconds(self) -> int:
+        """The deadline that holds: pods get as long again as they must be ready to count."""
+        return max(self.progress_deadline_seconds, 2 * self.min_ready_seconds)
 
 
 class NetworkPolicySpec(Model, frozen=True):

@@ -46,7 +46,9 @@ class RolloutStatus(Model, frozen=True):
     ] = ""  # fmt: skip
     step: Annotated[int, about("Pairs that the update revision serves.")] = 0
     steps: Annotated[int, about("Pairs in all.")] = 0
-    reached: Annotated[int, about("Most pairs that the update revision has served.")] = 0
+    reached: Annotated[
+        int, about("Most pairs that the update revision has served since its pods were all ready.")
+    ] = 0
     failed_revision: Annotated[
         str, about("Revision that missed its progress deadline.", max_length=63)
     ] = ""
@@ -54,6 +56,14 @@ class RolloutStatus(Model, frozen=True):
         str,
         about("When the rollout last moved.", extra_json_schema={"format": "date-time"}),
     ] = ""
+    waited_seconds: Annotated[
+        int, about("Time without progress that counts towards the progress deadline.")
+    ] = 0
+    waiting_since: Annotated[
+        str,
+        about("Since when time is counted beyond waitedSeconds; absent while none is.",
+              extra_json_schema={"format": "date-time"}),
+    ] = ""  # fmt: skip
 
 
 class WireStatus(Model, frozen=True):

@@ -32,7 +32,7 @@ def worker_workload(
             "replicas": replicas,
             "revisionHistoryLimit": 0,
             "minReadySeconds": spec.rollout.min_ready_seconds,
-            "progressDeadlineSeconds": _deadline(spec),
+            "progressDeadlineSeconds": spec.rollout.deadline_seconds,
             "selector": {"matchLabels": selector_labels(owner.name, kind, revision)},
             "strategy": {
                 "type": "RollingUpdate",
@@ -61,7 +61,7 @@ def gateway_workload(
         spec={
             "replicas": spec.gateway.replicas,
             "revisionHistoryLimit": 1,
-            "progressDeadlineSeconds": _deadline(spec),
+            "progressDeadlineSeconds": spec.rollout.deadline_seconds,
             "selector": {"matchLabels": selector_labels(owner.name, Role.GATEWAY)},
             "strategy": {
                 "type": "RollingUpdate",
@@ -70,8 +70,3 @@ def gateway_workload(
             "template": {**template, "metadata": metadata},
         },
     )
-
-
-def _deadline(spec: PDDeploymentSpec) -> int:
-    """Kubernetes wants a deadline beyond minReadySeconds."""
-    return max(spec.rollout.progress_deadline_seconds, spec.rollout.min_ready_seconds + 60)
