@@ -225,18 +225,22 @@ Change = Callable[[str, Start], Start]
 
 @contextlib.contextmanager
 def fleet(
-    folder: Path, change: Change = lambda name, start: start, **options: Any
+    folder: Path,
+    change: Change = lambda name, start: start,
+    model: Path = MODEL,
+    **options: Any,
 ) -> Iterator[Fleet]:
     """Start a gateway and workers, wait until all are usable, and kill them in the end.
 
     Args:
         folder: for configuration and logs.
         change: makes of how a process would be started plainly how it is.
+        model: folder of the model, which is served under the example's name.
         options: of `LocalOptions`.
     """
     with contextlib.ExitStack() as stack:
         http, link = (stack.enter_context(reserve_port("127.0.0.1")) for _ in range(2))
-        asked = LocalOptions(str(MODEL), served_name=MODEL.name, port=port_of(http), **options)
+        asked = LocalOptions(str(model), served_name=MODEL.name, port=port_of(http), **options)
         plain = plan_processes(asked, port_of(link), {})
         running = Fleet(folder, {p.name: change(p.name, Start(p.role, p.config)) for p in plain})
         stack.callback(end, running)

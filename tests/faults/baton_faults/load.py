@@ -11,7 +11,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,16 @@ class Clients:
         limits = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_SECONDS)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         return aiohttp.ClientSession(timeout=limits, connector=connector, read_bufsize=1 << 20)
+
+    def all_at_once(self, asks: Sequence[Ask], name: str = "r") -> None:
+        """Run these streams side by side, begun in this order, each once."""
+
+        async def run() -> None:
+            async with self.session() as session, asyncio.TaskGroup() as group:
+                for number, ask in enumerate(asks):
+                    group.create_task(self.once(session, f"{name}{number}", ask))
+
+        asyncio.run(run())
 
     async def insist(self, session: aiohttp.ClientSession, name: str, ask: Ask) -> int:
         """Ask until the whole text came; return how often that was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import time
 from collections import Counter
@@ -48,20 +49,31 @@ def recorded_fleet(folder: Path, **options: Any) -> Iterator[Fleet]:
         yield running
 
 
+def clients_of(running: Fleet) -> Clients:
+    """Return clients of simulated workers, who know what they must be told."""
+    text = sim_text()
+    said = functools.cache(lambda ask: text.after(ask.prompt, ask.n_tokens))
+    return Clients(running.url, MODEL.name, said, Log())
+
+
+def assert_right(running: Fleet, log: Log) -> None:
+    """Judge what clients saw."""
+    found = violations(log.events, log.wanted)
+    assert not found, f"{told(found)}\n{running.logs()}"
+
+
 @contextlib.contextmanager
 def steady(running: Fleet, at_least: int, n_open: int = N_OPEN, first: int = 0) -> Iterator[Load]:
     """Run a load; when the test is done with its faults, let it end and judge what clients saw.
 
     `first`: number of the first request, so that a second load says something else.
     """
-    text, log = sim_text(), Log()
-    clients = Clients(running.url, MODEL.name, lambda a: text.after(a.prompt, a.n_tokens), log)
+    clients = clients_of(running)
     load = Load(clients, lambda number: mixed_ask(first + number), n_open, at_least)
     load.start()
     yield load
     load.finish()
-    found = violations(log.events, log.wanted)
-    assert not found, f"{told(found)}\n{running.logs()}"
+    assert_right(running, load.log)
 
 
 def wait_served(load: Load, more: int) -> None:
@@ -77,9 +89,10 @@ def ends_of(load: Load) -> Counter[str]:
     return endings(load.log.events)
 
 
-def assert_whole_at_once(load: Load) -> None:
+def assert_whole_at_once(load: Load | Clients) -> None:
     """No client was told an error or had to ask again."""
-    assert set(ends_of(load)) == {WHOLE}, list(load.log.problems.items())[:10]
+    ends = endings(load.log.events)
+    assert set(ends) == {WHOLE}, (ends, list(load.log.problems.items())[:10])
 
 
 def assert_records_are_right(running: Fleet, *loads: Load) -> None:
