@@ -1,0 +1,198 @@
+"""Change the pure cores one place at a time, and say which changes the fast tests let live.
+
+    python tools/mutants.py [--only outbox ...] [--operators bounds|all] [--jobs N]
+
+cosmic-ray makes the mutants. It lives in an environment of its own under build/mutants, for nothing
+else needs it. (mutmut copies sources to where it can switch mutants inside one process, by the
+names under which they are imported; with `src` folders and pytest's importlib mode it finds none of
+them.) What is changed is a copy of the last commit, never the working tree. Prints a table and each
+survivor as a diff; exits 1 when a core's own tests fail before anything is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import queue
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "mutants"
+COSMIC_RAY = "cosmic-ray==8.7.0"
+GIT_ARCHIVE, UNPACK = ("/usr/bin/env", "git", "archive", "HEAD"), ("/usr/bin/env", "tar", "-x")
+MUTANT_SECONDS = 300.0
+"""How long the tests may take with a mutant; one that makes them hang is killed by that."""
+
+WORKER, OPERATOR = "worker/src/baton_worker", "operator/src/baton_operator"
+CORES: dict[str, tuple[str, str]] = {
+    "outbox": (f"{WORKER}/link/outbox.py", "tests/link/test_outbox*.py"),
+    "inbox": (f"{WORKER}/link/inbox.py", "tests/link/test_inbox.py"),
+    "worker_table": (f"{WORKER}/link/worker_table.py", "tests/link/test_worker_table.py"),
+    "ledger": (f"{WORKER}/handoff/ledger.py", "tests/handoff/test_ledger.py"),
+    "offers": (f"{WORKER}/handoff/offers.py", "tests/handoff"),
+    "merge": (f"{WORKER}/gateway/merge.py", "tests/gateway/test_merge*.py"),
+    "balance": (f"{WORKER}/gateway/balance.py", "tests/gateway/test_balance*.py"),
+    "retry": (f"{WORKER}/gateway/retry.py", "tests/gateway/test_a_lost_worker_is_replaced.py"),
+    "stops": (f"{WORKER}/gateway/stops.py", "tests/gateway/test_stop_strings_end_text.py"),
+    "scheduler": (f"{WORKER}/engine/scheduler.py", "tests/engine/serving/test_[ps]*.py"),
+    "admission": (f"{WORKER}/engine/admission.py", "tests/engine/serving/test_pr*.py"),
+    "prefix": (f"{WORKER}/engine/prefix.py", "tests/engine/serving/test_prefix_cache.py"),
+    "sampler": (f"{WORKER}/engine/sampler.py", "tests/engine/serving/test_sampler.py"),
+    "records": (f"{WORKER}/records", "tests/records"),
+    "workqueue": (f"{OPERATOR}/workqueue.py", "tests/operator/test_workqueue.py"),
+    "scaling": (f"{OPERATOR}/scaling.py", "tests/operator/test_scaling_ratio.py"),
+    "plan": (f"{OPERATOR}/plan.py", "tests/operator/test_plan*.py"),
+    "rollout": (f"{OPERATOR}/rollout.py", "tests/operator/test_rollout*.py"),
+    "status": (f"{OPERATOR}/status.py", "tests/operator"),
+}
+
+COMPARISONS = "ReplaceComparisonOperator_(Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq)$"
+KEPT = {
+    "bounds": f"{COMPARISONS}|NumberReplacer|ReplaceAndWithOr|ReplaceOrWithAnd|AddNot",
+    "all": f"{COMPARISONS}|NumberReplacer|Replace(And|Or|Break|Continue|True|False|Unary|Binary)"
+    "|AddNot|ZeroIteration|ExceptionReplacer|RemoveDecorator",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one core's mutants; `problem`: why there are none."""
+
+    core: str
+    killed: int = 0
+    survivors: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    sys.stderr.write(f"[mutants] {line}\n")
+    sys.stderr.flush()
+
+
+def tool(name: str) -> str:
+    """Return a program of the environment that makes mutants; make that if it is missing."""
+    folder = WORK / "venv"
+    if not (folder / "bin" / "cosmic-ray").exists():
+        say(f"installing {COSMIC_RAY} into {folder.relative_to(ROOT)}")
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [str(folder / "bin" / "pip"), "install", "--quiet", COSMIC_RAY]
+        subprocess.run(pip, check=True)
+    return str(folder / "bin" / name)
+
+
+def copy_of_last_commit(number: int) -> Path:
+    """Return a fresh tree with the last commit's files."""
+    tree = WORK / f"tree-{number}"
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    archive = subprocess.run(GIT_ARCHIVE, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(UNPACK, cwd=tree, input=archive.stdout, check=True)
+    return tree
+
+
+def test_command(tree: Path, tests: str) -> list[str]:
+    """Return how the fast tests of a core are run on a tree's own packages."""
+    paths = ":".join(str(tree / part / "src") for part in ("worker", "operator"))
+    names = sorted(str(path.relative_to(tree)) for path in tree.glob(tests))
+    return [
+        "env", f"PYTHONPATH={paths}", str(ROOT / ".venv/bin/python"), "-B", "-m", "pytest", "-x",
+        "-q", "-p", "no:cacheprovider", "-m", "not slow and not e2e", *names,
+    ]  # fmt: skip
+
+
+def mutate(core: str, operators: str, tree: Path) -> Outcome:
+    """Make a core's mutants, run its tests on each, and return what became of them."""
+    module, tests = CORES[core]
+    words = test_command(tree, tests)
+    config, session = tree / "mutants.toml", tree / f"{core}.sqlite"
+    config.write_text(
+        f"[cosmic-ray]\nmodule-path = '{module}'\ntimeout = {MUTANT_SECONDS}\n"
+        f"excluded-modules = []\ntest-command = {json.dumps(shlex.join(words))}\n"
+        "[cosmic-ray.distributor]\nname = 'local'\n"
+        "[cosmic-ray.filters.operators-filter]\n"
+        f"exclude-operators = ['^(?!core/({KEPT[operators]}))']\n"
+    )
+    before = subprocess.run(words, cwd=tree, capture_output=True, text=True, check=False)
+    if before.returncode:
+        return Outcome(core, problem=f"its tests fail unchanged:\n{before.stdout[-2000:]}")
+    for program, *rest in (
+        ("cosmic-ray", "init", config.name, session.name),
+        ("cr-filter-operators", session.name, config.name),
+        ("cosmic-ray", "exec", config.name, session.name),
+    ):
+        subprocess.run([tool(program), *rest], cwd=tree, check=True, capture_output=True)
+    return read(core, tree, session)
+
+
+def read(core: str, tree: Path, session: Path) -> Outcome:
+    """Return what a finished session says."""
+    dump = [tool("cosmic-ray"), "dump", session.name]
+    done = subprocess.run(dump, cwd=tree, check=True, capture_output=True, text=True)
+    results = [json.loads(line)[1] for line in done.stdout.splitlines()]
+    ran = [result for result in results if result["worker_outcome"] != "skipped"]
+    alive = tuple(sorted(r["diff"] for r in ran if r["test_outcome"] == "survived"))
+    return Outcome(core, len(ran) - len(alive), alive)
+
+
+def report(outcomes: list[Outcome]) -> str:
+    """Return the table and the survivors."""
+    lines = ["| core | mutants | killed | lived | killed, % |", "|---|---|---|---|---|"]
+    for found in outcomes:
+        lived = len(found.survivors)
+        share = 100.0 * found.killed / max(1, found.killed + lived)
+        lines.append(
+            f"| {found.core} | {found.killed + lived} | {found.killed} | {lived} | {share:.0f} |"
+        )
+    for found in outcomes:
+        if found.problem:
+            lines.append(f"\n{found.core}: {found.problem}")
+        lines += [f"\n```diff\n{diff.strip()}\n```" for diff in found.survivors]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Parse the command line, mutate, and report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=sorted(CORES), default=list(CORES))
+    parser.add_argument("--operators", choices=sorted(KEPT), default="bounds",
+                        help="bounds: comparisons, numbers, and, or, not")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=1, help="cores that are mutated side by side")
+    parser.add_argument("--markdown", type=Path, help="write the table here too")
+    options = parser.parse_args()
+    tool("cosmic-ray")
+    trees: queue.Queue[Path] = queue.Queue()
+    for number in range(options.jobs):
+        trees.put(copy_of_last_commit(number))
+
+    def one(core: str) -> Outcome:
+        tree, started = trees.get(), time.monotonic()
+        try:
+            found = mutate(core, options.operators, tree)
+        finally:
+            trees.put(tree)
+        lived = found.problem or f"{found.killed} killed, {len(found.survivors)} lived"
+        say(f"{core}: {lived}, {time.monotonic() - started:.0f} s")
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = list(pool.map(one, options.only))
+    text = report(outcomes)
+    sys.stdout.write(text)
+    if options.markdown:
+        options.markdown.write_text(text)
+    return 1 if any(found.problem for found in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
