@@ -71,7 +71,7 @@ def test_an_unfinished_character_shows_only_at_the_end():
 
 
 def test_offsets_tell_where_each_token_begins():
-    made = output(logprobs_k=0, offsets_from=0)
+    made = output(logprobs_k=0, want_offsets=True)
     assert made.push([part(0, [1, 5], k=0)], Finish.NONE).text_offsets == [0, 4]
     end = made.push([part(2, [6, 2, 0], Finish.STOP, k=0)], Finish.STOP)
     assert end.text_offsets == [4, 5, 9]

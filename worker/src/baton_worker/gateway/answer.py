@@ -7,15 +7,18 @@ and an error before the first token can still have its status. Owns no JSON shap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from baton_worker.gateway import sse
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.formats import Format
-from baton_worker.gateway.output import Delta, joined
+from baton_worker.gateway.json_pieces import blocks
+from baton_worker.gateway.output import Delta
 from baton_worker.gateway.requests import Generation
+from baton_worker.gateway.slices import SLICE_ENTRIES
 from baton_worker.gateway.usage import usage_of
 
 _STREAM_HEADERS = [
@@ -23,19 +26,31 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_BYTES_PER_ENTRY = 64
+
 _NO_RETRY = (b"x-should-retry", b"false")
 """OpenAI's clients send a request again after a 500 unless they are told not to."""
 
 
 class GenerationAnswer:
-    """Answers one request from its generation's queue; `cancel` is told when the client leaves."""
+    """Answers one request from its generation's queue; `cancel` is told when the client leaves.
+
+    However much there is to answer, the event loop has its turn after every slice of it.
+    """
 
     def __init__(
-        self, generation: Generation, form: Format, cancel: Callable[[Generation, str], None]
+        self,
+        generation: Generation,
+        form: Format[Any],
+        cancel: Callable[[Generation, str], None],
+        turn: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`turn`: lets everybody else run once; by default a turn of the event loop."""
         self._generation = generation
         self._form = form
         self._cancel = cancel
+        self._turn = turn or _turn_of_the_loop
+        self._entries = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; whatever ends it, nothing of the generation stays alive."""
@@ -63,31 +78,87 @@ class GenerationAnswer:
             return
         headers = [*_STREAM_HEADERS, *self._headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        payloads = form.opening()
+        for payload in form.opening():
+            await self._body(send, sse.events([payload]), more=True)
+            await self._did(len(payload) // _BYTES_PER_ENTRY)
         try:
             while deltas:
-                payloads += [chunk for chunk in map(form.chunk, deltas) if chunk is not None]
-                if payloads:
-                    await _body(send, sse.events(payloads), more=True)
-                payloads = []
+                await self._events(send, deltas)
                 deltas = await queue.take()
         except ApiError as error:
-            await _body(send, sse.error_event(error), more=False)
+            await self._body(send, sse.error_event(error), more=False)
             return
         tail = sse.events(form.closing(usage_of(self._generation)))
-        await _body(send, tail + sse.DONE, more=False)
+        await self._body(send, tail + sse.DONE, more=False)
+
+    async def _events(self, send: Send, deltas: Iterable[Delta]) -> None:
+        """Send an event per delta; those of small deltas that come together go out together."""
+        form, payloads = self._form, list[bytes]()
+        for delta in deltas:
+            entries = form.entries(delta)
+            if entries <= SLICE_ENTRIES:
+                payload = form.chunk(delta)
+                if payload is not None:
+                    payloads.append(payload)
+                if await self._did(entries) and payloads:
+                    await self._body(send, sse.events(payloads), more=True)
+                    payloads = []
+                continue
+            if payloads:
+                await self._body(send, sse.events(payloads), more=True)
+                payloads = []
+            await self._large_event(send, delta)
+        if payloads:
+            await self._body(send, sse.events(payloads), more=True)
+
+    async def _large_event(self, send: Send, delta: Delta) -> None:
+        parts = self._form.parts(delta.choice_index)
+        for entries in parts.add(delta):
+            await self._did(entries)
+        await self._body(send, sse.BEGIN, more=True)
+        for block in blocks(self._form.large_chunk(parts)):
+            await self._body(send, block, more=True)
+            await self._turn()
+        await self._body(send, sse.END, more=True)
 
     async def _whole(self, send: Send) -> None:
-        of_choice: list[list[Delta]] = [[] for _ in range(self._generation.request.n_choices)]
+        parts = [self._form.parts(i) for i in range(self._generation.request.n_choices)]
         try:
             while deltas := await self._generation.queue.take():
                 for delta in deltas:
-                    of_choice[delta.choice_index].append(delta)
+                    for entries in parts[delta.choice_index].add(delta):
+                        await self._did(entries)
         except ApiError as error:
             await self._refuse(send, error)
             return
-        body = self._form.response(list(map(joined, of_choice)), usage_of(self._generation))
-        await send_json(send, 200, body, headers=self._headers())
+        body = []
+        for block in blocks(self._form.response(parts, usage_of(self._generation))):
+            body.append(block)
+            await self._turn()
+        headers = _json_headers(sum(map(len, body))) + self._headers()
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for block in body:
+            await self._body(send, block, more=True)
+            await self._turn()
+        await self._body(send, b"", more=False)
+
+    async def _did(self, entries: int) -> bool:
+        """Count work; True if it was time for everybody else to have a turn."""
+        self._entries += entries
+        if self._entries < SLICE_ENTRIES:
+            return False
+        self._entries = 0
+        await self._turn()
+        return True
+
+    async def _body(self, send: Send, data: bytes, *, more: bool) -> None:
+        """Send; what piles up meanwhile is held up by the client."""
+        queue = self._generation.queue
+        queue.is_held_up = True
+        try:
+            await _body(send, data, more=more)
+        finally:
+            queue.is_held_up = False
 
     async def _refuse(self, send: Send, error: ApiError) -> None:
         headers = self._headers() + ([_NO_RETRY] if error.is_final else [])
@@ -108,15 +179,19 @@ async def send_json(
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
     """Send a complete JSON response; `headers` go with those of its body."""
-    headers = [
-        *headers,
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
+    headers = [*headers, *_json_headers(len(body))]
     if retry_after_seconds is not None:
         headers.append((b"retry-after", str(retry_after_seconds).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await _body(send, body, more=False)
+
+
+async def _turn_of_the_loop() -> None:
+    await asyncio.sleep(0)
+
+
+def _json_headers(n_bytes: int) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"application/json"), (b"content-length", str(n_bytes).encode())]
 
 
 async def _body(send: Send, data: bytes, *, more: bool) -> None:

@@ -16,9 +16,20 @@ MAX_TAKEN = 64
 
 
 class ClientQueue:
-    """Deltas that wait for one client, at most `capacity_tokens` of them."""
+    """Deltas that wait for one client, at most `capacity_tokens` of them.
 
-    __slots__ = ("_capacity_tokens", "_closed", "_deltas", "_error", "_tokens", "_waiter")
+    `is_held_up` is its reader's: it waits for its client, and neither encodes nor waits for deltas.
+    """
+
+    __slots__ = (
+        "_capacity_tokens",
+        "_closed",
+        "_deltas",
+        "_error",
+        "_tokens",
+        "_waiter",
+        "is_held_up",
+    )
 
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity_tokens = capacity_tokens
@@ -26,6 +37,7 @@ class ClientQueue:
         self._tokens = 0
         self._error: ApiError | None = None
         self._closed = False
+        self.is_held_up = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta) -> bool:
@@ -36,7 +48,7 @@ class ClientQueue:
         """
         self._deltas.append(delta)
         self._tokens += len(delta.token_ids)
-        if self._waiter is None:
+        if self.is_held_up:
             return self._tokens <= self._capacity_tokens
         self._wake()
         return True

@@ -21,7 +21,6 @@ from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output import PromptAlone, SequenceOutput
 from baton_worker.gateway.pairing import weights_of
-from baton_worker.gateway.prompt_entries import prompt_text
 from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, Limits
 from baton_worker.gateway.requests import Generation, LiveRequest, LiveRequests
 from baton_worker.gateway.retry import Retrier
@@ -207,7 +206,7 @@ class Dispatcher:
             stops=request.stops,
             min_tokens=choice.sampling.min_tokens,
             logprobs_k=request.logprobs_k,
-            offsets_from=self._offsets_from(request, choice),
+            want_offsets=request.logprobs_k >= 0 and request.endpoint is Endpoint.COMPLETION,
             want_drafts=request.logprobs.draft_logprobs,
             steps_of=self._steps_of(request, pair),
         )
@@ -226,12 +225,6 @@ class Dispatcher:
             weights=weights_of(pair.prefill.info),
             begun=self._workers.now(),
         )
-
-    def _offsets_from(self, request: GenerationRequest, choice: Choice) -> int | None:
-        """Return the characters that an answer has before its output; None: it tells no offsets."""
-        if request.logprobs_k < 0 or request.endpoint is not Endpoint.COMPLETION:
-            return None
-        return len(prompt_text(choice.prompt, self._vocabulary).text) if request.echo else 0
 
     def _steps_of(self, request: GenerationRequest, pair: Pair) -> StepsOf | None:
         if not request.step_details:

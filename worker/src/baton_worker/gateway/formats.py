@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from baton_worker.gateway.openai_chat import ChatFormat
 from baton_worker.gateway.openai_completions import CompletionFormat
@@ -13,25 +13,44 @@ from baton_worker.gateway.usage import Usage
 from baton_worker.gateway.vocabulary import Vocabulary
 
 
-class Format(Protocol):
+class Parts(Protocol):
+    """A choice that grows by deltas; see `choice_parts`."""
+
+    def add(self, delta: Delta) -> Iterator[int]:
+        """Take a delta in; yields after each slice how many entries it had."""
+
+
+P = TypeVar("P", bound=Parts)
+
+
+class Format(Protocol[P]):
     """The JSON of one request's answers."""
 
-    def opening(self) -> list[bytes]:
-        """Return the chunks before any token."""
+    def opening(self) -> Iterator[bytes]:
+        """Yield the chunks before any token."""
+
+    def entries(self, delta: Delta) -> int:
+        """Return the work that `chunk` would be, in entries (`slices`)."""
 
     def chunk(self, delta: Delta) -> bytes | None:
-        """Return a delta's chunk, or None when it would tell the client nothing."""
+        """Return a small delta's chunk, or None when it would tell the client nothing."""
+
+    def parts(self, choice_index: int) -> P:
+        """Return an empty choice: of one chunk, or of a whole answer."""
+
+    def large_chunk(self, parts: P) -> Iterator[bytes]:
+        """Yield the chunk of a delta that is too large to be made at once."""
 
     def closing(self, usage: Usage) -> list[bytes]:
         """Return the chunks after the last token."""
 
-    def response(self, choices: Sequence[Delta], usage: Usage) -> bytes:
-        """Return the whole answer; `choices` are complete, in index order."""
+    def response(self, choices: Sequence[P], usage: Usage) -> Iterator[bytes]:
+        """Yield the whole answer; `choices` are complete, in index order."""
 
 
 def format_for(
     request: GenerationRequest, vocabulary: Vocabulary, request_id: str, model: str, created: int
-) -> Format:
+) -> Format[Any]:
     """Return the format of a request's endpoint.
 
     Args:
@@ -41,5 +60,6 @@ def format_for(
         model: served model name.
         created: Unix seconds.
     """
-    kind = ChatFormat if request.endpoint is Endpoint.CHAT else CompletionFormat
-    return kind(request, vocabulary, request_id, model, created)
+    if request.endpoint is Endpoint.CHAT:
+        return ChatFormat(request, vocabulary, request_id, model, created)
+    return CompletionFormat(request, vocabulary, request_id, model, created)

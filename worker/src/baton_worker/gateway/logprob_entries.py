@@ -43,22 +43,13 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     """`choices[].logprobs` of the completion endpoint: four lists of one item per token.
 
-    Null stands for an echoed prompt's first token alone, which nothing precedes.
+    Null stands for an echoed prompt's first token alone, which nothing precedes (`choice_parts`).
     """
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
-
-    def __add__(self, other: CompletionLogprobs) -> CompletionLogprobs:
-        """Return the lists of both, one after the other."""
-        return CompletionLogprobs(
-            self.tokens + other.tokens,
-            self.token_logprobs + other.token_logprobs,
-            self.top_logprobs + other.top_logprobs,
-            self.text_offset + other.text_offset,
-        )
 
 
 class ChatDraftLogprobs(msgspec.Struct, frozen=True):
@@ -122,8 +113,13 @@ def chat_logprobs(delta: Delta, vocabulary: Vocabulary, k: int) -> ChatLogprobs:
     )
 
 
-def completion_logprobs(delta: Delta, vocabulary: Vocabulary, k: int) -> CompletionLogprobs:
-    """Return a delta's lists; the dictionaries hold the `k` alternatives and the token itself."""
+def completion_logprobs(
+    delta: Delta, vocabulary: Vocabulary, k: int, n_before: int = 0
+) -> CompletionLogprobs:
+    """Return a delta's lists; the dictionaries hold the `k` alternatives and the token itself.
+
+    `n_before`: characters that the answer has before its output.
+    """
     name = vocabulary.names.__getitem__
     names, logprobs = list(map(name, delta.token_ids)), finite(delta.logprobs)
     top_names, top_logprobs = list(map(name, delta.topk_tokens)), finite(delta.topk_logprobs)
@@ -135,7 +131,10 @@ def completion_logprobs(delta: Delta, vocabulary: Vocabulary, k: int) -> Complet
             alternatives = first_wins(top_names[part], top_logprobs[part])
         alternatives.setdefault(token, logprob)
         top.append(alternatives)
-    return CompletionLogprobs(names, list(logprobs), top, delta.text_offsets)
+    offsets = delta.text_offsets
+    if n_before:
+        offsets = [n_before + offset for offset in offsets]
+    return CompletionLogprobs(names, list(logprobs), top, offsets)
 
 
 def first_wins(names: list[str], logprobs: list[float]) -> dict[str, float]:

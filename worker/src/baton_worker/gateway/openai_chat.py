@@ -1,15 +1,18 @@
-"""`/v1/chat/completions` answers: chunks of a stream, and the whole at once.
+"""`/v1/chat/completions` answers: chunks of a stream, and the whole in pieces.
 
-Owns the JSON shapes. Pure: deltas come in, bytes go out.
+Owns the JSON shapes. Pure: deltas come in, bytes go out. A small chunk is made at once, from
+structs; what is large has the same fields by `choice_parts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
+from baton_worker.gateway.choice_parts import ChatParts, Field
+from baton_worker.gateway.json_pieces import array, encode, members
 from baton_worker.gateway.logprob_entries import (
     ChatDraftLogprobs,
     ChatLogprobs,
@@ -19,11 +22,10 @@ from baton_worker.gateway.logprob_entries import (
 from baton_worker.gateway.output import Delta
 from baton_worker.gateway.prompt_entries import PromptLogprobs, prompt_logprobs
 from baton_worker.gateway.request import GenerationRequest
+from baton_worker.gateway.slices import entries_of
 from baton_worker.gateway.steps import StepDetail
 from baton_worker.gateway.usage import Usage
 from baton_worker.gateway.vocabulary import Vocabulary
-
-_encode = msgspec.json.Encoder().encode
 
 
 class _Message(msgspec.Struct, omit_defaults=True):
@@ -48,29 +50,8 @@ class _Chunk(msgspec.Struct):
     model: str
     choices: list[_ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: Raw | UnsetType = UNSET
     object: str = "chat.completion.chunk"
-
-
-class _Choice(msgspec.Struct):
-    index: int
-    message: _Message
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    token_ids: list[int] | UnsetType = UNSET
-    step_details: tuple[StepDetail, ...] | UnsetType = UNSET
-    draft_logprobs: ChatDraftLogprobs | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class _Response(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[_Choice]
-    usage: Usage
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-    object: str = "chat.completion"
 
 
 class ChatFormat:
@@ -91,13 +72,15 @@ class ChatFormat:
         self._created = created
         self._no_usage: UnsetType | None = None if request.include_usage else UNSET
 
-    def opening(self) -> list[bytes]:
-        """Return the chunks before any token: each choice's role."""
-        ids = self._request.prompts[0] if self._request.return_token_ids else UNSET
-        return [
-            self._chunk(_ChunkChoice(i, _Message("", "assistant"), None, None), ids)
-            for i in range(self._request.n_choices)
-        ]
+    def opening(self) -> Iterator[bytes]:
+        """Yield the chunks before any token: each choice's role."""
+        ids = Raw(encode(self._request.prompts[0])) if self._request.return_token_ids else UNSET
+        for i in range(self._request.n_choices):
+            yield self._chunk(_ChunkChoice(i, _Message("", "assistant"), None, None), ids)
+
+    def entries(self, delta: Delta) -> int:
+        """Return the work that `chunk` would be, in entries."""
+        return entries_of(delta)
 
     def chunk(self, delta: Delta) -> bytes | None:
         """Return a delta's chunk, or None when it would tell the client nothing."""
@@ -121,26 +104,39 @@ class ChatFormat:
         """Return the chunks after the last token."""
         if not self._request.include_usage:
             return []
-        return [_encode(_Chunk(self._id, self._created, self._model, [], usage))]
+        return [encode(_Chunk(self._id, self._created, self._model, [], usage))]
 
-    def response(self, choices: Sequence[Delta], usage: Usage) -> bytes:
-        """Return the whole answer; `choices` are complete, in index order."""
+    def parts(self, choice_index: int) -> ChatParts:
+        """Return an empty choice: of one chunk, or of a whole answer."""
+        return ChatParts(self._request, self._vocabulary, choice_index)
+
+    def large_chunk(self, parts: ChatParts) -> Iterator[bytes]:
+        """Yield the chunk of a delta that is too large to be made at once."""
+        usage = [] if self._no_usage is UNSET else [encode(self._no_usage)]
+        return self._answer([parts.pieces(whole=False)], usage, [], b'"chat.completion.chunk"')
+
+    def response(self, choices: Sequence[ChatParts], usage: Usage) -> Iterator[bytes]:
+        """Yield the whole answer; `choices` are complete, in index order."""
         request = self._request
-        made = [
-            _Choice(
-                choice.choice_index,
-                _Message(choice.text, "assistant"),
-                self._logprobs(choice),
-                choice.finish_reason,
-                choice.token_ids if request.return_token_ids else UNSET,
-                choice.steps if request.step_details else UNSET,
-                self._draft_logprobs(choice),
-                self._prompt_logprobs(choice),
-            )
-            for choice in choices
+        ids = [encode(request.prompts[0])] if request.return_token_ids else []
+        made = (parts.pieces(whole=True) for parts in choices)
+        return self._answer(made, [encode(usage)], ids, b'"chat.completion"')
+
+    def _answer(
+        self,
+        choices: Iterable[Iterable[bytes]],
+        usage: Sequence[bytes],
+        prompt_ids: Sequence[bytes],
+        kind: bytes,
+    ) -> Iterator[bytes]:
+        fields: list[Field] = [
+            ("id", [encode(self._id)]),
+            ("created", [encode(self._created)]),
+            ("model", [encode(self._model)]),
+            ("choices", array(choices)),
         ]
-        prompt_ids = request.prompts[0] if request.return_token_ids else UNSET
-        return _encode(_Response(self._id, self._created, self._model, made, usage, prompt_ids))
+        told: list[Field] = [("usage", usage), ("prompt_token_ids", prompt_ids)]
+        return members([*fields, *(field for field in told if field[1]), ("object", [kind])])
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         k = self._request.logprobs_k
@@ -153,11 +149,9 @@ class ChatFormat:
 
     def _prompt_logprobs(self, delta: Delta) -> PromptLogprobs | UnsetType:
         k = self._request.prompt_logprobs_k
-        return prompt_logprobs(delta.prompt, k, self._vocabulary) if k >= 0 else UNSET
+        return [None, *prompt_logprobs(delta.prompt, k, self._vocabulary)] if k >= 0 else UNSET
 
-    def _chunk(
-        self, choice: _ChunkChoice, prompt_ids: tuple[int, ...] | UnsetType = UNSET
-    ) -> bytes:
-        return _encode(
+    def _chunk(self, choice: _ChunkChoice, prompt_ids: Raw | UnsetType = UNSET) -> bytes:
+        return encode(
             _Chunk(self._id, self._created, self._model, [choice], self._no_usage, prompt_ids)
         )

@@ -42,7 +42,7 @@ class Delta(NamedTuple):
         token_ids: tokens to append.
         logprobs: one per token, or empty when none were asked for.
         topk_tokens, topk_logprobs: k per token, by token.
-        text_offsets: characters before each token, or empty when not asked for.
+        text_offsets: characters of the output before each token, or empty when not asked for.
         finish_reason: set once, on the last delta.
         steps: the engine steps that the tokens come from, when asked for.
         drafts: when asked for, one per token; None where the draft model proposed nothing, or its
@@ -100,20 +100,20 @@ class SequenceOutput:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
         logprobs_k: int = -1,
-        offsets_from: int | None = None,
+        want_offsets: bool = False,
         want_drafts: bool = False,
         steps_of: StepsOf | None = None,
     ) -> None:
-        """`offsets_from`: characters before the output; None when no offsets are wanted."""
+        """Begin; `logprobs_k`, `want_drafts` and `steps_of` say what deltas shall tell."""
         self._index = index
         self._detokeniser = Detokeniser(vocabulary.text_bytes)
         self._stops = StopMatcher(stops) if stops else None
         self._min_tokens = min_tokens
         self._k = logprobs_k
-        self._want_offsets = offsets_from is not None
+        self._want_offsets = want_offsets
         self._want_drafts = want_drafts
         self._steps_of = steps_of
-        self._characters = offsets_from or 0
+        self._characters = 0
         self._nothing = Delta(index, "", [], [], [], [], [], None)
         self.n_tokens = 0
         self.accepted = 0

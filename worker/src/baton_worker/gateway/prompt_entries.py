@@ -1,7 +1,7 @@
 """A prompt in the answer: its logprobs in vLLM's shape, and its text and logprobs for `echo`.
 
-Pure. Owns that there is one entry per prompt token, the first of them null, because nothing comes
-before it.
+Pure. Has one entry per prompt token that is told; who joins them puts a null before, for the first
+token, because nothing comes before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from baton_worker.gateway.detokenise import Detokeniser
-from baton_worker.gateway.logprob_entries import CompletionLogprobs, finite, first_wins
+from baton_worker.gateway.json_pieces import JsonText
+from baton_worker.gateway.logprob_entries import finite, first_wins
+from baton_worker.gateway.slices import SLICE_ENTRIES
 from baton_worker.gateway.vocabulary import Vocabulary
 from baton_worker.records.scored import ScoredRow
 
@@ -29,11 +31,46 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """`choices[].prompt_logprobs`: candidates by token id, per prompt token; the first is null."""
 
 
-class PromptText(NamedTuple):
-    """What a prompt's tokens add to the text, and the characters before each."""
+class EchoedLogprobs(NamedTuple):
+    """Two of the four lists of completions' logprobs, for prompt tokens."""
 
-    text: str
-    offsets: list[int]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptText:
+    """What a prompt's tokens add to the text, found once and a slice at a time.
+
+    Attributes:
+        text: as far as it is found; special tokens add nothing to it, as in the output.
+        offsets: the characters before each token, as far as they are found.
+        json: the text, encoded.
+    """
+
+    __slots__ = ("_detokeniser", "_n_characters", "_prompt", "json", "offsets", "text")
+
+    def __init__(self, prompt: Sequence[int], vocabulary: Vocabulary) -> None:
+        self._prompt = prompt
+        self._detokeniser = Detokeniser(vocabulary.text_bytes)
+        self._n_characters = 0
+        self.text = ""
+        self.offsets: list[int] = []
+        self.json = JsonText()
+
+    def find(self) -> Iterator[int]:
+        """Find the rest; yields after each slice how many tokens it had."""
+        for start in range(len(self.offsets), len(self._prompt), SLICE_ENTRIES):
+            tokens = self._prompt[start : start + SLICE_ENTRIES]
+            pieces = []
+            for token in tokens:
+                self.offsets.append(self._n_characters)
+                pieces.append(self._detokeniser.feed((token,)))
+                self._n_characters += len(pieces[-1])
+            if len(self.offsets) == len(self._prompt):
+                pieces.append(self._detokeniser.flush())
+            self.json.add("".join(pieces))
+            self.text += "".join(pieces)
+            yield len(tokens)
 
 
 class _Entry(NamedTuple):
@@ -46,9 +83,9 @@ class _Entry(NamedTuple):
 
 
 def prompt_logprobs(told: Sequence[ScoredRow], k: int, vocabulary: Vocabulary) -> PromptLogprobs:
-    """Return each prompt token's entry: the token itself, and the `k` likeliest."""
+    """Return the entries of these prompt tokens: the token itself, and the `k` likeliest."""
     names = vocabulary.names
-    found: PromptLogprobs = [None]
+    found: PromptLogprobs = []
     for entry in _entries(told, k):
         candidates = {
             str(entry.token): PromptLogprob(entry.logprob, entry.rank, names[entry.token])
@@ -59,30 +96,16 @@ def prompt_logprobs(told: Sequence[ScoredRow], k: int, vocabulary: Vocabulary) -
     return found
 
 
-def prompt_text(prompt: Sequence[int], vocabulary: Vocabulary) -> PromptText:
-    """Return a prompt's text; special tokens add nothing to it, as in the output."""
-    detokeniser = Detokeniser(vocabulary.text_bytes)
-    text, offsets = "", []
-    for token in prompt:
-        offsets.append(len(text))
-        text += detokeniser.feed((token,))
-    return PromptText(text + detokeniser.flush(), offsets)
-
-
-def echoed_logprobs(
-    told: Sequence[ScoredRow], prompt: Sequence[int], k: int, vocabulary: Vocabulary
-) -> CompletionLogprobs:
-    """Return the lists that stand before the output's own when the prompt is echoed."""
+def echoed_logprobs(told: Sequence[ScoredRow], k: int, vocabulary: Vocabulary) -> EchoedLogprobs:
+    """Return what completions' logprobs tell of these prompt tokens, besides name and offset."""
     names = vocabulary.names
-    logprobs: list[float | None] = [None]
-    tops: list[dict[str, float] | None] = [None]
+    found = EchoedLogprobs([], [])
     for entry in _entries(told, k):
-        logprobs.append(entry.logprob)
+        found.token_logprobs.append(entry.logprob)
         top = first_wins([names[token] for token, _ in entry.top], [v for _, v in entry.top])
         top.setdefault(names[entry.token], entry.logprob)
-        tops.append(top)
-    offsets = prompt_text(prompt, vocabulary).offsets
-    return CompletionLogprobs([names[token] for token in prompt], logprobs, tops, offsets)
+        found.top_logprobs.append(top)
+    return found
 
 
 def _entries(told: Sequence[ScoredRow], k: int) -> Iterator[_Entry]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from baton_worker.gateway.errors import ApiError
 
+BEGIN, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
