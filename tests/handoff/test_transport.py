@@ -288,6 +288,18 @@ def test_answers_do_not_wait_for_the_end_of_a_stream_of_offers(prefill, make_han
     assert waiting == [True, False], "the first was answered before the second was read"
 
 
+def test_an_offer_that_is_malformed_but_names_its_request_is_refused_at_once(
+    prefill, decode, make_handoff
+):
+    """Without an answer prefill would offer it again and again until its deadline."""
+    prefill.transport.offer(decode.target, make_handoff(n_layers=2), 600.0)
+    event = prefill.next()
+    assert isinstance(event, HandoffFailed)
+    assert (event.key, event.code) == (KEY, ErrorCode.HANDOFF_REFUSED)
+    assert "KV frames" in event.message
+    assert decode.value("baton_handoff_malformed_total") == 1
+
+
 def test_garbage_on_the_port_is_counted_and_harms_nobody(prefill, decode, make_handoff):
     context: zmq.Context[Any] = zmq.Context()
     dealer = context.socket(zmq.DEALER)

@@ -48,6 +48,23 @@ def test_refused_rows_end_their_requests_by_name_and_no_other(make_worker):
     assert worker.is_clean()
 
 
+def test_a_request_whose_last_row_was_refused_is_ended_once_more(make_worker):
+    """The worker is done with it, the gateway never heard so: without another row it would wait."""
+    worker = make_worker("mixed-0")
+    for n in (1, 2):
+        worker.command(submit(n, max_tokens=3))
+    worker.run()
+    keys = tuple(RequestKey(handle(n), 0) for n in (1, 2))
+    worker.loop.inbox.put(RowsRefused(GATEWAY, keys, "rank_range", keys[1:]))
+    worker.run()
+    assert [row.finish for row in worker.rows(handle(1))][-1] is Finish.LENGTH
+    last = worker.rows(handle(2))[-1]
+    assert (last.finish, last.error.code) == (Finish.ERROR, ErrorCode.INTERNAL)
+    assert "rank_range" in last.error.message
+    assert counted(worker, "baton_worker_refused_total", reason="internal") == 1
+    assert worker.is_clean()
+
+
 def test_a_refusal_while_the_handoff_waits_frees_both_sides(make_worker):
     prefill, decode = make_worker("prefill-0"), make_worker("decode-0")
     decode.command(Reserve(handle(), 0, len(PROMPT), 12, 60.0))

@@ -252,7 +252,7 @@ def _with_value(value: float) -> Change:
         (_scores(), ErrorCode.INVALID_REQUEST, "2 logprobs and 2 ranks"),
         (_scores(n=1, ranks=()), ErrorCode.INVALID_REQUEST, "1 logprobs and 0 ranks"),
         (_scores(n=1, ranks=(0,)), ErrorCode.INVALID_REQUEST, "rank 0"),
-        (_scores(n=1, logprobs=(float("nan"),)), ErrorCode.INVALID_REQUEST, "not at most 0"),
+        (_scores(n=1, logprobs=(float("nan"),)), ErrorCode.INVALID_REQUEST, "the logprob nan"),
         (_scores(n=1, topk_tokens=(512, 3)), ErrorCode.INVALID_REQUEST, "draft_scores holds 512"),
         (_scores(n=1, topk_tokens=(5,)), ErrorCode.INVALID_REQUEST, "1 alternatives"),
     ],

@@ -29,6 +29,9 @@ from baton_worker.sampling import (
 MAX_HANDOFF_DRAFTS = 5
 KV_DTYPE = "float32"
 
+LOWEST_LOGPROB = -float(np.finfo(np.float32).max)
+"""What the logprob op gives for a probability of 0."""
+
 KV_MAGNITUDE = 1e15
 """Largest |value| taken in a handoff. A masked position keeps a weight of 1.6e-28 on the CPU, so
 larger values (or NaN) left in a block could disturb that block's next owner."""
@@ -89,7 +92,7 @@ def check_handoff(handoff: Handoff, identity: KvIdentity, limits: RequestLimits)
     _check_output((*state.output_token_ids, state.first_token), state.sampling, limits)
     _check_logprobs(state.logprobs_k, state.logprobs, limits)
     _check_priority(state.priority)
-    _check_first_columns(state)
+    _check_first_columns(state, limits)
     _check_draft_scores(state, limits)
 
 
@@ -141,7 +144,8 @@ def _is_tame(array: npt.NDArray[Any]) -> bool:
     return bool(array.max() <= KV_MAGNITUDE and array.min() >= -KV_MAGNITUDE)
 
 
-def _check_first_columns(state: HandoffState) -> None:
+def _check_first_columns(state: HandoffState, limits: RequestLimits) -> None:
+    """Check what the echo row will repeat; without logprobs it repeats none of these."""
     width = 0 if state.logprobs_k < 0 else 1 + state.logprobs_k
     n_topk = max(width - 1, 0)
     if state.width != width:
@@ -151,6 +155,12 @@ def _check_first_columns(state: HandoffState) -> None:
             f"topk_tokens and topk_logprobs have {len(state.topk_tokens)} and "
             f"{len(state.topk_logprobs)} entries, {n_topk} are needed"
         )
+    if state.topk_tokens:
+        _check_tokens("topk_tokens", state.topk_tokens, limits)
+    _check_logprob_values("topk_logprobs", state.topk_logprobs)
+    if width:
+        _check_logprob_values("first_logprob", (state.first_logprob,))
+        _check_ranks("first_rank", (state.first_rank,), limits)
 
 
 def _check_draft_scores(state: HandoffState, limits: RequestLimits) -> None:
@@ -161,12 +171,25 @@ def _check_draft_scores(state: HandoffState, limits: RequestLimits) -> None:
         _invalid(f"draft_scores has {n} logprobs and {len(scores.ranks)} ranks for its drafts")
     if len(scores.topk_tokens) != n * k or len(scores.topk_logprobs) != n * k:
         _invalid(f"draft_scores has {len(scores.topk_tokens)} alternatives, {n * k} are needed")
-    if not all(value <= MAX_LOGPROB for value in (*scores.logprobs, *scores.topk_logprobs)):
-        _invalid("draft_scores holds a logprob that is not at most 0")
-    if min(scores.ranks, default=1) < 1:
-        _invalid(f"draft_scores holds rank {min(scores.ranks)}")
+    _check_logprob_values("draft_scores", (*scores.logprobs, *scores.topk_logprobs))
+    _check_ranks("draft_scores", scores.ranks, limits)
     if scores.topk_tokens:
         _check_tokens("draft_scores", scores.topk_tokens, limits)
+
+
+def _check_logprob_values(name: str, values: tuple[float, ...]) -> None:
+    """Check values as the float32 that a record makes of them."""
+    with np.errstate(over="ignore"):
+        stored = np.array(values, np.float32).tolist()
+    bad = [value for value in stored if not LOWEST_LOGPROB <= value <= MAX_LOGPROB]
+    if bad:
+        _invalid(f"{name} holds the logprob {bad[0]}, allowed are {LOWEST_LOGPROB:g}..0")
+
+
+def _check_ranks(name: str, ranks: tuple[int, ...], limits: RequestLimits) -> None:
+    bad = [rank for rank in ranks if not 1 <= rank <= limits.vocab_size]
+    if bad:
+        _invalid(f"{name} holds the rank {bad[0]}, allowed are 1..{limits.vocab_size}")
 
 
 def _check_tokens(name: str, tokens: tuple[int, ...], limits: RequestLimits) -> None:

@@ -37,7 +37,12 @@ _MAX_DRAFTS = 64
 
 
 class HandoffFormatError(ValueError):
-    """A message on the KV channel is not what it must be; the text says where."""
+    """A message on the KV channel is not what it must be; the text says where.
+
+    `key`: the request of an offer that can be answered.
+    """
+
+    key: RequestKey | None = None
 
 
 class AnswerKind(enum.IntEnum):
@@ -87,8 +92,13 @@ def decode_offer(frames: Sequence[Any]) -> Handoff:
         state = msgspec.msgpack.decode(frames[1], type=HandoffState)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HandoffFormatError(f"handoff state: {error}") from error
-    _check_state(state)
-    return Handoff(state, _views(state, frames[2:]))
+    key = RequestKey(state.handle, state.attempt)
+    try:
+        _check_state(state)
+        return Handoff(state, _views(state, frames[2:]))
+    except HandoffFormatError as error:
+        error.key = key if key.fits_the_wire else None
+        raise
 
 
 def encode_answer(answer: Answer) -> list[bytes]:

@@ -245,6 +245,9 @@ class ZmqKvTransport:
             except HandoffFormatError as error:
                 self._metrics.malformed.inc()
                 log.warning("malformed offer refused", extra={"error": str(error)})
+                if error.key is not None:  # or prefill would offer it again until its deadline
+                    self._routes[error.key] = route.bytes
+                    self.refuse(error.key, ErrorCode.HANDOFF_REFUSED, str(error))
                 continue
             key = RequestKey(handoff.state.handle, handoff.state.attempt)
             self._routes[key] = route.bytes

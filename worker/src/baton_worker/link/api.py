@@ -55,11 +55,15 @@ class GatewayLost:
 
 @dataclass(frozen=True, slots=True)
 class RowsRefused:
-    """A gateway refused a frame; these requests cannot be completed there and must end."""
+    """A gateway refused rows, or no record can carry them; these requests must end.
+
+    `ended`: those whose last row was among them, so that the gateway waits for another.
+    """
 
     incarnation: int
     keys: tuple[RequestKey, ...]
     reason: str
+    ended: tuple[RequestKey, ...] = ()
 
 
 WorkerLinkEvent = CommandReceived | GatewayUp | GatewayLost | RowsRefused

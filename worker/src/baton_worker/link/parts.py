@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.identity import RequestKey, Role
 from baton_worker.link.outbox import Weight
-from baton_worker.records.coalesce import FIXED_BYTES, coalesce
+from baton_worker.records.coalesce import FIXED_BYTES, coalesce, split_rows
 from baton_worker.records.columns import FINISH_MASK, StepColumns
 from baton_worker.records.encode import encode_step
+from baton_worker.records.errors import RecordError
 from baton_worker.records.extensions import error_entry_bytes
 from baton_worker.records.header import StepHeader
 from baton_worker.records.layout import (
@@ -27,6 +29,7 @@ from baton_worker.records.layout import (
 )
 
 _OPTIONAL_ROW_BYTES = 3
+_ONE_ROW = Limits(rows=1)
 TAIL_LIMIT = Weight(
     SOFT_FRAME_BYTES,
     DEFAULT_LIMITS.rows,
@@ -46,15 +49,44 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTag:
-    """Whose rows a sealed frame holds: u64[R] handles and u8[R] attempts."""
+    """Whose rows a sealed frame holds: u64[R] handles, u8[R] attempts, and which rows end them."""
 
     handle: npt.NDArray[np.uint64]
     attempt: npt.NDArray[np.uint8]
+    is_last: npt.NDArray[np.bool_]
 
     def requests(self) -> tuple[RequestKey, ...]:
         """Return the requests, each once, in order of first appearance."""
-        pairs = zip(self.handle.tolist(), self.attempt.tolist(), strict=True)
-        return tuple(dict.fromkeys(RequestKey(handle, attempt) for handle, attempt in pairs))
+        return _distinct(self.handle, self.attempt)
+
+    def ended(self) -> tuple[RequestKey, ...]:
+        """Return those whose last row is among them."""
+        return _distinct(self.handle[self.is_last], self.attempt[self.is_last])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedOut:
+    """`good`: parts that a record can carry; `bad`: whose rows are left out; `faults`: and why."""
+
+    good: list[StepPart]
+    bad: RowTag | None
+    faults: dict[RequestKey, RecordError]
+
+
+def _distinct(
+    handle: npt.NDArray[np.uint64], attempt: npt.NDArray[np.uint8]
+) -> tuple[RequestKey, ...]:
+    pairs = zip(handle.tolist(), attempt.tolist(), strict=True)
+    return tuple(dict.fromkeys(RequestKey(*pair) for pair in pairs))
+
+
+def _key_of(row: StepPart) -> RequestKey:
+    return RequestKey(int(row.columns.handle[0]), int(row.columns.attempt[0]))
+
+
+def _grouped(rows: Sequence[StepPart]) -> list[tuple[int, list[StepPart]]]:
+    """Return the rows step by step; a frame holds each step's in one run."""
+    return [(step, list(group)) for step, group in groupby(rows, lambda row: row.step_id)]
 
 
 def weigh(columns: StepColumns) -> Weight:
@@ -89,6 +121,7 @@ def tag_of(parts: Sequence[StepPart]) -> RowTag:
     return RowTag(
         np.concatenate([part.columns.handle for part in parts]),
         np.concatenate([part.columns.attempt for part in parts]),
+        np.concatenate([(part.columns.flags & FINISH_MASK) != 0 for part in parts]),
     )
 
 
@@ -122,6 +155,33 @@ class FrameWriter:
             is_coalesced=len(parts) > 1,
         )
         return encode_step(columns, header, limits=self.limits)
+
+    def sort_out(self, parts: Sequence[StepPart]) -> SortedOut:
+        """Tell the requests whose rows no record can carry from the others. Slow.
+
+        Raises:
+            RecordError: the columns cannot even be taken apart.
+        """
+        rows = [
+            StepPart(row, part.step_id)
+            for part in parts
+            for row in split_rows(part.columns, limits=_ONE_ROW)
+        ]
+        faults = {key: fault for row in rows for key, fault in self._fault_of(row)}
+        good = [row for row in rows if _key_of(row) not in faults]
+        bad = [row for row in rows if _key_of(row) in faults]
+        by_step = [
+            StepPart(coalesce([row.columns for row in group]), step_id)
+            for step_id, group in _grouped(good)
+        ]
+        return SortedOut(by_step, tag_of(bad) if bad else None, faults)
+
+    def _fault_of(self, row: StepPart) -> list[tuple[RequestKey, RecordError]]:
+        try:
+            self.write([row], 0, 0, 0)
+        except RecordError as error:
+            return [(_key_of(row), error)]
+        return []
 
     def blank(self, epoch: int, seq: int) -> bytes:
         """Return an empty record: what stands in the ring for one that may not be delivered."""

@@ -236,16 +236,39 @@ class GatewayPeer:
         self._metrics.sent_bytes.inc(len(frame))
         return True
 
+    def _without_bad_rows(
+        self, entry: Entry[StepPart], error: RecordError
+    ) -> tuple[bytes, RowTag | None]:
+        """Return the frame of those requests whose rows are fit for one; the others are told."""
+        everything: RowTag | None = tag_of(entry.parts)
+        epoch, now = self.end.epoch, self._clocks.unix_ns()
+        try:
+            sorted_out = self._writer.sort_out(entry.parts)
+            good, bad = sorted_out.good, sorted_out.bad
+            frame = self._writer.write(good, epoch, entry.seq, now) if good else None
+            faults = {str(key): str(fault) for key, fault in sorted_out.faults.items()}
+        except RecordError:
+            good, bad, frame, faults = [], everything, None, {}
+        if bad is None:  # each row alone is fine, all together are not
+            good, bad, frame = [], everything, None
+        assert bad is not None, "a frame that was refused has rows"
+        log.error(
+            "rows that no record can carry",
+            extra={"step": entry.parts[0].step_id, "error": str(error), "requests": faults},
+        )
+        self._metrics.dropped_rows.inc("unwritable", len(bad.handle))
+        self._local.append(FrameRefused(self.end.incarnation, bad, error.reason.value))
+        if frame is None:
+            return self._writer.blank(epoch, entry.seq), None
+        return frame, tag_of(good)
+
     def _seal(self, entry: Entry[StepPart]) -> bytes:
         tag: RowTag | None = tag_of(entry.parts)
         epoch = self.end.epoch
         try:
             frame = self._writer.write(entry.parts, epoch, entry.seq, self._clocks.unix_ns())
         except RecordError as error:
-            log.exception("rows that no record can carry", extra={"step": entry.parts[0].step_id})
-            self._metrics.refused_frames.inc(error.reason.value)
-            self._local.append(FrameRefused(self.end.incarnation, tag, error.reason.value))
-            frame, tag = self._writer.blank(epoch, entry.seq), None
+            frame, tag = self._without_bad_rows(entry, error)
         with self._lock:
             self.end.outbox.seal(entry, frame, tag)
         return frame

@@ -233,7 +233,7 @@ class ZmqWorkerLink:
                     self._tell_command(event)
                 case FrameRefused(incarnation, RowTag() as tag, reason):
                     self._metrics.refused_frames.inc(reason)
-                    self._on_event(RowsRefused(incarnation, tag.requests(), reason))
+                    self._on_event(RowsRefused(incarnation, tag.requests(), reason, tag.ended()))
                 case FrameRefused():
                     log.warning("an empty record was refused", extra={"reason": event.reason})
 

@@ -147,9 +147,8 @@ class WorkerLoop:
                 log.info("gateway linked", extra={"incarnation": incarnation, "at": endpoint})
             case GatewayLost(incarnation, reason):
                 self._abandon(incarnation, reason)
-            case RowsRefused(_, keys, reason):
-                for key in keys:
-                    self._fail(key, ErrorCode.INTERNAL, f"the gateway refused rows: {reason}")
+            case RowsRefused():
+                self._rows_refused(event)
             case DrainRequested(is_wanted):
                 self._set_draining(is_wanted)
             case DraftCountRequested(count):
@@ -157,6 +156,15 @@ class WorkerLoop:
                 self.parts.engine.set_num_speculative_tokens(count)
             case StopRequested(reason):
                 self._stop_reason = reason
+
+    def _rows_refused(self, event: RowsRefused) -> None:
+        """End the requests whose rows are lost, those too that this worker was done with."""
+        message = f"the gateway refused rows: {event.reason}"
+        for key in event.keys:
+            if self.live.holds(key):
+                self._fail(key, ErrorCode.INTERNAL, message)
+            elif key in event.ended:
+                self._end(key, ErrorCode.INTERNAL, message)
 
     def _obey(self, command: Command) -> None:
         match command:
