@@ -21,6 +21,7 @@ from baton_worker.config import ProcessConfig
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.link.metrics import GatewayLinkMetrics, WorkerLinkMetrics
 from baton_worker.metrics import MetricFactory
 from baton_worker.roles.metrics import RoleMetrics
@@ -34,6 +35,7 @@ PROCESSES = {
     "Worker: record link": [WorkerLinkMetrics],
     "Gateway: requests": [GatewayMetrics],
     "Gateway: record link": [GatewayLinkMetrics],
+    "Both: HTTP listeners": [HttpMetrics],
 }
 
 

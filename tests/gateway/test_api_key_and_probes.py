@@ -1,5 +1,7 @@
 """The API key option guards the API and leaves probes open; a bad key file stops the start."""
 
+import socket
+
 import httpx
 import openai
 import pytest
@@ -37,6 +39,20 @@ def test_any_other_key_is_401_before_anything_else(start_gateway, key_file, head
             assert answer.headers["www-authenticate"] == "Bearer"
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200
+
+
+def test_a_missing_key_is_told_before_the_body_is_read(start_gateway, key_file):
+    gateway = start_gateway(api_keys_file=key_file)
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as peer:
+        peer.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n{"
+        )
+        answer = b""
+        while data := peer.recv(65536):
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 401 "), "and the connection is ended without the rest"
+    assert gateway.metric("baton_gateway_refusals_total", reason="invalid_api_key") == 1
 
 
 def test_the_official_client_raises_its_authentication_error(start_gateway, key_file):

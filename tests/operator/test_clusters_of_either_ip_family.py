@@ -9,7 +9,9 @@ import msgspec
 import pytest
 import yaml
 from aiohttp import web
+from prometheus_client import Counter
 
+from baton_operator.doors import Doorkeeper
 from baton_operator.health import serve
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
@@ -56,7 +58,9 @@ def test_the_operators_own_probes_answer_over_both_families(called: str) -> None
         app = web.Application()
         app.add_routes([web.get("/drain", answer)])
         with reserve_port("127.0.0.1") as keeper:
-            runner = await serve(app, "*", port_of(keeper))
+            runner = await serve(
+                app, "*", port_of(keeper), Doorkeeper(Counter("refused", "", registry=None))
+            )
             try:
                 async with aiohttp.ClientSession() as session:
                     return await HttpPodProbe(session, 30.0, port_of(keeper)).remaining(called)

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from baton_worker import addresses
 from baton_worker.config import HttpConfig
+from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.metrics import MetricFactory
 from baton_worker.roles.health import HealthServer, HealthSources
 
 needs_ipv6 = pytest.mark.skipif(not addresses.has_ipv6(), reason="this kernel has no IPv6")
@@ -72,7 +74,9 @@ def test_only_a_star_is_replaced_before_binding() -> None:
 @needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "*"])
 def test_a_workers_probes_answer_over_ipv6(host) -> None:
-    health = HealthServer(HttpConfig(host, 0), CollectorRegistry(), advertised="::1")
+    registry = CollectorRegistry()
+    http = HttpMetrics(MetricFactory(registry, "m", "decode"))
+    health = HealthServer(HttpConfig(host, 0), registry, http, advertised="::1")
     sources = HealthSources(
         engine_silence_seconds=lambda: 0.0,
         linked_gateways=lambda: 1,

@@ -21,6 +21,7 @@ from baton_worker.config import (
 )
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.server import listen
+from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import Role
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes
@@ -123,11 +124,12 @@ def test_an_address_that_cannot_be_had_comes_with_what_to_do(number, told):
 def test_every_listener_says_so(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        http = HttpMetrics(MetricFactory(CollectorRegistry(), "m", "decode"))
         busy = f"cannot listen on .*{port}: Address already in use; end the process"
         with pytest.raises(ConfigError, match=f"gateway.http: {busy}"):
             listen(HttpConfig("127.0.0.1", port))
         with pytest.raises(ConfigError, match=f"health: {busy}"):
-            HealthServer(HttpConfig("127.0.0.1", port), CollectorRegistry())
+            HealthServer(HttpConfig("127.0.0.1", port), CollectorRegistry(), http)
         link = LinkConfig(bind=f"tcp://127.0.0.1:{port}", curve=CurveConfig(enabled=False))
         metrics = MetricFactory(CollectorRegistry(), "m", "gateway")
         with pytest.raises(ConfigError, match=f"link.bind: {busy}"):

@@ -13,10 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ConfigError, ControlConfig, HttpConfig
 from baton_worker.control import run_control
+from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.metrics import MetricFactory
 from baton_worker.roles.control import MAX_PATH_BYTES, ControlServer, Orders
 from baton_worker.roles.health import HealthServer, HealthSources
 
 JSON = {"content-type": "application/json"}
+REGISTRY = CollectorRegistry()
+HTTP = HttpMetrics(MetricFactory(REGISTRY, "tiny", "test"))
 
 
 class Worker:
@@ -36,8 +40,8 @@ class Worker:
         )
         self.orders = Orders(self._drain, self.given.append)
         self.path = str(folder / "control")
-        self.control = ControlServer(ControlConfig(self.path))
-        self.health = HealthServer(HttpConfig(), CollectorRegistry())
+        self.control = ControlServer(ControlConfig(self.path), HTTP)
+        self.health = HealthServer(HttpConfig(), REGISTRY, HTTP)
         self.control.start(self.sources, self.orders)
         self.health.start(self.sources)
 
@@ -140,24 +144,24 @@ def test_a_dead_workers_socket_is_replaced_and_a_living_ones_is_not(tmp_path: Pa
         dead.bind(str(tmp_path / "control"))
     worker = Worker(tmp_path)
     with pytest.raises(ConfigError, match=r"control\.socket: cannot listen on .*Address already"):
-        ControlServer(ControlConfig(worker.path))
+        ControlServer(ControlConfig(worker.path), HTTP)
     assert worker.ask("GET", "/drain").status_code == 200
     worker.close()
 
 
 def test_a_path_that_cannot_be_a_socket_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"control\.socket: .* longer than 107 bytes"):
-        ControlServer(ControlConfig("/" + "x" * MAX_PATH_BYTES))
+        ControlServer(ControlConfig("/" + "x" * MAX_PATH_BYTES), HTTP)
     with pytest.raises(ConfigError, match=r"control\.socket: cannot listen on .*No such file"):
-        ControlServer(ControlConfig(str(tmp_path / "no" / "folder")))
+        ControlServer(ControlConfig(str(tmp_path / "no" / "folder")), HTTP)
     (tmp_path / "file").write_text("kept")
     with pytest.raises(ConfigError, match=r"control\.socket: cannot listen on"):
-        ControlServer(ControlConfig(str(tmp_path / "file")))
+        ControlServer(ControlConfig(str(tmp_path / "file")), HTTP)
     assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_without_a_socket_nobody_gives_orders() -> None:
-    server = ControlServer(ControlConfig())
+    server = ControlServer(ControlConfig(), HTTP)
     server.close()
     assert server.path == ""
 

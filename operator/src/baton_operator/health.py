@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from baton_operator.doors import BoundedSite, Doorkeeper
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.reflector import Reflector
@@ -100,7 +101,7 @@ def build_app(vitals: Vitals) -> web.Application:
     return app
 
 
-async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
+async def serve(app: web.Application, host: str, port: int, keeper: Doorkeeper) -> web.AppRunner:
     """Listen, on every address of both families where `host` is `*`; the caller cleans the runner
     up.
 
@@ -109,5 +110,5 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
     """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, None if host == EVERY_HOST else host, port).start()
+    await BoundedSite(runner, None if host == EVERY_HOST else host, port, keeper).start()
     return runner

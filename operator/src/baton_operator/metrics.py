@@ -43,6 +43,7 @@ class OperatorMetrics:
             ("kind",),
             registry=registry,
         )
+        self.http_refused = _http_refused(registry)
         self._applies = Counter(
             "baton_operator_apply",
             "Children looked at, by kind and what became of them",
@@ -82,3 +83,11 @@ class OperatorMetrics:
         """Count one API request."""
         self._request_count(verb, kind, str(status)).inc()
         self._request_time(verb).observe(seconds)
+
+
+def _http_refused(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "baton_operator_http_refused",
+        "Connections to the operator's port that found too many others",
+        registry=registry,
+    )

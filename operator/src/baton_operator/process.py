@@ -33,6 +33,7 @@ from baton_operator.apply import Applier
 from baton_operator.children import Apis
 from baton_operator.controller import Machine, enqueue, start_workers, sync
 from baton_operator.curve import make_pair
+from baton_operator.doors import Doorkeeper
 from baton_operator.handlers import build_registry, kopf_settings
 from baton_operator.health import Vitals, build_app, serve
 from baton_operator.kube import HttpKube, connect, own_namespace
@@ -72,7 +73,8 @@ async def run_operator(settings: Settings) -> None:
     queue: WorkQueue[ObjectKey] = WorkQueue(asyncio.get_running_loop())
     vitals = Vitals(queue, children, [], metrics, settings.stuck_seconds)
     async with contextlib.AsyncExitStack() as stack:
-        runner = await serve(build_app(vitals), settings.http_host, settings.http_port)
+        keeper = Doorkeeper(metrics.http_refused)
+        runner = await serve(build_app(vitals), settings.http_host, settings.http_port, keeper)
         stack.push_async_callback(runner.cleanup)
         kube = await connect(metrics.requested)
         stack.push_async_callback(kube.close)

@@ -177,11 +177,36 @@ class EngineConfig(_Section, frozen=True):
             )
 
 
+class HttpLimits(_Section, frozen=True):
+    """What a peer may send to an HTTP listener, and how long it may take; 4xx and 503 beyond.
+
+    They bind before an API key is looked at. `max_target_bytes`: of path and query (414);
+    `max_headers`, `max_header_bytes` (431); `max_body_bytes` (413). `header_seconds`,
+    `body_seconds`: for all headers, and for the whole body (408). `idle_seconds`: between two
+    requests of a connection; longer than clients and balancers keep theirs (httpx 5 s, most 60 s,
+    Go 90 s), for the side that sends the next request must be the one that closes.
+    `max_connections`, and of them one peer's: 503 (an IPv6 peer is its network of 64 bits; behind a
+    proxy all clients are one). `max_receiving_bytes`: of all bodies that are being received (503).
+    """
+
+    max_target_bytes: Count = 8192
+    max_headers: Count = 100
+    max_header_bytes: Count = 32768
+    max_body_bytes: Count = 16 << 20
+    header_seconds: Seconds = 10.0
+    body_seconds: Seconds = 60.0
+    idle_seconds: Seconds = 120.0
+    max_connections: Count = 8192
+    max_connections_per_address: Count = 2048
+    max_receiving_bytes: Count = 256 << 20
+
+
 class HttpConfig(_Section, frozen=True):
     """A listening HTTP address; host `*` is every one, IPv6 and IPv4, port 0 a free port."""
 
     host: str = "127.0.0.1"
     port: Port = 0
+    limits: HttpLimits = HttpLimits()
 
 
 class ControlConfig(_Section, frozen=True):
@@ -205,7 +230,9 @@ class GatewayConfig(_Section, frozen=True):
     `pair_across_revisions`: prefill and decode of two revisions may pair when their weights,
     tokenizer and KV layout are equal; without it a pair is of one revision.
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
-    the API, for every client to read.
+    the API, for every client to read. `sse_comment_seconds`: a stream that has had nothing to send
+    for this long, as while a long prompt is computed, sends a comment, so that no proxy gives it
+    up; 0 sends none.
     """
 
     http: HttpConfig = HttpConfig(port=8000)
@@ -214,6 +241,7 @@ class GatewayConfig(_Section, frozen=True):
     max_outstanding_requests: Count = 2048
     request_timeout_seconds: Seconds = 600.0
     client_queue_tokens: Count = 16384
+    sse_comment_seconds: SecondsOrNone = 15.0
     playground: bool = False
     settle_seconds: SecondsOrNone = 0.0
     drain_seconds: SecondsOrNone = 0.0

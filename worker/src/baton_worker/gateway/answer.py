@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton_worker.gateway import sse
 from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.event_stream import EventStream
 from baton_worker.gateway.formats import Format
 from baton_worker.gateway.json_pieces import blocks
 from baton_worker.gateway.output import Delta
@@ -21,11 +22,6 @@ from baton_worker.gateway.requests import Generation
 from baton_worker.gateway.slices import SLICE_ENTRIES
 from baton_worker.gateway.usage import usage_of
 
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 _BYTES_PER_ENTRY = 64
 
 _NO_RETRY = (b"x-should-retry", b"false")
@@ -35,7 +31,8 @@ _NO_RETRY = (b"x-should-retry", b"false")
 class GenerationAnswer:
     """Answers one request from its generation's queue; `cancel` is told when the client leaves.
 
-    However much there is to answer, the event loop has its turn after every slice of it.
+    However much there is to answer, the event loop has its turn after every slice of it. A stream
+    without news sends a comment each `comment_seconds` (0: never).
     """
 
     def __init__(
@@ -44,6 +41,7 @@ class GenerationAnswer:
         form: Format[Any],
         cancel: Callable[[Generation, str], None],
         turn: Callable[[], Awaitable[None]] | None = None,
+        comment_seconds: float = 0.0,
     ) -> None:
         """`turn`: lets everybody else run once; by default a turn of the event loop."""
         self._generation = generation
@@ -51,6 +49,7 @@ class GenerationAnswer:
         self._cancel = cancel
         self._turn = turn or _turn_of_the_loop
         self._entries = 0
+        self._comment_seconds = comment_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; whatever ends it, nothing of the generation stays alive."""
@@ -70,14 +69,20 @@ class GenerationAnswer:
         self._cancel(self._generation, "client_gone")
 
     async def _stream(self, send: Send) -> None:
+        async with EventStream(send, self._headers(), self._comment_seconds) as stream:
+            try:
+                deltas = await self._generation.queue.take()
+            except ApiError as error:
+                if stream.has_begun:
+                    await self._body(stream.send, sse.error_event(error), more=False)
+                else:
+                    await self._refuse(send, error)
+                return
+            await stream.begin()
+            await self._all_events(stream.send, deltas)
+
+    async def _all_events(self, send: Send, deltas: Iterable[Delta]) -> None:
         queue, form = self._generation.queue, self._form
-        try:
-            deltas = await queue.take()
-        except ApiError as error:
-            await self._refuse(send, error)
-            return
-        headers = [*_STREAM_HEADERS, *self._headers()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         for payload in form.opening():
             await self._body(send, sse.events([payload]), more=True)
             await self._did(len(payload) // _BYTES_PER_ENTRY)

@@ -1,7 +1,7 @@
 """The gateway's HTTP surface: routes, and how errors leave it.
 
-Thin: each route reads a body, calls one thing, and answers. Owns paths, status codes and size
-limits.
+Thin: each route reads a body, calls one thing, and answers. Owns paths and status codes; what a
+request may weigh and how long it may take is bounded before, by `http_edge`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.tracing.api import valid_traceparent
 
-MAX_BODY_BYTES = 16 << 20
-"""Room for a prompt list of two million token ids."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HttpParts:
@@ -53,6 +50,7 @@ class HttpParts:
     metrics: GatewayMetrics
     api_keys: tuple[str, ...] = ()
     has_playground: bool = False
+    sse_comment_seconds: float = 0.0
     health: HealthParts | None = None
     """What to serve of it here, too: nothing where it has a port of its own."""
 
@@ -100,11 +98,11 @@ class _Routes:
         return _json(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
-        ids = await self._parts.intake.tokenize(await _read_body(request))
+        ids = await self._parts.intake.tokenize(await request.body())
         return _json({"count": len(ids), "max_model_len": self._context_tokens(), "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
-        body = convert(decode_object(await _read_body(request)), DetokenizeBody)
+        body = convert(decode_object(await request.body()), DetokenizeBody)
         self._parts.intake.check_model(body.model)
         size = self._parts.tokenizer.vocabulary.size
         wrong = next((i for i in body.tokens if not 0 <= i < size), None)
@@ -132,12 +130,14 @@ class _Routes:
 
     async def _generate(self, request: Request, endpoint: Endpoint) -> GenerationAnswer:
         parts, arrived = self._parts, self._parts.dispatcher.now()
-        wanted = await parts.intake.generation(endpoint, await _read_body(request))
+        wanted = await parts.intake.generation(endpoint, await request.body())
         context = valid_traceparent(request.headers.get("traceparent", ""))
         request_id, now = endpoint.request_id(uuid4().hex), int(time.time())
         generation = parts.dispatcher.start(wanted, arrived, context, request_id)
         form = format_for(wanted, parts.tokenizer.vocabulary, request_id, parts.model, now)
-        return GenerationAnswer(generation, form, parts.dispatcher.cancel)
+        seconds = parts.sse_comment_seconds
+        cancel = parts.dispatcher.cancel
+        return GenerationAnswer(generation, form, cancel, comment_seconds=seconds)
 
     def _context_tokens(self) -> int | None:
         limits = self._parts.workers.limits
@@ -151,25 +151,6 @@ class _Routes:
             "owned_by": "baton",
             "max_model_len": self._context_tokens(),
         }
-
-
-async def _read_body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        ApiError: 413 as soon as it is known to be too large.
-    """
-    declared = request.headers.get("content-length", "0")
-    received = bytearray()
-    if not declared.isdigit() or int(declared) <= MAX_BODY_BYTES:
-        async for chunk in request.stream():
-            received += chunk
-            if len(received) > MAX_BODY_BYTES:
-                break
-        else:
-            return bytes(received)
-    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
-    raise ApiError(413, message, code="body_too_large")
 
 
 def _json(value: Any, status: int = 200) -> Response:

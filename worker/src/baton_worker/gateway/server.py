@@ -22,14 +22,11 @@ from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.service import GatewayService
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.server import allow_descriptors, server_config
 
 STALLED_CLIENT_SECONDS = 30
 """How long a connection may hold data that its client does not take, before the kernel ends it."""
-
-KEEP_ALIVE_SECONDS = 120
-"""How long an idle connection stays open. Longer than clients and balancers keep theirs (httpx 5 s,
-most balancers 60 s, Go 90 s): the side that sends the next request must be the one that closes, or
-a request meets a connection that is just being closed and is lost without an answer."""
 
 _GRACE_SECONDS = 2
 _BACKLOG = 2048
@@ -55,6 +52,7 @@ def listen(http: HttpConfig, field: str = "gateway.http") -> socket.socket:
     except OSError as error:
         where = f"{addresses.bracketed(http.host)}:{http.port}"
         raise ConfigError(cannot_listen(field, where, error.errno)) from error
+    allow_descriptors(http.limits.max_connections)
     milliseconds = STALLED_CLIENT_SECONDS * 1000  # accepted connections inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listener
@@ -84,37 +82,22 @@ async def _serve(
     health_listener: socket.socket | None,
 ) -> None:
     service = service_factory()
-    config = _config(service.app)
+    config = server_config(service.app, service.gates[0], _GRACE_SECONDS)
     server = _Server(config)
     stopping = asyncio.Event()
     _on_stop(stopping.set, stop)
     service.start()
-    async with _beside(service.health_app, health_listener):
+    async with _beside(service.health_app, service.gates[1], health_listener):
         await _serve_api(service, server, config, listener, on_ready, stopping)
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )
-
-
 @contextlib.asynccontextmanager
-async def _beside(app: ASGIApp, listener: socket.socket | None) -> AsyncIterator[None]:
+async def _beside(app: ASGIApp, gate: Gate, listener: socket.socket | None) -> AsyncIterator[None]:
     """Serve `app` on a port of its own while the body runs, if there is one."""
     if listener is None:
         yield
         return
-    server = _Server(_config(app))
+    server = _Server(server_config(app, gate, _GRACE_SECONDS))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield

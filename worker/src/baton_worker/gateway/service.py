@@ -25,6 +25,8 @@ from baton_worker.gateway.pairing import Pairing
 from baton_worker.gateway.requests import LiveRequests
 from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.link.api import GatewayLink, GatewayLinkEvent
 from baton_worker.metrics import MetricFactory
 from baton_worker.tracing.build import build_tracing
@@ -40,6 +42,7 @@ class GatewayService:
     Attributes:
         app: the ASGI application.
         health_app: that of `gateway.health`'s port.
+        gates: the bounds of both listeners.
         requests: what is alive.
         dispatcher: starts and cancels requests.
     """
@@ -86,6 +89,11 @@ class GatewayService:
         )
         self._applier = Applier(
             link, workers, self.requests, self._metrics, self.dispatcher.retrier, clock
+        )
+        http, inner = HttpMetrics(factory), config.gateway.health or config.gateway.http
+        self.gates = (
+            Gate("api", config.gateway.http.limits, http),
+            Gate("health", inner.limits, http),
         )
         health = HealthParts(self.dispatcher, workers, factory.registry)
         self.health_app = build_health_app(health)
@@ -163,6 +171,7 @@ class GatewayService:
             metrics=self._metrics,
             api_keys=read_api_keys(config.gateway.api_keys_file),
             has_playground=config.gateway.playground,
+            sse_comment_seconds=config.gateway.sse_comment_seconds,
             health=None if config.gateway.health else health,
         )
 

@@ -23,8 +23,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton_worker.config import ConfigError, ControlConfig
+from baton_worker.config import ConfigError, ControlConfig, HttpLimits
 from baton_worker.config_errors import cannot_listen
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.roles.health import HealthSources
 from baton_worker.roles.serving import ThreadServer
 
@@ -32,6 +34,7 @@ MAX_PATH_BYTES = 107
 """Of a Unix socket's address, by the kernel."""
 
 _BACKLOG = 16
+LIMITS = HttpLimits(max_body_bytes=4096, max_connections=64)
 _HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -120,15 +123,17 @@ class ControlServer:
         ConfigError: the path cannot be listened on, or another process does.
     """
 
-    def __init__(self, config: ControlConfig) -> None:
+    def __init__(self, config: ControlConfig, http: HttpMetrics) -> None:
         self.path = config.socket
+        self._gate = Gate("control", LIMITS, http)
         self._socket = _listen(config.socket) if config.socket else None
         self._server: ThreadServer | None = None
 
     def start(self, sources: HealthSources, orders: Orders) -> None:
         """Serve until `close`."""
         if self._socket is not None:
-            self._server = ThreadServer(build_app(sources, orders), self._socket, "control")
+            app = build_app(sources, orders)
+            self._server = ThreadServer(app, self._socket, self._gate, "control")
 
     def close(self) -> None:
         """Stop serving and remove the socket's file."""

@@ -19,6 +19,8 @@ from starlette.routing import Route
 from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.roles.serving import ThreadServer
 
 _NO_ORDERS = "nothing on this port takes orders: they go to the worker's control.socket"
@@ -110,7 +112,11 @@ class HealthServer:
     """
 
     def __init__(
-        self, config: HttpConfig, registry: CollectorRegistry, advertised: str = ""
+        self,
+        config: HttpConfig,
+        registry: CollectorRegistry,
+        http: HttpMetrics,
+        advertised: str = "",
     ) -> None:
         try:
             self._socket = addresses.listen(config.host, config.port, _BACKLOG)
@@ -118,13 +124,15 @@ class HealthServer:
             where = f"{addresses.bracketed(config.host)}:{config.port}"
             raise ConfigError(cannot_listen("health", where, error.errno)) from error
         self._registry = registry
+        self._gate = Gate("health", config.limits, http)
         self._server: ThreadServer | None = None
         host, self.port = self._socket.getsockname()[:2]
         self.url = addresses.http_url(addresses.callable_host(host, advertised), self.port)
 
     def start(self, sources: HealthSources) -> None:
         """Serve until `close`."""
-        self._server = ThreadServer(build_app(self._registry, sources), self._socket, "health")
+        app = build_app(self._registry, sources)
+        self._server = ThreadServer(app, self._socket, self._gate, "health")
 
     def close(self) -> None:
         """Stop serving."""

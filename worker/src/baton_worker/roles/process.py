@@ -36,6 +36,7 @@ from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import Role
 from baton_worker.link.api import GatewayUp, WorkerLinkEvent
 from baton_worker.link.endpoints import static_endpoints
@@ -139,8 +140,9 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     registry = CollectorRegistry()
     factory = MetricFactory(registry, config.served_name, role.label)
     inbox = Inbox()
-    health = HealthServer(config.health, registry, config.handoff.advertise_host)
-    control = ControlServer(config.control)
+    http = HttpMetrics(factory)
+    health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
+    control = ControlServer(config.control, http)
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory))
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)

@@ -11,15 +11,24 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.server import server_config
+
+STALLED_PEER_SECONDS = 30
+"""How long a connection may hold data that its peer does not take, before the kernel ends it."""
+
+_GRACE_SECONDS = 1
+
 
 class ThreadServer:
-    """Serves `app` on `listener` until `close`, which closes the listener too."""
+    """Serves `app` behind `gate` on `listener` until `close`, which closes the listener too."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, name: str) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, gate: Gate, name: str) -> None:
         self._listener = listener
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-        )
+        if listener.family != socket.AF_UNIX:  # accepted connections inherit it
+            milliseconds = STALLED_PEER_SECONDS * 1000
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        self._server = uvicorn.Server(server_config(app, gate, _GRACE_SECONDS))
         self._thread = threading.Thread(
             target=self._server.run, args=([listener],), name=f"{name}-http", daemon=True
         )

@@ -1,0 +1,99 @@
+"""While a long prompt is computed a stream says so, lest a proxy between gives it up."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from baton_worker.gateway.event_stream import COMMENT as COMMENT_BYTES
+from baton_worker.gateway.event_stream import EventStream
+
+BODY = {"model": "tiny", "prompt": "the quick fox", "stream": True}
+COMMENT = ": nothing new yet"
+
+
+def stream(gateway):
+    return httpx.stream("POST", f"{gateway.url}/v1/completions", json=BODY, timeout=60.0)
+
+
+def test_comments_come_until_the_first_token_and_change_nothing_of_the_answer(start_gateway):
+    gateway = start_gateway(sse_comment_seconds=0.02)
+    with stream(gateway) as plain:
+        want = [json.loads(line[6:]) for line in plain.iter_lines() if line.startswith("data: {")]
+    gateway.link.pause()
+    with stream(gateway) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(5)] == [COMMENT, "", COMMENT, "", COMMENT]
+        gateway.link.resume()
+        rest = [line for line in lines if line.startswith("data: ")]
+    got = [json.loads(line[6:]) for line in rest[:-1]]
+    assert rest[-1] == "data: [DONE]"
+    assert text_of(got) == text_of(want)
+
+
+def text_of(chunks):
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+def test_the_official_client_does_not_see_them(start_gateway):
+    gateway = start_gateway(sse_comment_seconds=0.01)
+    gateway.link.pause()
+    with gateway.openai() as client:
+        chunks = client.completions.create(model="tiny", prompt="the quick fox", stream=True)
+        gateway.link.resume()
+        assert (
+            "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "the quick fox"
+        )
+
+
+def test_an_error_behind_comments_is_an_event(start_gateway):
+    gateway = start_gateway(sse_comment_seconds=0.02, request_timeout_seconds=1.0)
+    gateway.link.pause()
+    with stream(gateway) as answer:
+        assert answer.status_code == 200
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[0] == COMMENT
+    assert "error" in json.loads(lines[-1].removeprefix("data: "))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 600.0])
+def test_an_early_error_has_its_status_where_nothing_was_sent_before(start_gateway, seconds):
+    gateway = start_gateway(sse_comment_seconds=seconds, request_timeout_seconds=0.5)
+    gateway.link.pause()
+    with stream(gateway) as answer:
+        assert answer.status_code == 504
+        assert COMMENT not in answer.read().decode()
+
+
+def test_a_comment_never_stands_within_an_event_that_is_sent_in_pieces():
+    sent, commented = [], None
+
+    async def send(message):
+        sent.append(message.get("body", b"start"))
+        if sent[-1] == COMMENT_BYTES:
+            commented.set()
+
+    async def scenario():
+        nonlocal commented
+        commented = asyncio.Event()
+        async with EventStream(send, [], 0.001) as stream:
+            await stream.begin()
+            for piece in (b"data: ", b"{", b"}", b"\n\n"):
+                await stream.send(body(piece))
+                await asyncio.sleep(0.05)
+            commented.clear()
+            await commented.wait()
+            await stream.send(body(b"data: [DONE]\n\n", more=False))
+            await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert sent[0] == b"start"
+    assert sent[-1] == b"data: [DONE]\n\n", "nothing comes behind the end"
+    at = sent.index(b"data: ")
+    assert sent[at : at + 4] == [b"data: ", b"{", b"}", b"\n\n"]
+
+
+def body(data, *, more=True):
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -1,0 +1,101 @@
+"""The operator's port has few connections, and none for long, whatever a peer sends or does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from aiohttp import web
+from prometheus_client import Counter
+
+from baton_operator.doors import Doorkeeper
+from baton_operator.health import serve
+
+GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+PATIENCE_SECONDS = 60.0
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+async def answer(_: web.Request) -> web.Response:
+    return web.Response(text="fine")
+
+
+def run(scenario: Callable[[Connect], Awaitable[None]], keeper: Doorkeeper) -> None:
+    async def served() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/healthz", answer)])
+        runner = await serve(app, "127.0.0.1", 0, keeper)
+        (site,) = runner.sites
+        port = site._server.sockets[0].getsockname()[1]
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await scenario(lambda: asyncio.open_connection("127.0.0.1", port))
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(served())
+
+
+def refused() -> Counter:
+    return Counter("refused", "", registry=None)
+
+
+async def get(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    writer.write(GET)
+    head = await reader.readuntil(b"\r\n\r\n")
+    return head + await reader.readexactly(4)
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    with suppress(ConnectionError):
+        return await reader.read()
+    return b""
+
+
+def test_connections_beyond_the_bound_are_ended_and_counted_until_one_leaves() -> None:
+    counter = refused()
+
+    async def scenario(connect: Connect) -> None:
+        held = [await connect() for _ in range(3)]
+        for each in held:
+            assert (await get(*each)).endswith(b"fine")
+        reader, writer = await connect()
+        assert await rest_of(reader) == b""
+        writer.close()
+        assert counter._value.get() == 1
+        held[0][1].close()
+        is_served = False
+        while not is_served:
+            reader, writer = await connect()
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                is_served = (await get(reader, writer)).endswith(b"fine")
+            writer.close()
+        for _, other in held:
+            other.close()
+
+    run(scenario, Doorkeeper(counter, max_connections=3))
+
+
+def test_who_trickles_headers_is_cut_off() -> None:
+    async def scenario(connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        ended = asyncio.create_task(rest_of(reader))
+        while not ended.done():
+            writer.write(b"a: b\r\n")
+            await asyncio.sleep(0.01)
+        assert b"fine" not in ended.result()
+        writer.close()
+
+    run(scenario, Doorkeeper(refused(), lifetime_seconds=0.3))
+
+
+def test_a_connection_whose_time_is_up_was_good_until_then() -> None:
+    async def scenario(connect: Connect) -> None:
+        reader, writer = await connect()
+        assert (await get(reader, writer)).endswith(b"fine")
+        assert await rest_of(reader) == b""
+        writer.close()
+
+    run(scenario, Doorkeeper(refused(), lifetime_seconds=0.5))

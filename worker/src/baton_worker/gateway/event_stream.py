@@ -1,0 +1,88 @@
+"""A response of server-sent events that never falls silent.
+
+While there is nothing to say, as when a long prompt is computed, it sends comments, which clients
+skip: a proxy between would give up a connection that is quiet for a minute or so. A comment stands
+between two events, never within one, however many pieces an event is sent in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from starlette.types import Message, Send
+
+COMMENT = b": nothing new yet\n\n"
+_END_OF_EVENT = b"\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """Passes body messages on to `send`; a context, which ends the comments.
+
+    Attributes:
+        has_begun: whether the status line is out, so that an error can only be an event.
+    """
+
+    def __init__(
+        self, send: Send, headers: Sequence[tuple[bytes, bytes]], comment_seconds: float
+    ) -> None:
+        """Prepare; nothing is sent before `begin` or a comment. 0 seconds: no comments."""
+        self._send = send
+        self._headers = [*_HEADERS, *headers]
+        self._comment_seconds = comment_seconds
+        self._comments: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._is_quiet = self._is_between_events = True
+        self.has_begun = False
+
+    async def __aenter__(self) -> EventStream:
+        """Begin to listen for silence."""
+        if self._comment_seconds:
+            self._comments = asyncio.create_task(self._comment())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Send no more comments."""
+        self._stop()
+
+    async def begin(self) -> None:
+        """Send the status line, if no comment did."""
+        async with self._one_at_a_time:
+            await self._begin()
+
+    async def send(self, message: Message) -> None:
+        """Send a body message."""
+        self._is_quiet = False
+        if not message["more_body"]:
+            self._stop()
+        async with self._one_at_a_time:
+            self._is_between_events = message["body"].endswith(_END_OF_EVENT)
+            await self._send(message)
+
+    async def _comment(self) -> None:
+        while True:
+            self._is_quiet = True
+            await asyncio.sleep(self._comment_seconds)
+            async with self._one_at_a_time:
+                if self._is_quiet and self._is_between_events:
+                    await self._begin()
+                    body = {"type": "http.response.body", "body": COMMENT, "more_body": True}
+                    await self._send(body)
+
+    async def _begin(self) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
+
+    def _stop(self) -> None:
+        if self._comments is not None:
+            self._comments.cancel()

@@ -1,0 +1,1 @@
+"""HTTP listeners that no peer can exhaust: bounds on sizes, time and connections."""

@@ -1,0 +1,47 @@
+"""What a peer is told when a bound ends its request, framed as OpenAI frames errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`reason` is the error's code and the counter's label."""
+
+    status: int
+    reason: str
+    message: str
+
+    def encode(self) -> bytes:
+        """Return the whole response, which ends its connection."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": kind, "param": None, "code": self.reason}
+        body = msgspec.json.encode({"error": error})
+        again = "retry-after: 1\r\n" if self.status == HTTPStatus.SERVICE_UNAVAILABLE else ""
+        head = (
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"{again}connection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+CONNECTIONS = Refusal(503, "too_many_connections", "there are too many connections")
+OF_ADDRESS = Refusal(503, "too_many_of_address", "there are too many connections of your address")
+RECEIVING = Refusal(503, "receiving_too_much", "too many bodies are being received at once")
+TARGET = Refusal(414, "target_too_long", "the request's path and query are too long")
+HEADERS = Refusal(431, "headers_too_large", "the request's headers are too many or too long")
+BODY = Refusal(413, "body_too_large", "the body is too large")
+HEADERS_LATE = Refusal(408, "headers_timeout", "the request's headers took too long")
+BODY_LATE = Refusal(408, "body_timeout", "the request's body took too long")
+PIPELINED = Refusal(400, "too_many_pipelined", "too many requests were sent ahead of their answers")
+MALFORMED = Refusal(400, "malformed", "this is no HTTP request")
+
+ALL = (
+    CONNECTIONS, OF_ADDRESS, RECEIVING, TARGET, HEADERS, BODY, HEADERS_LATE, BODY_LATE, PIPELINED,
+    MALFORMED,
+)  # fmt: skip

@@ -1,0 +1,48 @@
+"""uvicorn's configuration for every HTTP listener of a process: bounded, quiet, one parser."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.protocol import bounded
+
+log = logging.getLogger(__name__)
+
+_OTHER_DESCRIPTORS = 256
+"""What a process opens beside connections: libraries, sockets of the link, files."""
+
+
+def server_config(app: ASGIApp, gate: Gate, grace_seconds: int | None = None) -> uvicorn.Config:
+    """Return the configuration of a listener behind `gate`.
+
+    `grace_seconds`: how long open responses may take once the server shall exit.
+    """
+    return uvicorn.Config(
+        app,
+        http=bounded(gate),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=gate.limits.idle_seconds,  # type: ignore[arg-type]  # call_later takes it
+        timeout_graceful_shutdown=grace_seconds,
+    )
+
+
+def allow_descriptors(max_connections: int) -> None:
+    """Raise this process's limit on open files, so that a connection less than the bound fits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_DESCRIPTORS
+    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < reachable:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+    if reachable < wanted:
+        facts = {"wanted": wanted, "allowed": hard}
+        log.warning("fewer files may be open than max_connections needs", extra=facts)
