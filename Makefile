@@ -10,7 +10,7 @@ KEEP ?=
 # Tests that wait leave a processor idle, which one process more can use.
 ONE_MORE := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help env demo test lint unit e2e faults mutants slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
+.PHONY: help env demo test lint unit e2e faults soak mutants slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mix
 
 faults: env ## Simulated deployments under load while processes die, freeze and change versions (minutes)
 	@$(PY) -m pytest -q -n 2 --dist loadfile --durations 8 tests/faults
+
+soak: env ## An hour of faults on real processes and links, and fuzzing, with a table (SECONDS=600 shortens it)
+	@mkdir -p out && PYTHONPATH=tests/faults $(PY) -m baton_faults.soak --seconds $(or $(SECONDS),3600) --markdown out/soak.md
 
 mutants: env ## Change the pure cores one place at a time and list what the fast tests let live (hours; ONLY="outbox scaling")
 	@mkdir -p out && $(PY) tools/mutants.py $(if $(ONLY),--only $(ONLY)) --jobs $$(nproc) --markdown out/mutants.md

@@ -105,13 +105,3 @@ def test_kill_9_ends_every_stream_cleanly_and_the_next_request_is_served(
         for role in ("prefill", "decode"):
             deployment.wait_metric(role, "baton_engine_kv_blocks_used", 0)
             deployment.wait_metric(role, "baton_live_requests", 0)
-
-
-def test_streams_that_decode_already_owns_survive_the_death_of_prefill(start_deployment, patience):
-    with start_deployment("-k", "1") as deployment:
-        deployment.wait_lines(3)
-        readers, threads = stream_many(deployment, 4, patience)
-        deployment.kill("prefill")
-        join(threads, patience)
-        assert [reader.finish for reader in readers] == ["length"] * 4
-        assert [len(reader.tokens) for reader in readers] == [900] * 4
