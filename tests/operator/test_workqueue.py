@@ -132,3 +132,25 @@ def test_a_waiting_worker_is_woken(clock):
         return await asyncio.wait_for(asyncio.gather(*workers), 1)
 
     assert sorted(asyncio.run(scenario())) == ["a", "b"]
+
+
+def test_passes_that_are_asked_for_again_before_their_time_leave_nothing(queue, clock):
+    for number in range(5000):
+        key = f"k{number % 10}"
+        queue.add(key)
+        assert take_now(queue) == key
+        queue.done(key)
+        queue.add_after(key, 1800)
+        assert queue.delayed_entries <= 64 + 2 * 10 + 1
+        clock.now += 0.01
+    clock.advance(2000)
+    assert queue.depth == 10
+    assert queue.delayed_entries == 0
+
+
+def take_now(queue):
+    """Return the next key without a loop of its own."""
+    getter = queue.get()
+    with pytest.raises(StopIteration) as taken:
+        getter.send(None)
+    return taken.value.value

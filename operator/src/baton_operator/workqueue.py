@@ -17,6 +17,8 @@ K = TypeVar("K", bound=Hashable)
 
 BACKOFF_BASE_SECONDS = 0.05
 BACKOFF_CAP_SECONDS = 60.0
+_SPARE_ENTRIES = 64
+"""Replaced entries that are not worth a sweep; beyond these, at most as many as keys that wait."""
 
 
 class Timer(Protocol):
@@ -76,6 +78,8 @@ class WorkQueue(Generic[K]):
         self._due[key] = due
         self._order += 1
         heapq.heappush(self._delayed, (due, self._order, key))
+        if len(self._delayed) > _SPARE_ENTRIES + 2 * len(self._due):
+            self._compact()
         self._arm()
 
     def failed(self, key: K) -> float:
@@ -118,6 +122,11 @@ class WorkQueue(Generic[K]):
         return len(self._ready)
 
     @property
+    def delayed_entries(self) -> int:
+        """Entries of keys that wait for their time, those that were replaced included."""
+        return len(self._delayed)
+
+    @property
     def oldest_seconds(self) -> float:
         """Age of the key that has waited or been worked on longest; 0 when idle."""
         starts = [*self._since.values(), *self._working.values()]
@@ -129,6 +138,11 @@ class WorkQueue(Generic[K]):
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+    def _compact(self) -> None:
+        """Drop entries that an `add` or an earlier delay has replaced: each pass leaves one."""
+        self._delayed = [each for each in self._delayed if self._due.get(each[2]) == each[0]]
+        heapq.heapify(self._delayed)
 
     def _arm(self) -> None:
         if self._timer is not None:
