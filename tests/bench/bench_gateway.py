@@ -36,7 +36,7 @@ from baton_worker.config import GatewayConfig, HttpConfig, ModelConfig, ProcessC
 from baton_worker.gateway.server import listen, serve
 from baton_worker.gateway.service import GatewayService
 from baton_worker.gateway.tokenizer import load_tokenizer
-from baton_worker.identity import Role
+from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.api import GatewayLinkEvent, StepMeta, StepReceived, WorkerUp
 from baton_worker.messages import Abort, Command, Submit, WorkerInfo
 from baton_worker.metrics import MetricFactory
@@ -270,7 +270,7 @@ def measure_gateway(seconds: float, streams: int, cases: Sequence[Case]) -> dict
     service: list[GatewayService] = []
 
     def build() -> GatewayService:
-        service.append(GatewayService(config, link, tokenizer, 7, factory))
+        service.append(GatewayService(config, link, tokenizer, GatewayIdentity(7), factory))
         return service[0]
 
     def tokens() -> float:

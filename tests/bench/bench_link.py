@@ -25,7 +25,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, LinkConfig
-from baton_worker.identity import Role, make_handle
+from baton_worker.identity import GatewayIdentity, Role, make_handle
 from baton_worker.link.api import GatewayUp, Pressure, StepReceived
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.link.parts import FrameWriter, StepPart
@@ -99,7 +99,9 @@ def serve_raw() -> None:
 def serve_link() -> None:
     """Apply every record at once until standard input ends."""
     config = LinkConfig(bind="tcp://127.0.0.1:0", curve=CurveConfig(enabled=False))
-    link = ZmqGatewayLink(config, INCARNATION, MetricFactory(CollectorRegistry(), "m", "gateway"))
+    link = ZmqGatewayLink(
+        config, GatewayIdentity(INCARNATION), MetricFactory(CollectorRegistry(), "m", "gateway")
+    )
 
     def take(events: Sequence[object]) -> None:
         for event in events:

@@ -27,7 +27,7 @@ from baton_worker.config import (
 from baton_worker.gateway.server import listen, serve
 from baton_worker.gateway.service import GatewayService
 from baton_worker.gateway.tokenizer import GatewayTokenizer, load_tokenizer
-from baton_worker.identity import Role
+from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.metrics import MetricFactory
 
 _TEMPLATE = (
@@ -120,7 +120,7 @@ def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Itera
     ready, stop = threading.Event(), threading.Event()
 
     def build() -> GatewayService:
-        built.append(GatewayService(config, link, tokenizer, 7, factory))
+        built.append(GatewayService(config, link, tokenizer, GatewayIdentity(7), factory))
         return built[0]
 
     def work() -> None:

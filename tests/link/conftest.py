@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, LinkConfig
-from baton_worker.identity import Role, make_handle
+from baton_worker.identity import GatewayIdentity, Role, make_handle
 from baton_worker.link.api import StepReceived
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.link.worker import ZmqWorkerLink
@@ -116,6 +117,14 @@ class Log:
             if not self._changed.wait_for(lambda: claim(self), seconds):
                 pytest.fail(f"not within {seconds} s; events end in {self.events[-5:]}")
 
+    def wait_until(self, claim: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait for what no event tells, such as a counter."""
+        deadline = time.monotonic() + seconds
+        while not claim():
+            if time.monotonic() >= deadline:
+                pytest.fail(f"not within {seconds} s; events end in {self.events[-5:]}")
+            time.sleep(0.01)
+
     def wait_for(self, kind: type, count: int = 1, seconds: float = 60.0) -> list[object]:
         self.wait(lambda log: len(log.of(kind)) >= count, seconds)
         return self.of(kind)
@@ -124,10 +133,12 @@ class Log:
 class RunningGateway:
     """A gateway link whose consumer applies at once, unless `applies` is cleared."""
 
-    def __init__(self, link: ZmqGatewayLink, factory: MetricFactory, incarnation: int) -> None:
+    def __init__(
+        self, link: ZmqGatewayLink, factory: MetricFactory, identity: GatewayIdentity
+    ) -> None:
         self.link = link
+        self.identity = identity
         self.factory = factory
-        self.incarnation = incarnation
         self.log = Log()
         self.applies = True
 
@@ -155,8 +166,9 @@ def start_gateway(link_config, new_factory) -> Iterator[Callable[..., RunningGat
 
         def start(incarnation: int = 77, **changes: object) -> RunningGateway:
             factory = new_factory("gateway")
-            link = ZmqGatewayLink(link_config(**changes), incarnation, factory)
-            gateway = RunningGateway(link, factory, incarnation)
+            identity = GatewayIdentity(incarnation)
+            link = ZmqGatewayLink(link_config(**changes), identity, factory)
+            gateway = RunningGateway(link, factory, identity)
             link.start(gateway.take)
             running.callback(link.close)
             return gateway

@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, LinkConfig
+from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import StepReceived, WorkerDown
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.metrics import MetricFactory
@@ -45,7 +46,9 @@ class Journal:
 
 def main(bind: str, incarnation: int, journal: Journal) -> None:
     config = LinkConfig(bind=bind, curve=CurveConfig(enabled=False))
-    link = ZmqGatewayLink(config, incarnation, MetricFactory(CollectorRegistry(), "m", "gateway"))
+    link = ZmqGatewayLink(
+        config, GatewayIdentity(incarnation), MetricFactory(CollectorRegistry(), "m", "gateway")
+    )
 
     def take(events: Sequence[object]) -> None:
         for event in events:

@@ -23,6 +23,7 @@ import zmq
 
 from baton_cluster.ports import reserve_port
 from baton_worker.config import CurveConfig, LinkConfig, ModelConfig, ProcessConfig, dump_config
+from baton_worker.identity import GatewayIdentity, make_handle
 from baton_worker.link.api import CommandReceived, GatewayUp, WorkerDown, WorkerUp
 from baton_worker.link.curve import generate_key_files
 from baton_worker.link.gateway_end import GatewayEnd, GatewaySettings
@@ -162,7 +163,7 @@ def test_a_live_worker_whose_connection_is_reset_loses_no_row_and_no_command(
 ) -> None:
     gateway, proxy, worker = proxied(reconnect_seconds=600.0)
     rows = itertools.count()
-    commands = [Abort(handle, 0) for handle in range(1, 31)]
+    commands = [Abort(make_handle(77, n), 0) for n in range(30)]
     for cut in range(3):
         for command in commands[10 * cut : 10 * cut + 10]:
             row = next(rows)
@@ -190,7 +191,7 @@ def test_a_worker_that_cannot_come_back_is_given_up_and_welcome_later(
     proxy.close()
     (down,) = gateway.log.wait_for(WorkerDown)
     assert (down.worker_id, down.reason) == ("decode-0", "disconnected")
-    assert not gateway.link.send("decode-0", Abort(1, 0))
+    assert not gateway.link.send("decode-0", Abort(make_handle(77, 1), 0))
     direct = start_worker(gateway.link.endpoint)
     direct.log.wait_for(GatewayUp)
     direct.link.publish(77, columns(77, [7]), 1)
@@ -242,12 +243,14 @@ class Bench(NamedTuple):
 def bench(new_factory) -> Iterator[Bench]:
     factory = new_factory("gateway")
     metrics = GatewayLinkMetrics(factory)
-    settings = GatewaySettings(77, InboxPolicy(), 1.0, 600.0, 0.5, OutboxLimits(1 << 20, 64))
+    settings = GatewaySettings(
+        GatewayIdentity(77), InboxPolicy(), 1.0, 600.0, 0.5, OutboxLimits(1 << 20, 64)
+    )
     table = WorkerTable(settings, metrics)
     with zmq.Context() as context:
         socket = router(context, 1.0, 600.0)
         socket.bind("tcp://127.0.0.1:*")
-        board = Switchboard(socket, table, metrics, 77)
+        board = Switchboard(socket, table, metrics, settings.identity)
         yield Bench(socket, table, board, factory)
         board.close()
 

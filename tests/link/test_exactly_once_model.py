@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton_worker.identity import Role, incarnation_of
+from baton_worker.identity import GatewayIdentity, Role, incarnation_of
 from baton_worker.link.api import (
     GatewayLost,
     GatewayUp,
@@ -90,7 +90,12 @@ class Link(RuleBasedStateMachine):
     def new_gateway(self) -> None:
         self.incarnation = next(self.fresh)
         gateway = GatewaySettings(
-            self.incarnation, POLICY, 1.0, DEAD_SECONDS, RECONNECT_SECONDS, COMMAND_LIMITS
+            GatewayIdentity(self.incarnation),
+            POLICY,
+            1.0,
+            DEAD_SECONDS,
+            RECONNECT_SECONDS,
+            COMMAND_LIMITS,
         )
         self.gateway_metrics = GatewayLinkMetrics(self.factory("gateway"))
         self.table = WorkerTable(gateway, self.gateway_metrics)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton_worker.config import LinkConfig
-from baton_worker.identity import Role
+from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.api import StepReceived, StepsLost, WorkerDown, WorkerUp
 from baton_worker.link.gateway_end import LOOK_SECONDS, GatewaySettings
 from baton_worker.link.inbox import InboxPolicy
@@ -34,7 +34,12 @@ class Bench:
         self.factory = new_factory("gateway")
         limits = OutboxLimits(1 << 20, 64)
         settings = GatewaySettings(
-            INCARNATION, InboxPolicy(credit_frames=8), 1.0, 3.0, reconnect_seconds, limits
+            GatewayIdentity(INCARNATION),
+            InboxPolicy(credit_frames=8),
+            1.0,
+            3.0,
+            reconnect_seconds,
+            limits,
         )
         self.refuses: dict[str, str] = {}
         self.table = WorkerTable(
@@ -410,6 +415,7 @@ def test_an_unacknowledged_command_is_sent_again_in_time(bench: Bench) -> None:
 
 def test_a_new_process_replaces_the_old_one_for_good(bench: Bench, count) -> None:
     bench.hello(epoch=5)
+    bench.table.cut_off(ROUTE, 0.0)
     down, up = bench.hello(epoch=6, route=b"r2")
     assert down == WorkerDown("decode-0", 5, "replaced")
     assert (up.worker_id, up.epoch) == ("decode-0", 6)

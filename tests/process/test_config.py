@@ -22,7 +22,7 @@ from baton_worker.config import (
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.server import listen
 from baton_worker.http_edge.metrics import HttpMetrics
-from baton_worker.identity import Role
+from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes
 from baton_worker.metrics import MetricFactory
@@ -133,7 +133,7 @@ def test_every_listener_says_so(tmp_path):
         link = LinkConfig(bind=f"tcp://127.0.0.1:{port}", curve=CurveConfig(enabled=False))
         metrics = MetricFactory(CollectorRegistry(), "m", "gateway")
         with pytest.raises(ConfigError, match=f"link.bind: {busy}"):
-            ZmqGatewayLink(link, 1, metrics).start(lambda events: None)
+            ZmqGatewayLink(link, GatewayIdentity(1), metrics).start(lambda events: None)
 
 
 def test_a_bad_gateway_address_is_found_before_the_model_is_looked_at(tmp_path):

@@ -7,6 +7,8 @@ never reordered or reused. Knows nothing of sockets, sequence numbers or the eng
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
@@ -20,6 +22,27 @@ RESUME = "resume"
 """Feature of a worker that reads `Submit.output_token_ids`; an older one would begin anew."""
 FEATURES = (LOGPROB_PARAMS, RESUME)
 """What this version's workers can do beyond the first version's."""
+
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253, pattern=r"^[!-~]+$")]
+"""Printable ASCII without blanks: it stands in logs, metrics and lists."""
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Word64 = Annotated[int, msgspec.Meta(ge=0)]
+"""64 bits: msgpack has no larger number."""
+Span = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+
+
+class GatewayInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a gateway says of itself in WELCOME's body; an older one says nothing.
+
+    Attributes:
+        instance: 128 random bits in hex that tell this process from every other.
+    """
+
+    instance: Text = ""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,36 +71,36 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
             only equal ones. "" (a version that does not say) pairs within its revision only.
     """
 
-    worker_id: str
-    role: int
-    wire_min: int
-    wire_max: int
-    semantic_hash: int
-    config_hash: str
-    revision: str
-    model: str
-    vocab_size: int
-    max_model_len: int
-    max_top_k: int
-    max_running: int
-    max_waiting: int
-    kv_capacity_tokens: int
-    kv_endpoint: str = ""
-    kv_public_key: str = ""
-    metrics_url: str = ""
-    pid: int = 0
+    worker_id: Name
+    role: Byte
+    wire_min: Byte
+    wire_max: Byte
+    semantic_hash: Word64
+    config_hash: Text
+    revision: Text
+    model: Text
+    vocab_size: Positive
+    max_model_len: Positive
+    max_top_k: Amount
+    max_running: Positive
+    max_waiting: Amount
+    kv_capacity_tokens: Amount
+    kv_endpoint: Text = ""
+    kv_public_key: Text = ""
+    metrics_url: Text = ""
+    pid: Amount = 0
     draining: bool = False
-    tokenizer_hash: str = ""
-    features: tuple[str, ...] = ()
-    model_fingerprint: str = ""
+    tokenizer_hash: Text = ""
+    features: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
+    model_fingerprint: Text = ""
 
 
 class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a prefill worker hands a request over to."""
 
-    worker_id: str
-    kv_endpoint: str
-    kv_public_key: str = ""
+    worker_id: Name
+    kv_endpoint: Text
+    kv_public_key: Text = ""
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
@@ -96,14 +119,14 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
         output_token_ids: what an earlier attempt gave out; the request goes on behind it.
     """
 
-    handle: int
-    attempt: int
+    handle: Word64
+    attempt: Byte
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    logprobs_k: int = -1
+    logprobs_k: Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOP_K)] = -1
     decode: DecodeTarget | None = None
     gateway_sent_unix_ns: int = 0
-    traceparent: str = ""
+    traceparent: Text = ""
     logprobs: LogprobParams = RAW_LOGPROBS
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
@@ -112,12 +135,12 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
 class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
     """Expect a handoff for this request: hold a place until it comes or `deadline_seconds` pass."""
 
-    handle: int
-    attempt: int
-    prompt_tokens: int
-    max_tokens: int
-    deadline_seconds: float
-    traceparent: str = ""
+    handle: Word64
+    attempt: Byte
+    prompt_tokens: Amount
+    max_tokens: Amount
+    deadline_seconds: Span
+    traceparent: Text = ""
 
 
 class Abort(msgspec.Struct, frozen=True, omit_defaults=True, tag="abort"):
@@ -127,8 +150,8 @@ class Abort(msgspec.Struct, frozen=True, omit_defaults=True, tag="abort"):
     terminal row (Finish.ABORT).
     """
 
-    handle: int
-    attempt: int
+    handle: Word64
+    attempt: Byte
 
 
 Command = Submit | Reserve | Abort

@@ -6,7 +6,6 @@ Runs on the event loop. What the workers answer is `apply`'s; how requests end i
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from baton_worker.gateway.retry import Retrier
 from baton_worker.gateway.steps import StepsOf
 from baton_worker.gateway.vocabulary import Vocabulary
 from baton_worker.gateway.workers import WorkerTable
-from baton_worker.identity import RequestKey, make_handle
+from baton_worker.identity import GatewayIdentity, RequestKey
 from baton_worker.link.api import GatewayLink
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class Dispatcher:
         vocabulary: Vocabulary,
         metrics: GatewayMetrics,
         limits: DispatchLimits,
-        incarnation: int,
+        identity: GatewayIdentity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -72,9 +71,8 @@ class Dispatcher:
         self._vocabulary = vocabulary
         self._metrics = metrics
         self._limits = limits
-        self._incarnation = incarnation
+        self._identity = identity
         self._clock = clock
-        self._counter = itertools.count()
         self._closing = False
         self.retrier = Retrier(
             link,
@@ -210,9 +208,8 @@ class Dispatcher:
             want_drafts=request.logprobs.draft_logprobs,
             steps_of=self._steps_of(request, pair),
         )
-        handle = make_handle(self._incarnation, next(self._counter))
         return LiveRequest(
-            key=RequestKey(handle, 0),
+            key=RequestKey(self._identity.new_handle(), 0),
             generation=generation,
             choice=choice,
             needs=needs,

@@ -19,7 +19,7 @@ from baton_worker.faults import end_on_thread_fault
 from baton_worker.gateway.server import listen, serve
 from baton_worker.gateway.service import GatewayService
 from baton_worker.gateway.tokenizer import load_tokenizer
-from baton_worker.identity import new_incarnation
+from baton_worker.identity import GatewayIdentity
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.metrics import MetricFactory
 from baton_worker.readiness import Ready
@@ -44,9 +44,9 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     url, health_url = _url_of(listener), _url_of(inner or listener)
 
     def build_service() -> GatewayService:
-        incarnation = new_incarnation()
-        link = ZmqGatewayLink(config.link, incarnation, factory)
-        return GatewayService(config, link, tokenizer, incarnation, factory)
+        identity = GatewayIdentity()
+        link = ZmqGatewayLink(config.link, identity, factory)
+        return GatewayService(config, link, tokenizer, identity, factory)
 
     def announce() -> None:
         if on_ready is not None:

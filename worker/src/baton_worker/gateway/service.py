@@ -27,6 +27,7 @@ from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLink, GatewayLinkEvent
 from baton_worker.metrics import MetricFactory
 from baton_worker.tracing.build import build_tracing
@@ -52,11 +53,11 @@ class GatewayService:
         config: ProcessConfig,
         link: GatewayLink,
         tokenizer: GatewayTokenizer,
-        incarnation: int,
+        identity: GatewayIdentity,
         factory: MetricFactory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Join the parts; `incarnation` is the one the link announces.
+        """Join the parts; `identity` is the one the link announces.
 
         Raises:
             ConfigError: the API key file cannot be used.
@@ -84,7 +85,7 @@ class GatewayService:
             tokenizer.vocabulary,
             self._metrics,
             _limits(config),
-            incarnation,
+            identity,
             clock,
         )
         self._applier = Applier(

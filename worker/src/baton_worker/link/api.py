@@ -93,6 +93,9 @@ class WorkerLink(Protocol):
     def linked_gateways(self) -> int:
         """Return how many gateways have welcomed this worker and are alive."""
 
+    def refusals(self) -> dict[str, str]:
+        """Return why gateways are not linked, by address: they, or this worker, said no."""
+
     def close(self, drain_seconds: float) -> None:
         """Flush what is queued for at most `drain_seconds`, say BYE, close the sockets."""
 

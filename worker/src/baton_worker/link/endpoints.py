@@ -34,10 +34,15 @@ def static_endpoints(config: LinkConfig) -> tuple[str, ...]:
     if bool(config.gateways) == bool(config.dns):
         raise ConfigError("link.gateways: set either it or link.dns, so that gateways can be found")
     for endpoint in config.gateways:
-        found = _ADDRESS.fullmatch(endpoint)
-        if not found or not 0 < int(found["port"]) <= _MAX_PORT:
+        if not is_endpoint(endpoint):
             raise ConfigError(f"link.gateways: {endpoint!r} is not tcp://host:port")
     return tuple(dict.fromkeys(config.gateways))
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether `text` is `tcp://host:port`, an IPv6 address in brackets."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 0 < int(found["port"]) <= _MAX_PORT
 
 
 def resolve(name: str, port: int) -> frozenset[str]:

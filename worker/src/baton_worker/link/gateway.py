@@ -18,6 +18,7 @@ import zmq
 from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, LinkConfig
 from baton_worker.config_errors import cannot_listen
+from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLinkEvent, WorkerDown, WorkerUp
 from baton_worker.link.curve import load_identity, server_options
 from baton_worker.link.gateway_end import GatewaySettings, Standing
@@ -45,19 +46,21 @@ _MAX_COMMAND_BYTES = SOFT_FRAME_BYTES - CONTROL_BYTES - CRC.size
 class ZmqGatewayLink:
     """See `api.GatewayLink`."""
 
-    def __init__(self, config: LinkConfig, incarnation: int, metrics: MetricFactory) -> None:
+    def __init__(
+        self, config: LinkConfig, identity: GatewayIdentity, metrics: MetricFactory
+    ) -> None:
         """Check the configuration; nothing is opened before `start`.
 
         Args:
             config: address, credit, times, keys.
-            incarnation: this process's (`identity.new_incarnation`); rows of another are dropped.
+            identity: this process's; rows of another incarnation are dropped.
             metrics: where the link counts.
 
         Raises:
             ConfigError: bad key files.
         """
         self._config = config
-        self._incarnation = incarnation
+        self._gateway = identity
         self._metrics = GatewayLinkMetrics(metrics)
         self._identity = load_identity(config.curve, is_client=False)
         self._allowed = (
@@ -65,7 +68,7 @@ class ZmqGatewayLink:
             if self._identity
             else None
         )
-        self._table = WorkerTable(_settings(config, incarnation), self._metrics, self._admit)
+        self._table = WorkerTable(_settings(config, identity), self._metrics, self._admit)
         self._commands: deque[QueuedCommand] = deque()
         self._applied: dict[str, AppliedUpTo] = {}
         self._applied_lock = threading.Lock()
@@ -183,7 +186,7 @@ class ZmqGatewayLink:
         return socket
 
     def _serve(self, socket: Socket) -> None:
-        board = Switchboard(socket, self._table, self._metrics, self._incarnation)
+        board = Switchboard(socket, self._table, self._metrics, self._gateway)
         poller = zmq.Poller()
         for source in (socket, board.monitoring, self._wakeup.fileno()):
             poller.register(source, zmq.POLLIN)
@@ -240,9 +243,9 @@ class ZmqGatewayLink:
         return "impersonation" if name and name != info.worker_id else ""
 
 
-def _settings(config: LinkConfig, incarnation: int) -> GatewaySettings:
+def _settings(config: LinkConfig, identity: GatewayIdentity) -> GatewaySettings:
     return GatewaySettings(
-        incarnation=incarnation,
+        identity=identity,
         policy=InboxPolicy(config.credit_frames, config.credit_bytes),
         heartbeat_seconds=config.heartbeat_seconds,
         dead_after_seconds=config.dead_after_seconds,

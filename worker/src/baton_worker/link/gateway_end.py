@@ -12,9 +12,12 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
+
+from baton_worker.identity import GatewayIdentity
 from baton_worker.link.inbox import Credit, Inbox, InboxPolicy, Verdict
 from baton_worker.link.outbox import Gap, Outbox, OutboxLimits, Push, Weight
-from baton_worker.messages import WorkerInfo
+from baton_worker.messages import GatewayInfo, WorkerInfo
 from baton_worker.records.control import (
     Ack,
     CommandFrame,
@@ -46,15 +49,21 @@ class Standing(enum.Enum):
 class GatewaySettings:
     """What all ends of one gateway share; seconds. `commands` bounds each worker's command ring.
 
+    `identity`: what this gateway is called; its incarnation may change before its first request.
     `reconnect_seconds`: how long a worker whose connection ended has to be back.
     """
 
-    incarnation: int
+    identity: GatewayIdentity
     policy: InboxPolicy
     heartbeat_seconds: float
     dead_after_seconds: float
     reconnect_seconds: float
     commands: OutboxLimits
+
+    @property
+    def incarnation(self) -> int:
+        """The number in this gateway's handles."""
+        return self.identity.incarnation
 
 
 class GatewayEnd:
@@ -115,6 +124,7 @@ class GatewayEnd:
                 credit_seq=max(credit.seq, self.inbox.expected),
                 credit_bytes=credit.n_bytes,
                 gateway_incarnation=self._settings.incarnation,
+                body=msgspec.msgpack.encode(GatewayInfo(self._settings.identity.instance)),
             )
         )
         self._acknowledge(credit)

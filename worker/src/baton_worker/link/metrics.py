@@ -52,6 +52,12 @@ class WorkerLinkMetrics:
         self.rejections = Reasons(
             factory, "baton_link_rejections", "Gateways that would not welcome this worker"
         )
+        self.expelled = counter(
+            "baton_link_expelled", "Connections ended for what was said over them"
+        )
+        self.gateways_refused = Reasons(
+            factory, "baton_link_gateways_refused", "Gateways that this worker would not have"
+        )
         self.resumes = counter("baton_link_resumes", "Replays that gateways asked for")
         self.stale_messages = counter(
             "baton_link_stale_messages", "Control messages of another epoch, ignored"
@@ -105,6 +111,13 @@ class GatewayLinkMetrics:
         )
         self.rejected_hellos = Reasons(
             factory, "baton_link_rejected_hellos", "HELLOs that were not welcomed"
+        )
+        self.refusals = Reasons(
+            factory, "baton_link_refusals", "Workers that would not have this gateway"
+        )
+        self.expelled = counter(
+            "baton_link_expelled",
+            "Connections ended for what they said or whose they are",
         )
         self.unknown_routes = counter(
             "baton_link_unknown_routes", "Messages of connections that said no HELLO yet"

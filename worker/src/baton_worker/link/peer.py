@@ -40,7 +40,7 @@ from baton_worker.records.coalesce import split_rows
 from baton_worker.records.columns import StepColumns
 from baton_worker.records.control import decode_control, encode_control
 from baton_worker.records.encode import restamp
-from baton_worker.records.errors import RecordError
+from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.layout import Limits
 
 log = logging.getLogger(__name__)
@@ -117,14 +117,23 @@ class GatewayPeer:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            try:
-                message = decode_control(frame)
-            except RecordError as error:
-                self._metrics.malformed_messages.inc(error.reason.value)
-                continue
             with self._lock:
-                events += self.end.receive(message, self._clocks.now())
+                try:
+                    events += self.end.receive(decode_control(frame), self._clocks.now())
+                except RecordError as error:
+                    lost = self.end.malformed(error, self._clocks.now())
+                    if lost is not None:
+                        self._call_anew()
+                        return events + lost
         return events
+
+    def accuse(self, what: str) -> list[EndEvent]:
+        """End the connection, because this gateway meddles with what is not its own."""
+        with self._lock:
+            error = RecordError(RefusalReason.FIELD_RANGE, what)
+            lost = self.end.malformed(error, self._clocks.now()) or []
+            self._call_anew()
+        return lost
 
     def tick(self) -> list[EndEvent]:
         """Do what time asks for, and take over what `publish` could not settle."""
@@ -176,6 +185,12 @@ class GatewayPeer:
         """Close both sockets."""
         close(self.socket, linger_ms)
         self.monitoring.close(linger=0)
+
+    def _call_anew(self) -> None:
+        """End the connection and what it still carries; libzmq makes another."""
+        self._metrics.expelled.inc()
+        self.socket.disconnect(self.end.endpoint)
+        self.socket.connect(self.end.endpoint)
 
     def _push(self, piece: StepColumns, weight: Weight, step_id: int, now: float) -> bool:
         outbox, group = self.end.outbox, self.end.incarnation

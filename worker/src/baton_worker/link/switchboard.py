@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import zmq
 
+from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLinkEvent
 from baton_worker.link.gateway_end import LOOK_SECONDS, GatewayEnd, Standing
+from baton_worker.link.hangup import Connection, hang_up, note
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
 from baton_worker.link.worker_table import WorkerTable
@@ -31,6 +33,8 @@ _ACK_SECONDS = 0.02
 _FROZEN_SECONDS = 1.0
 _BYE_SECONDS = 0.5
 _ROUTED_FRAMES = 2
+_LAST_WORDS_SECONDS = 0.2
+_MOST_DEAF = 4096
 
 
 class AppliedUpTo(NamedTuple):
@@ -51,7 +55,11 @@ class Switchboard:
     """See the module."""
 
     def __init__(
-        self, socket: Socket, table: WorkerTable, metrics: GatewayLinkMetrics, incarnation: int
+        self,
+        socket: Socket,
+        table: WorkerTable,
+        metrics: GatewayLinkMetrics,
+        identity: GatewayIdentity,
     ) -> None:
         """Take over a bound socket."""
         self.monitoring = monitor(socket)
@@ -59,9 +67,12 @@ class Switchboard:
         self._socket = socket
         self._table = table
         self._metrics = metrics
-        self._incarnation = incarnation
+        self._identity = identity
         self._active: set[GatewayEnd] = set()
         self._route_of_fd: dict[int, bytes] = {}
+        self._connections: dict[bytes, Connection] = {}
+        self._deaf: OrderedDict[bytes, None] = OrderedDict()
+        self._hang_ups: deque[tuple[float, bytes]] = deque()
         self._ticked_at = 0.0
         self._drained_at = self._turned_at = time.monotonic()
 
@@ -74,6 +85,7 @@ class Switchboard:
             elif event.change is Change.DOWN:
                 route = self._route_of_fd.pop(event.fd, None)
                 if route is not None:
+                    self._connections.pop(route, None)
                     self._table.cut_off(route, time.monotonic())
 
     def receive(self) -> list[GatewayLinkEvent]:
@@ -128,6 +140,7 @@ class Switchboard:
             log.warning("link was not served", extra={"seconds": now - self._turned_at})
             self._table.excuse(now)
         self._turned_at = now
+        self._hang_up(now)
         if now - self._ticked_at >= self.wait_seconds:
             self._ticked_at = now
             drained = self._drained_at >= now - LOOK_SECONDS
@@ -159,7 +172,9 @@ class Switchboard:
         """
         unanswered = set()
         for end in self._table.ends.values():
-            if end.route and self._send(end.route, Bye(self._incarnation, end.outbox.next_seq)):
+            if end.route and self._send(
+                end.route, Bye(self._identity.incarnation, end.outbox.next_seq)
+            ):
                 unanswered.add(end.route)
         deadline = time.monotonic() + _BYE_SECONDS
         while unanswered and (left := deadline - time.monotonic()) > 0:
@@ -179,18 +194,45 @@ class Switchboard:
 
     def _take(self, route: bytes, frame: zmq.Frame) -> list[GatewayLinkEvent]:
         now = time.monotonic()
-        try:
-            if peek_type(frame.buffer) is MessageType.STEP:
-                events = self._table.step(route, frame.buffer, now)
-            else:
-                events = self._take_control(route, frame, now)
-        except RecordError as error:
-            self._metrics.malformed_messages.inc(error.reason.value)
-            events = self._table.malformed(route, error, now)
+        if route in self._deaf:
+            self._metrics.stale_messages.inc()
+            return []
+        events = self._understand(route, frame, now)
+        if route in self._table.expelled:
+            self._note_connection(route, frame)
         end = self._table.end_of(route)
         if end is not None:
             self._active.add(end)
         return events
+
+    def _understand(self, route: bytes, frame: zmq.Frame, now: float) -> list[GatewayLinkEvent]:
+        try:
+            if peek_type(frame.buffer) is MessageType.STEP:
+                return self._table.step(route, frame.buffer, now)
+            return self._take_control(route, frame, now)
+        except RecordError as error:
+            self._metrics.malformed_messages.inc(error.reason.value)
+            return self._table.malformed(route, error, now)
+
+    def _note_connection(self, route: bytes, frame: zmq.Frame) -> None:
+        if route in self._connections:
+            return
+        connection = note(frame.get(zmq.SRCFD))
+        if connection is not None:
+            self._connections[route] = connection
+
+    def _hang_up(self, now: float) -> None:
+        """End connections that are not listened to any more, once they had time to hear why."""
+        while self._table.expelled:
+            route = self._table.expelled.popleft()
+            self._hang_ups.append((now + _LAST_WORDS_SECONDS, route))
+            self._deaf[route] = None
+            if len(self._deaf) > _MOST_DEAF:
+                self._deaf.popitem(last=False)
+        while self._hang_ups and self._hang_ups[0][0] <= now:
+            connection = self._connections.pop(self._hang_ups.popleft()[1], None)
+            if connection is not None:
+                self._metrics.expelled.inc(hang_up(connection))
 
     def _take_control(self, route: bytes, frame: zmq.Frame, now: float) -> list[GatewayLinkEvent]:
         message = decode_control(frame.buffer)
@@ -201,6 +243,7 @@ class Switchboard:
             end = self._table.end_of(route)
             if end is None or not end.is_cut_off:
                 self._route_of_fd[frame.get(zmq.SRCFD)] = route
+                self._note_connection(route, frame)
             return self._table.hello(route, _user_id(frame), message, now)
         return self._table.control(route, message, now)
 

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from baton_worker.config import LinkConfig
-from baton_worker.identity import RequestKey, Role
+from baton_worker.identity import RequestKey, Role, incarnation_of
 from baton_worker.link.api import (
     CommandReceived,
     GatewayLost,
@@ -26,6 +26,7 @@ from baton_worker.link.api import (
     RowsRefused,
     WorkerLinkEvent,
 )
+from baton_worker.link.claims import Claims
 from baton_worker.link.curve import client_options, load_identity
 from baton_worker.link.endpoints import (
     RESOLVE_SECONDS,
@@ -38,6 +39,7 @@ from baton_worker.link.metrics import WorkerLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
 from baton_worker.link.parts import TAIL_LIMIT, FrameWriter, RowTag
 from baton_worker.link.peer import Clocks, GatewayPeer
+from baton_worker.link.refusals import OTHER
 from baton_worker.link.sockets import Socket, dealer, is_ipv6_endpoint
 from baton_worker.link.wakeup import Wakeup
 from baton_worker.link.worker_end import (
@@ -50,6 +52,7 @@ from baton_worker.link.worker_end import (
 from baton_worker.messages import Command, WorkerInfo
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import StepColumns
+from baton_worker.records.errors import RefusalReason
 from baton_worker.records.layout import Limits
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ _TICK_SECONDS = 0.1
 _ACK_TICK_SECONDS = 0.02
 _BYE_LINGER_MS = 200
 _JOIN_SECONDS = 5.0
+_RECORD_REFUSALS = frozenset(RefusalReason) | {"semantic_hash", "incarnation", "ring_full"}
 
 
 class ZmqWorkerLink:
@@ -96,6 +100,7 @@ class ZmqWorkerLink:
         self._settings = _end_settings(config)
         self._clocks = Clocks(time.monotonic, time.time_ns)
         self._command_decoder = msgspec.msgpack.Decoder(Command)
+        self._claims = Claims()
         self._peers: dict[str, GatewayPeer] = {}
         self._by_incarnation: dict[int, GatewayPeer] = {}
         self._calls: deque[Callable[[], None]] = deque()
@@ -147,6 +152,11 @@ class ZmqWorkerLink:
             return 0
         now = self._clocks.now()
         return sum(peer.end.is_linked(now) for peer in tuple(self._peers.values()))
+
+    def refusals(self) -> dict[str, str]:
+        """See `api.WorkerLink.refusals`."""
+        peers = tuple(self._peers.items())
+        return {endpoint: peer.end.refusal for endpoint, peer in peers if peer.end.refusal}
 
     def close(self, drain_seconds: float) -> None:
         """See `api.WorkerLink.close`."""
@@ -230,14 +240,14 @@ class ZmqWorkerLink:
                     self._by_incarnation = {i: p for i, p in known.items() if i != incarnation}
                     self._on_event(event)
                 case CommandBytes():
-                    self._tell_command(event)
+                    self._tell_command(peer, event)
                 case FrameRefused(incarnation, RowTag() as tag, reason):
-                    self._metrics.refused_frames.inc(reason)
+                    self._metrics.refused_frames.inc(_refusal_label(reason))
                     self._on_event(RowsRefused(incarnation, tag.requests(), reason, tag.ended()))
                 case FrameRefused():
                     log.warning("an empty record was refused", extra={"reason": event.reason})
 
-    def _tell_command(self, event: CommandBytes) -> None:
+    def _tell_command(self, peer: GatewayPeer, event: CommandBytes) -> None:
         try:
             command = self._command_decoder.decode(event.payload)
         except msgspec.DecodeError:
@@ -252,6 +262,10 @@ class ZmqWorkerLink:
                 extra={"handle": command.handle, "attempt": command.attempt},
             )
             self._metrics.malformed_messages.inc("command_body")
+            return
+        if incarnation_of(command.handle) != event.incarnation:
+            # Another gateway's request: whoever sends this would end or replace it.
+            self._tell(peer, peer.accuse(f"handle 0x{command.handle:x} is another gateway's"))
             return
         self._metrics.commands.inc()
         self._on_event(CommandReceived(event.incarnation, command))
@@ -281,6 +295,7 @@ class ZmqWorkerLink:
             lambda: secrets.randbits(64),
             self._writer.blank,
             self._clocks.now(),
+            self._claims,
         )
         end.info = self._info
         return GatewayPeer(end, self._writer, socket, self._metrics, self._clocks)
@@ -313,6 +328,11 @@ class ZmqWorkerLink:
         gauges.credit_frames.set(sum(box.credit_frames() for box in boxes))
         gauges.pressure.set(max((peer.pressure() for peer in self._peers.values()), default=0))
         gauges.linked_gateways.set(self.linked_gateways())
+
+
+def _refusal_label(reason: str) -> str:
+    """Return why a record was refused as a metric label; a gateway could send any text."""
+    return reason if reason in _RECORD_REFUSALS else OTHER
 
 
 def _end_settings(config: LinkConfig) -> EndSettings:

@@ -7,17 +7,22 @@ It reads no clock, touches no socket and takes no lock; control messages to send
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
+
+from baton_worker.link import bounds
 from baton_worker.link.api import GatewayLost, GatewayUp, Pressure
-from baton_worker.link.inbox import Inbox, InboxPolicy, Verdict
+from baton_worker.link.claims import Claims
+from baton_worker.link.end_types import CommandBytes, EndEvent, EndSettings, FrameRefused, State
+from baton_worker.link.inbox import Inbox, Verdict
 from baton_worker.link.metrics import WorkerLinkMetrics
-from baton_worker.link.outbox import Entry, Outbox, OutboxLimits
+from baton_worker.link.outbox import Entry, Outbox
 from baton_worker.link.parts import StepPart
+from baton_worker.link.refusals import INCARNATION_TAKEN, QUARANTINED, SHORT_LIVED, WHY, label
+from baton_worker.messages import GatewayInfo
 from baton_worker.records.control import (
     Ack,
     Bye,
@@ -29,62 +34,18 @@ from baton_worker.records.control import (
     Welcome,
     Who,
 )
+from baton_worker.records.errors import RecordError, RefusalReason
+
+__all__ = ["CommandBytes", "EndEvent", "EndSettings", "FrameRefused", "State", "WorkerEnd"]
 
 log = logging.getLogger(__name__)
 
-QUARANTINED = "quarantined"
-"""Reason of the rejection that follows too many refused records."""
-
-
-class State(enum.Enum):
-    """Where the connection stands: none, asking to be welcomed, turned away, carrying records."""
-
-    DOWN = enum.auto()
-    CALLING = enum.auto()
-    TURNED_AWAY = enum.auto()
-    LINKED = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class EndSettings:
-    """Bounds and times of one end; seconds.
-
-    Attributes:
-        hello_seconds: repeat HELLO after this long without a WELCOME, or without any
-            acknowledgement while data is outstanding.
-        lost_seconds: a gateway silent for this long is gone for good.
-    """
-
-    limits: OutboxLimits
-    policy: InboxPolicy
-    heartbeat_seconds: float
-    dead_after_seconds: float
-    lost_seconds: float
-    hello_seconds: float = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class CommandBytes:
-    """A command's payload, in order, exactly once."""
-
-    incarnation: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FrameRefused:
-    """The gateway refused a frame; `tag` is what it was sealed with."""
-
-    incarnation: int
-    tag: object
-    reason: str
-
-
-EndEvent = GatewayUp | GatewayLost | CommandBytes | FrameRefused
-
 
 class WorkerEnd:
-    """See the module. Every method that takes `now` may add to `out`."""
+    """See the module. Every method that takes `now` may add to `out`.
+
+    `refusal`: why the gateway does not welcome this worker, or it not the gateway; "" if they do.
+    """
 
     def __init__(
         self,
@@ -94,6 +55,7 @@ class WorkerEnd:
         new_epoch: Callable[[], int],
         blank: Callable[[int, int], bytes],
         now: float,
+        claims: Claims | None = None,
     ) -> None:
         """Start unconnected.
 
@@ -103,12 +65,15 @@ class WorkerEnd:
             new_epoch: returns a random u64.
             blank: returns an empty record for (epoch, seq), to stand in for a refused one.
             now: the current time.
+            claims: whose incarnation is whose, for all ends of this worker.
         """
         self.endpoint = endpoint
         self.state = State.DOWN
         self.incarnation = 0
+        self.refusal = ""
         self.info = b""
         self.out: deque[Control] = deque()
+        self._claims = claims or Claims()
         self._settings = settings
         self._metrics = metrics
         self._new_epoch = new_epoch
@@ -158,7 +123,12 @@ class WorkerEnd:
             self._say_hello(now)
 
     def receive(self, message: Control, now: float) -> list[EndEvent]:
-        """Take one decoded control message or command."""
+        """Take one decoded control message or command.
+
+        Raises:
+            RecordError: FIELD_RANGE; tell `malformed` of it.
+        """
+        bounds.check(message)
         if not isinstance(message, Who | Welcome) and not self._is_of_stream(message):
             self._metrics.stale_messages.inc()
             return []
@@ -182,6 +152,21 @@ class WorkerEnd:
                 self._metrics.stale_messages.inc()
         return []
 
+    def malformed(self, error: RecordError, now: float) -> list[EndEvent] | None:
+        """Take note of bytes that are no message; None unless the connection must be made anew.
+
+        Of a whole message with a number that nobody can have reached the sender lies: nothing that
+        it says counts any more.
+        """
+        self._metrics.malformed_messages.inc(error.reason.value)
+        if error.reason is not RefusalReason.FIELD_RANGE:
+            return None
+        facts = {"endpoint": self.endpoint, "error": str(error)}
+        log.warning("a connection is ended for what it said", extra=facts)
+        events = self._turn_away(error.reason.value, now)
+        self.disconnected()
+        return events
+
     def tick(self, now: float) -> list[EndEvent]:
         """Do what time asks for: repeat a HELLO, acknowledge, keep alive, or give up."""
         if self.incarnation and now - self._heard_at >= self._settings.lost_seconds:
@@ -198,6 +183,7 @@ class WorkerEnd:
     def lose(self, reason: str, now: float) -> list[EndEvent]:
         """Give the gateway up: drop its records and start over with a new epoch."""
         lost = self.incarnation
+        self._claims.release(lost, self.endpoint)
         dropped = self.outbox.discard()
         self._metrics.discarded_frames.inc(len(dropped))
         self.incarnation = 0
@@ -273,8 +259,16 @@ class WorkerEnd:
         if message.epoch != self.epoch:
             self._metrics.stale_messages.inc()
             return []
+        if message.expected_seq > self.outbox.next_seq:
+            raise RecordError(
+                RefusalReason.FIELD_RANGE,
+                f"expected_seq is {message.expected_seq}, and {self.outbox.next_seq} is the next",
+            )
+        instance = _instance_of(message)
+        if not self._claims.claim(message.gateway_incarnation, instance, self.endpoint):
+            return self._refuse_gateway(message.gateway_incarnation, now)
         events = self._meet(message.gateway_incarnation, message.commands_oldest, now)
-        self.state = State.LINKED
+        self.state, self.refusal = State.LINKED, ""
         self._acked_at = now
         # WELCOME says what had arrived before the HELLO. Frames sent since then, on a connection
         # that stood, are on their way and need no replay.
@@ -291,6 +285,7 @@ class WorkerEnd:
             return []
         events: list[EndEvent] = []
         if self.incarnation:
+            self._claims.release(self.incarnation, self.endpoint)
             events.append(GatewayLost(self.incarnation, "restarted"))
         self.incarnation = incarnation
         self.inbox = Inbox(self._settings.policy, max(1, commands_oldest))
@@ -339,11 +334,39 @@ class WorkerEnd:
 
     def _on_rejection(self, reason: str, now: float) -> list[EndEvent]:
         """The gateway will not hear of this epoch again: start over, but not at once."""
-        self._metrics.rejections.inc(reason)
+        known = label(reason)
+        self._metrics.rejections.inc(known)
+        if known != self.refusal:
+            facts = {"endpoint": self.endpoint, "reason": known, "why": WHY.get(known, reason)}
+            log.error("the gateway refuses this worker", extra=facts)
+        return self._turn_away(known, now)
+
+    def _refuse_gateway(self, incarnation: int, now: float) -> list[EndEvent]:
+        """Not be linked with a second gateway of one incarnation; it may draw another."""
+        self._metrics.gateways_refused.inc(INCARNATION_TAKEN)
+        facts = {"endpoint": self.endpoint, "incarnation": incarnation}
+        log.error("another gateway has this incarnation: refused", extra=facts)
+        self.out.append(ErrorNotice(self.epoch, self.outbox.next_seq, 0, 0, INCARNATION_TAKEN))
+        return self._turn_away(INCARNATION_TAKEN, now)
+
+    def _turn_away(self, reason: str, now: float) -> list[EndEvent]:
+        """Start over, but not at once."""
         events = self.lose(reason, now)
-        self.state = State.TURNED_AWAY
+        self.state, self.refusal = State.TURNED_AWAY, reason
         wait = self._settings.dead_after_seconds
         if reason == QUARANTINED:
             wait = self._settings.lost_seconds
+        elif reason in SHORT_LIVED:
+            wait = self._settings.heartbeat_seconds
         self._call_again_at = now + wait
         return events
+
+
+def _instance_of(message: Welcome) -> str:
+    """Return which process a WELCOME is from, "" for a gateway that does not say."""
+    if not message.body:
+        return ""
+    try:
+        return msgspec.msgpack.decode(message.body, type=GatewayInfo).instance
+    except msgspec.DecodeError as error:
+        raise RecordError(RefusalReason.FIELD_RANGE, f"WELCOME's body: {error}") from error

@@ -13,13 +13,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-import numpy as np
-
-from baton_worker.identity import COUNTER_BITS, Role
+from baton_worker.link import bounds
+from baton_worker.link.admission import Door, Visitor
 from baton_worker.link.api import (
     GatewayLinkEvent,
-    StepMeta,
     StepReceived,
     StepsLost,
     WorkerDown,
@@ -28,6 +25,8 @@ from baton_worker.link.api import (
 from baton_worker.link.gateway_end import GatewayEnd, GatewaySettings, Standing
 from baton_worker.link.inbox import Verdict
 from baton_worker.link.metrics import GatewayLinkMetrics
+from baton_worker.link.received import contradiction, meta_of, n_rows_of
+from baton_worker.link.refusals import INCARNATION_TAKEN, QUARANTINED, label
 from baton_worker.messages import WorkerInfo
 from baton_worker.records.columns import StepColumns
 from baton_worker.records.control import (
@@ -40,13 +39,12 @@ from baton_worker.records.control import (
     Who,
 )
 from baton_worker.records.decode import decode_step
-from baton_worker.records.errors import RecordError
+from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.header import StepHeader
-from baton_worker.records.layout import MAJOR, PREFIX, PREFIX_BYTES
+from baton_worker.records.layout import PREFIX, PREFIX_BYTES
 
 log = logging.getLogger(__name__)
 
-_ROLES = frozenset(Role)
 _REMEMBERED = 4096
 _ASK_AGAIN_SECONDS = 0.3
 _GOODBYE = "bye"
@@ -61,7 +59,10 @@ class Outgoing(NamedTuple):
 
 
 class WorkerTable:
-    """See the module. `lag_seconds` is the consumer's lag, which shrinks every credit."""
+    """See the module. `lag_seconds` is the consumer's lag, which shrinks every credit.
+
+    `expelled`: connections to end, because of what was said over them or whose they are.
+    """
 
     def __init__(
         self,
@@ -78,29 +79,30 @@ class WorkerTable:
         """
         self.lag_seconds = 0.0
         self.out: deque[Outgoing] = deque()
+        self.expelled: deque[bytes] = deque()
         self.ends: dict[str, GatewayEnd] = {}
         self._routes: dict[bytes, GatewayEnd] = {}
         self._settings = settings
         self._metrics = metrics
-        self._admit = admit
-        self._retired: OrderedDict[int, str] = OrderedDict()
+        self._door = Door(admit)
         self._asked: OrderedDict[bytes, float] = OrderedDict()
         self._excused_until = -math.inf
-        self._info_decoder = msgspec.msgpack.Decoder(WorkerInfo)
 
     def end_of(self, route: bytes) -> GatewayEnd | None:
         """Return whose connection this is."""
         return self._routes.get(route)
 
     def hello(self, route: bytes, user_id: str, hello: Hello, now: float) -> list[GatewayLinkEvent]:
-        """Welcome a worker, or tell it why not."""
-        try:
-            info = self._info_decoder.decode(hello.body)
-        except msgspec.DecodeError as error:
-            return self._reject(route, hello, "hello_body", str(error))
-        reason = self._objection_to(hello, info) or self._admit(user_id, info)
-        if reason:
-            return self._reject(route, hello, reason, info.worker_id)
+        """Welcome a worker, or tell it why not.
+
+        Raises:
+            RecordError: FIELD_RANGE.
+        """
+        bounds.check(hello)
+        visitor = self._door.judge(self.ends, self._routes.get(route), user_id, hello)
+        info = visitor.info
+        if info is None or visitor.reason:
+            return self._reject(route, hello, visitor)
         events: list[GatewayLinkEvent] = []
         end = self.ends.get(info.worker_id)
         if end is not None and end.epoch != hello.epoch:
@@ -112,8 +114,14 @@ class WorkerTable:
         return events + self._greet(end, route, user_id, hello, info, now)
 
     def malformed(self, route: bytes, error: RecordError, now: float) -> list[GatewayLinkEvent]:
-        """Take note of bytes that are no message: too many of them, and the worker is shut out."""
+        """Take note of bytes that are no message: too many of them, and the worker is shut out.
+
+        A whole message with a number that nobody can have reached is worse: its sender lies, and
+        its connection ends.
+        """
         end = self._routes.get(route)
+        if error.reason is RefusalReason.FIELD_RANGE:
+            return self._expel(route, end, error)
         if end is None or not end.note_refusal(now):
             return []
         return self._quarantine(end, error.reason.value)
@@ -122,9 +130,10 @@ class WorkerTable:
         """Turn away every worker that would not be let in now: its key was revoked or renamed."""
         events: list[GatewayLinkEvent] = []
         for end in list(self.ends.values()):
-            reason = self._admit(end.user_id, end.info)
+            reason = self._door.admit(end.user_id, end.info)
             if reason:
                 self.out.append(Outgoing(end.route, ErrorNotice(end.epoch, 0, 0, 0, reason)))
+                self.expelled.append(end.route)
                 events += self._retire(end, reason)
         return events
 
@@ -163,7 +172,11 @@ class WorkerTable:
         return self._retire(end, reason)
 
     def step(self, route: bytes, frame: memoryview, now: float) -> list[GatewayLinkEvent]:
-        """Take one STEP frame."""
+        """Take one STEP frame.
+
+        Raises:
+            RecordError: FIELD_RANGE.
+        """
         end = self._routes.get(route)
         if end is None:
             self._ask(route, now)
@@ -173,6 +186,7 @@ class WorkerTable:
             header, columns = decode_step(frame, end.limits)
         except RecordError as error:
             return self._refuse_bytes(end, frame, error, now)
+        bounds.check_step(header)
         if header.epoch != end.epoch:
             self._metrics.stale_messages.inc()
             self._ask(route, now)
@@ -180,7 +194,12 @@ class WorkerTable:
         return self._take(end, header, columns, now)
 
     def control(self, route: bytes, message: Control, now: float) -> list[GatewayLinkEvent]:
-        """Take any other message but HELLO."""
+        """Take any other message but HELLO.
+
+        Raises:
+            RecordError: FIELD_RANGE.
+        """
+        bounds.check(message)
         end = self._routes.get(route)
         if end is None:
             self._ask(route, now)
@@ -193,6 +212,8 @@ class WorkerTable:
                 end.on_resume(message)
             case Bye() if message.epoch == end.epoch:
                 return self._retire(end, _GOODBYE)
+            case ErrorNotice() if message.epoch == end.epoch:
+                return self._on_error(end, message)
             case _:
                 self._metrics.stale_messages.inc()
         return []
@@ -263,25 +284,46 @@ class WorkerTable:
         end.welcome(self.lag_seconds, now)
         return events
 
-    def _objection_to(self, hello: Hello, info: WorkerInfo) -> str:
-        if not info.wire_min <= MAJOR <= info.wire_max:
-            return "wire_version"
-        if info.role not in _ROLES:
-            return "role"
-        if hello.epoch in self._retired:
-            return self._retired[hello.epoch]
-        end = self.ends.get(info.worker_id)
-        if end and end.epoch == hello.epoch and end.standing is Standing.QUARANTINED:
-            return "quarantined"
-        return ""
+    def _on_error(self, end: GatewayEnd, message: ErrorNotice) -> list[GatewayLinkEvent]:
+        """The worker will not have this gateway: it holds another one of the same incarnation."""
+        self._metrics.refusals.inc(label(message.reason))
+        facts = {"worker": end.worker_id, "reason": message.reason}
+        if message.reason != INCARNATION_TAKEN:
+            log.warning("a worker refuses this gateway", extra=facts)
+            return []
+        before = self._settings.incarnation
+        events = self._take_down(end, INCARNATION_TAKEN, Standing.DOWN)
+        if self._settings.identity.redraw():
+            log.warning("incarnation taken, another drawn", extra=facts | {"was": before})
+            for other in self.ends.values():
+                if other.standing is Standing.UP:
+                    other.out.append(Who(self._settings.incarnation, 0))
+        else:
+            log.error("incarnation taken by another gateway", extra=facts | {"it": before})
+        return events
 
-    def _reject(
-        self, route: bytes, hello: Hello, reason: str, detail: str
+    def _expel(
+        self, route: bytes, end: GatewayEnd | None, error: RecordError
     ) -> list[GatewayLinkEvent]:
-        self._metrics.rejected_hellos.inc(reason)
-        log.warning("HELLO rejected", extra={"reason": reason, "detail": detail})
-        self.out.append(Outgoing(route, ErrorNotice(hello.epoch, 0, 0, 0, reason)))
-        return []
+        facts = {"worker": end.worker_id if end else "", "error": str(error)}
+        log.warning("a connection is ended for what it said", extra=facts)
+        self.expelled.append(route)
+        if end is None:
+            return []
+        reason = error.reason.value
+        self.out.append(Outgoing(route, ErrorNotice(end.epoch, 0, 0, 0, reason)))
+        return self._retire(end, reason)
+
+    def _reject(self, route: bytes, hello: Hello, visitor: Visitor) -> list[GatewayLinkEvent]:
+        self._metrics.rejected_hellos.inc(visitor.reason)
+        facts = {"reason": visitor.reason, "detail": visitor.detail}
+        log.warning("HELLO rejected", extra=facts)
+        self.out.append(Outgoing(route, ErrorNotice(hello.epoch, 0, 0, 0, visitor.reason)))
+        if not visitor.is_expelled:
+            return []
+        self.expelled.append(route)
+        end = self._routes.get(route)
+        return self._retire(end, visitor.reason) if end else []
 
     def _ask(self, route: bytes, now: float) -> None:
         self._metrics.unknown_routes.inc()
@@ -303,12 +345,10 @@ class WorkerTable:
             )
             counter.inc()
             return []
-        if header.role != end.info.role:
-            return self._refuse(end, "role", now)
-        if header.semantic_hash != end.info.semantic_hash:
-            return self._refuse(end, "semantic_hash", now)
-        ours = columns.handle >> np.uint64(COUNTER_BITS) == self._settings.incarnation
-        n_ours = int(np.count_nonzero(ours))
+        reason = contradiction(header, end.info)
+        if reason:
+            return self._refuse(end, reason, now)
+        n_ours = n_rows_of(self._settings.incarnation, columns)
         if n_ours == 0:
             self._metrics.foreign_rows.inc(columns.n_rows)
             end.inbox.skip(now)
@@ -319,7 +359,7 @@ class WorkerTable:
         self._metrics.received_frames.inc()
         self._metrics.received_bytes.inc(header.frame_bytes)
         self._metrics.received_rows.inc(columns.n_rows)
-        return [StepReceived(end.worker_id, _meta(header), columns)]
+        return [StepReceived(end.worker_id, meta_of(header), columns)]
 
     def _refuse_bytes(
         self, end: GatewayEnd, frame: memoryview, error: RecordError, now: float
@@ -340,13 +380,11 @@ class WorkerTable:
 
     def _quarantine(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
         self._metrics.quarantines.inc()
-        self.out.append(Outgoing(end.route, ErrorNotice(end.epoch, 0, 0, 0, "quarantined")))
+        self.out.append(Outgoing(end.route, ErrorNotice(end.epoch, 0, 0, 0, QUARANTINED)))
         return self._take_down(end, f"quarantined: {reason}", Standing.QUARANTINED)
 
     def _retire(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
-        self._retired[end.epoch] = reason
-        if len(self._retired) > _REMEMBERED:
-            self._retired.popitem(last=False)
+        self._door.retire(end.epoch, reason)
         del self.ends[end.worker_id]
         was_up = end.standing is Standing.UP
         return self._take_down(end, reason, Standing.DOWN) if was_up else []
@@ -363,15 +401,3 @@ class WorkerTable:
         level = logging.INFO if reason == _GOODBYE else logging.WARNING
         log.log(level, "worker down", extra={"worker": end.worker_id, "reason": reason})
         return [WorkerDown(end.worker_id, end.epoch, reason)]
-
-
-def _meta(header: StepHeader) -> StepMeta:
-    return StepMeta(
-        epoch=header.epoch,
-        seq=header.seq,
-        step_id=header.step_id,
-        role=int(header.role),
-        sent_unix_ns=header.sent_unix_ns,
-        is_replay=header.is_replayed,
-        frame_bytes=header.frame_bytes,
-    )

@@ -7,7 +7,7 @@ is now). Everybody who may scrape may ask, so nothing here takes an order: see `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -21,6 +21,7 @@ from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.link.refusals import WHY
 from baton_worker.roles.serving import ThreadServer
 
 _NO_ORDERS = "nothing on this port takes orders: they go to the worker's control.socket"
@@ -34,6 +35,7 @@ class HealthSources:
 
     Attributes:
         engine_silence_seconds: time since the engine thread last turned.
+        refusals: why gateways are not linked, by address; see `link.refusals`.
         is_linked: whether gateways can give work; see `linked`.
         open_requests: requests and unpulled handoffs that still need this process.
         num_speculative_tokens: K as it is set now; `max_speculative_tokens`: the largest allowed.
@@ -47,6 +49,7 @@ class HealthSources:
     num_speculative_tokens: Callable[[], int]
     max_speculative_tokens: int
     silence_limit_seconds: float = 60.0
+    refusals: Callable[[], Mapping[str, str]] = dict
 
     def drain_status(self) -> dict[str, object]:
         """Return the answer of `/drain`."""
@@ -73,7 +76,12 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
         gateways = sources.linked_gateways()
         draining = sources.is_draining()
         ready = sources.is_linked() and not draining
-        body = {"ready": ready, "linked_gateways": gateways, "draining": draining}
+        body = {
+            "ready": ready,
+            "linked_gateways": gateways,
+            "draining": draining,
+            "refusals": {at: WHY.get(why, why) for at, why in sources.refusals().items()},
+        }
         return JSONResponse(body, status_code=200 if ready else 503)
 
     async def metrics(request: Request) -> Response:

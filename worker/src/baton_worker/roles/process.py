@@ -186,6 +186,7 @@ def _health_sources(worker: _Assembled) -> HealthSources:
     return HealthSources(
         engine_silence_seconds=lambda: time.monotonic() - loop.turned_at_seconds,
         linked_gateways=link.linked_gateways,
+        refusals=link.refusals,
         is_linked=readiness.is_ready,
         open_requests=loop.n_open,
         is_draining=lambda: loop.is_draining,
