@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.request
 
@@ -85,11 +86,14 @@ def test_a_workers_probes_answer_over_ipv6(host) -> None:
         is_draining=lambda: False,
         num_speculative_tokens=lambda: 0,
         max_speculative_tokens=0,
+        refusals=lambda: {"tcp://[::1]:5555": "name_taken"},
     )
     health.start(sources)
     try:
         assert health.url == f"http://[::1]:{health.port}"
         with urllib.request.urlopen(f"{health.url}/readyz", timeout=30) as reply:
             assert reply.status == 200
+            why = json.load(reply)["refusals"]["tcp://[::1]:5555"]
+            assert "another live process has this worker_id" in why
     finally:
         health.close()

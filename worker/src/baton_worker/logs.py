@@ -26,6 +26,37 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 
+def one_line(text: str) -> str:
+    """Return `text` with everything escaped that breaks a line or that a terminal obeys.
+
+    Peers and clients choose names, ids and error texts: none may start a line that nobody wrote.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _fact(value: object) -> str:
+    """Return a value as it stands behind `key=`: text that could be taken for more is quoted."""
+    shown = one_line(str(value))
+    if isinstance(value, str) and (not shown or any(c in ' ="' for c in shown)):
+        return '"' + shown.replace('"', '\\"') + '"'
+    return shown
+
+
+def _sound(entry: dict[str, object]) -> dict[str, object]:
+    """Return `entry` with half characters written out, for UTF-8 has none."""
+    return {
+        key: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for key, value in entry.items()
+    }
+
+
+def _set_in(text: str) -> str:
+    """Return several lines so that none of them looks like a line of the log."""
+    return "".join(f"\n  {one_line(line)}" for line in text.split("\n"))
+
+
 class TextFormatter(logging.Formatter):
     """`12:00:01.250 INFO prefill-0 roles.loop: draining requests=3`."""
 
@@ -36,11 +67,12 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, with a traceback below it if there is one."""
         name = record.name.removeprefix("baton_worker.")
-        facts = "".join(f" {key}={value}" for key, value in _extras(record).items())
+        facts = "".join(f" {key}={_fact(value)}" for key, value in _extras(record).items())
         head = f"{self.formatTime(record, self.datefmt)}.{int(record.msecs):03d}"
-        line = f"{head} {record.levelname} {self._process} {name}: {record.getMessage()}{facts}"
+        message = one_line(record.getMessage())
+        line = f"{head} {record.levelname} {self._process} {name}: {message}{facts}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += _set_in(self.formatException(record.exc_info))
         return line
 
 
@@ -62,7 +94,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(entry | _extras(record), enc_hook=str).decode()
+        return msgspec.json.encode(_sound(entry | _extras(record)), enc_hook=str).decode()
 
 
 def configure_logging(process: str, level: str, style: LogFormat) -> None:

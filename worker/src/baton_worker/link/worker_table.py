@@ -172,11 +172,7 @@ class WorkerTable:
         return self._retire(end, reason)
 
     def step(self, route: bytes, frame: memoryview, now: float) -> list[GatewayLinkEvent]:
-        """Take one STEP frame.
-
-        Raises:
-            RecordError: FIELD_RANGE.
-        """
+        """Take one STEP frame. Raises what `hello` does."""
         end = self._routes.get(route)
         if end is None:
             self._ask(route, now)
@@ -194,11 +190,7 @@ class WorkerTable:
         return self._take(end, header, columns, now)
 
     def control(self, route: bytes, message: Control, now: float) -> list[GatewayLinkEvent]:
-        """Take any other message but HELLO.
-
-        Raises:
-            RecordError: FIELD_RANGE.
-        """
+        """Take any other message but HELLO. Raises what `hello` does."""
         bounds.check(message)
         end = self._routes.get(route)
         if end is None:
