@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(300)
 
 EXPECTED = {
     ("Deployment", "demo-gateway"), ("Service", "demo"), ("Service", "demo-link"),
-    ("ConfigMap", "demo-gateway"), ("Secret", "demo-curve"), ("ServiceAccount", "demo-pods"),
+    ("Secret", "demo-curve"), ("ServiceAccount", "demo-pods"),
     ("PodDisruptionBudget", "demo-prefill"), ("PodDisruptionBudget", "demo-decode"),
     ("NetworkPolicy", "demo-prefill"), ("NetworkPolicy", "demo-decode"),
     ("NetworkPolicy", "demo-gateway"),
@@ -26,6 +26,12 @@ def demo(kubectl, operator, namespace, pdd, ready, children):
     return children("demo")
 
 
+def gateway_file(demo):
+    """The name of the ConfigMap that the gateways read."""
+    volumes = demo["Deployment", "demo-gateway"]["spec"]["template"]["spec"]["volumes"]
+    return next(v["configMap"]["name"] for v in volumes if v["name"] == "config")
+
+
 def revision_of(kubectl, namespace):
     return kubectl.get("pdd", "demo", namespace=namespace)["status"]["updateRevision"]
 
@@ -36,6 +42,7 @@ def test_every_child_is_there_and_nothing_else(demo, kubectl, namespace):
         ("Deployment", f"demo-{revision}-prefill"),
         ("Deployment", f"demo-{revision}-decode"),
         ("ConfigMap", f"demo-{revision}"),
+        ("ConfigMap", gateway_file(demo)),
     }
     assert set(demo) == EXPECTED | own
 
@@ -66,7 +73,7 @@ def test_pods_were_admitted_by_the_restricted_standard(demo, kubectl, namespace)
 def test_the_worker_reads_the_configuration_that_it_is_given(demo, kubectl, namespace, tmp_path):
     revision = revision_of(kubectl, namespace)
     texts = dict(demo["ConfigMap", f"demo-{revision}"]["data"])
-    texts["gateway.yaml"] = demo["ConfigMap", "demo-gateway"]["data"]["config.yaml"]
+    texts["gateway.yaml"] = demo["ConfigMap", gateway_file(demo)]["data"]["config.yaml"]
     for role in ("prefill", "decode", "gateway"):
         path = tmp_path / f"{role}.yaml"
         path.write_text(texts[f"{role}.yaml"])
@@ -94,7 +101,7 @@ def test_policies_deny_by_default_and_let_serving_through(demo):
 
     assert ports(policies["demo-prefill"]["ingress"]) == {8080}
     assert ports(policies["demo-decode"]["ingress"]) == {8080, 5557}
-    assert ports(policies["demo-gateway"]["ingress"]) == {8000, 5555}
+    assert ports(policies["demo-gateway"]["ingress"]) == {8000, 5555, 8080}
     assert ports(policies["demo-prefill"]["egress"]) == {5555, 5557, 53}
     assert ports(policies["demo-gateway"]["egress"]) == {53}
 

@@ -1,8 +1,9 @@
 """A cluster's pods as a planner sees them: workloads that follow their desired counts.
 
 Enforces what the workload controllers do: pods are created unready, removed unready first; a broken
-revision's pods never become ready. `TimedFleet` adds the time that pods take, the room that nodes
-have, and an operator that may be away or have a clock that jumps.
+revision's pods never become ready. Gateways of one revision stay until those of the next are ready.
+`TimedFleet` adds the time that pods take, the room that nodes have, and an operator that may be
+away or have a clock that jumps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from baton_operator.gateways import Gateways
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.models.roles import RoleSpec, ScalingMode, ScalingSpec
 from baton_operator.models.spec import ModelSpec, Pairs, RatioBounds, RatioSpec, RolloutSpec
@@ -39,6 +41,9 @@ class Fleet:
         self.pods: dict[str, list[list[bool]]] = {}
         self.desired: dict[str, Counts] = {}
         self.broken: set[str] = set()
+        self.gateways: Gateways | None = None
+        self.answering = ""
+        self.broken_gateways: set[str] = set()
         self.asked: dict[Role, int] = {}
         self.plan = None
 
@@ -52,7 +57,8 @@ class Fleet:
         )
 
     def facts(self):
-        return Facts(tuple(self.revision(name) for name in sorted(self.pods)), self.asked)
+        revisions = tuple(self.revision(name) for name in sorted(self.pods))
+        return Facts(revisions, self.asked, gateways=self.gateways)
 
     def ready(self):
         return Counts(*(sum(sum(p[r]) for p in self.pods.values()) for r in (0, 1)))
@@ -69,10 +75,17 @@ class Fleet:
             self.desired[name] = counts
             for role in (0, 1):
                 self._follow(name, role, counts[role])
+        if self.gateways is None or self.gateways.revision != self.plan.gateway:
+            is_back = self.answering == self.plan.gateway
+            self.gateways = Gateways(self.plan.gateway, is_rolled=is_back)
+            self._gateways_begin()
         for name in self.plan.retired:
             assert self.revision(name).existing.is_zero
             del self.pods[name], self.desired[name]
         return self.plan
+
+    def _gateways_begin(self):
+        """New gateways are on their way."""
 
     def _follow(self, name, role, count):
         pods = sorted(self.pods[name][role], reverse=True)[:count]
@@ -88,9 +101,20 @@ class Fleet:
             self.now = min(end, self.now + (plan.look_in or seconds))
 
     def all_ready(self):
+        """Let every healthy pod become ready, the gateways' too."""
+        self.workers_ready()
+        self.gateways_roll()
+
+    def workers_ready(self):
         for name, roles in self.pods.items():
             if name not in self.broken:
                 self.pods[name] = [[True] * len(role) for role in roles]
+
+    def gateways_roll(self):
+        """Replace the gateways' pods, which Kubernetes does once the new ones are ready."""
+        if self.gateways and self.gateways.revision not in self.broken_gateways:
+            self.gateways = self.gateways._replace(is_rolled=True)
+            self.answering = self.gateways.revision
 
     def set_ready(self, name, role, index, is_ready):
         pods = self.pods.get(name, [[], []])[role]
@@ -116,12 +140,16 @@ class Fleet:
     def settle(self, limit=200):
         """Run to rest with every healthy pod ready; return how many steps it took."""
         for number in range(limit):
-            before = (self.desired.copy(), {n: [list(r) for r in p] for n, p in self.pods.items()})
+            before = self._state()
             self.step()
             self.all_ready()
-            if (self.desired, self.pods) == before and not self.plan.retired:
+            if self._state() == before and not self.plan.retired:
                 return number
         raise AssertionError(f"no rest after {limit} steps: {self.desired}")
+
+    def _state(self):
+        pods = {name: [list(role) for role in roles] for name, roles in self.pods.items()}
+        return self.desired.copy(), pods, self.gateways
 
 
 @dataclass
@@ -147,6 +175,7 @@ class TimedFleet(Fleet):
         self.time = 0.0
         self.room = None
         self.leaving: list[list[float]] = [[], []]
+        self.gateways_ready_at = 0.0
 
     def revision(self, name):
         pods = self.pods[name]
@@ -168,6 +197,9 @@ class TimedFleet(Fleet):
             if self.leaving[role] and any(pod.placed_at is None for pod in pods)
         }
         return facts._replace(awaiting_room=frozenset(homeless))
+
+    def _gateways_begin(self):
+        self.gateways_ready_at = self.time + self.START
 
     def _follow(self, name, role, count):
         pods = sorted(self.pods[name][role], key=lambda pod: pod.is_ready, reverse=True)
@@ -214,6 +246,8 @@ class TimedFleet(Fleet):
                     yield pod.placed_at + self.START
         for role in self.leaving:
             yield from role
+        if self.time < self.gateways_ready_at:
+            yield self.gateways_ready_at
 
     def _live(self):
         for name, roles in self.pods.items():
@@ -222,3 +256,5 @@ class TimedFleet(Fleet):
                 pod.is_ready = pod.is_ready or (is_due and name not in self.broken)
         self.leaving = [[end for end in role if end > self.time] for role in self.leaving]
         self._place()
+        if self.gateways_ready_at <= self.time:
+            self.gateways_roll()

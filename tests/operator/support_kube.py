@@ -498,7 +498,7 @@ class Cluster:
         for name in self.kube.names(api.DEPLOYMENT):
             body = self.kube.find(api.DEPLOYMENT, name)
             labels = body["metadata"]["labels"]
-            if "baton.dev/revision" in labels:
+            if labels["baton.dev/role"] != "gateway":
                 place = (labels["baton.dev/revision"], labels["baton.dev/role"])
                 found[place] = body["spec"]["replicas"]
         return found

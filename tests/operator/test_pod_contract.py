@@ -50,7 +50,7 @@ def templates(spec):
     return {
         "prefill": worker_template(OWNER, spec, spec.role("prefill"), "r1"),
         "decode": worker_template(OWNER, spec, spec.role("decode"), "r1"),
-        "gateway": gateway_template(OWNER, spec),
+        "gateway": gateway_template(OWNER, spec, "chat-gateway-1"),
     }
 
 

@@ -99,7 +99,6 @@ EDITS = {
     "service selector": (api.SERVICE, "chat", {"spec": {"selector": {"baton.dev/role": "x"}}}),
     "budget": (api.DISRUPTION_BUDGET, "chat-decode", {"spec": {"minAvailable": 9}}),
     "policy": (api.NETWORK_POLICY, "chat-decode", {"spec": {"ingress": [{}]}}),
-    "configuration": (api.CONFIG_MAP, "chat-gateway", {"data": {"config.yaml": "x"}}),
     "account": (
         api.SERVICE_ACCOUNT,
         "chat-pods",

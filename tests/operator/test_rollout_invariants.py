@@ -62,18 +62,24 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule()
     def pods_become_ready(self):
-        self.fleet.all_ready()
+        self.fleet.workers_ready()
 
     @rule(role=st.integers(0, 1), index=st.integers(0, 9), data=st.data())
     def a_pod_becomes_ready_or_not(self, role, index, data):
         name = data.draw(st.sampled_from(sorted(self.fleet.pods)))
         self.fleet.set_ready(name, role, index, data.draw(st.booleans()))
 
-    @rule(is_broken=st.booleans())
-    def edit_the_spec(self, is_broken):
+    @rule()
+    def gateways_become_ready(self):
+        self.fleet.gateways_roll()
+
+    @rule(is_broken=st.booleans(), has_broken_gateways=st.booleans())
+    def edit_the_spec(self, is_broken, has_broken_gateways):
         self.fleet.update = next(self.names)
         if is_broken:
             self.fleet.broken.add(self.fleet.update)
+        if has_broken_gateways:
+            self.fleet.broken_gateways.add(self.fleet.update)
 
     @rule(data=st.data())
     def return_to_a_revision(self, data):
@@ -108,6 +114,8 @@ class Rollouts(RuleBasedStateMachine):
         fleet = self.fleet
         before_total, before_ready = fleet.total(), fleet.ready()
         ready_before = [fleet.revision(name).ready for name in fleet.pods]
+        answering = fleet.answering
+        answered = fleet.revision(answering).ready if answering in fleet.pods else Counts()
         plan = fleet.step()
         target = plan.target
         if all(role.scaling.mode is ScalingMode.EXTERNAL for role in fleet.spec.roles):
@@ -120,6 +128,7 @@ class Rollouts(RuleBasedStateMachine):
             assert after_ready >= min(before_ready[role], floor[role])
         if self.budget.surge_pairs:
             self._check_pairs(whole_pairs(ready_before, target), target)
+        self._check_gateways(answering, answered, target)
         assert set(fleet.pods) >= {plan.goal}
 
     def _serving(self):
@@ -136,6 +145,12 @@ class Rollouts(RuleBasedStateMachine):
         after = [self.fleet.revision(name).ready for name in self.fleet.pods]
         assert whole_pairs(after, target) >= min(before, least)
 
+    def _check_gateways(self, answering, ready_before, target):
+        """The workers that gateways send to are not all taken away before the gateways go."""
+        if self.budget.unavailable_pairs or not served_ticks(ready_before, target):
+            return
+        assert served_ticks(self.fleet.revision(answering).ready, target)
+
     def teardown(self):
         if not hasattr(self, "fleet"):
             return
@@ -147,12 +162,14 @@ class Rollouts(RuleBasedStateMachine):
         fleet = self.fleet
         fleet.update = update
         fleet.broken.discard(update)
+        fleet.broken_gateways.clear()
         fleet.rollout(paused=False, partition=0)
         fleet.settle()
         plan = fleet.plan
         assert plan.step.phase is Phase.COMPLETE
         assert plan.goal == update or plan.has_failed
         assert fleet.desired == {plan.goal: plan.target}
+        assert fleet.answering == plan.goal
         assert fleet.revision(plan.goal).ready == plan.target
         assert plan.target != Counts()
 

@@ -23,7 +23,12 @@ from baton_operator.resources.meta import Manifest, Owner, manifest
 from baton_operator.resources.pods import gateway_template
 from baton_operator.resources.policies import network_policies
 from baton_operator.resources.workloads import gateway_workload, worker_workload
-from baton_operator.revision import RevisionRecord, record_manifest, semantic_hash
+from baton_operator.revision import (
+    RevisionRecord,
+    gateway_spec,
+    record_manifest,
+    semantic_hash,
+)
 from baton_operator.wish import Wish
 
 
@@ -36,7 +41,7 @@ class Apis(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What rendering needs. `records` holds every revision whose workloads shall be written, `home`
-    is the operator's namespace.
+    is the operator's namespace, `has_gateway` says that there are gateways, of whatever revision.
     """
 
     owner: Owner
@@ -46,6 +51,7 @@ class Inputs:
     apis: Apis
     make_pair: Callable[[], KeyPair]
     home: str = ""
+    has_gateway: bool = False
 
 
 def wishes(inputs: Inputs) -> list[Wish]:
@@ -59,12 +65,10 @@ def wishes(inputs: Inputs) -> list[Wish]:
     ]
     if inputs.apis.has_pod_monitor and spec.pod_monitor == "Auto":
         plain.append(extras.pod_monitor(owner))
-    gateway, gateway_file = _gateway(owner, spec)
     return [
         Wish(extras.service_account(owner), is_urgent=True),
         *(Wish(workload, is_urgent=True) for workload in _workloads(inputs)),
-        Wish(gateway, is_urgent=True),
-        Wish(gateway_file),
+        *_gateway(inputs),
         *(Wish(record_manifest(owner, inputs.records[name])) for name in sorted(inputs.records)),
         *_secret(inputs),
         *(Wish(each) for each in plain),
@@ -85,18 +89,36 @@ def _of_revision(inputs: Inputs, record: RevisionRecord, counts: Counts) -> Iter
         yield worker_workload(inputs.owner, inputs.spec, role, record.name, template, replicas)
 
 
-def _gateway(owner: Owner, spec: PDDeploymentSpec) -> tuple[Manifest, Manifest]:
+def _gateway(inputs: Inputs) -> Iterator[Wish]:
+    """Yield the gateways and their file, made from what the plan has them serve.
+
+    Where nobody knows any more what they were made from, they stay as they are.
+    """
+    owner, plan, revision = inputs.owner, inputs.plan, inputs.plan.gateway
+    spec: PDDeploymentSpec | None = inputs.spec
+    if revision != plan.update:
+        record = inputs.records.get(revision)
+        spec = None if record is None else gateway_spec(inputs.spec, record)
+    if spec is None:
+        if inputs.has_gateway:
+            return
+        spec, revision = inputs.spec, plan.update
     text = config.gateway_config(spec)
-    file = manifest(
-        owner,
-        "v1",
-        "ConfigMap",
-        names.gateway(owner.name),
-        role=Role.GATEWAY,
-        data={config.CONFIG_FILE: text},
+    name = names.gateway_file(owner.name, semantic_hash(text, size=4))
+    template = gateway_template(owner, spec, name)
+    yield Wish(gateway_workload(owner, inputs.spec, template, revision), is_urgent=True)
+    yield Wish(
+        manifest(
+            owner,
+            "v1",
+            "ConfigMap",
+            name,
+            role=Role.GATEWAY,
+            revision=revision,
+            immutable=True,
+            data={config.CONFIG_FILE: text},
+        )
     )
-    workload = gateway_workload(owner, spec, gateway_template(owner, spec), semantic_hash(text))
-    return workload, file
 
 
 def _secret(inputs: Inputs) -> list[Wish]:

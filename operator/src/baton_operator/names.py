@@ -25,7 +25,7 @@ LABEL_REVISION: Final = f"{GROUP}/revision"
 CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 
 ANNOTATION_APPLIED: Final = f"{GROUP}/applied-hash"
-ANNOTATION_CONFIG: Final = f"{GROUP}/config-hash"
+ANNOTATION_RESTARTED: Final = f"{GROUP}/restarted-at"
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 MAX_NAME_LENGTH: Final = 40
@@ -64,8 +64,16 @@ def workload(name: str, revision: str, role: Role) -> str:
 
 
 def gateway(name: str) -> str:
-    """Return the name of the gateway's Deployment, ConfigMap and policy."""
+    """Return the name of the gateway's Deployment and policy."""
     return f"{name}-gateway"
+
+
+def gateway_file(name: str, content_hash: str) -> str:
+    """Return the name of the ConfigMap with a gateway's configuration.
+
+    Named for its content, so that a gateway that restarts reads what it was made with.
+    """
+    return f"{gateway(name)}-{content_hash}"
 
 
 def client_service(name: str) -> str:

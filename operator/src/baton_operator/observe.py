@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton_operator.gateways import Gateways
 from baton_operator.heads import Child, PodView, ScalerView, Workload
 from baton_operator.models import ObjectKey
 from baton_operator.names import WORKER_ROLES, Role
@@ -38,6 +39,8 @@ class Observed:
 
     workloads: tuple[WorkloadRef, ...] = ()
     gateway: Workload | None = None
+    gateway_revision: str = ""
+    gateway_files: tuple[Child, ...] = ()
     scalers: tuple[ScalerView, ...] = ()
     pods: tuple[PodRef, ...] = ()
     records: tuple[Child, ...] = ()
@@ -47,6 +50,12 @@ class Observed:
         """Return the counts by revision, in order of name."""
         names = sorted({w.revision for w in self.workloads})
         return tuple(self._revision(name) for name in names)
+
+    def gateways(self) -> Gateways | None:
+        """Return what the gateways are of, or None when there are none."""
+        if self.gateway is None:
+            return None
+        return Gateways(self.gateway_revision, self.gateway.is_rolled)
 
     def scaler(self, role: Role) -> ScalerView | None:
         """Return the role's scaler, or None."""
@@ -97,7 +106,8 @@ class Observed:
 def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
     """Return what exists now; children of another owner of the same name do not count."""
     workloads: list[WorkloadRef] = []
-    gateway: Workload | None = None
+    gateway: Child | None = None
+    gateway_files: list[Child] = []
     scalers: list[ScalerView] = []
     pods: list[PodRef] = []
     records: list[Child] = []
@@ -114,14 +124,23 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
         elif isinstance(child.view, ScalerView):
             scalers.append(child.view)
         elif isinstance(child.view, Workload) and child.role == Role.GATEWAY:
-            gateway = child.view
+            gateway = child
         elif isinstance(child.view, Workload) and child.role in _worker_names():
             role = Role(child.role)
             workloads.append(WorkloadRef(key, child, role, child.revision, child.view))
+        elif key.kind == "ConfigMap" and child.role == Role.GATEWAY:
+            gateway_files.append(child)
         elif key.kind == "ConfigMap" and child.revision:
             records.append(child)
     return Observed(
-        tuple(workloads), gateway, tuple(scalers), tuple(pods), tuple(records), tuple(leaving)
+        workloads=tuple(workloads),
+        gateway=gateway.view if gateway and isinstance(gateway.view, Workload) else None,
+        gateway_revision=gateway.revision if gateway else "",
+        gateway_files=tuple(gateway_files),
+        scalers=tuple(scalers),
+        pods=tuple(pods),
+        records=tuple(records),
+        leaving=tuple(leaving),
     )
 
 

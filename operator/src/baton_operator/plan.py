@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton_operator.deadline import Waited, charged, piece_seconds
+from baton_operator.gateways import Gateways, counted, gateway_revision
 from baton_operator.models import PDDeploymentSpec, ScalingMode
 from baton_operator.models.parse import parse_ratio
 from baton_operator.names import WORKER_ROLES, Role
@@ -34,7 +35,7 @@ class Memory(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What exists: counts by revision, and replicas that scalers ask for by role.
+    """What exists: counts by revision, replicas that scalers ask for by role, the gateways.
 
     `awaiting_room` names revisions with pods that have no room while others of ours are leaving.
     """
@@ -42,11 +43,16 @@ class Facts(NamedTuple):
     revisions: tuple[Revision, ...] = ()
     asked: dict[Role, int] = {}  # noqa: RUF012 - never written
     awaiting_room: frozenset[str] = frozenset()
+    gateways: Gateways | None = None
 
     def named(self, name: str) -> Revision:
         """Return a revision's counts; one that does not exist has none."""
         none = Revision(name, Counts(), Counts(), Counts())
         return next((r for r in self.revisions if r.name == name), none)
+
+    def counted(self, goal: str, target: Counts) -> Facts:
+        """Return what a rollout to `goal` may count of this, before the gateways have come."""
+        return self._replace(revisions=counted(self.gateways, goal, self.revisions, target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Plan:
         update: the revision that the spec names.
         goal: the revision to aim at: `update`, or the one to fall back to.
         current: the last revision that was rolled out fully, after this step.
+        gateway: the revision that the gateways shall be of.
         retired: revisions that nothing needs any more.
         look_in: seconds until the deadline needs another look; None when no clock runs.
     """
@@ -66,6 +73,7 @@ class Plan:
     update: str
     goal: str
     current: str
+    gateway: str
     step: Step
     memory: Memory
     retired: tuple[str, ...]
@@ -97,14 +105,15 @@ def make_plan(
     scaling = scale_roles(spec, facts)
     target = Counts() if spec.suspend else Counts(scaling.prefill.replicas, scaling.decode.replicas)
     stable = _stable(facts, memory)
-    memory = _progressed(_carried(memory, update, now), facts, target, now)
+    of_update = facts.counted(update, target)
+    memory = _progressed(_carried(memory, update, now), of_update, target, now)
     goal = _goal(spec, memory, stable, update)
     step = _step(spec, target, goal, stable, facts)
     is_over = memory.reached >= ticks_of(target) or stable == update or memory.failed == update
     if is_over:
         memory, look_in = memory._replace(waited=Waited()), None
     else:
-        memory, look_in = _judged(spec, memory, facts, step, now)
+        memory, look_in = _judged(spec, memory, of_update, step, now)
         if memory.failed == update:
             goal = _goal(spec, memory, stable, update)
             step = _step(spec, target, goal, stable, facts)
@@ -115,6 +124,7 @@ def make_plan(
         update=update,
         goal=goal,
         current=current,
+        gateway=_gateway(facts, goal, target),
         step=step,
         memory=memory._replace(current=current),
         retired=_retired(facts, step, keep={goal, current}),
@@ -160,7 +170,7 @@ def _step(spec: PDDeploymentSpec, target: Counts, goal: str, stable: str, facts:
             target=target,
             goal=goal,
             stable=stable or goal,
-            revisions=facts.revisions,
+            revisions=facts.counted(goal, target).revisions,
             budget=_budget(spec),
             partition_pairs=spec.rollout.partition,
             is_paused=spec.rollout.paused,
@@ -217,6 +227,11 @@ def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:
         return stable
     served = [r for r in facts.revisions if r.name != goal and r.is_live]
     return served[0].name if served else ""
+
+
+def _gateway(facts: Facts, goal: str, target: Counts) -> str:
+    present = facts.gateways.revision if facts.gateways else ""
+    return gateway_revision(present, goal, facts.revisions, target)
 
 
 def _retired(facts: Facts, step: Step, keep: set[str]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from baton_operator.api import (
 from baton_operator.apply import Applier, Extra, Outcome, Result
 from baton_operator.children import Apis, Inputs, wishes
 from baton_operator.models import ObjectKey, PDDeployment
-from baton_operator.names import WORKER_ROLES
+from baton_operator.names import WORKER_ROLES, gateway
 from baton_operator.observe import Observed, observe
 from baton_operator.parents import Invalid, Parent, ParentStore
 from baton_operator.plan import Facts, Plan, make_plan
@@ -32,8 +32,9 @@ from baton_operator.resources.meta import Owner
 from baton_operator.revision import RevisionRecord, make_record, revision_name
 from baton_operator.scalein import PodProbe, mark_victims, shrinks
 from baton_operator.status import Trouble, read_memory
-from baton_operator.store import ChildStore
+from baton_operator.store import ChildId, ChildStore
 from baton_operator.telemetry import Telemetry
+from baton_operator.wish import Wish
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class Reconciler:
         seen = observe(self._tools.children, pdd.key, pdd.uid)
         plan = self._plan(pdd, seen)
         records = await self._records(pdd, plan)
-        inputs = self._inputs(pdd, plan, records)
+        inputs = self._inputs(pdd, plan, records, has_gateway=seen.gateway is not None)
         wanted = wishes(inputs)
         applier = self._tools.applier
         extras = applier.unwished(pdd.key, pdd.uid, wanted)
@@ -118,6 +119,7 @@ class Reconciler:
         await self._scale_unrecorded(pdd, seen, plan, records)
         await applier.remove_all(pdd.key, extras)
         await self._retire(pdd.key, seen, plan)
+        await applier.remove_all(pdd.key, _outdated_files(pdd.key.name, seen, wanted, results))
         trouble = _trouble(results)
         seen = observe(self._tools.children, pdd.key, pdd.uid)
         self._tools.telemetry.refresh(pdd.key, seen.pods)
@@ -133,7 +135,12 @@ class Reconciler:
             for role in WORKER_ROLES
             if (scaler := seen.scaler(role)) is not None
         }
-        facts = Facts(seen.revisions(), asked, seen.awaiting_room())
+        facts = Facts(
+            seen.revisions(),
+            asked,
+            awaiting_room=seen.awaiting_room(),
+            gateways=seen.gateways(),
+        )
         memory = read_memory(pdd.status)
         return make_plan(pdd.spec, revision_name(pdd.spec), facts, memory, self._tools.now())
 
@@ -152,9 +159,24 @@ class Reconciler:
                 found[name] = record
         return found
 
-    def _inputs(self, pdd: PDDeployment, plan: Plan, records: dict[str, RevisionRecord]) -> Inputs:
-        make_pair = self._tools.make_pair
-        return Inputs(_owner(pdd), pdd.spec, plan, records, self._apis, make_pair, self._home)
+    def _inputs(
+        self,
+        pdd: PDDeployment,
+        plan: Plan,
+        records: dict[str, RevisionRecord],
+        *,
+        has_gateway: bool,
+    ) -> Inputs:
+        return Inputs(
+            owner=_owner(pdd),
+            spec=pdd.spec,
+            plan=plan,
+            records=records,
+            apis=self._apis,
+            make_pair=self._tools.make_pair,
+            home=self._home,
+            has_gateway=has_gateway,
+        )
 
     async def _read(self, pdd: PDDeployment) -> Parent | None:
         key, parents = pdd.key, self._tools.parents
@@ -205,7 +227,7 @@ class Reconciler:
 
     async def _retire(self, key: ObjectKey, seen: Observed, plan: Plan) -> None:
         """Delete what no revision in use needs: workloads first, then their records."""
-        kept = set(plan.step.wanted) - set(plan.retired) | {plan.goal, plan.current}
+        kept = set(plan.step.wanted) - set(plan.retired) | {plan.goal, plan.current, plan.gateway}
         applier = self._tools.applier
         await applier.remove_all(
             key,
@@ -226,6 +248,20 @@ def _trouble(results: list[Result]) -> Trouble:
         failed=_errors(r for r in results if r.error),
         refused=_errors(r for r in results if r.error and r.error.is_refusal),
     )
+
+
+def _outdated_files(
+    name: str, seen: Observed, wanted: list[Wish], results: list[Result]
+) -> list[Extra]:
+    """Return files of gateways that are gone: every gateway is as it shall be, with a file of its
+    own.
+    """
+    untouched = {r.child for r in results if r.outcome is Outcome.UNCHANGED}
+    is_over = seen.gateway is not None and seen.gateway.is_rolled
+    if not is_over or ChildId(DEPLOYMENT.kind, gateway(name)) not in untouched:
+        return []
+    kept = {wish.child_id.name for wish in wanted}
+    return [Extra(CONFIG_MAP, file) for file in seen.gateway_files if file.name not in kept]
 
 
 def _errors(results: Iterable[Result]) -> tuple[str, ...]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from baton_operator import names
 from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.models.spec import LogprobsSpec, ModelSpec, SpeculativeSpec
 from baton_operator.names import WORKER_ROLES
 from baton_operator.resources.config import worker_config
 from baton_operator.resources.meta import Manifest, Owner, manifest
@@ -35,19 +36,37 @@ _SUFFIXES: dict[str, Decimal | int] = {
 class RevisionRecord(msgspec.Struct, frozen=True):
     """What a revision's pods are made from, by role: file and pod template.
 
-    `nodes` is what operators before render version 3 wrote beside them. A record cannot be changed,
-    so that one of theirs must be rendered as it was.
+    `gateway` is what gateways of the revision take from it (`GatewayShare`), as it was written.
+    `nodes` is what operators before render version 3 wrote instead. A record cannot be changed, so
+    that one of theirs, or of a later schema, must be rendered as it was.
     """
 
     name: str
     configs: dict[str, str]
     templates: dict[str, Manifest]
     nodes: dict[str, int] = {}
+    gateway: dict[str, Any] = {}
 
 
 class _Shapes(msgspec.Struct, frozen=True, omit_defaults=True):
     templates: dict[str, Manifest]
     nodes: dict[str, int] = {}
+    gateway: dict[str, Any] = {}
+
+
+class GatewayShare(msgspec.Struct, frozen=True):
+    """The part of a spec that gateways share with the workers they serve, and move with.
+
+    All else (replicas, limits, their own image and template) is theirs alone and follows the spec.
+    """
+
+    image: str
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"]
+    model: ModelSpec
+    speculative: SpeculativeSpec
+    logprobs: LogprobsSpec
+    curve: bool
+    restarted_at: str
 
 
 def revision_name(spec: PDDeploymentSpec) -> str:
@@ -77,17 +96,47 @@ def semantic_hash(value: Any, *, size: int = 8) -> str:
 def make_record(owner: Owner, spec: PDDeploymentSpec, revision: str) -> RevisionRecord:
     """Render what the revision's pods are made from."""
     roles = [(role, spec.role(role.value)) for role in WORKER_ROLES]
+    share = GatewayShare(
+        spec.image,
+        spec.image_pull_policy,
+        spec.model,
+        spec.speculative,
+        spec.logprobs,
+        spec.link.curve,
+        spec.restarted_at,
+    )
     return RevisionRecord(
         name=revision,
         configs={r.value: worker_config(owner, spec, r, revision) for r, _ in roles},
         templates={r.value: worker_template(owner, spec, role, revision) for r, role in roles},
+        gateway=msgspec.to_builtins(share),
+    )
+
+
+def gateway_spec(spec: PDDeploymentSpec, record: RevisionRecord) -> PDDeploymentSpec | None:
+    """Return the spec that gateways of a recorded revision are rendered from; None when the record
+    does not tell, as those of operators before render version 3.
+    """
+    try:
+        share = msgspec.convert(record.gateway, GatewayShare)
+    except msgspec.ValidationError:
+        return None
+    return msgspec.structs.replace(
+        spec,
+        image=share.image,
+        image_pull_policy=share.image_pull_policy,
+        model=share.model,
+        speculative=share.speculative,
+        logprobs=share.logprobs,
+        link=msgspec.structs.replace(spec.link, curve=share.curve),
+        restarted_at=share.restarted_at,
     )
 
 
 def record_manifest(owner: Owner, record: RevisionRecord) -> Manifest:
     """Return the immutable ConfigMap of a record; pods mount their role's file from it."""
     data = {f"{role}.yaml": text for role, text in record.configs.items()}
-    shapes = _Shapes(record.templates, record.nodes)
+    shapes = _Shapes(record.templates, record.nodes, record.gateway)
     templates = msgspec.json.encode(shapes, order="deterministic").decode()
     return manifest(
         owner,
@@ -113,7 +162,7 @@ def read_record(body: Manifest) -> RevisionRecord:
         name = body["metadata"]["labels"][names.LABEL_REVISION]
     except (KeyError, msgspec.DecodeError) as error:
         raise ValueError(f"not a revision record: {error}") from error
-    return RevisionRecord(name, configs, shapes.templates, shapes.nodes)
+    return RevisionRecord(name, configs, shapes.templates, shapes.nodes, shapes.gateway)
 
 
 def _role_identity(role: RoleSpec) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from baton_operator.deadline import Waited
 from baton_operator.models import PDDeployment, PDDeploymentSpec
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.observe import Observed, PodRef
-from baton_operator.pairs import Counts
+from baton_operator.pairs import Counts, served_ticks, usable
 from baton_operator.plan import Memory, Plan
 from baton_operator.rollout import Phase
 from baton_operator.samples import Sample
@@ -76,6 +76,7 @@ def deployment_status(
         "observedGeneration": pdd.generation,
         "currentRevision": plan.current,
         "updateRevision": plan.update,
+        **({"gatewayRevision": seen.gateway_revision} if seen.gateway_revision else {}),
         "ready": next(c.status.value for c in conditions if c.type == "Ready"),
         "prefill": f"{ready.prefill}/{plan.target.prefill}",
         "decode": f"{ready.decode}/{plan.target.decode}",
@@ -142,7 +143,7 @@ def _rollout(plan: Plan) -> dict[str, Any]:
 def _conditions(
     spec: PDDeploymentSpec, plan: Plan, seen: Observed, trouble: Trouble
 ) -> list[Condition]:
-    parts = [*_roles(plan, seen), _gateway(spec, seen)]
+    parts = [*_roles(plan, seen), _gateway(spec, plan, seen)]
     stalled = _stalled(plan, trouble)
     ready = _ready(spec, plan, parts, trouble)
     return [
@@ -201,13 +202,22 @@ def _reconciling(
 def _rolling(plan: Plan, seen: Observed) -> Condition:
     """Return what still changes while every role serves."""
     if plan.step.phase is Phase.PROGRESSING:
-        message = _with_ailment(_progress(plan), seen.ailing())
+        message = "; ".join(filter(None, (_progress(plan), _gateways(seen))))
+        message = _with_ailment(message, seen.ailing())
         return Condition("Reconciling", Truth.TRUE, "Progressing", message)
-    if seen.gateway is not None and not seen.gateway.is_rolled:
-        message = f"{seen.gateway.updated} of {seen.gateway.desired} gateways are as the spec says"
+    if message := _gateways(seen):
         message = _with_ailment(message, seen.ailing(Role.GATEWAY))
         return Condition("Reconciling", Truth.TRUE, "GatewayRolling", message)
     return Condition("Reconciling", Truth.FALSE, "UpToDate")
+
+
+def _gateways(seen: Observed) -> str:
+    """Return how far gateways are that still change, or an empty string."""
+    pods = seen.gateway
+    if pods is None or pods.is_rolled:
+        return ""
+    roll = f"gateways roll to {seen.gateway_revision}" if seen.gateway_revision else "gateways roll"
+    return f"{roll}: {pods.updated} new pods and {pods.existing - pods.updated} old ones"
 
 
 def _stalled(plan: Plan, trouble: Trouble) -> Condition:
@@ -229,9 +239,13 @@ def _roles(plan: Plan, seen: Observed) -> list[Condition]:
     ]
 
 
-def _gateway(spec: PDDeploymentSpec, seen: Observed) -> Condition:
+def _gateway(spec: PDDeploymentSpec, plan: Plan, seen: Observed) -> Condition:
     if seen.gateway is None:
         return Condition("GatewayReady", Truth.UNKNOWN, "NotObserved", "no gateway Deployment yet")
+    serving = [r.name for r in seen.revisions() if served_ticks(usable(r), plan.target)]
+    if serving and seen.gateway_revision and seen.gateway_revision not in serving:
+        message = f"gateways are of {seen.gateway_revision}, workers of {', '.join(serving)}"
+        return Condition("GatewayReady", Truth.FALSE, "GatewayOfAnotherRevision", message)
     return _available(Role.GATEWAY, seen.gateway.ready, spec.gateway.replicas, seen)
 
 

@@ -141,7 +141,12 @@ class GatewaySpec(Model, frozen=True):
     """The OpenAI-compatible entrance."""
 
     replicas: Annotated[int, about("Gateway pods.", ge=1, le=256)] = 1
-    image: Annotated[str, about("Overrides spec.image for the gateway.", max_length=512)] = ""
+    image: Annotated[
+        str,
+        about("Overrides spec.image for the gateway. It changes at once and stays in a rollback; "
+              "without it gateways have the image of the revision that they serve.",
+              max_length=512),
+    ] = ""  # fmt: skip
     max_outstanding_requests: Annotated[
         int, about("Requests in flight per gateway; more are answered 429.", ge=1, le=1 << 20)
     ] = 2048
@@ -162,6 +167,11 @@ class GatewaySpec(Model, frozen=True):
     template: Annotated[RawObject, about("Pod template merged under the operator's own.")] = field(
         default_factory=dict
     )
+    pair_across_revisions: Annotated[
+        bool,
+        about("Let prefill of one revision hand over to decode of another when weights, tokenizer "
+              "and KV layout are equal. Off, every request stays within a revision."),
+    ] = False  # fmt: skip
 
 
 class RatioBounds(Model, frozen=True):

@@ -88,6 +88,10 @@ class PDDeploymentStatus(Model, frozen=True):
     current_revision: Annotated[str, about("Last revision that was rolled out fully.",
                                            max_length=63)] = ""  # fmt: skip
     update_revision: Annotated[str, about("Revision that the spec asks for.", max_length=63)] = ""
+    gateway_revision: Annotated[
+        str, about("Revision whose image, tokenizer and chat template gateways have.",
+                   max_length=63)
+    ] = ""  # fmt: skip
     ready: Annotated[str, about("Ready, for the column.", max_length=16)] = ""
     prefill: Annotated[str, about("Prefill ready/desired, for the column.", max_length=32)] = ""
     decode: Annotated[str, about("Decode ready/desired, for the column.", max_length=32)] = ""

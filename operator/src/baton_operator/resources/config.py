@@ -84,6 +84,8 @@ def gateway_config(spec: PDDeploymentSpec) -> str:
                 "request_timeout_seconds": float(gateway.request_timeout_seconds),
                 "settle_seconds": float(GATEWAY_SETTLE_SECONDS),
                 "drain_seconds": float(gateway.drain_seconds),
+                # Said only where it is wanted: an older image does not know it.
+                **({"pair_across_revisions": True} if gateway.pair_across_revisions else {}),
             },
         }
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from baton_operator import names
 from baton_operator.models import PDDeploymentSpec, RoleSpec
-from baton_operator.names import CONTAINER_NAME, Role
+from baton_operator.names import ANNOTATION_RESTARTED, CONTAINER_NAME, Role
 from baton_operator.resources import config
 from baton_operator.resources.drain import EXIT_HEADROOM_SECONDS, drain_command
 from baton_operator.resources.meta import Manifest, Owner, child_labels
@@ -54,10 +54,14 @@ def worker_template(
     return template
 
 
-def gateway_template(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
-    """Return the gateway's pod template."""
+def gateway_template(owner: Owner, spec: PDDeploymentSpec, config_map: str) -> Manifest:
+    """Return the gateway's pod template; `config_map` holds its configuration."""
     gateway = spec.gateway
     template = _base(owner, Role.GATEWAY, gateway.template, "")
+    if spec.restarted_at:
+        annotations = template["metadata"].get("annotations") or {}
+        restarted = {ANNOTATION_RESTARTED: spec.restarted_at}
+        template["metadata"]["annotations"] = annotations | restarted
     pod = template["spec"]
     leaving = config.GATEWAY_SETTLE_SECONDS + gateway.drain_seconds
     pod["terminationGracePeriodSeconds"] = leaving + EXIT_HEADROOM_SECONDS
@@ -66,7 +70,7 @@ def gateway_template(owner: Owner, spec: PDDeploymentSpec) -> Manifest:
     container["ports"] = _ports(container, names.GATEWAY_PORTS)
     _probes(container)
     _env(container, _identity(Role.GATEWAY, ""))
-    _mount_config(pod, container, names.gateway(owner.name), config.CONFIG_FILE)
+    _mount_config(pod, container, config_map, config.CONFIG_FILE)
     _mount_model(pod, container, spec)
     _mount_keys(pod, container, owner, spec, Role.GATEWAY)
     if gateway.api_keys_secret:

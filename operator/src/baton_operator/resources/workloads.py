@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton_operator import names
 from baton_operator.models import PDDeploymentSpec
-from baton_operator.names import ANNOTATION_CONFIG, Role
+from baton_operator.names import Role
 from baton_operator.resources.meta import Manifest, Owner, manifest, selector_labels
 
 
@@ -44,20 +44,19 @@ def worker_workload(
 
 
 def gateway_workload(
-    owner: Owner, spec: PDDeploymentSpec, template: Manifest, config_hash: str
+    owner: Owner, spec: PDDeploymentSpec, template: Manifest, revision: str
 ) -> Manifest:
-    """Return the gateway's Deployment; `config_hash` rolls it when only its file changes."""
-    annotations = template["metadata"].get("annotations") or {}
-    metadata = {
-        **template["metadata"],
-        "annotations": {**annotations, ANNOTATION_CONFIG: config_hash},
-    }
+    """Return the gateway's Deployment.
+
+    Its label alone names the revision: pods that need not change for a new one stay.
+    """
     return manifest(
         owner,
         "apps/v1",
         "Deployment",
         names.gateway(owner.name),
         role=Role.GATEWAY,
+        revision=revision,
         spec={
             "replicas": spec.gateway.replicas,
             "revisionHistoryLimit": 1,
@@ -67,6 +66,6 @@ def gateway_workload(
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
             },
-            "template": {**template, "metadata": metadata},
+            "template": template,
         },
     )
