@@ -1,5 +1,7 @@
 """Which pair is chosen: compatible, fitting, not full, least outstanding tokens."""
 
+import functools
+
 import msgspec
 import pytest
 
@@ -150,6 +152,32 @@ def test_a_worker_with_another_tokenizer_is_turned_away_with_the_reason(support)
     assert len(table.turned_away()) == 1
     table.forget("n", 7)
     assert table.turned_away() == []
+
+
+def test_workers_with_another_chat_template_are_the_second_choice(support):
+    table = WorkerTable("tiny", chat_template_hash="ours")
+    info = functools.partial(support.worker_info, role=Role.MIXED)
+    table.up("theirs", 1, info("theirs", chat_template_hash="theirs"))
+    assert ids(table.assign(NEEDS)) == ("theirs",), "better than no answer"
+    assert table.turned_away() == []
+    table.up("ours", 2, info("ours", chat_template_hash="ours", max_model_len=40))
+    assert {ids(table.assign(NEEDS)) for _ in range(4)} == {("ours",)}
+    assert table.limits.context_tokens == 40
+    (told,) = table.turned_away()
+    assert told.startswith("theirs has another chat template than this gateway")
+    table.up("ours", 2, info("ours", chat_template_hash="ours", draining=True))
+    assert ids(table.assign(NEEDS)) == ("theirs",)
+    table.down("ours")
+    assert ids(table.assign(NEEDS)) == ("theirs",)
+    assert table.turned_away() == []
+
+
+@pytest.mark.parametrize(("ours", "worker"), [("ours", ""), ("", "theirs"), ("same", "same")])
+def test_a_chat_template_that_is_not_there_or_not_told_is_taken_on_trust(support, ours, worker):
+    table = WorkerTable("tiny", chat_template_hash=ours)
+    table.up("idle", 1, support.worker_info("idle", Role.MIXED, chat_template_hash=worker))
+    table.up("ours", 1, support.worker_info("ours", Role.MIXED, chat_template_hash=ours))
+    assert {ids(table.assign(NEEDS)) for _ in range(4)} == {("idle",), ("ours",)}
 
 
 def test_prefill_is_charged_the_prompt_and_decode_the_output_too(support):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.config import ConfigError
+from baton_worker.compatibility import chat_template_hash
+from baton_worker.config import ConfigError, ModelConfig, ProcessConfig
 from baton_worker.gateway.chat_template import ChatTemplate, ChatTemplateError
 from baton_worker.gateway.tokenizer import load_tokenizer
 
@@ -157,3 +158,29 @@ def test_a_decoder_without_fixed_bytes_is_refused_by_name(model_folder, tmp_path
     (tmp_path / "tokenizer.json").write_text(json.dumps(document | {"decoder": decoder}))
     with pytest.raises(ConfigError, match="decoder"):
         load_tokenizer(tmp_path)
+
+
+def hash_of(folder, template=None, file=None, **config):
+    folder.mkdir(exist_ok=True)
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if file is not None:
+        (folder / "chat_template.jinja").write_text(file)
+    return chat_template_hash(ProcessConfig(model=ModelConfig(path=str(folder))))
+
+
+def test_the_hash_of_a_chat_template_follows_what_makes_the_text(tmp_path):
+    base = hash_of(tmp_path / "a", "{{ messages }}", bos_token="<s>")
+    assert hash_of(tmp_path / "b", "{{ messages }}", bos_token={"content": "<s>"}) == base
+    assert hash_of(tmp_path / "c", "{{ messages }}", bos_token="<s>", model_max_length=9) == base
+    assert hash_of(tmp_path / "d", "other", file="{{ messages }}", bos_token="<s>") == base
+    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "{{ messages }}"}]
+    assert hash_of(tmp_path / "e", named, bos_token="<s>") == base
+    others = [
+        hash_of(tmp_path / "f", "{{ messages }} ", bos_token="<s>"),
+        hash_of(tmp_path / "g", "{{ messages }}", bos_token="<t>"),
+        hash_of(tmp_path / "h"),
+    ]
+    assert len({base, *others}) == 4
+    assert others[-1] == ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,6 +36,59 @@ def tokenizer_hash(config: ProcessConfig) -> str:
     """
     content = _read(Path(config.model.path) / "tokenizer.json")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+class ChatSource(NamedTuple):
+    """A model's chat template as its folder has it, with the special tokens that it may name."""
+
+    template: str
+    special_tokens: dict[str, str]
+
+
+def chat_source(folder: Path) -> ChatSource | None:
+    """Return the chat template of the model in `folder`, or None when it has none.
+
+    The template's own file, as newer exports write it, comes before the one in the configuration.
+
+    Raises:
+        ConfigError: tokenizer_config.json or chat_template.jinja cannot be read.
+    """
+    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    try:
+        config: dict[str, Any] = {}
+        if config_path.exists():
+            config = msgspec.json.decode(config_path.read_bytes(), type=dict[str, Any])
+        source = (
+            template_path.read_text() if template_path.exists() else config.get("chat_template")
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {config_path}: {error}") from error
+    if isinstance(source, list):
+        source = next((item["template"] for item in source if item["name"] == "default"), None)
+    return ChatSource(source, _special_tokens(config)) if source else None
+
+
+def chat_template_hash(config: ProcessConfig) -> str:
+    """Return the hash of what turns a chat into text, "" for a model without a chat template.
+
+    Raises:
+        ConfigError: as `chat_source`.
+    """
+    source = chat_source(Path(config.model.path))
+    if source is None:
+        return ""
+    return hashlib.blake2b(msgspec.json.encode(source, order="sorted"), digest_size=16).hexdigest()
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return `bos_token` and its like; each is a string or an object with `content`."""
+    found = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[name] = value
+    return found
 
 
 def process_semantic_hash(config: ProcessConfig) -> int:

@@ -69,6 +69,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         features: names of what requests may ask of it that not every version can do.
         model_fingerprint: hash of its weights and shapes, as in `HandoffState`; a gateway pairs
             only equal ones. "" (a version that does not say) pairs within its revision only.
+        chat_template_hash: of what turns a chat into text; a gateway with another template uses
+            this worker only where no pair has its own. "" (none here) is taken on trust.
     """
 
     worker_id: Name
@@ -93,6 +95,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     tokenizer_hash: Text = ""
     features: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
     model_fingerprint: Text = ""
+    chat_template_hash: Text = ""
 
 
 class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):

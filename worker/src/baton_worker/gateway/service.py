@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from baton_worker.compatibility import tokenizer_hash
+from baton_worker.compatibility import chat_template_hash, tokenizer_hash
 from baton_worker.config import ProcessConfig
 from baton_worker.gateway.api_key import read_api_keys
 from baton_worker.gateway.apply import Applier
@@ -75,6 +75,7 @@ class GatewayService:
             tokenizer_hash(config),
             Pairing(across_revisions=config.gateway.pair_across_revisions),
             clock,
+            chat_template_hash=chat_template_hash(config),
         )
         self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
         self.requests = LiveRequests(link, workers, self._metrics, self._tracing)

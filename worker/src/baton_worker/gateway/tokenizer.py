@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from baton_worker.compatibility import chat_source
 from baton_worker.config import ConfigError
 from baton_worker.gateway.chat_template import ChatTemplate
 from baton_worker.gateway.vocabulary import (
@@ -76,7 +77,8 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
         vocabulary = _vocabulary(tokenizer, document)
     except UnsupportedTokenizerError as error:
         raise ConfigError(f"model.path: {path}: {error}") from error
-    return GatewayTokenizer(tokenizer, vocabulary, _chat_template(folder))
+    source = chat_source(folder)
+    return GatewayTokenizer(tokenizer, vocabulary, ChatTemplate(*source) if source else None)
 
 
 def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:
@@ -86,30 +88,3 @@ def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:
     }
     tokens = tokenizer.get_vocab(with_added_tokens=False)
     return read_vocabulary(document.get("decoder"), tokens, added)
-
-
-def _chat_template(folder: Path) -> ChatTemplate | None:
-    """Prefer the template's own file, as newer exports write it, to the one in the
-    configuration."""
-    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    try:
-        config = json.loads(config_path.read_text()) if config_path.exists() else {}
-        source = (
-            template_path.read_text() if template_path.exists() else config.get("chat_template")
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {config_path}: {error}") from error
-    if isinstance(source, list):
-        source = next((item["template"] for item in source if item["name"] == "default"), None)
-    return ChatTemplate(source, _special_tokens(config)) if source else None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and its like; each is a string or an object with `content`."""
-    found = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[name] = value
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from baton_worker.gateway.balance import (
     WITHIN_REVISIONS,
@@ -11,6 +11,7 @@ from baton_worker.gateway.balance import (
     Pair,
     WorkerLoad,
     choose,
+    has_usable_pair,
     limits,
     unusable_reasons,
 )
@@ -29,6 +30,8 @@ class WorkerTable:
         tokenizer_hash: str = "",
         pairing: Pairing = WITHIN_REVISIONS,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        chat_template_hash: str = "",
     ) -> None:
         """Keep out workers of another model or tokenizer.
 
@@ -37,6 +40,7 @@ class WorkerTable:
             tokenizer_hash: of the tokenizer that turns this gateway's tokens into text.
             pairing: which of them may be a pair.
             clock: seconds; ejected workers are tried again by it.
+            chat_template_hash: of the template that turns chats into this gateway's prompts.
         """
         self._clock = clock
         self._model = model
@@ -44,14 +48,16 @@ class WorkerTable:
         self._pairing = pairing
         self._turned_away: dict[str, tuple[int, str]] = {}
         self._loads: dict[str, WorkerLoad] = {}
+        self._in_use: tuple[WorkerLoad, ...] = ()
         self._limits: Limits | None = None
+        self._chat_template_hash = chat_template_hash
 
     @property
     def limits(self) -> Limits | None:
         """What at least one usable pair can take, or None when there is no usable pair."""
         return self._limits
 
-    def loads(self) -> Sequence[WorkerLoad]:
+    def loads(self) -> tuple[WorkerLoad, ...]:
         """Return the linked workers that serve this model."""
         return tuple(self._loads.values())
 
@@ -75,7 +81,14 @@ class WorkerTable:
 
     def turned_away(self) -> list[str]:
         """Return why linked workers are not used, in words for `/readyz`."""
-        return [f"{worker_id} {why}" for worker_id, (_, why) in self._turned_away.items()]
+        away = [f"{worker_id} {why}" for worker_id, (_, why) in self._turned_away.items()]
+        used = {load.info.worker_id for load in self._in_use}
+        return away + [
+            f"{worker_id} has another chat template than this gateway, and is spared while a pair "
+            "has its own"
+            for worker_id in self._loads
+            if worker_id not in used
+        ]
 
     def up(self, worker_id: str, epoch: int, info: WorkerInfo) -> bool:
         """Enter a worker, or its changed facts. False if it is turned away."""
@@ -89,13 +102,25 @@ class WorkerTable:
             known.info = info
         else:
             self._loads[worker_id] = WorkerLoad(info, epoch)
-        self._limits = limits(self.loads(), self._pairing)
+        self._count()
         return True
 
     def down(self, worker_id: str) -> None:
         """Remove a worker; its requests must have been released before."""
         self._loads.pop(worker_id, None)
-        self._limits = limits(self.loads(), self._pairing)
+        self._count()
+
+    def _count(self) -> None:
+        """Take note of who is there: workers with another chat template are made for other prompts
+        than this gateway's, and are the second choice.
+        """
+        fitting = tuple(load for load in self._loads.values() if self._is_prompted_by(load.info))
+        self._in_use = fitting if has_usable_pair(fitting, self._pairing) else self.loads()
+        self._limits = limits(self._in_use, self._pairing)
+
+    def _is_prompted_by(self, info: WorkerInfo) -> bool:
+        hashes = {info.chat_template_hash, self._chat_template_hash} - {""}
+        return len(hashes) < 2
 
     def _misfit(self, info: WorkerInfo) -> str:
         if info.model != self._model:
@@ -135,7 +160,7 @@ class WorkerTable:
 
     def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
         """Choose a pair and account the request to it; None when no pair can take it."""
-        loads = [load for worker_id, load in self._loads.items() if worker_id not in avoided]
+        loads = [load for load in self._in_use if load.info.worker_id not in avoided]
         now = self._clock()
         for load in loads:
             load.is_ejected = not load.circuit.admits(now)

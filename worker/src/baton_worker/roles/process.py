@@ -19,6 +19,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from baton_worker.compatibility import (
+    chat_template_hash,
     process_config_hash,
     process_semantic_hash,
     tokenizer_hash,
@@ -228,6 +229,7 @@ def _worker_info(
         tokenizer_hash=tokenizer_hash(config),
         features=FEATURES,
         model_fingerprint=engine.model_fingerprint,
+        chat_template_hash=chat_template_hash(config),
     )
 
 
