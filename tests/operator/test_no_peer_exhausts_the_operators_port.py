@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import uvloop
 from aiohttp import web
 from prometheus_client import Counter
 
@@ -34,7 +35,9 @@ def run(scenario: Callable[[Connect], Awaitable[None]], keeper: Doorkeeper) -> N
         finally:
             await runner.cleanup()
 
-    asyncio.run(served())
+    # The loop that the operator runs on: its transports are of no class of asyncio's.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(served())
 
 
 def refused() -> Counter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from aiohttp import web
 from prometheus_client import Counter
@@ -86,7 +87,8 @@ class _Bounded(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # Not asserted: uvloop's transports are so, but of no class of asyncio's.
+        transport = cast(asyncio.Transport, transport)
         self._is_let_in = self._keeper.enter()
         if not self._is_let_in:
             transport.abort()
