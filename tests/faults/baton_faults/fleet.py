@@ -102,6 +102,11 @@ class Process:
         """Return how much memory it has."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
+    def peak_bytes(self) -> int:
+        """Return the most memory that it ever had."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
 
 @dataclass(frozen=True)
 class Start:

@@ -106,20 +106,22 @@ def assert_records_are_right(running: Fleet, *loads: Load) -> None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds while it has nothing to do."""
+    """What a process holds while it has nothing to do, and the most memory that it ever had."""
 
     descriptors: int
     resident_bytes: int
+    peak_bytes: int
 
 
 def footprint(running: Fleet, name: str) -> Footprint:
     """Return what an idle process holds."""
     running.wait_empty()
     process = running[name]
-    return Footprint(process.n_descriptors(), process.resident_bytes())
+    return Footprint(process.n_descriptors(), process.resident_bytes(), process.peak_bytes())
 
 
 def assert_flat(before: Footprint, after: Footprint, spare_bytes: int = 48 << 20) -> None:
-    """A process holds no more than before, but for the allocator's slack."""
+    """A process holds no more than before and never did, but for the allocator's slack."""
     assert after.descriptors <= before.descriptors + 4, (before, after)
     assert after.resident_bytes <= before.resident_bytes + spare_bytes, (before, after)
+    assert after.peak_bytes <= before.peak_bytes + spare_bytes, (before, after)
