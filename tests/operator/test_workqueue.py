@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -154,3 +155,42 @@ def take_now(queue):
     with pytest.raises(StopIteration) as taken:
         getter.send(None)
     return taken.value.value
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, -1.0])
+def test_what_is_due_now_needs_no_timer(queue, clock, delay_seconds):
+    queue.add_after("a", delay_seconds)
+    assert queue.depth == 1
+    assert (clock.calls, queue.delayed_entries) == ([], 0)
+
+
+def test_half_a_second_is_a_delay(queue, clock):
+    queue.add_after("a", 0.5)
+    assert queue.depth == 0
+    clock.advance(0.5)
+    assert queue.depth == 1, "at its time, and not after it"
+
+
+def test_the_timer_is_for_the_first_that_is_due(queue, clock):
+    for key, delay in (("late", 7.5), ("first", 2.5), ("later", 9.0)):
+        queue.add_after(key, delay)
+    assert [call[0] for call in clock.calls if call[2]] == [2.5]
+
+
+def test_keys_of_one_moment_come_in_the_order_of_asking(queue, clock):
+    for key in ("c", "a", "b"):
+        queue.add_after(key, 3)
+    clock.advance(3)
+    assert [take(queue) for _ in range(3)] == ["c", "a", "b"]
+
+
+def test_a_delay_that_was_asked_for_already_adds_no_entry(queue, clock):
+    queue.add_after("a", 5)
+    queue.add_after("a", 5)
+    assert queue.delayed_entries == 1
+
+
+def test_a_minute_is_the_longest_back_off_and_doubling_does_not_overflow(queue):
+    waits = [queue.failed("a") for _ in range(2000)]
+    assert max(waits) == waits[-1] == BACKOFF_CAP_SECONDS == 60.0
+    assert all(later == min(60.0, 2 * first) for first, later in itertools.pairwise(waits))
