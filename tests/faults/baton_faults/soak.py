@@ -11,6 +11,7 @@ round is judged by itself: each event that a client saw must be right. Prints a 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import datetime
 import itertools
@@ -44,7 +45,12 @@ WEATHERS = {
     "cut from": Weather(leftward=CUT),
     "resets": Weather(resets=True),
 }
-FUZZERS = {"records": "tests/fuzz/fuzz_records.py"}
+FUZZERS = {
+    "the record parsers": ("fuzz_records.py",),
+    "the gateway's end of the link": ("fuzz_machines.py", "gateway"),
+    "the worker's end of the link": ("fuzz_machines.py", "worker"),
+    "KV transfer": ("fuzz_machines.py", "kv"),
+}
 
 
 @dataclass
@@ -177,17 +183,27 @@ def links(until: float, folder: Path, report: Report) -> None:
 
 
 def bytes_(until: float, folder: Path, report: Report) -> None:
-    """Fuzz parsers and state machines for the rest of the time."""
-    for number, (name, program) in enumerate(FUZZERS.items()):
-        seconds = (until - time.monotonic()) / (len(FUZZERS) - number)
-        command = [sys.executable, str(ROOT / program), "--seconds", str(max(5.0, seconds))]
+    """Fuzz parsers and state machines for the rest of the time, one for each processor at once."""
+    n_at_once = os.cpu_count() or 1
+    seconds = max(5.0, (until - time.monotonic()) / -(-len(FUZZERS) // n_at_once))
+
+    def fuzzed(name: str) -> None:
+        program, *rest = FUZZERS[name]
+        path = ROOT / "tests" / "fuzz" / program
+        if not path.exists():
+            say(f"{name}: there is no {program}: NOT TESTED")
+            return
+        command = [sys.executable, str(path), *rest, "--seconds", str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode:
             report.problems.append(f"fuzzing {name}: {done.stderr[-2000:]}")
-            continue
+            return
         found = json.loads(done.stdout.splitlines()[-1])
         report.fuzzed.append({"name": name, **found})
         say(f"fuzzed {name}: {found['inputs']} inputs")
+
+    with concurrent.futures.ThreadPoolExecutor(n_at_once) as pool:
+        list(pool.map(fuzzed, FUZZERS))
 
 
 def written(report: Report, seconds: float) -> str:
