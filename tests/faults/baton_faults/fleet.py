@@ -219,6 +219,11 @@ class Fleet:
             self[name].wait_metric("baton_reserved_requests", 0)
         self["gateway"].wait_metric("baton_gateway_live_requests", 0)
 
+    def ended(self) -> dict[str, int]:
+        """Return the exit codes of processes that ended although nobody killed them."""
+        codes = {name: process.popen.poll() for name, process in self.running.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
     def logs(self) -> str:
         """Return the end of what each process said."""
         found = sorted(self.folder.glob("*.log"))

@@ -120,7 +120,8 @@ class Clients:
             if await self.once(session, f"{name}.{number}", ask) == WHOLE:
                 return number
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{name} was not served: {self.log.problems}")
+                last = self.log.problems[f"{name}.{number}"]
+                raise TimeoutError(f"{name}: not served in {number} tries, the last: {last}")
             await asyncio.sleep(PAUSE_SECONDS)
         raise AssertionError("unreachable")
 

@@ -107,7 +107,12 @@ def judged(running: Fleet, report: Report, name: str, numbers: Iterator[int]) ->
     load = Load(clients, lambda _: mixed_ask(next(numbers)), N_OPEN, at_least=50)
     load.start()
     yield load
-    load.finish()
+    try:
+        load.finish()
+    except AssertionError as problem:
+        report.problems.append(f"{name}: {problem}; ended: {running.ended()}\n{running.logs()}")
+        say(report.problems[-1])
+        raise
     found = violations(load.log.events, load.log.wanted)
     tally = report.of(name)
     tally.add(load, found)

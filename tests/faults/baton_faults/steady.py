@@ -72,7 +72,11 @@ def steady(running: Fleet, at_least: int, n_open: int = N_OPEN, first: int = 0) 
     load = Load(clients, lambda number: mixed_ask(first + number), n_open, at_least)
     load.start()
     yield load
-    load.finish()
+    try:
+        load.finish()
+    except AssertionError as problem:
+        problem.add_note(f"ended: {running.ended()}\n{running.logs()}")
+        raise
     assert_right(running, load.log)
 
 
