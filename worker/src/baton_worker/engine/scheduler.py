@@ -2,8 +2,9 @@
 
 Owns the queues and the block accounting, as policy without clock, model or tensors. Prompts and
 handoffs wait in one line (`line` owns its order), to which a preempted request returns. A request
-is admitted only when all its known tokens fit, so a prefill never stalls half-way; only decode
-growth can run out of blocks, and then the least urgent running request is recomputed later.
+is admitted only when all its known tokens fit, so a prefill never stalls half-way; only growth, of
+what decodes or because K was raised, can run out of blocks, and then the least urgent running
+request is recomputed later.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Scheduler:
                 first writes KV ahead of the tokens known.
         """
         self._remember(*self._running)
-        preempted = self._grow_decodes(n_model_drafts)
+        preempted = self._grow(n_model_drafts)
         admitted = [] if preempted else self._admit(n_model_drafts)
         imports = tuple(request for request in admitted if request.incoming is not None)
         decode: list[RequestState] = []
@@ -187,17 +188,22 @@ class Scheduler:
             del self._held[request.key]
         self._release(request)
 
-    def _grow_decodes(self, n_model_drafts: int) -> list[RequestState]:
-        """Give each decoding request the blocks of its next step, the most urgent first."""
+    def _grow(self, n_model_drafts: int) -> list[RequestState]:
+        """Give each running request the blocks of its next step, the most urgent first.
+
+        A prompt got its own at admission, and those of the drafting behind it; it is given more
+        when K has been raised since, before its last chunk drafts.
+        """
         preempted: list[RequestState] = []
-        ahead = 1 + max(n_model_drafts - 1, 0)
+        ahead = max(n_model_drafts - 1, 0)
         for request in self._stepping():
-            needed = request.n_computed + ahead + len(request.drafts)
-            if needed <= request.n_blocks * self._limits.block_size:
+            decodes = request.is_decoding
+            fed = request.n_computed + 1 + len(request.drafts) if decodes else len(request.tokens)
+            if fed + ahead <= request.n_blocks * self._limits.block_size:
                 continue
-            if request.phase is not Phase.RUNNING or not request.is_decoding:
+            if request.phase is not Phase.RUNNING:
                 continue
-            missing = self._missing(request, needed)
+            missing = self._missing(request, fed + ahead)
             while missing > self._allocator.n_free and request.phase is Phase.RUNNING:
                 preempted.append(self._preempt_least_urgent())
             if missing and request.phase is Phase.RUNNING:
