@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baton_worker.engine.runner import Runner
-from baton_worker.identity import make_handle
+from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import Abort, DecodeTarget, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import SamplingParams
@@ -107,3 +107,31 @@ def test_what_a_step_would_not_survive_is_refused_with_the_fields_name(make_work
     assert field in error.message
     assert counted(worker, "invalid_request") == 1
     assert worker.is_clean()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_unfit_kv_is_refused_to_prefill_and_ends_the_request_on_both_sides(make_worker, overlap):
+    """Its values are looked at when they are imported, so decode has taken the request by then."""
+    prefill, decode = make_worker("prefill-0"), make_worker("decode-0", overlap=overlap)
+    decode.transport.is_deaf = True
+    for n in (1, 2):
+        decode.command(Reserve(handle(n), 0, len(PROMPT), LENGTH, 60.0))
+        prefill.command(submit(n, "decode-0"))
+    prefill.run()
+    decode.transport.is_deaf = False
+    spoiled = RequestKey(handle(1), 0)
+    for _, handoff in prefill.transport.open.values():
+        if handoff.state.handle == spoiled.handle:
+            handoff.kv[-1][1, 0, 2, 0] = np.inf
+    for key in tuple(prefill.transport.open):
+        prefill.transport.send(key)
+    decode.run()
+    prefill.run()
+    good = RequestKey(handle(2), 0)
+    assert set(decode.transport.answers) == {(spoiled, "INCOMPATIBLE"), (good, "imported")}
+    assert len(decode.transport.answers) == 2
+    for worker in (prefill, decode):
+        assert worker.rows(handle(1))[-1].error.code is ErrorCode.INCOMPATIBLE
+        assert counted(worker, "incompatible") == 1
+        assert worker.is_clean()
+    assert decode.finish(handle(2)) in (Finish.LENGTH, Finish.STOP)

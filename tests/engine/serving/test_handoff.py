@@ -237,9 +237,6 @@ def _with_value(value: float) -> Change:
         (lambda h: dataclasses.replace(h, kv=h.kv[:-1]), ErrorCode.INCOMPATIBLE, "5 KV arrays"),
         (_kv(lambda a: a[:1]), ErrorCode.INCOMPATIBLE, "KV array 5"),
         (_kv(lambda a: a.astype(np.float16)), ErrorCode.INCOMPATIBLE, "float16"),
-        (_with_value(float("nan")), ErrorCode.INCOMPATIBLE, "NaN"),
-        (_with_value(float("-inf")), ErrorCode.INCOMPATIBLE, "NaN"),
-        (_with_value(1e30), ErrorCode.INCOMPATIBLE, "beyond"),
         (_state(first_token=512), ErrorCode.INVALID_REQUEST, "first_token holds 512"),
         (_state(drafts=(1, -4)), ErrorCode.INVALID_REQUEST, "drafts holds -4"),
         (_state(n_reused=-1), ErrorCode.INVALID_REQUEST, "n_reused is -1"),
@@ -269,6 +266,31 @@ def test_a_bad_handoff_is_refused_and_harms_no_other(
         decode.engine.admit_handoff(change(handoff))
     assert refusal.value.code is code
     decode.drain()
+    assert decode.reader[other].finish is Finish.LENGTH
+    assert decode.engine.load().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30])
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_kv_that_is_unfit_ends_its_request_at_the_import_and_harms_no_other(
+    make_bench: Any, value: float, overlap: bool
+) -> None:
+    prefill = make_bench(n_draft=1)
+    decode = make_bench(n_draft=1, overlap=overlap, reader=prefill.reader)
+    prefill.submit(1, range(5, 30), temperature=0.0, max_tokens=9, logprobs_k=2, hand_over=True)
+    (handoff,) = prefill.handoffs()
+    other = decode.submit(2, range(40, 60), temperature=0.0, max_tokens=5)
+    decode.step()
+    decode.engine.admit_handoff(_with_value(value)(handoff))
+    results = decode.drain()
+    (failure,) = [failure for result in results for failure in result.failed]
+    assert failure.code is ErrorCode.INCOMPATIBLE
+    assert "NaN or a value beyond 1e+15" in failure.message
+    stream = decode.reader[failure.key]
+    assert stream.finish is Finish.ERROR
+    assert stream.tokens == [handoff.state.first_token], "what prefill said, and no more"
+    assert stream.error == (failure.code, failure.message)
+    assert not [key for result in results for key in result.imported]
     assert decode.reader[other].finish is Finish.LENGTH
     assert decode.engine.load().kv_blocks_used == 0
 

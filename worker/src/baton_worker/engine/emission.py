@@ -28,17 +28,15 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prompt to hand over: what its KV holds and where that lies.
+    """A prompt to hand over: what its KV holds, which stays its own until it is released.
 
     Attributes:
-        blocks: its KV blocks, in position order; they stay its own until it is released.
         n_cached: positions whose KV is valid in every layer.
         output_token_ids: what an earlier attempt gave out.
         first_token: the token that all these chose.
     """
 
     prompt_token_ids: tuple[int, ...]
-    blocks: tuple[int, ...]
     n_cached: int
     output_token_ids: tuple[int, ...]
     first_token: int

@@ -41,6 +41,7 @@ from baton_worker.engine.runner import Runner
 from baton_worker.engine.scheduler import Scheduler
 from baton_worker.engine.spec import ModelSpec
 from baton_worker.engine.stats import step_stats
+from baton_worker.engine.transfers import KvTransfers
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
 from baton_worker.records.columns import ErrorCode, Finish
@@ -109,6 +110,7 @@ class StepEngine:
         )
         self._parts = parts
         self._runway = Runway(options.overlap)
+        self._transfers = KvTransfers(parts.pool, options.kv_bytes_per_step)
         self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
         self._requests: dict[RequestKey, RequestState] = {}
         self._terminals: list[Terminal] = []
@@ -174,7 +176,8 @@ class StepEngine:
 
     def has_work(self) -> bool:
         """See `Engine.has_work`."""
-        return self._flight is not None or bool(self._terminals) or self._can_launch()
+        is_busy = self._flight is not None or self._transfers.is_exporting
+        return is_busy or bool(self._terminals) or self._can_launch()
 
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
@@ -229,7 +232,7 @@ class StepEngine:
         return self._parts.scheduler.can_progress(self._model_steps)
 
     def _launch(self) -> Flight:
-        """Plan a step, import KV of admitted handoffs (they decode from the next one on), run."""
+        """Plan a step, import some KV of handoffs (they decode once all is in), run."""
         started, n_draft = self._clock(), self._n_draft
         plan = self._parts.scheduler.plan(self._model_steps)
         clear_blocks(self._parts.pool, self._parts.allocator.take_uncleared())
@@ -237,10 +240,10 @@ class StepEngine:
             if request.admitted_at is None:
                 request.admitted_at = started
         positions = positions_of(plan)
-        imports = {request.key: self._import(request) for request in plan.imports}
+        imports = self._transfers.import_some(plan.imports)
         work = partial(self._parts.runner.run, plan, n_draft)
         landed = self._runway.launch(work if plan.decode or plan.prefill else None)
-        return Flight(plan, n_draft, started, imports, positions, landed)
+        return Flight(plan, n_draft, started, *imports, positions, landed)
 
     def _collect(self, flight: Flight) -> _Landed:
         """Wait for the flight, then end what ended in it or was ended meanwhile.
@@ -250,7 +253,7 @@ class StepEngine:
         """
         self._flight = None
         snapshot = flight.landed()
-        failed = self._failed(snapshot)
+        failed = self._failed(flight, snapshot)
         endings = {f.key: _Ending(Finish.ERROR, f.code, f.message) for f in failed} | self._endings
         snapshot, self._endings = snapshot.without(endings), {}
         for key, ending in endings.items():
@@ -265,17 +268,22 @@ class StepEngine:
         imports = tuple(state for key, state in flight.imports.items() if key not in endings)
         return _Landed(flight, snapshot, terminals, imports, failed)
 
-    def _failed(self, snapshot: StepSnapshot) -> tuple[FailedRequest, ...]:
-        """Return the requests that cannot go on, their KV barred from everybody else.
+    def _failed(self, flight: Flight, snapshot: StepSnapshot) -> tuple[FailedRequest, ...]:
+        """Return the requests that cannot go on, and bar the KV of broken ones from everybody else.
 
         A NaN that stayed in a block would spoil its next owner, and one found by its name whoever
         shares it. Who was ended from outside meanwhile has its own ending.
         """
         for key in snapshot.failures:
             self._parts.allocator.taint(self._requests[key].blocks)
+        found = (
+            (ErrorCode.ARITHMETIC, snapshot.failures),
+            (ErrorCode.INCOMPATIBLE, flight.refused),
+        )
         return tuple(
-            FailedRequest(key, ErrorCode.ARITHMETIC, reason)
-            for key, reason in snapshot.failures.items()
+            FailedRequest(key, code, reason)
+            for code, reasons in found
+            for key, reason in reasons.items()
             if key not in self._endings
         )
 
@@ -286,7 +294,10 @@ class StepEngine:
             scores = compute(snapshot.scoring, snapshot.emitted, self._clock)
         out = StepOut(snapshot.rows, scores, snapshot.prompts)
         columns = build_columns(landed.terminals, landed.imports, out)
-        handoffs = tuple(self._export(row, out) for row in self._to_hand_over(out))
+        for row in self._to_hand_over(out):
+            state = handoff_state(row, out, self._identity)
+            self._transfers.begin_export(self._requests[row.key], state)
+        handoffs = self._transfers.export_some(self._is_here)
         started, self._finished_at = max(flight.started, self._finished_at), self._clock()
         return StepResult(
             columns=columns,
@@ -326,17 +337,8 @@ class StepEngine:
         self._forget(request)
         return True
 
-    def _import(self, request: RequestState) -> HandoffState:
-        assert request.incoming is not None, "the plan lists handoffs only"
-        handoff, request.incoming = request.incoming, None
-        self._parts.pool.import_blocks(request.blocks, handoff.kv)
-        request.n_computed = handoff.state.n_cached
-        return handoff.state
-
-    def _export(self, row: EmittedRow, out: StepOut) -> Handoff:
-        assert row.prefilled is not None, "the caller asks for handed-over rows only"
-        kv = self._parts.pool.export_blocks(row.prefilled.blocks, row.prefilled.n_cached)
-        return Handoff(handoff_state(row, out, self._identity), kv)
+    def _is_here(self, request: RequestState) -> bool:
+        return self._requests.get(request.key) is request
 
     def _forget(self, request: RequestState) -> None:
         self._parts.scheduler.remove(request)

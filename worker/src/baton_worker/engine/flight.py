@@ -28,7 +28,8 @@ class Flight:
     Attributes:
         n_draft: K of this step.
         started: engine clock at the launch, seconds.
-        imports: the handoffs imported at the launch.
+        imports: the handoffs whose import was completed at the launch.
+        refused: those whose KV was found unfit, and why.
         positions: every request it carries, with the output position it stood at.
         landed: waits for the forward pass and returns its snapshot; raises what it raised.
     """
@@ -37,6 +38,7 @@ class Flight:
     n_draft: int
     started: float
     imports: Mapping[RequestKey, HandoffState]
+    refused: Mapping[RequestKey, str]
     positions: Mapping[RequestKey, int]
     landed: Work
 

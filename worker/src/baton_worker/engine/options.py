@@ -14,6 +14,10 @@ from baton_worker.engine.spec import ModelSpec
 MAX_DRAFTS = 5
 """Largest K: what tables, records and handoffs have room for."""
 
+KV_BYTES_PER_STEP = 8 << 20
+"""KV of handoffs that a step checks and copies at most: milliseconds of a core's work, several
+times as many where memory is touched for the first time."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftSources:
@@ -55,6 +59,7 @@ class EngineOptions:
         max_top_k: most logprob alternatives a request may ask for.
         overlap: launch the next step before a step's output work.
         tensor_parallel_size: processes that compute each step together.
+        kv_bytes_per_step: most KV of handoffs that a step imports, and most that it exports.
     """
 
     block_size: int
@@ -70,6 +75,7 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     drafts: DraftSources = NO_DRAFTS
     prefix_caching: bool = True
+    kv_bytes_per_step: int = KV_BYTES_PER_STEP
 
 
 def resolve_options(config: ProcessConfig, spec: ModelSpec) -> EngineOptions:

@@ -78,7 +78,6 @@ def freeze(row: KeptRow) -> EmittedRow:
 def _prefilled(request: RequestState) -> Prefilled:
     return Prefilled(
         prompt_token_ids=tuple(request.tokens[: request.n_prompt]),
-        blocks=tuple(request.blocks),
         n_cached=request.n_computed,
         output_token_ids=tuple(request.tokens[request.n_prompt : -1]),
         first_token=request.tokens[-1],

@@ -74,7 +74,7 @@ class RequestState:
         ngrams: its n-gram index, once lookup has drafted for it.
         priority: lower is served first; see `line` for this and `arrival`, its place among all
             requests, `n_overtaken`, later ones admitted before it, and `is_promoted`.
-        incoming: a handoff whose KV is not yet in the pool.
+        incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
         submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
     """
 
@@ -97,6 +97,7 @@ class RequestState:
     n_overtaken: int = 0
     is_promoted: bool = False
     incoming: Handoff | None = None
+    n_imported_blocks: int = 0
     phase: Phase = Phase.WAITING
     admitted_at: float | None = None
     n_blocks: int = 0

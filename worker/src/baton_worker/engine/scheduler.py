@@ -45,7 +45,8 @@ class StepPlan:
 
     Attributes:
         admitted: requests that left the line in this step.
-        imports: those of them whose KV comes from a handoff; they decode from the next step on.
+        imports: requests whose KV comes from a handoff and is not all here; they decode from the
+            step after it is.
         decode: requests that feed their newest token and drafts.
         prefill: chunks, at most the token budget together.
         preempted: requests that lost their blocks.
@@ -154,16 +155,18 @@ class Scheduler:
         self._remember(*self._running)
         preempted = self._grow(n_model_drafts)
         admitted = [] if preempted else self._admit(n_model_drafts)
-        imports = tuple(request for request in admitted if request.incoming is not None)
         decode: list[RequestState] = []
         prefill: list[RequestState] = []
+        imports: list[RequestState] = []
         for request in self._stepping():
-            if request.incoming is None:
+            if request.incoming is not None:
+                imports.append(request)
+            else:
                 (decode if request.is_decoding else prefill).append(request)
         chunks = self._chunks(prefill)
         return StepPlan(
             admitted=tuple(admitted),
-            imports=imports,
+            imports=tuple(imports),
             decode=tuple(decode),
             prefill=chunks,
             preempted=tuple(preempted),
@@ -214,9 +217,10 @@ class Scheduler:
         victim = self._stepping()[-1]
         self._running.remove(victim)
         self._release(victim)
-        victim.n_computed = 0
-        victim.drafts = ()
-        victim.has_foreign_kv = False
+        victim.n_computed = victim.n_imported_blocks = 0
+        if victim.incoming is None:  # else its KV is at hand and is imported once more
+            victim.drafts = ()
+            victim.has_foreign_kv = False
         victim.phase = Phase.WAITING
         self._waiting.add(victim)
         return victim
