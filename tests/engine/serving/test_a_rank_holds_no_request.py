@@ -10,6 +10,7 @@ import pytest
 
 from baton_worker.config import ConfigError, EngineConfig, ModelConfig, ProcessConfig
 from baton_worker.engine.build import build_engine
+from baton_worker.engine.kv import clear_blocks
 from baton_worker.engine.layout import TokenGroup
 from baton_worker.engine.parallel import orders
 from baton_worker.engine.parallel.follower import Follower
@@ -127,6 +128,22 @@ def test_heads_are_gathered_and_scattered_in_rank_order(
     whole.import_blocks([9, 3], exported)
     for array, again in zip(exported, whole.export_blocks([9, 3], 21), strict=True):
         np.testing.assert_array_equal(array, again)
+
+
+def test_blocks_are_cleared_on_every_rank_and_no_other_is_touched(
+    make_shard: Any, follower: Follower
+) -> None:
+    shard = make_shard()
+    for pool in (shard.pool, follower._pool):
+        for array in (*pool.keys, *pool.values):
+            array[:] = np.nan
+    whole = MirroredPool(shard.pool, Ranks(follower))  # type: ignore[arg-type]
+    blocks = [3, *range(6, 24)]
+    clear_blocks(whole, blocks)
+    for pool in (shard.pool, follower._pool):
+        for array in (*pool.keys, *pool.values):
+            cleared = [not block.any() for block in np.nan_to_num(array, nan=1.0)]
+            assert [index for index, is_clear in enumerate(cleared) if is_clear] == blocks
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ from baton_worker.engine.build import build_engine
 from baton_worker.engine.options import resolve_options
 from baton_worker.engine.parallel.group import RankDiedError, RankGroup
 from baton_worker.engine.parallel.shard import ShardSizes
+from baton_worker.engine.runner import Runner
 from baton_worker.engine.spec import load_spec
 from baton_worker.identity import RequestKey, make_handle
+from baton_worker.records.columns import ErrorCode
 from baton_worker.sampling import LogprobParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
@@ -119,6 +121,36 @@ def test_overlapped_chunked_and_preempted_ranks_say_the_same(
     one.drain()
     assert preempted
     _assert_same(two.reader, keys, one.reader, others)
+
+
+def test_what_breaks_one_request_on_rank_0_ends_it_alone(
+    two: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone samples; the others hear of no failure but clear the blocks when told to."""
+    two.engine.set_num_speculative_tokens(2)
+    prompts, real = make_prompts(6, seed=47, longest=60), Runner._raw_logits
+    wanted = _submit_all(two, prompts, start=7000)
+    two.drain()
+    victim = RequestKey(make_handle(1, 7102), 0)
+
+    def raw_logits(self: Runner, batch: Any, hidden: Any) -> Any:
+        logits = real(self, batch, hidden)
+        for first, sequence in zip(batch.first_rows, batch.sampled, strict=True):
+            if sequence.request.key == victim and sequence.request.n_output >= 2:
+                logits[first] = np.nan
+        return logits
+
+    monkeypatch.setattr(Runner, "_raw_logits", raw_logits)
+    keys = _submit_all(two, prompts, start=7100)
+    failed = [failure for result in two.drain() for failure in result.failed]
+    assert [(failure.key, failure.code) for failure in failed] == [(victim, ErrorCode.ARITHMETIC)]
+    monkeypatch.undo()
+    again = _submit_all(two, prompts, start=7200)
+    two.drain()
+    served = [(k, w) for k, w in zip(keys, wanted, strict=True) if k != victim]
+    for key, other in [*served, *zip(again, wanted, strict=True)]:
+        assert two.reader[key].tokens == two.reader[other].tokens
+    assert two.engine.load().kv_blocks_used == 0
 
 
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 2), (2, 1), (1, 2)])
