@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, LinkConfig
+from baton_worker.identity import incarnation_of
 from baton_worker.link.api import CommandReceived
 from baton_worker.link.worker import ZmqWorkerLink
 from baton_worker.link.worker_end import CommandBytes
@@ -42,11 +43,13 @@ def test_only_a_u64_handle_and_a_u8_attempt_reach_the_engine(handle, attempt, is
     registry = CollectorRegistry()
     config = LinkConfig(gateways=("tcp://127.0.0.1:1",), curve=CurveConfig(enabled=False))
     link = ZmqWorkerLink(config, INFO, MetricFactory(registry, "m", "mixed"))
+    incarnation = incarnation_of(max(handle, 0))  # of another's requests nothing is taken at all
     events: list[object] = []
     link._on_event = events.append
     for command in commands(handle, attempt):
-        link._tell_command(CommandBytes(7, msgspec.msgpack.encode(command)))
-    wanted = [CommandReceived(7, c) for c in commands(handle, attempt)] if is_taken else []
+        link._tell_command(None, CommandBytes(incarnation, msgspec.msgpack.encode(command)))
+    taken = [CommandReceived(incarnation, c) for c in commands(handle, attempt)]
+    wanted = taken if is_taken else []
     assert events == wanted
     labels = {"model": "m", "role": "mixed", "reason": "command_body"}
     dropped = registry.get_sample_value("baton_link_malformed_messages_total", labels) or 0.0
