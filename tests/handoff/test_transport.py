@@ -53,6 +53,7 @@ class End:
             self._refuse,
             takes_offers=True,
         )
+        self.public_key = security.public_key
         self.transport = ZmqKvTransport(
             HandoffConfig(bind=bind),
             metrics,
@@ -331,11 +332,11 @@ def curve_end(folder: Path, name: str, allowed: Path) -> tuple[End, str]:
 def test_curve_lets_the_listed_prefill_in_and_nobody_else(tmp_path, make_handoff):
     allowed = tmp_path / "allowed"
     allowed.write_text("")
-    decode, decode_key = curve_end(tmp_path, "decode", allowed)
+    decode, _ = curve_end(tmp_path, "decode", allowed)
     friend, friend_key = curve_end(tmp_path, "friend", allowed)
     stranger, _ = curve_end(tmp_path, "stranger", allowed)
     allowed.write_text(friend_key + "\n")
-    target = DecodeTarget("decode-0", decode.transport.endpoint, decode_key)
+    target = DecodeTarget("decode-0", decode.transport.endpoint, decode.public_key)
     try:
         stranger.transport.offer(target, make_handoff(handle=(1 << 40) + 7), 1.0)
         friend.transport.offer(target, make_handoff(), 10.0)

@@ -6,14 +6,18 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
 from baton_worker.config import ConfigError, CurveConfig
+from baton_worker.identity import Role
 from baton_worker.link import zap
 from baton_worker.link.api import GatewayLost, GatewayUp, StepReceived, WorkerDown, WorkerUp
-from baton_worker.link.curve import generate_key_files, is_key, load_identity
+from baton_worker.link.curve import client_options, generate_key_files, is_key, load_identity
 from baton_worker.link.worker import ZmqWorkerLink
 from baton_worker.link.zap import AllowedKeys
+from baton_worker.records.control import Hello, encode_control
 
 
 class Keys:
@@ -143,6 +147,54 @@ def test_a_key_bound_to_one_name_may_not_use_another(
     start_worker(gateway.link.endpoint, curve=keys.config("worker"))
     (up,) = gateway.log.wait_for(WorkerUp)
     assert up.worker_id == "decode-0"
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_key_of_one_role_cannot_pose_as_another(
+    gateway, start_worker, keys: Keys, count_until, is_named: bool
+) -> None:
+    keys.allow("worker", bound_to="decode-0 role=prefill" if is_named else "role=prefill")
+    impostor = start_worker(gateway.link.endpoint, curve=keys.config("worker"))
+    count_until(gateway.factory, "baton_link_rejected_hellos_total", ("role_not_allowed",))
+    assert gateway.log.of(WorkerUp) == []
+    impostor.link.close(0.0)
+    role = {"role": int(Role.PREFILL)}
+    start_worker(gateway.link.endpoint, info=role, curve=keys.config("worker"))
+    (up,) = gateway.log.wait_for(WorkerUp)
+    assert up.info.role == Role.PREFILL
+
+
+def test_a_revoked_keys_connection_is_closed_and_not_only_ignored(
+    gateway, keys: Keys, new_info, read_metric
+) -> None:
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    identity = load_identity(keys.config("worker"), is_client=True)
+    client_options(dealer, identity, identity.gateway_key)
+    monitoring = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    try:
+        dealer.connect(gateway.link.endpoint)
+        body = msgspec.msgpack.encode(new_info())
+        dealer.send(encode_control(Hello(9, 1, 1, 1, 0, body)))
+        gateway.log.wait_for(WorkerUp)
+        keys.allow("stranger")
+        assert monitoring.poll(60_000), "the connection was left open"
+        gateway.log.wait_until(
+            lambda: read_metric(gateway.factory, "baton_link_expelled_total") == 1
+        )
+    finally:
+        dealer.disable_monitor()
+        monitoring.close(linger=0)
+        dealer.close()
+        context.term()
+
+
+@pytest.mark.parametrize("words", ["a b", "role=king", "role=prefill role=decode", "role="])
+def test_a_line_that_binds_a_key_to_nonsense_is_refused(keys: Keys, words: str) -> None:
+    keys.allow("worker", bound_to=words)
+    with pytest.raises(ConfigError, match=r"allowed:2 is no key with"):
+        AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
 
 
 def broken(keys: Keys, field: str, content: str | None) -> CurveConfig:

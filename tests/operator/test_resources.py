@@ -184,4 +184,6 @@ def test_every_role_has_keys_of_its_own_and_gateways_trust_the_workers():
     data = secret["stringData"]
     publics = {role: data[f"{role}.public"].strip() for role in Role}
     assert len(set(publics.values())) == 3
-    assert data["workers.allowed"].split() == [publics["prefill"], publics["decode"]]
+    assert data["workers.allowed"].splitlines() == [
+        f"{publics[role]} role={role}" for role in ("prefill", "decode")
+    ]

@@ -260,10 +260,14 @@ class TracingConfig(_Section, frozen=True):
 
 
 class ProcessConfig(_Section, frozen=True):
-    """One process's whole configuration. `worker_id` empty: BATON_POD_NAME, else the host name."""
+    """One process's whole configuration.
+
+    `worker_id`: a name that no other worker of these gateways has, printable ASCII without blanks;
+    empty: BATON_POD_NAME, else the role, the host's name and the health port.
+    """
 
     model: ModelConfig
-    worker_id: str = ""
+    worker_id: Annotated[str, msgspec.Meta(max_length=253, pattern="^[!-~]*$")] = ""
     revision: str = ""
     speculative: SpeculativeConfig = SpeculativeConfig()
     logprobs: LogprobsConfig = LogprobsConfig()

@@ -44,7 +44,8 @@ _EPILOG = """examples:
   baton-worker control decode.sock drain                  an order to a worker of this machine
   baton-worker keygen --out keys --name gateway           CURVE keys for the links
 
-Environment: BATON_POD_NAME names a worker whose configuration has no worker_id;
+Environment: BATON_POD_NAME names a worker whose configuration has no worker_id
+(without either it is called by its role, host and health port);
 BATON_POD_IP is where it takes KV when its configuration has no handoff.advertise_host;
 BATON_TENSOR_PARALLEL is its number of ranks when its configuration has none.
 """
@@ -171,7 +172,8 @@ def _process(options: argparse.Namespace) -> int:
     if options.with_parent:
         die_with_parent()
     config = _effective_config(options)
-    configure_logging(config.worker_id, options.log_level, options.log_format)
+    shown = config.worker_id or f"{options.command}-{socket.gethostname()}"
+    configure_logging(shown, options.log_level, options.log_format)
 
     def on_ready(ready: Ready) -> None:
         log.info("ready", extra={"metrics_url": ready.metrics_url})
@@ -189,7 +191,7 @@ def _process(options: argparse.Namespace) -> int:
 def _effective_config(options: argparse.Namespace) -> ProcessConfig:
     config = load_config(options.config)
     name = options.worker_id or config.worker_id or os.environ.get("BATON_POD_NAME", "")
-    config = msgspec.structs.replace(config, worker_id=name or socket.gethostname())
+    config = msgspec.structs.replace(config, worker_id=name)
     address = os.environ.get("BATON_POD_IP", "")
     if address and not config.handoff.advertise_host:
         handoff = msgspec.structs.replace(config.handoff, advertise_host=address)

@@ -1,4 +1,5 @@
-"""The Secret with CURVE keys: one pair a role, and the list of keys that may connect.
+"""The Secret with CURVE keys: one pair a role, and the list of keys that may connect, each with the
+only role that its owner may have.
 
 Keys are made once. The Secret is created, never applied: applying would replace the keys of a
 running deployment and cut its links.
@@ -26,7 +27,9 @@ def curve_secret(owner: Owner, make_pair: Callable[[], KeyPair]) -> Manifest:
     pairs = {role: make_pair() for role in Role}
     data = {f"{role}.public": pair.public + "\n" for role, pair in pairs.items()}
     data |= {f"{role}.secret": pair.secret + "\n" for role, pair in pairs.items()}
-    data["workers.allowed"] = "".join(f"{pairs[role].public}\n" for role in names.WORKER_ROLES)
+    data["workers.allowed"] = "".join(
+        f"{pairs[role].public} role={role}\n" for role in names.WORKER_ROLES
+    )
     return manifest(
         owner,
         "v1",

@@ -103,6 +103,11 @@ class OfferBook:
             return _delivered(offer, now)
         return HandoffFailed(offer.key, answer.error, answer.message)
 
+    def is_for_another(self, key: RequestKey, sender: Address) -> bool:
+        """Whether an answer is about an offer that was made to somebody else than its sender."""
+        offer = self._offers.get(key)
+        return offer is not None and address_of(offer.target) != sender
+
     def holds(self, offer: Offer) -> bool:
         """Whether this offer is still open."""
         return self._offers.get(offer.key) is offer

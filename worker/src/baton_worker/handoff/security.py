@@ -1,18 +1,28 @@
-"""CURVE on the KV channel: the same keys, files and ZAP rules as the record link.
+"""CURVE on the KV channel: who may send KV, and to whom it can be sent.
 
-Decode is the server: its public key travels in HELLO and reaches prefill inside SUBMIT. Which
-prefill workers may send is the list in `link.curve.allowed_keys_file`.
+Decode is the server, under a key pair that it makes at its start and never writes anywhere: the
+public half travels in HELLO and reaches prefill inside SUBMIT, so KV that is meant for one process
+can be read by no other, not even one that holds its role's keys. Prefill workers are known by the
+keys of `link.curve`; which of them may send is the list in `link.curve.allowed_keys_file`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import zmq
 
 from baton_worker.config import CurveConfig
-from baton_worker.link.curve import client_options, load_identity, server_options
+from baton_worker.identity import Role
+from baton_worker.link.curve import (
+    CurveIdentity,
+    KeyPair,
+    client_options,
+    load_identity,
+    server_options,
+)
 from baton_worker.link.zap import AllowedKeys, ZapHandler
 
 Socket = zmq.Socket[bytes]
@@ -30,12 +40,14 @@ class Security:
         public_key: what peers must know to connect here; "" when CURVE is off.
         server: prepares the receiving socket before it binds.
         client: prepares a sending socket for the peer's public key before it connects.
+        refused: returns why what this authenticated key sends is not taken any more, or "".
         close: ends what `server` started; call it after the sockets are closed.
     """
 
     public_key: str = ""
     server: Callable[[Socket], None] = field(default=lambda socket: None)
     client: Callable[[Socket, str], None] = field(default=lambda socket, key: None)
+    refused: Callable[[str], str] = field(default=lambda user_id: "")
     close: Callable[[], None] = field(default=_nothing)
 
 
@@ -57,15 +69,33 @@ def kv_security(
     identity = load_identity(config, is_client=True)
     if identity is None:
         return Security()
-    close = _nothing
-    if takes_offers:
-        allowed = AllowedKeys("link.curve.allowed_keys_file", config.allowed_keys_file)
-        handler = ZapHandler(context, allowed, on_refused)
-        handler.start()
-        close = handler.close
+    client = partial(_as_client, identity)
+    if not takes_offers:
+        return Security(client=client)
+    own = CurveIdentity(KeyPair(*zmq.curve_keypair()))
+    allowed = AllowedKeys("link.curve.allowed_keys_file", config.allowed_keys_file)
+    handler = ZapHandler(context, allowed, on_refused, partial(_may_hand_over, allowed))
+    handler.start()
     return Security(
-        public_key=identity.pair.public.decode(),
-        server=lambda socket: server_options(socket, identity),
-        client=lambda socket, key: client_options(socket, identity, key.encode()),
-        close=close,
+        public_key=own.pair.public.decode(),
+        server=lambda socket: server_options(socket, own),
+        client=client,
+        refused=partial(_refusal, allowed),
+        close=handler.close,
     )
+
+
+def _as_client(identity: CurveIdentity, socket: Socket, server_key: str) -> None:
+    client_options(socket, identity, server_key.encode())
+
+
+def _may_hand_over(allowed: AllowedKeys, user_id: str) -> bool:
+    return allowed.role_of(user_id) in (None, Role.PREFILL)
+
+
+def _refusal(allowed: AllowedKeys, user_id: str) -> str:
+    """A live connection outlives its key, so whoever takes what it carries must look."""
+    allowed.refresh()
+    if user_id not in allowed:
+        return "key_revoked"
+    return "" if _may_hand_over(allowed, user_id) else "role_not_allowed"

@@ -35,6 +35,7 @@ from baton_worker.handoff.frames import (
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.offers import Address, Offer, OfferBook, address_of
 from baton_worker.handoff.security import Security
+from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
 from baton_worker.link.sockets import use_family_of
 from baton_worker.link.wakeup import Wakeup
@@ -68,6 +69,7 @@ class ZmqKvTransport:
         self._on_event: Callable[[HandoffEvent], None] = lambda event: None
         self._calls: deque[Callable[[], None]] = deque()
         self._book = OfferBook(_RETRY_SECONDS)
+        self._senders = Senders(security.refused, metrics.handshake_refused)
         self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
         self._poller = zmq.Poller()
         self._dealers = Dealers(partial(self._socket, zmq.DEALER), security.client, self._poller)
@@ -173,6 +175,7 @@ class ZmqKvTransport:
             self._receive_answers(address, dealer)
         for address in self._dealers.broken(ready):
             self._book.connection_lost(address, time.monotonic())
+        self._senders.review(time.monotonic())
         self._keep_offers()
 
     def _make_calls(self) -> None:
@@ -231,6 +234,11 @@ class ZmqKvTransport:
             # Whoever cancels and then lets decode answer must see no event: what was called before
             # the answer came is done before it, however many answers are read in one go.
             self._make_calls()
+            if self._book.is_for_another(answer.key, address):
+                self._metrics.malformed.inc()
+                facts = {"endpoint": address.endpoint, "key": str(answer.key)}
+                log.warning("answer to an offer that was made to another worker", extra=facts)
+                continue
             event = self._book.answer(answer, time.monotonic())
             if event is not None:
                 self._metrics.outcome(event)
@@ -240,6 +248,8 @@ class ZmqKvTransport:
         while router.poll(0):
             self._make_calls()  # answers do not wait for the end of a stream of offers
             route, *frames = router.recv_multipart(copy=False)
+            if not self._senders.admit(route.bytes, frames[0] if frames else route):
+                continue
             try:
                 handoff = decode_offer([frame.buffer for frame in frames])
             except HandoffFormatError as error:

@@ -239,6 +239,9 @@ class ZmqGatewayLink:
             return ""
         if user_id not in self._allowed:
             return "key_revoked"
+        role = self._allowed.role_of(user_id)
+        if role is not None and role != info.role:
+            return "role_not_allowed"
         name = self._allowed.name_of(user_id)
         return "impersonation" if name and name != info.worker_id else ""
 

@@ -12,11 +12,13 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
 
 from baton_worker.config import ConfigError
+from baton_worker.identity import Role
 from baton_worker.link.curve import is_key
 from baton_worker.link.sockets import Socket
 from baton_worker.link.wakeup import Wakeup
@@ -27,10 +29,24 @@ ENDPOINT = "inproc://zeromq.zap.01"
 _FIELDS = 7
 
 
+_ROLE = "role="
+_ROLES = {role.label: role for role in Role}
+
+
+class Allowed(NamedTuple):
+    """Whose a key is: the only worker_id ("": any) and the only role (None: any)."""
+
+    worker_id: str = ""
+    role: Role | None = None
+
+
+ANYBODY = Allowed()
+
+
 class AllowedKeys:
-    """A file of Z85 public keys, one a line, each optionally followed by the only worker_id it may
-    use. Blank lines and lines that start with `#` are skipped. Changes are picked up by `refresh`,
-    which several threads may call.
+    """A file of Z85 public keys, one a line, each optionally followed by the only worker_id that
+    may use it, and by `role=` and the only role. Blank lines and lines that start with `#` are
+    skipped. Changes are picked up by `refresh`, which several threads may call.
     """
 
     def __init__(self, field: str, path: str) -> None:
@@ -45,16 +61,20 @@ class AllowedKeys:
         self._path = Path(path)
         self._lock = threading.Lock()
         self._stamp = (0, 0)
-        self._names: dict[str, str] = {}
+        self._keys: dict[str, Allowed] = {}
         self.version = 0
         self._load()
 
     def __contains__(self, key: str) -> bool:
-        return key in self._names
+        return key in self._keys
 
     def name_of(self, key: str) -> str:
         """Return the worker_id that `key` is bound to, or "" when it is free."""
-        return self._names.get(key, "")
+        return self._keys.get(key, ANYBODY).worker_id
+
+    def role_of(self, key: str) -> Role | None:
+        """Return the only role that `key` may have, or None when it may have any."""
+        return self._keys.get(key, ANYBODY).role
 
     def refresh(self) -> int:
         """Read the file again if it changed; a bad or missing file keeps the old keys, loudly.
@@ -80,7 +100,7 @@ class AllowedKeys:
             lines = self._path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._field}: cannot read {self._path}: {error}") from error
-        names: dict[str, str] = {}
+        keys: dict[str, Allowed] = {}
         for number, line in enumerate(lines, 1):
             # '#' is a Z85 digit: only a whole line can be a comment.
             words = line.split()
@@ -88,9 +108,19 @@ class AllowedKeys:
                 continue
             if not is_key(words[0].encode()):
                 raise ConfigError(f"{self._field}: {self._path}:{number} is not a Z85 public key")
-            names[words[0]] = words[1] if len(words) > 1 else ""
-        self._names, self._stamp = names, stamp
+            keys[words[0]] = self._allowed(number, words[1:])
+        self._keys, self._stamp = keys, stamp
         self.version += 1
+
+    def _allowed(self, number: int, words: list[str]) -> Allowed:
+        roles = [word.removeprefix(_ROLE) for word in words if word.startswith(_ROLE)]
+        names = [word for word in words if not word.startswith(_ROLE)]
+        if len(roles) > 1 or len(names) > 1 or any(role not in _ROLES for role in roles):
+            raise ConfigError(
+                f"{self._field}: {self._path}:{number} is no key with a worker_id and role= one of "
+                f"{', '.join(_ROLES)}, both optional"
+            )
+        return Allowed("".join(names), _ROLES[roles[0]] if roles else None)
 
 
 class ZapHandler:
@@ -101,6 +131,7 @@ class ZapHandler:
         context: zmq.Context[Socket],
         allowed: AllowedKeys,
         on_refused: Callable[[str], None],
+        is_welcome: Callable[[str], bool] | None = None,
     ) -> None:
         """Bind; nothing is answered before `start`.
 
@@ -108,9 +139,11 @@ class ZapHandler:
             context: the servers' context.
             allowed: read on every question.
             on_refused: told the reason of each refusal, on the handler's thread.
+            is_welcome: whether an allowed key may use these servers; None: every one may.
         """
         self._allowed = allowed
         self._on_refused = on_refused
+        self._is_welcome = is_welcome or (lambda key: True)
         self._wakeup = Wakeup()
         self._is_closing = False
         self._context = context
@@ -148,7 +181,10 @@ class ZapHandler:
             return [version, request_id, b"400", b"CURVE only", b"", b""]
         key = z85.encode(frames[6])
         self._allowed.refresh()
+        reason = "unknown_key"
         if key.decode() in self._allowed:
-            return [version, request_id, b"200", b"OK", key, b""]
-        self._on_refused("unknown_key")
-        return [version, request_id, b"300", b"unknown key", b"", b""]
+            if self._is_welcome(key.decode()):
+                return [version, request_id, b"200", b"OK", key, b""]
+            reason = "role_not_allowed"
+        self._on_refused(reason)
+        return [version, request_id, b"300", reason.encode(), b"", b""]

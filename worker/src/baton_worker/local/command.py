@@ -56,11 +56,18 @@ def _reserved(field: str, host: str) -> socket.socket:
 
 
 def _make_keys(options: LocalOptions, folder: Path) -> dict[str, CurveFiles]:
-    """Write a key pair for every process and one list that allows them all."""
-    names = [name for name, _ in process_names(options)]
+    """Write a key pair for every process, and one list that lets each worker be itself alone."""
+    roles = dict(process_names(options))
+    names = list(roles)
     pairs = [generate_key_files(folder / f"{n}.public", folder / f"{n}.secret") for n in names]
     allowed = folder / "allowed"
-    allowed.write_text("".join(pair.public.decode() + "\n" for pair in pairs))
+    allowed.write_text(
+        "".join(
+            f"{pair.public.decode()} {name} role={roles[name]}\n"
+            for name, pair in zip(names, pairs, strict=True)
+            if roles[name] != "gateway"
+        )
+    )
     return {
         name: CurveFiles(
             public_key=str(folder / f"{name}.public"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     inbox = Inbox()
     http = HttpMetrics(factory)
     health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
+    config = _named(config, role, health.port)
     control = ControlServer(config.control, http)
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory))
     info = _worker_info(config, role, engine, kv_address, health.url)
@@ -165,6 +167,15 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     )
     loop = WorkerLoop(parts, inbox)
     return _Assembled(loop, link, transport, health, control)
+
+
+def _named(config: ProcessConfig, role: Role, health_port: int) -> ProcessConfig:
+    """Return the configuration with a name that no other worker of this host has."""
+    if config.worker_id:
+        return config
+    name = f"{role.label}-{socket.gethostname()}-{health_port}"
+    log.info("worker named", extra={"worker_id": name})
+    return msgspec.structs.replace(config, worker_id=name)
 
 
 def _kv_transport(

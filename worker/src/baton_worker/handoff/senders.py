@@ -1,0 +1,77 @@
+"""Who sends KV here, over which connection, and that none goes on whose key was taken away.
+
+A connection outlives the list that let it in. What it carries is judged when it comes, and every
+second the connections themselves are: one of a key that is gone is ended, and cannot come back.
+Everything here runs on the transport's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+import zmq
+
+from baton_worker.link.hangup import Connection, hang_up, note
+
+log = logging.getLogger(__name__)
+
+REVIEW_SECONDS = 1.0
+_REMEMBERED = 8192
+
+
+class Senders:
+    """See the module.
+
+    Args:
+        refused: returns why what an authenticated key sends is not taken any more, or "".
+        on_refused: told the reason of each refusal.
+    """
+
+    def __init__(self, refused: Callable[[str], str], on_refused: Callable[[str], None]) -> None:
+        self._refused = refused
+        self._on_refused = on_refused
+        self._connections: OrderedDict[bytes, tuple[str, Connection]] = OrderedDict()
+        self._reviewed_at = 0.0
+
+    def admit(self, route: bytes, frame: zmq.Frame) -> bool:
+        """Whether to take a message; its first frame tells the key and the connection."""
+        key = _user_id(frame)
+        if not key:
+            return True
+        if route not in self._connections:
+            connection = note(frame.get(zmq.SRCFD))
+            if connection is not None:
+                self._connections[route] = (key, connection)
+            if len(self._connections) > _REMEMBERED:
+                self._connections.popitem(last=False)
+        reason = self._refused(key)
+        if reason:
+            self._end(route, key, reason)
+        return not reason
+
+    def review(self, now: float) -> None:
+        """End, once a second, the connections of keys that are not welcome any more."""
+        if now - self._reviewed_at < REVIEW_SECONDS:
+            return
+        self._reviewed_at = now
+        for route, (key, _) in list(self._connections.items()):
+            reason = self._refused(key)
+            if reason:
+                self._end(route, key, reason)
+
+    def _end(self, route: bytes, key: str, reason: str) -> None:
+        self._on_refused(reason)
+        log.warning("KV connection ended", extra={"reason": reason, "public_key": key})
+        known = self._connections.pop(route, None)
+        if known is not None:
+            hang_up(known[1])
+
+
+def _user_id(frame: zmq.Frame) -> str:
+    """Return the key that authenticated a message's sender, "" without CURVE."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
