@@ -14,13 +14,17 @@ import msgspec
 from baton_worker.config import ConfigError
 from baton_worker.config_errors import cannot_listen
 from baton_worker.link.curve import generate_key_files
-from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, process_names
+from baton_worker.local.layout import (
+    CurveFiles,
+    LocalOptions,
+    loopback_of,
+    plan_processes,
+    process_names,
+)
 from baton_worker.local.scratch import scratch_folder
 from baton_worker.local.supervisor import Child, Reports, Supervisor
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import EXIT_BAD_CONFIG
-
-_LOOPBACK = "127.0.0.1"
 
 
 def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -> int:
@@ -35,7 +39,7 @@ def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -
         if not options.port:
             http = stack.enter_context(_reserved("--host", options.host))
             options = replace(options, port=port_of(http))
-        link = stack.enter_context(_reserved("link.bind", _LOOPBACK))
+        link = stack.enter_context(_reserved("link.bind", loopback_of(options)))
         plans = plan_processes(options, port_of(link), curve, str(folder))
         screen = _JsonLines() if as_json else _Status(options)
         reports = Reports(screen.ready, screen.died)

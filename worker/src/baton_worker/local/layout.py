@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from baton_worker.addresses import is_ipv6, tcp_endpoint
 from baton_worker.config import (
     ControlConfig,
     CurveConfig,
@@ -66,6 +67,11 @@ class ProcessPlan:
     config: ProcessConfig
 
 
+def loopback_of(options: LocalOptions) -> str:
+    """Return the loopback address over which the processes speak: of the API's IP family."""
+    return "::1" if is_ipv6(options.host) else "127.0.0.1"
+
+
 def process_names(options: LocalOptions) -> list[tuple[str, str]]:
     """Return (name, role) of every process, the gateway first."""
     counts = {"prefill": options.prefill, "decode": options.decode, "mixed": options.mixed}
@@ -85,7 +91,8 @@ def plan_processes(
         speculative=_speculative(options),
         logprobs=LogprobsConfig(max_top_k=options.max_top_k),
         engine=options.engine,
-        handoff=HandoffConfig(bind="tcp://127.0.0.1:0"),
+        handoff=HandoffConfig(bind=tcp_endpoint(loopback_of(options), 0)),
+        health=HttpConfig(loopback_of(options)),
         gateway=GatewayConfig(
             http=HttpConfig(options.host, options.port),
             api_keys_file=options.api_keys_file,
@@ -93,11 +100,12 @@ def plan_processes(
         ),
         tracing=TracingConfig(endpoint=options.traces_endpoint),
     )
+    link = tcp_endpoint(loopback_of(options), link_port)
     return [
         ProcessPlan(
             name,
             role,
-            _for_process(_control(shared, name, role, folder), name, link_port, curve.get(name)),
+            _for_process(_control(shared, name, role, folder), name, link, curve.get(name)),
         )
         for name, role in process_names(options)
     ]
@@ -110,9 +118,8 @@ def _control(shared: ProcessConfig, name: str, role: str, folder: str) -> Proces
 
 
 def _for_process(
-    shared: ProcessConfig, name: str, link_port: int, files: CurveFiles | None
+    shared: ProcessConfig, name: str, endpoint: str, files: CurveFiles | None
 ) -> ProcessConfig:
-    endpoint = f"tcp://127.0.0.1:{link_port}"
     link = LinkConfig(gateways=(endpoint,), bind=endpoint, curve=_curve(files))
     return msgspec.structs.replace(shared, worker_id=name, link=link)
 
