@@ -10,6 +10,7 @@ from rich.console import Console
 from baton_worker.config import ConfigError
 from baton_worker.main import main
 from baton_worker.top.command import TopOptions, metrics_url, run_top
+from baton_worker.top.view import table
 
 PAGE = (
     b'baton_tokens_total{model="m",role="decode"} %d\n'
@@ -104,3 +105,18 @@ def test_a_narrow_screen_keeps_whole_columns_and_names_those_it_leaves_out(endpo
     for title in ("tokens/s", "accepted", "running", "waiting", "KV", "peers"):
         assert title in text
     assert "for a wider screen: of step, oldest, prompt/s" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("address", ["[fd00::1]:8080", "[::1]:8000", "[bold]:1"])
+def test_an_address_in_brackets_is_shown_and_no_markup(address):
+    console = Console(file=io.StringIO(), width=180)
+    console.print(table({address: "connection refused"}, 1.0))
+    assert address in console.file.getvalue()
+
+
+def test_a_process_cannot_command_the_terminal():
+    console = Console(file=io.StringIO(), width=180, force_terminal=False)
+    console.print(table({"a:1": "\x1b[2Jgone\n[red]forged[/]"}, 1.0))
+    shown_text = console.file.getvalue()
+    assert "\x1b" not in shown_text
+    assert r"\x1b[2Jgone\n[red]forged[/]" in shown_text

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
+from baton_worker.logs import one_line
 from baton_worker.top.snapshot import Activity
 
 Outcome = Activity | str
@@ -102,10 +104,18 @@ def _table(
         made.add_column(column.title, justify="right", no_wrap=True)
     for address, outcome in sorted(outcomes.items(), key=_order):
         if isinstance(outcome, str):
-            made.add_row("[red]?[/]", address, f"[red]{outcome}[/]")
+            made.add_row("[red]?[/]", _plain(address), _plain(outcome, "red"))
         else:
-            made.add_row(outcome.role or "?", address, *(c.text(outcome) for c in columns))
+            shown = (c.text(outcome) for c in columns)
+            made.add_row(_plain(outcome.role or "?"), _plain(address), *shown)
     return made
+
+
+def _plain(text: str, style: str = "") -> Text:
+    """Return what a process or a person chose as it stands: an IPv6 address in brackets is no
+    markup, and no process commands the terminal.
+    """
+    return Text(one_line(text), style)
 
 
 def _order(item: tuple[str, Outcome]) -> tuple[int, str]:
