@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_worker.config import ProcessConfig, dump_config
@@ -131,11 +132,15 @@ def _of_model(config: ProcessConfig, folder: Path | None) -> ProcessConfig:
 
 @contextlib.contextmanager
 def unsupervised(
-    folder: Path, models: Mapping[str, Path] = MappingProxyType({}), **changes: Any
+    folder: Path,
+    models: Mapping[str, Path] = MappingProxyType({}),
+    gateway: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
 ) -> Iterator[Unsupervised]:
     """Start the processes, wait until the gateway has all workers, and kill them in the end.
 
-    `models`: folders of other models than the example's, by the name of the process.
+    `models`: folders of other models than the example's, by the name of the process. `gateway`:
+    fields of the gateway's section that differ.
     """
     options = LocalOptions(str(MODEL), served_name=MODEL.name, port=0)
     options = dataclasses.replace(options, **changes)
@@ -145,6 +150,7 @@ def unsupervised(
         link = stack.enter_context(reserve_port("127.0.0.1"))
         plans = plan_processes(options, port_of(link), curve)
         configs = [_of_model(_patient(p.config), models.get(p.name)) for p in plans]
+        configs = [replace(c, gateway=replace(c.gateway, **gateway)) for c in configs]
         started = [
             _start(p.name, p.role, config, folder, stack)
             for p, config in zip(plans, configs, strict=True)

@@ -117,7 +117,9 @@ def test_500_mixed_requests_each_end_once_and_leave_nothing(unsupervised, tmp_pa
 
 def test_a_full_deployment_answers_429_and_serves_again_after(unsupervised, tmp_path, patience):
     engine = EngineConfig(max_running=1, max_waiting=1)
-    with unsupervised(tmp_path, engine=engine) as processes:
+    # Nobody waits in line: whether the queues are full is then a matter of these workers alone.
+    gateway = {"max_wait_seconds": 0.0}
+    with unsupervised(tmp_path, gateway=gateway, engine=engine) as processes:
 
         async def flood() -> list[httpx.Response]:
             request = {"model": "tiny-mtp", "prompt": "x", "max_tokens": 200, "ignore_eos": True}

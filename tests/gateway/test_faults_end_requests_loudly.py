@@ -279,7 +279,7 @@ def test_no_usable_pair_is_503_and_not_ready(start_gateway):
 
 
 def test_a_full_gateway_is_429_with_retry_after(start_gateway, support):
-    gateway = start_gateway(max_outstanding_requests=2)
+    gateway = start_gateway(max_outstanding_requests=2, max_wait_seconds=0)
     gateway.link.pause()
     with streaming(gateway, support), gateway.http() as client:
         answer = client.post("/v1/completions", json=BODY | {"n": 2})
@@ -290,7 +290,7 @@ def test_a_full_gateway_is_429_with_retry_after(start_gateway, support):
 
 
 def test_full_workers_are_429_and_no_choice_is_half_sent(start_gateway, support):
-    gateway = start_gateway(info={"max_running": 1, "max_waiting": 1})
+    gateway = start_gateway(info={"max_running": 1, "max_waiting": 1}, max_wait_seconds=0)
     gateway.link.pause()
     with streaming(gateway, support), gateway.http() as client:
         told = list(gateway.link.commands)

@@ -227,6 +227,11 @@ class GatewayConfig(_Section, frozen=True):
     long a gateway that is told to stop goes on serving, so that balancers hear of it first;
     `drain_seconds`: how long it then waits for live requests. 0 and 0 end them at once.
     `max_retries`: how often a choice moves to other workers when one of its own is lost or full.
+    `max_outstanding_requests`: choices in hand at once; clients (API keys, or addresses where no
+    keys are set) share them: one may hold what nobody else wants, all but an eighth, and where
+    there is no room those that hold fewest go first. `max_choices`: the most of one request (`n`
+    times its prompts). `max_waiting_requests`: how many requests may wait for room;
+    `max_wait_seconds`: for how long, before they are refused with 429; 0 refuses at once.
     `pair_across_revisions`: prefill and decode of two revisions may pair when their weights,
     tokenizer and KV layout are equal; without it a pair is of one revision.
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
@@ -246,6 +251,9 @@ class GatewayConfig(_Section, frozen=True):
     settle_seconds: SecondsOrNone = 0.0
     drain_seconds: SecondsOrNone = 0.0
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
+    max_choices: Count = 256
+    max_waiting_requests: Count = 256
+    max_wait_seconds: SecondsOrNone = 10.0
     pair_across_revisions: bool = False
 
 

@@ -18,6 +18,7 @@ from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.metrics import GatewayMetrics
 
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
+_CLIENT = "baton.client"
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/playground"})
 
 
@@ -45,7 +46,19 @@ class ApiKeyGuard:
         given = token.strip().encode()
         # Every key is compared, in constant time, so that timing tells nothing about any of them.
         matches = [hmac.compare_digest(given, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        if scheme.lower() != "bearer" or not any(matches):
+            return False
+        scope[_CLIENT] = f"key {matches.index(True)}"
+        return True
+
+
+def client_of(scope: Scope) -> str:
+    """Return who a request comes from, as far as slots are shared: its API key's holder, or without
+    keys its address. A proxy's address stands for all behind it: what a header says of them is not
+    to be trusted.
+    """
+    named: str | None = scope.get(_CLIENT)
+    return named or (scope.get("client") or ("",))[0]
 
 
 def read_api_keys(path: str) -> tuple[str, ...]:

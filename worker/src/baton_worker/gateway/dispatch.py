@@ -1,6 +1,7 @@
-"""Starts requests: admission, and the choice of workers that are put to work.
+"""Starts requests: admission in fair order, and the choice of workers that are put to work.
 
-Runs on the event loop. What the workers answer is `apply`'s; how requests end is `requests`'.
+Runs on the event loop. Who waits for room, and for how long, is the matter of `line` and `slots`;
+what the workers answer is `apply`'s; how requests end is `requests`'.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from baton_worker.gateway.balance import Needs, Pair, most_choices
 from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.commands import commands_of, send_all
-from baton_worker.gateway.errors import WORKER_LOST, ApiError, bad_request, full, unavailable
+from baton_worker.gateway.errors import WORKER_LOST, ApiError, bad_request, unavailable
 from baton_worker.gateway.failures import Loss
+from baton_worker.gateway.line import Line
 from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output import PromptAlone, SequenceOutput
@@ -23,6 +26,8 @@ from baton_worker.gateway.pairing import weights_of
 from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, Limits
 from baton_worker.gateway.requests import Generation, LiveRequest, LiveRequests
 from baton_worker.gateway.retry import Retrier
+from baton_worker.gateway.slices import SLICE_ENTRIES
+from baton_worker.gateway.slots import Slots
 from baton_worker.gateway.steps import StepsOf
 from baton_worker.gateway.vocabulary import Vocabulary
 from baton_worker.gateway.workers import WorkerTable
@@ -30,6 +35,10 @@ from baton_worker.identity import GatewayIdentity, RequestKey
 from baton_worker.link.api import GatewayLink
 
 log = logging.getLogger(__name__)
+
+_ENTRIES_PER_COMMAND = 16
+_TOKENS_PER_ENTRY = 16
+"""What it costs to send a request, in the entries of `slices`."""
 
 
 class DispatchLimits(NamedTuple):
@@ -39,11 +48,21 @@ class DispatchLimits(NamedTuple):
     request_timeout_seconds: float
     client_queue_tokens: int
     max_retries: int
+    max_choices: int
+    max_waiting_requests: int
+    max_wait_seconds: float
 
 
 class _Plan(NamedTuple):
     live: LiveRequest
     pair: Pair
+
+
+class _Begun(NamedTuple):
+    """A request that is accounted to workers, which have not been told yet."""
+
+    generation: Generation
+    plans: list[_Plan]
 
 
 class Dispatcher:
@@ -83,6 +102,15 @@ class Dispatcher:
             reserve_seconds=limits.request_timeout_seconds,
         )
         self.is_leaving = False
+        self._slots = Slots[Any](limits.max_outstanding_requests, limits.max_waiting_requests)
+        self._line = Line[_Begun](self._slots, metrics, limits.max_wait_seconds, clock)
+        workers.on_room = self._line.room
+        requests.on_end = self._freed
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait in line for room."""
+        return len(self._line)
 
     def worker_limits(self) -> Limits:
         """Return what the workers that are up can take.
@@ -102,12 +130,13 @@ class Dispatcher:
         """Return seconds of the steady clock that requests are timed by."""
         return self._clock()
 
-    def start(
+    async def start(
         self,
         request: GenerationRequest,
         arrived: float,
         traceparent: str = "",
         request_id: str = "",
+        client: str = "",
     ) -> Generation:
         """Send a request to workers; its deltas come through the generation's queue.
 
@@ -116,32 +145,69 @@ class Dispatcher:
             arrived: when its body began to be read, by `now`.
             traceparent: the client's trace context, or "".
             request_id: what the client will know it by.
+            client: with whom it shares its part of the slots.
 
         Raises:
             ApiError: 400 for more choices than the gateway or its workers have room for, 429 when
-                the gateway or every fitting worker is full, 503 when no pair is usable.
+                there was no room for too long, or the line is full, 503 when no pair is usable.
         """
         self.worker_limits()
-        bound = self._limits.max_outstanding_requests
+        bound = min(self._limits.max_choices, self._slots.most)
         if request.n_choices > bound:
             raise _too_many(request, bound)
-        if len(self._requests) + request.n_choices > bound:
-            raise full(f"the gateway has {len(self._requests)} requests in hand", "gateway_full")
-        queue = ClientQueue(self._limits.client_queue_tokens)
-        generation = Generation(request, queue, arrived, request_id=request_id)
+        generation = Generation(
+            request,
+            ClientQueue(self._limits.client_queue_tokens),
+            arrived,
+            request_id=request_id,
+            client=client,
+        )
+        begin = partial(self._begin, generation, traceparent)
+        begun = await self._line.begin(client, request.n_choices, begin, self._undo)
+        try:
+            await self._send_all(begun)
+        except asyncio.CancelledError:
+            self._undo(begun)
+            raise
+        return generation
+
+    def _begin(self, generation: Generation, traceparent: str) -> _Begun | None:
+        """Take slots and account every choice to workers; None when they are full."""
+        self.worker_limits()
         plans = self._plan(generation)
+        if plans is None:
+            return None
+        self._slots.take(generation.client, generation.request.n_choices)
         self._requests.trace(generation, traceparent)
         for plan in plans:
             self._requests.add(plan.live)
-        for plan in plans:
-            if generation.live:  # else an earlier choice could not be sent, and all have ended
+        generation.deadline = asyncio.get_running_loop().call_later(
+            self._limits.request_timeout_seconds, self._expire, generation
+        )
+        return _Begun(generation, plans)
+
+    async def _send_all(self, begun: _Begun) -> None:
+        """Tell the workers; the event loop has its turn between large commands."""
+        generation, entries = begun.generation, 0
+        for plan in begun.plans:
+            if entries >= SLICE_ENTRIES:
+                entries = 0
+                await asyncio.sleep(0)
+            if not generation.live:  # an earlier choice could not be sent, or the client left
+                return
+            # A worker that went meanwhile has had the choice sent elsewhere, or ended.
+            if plan.live.key.handle in generation.live and not plan.live.key.attempt:
                 self._send(plan)
+            entries += _ENTRIES_PER_COMMAND + len(plan.live.choice.prompt) // _TOKENS_PER_ENTRY
         if generation.live:
-            self._metrics.prompt_tokens.inc(request.prompt_tokens)
-            generation.deadline = asyncio.get_running_loop().call_later(
-                self._limits.request_timeout_seconds, self._expire, generation
-            )
-        return generation
+            self._metrics.prompt_tokens.inc(generation.request.prompt_tokens)
+
+    def _undo(self, begun: _Begun) -> None:
+        self.cancel(begun.generation, "client_gone")
+
+    def _freed(self, generation: Generation) -> None:
+        self._slots.release(generation.client)
+        self._line.room()
 
     def cancel(self, generation: Generation, reason: str) -> None:
         """End a generation because of its client; nothing happens if it has ended."""
@@ -153,6 +219,7 @@ class Dispatcher:
     def close(self) -> None:
         """Refuse new requests and end the live ones with an explicit error."""
         self._closing = True
+        self._line.close(unavailable("the gateway is shutting down", "shutting_down"))
         for generation in self._requests.generations():
             self._requests.fail(
                 generation,
@@ -160,8 +227,8 @@ class Dispatcher:
                 outcome="shutting_down",
             )
 
-    def _plan(self, generation: Generation) -> list[_Plan]:
-        """Account every choice to workers before any of them is told."""
+    def _plan(self, generation: Generation) -> list[_Plan] | None:
+        """Account every choice to workers before any of them is told; None when they are full."""
         plans: list[_Plan] = []
         request = generation.request
         for choice in request.choices():
@@ -175,19 +242,24 @@ class Dispatcher:
             if pair is None:
                 for plan in plans:
                     self._release(plan.pair, plan.live.needs)
-                raise self._no_pair(request, needs)
+                self._check_possible(request, needs)
+                return None
             plans.append(_Plan(self._live(generation, choice, needs, pair), pair))
         return plans
 
-    def _no_pair(self, request: GenerationRequest, needs: Needs) -> ApiError:
+    def _check_possible(self, request: GenerationRequest, needs: Needs) -> None:
+        """Refuse what no waiting would make room for.
+
+        Raises:
+            ApiError: 503 for what no worker can do, 400 for more choices than all could ever have.
+        """
         missing = self._workers.missing_features(needs)
         if missing:
             names = ", ".join(missing)
-            return unavailable(f"no linked worker can do {names}", "no_feature")
+            raise unavailable(f"no linked worker can do {names}", "no_feature")
         most = most_choices(self._workers.loads(), needs)
         if 0 < most < request.n_choices:
-            return _too_many(request, most)
-        return full("every worker is full", "workers_full")
+            raise _too_many(request, most)
 
     def _release(self, pair: Pair, needs: Needs) -> None:
         for worker_id in pair.worker_ids:

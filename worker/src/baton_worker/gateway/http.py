@@ -22,12 +22,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton_worker.gateway.answer import GenerationAnswer
-from baton_worker.gateway.api_key import ApiKeyGuard
+from baton_worker.gateway.api_key import ApiKeyGuard, client_of
 from baton_worker.gateway.dispatch import Dispatcher
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.formats import format_for
 from baton_worker.gateway.health import HealthParts, inner_routes, liveness_routes
 from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.line import unless_gone
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.playground import playground_routes
 from baton_worker.gateway.request import Endpoint
@@ -133,7 +134,9 @@ class _Routes:
         wanted = await parts.intake.generation(endpoint, await request.body())
         context = valid_traceparent(request.headers.get("traceparent", ""))
         request_id, now = endpoint.request_id(uuid4().hex), int(time.time())
-        generation = parts.dispatcher.start(wanted, arrived, context, request_id)
+        client = client_of(request.scope)
+        starting = parts.dispatcher.start(wanted, arrived, context, request_id, client)
+        generation = await unless_gone(request.receive, starting)
         form = format_for(wanted, parts.tokenizer.vocabulary, request_id, parts.model, now)
         seconds = parts.sse_comment_seconds
         cancel = parts.dispatcher.cancel

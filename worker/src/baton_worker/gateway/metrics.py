@@ -20,7 +20,7 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 ENDPOINTS = ("chat", "completion")
 OUTCOMES = ("ok", "error", "logprobs_missing")
-REFUSALS = ("gateway_full", "no_usable_pair", "workers_full")
+REFUSALS = ("gateway_full", "line_full", "no_usable_pair", "workers_full")
 RETRIES = ("from_start", "from_token")
 NOT_RETRIED = ("no_workers", "attempts", "suspect_request")
 """Series that exist from the start: a rate sees nothing of the first event of a new series."""
@@ -84,7 +84,7 @@ class GatewayMetrics:
             "How long a batch of link events waited for the event loop",
             _LAG_BUCKETS,
         )
-        self._add_workers(factory)
+        self._add_dispatch(factory)
         self._add_counters(factory)
         for endpoint in ENDPOINTS:
             for outcome in OUTCOMES:
@@ -96,7 +96,7 @@ class GatewayMetrics:
         for reason in NOT_RETRIED:
             self._not_retried.labels(*factory.values(reason))
 
-    def _add_workers(self, factory: MetricFactory) -> None:
+    def _add_dispatch(self, factory: MetricFactory) -> None:
         self._workers = factory.gauge(
             "baton_gateway_workers", "Workers linked and serving the model", ("worker_role",)
         )
@@ -110,6 +110,14 @@ class GatewayMetrics:
             "1 while a worker is given no request because it failed too many in a row, unless all"
             " of its kind do",
             ("worker", "worker_role"),
+        )
+        self.in_line = factory.gauge(
+            "baton_gateway_line_requests", "Requests that wait in line for room"
+        )
+        self.line_seconds = factory.histogram(
+            "baton_gateway_line_wait_seconds",
+            "How long requests that had to wait for room did so, refused ones included",
+            _LATENCY_BUCKETS,
         )
         self._ejected_roles: dict[str, str] = {}
         for worker_role in Role:

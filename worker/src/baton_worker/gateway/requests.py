@@ -8,6 +8,7 @@ knows neither HTTP nor how rows are merged.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_worker.gateway.aborts import Aborts
@@ -32,7 +33,7 @@ class Generation:
     `arrived` and `first_token` are seconds of the steady clock. `reused`: tokens of each prompt, by
     its index, that no worker computed for any of its choices that ended. `harmed`: workers that
     failed under it and may have done so because of it ("a or b" where one of a pair did).
-    `request_id`: what its client knows it by.
+    `request_id`: what its client knows it by. `client`: with whom it shares slots.
     """
 
     request: GenerationRequest
@@ -48,6 +49,7 @@ class Generation:
     span: Span | None = None
     harmed: frozenset[str] = frozenset()
     request_id: str = ""
+    client: str = ""
 
     @property
     def cached_tokens(self) -> int:
@@ -102,7 +104,7 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All live requests by handle and by worker."""
+    """All live requests by handle and by worker; `on_end` is told of each choice that ends."""
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class LiveRequests:
         tracing: Tracing | None = None,
     ) -> None:
         self.aborts = Aborts(link)
+        self.on_end: Callable[[Generation], None] = lambda generation: None
         self._tracing = tracing or NoTracing()
         self._workers = workers
         self._metrics = metrics
@@ -245,6 +248,7 @@ class LiveRequests:
         generation.note_reused(live.choice.choice_index, live.n_reused)
         self._metrics.live.set(len(self._by_handle))
         self._metrics.completion_tokens.inc(live.output.n_tokens)
+        self.on_end(generation)
         return True
 
     def _forget_source(self, live: LiveRequest, worker_id: str) -> None:

@@ -151,7 +151,7 @@ class GatewayService:
             self._link.set_lag(max(own_lag, self._worst_lag_seconds, 0.0))
             self._worst_lag_seconds = 0.0
             self._applier.expire_gaps()
-            if not len(self.requests):
+            if not (len(self.requests) or self.dispatcher.n_waiting):
                 self._idle.set()
 
     def _http_parts(
@@ -185,4 +185,7 @@ def _limits(config: ProcessConfig) -> DispatchLimits:
         gateway.request_timeout_seconds,
         gateway.client_queue_tokens,
         gateway.max_retries,
+        gateway.max_choices,
+        gateway.max_waiting_requests,
+        gateway.max_wait_seconds,
     )

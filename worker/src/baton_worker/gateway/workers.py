@@ -22,7 +22,7 @@ from baton_worker.messages import WorkerInfo
 
 
 class WorkerTable:
-    """Linked workers by id, for one model."""
+    """Linked workers by id, for one model; `on_room` is told when they may have more room."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class WorkerTable:
             clock: seconds; ejected workers are tried again by it.
             chat_template_hash: of the template that turns chats into this gateway's prompts.
         """
+        self.on_room: Callable[[], None] = lambda: None
         self._clock = clock
         self._model = model
         self._tokenizer_hash = tokenizer_hash
@@ -117,6 +118,7 @@ class WorkerTable:
         fitting = tuple(load for load in self._loads.values() if self._is_prompted_by(load.info))
         self._in_use = fitting if has_usable_pair(fitting, self._pairing) else self.loads()
         self._limits = limits(self._in_use, self._pairing)
+        self.on_room()
 
     def _is_prompted_by(self, info: WorkerInfo) -> bool:
         hashes = {info.chat_template_hash, self._chat_template_hash} - {""}
@@ -184,6 +186,7 @@ class WorkerTable:
         if load is not None:
             load.outstanding_tokens -= self.cost(load.info, needs)
             load.outstanding_requests -= 1
+            self.on_room()
 
     @staticmethod
     def cost(info: WorkerInfo, needs: Needs) -> int:

@@ -1,0 +1,172 @@
+"""The waiting line before the workers: who finds no room waits for a while, and is then refused.
+
+Lives on the event loop. Whose turn it is is `slots`'; what it takes to begin is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+from baton_worker.gateway.errors import ApiError, full
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.slots import Slots, Ticket
+
+T = TypeVar("T")
+
+_STARTS_PER_TURN = 8
+"""Requests that begin in one turn of the event loop: each may have many choices."""
+
+
+class _Waiting(Generic[T]):
+    """A request in line: what begins it, and who waits for that.
+
+    `begin` returns None when no worker has room for it.
+    """
+
+    __slots__ = ("begin", "lacks", "made")
+
+    def __init__(self, begin: Callable[[], T | None], lacks: str) -> None:
+        self.begin = begin
+        self.lacks = lacks
+        self.made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+
+class Line(Generic[T]):
+    """Begins requests in fair order, each at once or when its turn comes."""
+
+    def __init__(
+        self,
+        slots: Slots[_Waiting[T]],
+        metrics: GatewayMetrics,
+        max_wait_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """`max_wait_seconds` 0: nobody waits."""
+        self._slots = slots
+        self._metrics = metrics
+        self._max_wait_seconds = max_wait_seconds
+        self._clock = clock
+        self._is_due = False
+
+    def __len__(self) -> int:
+        return self._slots.n_waiting
+
+    async def begin(
+        self, client: str, n_slots: int, begin: Callable[[], T | None], undo: Callable[[T], None]
+    ) -> T:
+        """Return what `begin` makes, when there is room and it is this request's turn.
+
+        Args:
+            client: who shares slots with whom.
+            n_slots: what the request takes; `begin` takes them from the slots.
+            begin: returns None when no worker has room; its errors end the request.
+            undo: ends what was begun for a caller that is gone.
+
+        Raises:
+            ApiError: 429 when the line is full or the wait was too long, and what `begin` raises.
+        """
+        lacks = "gateway_full"
+        if self._slots.is_open_to(client, n_slots):
+            made = begin()
+            if made is not None:
+                return made
+            lacks = "workers_full"
+        if not self._max_wait_seconds:
+            raise self._refusal(lacks)
+        ticket = Ticket(client, n_slots, _Waiting(begin, lacks))
+        dropped = self._slots.join(ticket)
+        if dropped is not None:
+            _fail(dropped, full("the waiting line is full", "line_full"))
+        self.room()  # it may stand before those that there is no room for
+        return await self._wait(ticket, undo)
+
+    def room(self) -> None:
+        """Somebody may have room now: see to the line in the next turn of the event loop."""
+        if self._slots.n_waiting and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def close(self, error: ApiError) -> None:
+        """Refuse all who wait."""
+        for ticket in self._slots.waiting():
+            self._slots.leave(ticket)
+            _fail(ticket, error)
+
+    async def _wait(self, ticket: Ticket[_Waiting[T]], undo: Callable[[T], None]) -> T:
+        made, since = ticket.value.made, self._clock()
+        self._metrics.in_line.set(self._slots.n_waiting)
+        try:
+            async with asyncio.timeout(self._max_wait_seconds):
+                return await asyncio.shield(made)
+        except TimeoutError:
+            if made.done():
+                return made.result()
+            raise self._refusal(ticket.value.lacks) from None
+        except asyncio.CancelledError:
+            if made.done() and not made.cancelled() and made.exception() is None:
+                undo(made.result())
+            raise
+        finally:
+            self._slots.leave(ticket)
+            made.cancel()
+            self._metrics.in_line.set(self._slots.n_waiting)
+            self._metrics.line_seconds.observe(self._clock() - since)
+            self.room()  # who stood behind a request that gave up may fit
+
+    def _serve(self) -> None:
+        self._is_due = False
+        for _ in range(_STARTS_PER_TURN):
+            ticket = self._slots.next()
+            if ticket is None:
+                return
+            try:
+                made = ticket.value.begin()
+            except ApiError as error:
+                self._slots.leave(ticket)
+                _fail(ticket, error)
+                continue
+            if made is None:
+                ticket.value.lacks = "workers_full"
+                return
+            self._slots.leave(ticket)
+            ticket.value.made.set_result(made)
+        self.room()
+
+    def _refusal(self, lacks: str) -> ApiError:
+        if lacks == "workers_full":
+            return full("every worker is full", lacks)
+        return full(f"the gateway has {self._slots.used} requests in hand", lacks)
+
+
+async def unless_gone(receive: Callable[[], Awaitable[Any]], starting: Awaitable[T]) -> T:
+    """Return what `starting` does, and give it up when the client goes while it waits.
+
+    Args:
+        receive: of the ASGI application, with the body read.
+        starting: may be cancelled.
+
+    Raises:
+        ApiError: 499, and what `starting` raises.
+    """
+    work = asyncio.ensure_future(starting)
+    watcher = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ApiError(499, "the client left while it waited in line", code="client_gone")
+    finally:
+        work.cancel()
+        watcher.cancel()
+
+
+async def _gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _fail(ticket: Ticket[_Waiting[T]], error: ApiError) -> None:
+    if not ticket.value.made.done():
+        ticket.value.made.set_exception(error)

@@ -1,0 +1,112 @@
+"""Room for choices, shared among clients, and whose turn is next when there is none.
+
+Pure. One client may have what nobody else wants, all but an eighth, which keeps a newcomer from
+waiting for whole generations. Where clients wait, the one that holds the fewest slots is next, and
+among its own who came first. It is waited for: no narrow request of a client that holds more
+overtakes a wide one, and since a request has `max_choices` at most, little stands idle for it. The
+line is bounded; when it is full, the client with most requests in it loses its newest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_RESERVED = 8
+
+
+class Ticket(Generic[T]):
+    """One request in line; `value` is its owner's."""
+
+    __slots__ = ("client", "n_slots", "number", "value")
+
+    def __init__(self, client: str, n_slots: int, value: T) -> None:
+        self.client = client
+        self.n_slots = n_slots
+        self.value = value
+        self.number = 0
+
+
+class Slots(Generic[T]):
+    """`capacity` slots and a line of at most `max_waiting` requests.
+
+    Attributes:
+        used: slots that are held.
+        n_waiting: requests in line.
+        most: slots that one client may hold.
+    """
+
+    def __init__(self, capacity: int, max_waiting: int) -> None:
+        self.used = self.n_waiting = 0
+        self.most = capacity - capacity // _RESERVED
+        self._capacity = capacity
+        self._max_waiting = max_waiting
+        self._held: Counter[str] = Counter()
+        self._line: dict[str, deque[Ticket[T]]] = {}
+        self._numbers = itertools.count()
+
+    def held_by(self, client: str) -> int:
+        """Return the slots that a client holds."""
+        return self._held[client]
+
+    def is_open_to(self, client: str, n_slots: int) -> bool:
+        """Whether a newcomer may begin at once: nobody waits whom it would pass, and it fits."""
+        if client in self._line or any(self._may_have(line[0]) for line in self._line.values()):
+            return False
+        return self._fits(client, n_slots)
+
+    def take(self, client: str, n_slots: int) -> None:
+        """Give slots, which the caller has found to be free."""
+        self.used += n_slots
+        self._held[client] += n_slots
+
+    def release(self, client: str, n_slots: int = 1) -> None:
+        """Take slots back."""
+        self.used -= n_slots
+        self._held[client] -= n_slots
+        if self._held[client] <= 0:
+            del self._held[client]
+
+    def join(self, ticket: Ticket[T]) -> Ticket[T] | None:
+        """Put a request in line; return the one that must go for it, if any: perhaps itself."""
+        ticket.number = next(self._numbers)
+        self._line.setdefault(ticket.client, deque()).append(ticket)
+        self.n_waiting += 1
+        if self.n_waiting <= self._max_waiting:
+            return None
+        longest = max(self._line.values(), key=lambda line: (len(line), line[-1].number))
+        newest = longest[-1]
+        self.leave(newest)
+        return newest
+
+    def leave(self, ticket: Ticket[T]) -> None:
+        """Take a request out of the line; nothing happens if it is not in it."""
+        line = self._line.get(ticket.client)
+        if line is not None and ticket in line:
+            line.remove(ticket)
+            self.n_waiting -= 1
+            if not line:
+                del self._line[ticket.client]
+
+    def next(self) -> Ticket[T] | None:
+        """Return the request whose turn it is if there is room for it now; it stays in line."""
+        heads = [line[0] for line in self._line.values() if self._may_have(line[0])]
+        if not heads:
+            return None
+        head = min(heads, key=lambda ticket: (self._held[ticket.client], ticket.number))
+        return head if self._fits(head.client, head.n_slots) else None
+
+    def waiting(self) -> list[Ticket[T]]:
+        """Return every request in line."""
+        return [ticket for line in self._line.values() for ticket in line]
+
+    def _may_have(self, ticket: Ticket[T]) -> bool:
+        """Whether it is others that the request waits for, and not its own client's requests."""
+        return self._held[ticket.client] + ticket.n_slots <= self.most
+
+    def _fits(self, client: str, n_slots: int) -> bool:
+        within = self._held[client] + n_slots <= self.most
+        return within and self.used + n_slots <= self._capacity
