@@ -136,7 +136,7 @@ def test_a_missing_field_is_named(gateway):
 NO_JSON_OBJECTS = [
     b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"a": NaN}', b'{"a": "\xff"}', b'{"\xe4": 1}',
     b'{"a": "\\ud800"}', b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    b'{"a": ' + b'{"b": ' * 100_000 + b"1" + b"}" * 100_001,
+    b'{"a": ' + b'{"b": ' * 60_000 + b"1" + b"}" * 60_001,
     b'{"a": ' + b"9" * 5000 + b"}",
 ]  # fmt: skip
 

@@ -51,7 +51,7 @@ def test_bad_tokenize_requests_name_the_field(start_gateway, path, body, param):
 
 def test_long_text_is_tokenised_the_same(start_gateway, tokenizer):
     text = "the quick brown fox " * 2000
-    with start_gateway().http() as client:
+    with start_gateway(info={"max_model_len": 1 << 16}).http() as client:
         made = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
     assert made["tokens"] == tokenizer.encode(text, add_special_tokens=False)
 

@@ -6,7 +6,6 @@ request may weigh and how long it may take is bounded before, by `http_edge`.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from starlette.routing import Route
 from baton_worker.gateway.answer import GenerationAnswer
 from baton_worker.gateway.api_key import ApiKeyGuard, client_of
 from baton_worker.gateway.dispatch import Dispatcher
-from baton_worker.gateway.errors import ApiError, bad_request
+from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.formats import format_for
 from baton_worker.gateway.health import HealthParts, inner_routes, liveness_routes
 from baton_worker.gateway.intake import Intake
@@ -32,7 +31,6 @@ from baton_worker.gateway.line import unless_gone
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.playground import playground_routes
 from baton_worker.gateway.request import Endpoint
-from baton_worker.gateway.schema import DetokenizeBody, convert, decode_object
 from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.tracing.api import valid_traceparent
@@ -103,13 +101,7 @@ class _Routes:
         return _json({"count": len(ids), "max_model_len": self._context_tokens(), "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
-        body = convert(decode_object(await request.body()), DetokenizeBody)
-        self._parts.intake.check_model(body.model)
-        size = self._parts.tokenizer.vocabulary.size
-        wrong = next((i for i in body.tokens if not 0 <= i < size), None)
-        if wrong is not None:
-            raise bad_request("tokens", f"tokens: token id {wrong} is not in 0..{size - 1}")
-        text = await asyncio.to_thread(self._parts.tokenizer.decode, body.tokens)
+        text = await self._parts.intake.detokenize(await request.body())
         return _json({"prompt": text})
 
     async def on_api_error(self, request: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from baton_worker.gateway.body import read_object, too_many_tokens
 from baton_worker.gateway.chat_template import ChatTemplateError
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
@@ -18,10 +19,10 @@ from baton_worker.gateway.schema import (
     ChatBody,
     ChatMessage,
     CompletionBody,
+    DetokenizeBody,
     Prompt,
     TokenizeBody,
     convert,
-    decode_object,
 )
 from baton_worker.gateway.steering import bad_word_tokens
 from baton_worker.gateway.tokenizer import GatewayTokenizer
@@ -32,7 +33,13 @@ _ROLES = ("system", "developer", "user", "assistant")
 _SEED_BITS = 63
 _OFF_LOOP_CHARACTERS = 16_384
 """Longer texts are rendered and tokenised in a thread: 16 Ki take a few ms."""
+_OFF_LOOP_BAD_WORDS = 4096
+"""Characters of all of them: each is tokenised twice, alone."""
 _OFF_LOOP_MESSAGES = 256
+_LONG_TEXTS_AT_ONCE = 2
+"""A text of megabytes takes hundreds of them while it is tokenised."""
+_UNKNOWN_CONTEXT_TOKENS = 1 << 17
+"""The bound of what is tokenised and back while no worker says what a context is."""
 
 
 class Intake:
@@ -50,6 +57,7 @@ class Intake:
         self._tokenizer = tokenizer
         self._worker_limits = worker_limits
         self._max_top_k = max_top_k
+        self._long_texts = asyncio.Semaphore(_LONG_TEXTS_AT_ONCE)
 
     async def generation(self, endpoint: Endpoint, raw: bytes) -> GenerationRequest:
         """Return the validated request.
@@ -57,7 +65,7 @@ class Intake:
         Raises:
             ApiError: 400 naming the field, 404 for another model, 503 when no pair is usable.
         """
-        value = decode_object(raw)
+        value = await read_object(raw, self._most_tokens())
         refuse_unsupported(endpoint, value)
         seed = secrets.randbits(_SEED_BITS)
         if endpoint is Endpoint.CHAT:
@@ -67,14 +75,14 @@ class Intake:
             text = await self._rendered(
                 chat.messages, chat.add_generation_prompt, chat.chat_template_kwargs
             )
-            self._check_length("messages", text, limits)
+            self._check_length("messages", text, limits.context_tokens)
             prompts: Sequence[Sequence[int]] = await self.encode([text], add_special_tokens=False)
         else:
             completion = convert(value, CompletionBody)
             self.check_model(completion.model)
             options, limits = completion_options(completion, seed), self._limits()
             prompts = await self._completion_prompts(completion, limits)
-        return bind(options, prompts, limits, self._bad_word_tokens(options.bad_words))
+        return bind(options, prompts, limits, await self._bad_word_tokens(options.bad_words))
 
     def check_model(self, model: str | None) -> None:
         """Accept the served model's name, or none.
@@ -122,7 +130,8 @@ class Intake:
 
         try:
             if sum(map(len, texts)) > _OFF_LOOP_CHARACTERS:
-                return await asyncio.to_thread(work, self._tokenizer.encode_long)
+                async with self._long_texts:
+                    return await asyncio.to_thread(work, self._tokenizer.encode_long)
             return work(self._tokenizer.encode)
         except UnicodeEncodeError as error:
             raise bad_request(None, f"the text is not valid Unicode: {error.reason}") from error
@@ -133,7 +142,7 @@ class Intake:
         Raises:
             ApiError: 400, 404.
         """
-        body = convert(decode_object(raw), TokenizeBody)
+        body = convert(await read_object(raw, self._most_tokens()), TokenizeBody)
         self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt", "give either prompt or messages")
@@ -143,17 +152,48 @@ class Intake:
             text, special = body.prompt or "", True
         if body.add_special_tokens is not None:
             special = body.add_special_tokens
+        name = "prompt" if body.messages is None else "messages"
+        self._check_length(name, text, self._most_tokens())
         return (await self.encode([text], add_special_tokens=special))[0]
+
+    async def detokenize(self, raw: bytes) -> str:
+        """Return the text of a detokenize request, special tokens written out.
+
+        Raises:
+            ApiError: 400, 404.
+        """
+        most = self._most_tokens()
+        body = convert(await read_object(raw, most), DetokenizeBody)
+        self.check_model(body.model)
+        if len(body.tokens) > most:
+            raise too_many_tokens("tokens", most)
+        size = self._tokenizer.vocabulary.size
+        wrong = next((i for i in body.tokens if not 0 <= i < size), None)
+        if wrong is not None:
+            raise bad_request("tokens", f"tokens: token id {wrong} is not in 0..{size - 1}")
+        return await asyncio.to_thread(self._tokenizer.decode, body.tokens)
+
+    def _most_tokens(self) -> int:
+        """Return the longest context, as far as it is known."""
+        try:
+            return self._worker_limits().context_tokens
+        except ApiError:
+            return _UNKNOWN_CONTEXT_TOKENS
 
     def _limits(self) -> Limits:
         limits = self._worker_limits()
         return replace(limits, max_top_k=min(limits.max_top_k, self._max_top_k))
 
-    def _bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Tokenise the words on the loop: `validate` bounds their number and length."""
-        encode = self._tokenizer.encode
-        try:
+    async def _bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Tokenise the words, off the event loop when there is much to do."""
+
+        def work(encode: Callable[..., list[int]]) -> tuple[tuple[int, ...], ...]:
             return bad_word_tokens(words, lambda text: encode(text, add_special_tokens=False))
+
+        try:
+            if sum(map(len, words)) > _OFF_LOOP_BAD_WORDS:
+                return await asyncio.to_thread(work, self._tokenizer.encode_long)
+            return work(self._tokenizer.encode)
         except UnicodeEncodeError as error:
             raise bad_request(
                 "bad_words", f"bad_words is not valid Unicode: {error.reason}"
@@ -170,15 +210,15 @@ class Intake:
             return await asyncio.to_thread(self.render, messages, add_generation_prompt, variables)
         return self.render(messages, add_generation_prompt, variables)
 
-    def _check_length(self, name: str, text: str, limits: Limits) -> None:
+    def _check_length(self, name: str, text: str, context_tokens: int) -> None:
         """Refuse a text that cannot fit even if every token were the longest one, before it costs
         time and memory: a token costs a hundred times its bytes while it is being found.
         """
-        most = limits.context_tokens * self._tokenizer.vocabulary.longest
+        most = context_tokens * self._tokenizer.vocabulary.longest
         if len(text) > most:
             raise bad_request(
                 name,
-                f"{name}: the prompt has {len(text)} characters, and no {limits.context_tokens}"
+                f"{name}: the prompt has {len(text)} characters, and no {context_tokens}"
                 f" tokens, the whole context, hold more than {most}",
                 "context_length_exceeded",
             )
@@ -190,7 +230,7 @@ class Intake:
         if ids:
             return ids
         for text in texts:
-            self._check_length("prompt", text, limits)
+            self._check_length("prompt", text, limits.context_tokens)
         return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
 
 
@@ -221,11 +261,13 @@ def _split_prompt(prompt: Prompt) -> tuple[list[str], list[list[int]]]:
     """Return the prompt as texts, or as lists of token ids; the other is empty."""
     if isinstance(prompt, str):
         return [prompt], []
-    texts = [item for item in prompt if isinstance(item, str)]
-    ids = [item for item in prompt if isinstance(item, int)]
-    lists = [item for item in prompt if isinstance(item, list)]
-    if not prompt or len(prompt) not in (len(texts), len(ids), len(lists)):
-        raise bad_request(
-            "prompt", "prompt must be a string, a list of strings, of token ids or of lists of ids"
-        )
-    return texts, [ids] if ids else lists
+    kinds = set(map(type, prompt))
+    if kinds == {str}:
+        return [str(text) for text in prompt], []
+    if kinds == {int}:
+        return [], [[token for token in prompt if isinstance(token, int)]]
+    if kinds == {list}:
+        return [], [ids for ids in prompt if isinstance(ids, list)]
+    raise bad_request(
+        "prompt", "prompt must be a string, a list of strings, of token ids or of lists of ids"
+    )

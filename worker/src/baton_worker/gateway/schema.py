@@ -113,19 +113,33 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`.
+def decode_object(body: bytes, kind: Any = Any) -> dict[str, Any]:
+    """Return the JSON object in `body`; `kind`: a map with other values.
 
     Raises:
         ApiError: 400 when it is not JSON, or not an object.
     """
     try:
-        value = msgspec.json.decode(body)
+        value = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        value = None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(None, f"the body is not valid JSON: {error}", "invalid_json") from error
     if not isinstance(value, dict):
         raise bad_request(None, "the body must be a JSON object", "invalid_json")
     return value
+
+
+def decode_as(body: bytes, kind: type[T]) -> T:
+    """Return valid JSON as `kind`; of what `kind` does not name nothing is made.
+
+    Raises:
+        ApiError: 400 that names the field with a wrong type, or the one that is missing.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error), {}) from error
 
 
 def convert(value: dict[str, Any], kind: type[T]) -> T:

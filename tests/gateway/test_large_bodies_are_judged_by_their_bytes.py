@@ -1,0 +1,205 @@
+"""A large body is read like a small one, in slices; what cannot be served is refused unread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_worker.gateway import body as body_module
+from baton_worker.gateway.body import (
+    MAX_FIELD_BYTES,
+    MAX_PROMPTS,
+    MAX_STRINGS,
+    SMALL_BODY_BYTES,
+    read_object,
+)
+from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.request import Endpoint, Limits
+from baton_worker.gateway.schema import decode_object
+
+CONTEXT = 4096
+PADDING = " " * SMALL_BODY_BYTES
+
+
+def read(value, context_tokens=CONTEXT, padding=PADDING):
+    raw = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return asyncio.run(read_object(raw + padding.encode(), context_tokens))
+
+
+def refusal(value, **options):
+    with pytest.raises(ApiError) as caught:
+        read(value, **options)
+    return caught.value
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Sizes of what is decoded into objects, in order."""
+    sizes = []
+
+    class Json:
+        @staticmethod
+        def decode(data, **options):
+            sizes.append(len(data))
+            return body_module_json.decode(data, **options)
+
+    body_module_json = body_module.msgspec.json
+    real = body_module.msgspec
+
+    class Msgspec:
+        json = Json
+        Raw = real.Raw
+
+    monkeypatch.setattr(body_module, "msgspec", Msgspec)
+    return sizes
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+PROMPTS = (
+    st.text(max_size=9)
+    | st.lists(st.integers(-3, 900), max_size=6)
+    | st.lists(st.lists(st.integers(0, 900), max_size=5), max_size=5)
+    | st.lists(st.text(max_size=5), max_size=5)
+    | VALUES
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=6) | st.just("n"), VALUES, max_size=4),
+    st.fixed_dictionaries({}, optional={"prompt": PROMPTS, "tokens": PROMPTS}),
+)
+def test_a_large_body_is_read_as_a_small_one(others, known):
+    value = others | known
+    assert read(value) == decode_object(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b'"x"', b'{"a": NaN}', b"\xff"])
+def test_what_is_no_object_is_refused_as_of_a_small_body(raw):
+    error = refusal(raw)
+    assert (error.status, error.code) == (400, "invalid_json")
+    with pytest.raises(ApiError) as small:
+        decode_object(raw)
+    assert small.value.code == error.code
+
+
+def test_more_ids_than_a_context_are_refused_undecoded(decoded):
+    error = refusal({"prompt": [7] * (CONTEXT + 2)})
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert decoded == []
+
+
+def test_a_list_of_more_ids_than_a_context_is_refused_undecoded(decoded):
+    prompt = [[7], [8] * (CONTEXT + 2), [9]]
+    assert refusal({"prompt": prompt}).code == "context_length_exceeded"
+    assert decoded == [len(json.dumps(prompt)), len("[7]")], "the outer list, and what fits"
+
+
+def test_lists_of_ids_are_decoded_with_a_turn_after_each():
+    """A second task has its turn between any two lists."""
+    raw = json.dumps({"prompt": [list(range(CONTEXT))] * 40}).encode()
+    turns = []
+
+    async def main():
+        work = asyncio.create_task(read_object(raw, CONTEXT))
+        while not work.done():
+            turns.append(1)
+            await asyncio.sleep(0)
+        return await work
+
+    assert asyncio.run(main())["prompt"] == [list(range(CONTEXT))] * 40
+    assert len(turns) >= 40
+
+
+def test_a_large_field_is_refused_by_name_undecoded():
+    error = refusal({"prompt": "x", "metadata": [[]] * (MAX_FIELD_BYTES // 3)})
+    assert (error.param, error.code) == ("metadata", "field_too_large")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {str(i): 1 for i in range(MAX_STRINGS + 9)},
+        {"prompt": ["a"] * (MAX_STRINGS + 9)},
+        {"messages": [{"role": "user", "content": "a"}] * (MAX_STRINGS // 4 + 9)},
+    ],
+    ids=["keys", "texts", "messages"],
+)
+def test_more_strings_than_a_body_may_have_are_refused(value):
+    assert refusal(value).code == "body_too_large"
+
+
+def test_a_long_text_full_of_quotes_is_one_string():
+    text = '"He said \\"no\\", and ' * 20_000
+    assert read({"prompt": text})["prompt"] == text
+
+
+def test_more_prompts_than_anybody_may_have_are_refused():
+    assert refusal({"prompt": [[1]] * (MAX_PROMPTS + 9)}).param == "prompt"
+
+
+def test_a_message_of_a_wrong_shape_is_named():
+    messages = [{"role": "user", "content": "x" * 30_000}] * 3 + [{"content": "x"}]
+    assert refusal({"messages": messages}).param == "messages[3].role"
+
+
+def test_bad_words_are_tokenised_off_the_loop_when_they_are_many(tokenizer):
+    threads = set()
+
+    class Watched:
+        vocabulary, chat_template = tokenizer.vocabulary, tokenizer.chat_template
+
+        @staticmethod
+        def encode(text, **options):
+            threads.add((threading.get_ident(), len(text) > 3))
+            return tokenizer.encode(text, **options)
+
+        @staticmethod
+        def encode_long(text, **options):
+            threads.add((threading.get_ident(), len(text) > 3))
+            return tokenizer.encode_long(text, **options)
+
+    words = [f"word {i} {'x' * 200}" for i in range(100)]
+    requests = []
+    for some in (words, words[:1]):
+        intake = Intake("tiny", Watched, lambda: Limits(CONTEXT, 512, 20), 20)
+        raw = json.dumps({"prompt": "a", "bad_words": some}).encode()
+        requests.append(asyncio.run(intake.generation(Endpoint.COMPLETION, raw)))
+    assert requests[0].sampling.bad_words[:2] == requests[1].sampling.bad_words
+    assert len({thread for thread, is_word in threads if is_word}) >= 2
+
+
+def test_tokenize_refuses_a_text_that_no_context_holds(start_gateway, tokenizer):
+    gateway = start_gateway()
+    longest = 512 * tokenizer.vocabulary.longest + 1
+    with gateway.http() as client:
+        answer = client.post("/tokenize", json={"prompt": "x" * longest})
+        assert client.post("/tokenize", json={"prompt": "x" * 100}).json()["count"] > 1
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "prompt")
+    assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("n", [513, 3_000_000])
+def test_detokenize_refuses_more_tokens_than_a_context(start_gateway, n):
+    gateway = start_gateway()
+    with gateway.http() as client:
+        answer = client.post("/detokenize", json={"tokens": [7] * n})
+        assert client.post("/detokenize", json={"tokens": [70] * 512}).status_code == 200
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
