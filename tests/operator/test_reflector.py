@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from baton_operator.api import SERVICE, ApiError, Expired
 from baton_operator.models import ObjectKey
-from baton_operator.reflector import Reflector
+from baton_operator.reflector import Pace, Reflector
 from baton_operator.store import Change, ChildId, ChildStore
 
 OWNER = ObjectKey("ns", "chat")
@@ -115,3 +116,101 @@ def test_an_older_event_never_replaces_what_we_wrote(bench):
 
     asyncio.run(scenario())
     assert bench.changes == [(OWNER, Change.STATUS)]
+
+
+class Tired(Exception):
+    """Enough of the loop was seen."""
+
+
+class Pauses:
+    """A clock that only pauses move; it ends the loop after so many of them."""
+
+    def __init__(self, most):
+        self.now, self.most, self.taken, self.counted = 0.0, most, [], []
+
+    def clock(self):
+        return self.now
+
+    async def sleep(self, seconds):
+        self.taken.append(seconds)
+        self.now += seconds
+        if len(self.taken) == self.most:
+            raise Tired
+
+
+def reflector_with(bench, pauses, watch):
+    """Return a reflector whose watch is a plain generator of lines."""
+
+    async def stream(*args, **kwargs):
+        for line in watch():
+            yield line
+
+    bench.kube.watch = stream
+    return Reflector(
+        bench.kube,
+        SERVICE,
+        bench.store,
+        lambda *_: None,
+        is_metadata_only=True,
+        count=lambda kind, why: pauses.counted.append((kind, why)),
+        pace=Pace(pauses.clock, pauses.sleep, lambda low, high: 1.0),
+    )
+
+
+def expired():
+    raise Expired(410, "Expired", "too old")
+    yield
+
+
+def broken():
+    raise ApiError(0, "Unreachable", "x")
+    yield
+
+
+def empty():
+    return iter(())
+
+
+def only_a_bookmark():
+    yield b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}'
+
+
+@pytest.mark.parametrize(
+    ("watch", "why"),
+    [(expired, "expired"), (broken, "error"), (empty, "empty"), (only_a_bookmark, "empty")],
+)
+def test_what_ends_at_once_is_tried_again_ever_more_seldom_and_counted(bench, watch, why):
+    pauses = Pauses(12)
+    with pytest.raises(Tired):
+        asyncio.run(reflector_with(bench, pauses, watch).run())
+    assert pauses.taken[:4] == [0.2, 0.4, 0.8, 1.6]
+    assert pauses.taken[-1] == 30.0
+    assert pauses.counted == [("Service", why)] * 12
+    assert bench.kube.reads["list", "Service"] <= 13
+
+
+def test_a_quiet_stream_that_lasts_is_opened_again_at_once_and_not_counted(bench):
+    pauses = Pauses(1)
+
+    def quiet():
+        pauses.now += 90
+        if pauses.now > 900:
+            raise Tired
+        return iter(())
+
+    with pytest.raises(Tired):
+        asyncio.run(reflector_with(bench, pauses, quiet).run())
+    assert pauses.taken == []
+    assert pauses.counted == []
+
+
+def test_news_end_the_back_off(bench):
+    pauses = Pauses(4)
+
+    def news():
+        return iter([msgspec.json.encode({"type": "ADDED", "object": service("s")})])
+
+    turns = iter([empty, empty, news, empty, empty])
+    with pytest.raises(Tired):
+        asyncio.run(reflector_with(bench, pauses, lambda: next(turns)()).run())
+    assert pauses.taken == [0.2, 0.4, 0.2, 0.4]

@@ -172,6 +172,7 @@ class _Operator:
             lambda owner, change: enqueue(self._queue, owner, change),
             namespace=self._settings.watch_namespace,
             is_metadata_only=kind not in _WITH_BODY,
+            count=self._vitals.metrics.watch_restarted,
         )
 
     async def _kopf(self) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,6 +28,19 @@ log = logging.getLogger(__name__)
 _BACKOFF_CAP_SECONDS = 30.0
 
 OnChange = Callable[[ObjectKey, Change], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The clock of a reflector, its pause, and the jitter of that; tests replace them."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    jitter: Callable[[float, float], float] = random.uniform
+
+
+def _uncounted(_kind: str, _why: str) -> None:
+    return None
 
 
 class _Version(msgspec.Struct, rename="camel"):
@@ -65,13 +78,19 @@ class Reflector:
         *,
         namespace: str = "",
         is_metadata_only: bool,
+        count: Callable[[str, str], None] = _uncounted,
+        pace: Pace | None = None,
     ) -> None:
+        """`count` is called with kind and reason of every list or watch that did not last."""
         self._kube = kube
         self._kind = kind
         self._store = store
         self._on_change = on_change
         self._namespace = namespace
         self._is_metadata_only = is_metadata_only
+        self._count = count
+        self._pace = pace or Pace()
+        self._news = 0
         self.health = WatchHealth()
 
     @property
@@ -80,24 +99,40 @@ class Reflector:
         return self._kind
 
     async def run(self) -> None:
-        """List, then watch; list again only when the server lost our place."""
+        """List, then watch; list again only when the server lost our place.
+
+        A stream that brought news may end whenever it likes. Whatever else ends early is tried
+        again with a growing pause: a server that answers at once and says nothing, or that expires
+        every place that it gives, would be asked as fast as it can answer.
+        """
         version, failures = "", 0
         while True:
+            started, news, error = self._pace.clock(), self._news, None
             try:
                 if not version:
                     version = await self.list_all()
                 version = await self.watch_once(version)
-                failures = 0
-            except Expired:
-                version = ""
-            except ApiError as error:
-                failures += 1
-                self.health.restarts += 1
-                if 400 <= error.status < 500:
+            except ApiError as caught:
+                error = caught
+                if isinstance(error, Expired) or 400 <= error.status < 500:
                     version = ""
-                log.warning("watch broke", extra={"kind": self._kind.kind, "error": str(error)})
-                pause = min(_BACKOFF_CAP_SECONDS, 0.1 * 2.0 ** min(failures, 10))
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+            has_news = self._news > news
+            failures = 0 if has_news and error is None else 1 if has_news else failures + 1
+            await self._rest(failures, self._pace.clock() - started, error)
+
+    async def _rest(self, failures: int, lived_seconds: float, error: ApiError | None) -> None:
+        """Pause for what the last attempt fell short of its back-off; count what was short."""
+        pause = min(_BACKOFF_CAP_SECONDS, 0.1 * 2.0 ** min(failures, 10)) if failures else 0.0
+        pause = pause * self._pace.jitter(0.5, 1.5) - lived_seconds
+        if error is None and pause <= 0:
+            return
+        why = "empty" if error is None else "expired" if isinstance(error, Expired) else "error"
+        self.health.restarts += 1
+        self._count(self._kind.kind, why)
+        extra = {"kind": self._kind.kind, "why": why, "error": str(error or "")}
+        log.warning("watch broke", extra={**extra, "pause_seconds": round(max(0.0, pause), 3)})
+        if pause > 0:
+            await self._pace.sleep(pause)
 
     async def list_all(self) -> str:
         """Bring the store to what the server has now; return the version to watch from."""
@@ -151,6 +186,7 @@ class Reflector:
         if event.type == "BOOKMARK":
             return msgspec.json.decode(event.object, type=_Bookmark).metadata.resource_version
         head = decode_head(event.object)
+        self._news += 1
         if event.type == "DELETED":
             self._forget(head)
         else:
