@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton_worker.roles.linked import PATIENCE_SECONDS, LinkedReadiness
+from baton_worker.roles.linked import ABSENCE_SECONDS, PATIENCE_SECONDS, LinkedReadiness
 
 
 class Counts:
@@ -43,11 +43,36 @@ def test_a_gateway_that_comes_later_does_not_make_it_unready(counts):
     assert readiness.is_ready()
 
 
-def test_without_any_gateway_it_is_not_ready_until_one_is_back(counts):
+def test_the_last_gateway_may_be_replaced_before_it_is_unready(counts):
+    readiness = counts.readiness()
+    counts.known = counts.linked = 1
+    assert readiness.is_ready()
+    counts.now += 1000
+    assert readiness.is_ready()
+    counts.linked = 0
+    counts.now += ABSENCE_SECONDS - 1
+    assert readiness.is_ready()
+    counts.linked = 1
+    assert readiness.is_ready()
+    counts.linked = 0
+    counts.now += ABSENCE_SECONDS - 1
+    assert readiness.is_ready()
+
+
+def test_gateways_that_stay_away_make_it_unready_until_one_is_back(counts):
     readiness = counts.readiness()
     counts.known = counts.linked = 1
     assert readiness.is_ready()
     counts.linked = 0
+    counts.now += ABSENCE_SECONDS
     assert not readiness.is_ready()
     counts.linked = 1
     assert readiness.is_ready()
+
+
+def test_a_worker_that_was_never_ready_has_no_gateway_to_wait_for(counts):
+    readiness = counts.readiness()
+    counts.known, counts.linked = 2, 1
+    assert not readiness.is_ready()
+    counts.linked = 0
+    assert not readiness.is_ready()
