@@ -8,6 +8,7 @@ import pytest
 
 from baton_operator import api
 from baton_operator.heads import child_of, head_of
+from baton_operator.observe import observe
 
 ENDED = {"exitCode": 78, "reason": "Error", "message": "log line\nmodel.path: no such folder\n"}
 PULL = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
@@ -226,5 +227,84 @@ def test_a_rolling_gateway_is_reconciling_until_no_old_one_is_left(cluster):
             assert cluster.condition("Reconciling") == ("True", "GatewayRolling")
         await cluster.settle()
         assert cluster.condition("Reconciling") == ("False", "UpToDate")
+
+    asyncio.run(scenario())
+
+
+QUOTA = (
+    'pods "chat-x-" is forbidden: exceeded quota: gpus, requested: pods=1, used: pods=2, '
+    "limited: pods=2"
+)
+
+
+def refuse(cluster, name, message):
+    """Do what the Deployment controller does when the server lets in none of its pods."""
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": message,
+    }
+    status = cluster.kube.find(api.DEPLOYMENT, name).get("status", {})
+    told = status | {"replicas": 0, "availableReplicas": 0, "conditions": [failure]}
+    cluster.kube.edit(api.DEPLOYMENT, name, {"status": told}, "cm", "status")
+
+
+def test_what_the_server_says_to_pods_that_it_refuses_is_in_status_and_an_event(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.settle()
+        name = next(n for n in cluster.kube.names(api.DEPLOYMENT) if n.endswith("-decode"))
+        refuse(cluster, name, QUOTA)
+        await cluster.reconcile()
+        await cluster.reconcile()
+        told = {c["type"]: c["message"] for c in cluster.status()["conditions"]}
+        assert cluster.condition("PodsRefused") == ("True", "FailedCreate")
+        assert told["PodsRefused"] == f"{name}: {QUOTA}"
+        assert told["DecodeReady"] == f"0 of 1 ready; {name}: {QUOTA}"
+        assert told["Ready"] == told["DecodeReady"]
+        assert [text for why, text in events(cluster) if why == "PodsRefused"] == [
+            f"{name}: {QUOTA}"
+        ]
+        cluster.follow()
+        conditions = {"status": {"conditions": []}}
+        cluster.kube.edit(api.DEPLOYMENT, name, conditions, "cm", "status")
+        await cluster.settle()
+
+    asyncio.run(scenario())
+    assert cluster.condition("PodsRefused") == ("False", "NoneRefused")
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+
+
+def test_a_gateway_that_is_refused_is_told_too(cluster):
+    async def scenario():
+        await cluster.create()
+        await cluster.settle()
+        refuse(cluster, "chat-gateway", "violates PodSecurity")
+        await cluster.reconcile()
+
+    asyncio.run(scenario())
+    told = {c["type"]: c["message"] for c in cluster.status()["conditions"]}
+    assert "violates PodSecurity" in told["GatewayReady"]
+    assert cluster.condition("PodsRefused")[0] == "True"
+
+
+def test_a_quota_that_leaving_pods_fill_makes_nobody_late(cluster):
+    async def scenario():
+        key = await cluster.create()
+        await cluster.settle()
+        name = next(n for n in cluster.kube.names(api.DEPLOYMENT) if n.endswith("-decode"))
+        revision = cluster.status()["updateRevision"]
+        uid = cluster.kube.find(api.PD_DEPLOYMENT, "chat")["metadata"]["uid"]
+        leaving = pod(container({"running": {}}), deletionTimestamp="2026-01-01T00:00:00Z")
+        await with_pods(cluster, leaving)
+
+        async def waiting(message):
+            refuse(cluster, name, message)
+            await cluster.pump()
+            return observe(cluster.children, key, uid).awaiting_room()
+
+        assert await waiting(QUOTA) == {revision}
+        assert await waiting("violates PodSecurity") == frozenset()
 
     asyncio.run(scenario())

@@ -114,12 +114,17 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Counts of a Deployment. `updated`: pods of the template as it is now."""
+    """Counts of a Deployment. `updated`: pods of the template as it is now.
+
+    `refusal` is what the server says to pods that it does not let in: a quota, pod security, or a
+    webhook. Such pods do not exist, so nothing else tells of them.
+    """
 
     desired: int
     existing: int
     ready: int
     updated: int
+    refusal: str = ""
 
     @property
     def is_rolled(self) -> bool:
@@ -254,11 +259,14 @@ def _workload(head: Head) -> Workload:
     status = head.status
     desired = 1 if head.spec.replicas is None else head.spec.replicas
     is_current = status.observed_generation >= head.metadata.generation
+    failures = (c for c in status.conditions if (c.type, c.status) == ("ReplicaFailure", "True"))
+    refusal = next((c.message or c.reason for c in failures), "")
     return Workload(
         desired=desired,
         existing=status.replicas,
         ready=status.available_replicas or 0,
         updated=status.updated_replicas if is_current else 0,
+        refusal=refusal,
     )
 
 

@@ -13,6 +13,9 @@ from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.pairs import Counts, Revision, total
 from baton_operator.store import ChildId, ChildStore
 
+_QUOTA = "exceeded quota"
+"""The server's words when a ResourceQuota has no room for a pod."""
+
 
 class WorkloadRef(NamedTuple):
     """A worker workload that exists."""
@@ -80,7 +83,17 @@ class Observed:
         """
         if not any(p.view.is_deleting for p in self.pods if p.role != Role.GATEWAY):
             return frozenset()
-        return frozenset(p.revision for p in self.pods if p.view.blocked)
+        blocked = {p.revision for p in self.pods if p.view.blocked}
+        refused = {w.revision for w in self.workloads if _QUOTA in w.counts.refusal}
+        return frozenset(blocked | refused)
+
+    def refusal(self, role: Role | None = None) -> str:
+        """Return whose pods the server does not let in, and its words; of a role, or any."""
+        asked = [(w.child.name, w.counts) for w in self.workloads if role in (None, w.role)]
+        if self.gateway is not None and role in (None, Role.GATEWAY):
+            asked.append(("the gateway's Deployment", self.gateway))
+        told = (f"{name}: {counts.refusal}" for name, counts in asked if counts.refusal)
+        return next(told, "")
 
     def ailing(self, role: Role | None = None) -> PodRef | None:
         """Return the first pod, by name, that something keeps from running; of a role, or any."""

@@ -131,8 +131,11 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
     failed = (new.get("rollout") or {}).get("failedRevision", "")
     if failed and failed != (old.get("rollout") or {}).get("failedRevision", ""):
         text = f"{failed} made no progress within its deadline"
-        why = _message(new, "PodsFailing") or _message(new, "CapacityBlocked")
+        told = ("PodsFailing", "PodsRefused", "CapacityBlocked")
+        why = next(filter(None, (_message(new, each) for each in told)), "")
         yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
+    if _reason(new, "PodsRefused", "True") and not _reason(old, "PodsRefused", "True"):
+        yield Notice("PodsRefused", _message(new, "PodsRefused"), True)
     reason = _reason(new, "Stalled", "True")
     if reason == "Conflict" and reason != _reason(old, "Stalled", "True"):
         yield Notice("Conflict", _message(new, "Stalled"), True)

@@ -155,6 +155,7 @@ def _conditions(
         Condition("SpecValid", Truth.TRUE, "Valid"),
         _capacity(seen),
         _pods(seen),
+        _refused(seen),
         _ratio(plan),
     ]
 
@@ -203,10 +204,10 @@ def _rolling(plan: Plan, seen: Observed) -> Condition:
     """Return what still changes while every role serves."""
     if plan.step.phase is Phase.PROGRESSING:
         message = "; ".join(filter(None, (_progress(plan), _gateways(seen))))
-        message = _with_ailment(message, seen.ailing())
+        message = _with_cause(message, seen)
         return Condition("Reconciling", Truth.TRUE, "Progressing", message)
     if message := _gateways(seen):
-        message = _with_ailment(message, seen.ailing(Role.GATEWAY))
+        message = _with_cause(message, seen, Role.GATEWAY)
         return Condition("Reconciling", Truth.TRUE, "GatewayRolling", message)
     return Condition("Reconciling", Truth.FALSE, "UpToDate")
 
@@ -253,13 +254,15 @@ def _available(role: Role, have: int, want: int, seen: Observed) -> Condition:
     name, message = role.value.capitalize(), f"{have} of {want} ready"
     if have >= want:
         return Condition(f"{name}Ready", Truth.TRUE, "AllReady", message)
-    message = _with_ailment(message, seen.ailing(role))
+    message = _with_cause(message, seen, role)
     return Condition(f"{name}Ready", Truth.FALSE, f"{name}NotReady", message)
 
 
-def _with_ailment(message: str, pod: PodRef | None) -> str:
-    """Return a message with what keeps a pod from running, when something does."""
-    return message if pod is None else f"{message}; {_ailment(pod)}"
+def _with_cause(message: str, seen: Observed, role: Role | None = None) -> str:
+    """Return a message with what keeps pods from running, or from existing, when something does."""
+    pod = seen.ailing(role)
+    cause = seen.refusal(role) if pod is None else _ailment(pod)
+    return f"{message}; {cause}" if cause else message
 
 
 def _ailment(pod: PodRef) -> str:
@@ -293,6 +296,13 @@ def _pods(seen: Observed) -> Condition:
     if pod is None or pod.view.ailment is None:
         return Condition("PodsFailing", Truth.FALSE, "NoneFailing")
     return Condition("PodsFailing", Truth.TRUE, pod.view.ailment.reason, _ailment(pod))
+
+
+def _refused(seen: Observed) -> Condition:
+    refusal = seen.refusal()
+    if not refusal:
+        return Condition("PodsRefused", Truth.FALSE, "NoneRefused")
+    return Condition("PodsRefused", Truth.TRUE, "FailedCreate", refusal)
 
 
 def _ratio(plan: Plan) -> Condition:
