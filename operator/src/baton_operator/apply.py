@@ -115,7 +115,7 @@ class Applier:
             for key, entry in self._store.children(owner)
             if key.kind in _SWITCHED
             and key not in wished
-            and entry.child.controller_uid == uid
+            and entry.child.is_of(uid)
             and not entry.child.is_deleting
         ]
 
@@ -172,7 +172,7 @@ class Applier:
             Conflict: another object has the name, or the child is gone.
             AlreadyExists: an object has the name of a child that is created.
         """
-        if child is not None and not _is_ours(child, uid):
+        if child is not None and not child.is_of(uid):
             return Outcome.FOREIGN
         if child is not None and child.is_deleting:
             return Outcome.LEAVING
@@ -200,11 +200,6 @@ class Applier:
     async def _look(self, owner: ObjectKey, kind: Kind, name: str) -> Child | None:
         body = await self._kube.get(kind, owner.namespace, name, is_metadata_only=True)
         return None if body is None else child_of(head_of(body), kind.kind)
-
-
-def _is_ours(child: Child, uid: str) -> bool:
-    """A child that lost its owner reference is still ours by the hash that we left on it."""
-    return child.controller_uid == uid or (not child.controller_uid and bool(child.applied_hash))
 
 
 def _stamped(manifest: Manifest, wanted_hash: str) -> Manifest:

@@ -182,6 +182,14 @@ class Child(msgspec.Struct, frozen=True):
     created_entry: int | None = None
     view: View = None
 
+    def is_of(self, uid: str) -> bool:
+        """Whether it is a child of the PDDeployment with this uid.
+
+        One that lost its owner reference is still ours by the hash that we left on it: forgotten,
+        an old revision's workload would run for ever beside the new one.
+        """
+        return self.controller_uid == uid or (not self.controller_uid and bool(self.applied_hash))
+
 
 _decode_head = msgspec.json.Decoder(Head).decode
 decode_event = msgspec.json.Decoder(WatchEvent).decode

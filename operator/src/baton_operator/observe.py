@@ -117,7 +117,10 @@ class Observed:
 
 
 def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
-    """Return what exists now; children of another owner of the same name do not count."""
+    """Return what exists now; children of another owner of the same name do not count.
+
+    Those that lost their owner do: the next write gives them back, or retires them.
+    """
     workloads: list[WorkloadRef] = []
     gateway: Child | None = None
     gateway_files: list[Child] = []
@@ -130,7 +133,7 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
         if isinstance(child.view, PodView):
             pods.append(PodRef(child.name, child.role, child.revision, child.view))
             continue
-        if child.controller_uid != uid:
+        if not child.is_of(uid):
             continue
         if child.is_deleting:
             leaving.append(key)

@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from baton_operator.api import CONFIG_MAP, KubeApi
+from baton_operator.heads import child_of, head_of
 from baton_operator.models import ObjectKey
 from baton_operator.names import revision_record
 from baton_operator.revision import RevisionRecord, read_record
@@ -38,8 +39,7 @@ class RecordBook:
         if self._children.entry(owner, ChildId(CONFIG_MAP.kind, name)) is None:
             return None
         body = await self._kube.get(CONFIG_MAP, owner.namespace, name)
-        owners = (body or {}).get("metadata", {}).get("ownerReferences", [])
-        if body is None or uid not in {o.get("uid") for o in owners}:
+        if body is None or not child_of(head_of(body), CONFIG_MAP.kind).is_of(uid):
             return None
         try:
             record = read_record(body)
