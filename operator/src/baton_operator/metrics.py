@@ -44,6 +44,7 @@ class OperatorMetrics:
             registry=registry,
         )
         self.http_refused = _http_refused(registry)
+        self._watch_restarts = _watch_restarts(registry)
         self._applies = Counter(
             "baton_operator_apply",
             "Children looked at, by kind and what became of them",
@@ -79,6 +80,10 @@ class OperatorMetrics:
         """Count one child."""
         self._applies.labels(kind, result).inc()
 
+    def watch_restarted(self, kind: str, reason: str) -> None:
+        """Count one watch that broke."""
+        self._watch_restarts.labels(kind, reason).inc()
+
     def requested(self, verb: str, kind: str, status: int, seconds: float) -> None:
         """Count one API request."""
         self._request_count(verb, kind, str(status)).inc()
@@ -89,5 +94,15 @@ def _http_refused(registry: CollectorRegistry) -> Counter:
     return Counter(
         "baton_operator_http_refused",
         "Connections to the operator's port that found too many others",
+        registry=registry,
+    )
+
+
+def _watch_restarts(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "baton_operator_watch_restarts",
+        "Lists and watches that did not last, by kind and why: expired (the server lost our "
+        "place), error, or empty (ended at once without a word)",
+        ("kind", "reason"),
         registry=registry,
     )
