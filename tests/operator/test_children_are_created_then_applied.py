@@ -12,7 +12,8 @@ from baton_operator import api
 from baton_operator.api import ApiError
 from baton_operator.reconcile import WriteFailed
 
-URGENT = ["ServiceAccount", "Deployment", "Deployment", "Deployment"]
+GUARDS = ["ServiceAccount", *["NetworkPolicy"] * 3, "Secret"]
+WORKLOADS = ["Deployment"] * 3
 GATEWAY = "chat-gateway"
 
 
@@ -50,31 +51,71 @@ def managers(cluster, kind, name):
     return {(entry["manager"], entry["operation"]) for entry in entries}
 
 
-def test_pods_and_their_account_are_asked_for_before_anything_else_is_sent(cluster):
+def test_pods_are_asked_for_when_their_guards_are_there_and_before_anything_else(cluster):
     async def scenario():
         key = await cluster.create()
         await cluster.pump()
-        sent, answers = [], asyncio.Event()
+        sent, waves, answers = [], [], asyncio.Condition()
         create = cluster.kube.create
 
         async def slow(kind, manifest, manager):
             sent.append(kind.kind)
-            await answers.wait()
+            async with answers:
+                await answers.wait()
             return await create(kind, manifest, manager)
 
         cluster.kube.create = slow
         passing = asyncio.create_task(cluster.reconciler.reconcile(key))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        first = list(sent)
-        answers.set()
+        while not passing.done():
+            for _ in range(100):
+                await asyncio.sleep(0)
+            waves.append(list(sent))
+            sent.clear()
+            async with answers:
+                answers.notify_all()
         await passing
-        return first, sent
+        return [wave for wave in waves if wave]
 
-    first, sent = run(scenario())
-    assert first == URGENT
-    children = [kind for kind in sent if kind != "Event"]
+    waves = run(scenario())
+    assert waves[0] == GUARDS
+    assert waves[1] == WORKLOADS
+    children = [kind for wave in waves for kind in wave if kind != "Event"]
     assert len(children) == 14
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(api.NETWORK_POLICY, "chat-decode"), (api.SECRET, "chat-curve")],
+    ids=["policy", "keys"],
+)
+def test_no_pod_is_asked_for_while_a_guard_cannot_be_written(cluster, kind, name):
+    async def scenario():
+        await cluster.create()
+        await cluster.pump()
+        cluster.kube.fault("create", kind, ApiError(500, "InternalError", "x"), name)
+        with pytest.raises(WriteFailed):
+            await cluster.reconcile()
+        assert cluster.kube.names(api.DEPLOYMENT) == []
+        assert cluster.applied["Deployment", "held"] == 3
+        assert cluster.kube.names(api.SERVICE) == ["chat", "chat-link"]
+        await cluster.settle()
+        assert cluster.condition("Ready") == ("True", "PairsServing")
+
+    run(scenario())
+
+
+def test_workloads_that_exist_are_kept_as_they_shall_be_while_a_guard_cannot_be_written(cluster):
+    async def scenario():
+        await served(cluster)
+        cluster.kube.remove(api.NETWORK_POLICY, "chat-decode")
+        cluster.kube.edit(api.DEPLOYMENT, GATEWAY, {"spec": {"replicas": 7}}, "kubectl")
+        fault = ApiError(500, "InternalError", "x")
+        cluster.kube.fault("create", api.NETWORK_POLICY, fault, "chat-decode")
+        with pytest.raises(WriteFailed):
+            await cluster.reconcile()
+        assert cluster.kube.find(api.DEPLOYMENT, GATEWAY)["spec"]["replicas"] == 1
+
+    run(scenario())
 
 
 def test_a_new_object_costs_no_apply_and_no_hand_over(cluster):

@@ -38,7 +38,7 @@ from baton_operator.names import ANNOTATION_APPLIED, FIELD_MANAGER, SEED_MANAGER
 from baton_operator.resources.meta import Manifest
 from baton_operator.revision import semantic_hash
 from baton_operator.store import ChildId, ChildStore
-from baton_operator.wish import Wish
+from baton_operator.wish import Wave, Wish
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Outcome(StrEnum):
     FOREIGN = "foreign"
     LEAVING = "leaving"
     FAILED = "failed"
+    HELD = "held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,22 @@ class Applier:
         ]
 
     async def apply_all(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Result]:
-        """Bring every child to its wish; one that fails does not stop the others."""
-        wanted = list(wishes)
+        """Bring every child to its wish, wave after wave; one that fails does not stop the others.
+
+        New workloads are held back, though, while one of their guards cannot be written: pods may
+        start late, and never open.
+        """
         results: list[Result] = []
-        for is_urgent in (True, False):
-            wave = (self._one(owner, uid, w) for w in wanted if w.is_urgent is is_urgent)
-            results += await asyncio.gather(*wave)
+        wanted = list(wishes)
+        for wave in Wave:
+            batch = [wish for wish in wanted if wish.wave is wave]
+            is_open = any(result.outcome is Outcome.FAILED for result in results)
+            if wave is Wave.WORKLOADS and is_open:
+                new = [w for w in batch if self._store.entry(owner, w.child_id) is None]
+                batch = [wish for wish in batch if wish not in new]
+                results += [Result(wish.child_id, Outcome.HELD) for wish in new]
+                log.warning("unguarded pods held back", extra={"object": str(owner)})
+            results += await asyncio.gather(*(self._one(owner, uid, wish) for wish in batch))
         for result in results:
             self._count(result.child.kind, result.outcome)
         return results

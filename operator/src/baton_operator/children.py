@@ -1,7 +1,7 @@
 """Every child that a PDDeployment shall have now, in the order in which writes are started.
 
-The order shortens the way to a served model: what pods need to be admitted first, then the pods,
-then what they wait for, then the rest.
+The order shortens the way to a served model, and leaves none open: first what pods need to be
+admitted and what guards them, then the pods, then what they wait for, then the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton_operator.revision import (
     record_manifest,
     semantic_hash,
 )
-from baton_operator.wish import Wish
+from baton_operator.wish import Wave, Wish
 
 
 class Apis(NamedTuple):
@@ -57,20 +57,20 @@ class Inputs:
 def wishes(inputs: Inputs) -> list[Wish]:
     """Return every child; see the module for the order."""
     owner, spec = inputs.owner, inputs.spec
+    guards = [extras.service_account(owner), *network_policies(owner, spec, inputs.home)]
     plain: list[Manifest] = [
         services.link_service(owner),
         services.client_service(owner, spec),
-        *network_policies(owner, spec, inputs.home),
         *disruption_budgets(owner, spec, inputs.plan.target),
     ]
     if inputs.apis.has_pod_monitor and spec.pod_monitor == "Auto":
         plain.append(extras.pod_monitor(owner))
     return [
-        Wish(extras.service_account(owner), is_urgent=True),
-        *(Wish(workload, is_urgent=True) for workload in _workloads(inputs)),
+        *(Wish(each, wave=Wave.GUARDS) for each in guards),
+        *_secret(inputs),
+        *(Wish(workload, wave=Wave.WORKLOADS) for workload in _workloads(inputs)),
         *_gateway(inputs),
         *(Wish(record_manifest(owner, inputs.records[name])) for name in sorted(inputs.records)),
-        *_secret(inputs),
         *(Wish(each) for each in plain),
         *(_scaler(owner, role) for role in spec.roles if role.scaling.mode is ScalingMode.EXTERNAL),
     ]
@@ -106,7 +106,7 @@ def _gateway(inputs: Inputs) -> Iterator[Wish]:
     text = config.gateway_config(spec)
     name = names.gateway_file(owner.name, semantic_hash(text, size=4))
     template = gateway_template(owner, spec, name)
-    yield Wish(gateway_workload(owner, inputs.spec, template, revision), is_urgent=True)
+    yield Wish(gateway_workload(owner, inputs.spec, template, revision), wave=Wave.WORKLOADS)
     yield Wish(
         manifest(
             owner,
@@ -127,7 +127,8 @@ def _secret(inputs: Inputs) -> list[Wish]:
     bare = manifest(
         inputs.owner, "v1", "Secret", names.curve_secret(inputs.owner.name), type="Opaque"
     )
-    return [Wish(bare, seed=partial(curve_secret, inputs.owner, inputs.make_pair))]
+    seed = partial(curve_secret, inputs.owner, inputs.make_pair)
+    return [Wish(bare, seed=seed, wave=Wave.GUARDS)]
 
 
 def _scaler(owner: Owner, role: RoleSpec) -> Wish:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum, auto
 
 from baton_operator.resources.meta import Manifest
 from baton_operator.store import ChildId
+
+
+class Wave(IntEnum):
+    """What is written when: a wave begins when the one before it is answered.
+
+    A server that has everything at once answers everything late, so what pods wait for longest is
+    sent before the rest. What guards them is sent before they can exist: no pod is ever open.
+    """
+
+    GUARDS = auto()
+    WORKLOADS = auto()
+    REST = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +27,12 @@ class Wish:
     """A child that shall exist.
 
     Seeded children (a Secret's keys, a scaler's replicas) are created once from `seed()` and
-    afterwards applied without what was seeded. Urgent ones are written before the others: a server
-    that has everything at once answers everything late.
+    afterwards applied without what was seeded.
     """
 
     manifest: Manifest
     seed: Callable[[], Manifest] | None = None
-    is_urgent: bool = False
+    wave: Wave = Wave.REST
 
     @property
     def child_id(self) -> ChildId:
