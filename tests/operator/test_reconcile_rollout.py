@@ -224,6 +224,49 @@ def test_an_external_role_follows_its_scaler_and_says_when_it_is_clamped(cluster
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_suspended", [False, True], ids=["serving", "suspended"])
+def test_a_deleted_scaler_is_no_wish_for_fewer_pods(cluster, is_suspended):
+    async def scenario():
+        decode = {"name": "decode", "replicas": 2, "scaling": {"mode": "External", "max": 16}}
+        await cluster.create(roles=[{"name": "prefill", "replicas": 2}, decode])
+        await cluster.settle()
+        cluster.kube.edit(api.SCALER, "chat-decode", {"spec": {"replicas": 16}}, "hpa")
+        await cluster.settle()
+        revision = cluster.status()["updateRevision"]
+        assert cluster.replicas()[revision, "decode"] == 16
+        cluster.change(suspend=is_suspended)
+        await cluster.settle()
+        cluster.kube.remove(api.SCALER, "chat-decode")
+        cluster.start()
+        body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.parents.seen(body, is_event=True)
+        await cluster.reconcile()
+        assert cluster.replicas()[revision, "decode"] == (0 if is_suspended else 16)
+        assert cluster.kube.find(api.SCALER, "chat-decode")["spec"]["replicas"] == 16
+        cluster.change(suspend=False)
+        await cluster.settle()
+        assert cluster.replicas()[revision, "decode"] == 16
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_becomes_static_forgets_what_its_scaler_asked_for(cluster):
+    async def scenario():
+        decode = {"name": "decode", "replicas": 2, "scaling": {"mode": "External", "max": 16}}
+        await cluster.create(roles=[{"name": "prefill"}, decode])
+        await cluster.settle()
+        cluster.kube.edit(api.SCALER, "chat-decode", {"spec": {"replicas": 9}}, "hpa")
+        await cluster.settle()
+        cluster.change(roles=[{"name": "prefill"}, {"name": "decode", "replicas": 3}])
+        await cluster.settle()
+        assert all("asked" not in role for role in cluster.status()["roles"])
+        cluster.change(roles=[{"name": "prefill"}, decode])
+        await cluster.settle()
+        assert cluster.kube.find(api.SCALER, "chat-decode")["spec"]["replicas"] == 2
+
+    asyncio.run(scenario())
+
+
 def test_budgets_follow_the_live_counts(cluster):
     async def scenario():
         await serving(cluster)

@@ -72,7 +72,11 @@ def wishes(inputs: Inputs) -> list[Wish]:
         *_gateway(inputs),
         *(Wish(record_manifest(owner, inputs.records[name])) for name in sorted(inputs.records)),
         *(Wish(each) for each in plain),
-        *(_scaler(owner, role) for role in spec.roles if role.scaling.mode is ScalingMode.EXTERNAL),
+        *(
+            _scaler(owner, role, inputs.plan.asked)
+            for role in spec.roles
+            if role.scaling.mode is ScalingMode.EXTERNAL
+        ),
     ]
 
 
@@ -131,7 +135,9 @@ def _secret(inputs: Inputs) -> list[Wish]:
     return [Wish(bare, seed=seed, wave=Wave.GUARDS)]
 
 
-def _scaler(owner: Owner, role: RoleSpec) -> Wish:
+def _scaler(owner: Owner, role: RoleSpec, asked: Mapping[Role, int]) -> Wish:
+    """Return a role's scaler; one that is made again asks for what the last one did."""
     bare = extras.role_scaler(owner, role)
-    seeded = {**bare, "spec": {**bare["spec"], "replicas": role.replicas}}
+    replicas = asked.get(Role(role.name), role.replicas)
+    seeded = {**bare, "spec": {**bare["spec"], "replicas": replicas}}
     return Wish(bare, seed=lambda: seeded)

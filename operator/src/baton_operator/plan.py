@@ -6,6 +6,7 @@ counts of children, or in the last status; nothing is kept in annotations or in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class Memory(NamedTuple):
 class Facts(NamedTuple):
     """What exists: counts by revision, replicas that scalers ask for by role, the gateways.
 
+    `asked` holds what a scaler that is gone asked for last: its end is no wish for fewer pods.
     `awaiting_room` names revisions with pods that have no room while others of ours are leaving.
     """
 
@@ -66,6 +68,7 @@ class Plan:
         gateway: the revision that the gateways shall be of.
         retired: revisions that nothing needs any more.
         look_in: seconds until the deadline needs another look; None when no clock runs.
+        asked: replicas that each role scaled from outside was last asked for.
     """
 
     scaling: Scaling
@@ -78,6 +81,7 @@ class Plan:
     memory: Memory
     retired: tuple[str, ...]
     look_in: float | None
+    asked: Mapping[Role, int]
 
     @property
     def has_failed(self) -> bool:
@@ -129,6 +133,7 @@ def make_plan(
         memory=memory._replace(current=current),
         retired=_retired(facts, step, keep={goal, current}),
         look_in=look_in,
+        asked={r: w.replicas for r in WORKER_ROLES if (w := _wanted(spec, r, facts)).is_external},
     )
 
 

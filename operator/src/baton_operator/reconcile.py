@@ -31,7 +31,7 @@ from baton_operator.resources.credentials import KeyPair
 from baton_operator.resources.meta import Owner
 from baton_operator.revision import RevisionRecord, make_record, revision_name
 from baton_operator.scalein import PodProbe, mark_victims, shrinks
-from baton_operator.status import Trouble, read_memory
+from baton_operator.status import Trouble, read_asked, read_memory
 from baton_operator.store import ChildId, ChildStore
 from baton_operator.telemetry import Telemetry
 from baton_operator.wish import Wish
@@ -130,7 +130,7 @@ class Reconciler:
         return _soonest(wait, plan.look_in, _retry_in(results))
 
     def _plan(self, pdd: PDDeployment, seen: Observed) -> Plan:
-        asked = {
+        asked = read_asked(pdd.status) | {
             role: scaler.wanted
             for role in WORKER_ROLES
             if (scaler := seen.scaler(role)) is not None

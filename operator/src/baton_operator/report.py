@@ -95,7 +95,7 @@ class Reporter:
             strict=True,
         ):
             scaler = seen.scaler(role)
-            if scaler is None:
+            if scaler is None or role not in plan.asked:
                 continue
             status = _scaler_status(pdd.key.name, role, existing, target, scaled)
             if status != _written(scaler):

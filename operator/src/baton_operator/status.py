@@ -47,6 +47,12 @@ def read_memory(status: dict[str, Any]) -> Memory:
     )
 
 
+def read_asked(status: dict[str, Any]) -> dict[Role, int]:
+    """Return the replicas that scalers last asked for, by role."""
+    roles = status.get("roles") or []
+    return {Role(role["name"]): role["asked"] for role in roles if "asked" in role}
+
+
 def _time(fields: dict[str, Any], name: str) -> float:
     try:
         return unix_seconds(fields.get(name, ""))
@@ -68,6 +74,7 @@ def deployment_status(
     conditions = _conditions(pdd.spec, plan, seen, trouble)
     roles = [
         {"name": role.value, "desired": d, "replicas": e, "ready": r, "updated": u}
+        | ({"asked": plan.asked[role]} if role in plan.asked else {})
         for role, d, e, r, u in zip(
             WORKER_ROLES, plan.target, existing, ready, updated, strict=True
         )

@@ -34,6 +34,9 @@ class RoleStatus(Model, frozen=True):
     replicas: Annotated[int, about("Replicas that exist.")] = 0
     ready: Annotated[int, about("Replicas that are available.")] = 0
     updated: Annotated[int, about("Replicas of the update revision.")] = 0
+    asked: Annotated[
+        int, about("Replicas that the role's scaler last asked for; absent for a static role.")
+    ] = 0
 
 
 class RolloutStatus(Model, frozen=True):
