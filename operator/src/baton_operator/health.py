@@ -1,6 +1,7 @@
 """Liveness, readiness and metrics over HTTP.
 
-Live: nothing waits or runs for too long, and every watch was heard of. Ready: as live, and either
+Live: nothing waits or runs for too long, every watch was heard of, and kopf's
+has told what the server lists. Ready: as live, and either
 leading with every kind listed, or standing by for the Lease.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from baton_operator.audit import ParentAudit
 from baton_operator.doors import BoundedSite, Doorkeeper
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
@@ -35,6 +37,7 @@ class Vitals:
     metrics: OperatorMetrics
     stuck_seconds: float
     phase: str = "starting"
+    audit: ParentAudit | None = None
     clock: Callable[[], float] = time.monotonic
 
     def problems(self) -> list[str]:
@@ -47,7 +50,7 @@ class Vitals:
             silence = self.silence_seconds(reflector)
             if silence > WATCH_SILENCE_SECONDS:
                 found.append(f"the watch of {reflector.kind.kind} is silent for {silence:.0f} s")
-        return found
+        return found + (self.audit.problems() if self.audit is not None else [])
 
     def silence_seconds(self, reflector: Reflector) -> float:
         """Return how long a watch that has begun was not heard of."""

@@ -92,6 +92,10 @@ class ParentStore:
         del self._versions[key]
         self._fresh.discard(key)
 
+    def version(self, key: ObjectKey) -> int:
+        """Return the resourceVersion that was last seen of an object, 0 for one not known."""
+        return self._versions.get(key, 0)
+
     def keys(self) -> list[ObjectKey]:
         """Return every known key."""
         return list(self._parents)

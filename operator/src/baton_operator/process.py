@@ -30,6 +30,7 @@ from baton_operator.api import (
     KubeApi,
 )
 from baton_operator.apply import Applier
+from baton_operator.audit import ParentAudit
 from baton_operator.children import Apis
 from baton_operator.controller import Machine, enqueue, start_workers, sync
 from baton_operator.curve import make_pair
@@ -130,6 +131,9 @@ class _Operator:
             self._vitals.phase = "leading"
             await sync(machine, group)
             start_workers(machine, group)
+            audit = ParentAudit(self._kube, self._tools.parents, self._settings.watch_namespace)
+            self._vitals.audit = audit
+            group.create_task(audit.run(), name="audit")
             log.info("serving", extra={"namespace": self._settings.watch_namespace or "all"})
             await self._kopf()
         raise Stopped
