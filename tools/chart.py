@@ -44,6 +44,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "replicas": {"minimum": 0, "maximum": 10},
     "operator.workers": {"minimum": 1, "maximum": 256},
     "operator.writeConcurrency": {"minimum": 1, "maximum": 1024},
+    "operator.upgradeModels": {"minimum": 1, "maximum": 4096},
     "operator.resyncSeconds": {"minimum": 1, "maximum": 86400},
     "operator.statusIntervalSeconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
     "operator.leaseDurationSeconds": {"minimum": 9, "maximum": 3600},

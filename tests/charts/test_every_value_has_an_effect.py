@@ -38,6 +38,7 @@ CHANGES = {
     "serviceAccount.annotations": {"iam": "role"},
     "operator.workers": 3,
     "operator.writeConcurrency": 5,
+    "operator.upgradeModels": 7,
     "operator.resyncSeconds": 60,
     "operator.statusIntervalSeconds": 2,
     "operator.leaseDurationSeconds": 30,

@@ -26,6 +26,7 @@ from baton_operator.report import Reporter
 from baton_operator.resources.credentials import KeyPair
 from baton_operator.store import ChildStore
 from baton_operator.telemetry import Telemetry
+from baton_operator.upgrades import Upgrades
 
 _LIST_KEYS = {"ownerReferences": "uid", "containers": "name", "env": "name", "volumes": "name"}
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "managedFields")
@@ -374,8 +375,9 @@ class FakeProbe:
 class Cluster:
     """A FakeKube with an operator on it, driven step by step."""
 
-    def __init__(self, apis=None):
+    def __init__(self, apis=None, upgrade_models=2):
         self.kube = FakeKube()
+        self.upgrade_models = upgrade_models
         self.now = 1_000_000.0
         self.apis = apis or Apis()
         self.changes = []
@@ -399,6 +401,7 @@ class Cluster:
             reporter=self.reporter,
             probe=self.probe,
             telemetry=Telemetry(self.probe, lambda: self.now, self.woken.append),
+            upgrades=Upgrades(self.parents, self.upgrade_models, self.woken.append),
             make_pair=lambda: KeyPair(f"public-{next(numbers)}", f"secret-{next(numbers)}"),
             now=lambda: self.now,
         )

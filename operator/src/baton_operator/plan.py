@@ -33,6 +33,19 @@ class Memory(NamedTuple):
     reached: int = 0
     progress_at: float = 0.0
     waited: Waited = Waited()
+    is_upgrade: bool = False
+
+
+class Turn(NamedTuple):
+    """A model's turn to take what a new operator makes of its spec.
+
+    `is_upgrade`: it has it, and no user asked for the change. `waiting` is the revision that it
+    would have and has not yet, `why` says whom it waits for.
+    """
+
+    is_upgrade: bool = False
+    waiting: str = ""
+    why: str = ""
 
 
 class Facts(NamedTuple):
@@ -46,6 +59,7 @@ class Facts(NamedTuple):
     asked: dict[Role, int] = {}  # noqa: RUF012 - never written
     awaiting_room: frozenset[str] = frozenset()
     gateways: Gateways | None = None
+    turn: Turn = Turn()
 
     def named(self, name: str) -> Revision:
         """Return a revision's counts; one that does not exist has none."""
@@ -68,6 +82,7 @@ class Plan:
         gateway: the revision that the gateways shall be of.
         retired: revisions that nothing needs any more.
         look_in: seconds until the deadline needs another look; None when no clock runs.
+        turn: whether this is, or what waits for, an upgrade of the operator's.
         asked: replicas that each role scaled from outside was last asked for.
     """
 
@@ -82,6 +97,7 @@ class Plan:
     retired: tuple[str, ...]
     look_in: float | None
     asked: Mapping[Role, int]
+    turn: Turn
 
     @property
     def has_failed(self) -> bool:
@@ -110,7 +126,7 @@ def make_plan(
     target = Counts() if spec.suspend else Counts(scaling.prefill.replicas, scaling.decode.replicas)
     stable = _stable(facts, memory)
     of_update = facts.counted(update, target)
-    memory = _progressed(_carried(memory, update, now), of_update, target, now)
+    memory = _progressed(_carried(memory, update, facts, now), of_update, target, now)
     goal = _goal(spec, memory, stable, update)
     step = _step(spec, target, goal, stable, facts)
     is_over = memory.reached >= ticks_of(target) or stable == update or memory.failed == update
@@ -134,6 +150,7 @@ def make_plan(
         retired=_retired(facts, step, keep={goal, current}),
         look_in=look_in,
         asked={r: w.replicas for r in WORKER_ROLES if (w := _wanted(spec, r, facts)).is_external},
+        turn=facts.turn,
     )
 
 
@@ -163,10 +180,11 @@ def _stable(facts: Facts, memory: Memory) -> str:
     return memory.current if memory.current in names else ""
 
 
-def _carried(memory: Memory, update: str, now: float) -> Memory:
+def _carried(memory: Memory, update: str, facts: Facts, now: float) -> Memory:
     if memory.update == update:
         return memory
-    return Memory(current=memory.current, update=update, progress_at=now)
+    is_upgrade = facts.turn.is_upgrade
+    return Memory(memory.current, update, progress_at=now, is_upgrade=is_upgrade)
 
 
 def _step(spec: PDDeploymentSpec, target: Counts, goal: str, stable: str, facts: Facts) -> Step:

@@ -50,6 +50,7 @@ from baton_operator.report import Reporter
 from baton_operator.settings import Settings
 from baton_operator.store import ChildStore
 from baton_operator.telemetry import Telemetry
+from baton_operator.upgrades import Upgrades
 from baton_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ async def run_operator(settings: Settings) -> None:
             reporter=reporter,
             probe=probe,
             telemetry=Telemetry(probe, time.time, queue.add),
+            upgrades=Upgrades(parents, settings.upgrade_models, queue.add),
             make_pair=make_pair,
             now=time.time,
         )

@@ -24,16 +24,17 @@ from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES, gateway
 from baton_operator.observe import Observed, observe
 from baton_operator.parents import Invalid, Parent, ParentStore
-from baton_operator.plan import Facts, Plan, make_plan
+from baton_operator.plan import Facts, Plan, Turn, make_plan
 from baton_operator.records import RecordBook
 from baton_operator.report import Reporter
 from baton_operator.resources.credentials import KeyPair
 from baton_operator.resources.meta import Owner
-from baton_operator.revision import RevisionRecord, make_record, revision_name
+from baton_operator.revision import RevisionRecord, make_record
 from baton_operator.scalein import PodProbe, mark_victims, shrinks
 from baton_operator.status import Trouble, read_asked, read_memory
 from baton_operator.store import ChildId, ChildStore
 from baton_operator.telemetry import Telemetry
+from baton_operator.upgrades import LOOK_SECONDS, Upgrades
 from baton_operator.wish import Wish
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Tools:
     reporter: Reporter
     probe: PodProbe
     telemetry: Telemetry
+    upgrades: Upgrades
     make_pair: Callable[[], KeyPair]
     now: Callable[[], float]
 
@@ -105,7 +107,8 @@ class Reconciler:
 
     async def _pass(self, pdd: PDDeployment, *, is_fresh: bool) -> float | None:
         seen = observe(self._tools.children, pdd.key, pdd.uid)
-        plan = self._plan(pdd, seen)
+        update, turn = await self._turn(pdd)
+        plan = self._plan(pdd, seen, update, turn)
         records = await self._records(pdd, plan)
         inputs = self._inputs(pdd, plan, records, has_gateway=seen.gateway is not None)
         wanted = wishes(inputs)
@@ -125,11 +128,20 @@ class Reconciler:
         self._tools.telemetry.refresh(pdd.key, seen.pods)
         sample = self._tools.telemetry.sample(pdd.key)
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
+        self._tools.upgrades.passed(pdd.key)
         if trouble.failed:
             raise WriteFailed("; ".join(trouble.failed))
-        return _soonest(wait, plan.look_in, _retry_in(results))
+        turn_in = LOOK_SECONDS if turn.waiting else None
+        return _soonest(wait, plan.look_in, turn_in, _retry_in(results))
 
-    def _plan(self, pdd: PDDeployment, seen: Observed) -> Plan:
+    async def _turn(self, pdd: PDDeployment) -> tuple[str, Turn]:
+        """Return the revision to aim at: one that nobody knows how to make again cannot be kept."""
+        update, turn = self._tools.upgrades.turn(pdd)
+        if turn.waiting and await self._tools.records.find(pdd.key, pdd.uid, update) is None:
+            return turn.waiting, Turn(is_upgrade=True)
+        return update, turn
+
+    def _plan(self, pdd: PDDeployment, seen: Observed, update: str, turn: Turn) -> Plan:
         asked = read_asked(pdd.status) | {
             role: scaler.wanted
             for role in WORKER_ROLES
@@ -140,9 +152,10 @@ class Reconciler:
             asked,
             awaiting_room=seen.awaiting_room(),
             gateways=seen.gateways(),
+            turn=turn,
         )
         memory = read_memory(pdd.status)
-        return make_plan(pdd.spec, revision_name(pdd.spec), facts, memory, self._tools.now())
+        return make_plan(pdd.spec, update, facts, memory, self._tools.now())
 
     async def _records(self, pdd: PDDeployment, plan: Plan) -> dict[str, RevisionRecord]:
         """Return the records of every revision that stays; the goal's is made when there is none.
@@ -201,6 +214,7 @@ class Reconciler:
         self._tools.records.forget(key)
         self._tools.reporter.forget(key)
         self._tools.telemetry.forget(key)
+        self._tools.upgrades.forget(key)
 
     async def _mark(self, key: ObjectKey, seen: Observed, plan: Plan) -> None:
         tools = self._tools

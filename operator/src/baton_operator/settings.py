@@ -24,6 +24,8 @@ class Settings:
         resync_seconds: how often an object is reconciled without an event; jittered by a fifth.
         status_interval_seconds: least time between two status writes of one object that report
             counts alone.
+        upgrade_models: models that may roll at once because a new operator makes their pods
+            otherwise; what users change rolls whenever they change it.
         watch_secrets: repair the CURVE Secret from its (metadata) watch; without it, on resync.
         leader_elect: take the Lease before serving; needed for two replicas.
         lease_name: name of the Lease.
@@ -45,6 +47,7 @@ class Settings:
     write_concurrency: int = 32
     resync_seconds: float = 1800.0
     status_interval_seconds: float = 1.0
+    upgrade_models: int = 2
     watch_secrets: bool = True
     leader_elect: bool = True
     lease_name: str = "baton-operator"

@@ -43,6 +43,7 @@ def read_memory(status: dict[str, Any]) -> Memory:
         failed=rollout.get("failedRevision", ""),
         reached=rollout.get("reached", 0),
         progress_at=_time(rollout, "progressTime"),
+        is_upgrade=rollout.get("isUpgrade", False),
         waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
     )
 
@@ -140,6 +141,10 @@ def _rollout(plan: Plan) -> dict[str, Any]:
         entry["failedRevision"] = plan.memory.failed
     if plan.memory.progress_at:
         entry["progressTime"] = timestamp(plan.memory.progress_at)
+    if plan.memory.is_upgrade and plan.current != plan.update:
+        entry["isUpgrade"] = True
+    if plan.turn.waiting:
+        entry["waitingRevision"] = plan.turn.waiting
     if plan.memory.waited.seconds:
         entry["waitedSeconds"] = plan.memory.waited.seconds
     if plan.memory.waited.since:
@@ -216,6 +221,8 @@ def _rolling(plan: Plan, seen: Observed) -> Condition:
     if message := _gateways(seen):
         message = _with_cause(message, seen, Role.GATEWAY)
         return Condition("Reconciling", Truth.TRUE, "GatewayRolling", message)
+    if plan.turn.waiting:
+        return Condition("Reconciling", Truth.FALSE, "UpgradeWaits", plan.turn.why)
     return Condition("Reconciling", Truth.FALSE, "UpToDate")
 
 

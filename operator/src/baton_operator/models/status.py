@@ -59,6 +59,14 @@ class RolloutStatus(Model, frozen=True):
         str,
         about("When the rollout last moved.", extra_json_schema={"format": "date-time"}),
     ] = ""
+    is_upgrade: Annotated[
+        bool, about("The update revision is new because the operator is; no user asked for it.")
+    ] = False
+    waiting_revision: Annotated[
+        str,
+        about("Revision that this operator makes of the same spec, and that waits its turn.",
+              max_length=63),
+    ] = ""  # fmt: skip
     waited_seconds: Annotated[
         int, about("Time without progress that counts towards the progress deadline.")
     ] = 0
