@@ -3,21 +3,175 @@
 from __future__ import annotations
 
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.chat import completion_create_params as chat_create_params
 
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.request import Endpoint
-from baton_worker.gateway.unsupported import refuse_unsupported
+from baton_worker.gateway.schema import ChatBody, CompletionBody
+from baton_worker.gateway.unsupported import (
+    HARMLESS,
+    NEUTRAL,
+    NEUTRAL_AT,
+    OF_THE_OTHER,
+    refuse_unsupported,
+)
 
-ASKING = {
-    "suffix": "x",
-    "guided_json": {"type": "object"},
-    "response_format": {"type": "json_object"},
+BODIES = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETION: CompletionBody}
+OPENAI = {
+    Endpoint.CHAT: chat_create_params.CompletionCreateParamsBase.__annotations__,
+    Endpoint.COMPLETION: completion_create_params.CompletionCreateParamsBase.__annotations__,
 }
+VLLM = [
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "best_of",
+    "cache_salt",
+    "ec_transfer_params",
+    "echo",
+    "guided_choice",
+    "guided_decoding_backend",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_whitespace_pattern",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "logprob_token_ids",
+    "min_p",
+    "min_tokens",
+    "priority",
+    "prompt_logprobs",
+    "repetition_detection",
+    "repetition_penalty",
+    "request_id",
+    "response_format",
+    "return_mm_kwargs",
+    "return_token_ids",
+    "return_token_offsets",
+    "return_tokens_as_token_ids",
+    "routed_experts_prompt_start",
+    "session_id",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop_token_ids",
+    "stream",
+    "stream_interval",
+    "structural_tag",
+    "structured_outputs",
+    "thinking_token_budget",
+    "top_k",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "use_beam_search",
+    "vllm_xargs",
+    "watermarking",
+]
+VLLM_AT = {
+    Endpoint.CHAT: [
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "include_reasoning",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "reasoning_effort",
+        "return_prompt_text",
+    ],
+    Endpoint.COMPLETION: ["prompt_embeds", "suffix"],
+}
+OF_ITSELF = {"best_of"}
 
 
-@pytest.mark.parametrize("name", ASKING)
-def test_what_logprobs_and_sampling_lack_is_refused(name):
+def known(endpoint):
+    """Every field that the gateway honours, refuses or knows to be harmless."""
+    honoured = set(BODIES[endpoint].__struct_fields__)
+    refused = NEUTRAL.keys() | NEUTRAL_AT[endpoint].keys() | OF_THE_OTHER[endpoint].keys()
+    return honoured | refused | HARMLESS | OF_ITSELF
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_every_field_of_openai_and_vllm_is_honoured_refused_or_harmless(endpoint):
+    asked = {*OPENAI[endpoint], *VLLM, *VLLM_AT[endpoint]}
+    assert asked - known(endpoint) == set()
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_no_field_is_two_of_these_at_once(endpoint):
+    honoured = set(BODIES[endpoint].__struct_fields__)
+    refused = NEUTRAL.keys() | NEUTRAL_AT[endpoint].keys() | OF_THE_OTHER[endpoint].keys()
+    assert honoured & (NEUTRAL.keys() | OF_THE_OTHER[endpoint].keys()) == set()
+    assert HARMLESS & (honoured | refused) == set()
+
+
+def refusal(endpoint, **body):
     with pytest.raises(ApiError) as refused:
-        refuse_unsupported(Endpoint.CHAT, {"model": "tiny", name: ASKING[name]})
+        refuse_unsupported(endpoint, {"model": "tiny"} | body)
     assert refused.value.status == 400
-    assert name in str(refused.value)
+    return refused.value
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_value_that_asks_for_something_is_refused_by_name(endpoint, name):
+    for value in ("something", {"type": "something"}, [{"a": 1}], 7):
+        assert refusal(endpoint, **{name: value}).param == name
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_a_value_that_asks_for_nothing_is_taken(endpoint):
+    for name, values in NEUTRAL.items():
+        for value in values:
+            refuse_unsupported(endpoint, {name: value})
+    refuse_unsupported(endpoint, dict.fromkeys(HARMLESS, "whatever"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reasoning_effort": "high"},
+        {"reasoning_effort": "none"},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"add_special_tokens": True},
+        {"spaces_between_special_tokens": False},
+        {"include_reasoning": False},
+    ],
+)
+def test_what_was_once_ignored_in_a_chat_is_refused(body):
+    (name,) = body
+    assert refusal(Endpoint.CHAT, **body).param == name
+
+
+def test_special_tokens_are_a_completions_own_choice():
+    for value in (True, False, None):
+        refuse_unsupported(Endpoint.COMPLETION, {"add_special_tokens": value})
+
+
+@pytest.mark.parametrize("name", ["tool_calls", "function_call", "reasoning_content", "refusal"])
+def test_a_part_of_a_conversation_that_no_template_is_given_is_refused(name):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", name: [{"id": "x"}]}]
+    assert refusal(Endpoint.CHAT, messages=messages).param == f"messages[1].{name}"
+    messages[1][name] = None
+    refuse_unsupported(Endpoint.CHAT, {"messages": messages})
+
+
+def test_stream_options_are_known_too():
+    assert set(ChatCompletionStreamOptionsParam.__annotations__) == {
+        "include_usage", "include_obfuscation",
+    }  # fmt: skip
+    asked = {"continuous_usage_stats": True}
+    path = "stream_options.continuous_usage_stats"
+    assert refusal(Endpoint.CHAT, stream_options=asked).param == path
+    refuse_unsupported(Endpoint.CHAT, {"stream_options": {"include_obfuscation": False}})
+
+
+@pytest.mark.parametrize("body", [{"messages": 3}, {"messages": [3]}, {"stream_options": 3}])
+def test_what_is_of_no_use_here_is_left_to_the_types(body):
+    refuse_unsupported(Endpoint.CHAT, body)

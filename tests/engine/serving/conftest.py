@@ -181,11 +181,8 @@ class Bench:
 
     def submit(self, number: int, prompt: Sequence[int], **options: Any) -> RequestKey:
         """Submit a prompt; keywords go to EngineRequest or else to SamplingParams."""
-        fields = {
-            name: options.pop(name)
-            for name in ("logprobs_k", "priority", "hand_over", "logprobs", "output_token_ids")
-            if name in options
-        }
+        of_request = set(EngineRequest.__dataclass_fields__)
+        fields = {name: options.pop(name) for name in [*options] if name in of_request}
         options.setdefault("ignore_eos", True)
         request = EngineRequest(key(number), tuple(prompt), SamplingParams(**options), **fields)
         self.engine.submit(request)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton_worker.engine.prefix import BlockNames
+from baton_worker.engine.requests import RequestLimits, imported_state
 from baton_worker.records.columns import Finish
 
 SYSTEM = tuple(range(5, 53))
@@ -179,10 +180,33 @@ def test_prefill_hands_over_what_it_had_cached(make_bench: Any) -> None:
     assert all(a.tobytes() == b.tobytes() for a, b in zip(kv, kv_again, strict=True))
 
 
+def test_requests_of_other_salts_share_nothing_and_those_of_one_do(make_bench: Any) -> None:
+    bench, plain = make_bench(n_draft=1), make_bench(n_draft=1, prefix_caching=False)
+    known = []
+    for number, salt in enumerate([b"", b"a", b"b", b"a", b"", b"b"]):
+        said, stats = run(bench, number, (*SYSTEM, 60), cache_salt=salt)
+        assert said == run(plain, number, (*SYSTEM, 60))[0], "a salt changes no output"
+        known.append(hits(stats))
+    assert known == [0, 0, 0, *[3 * BLOCK] * 3]
+
+
+def test_a_salt_goes_over_with_the_handoff_for_what_decode_may_compute_anew(
+    make_bench: Any,
+) -> None:
+    prefill = make_bench(n_draft=1)
+    prefill.submit(1, (*SYSTEM, 60), hand_over=True, cache_salt=b"mine", **OPTIONS)
+    (handoff,) = prefill.handoffs()
+    assert handoff.state.cache_salt == b"mine"
+    limits = RequestLimits(vocab_size=512, max_model_len=128, max_top_k=20, table_width=8)
+    assert imported_state(handoff, limits, 0.0).cache_salt == b"mine"
+
+
 def test_names_depend_on_every_token_and_on_what_computed_them() -> None:
-    def names(tokens: list[int], block_size: int = 4, identity: str = "model") -> list[bytes]:
+    def names(
+        tokens: list[int], block_size: int = 4, identity: str = "model", salt: bytes = b""
+    ) -> list[bytes]:
         found: list[bytes] = []
-        BlockNames(block_size, identity).extend(found, tokens)
+        BlockNames(block_size, identity).extend(found, tokens, salt)
         return found
 
     tokens = list(range(9))
@@ -196,6 +220,8 @@ def test_names_depend_on_every_token_and_on_what_computed_them() -> None:
         assert same == [changed > 4, False], changed
     assert not set(names(tokens)) & set(names(tokens, identity="other"))
     assert not set(names(tokens)) & set(names(tokens, block_size=2))
+    assert not set(names(tokens)) & set(names(tokens, salt=b"a"))
+    assert not set(names(tokens, salt=b"b")) & set(names(tokens, salt=b"a"))
 
 
 def test_names_grow_with_the_tokens() -> None:

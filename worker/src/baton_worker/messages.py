@@ -20,7 +20,10 @@ LOGPROB_PARAMS = "logprob_params"
 """Feature of a worker that reads `Submit.logprobs`; an older one would give raw logprobs."""
 RESUME = "resume"
 """Feature of a worker that reads `Submit.output_token_ids`; an older one would begin anew."""
-FEATURES = (LOGPROB_PARAMS, RESUME)
+CACHE_SALT = "cache_salt"
+"""Feature of a worker that reads `Submit.cache_salt` and `HandoffState.cache_salt`; an older one
+would share KV, and tell of it by its speed and `usage`, across salts."""
+FEATURES = (LOGPROB_PARAMS, RESUME, CACHE_SALT)
 """What this version's workers can do beyond the first version's."""
 
 
@@ -120,6 +123,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
         logprobs: which distribution logprobs describe.
         priority: lower is served first.
         output_token_ids: what an earlier attempt gave out; the request goes on behind it.
+        cache_salt: KV is shared between requests of one salt only (a digest of the client's).
     """
 
     handle: Word64
@@ -133,6 +137,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     logprobs: LogprobParams = RAW_LOGPROBS
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
+    cache_salt: bytes = b""
 
 
 class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
@@ -192,6 +197,7 @@ class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
         output_token_ids: what an earlier attempt gave out; t0 stands behind it.
         draft_scores: their logprobs, for a request that wants to see them.
         n_reused: prompt tokens whose KV prefill did not have to compute.
+        cache_salt: as in Submit, for KV that decode computes anew after a preemption.
     """
 
     handle: int
@@ -219,3 +225,4 @@ class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
     draft_scores: DraftScores = NO_DRAFT_SCORES
     output_token_ids: tuple[int, ...] = ()
     n_reused: int = 0
+    cache_salt: bytes = b""

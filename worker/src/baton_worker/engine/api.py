@@ -39,6 +39,8 @@ class EngineRequest:
     first row stands behind them.
 
     `priority`: lower is served first; requests of equal priority in the order of their arrival.
+
+    `cache_salt`: KV is shared between requests of one salt only.
     """
 
     key: RequestKey
@@ -50,6 +52,7 @@ class EngineRequest:
     logprobs: LogprobParams = RAW_LOGPROBS
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

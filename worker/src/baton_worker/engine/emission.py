@@ -46,6 +46,7 @@ class Prefilled:
     priority: int
     draft_scores: DraftScores
     n_reused: int
+    cache_salt: bytes
 
 
 class EmittedRow(NamedTuple):

@@ -55,6 +55,7 @@ def handoff_state(row: EmittedRow, out: StepOut, identity: KvIdentity) -> Handof
         priority=prefilled.priority,
         draft_scores=prefilled.draft_scores,
         n_reused=prefilled.n_reused,
+        cache_salt=prefilled.cache_salt,
     )
 
 

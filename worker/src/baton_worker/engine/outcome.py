@@ -87,4 +87,5 @@ def _prefilled(request: RequestState) -> Prefilled:
         priority=request.priority,
         draft_scores=request.draft_scores,
         n_reused=request.n_reused,
+        cache_salt=request.cache_salt,
     )

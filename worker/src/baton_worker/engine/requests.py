@@ -70,6 +70,7 @@ class RequestState:
         may_reuse_kv: whether cached blocks may stand for its first tokens; not when every row of
             the prompt is wanted.
         has_foreign_kv: whether its KV came with a handoff.
+        cache_salt: KV is shared within it only.
         block_names: contents of its full blocks, see `prefix`; `n_named` of them were offered.
         ngrams: its n-gram index, once lookup has drafted for it.
         priority: lower is served first; see `line` for this and `arrival`, its place among all
@@ -110,6 +111,7 @@ class RequestState:
     has_foreign_kv: bool = False
     block_names: list[bytes] = field(default_factory=list)
     n_named: int = 0
+    cache_salt: bytes = b""
     ngrams: NgramIndex | None = None
 
     @property
@@ -217,6 +219,7 @@ def imported_state(handoff: Handoff, limits: RequestLimits, now: float) -> Reque
         traceparent=source.traceparent,
         logprobs=source.logprobs,
         priority=source.priority,
+        cache_salt=source.cache_salt,
     )
     state = _state(request, limits, now, (*source.output_token_ids, source.first_token))
     state.incoming = handoff
@@ -251,4 +254,5 @@ def _state(
         logprobs=request.logprobs,
         may_reuse_kv=request.logprobs.prompt_k < 0,
         priority=request.priority,
+        cache_salt=request.cache_salt,
     )

@@ -58,6 +58,7 @@ def commands_of(live: LiveRequest, pair: Pair, reserve_seconds: float) -> list[A
         logprobs=_still_wanted(live),
         priority=request.priority,
         output_token_ids=live.merge.delivered,
+        cache_salt=request.cache_salt,
     )
     return [*commands, Addressed(pair.prefill.info.worker_id, submit)]
 

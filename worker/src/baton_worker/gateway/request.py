@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton_worker.messages import LOGPROB_PARAMS
+from baton_worker.messages import CACHE_SALT, LOGPROB_PARAMS
 from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
 
 SEED_MASK = (1 << 64) - 1
+_SALT_BYTES = 16
 
 
 class Endpoint(enum.Enum):
@@ -63,6 +64,7 @@ class GenerationRequest:
         echo: the prompt stands before the output (completions).
         scores_only: there is no output; workers make one token, which nobody is given.
         priority: lower is served first; 0 unless the client says otherwise.
+        cache_salt: KV is shared between requests of one salt only; see `salt_digest`.
     """
 
     endpoint: Endpoint
@@ -80,6 +82,7 @@ class GenerationRequest:
     echo: bool = False
     priority: int = 0
     scores_only: bool = False
+    cache_salt: bytes = b""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -88,7 +91,10 @@ class GenerationRequest:
         Ids of drafts are a courtesy: an older worker tells their number all the same.
         """
         needed = msgspec.structs.replace(self.logprobs, draft_ids=False)
-        return () if needed == RAW_LOGPROBS else (LOGPROB_PARAMS,)
+        return (
+            *(() if needed == RAW_LOGPROBS else (LOGPROB_PARAMS,)),
+            *((CACHE_SALT,) if self.cache_salt else ()),
+        )
 
     @property
     def shows_tokens(self) -> bool:
@@ -131,3 +137,14 @@ def choice_seed(seed: int, i: int) -> int:
         seed.to_bytes(8, "little"), digest_size=8, salt=i.to_bytes(8, "little")
     )
     return int.from_bytes(digest.digest(), "little")
+
+
+def salt_digest(cache_salt: str | None) -> bytes:
+    """Return what workers are told of a client's salt, which stays a secret of its own; empty for
+    none.
+    """
+    if cache_salt is None:
+        return b""
+    return hashlib.blake2b(
+        cache_salt.encode("utf-8", "surrogatepass"), digest_size=_SALT_BYTES
+    ).digest()

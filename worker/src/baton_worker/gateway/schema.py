@@ -55,6 +55,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     top_p_normalized_logprobs: bool | None = None
     prompt_logprobs: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
     include_draft_logprobs: bool | None = None
     include_step_details: bool | None = None

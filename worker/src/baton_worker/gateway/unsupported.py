@@ -1,7 +1,8 @@
-"""Request fields that would change the answer's meaning and that the gateway does not implement.
+"""Request fields of OpenAI's and vLLM's that the gateway does not implement: refused, or harmless.
 
-Ignoring them would answer 200 with something the client did not ask for, so each is refused by name
-unless its value asks for nothing.
+Ignoring one that would change the answer's meaning would answer 200 with something the client did
+not ask for, so each is refused by name unless its value asks for nothing. What changes nothing of
+the answer is named too, so that every field of both is known to be the one or the other.
 """
 
 from __future__ import annotations
@@ -14,35 +15,96 @@ from baton_worker.gateway.request import Endpoint
 
 _EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {})
 
-_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "allowed_token_ids": _EMPTY,
     "audio": _EMPTY,
     "chat_template": _EMPTY,
     "continue_final_message": _EMPTY,
+    "documents": _EMPTY,
+    "ec_transfer_params": _EMPTY,
     "function_call": (*_EMPTY, "none"),
     "functions": _EMPTY,
     "guided_choice": _EMPTY,
+    "guided_decoding_backend": _EMPTY,
     "guided_grammar": _EMPTY,
     "guided_json": _EMPTY,
     "guided_regex": _EMPTY,
+    "guided_whitespace_pattern": _EMPTY,
+    "include_reasoning": (None, True),
     "include_stop_str_in_output": _EMPTY,
+    "kv_transfer_params": _EMPTY,
     "length_penalty": (*_EMPTY, 1, 1.0),
     "logits_processors": _EMPTY,
+    "logprob_token_ids": _EMPTY,
+    "media_io_kwargs": _EMPTY,
+    "mm_processor_kwargs": _EMPTY,
     "modalities": (*_EMPTY, ["text"]),
+    "moderation": _EMPTY,
+    "prediction": _EMPTY,
     "prompt_embeds": _EMPTY,
+    "reasoning": _EMPTY,
+    "reasoning_effort": (None,),
+    "repetition_detection": _EMPTY,
     "response_format": (*_EMPTY, {"type": "text"}),
+    "return_prompt_text": _EMPTY,
+    "return_token_offsets": _EMPTY,
+    "return_tokens_as_token_ids": _EMPTY,
+    "routed_experts_prompt_start": (None, 0),
     "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "structural_tag": _EMPTY,
     "structured_outputs": _EMPTY,
     "suffix": _EMPTY,
+    "thinking_token_budget": (None, -1),
     "tool_choice": (*_EMPTY, "none", "auto"),
     "tools": _EMPTY,
     "truncate_prompt_tokens": (None,),
     "typical_p": (*_EMPTY, 1, 1.0),
     "use_beam_search": _EMPTY,
+    "verbosity": (None, "medium"),
+    "vllm_xargs": _EMPTY,
+    "watermarking": _EMPTY,
     "web_search_options": (None,),
 }
+"""By field, the values that ask for nothing; any other is refused."""
 
-_OF_THE_OTHER: Final[Mapping[Endpoint, Mapping[str, str]]] = {
+NEUTRAL_AT: Final[Mapping[Endpoint, Mapping[str, tuple[Any, ...]]]] = {
+    Endpoint.CHAT: {"add_special_tokens": (None, False)},
+    Endpoint.COMPLETION: {},
+}
+"""The same for fields that only the other endpoint implements: a chat's template has them all."""
+
+HARMLESS: Final = frozenset({
+    "metadata",
+    "parallel_tool_calls",  # there are no tools
+    "prompt_cache_key",  # where to look for known prompts; they are looked for everywhere
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "request_id",
+    "return_mm_kwargs",
+    "safety_identifier",
+    "service_tier",
+    "session_id",
+    "store",
+    "stream_interval",
+    "truncation_side",  # nothing is truncated
+})  # fmt: skip
+"""Fields that may be ignored: whatever they say, tokens and logprobs are those asked for."""
+
+_OF_STREAM_OPTIONS: Final = {"continuous_usage_stats": _EMPTY}
+
+_OF_MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "audio": _EMPTY,
+    "function_call": _EMPTY,
+    "reasoning": _EMPTY,
+    "reasoning_content": _EMPTY,
+    "refusal": _EMPTY,
+    "tool_call_id": _EMPTY,
+    "tool_calls": _EMPTY,
+}
+"""Parts of a conversation that templates are not given: without them it would be another one."""
+
+OF_THE_OTHER: Final[Mapping[Endpoint, Mapping[str, str]]] = {
     Endpoint.CHAT: {
         "echo": "echo belongs to /v1/completions",
         "prompt": "prompt belongs to /v1/completions; here it is messages",
@@ -64,17 +126,30 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     Raises:
         ApiError: 400 that names the first field whose value would have to change the answer.
     """
-    for name, message in _OF_THE_OTHER[endpoint].items():
+    for name, message in OF_THE_OTHER[endpoint].items():
         if not _is_neutral(body.get(name), (*_EMPTY, 0)):
             raise bad_request(name, message, "unsupported_parameter")
-    for name, value in body.items():
-        if name in _NEUTRAL and not _is_neutral(value, _NEUTRAL[name]):
-            raise bad_request(name, f"{name} is not supported", "unsupported_parameter")
+    _check("", body, NEUTRAL)
+    _check("", body, NEUTRAL_AT[endpoint])
+    options, messages = body.get("stream_options"), body.get("messages")
+    if isinstance(options, dict):
+        _check("stream_options.", options, _OF_STREAM_OPTIONS)
+    if isinstance(messages, list):
+        for index, message in enumerate(messages):
+            if isinstance(message, dict):
+                _check(f"messages[{index}].", message, _OF_MESSAGE)
     best_of, n = body.get("best_of"), body.get("n")
     if best_of is not None and best_of != (1 if n is None else n):
         raise bad_request(
             "best_of", "best_of other than n is not supported", "unsupported_parameter"
         )
+
+
+def _check(place: str, fields: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, value in fields.items():
+        if name in table and not _is_neutral(value, table[name]):
+            path = f"{place}{name}"
+            raise bad_request(path, f"{path} is not supported", "unsupported_parameter")
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 
 from baton_worker.gateway.errors import bad_request
 from baton_worker.gateway.logprob_params import has_echo, logprob_params, prompt_logprobs_k
-from baton_worker.gateway.request import SEED_MASK, Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.request import SEED_MASK, Endpoint, GenerationRequest, Limits, salt_digest
 from baton_worker.gateway.schema import ChatBody, CompletionBody, GenerationBody
 from baton_worker.gateway.steering import check_bad_words, logit_bias
 from baton_worker.sampling import (
@@ -28,6 +28,7 @@ MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_SALT_CHARACTERS = 1024
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 
 
@@ -55,6 +56,7 @@ class Options:
     prompt_logprobs_k: int
     echo: bool
     priority: int
+    cache_salt: bytes
 
 
 def chat_options(body: ChatBody, random_seed: int) -> Options:
@@ -135,6 +137,7 @@ def bind(
         prompt_logprobs_k=options.prompt_logprobs_k,
         echo=options.echo,
         priority=options.priority,
+        cache_salt=options.cache_salt,
         stops=options.stops,
         stream=options.stream,
         include_usage=options.include_usage,
@@ -171,7 +174,17 @@ def _options(
         prompt_logprobs_k=prompt_logprobs_k(body),
         echo=has_echo(body),
         priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
+        cache_salt=_salt(body.cache_salt),
     )
+
+
+def _salt(cache_salt: str | None) -> bytes:
+    if cache_salt == "":
+        raise bad_request("cache_salt", "cache_salt is empty: leave it out, or name one")
+    if cache_salt is not None and len(cache_salt) > MAX_SALT_CHARACTERS:
+        message = f"cache_salt has {len(cache_salt)} characters: the most is {MAX_SALT_CHARACTERS}"
+        raise bad_request("cache_salt", message)
+    return salt_digest(cache_salt)
 
 
 def _check_max_tokens(name: str, value: int | None, tells_prompt: bool) -> None:

@@ -191,6 +191,7 @@ class WorkerLoop:
             output_token_ids=submit.output_token_ids,
             logprobs=submit.logprobs,
             priority=submit.priority,
+            cache_salt=submit.cache_salt,
         )
         try:
             self.parts.engine.submit(request)
