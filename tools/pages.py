@@ -90,7 +90,8 @@ def configuration_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(path: str, struct: type[msgspec.Struct]) -> list[str]:
+def _section(path: str, struct: type[msgspec.Struct], defaults: Any = None) -> list[str]:
+    """Return a section's table; `defaults` has the values that hold where its own do not."""
     hints = get_type_hints(struct, include_extras=True)
     lines = ["", f"## {path or 'Top level'}", "", " ".join((struct.__doc__ or "").split()), ""]
     lines += ["| field | type | default |", "|---|---|---|"]
@@ -98,10 +99,11 @@ def _section(path: str, struct: type[msgspec.Struct]) -> list[str]:
     for field in msgspec.structs.fields(struct):
         kind = hints[field.name]
         name = f"{path}.{field.name}" if path else field.name
+        value = field.default if defaults is None else getattr(defaults, field.name)
         if section := _section_of(kind):
-            nested += _section(name, section)
+            nested += _section(name, section, value if isinstance(value, section) else None)
             continue
-        default = "required" if field.default is msgspec.NODEFAULT else f"`{field.default!r}`"
+        default = "required" if value is msgspec.NODEFAULT else f"`{value!r}`"
         lines.append(f"| `{name}` | {_type_text(kind)} | {default} |")
     return lines + nested
 

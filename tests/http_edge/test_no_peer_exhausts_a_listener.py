@@ -258,6 +258,51 @@ def test_who_trickles_is_cut_off_however_often_a_byte_comes(
     wait_for(lambda: server.connections() == 0)
 
 
+def test_the_rest_of_an_answered_requests_body_is_thrown_away_and_the_next_is_served(
+    serve: Serve,
+) -> None:
+    server = serve()
+    with server.connect() as peer:
+        for _ in range(3):
+            peer.sendall(post(b"/closed", b"content-length: 900", b"x"))
+            assert status_of(peer.recv(65536)) == 401
+            peer.sendall(b"x" * 899)
+        peer.sendall(GET)
+        assert status_of(rest_of(peer)) == 200
+    assert all(server.count(each.reason) == 0 for each in ALL)
+
+
+@pytest.mark.parametrize("more", [b"x", b"x" * 2000], ids=["too slow", "too much"])
+def test_the_rest_of_an_answered_requests_body_is_bounded_too(serve: Serve, more: bytes) -> None:
+    server = serve(header_seconds=0.3)
+    with server.connect() as peer:
+        peer.sendall(post(b"/closed", b"transfer-encoding: chunked"))
+        assert status_of(peer.recv(65536)) == 401
+        peer.settimeout(0.01)
+        rest = None
+        for _ in range(3000):
+            try:
+                peer.sendall(b"%x\r\n%b\r\n" % (len(more), more))
+                rest = peer.recv(65536)
+                break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                rest = b""
+                break
+        assert rest == b"", "it is ended without a second answer"
+
+
+def test_an_answered_requests_connection_is_idle_once_its_body_has_come(serve: Serve) -> None:
+    server = serve(idle_seconds=0.2)
+    with server.connect() as peer:
+        peer.sendall(post(b"/closed", b"content-length: 900", b"x"))
+        assert status_of(peer.recv(65536)) == 401
+        peer.sendall(b"x" * 899)
+        assert rest_of(peer) == b""
+    assert all(server.count(each.reason) == 0 for each in ALL)
+
+
 def test_who_says_nothing_is_cut_off_and_so_is_who_is_idle_too_long(serve: Serve) -> None:
     server = serve(header_seconds=0.2, idle_seconds=0.2)
     assert server.talk() == b"", "no request, no answer"

@@ -209,6 +209,16 @@ class HttpConfig(_Section, frozen=True):
     limits: HttpLimits = HttpLimits()
 
 
+class HealthConfig(HttpConfig, frozen=True):
+    """An HTTP address for probes and scrapers, who are few: connections are fewer than an API's, so
+    that they cannot take the descriptors that links and KV need.
+    """
+
+    limits: HttpLimits = HttpLimits(
+        max_body_bytes=65536, max_connections=256, max_connections_per_address=64
+    )
+
+
 class ControlConfig(_Section, frozen=True):
     """Orders to a worker: drain and undrain it, change K (`baton-worker control`).
 
@@ -241,7 +251,7 @@ class GatewayConfig(_Section, frozen=True):
     """
 
     http: HttpConfig = HttpConfig(port=8000)
-    health: HttpConfig | None = None
+    health: HealthConfig | None = None
     api_keys_file: str = ""
     max_outstanding_requests: Count = 2048
     request_timeout_seconds: Seconds = 600.0
@@ -282,7 +292,7 @@ class ProcessConfig(_Section, frozen=True):
     link: LinkConfig = LinkConfig()
     handoff: HandoffConfig = HandoffConfig()
     engine: EngineConfig = EngineConfig()
-    health: HttpConfig = HttpConfig()
+    health: HealthConfig = HealthConfig()
     gateway: GatewayConfig = GatewayConfig()
     tracing: TracingConfig = TracingConfig()
     control: ControlConfig = ControlConfig()

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from baton_worker.addresses import callable_host, http_url
@@ -19,6 +20,7 @@ from baton_worker.faults import end_on_thread_fault
 from baton_worker.gateway.server import listen, serve
 from baton_worker.gateway.service import GatewayService
 from baton_worker.gateway.tokenizer import load_tokenizer
+from baton_worker.http_edge.server import reachable_connections
 from baton_worker.identity import GatewayIdentity
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.metrics import MetricFactory
@@ -39,6 +41,7 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     factory = MetricFactory(CollectorRegistry(), config.served_name, ROLE)
+    config = _within_descriptors(config)
     listener = listen(config.gateway.http)
     inner = listen(config.gateway.health, "gateway.health") if config.gateway.health else None
     url, health_url = _url_of(listener), _url_of(inner or listener)
@@ -56,6 +59,16 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     with listener, inner or contextlib.nullcontext():
         serve(build_service, listener, announce, health_listener=inner)
     return 0
+
+
+def _within_descriptors(config: ProcessConfig) -> ProcessConfig:
+    http = config.gateway.http
+    most = reachable_connections(http.limits.max_connections)
+    limits = msgspec.structs.replace(http.limits, max_connections=most)
+    gateway = msgspec.structs.replace(
+        config.gateway, http=msgspec.structs.replace(http, limits=limits)
+    )
+    return msgspec.structs.replace(config, gateway=gateway)
 
 
 def _url_of(listener: socket.socket) -> str:

@@ -23,7 +23,7 @@ from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.service import GatewayService
 from baton_worker.http_edge.gate import Gate
-from baton_worker.http_edge.server import allow_descriptors, server_config
+from baton_worker.http_edge.server import server_config
 
 STALLED_CLIENT_SECONDS = 30
 """How long a connection may hold data that its client does not take, before the kernel ends it."""
@@ -52,7 +52,6 @@ def listen(http: HttpConfig, field: str = "gateway.http") -> socket.socket:
     except OSError as error:
         where = f"{addresses.bracketed(http.host)}:{http.port}"
         raise ConfigError(cannot_listen(field, where, error.errno)) from error
-    allow_descriptors(http.limits.max_connections)
     milliseconds = STALLED_CLIENT_SECONDS * 1000  # accepted connections inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listener

@@ -94,10 +94,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timed = awaited
         if self._part is _Part.BODY:
             self._watch(limits.body_seconds)
-        elif self._part is _Part.HEADERS or self._is_idle:
+        elif self._part is _Part.HEADERS or (self._is_idle and self._head_bytes):
             self._watch(limits.header_seconds)
         else:
             self._unwatch()
+            if self._is_idle:  # the rest of an answered request has come: as uvicorn does
+                later = self.loop.call_later
+                again = later(limits.idle_seconds, self.timeout_keep_alive_handler)
+                self.timeout_keep_alive_task = again
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave the gate."""
@@ -174,12 +178,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Throw away what is left of a body that nobody asked for."""
+        """Give the rest of a body that nobody asked for, and that is thrown away, less time."""
         is_unread = self._part is _Part.BODY and self._running is self.cycle
-        self._timed = None
+        self._timed = (self._part, self._n_requests) if is_unread else None
         super().on_response_complete()
         if is_unread and not self._is_over and not self.transport.is_closing():
-            self._linger()
+            self._unset_keepalive_if_required()
+            self._watch(self.gate.limits.header_seconds)
 
     # Ours
 
@@ -236,6 +241,9 @@ class BoundedProtocol(HttpToolsProtocol):
         is_of_another = running is not self.cycle or self._part is not _Part.BODY
         if not self._is_idle and (is_of_another or running.response_started):
             running.keep_alive = False  # uvicorn closes behind it
+            return
+        if self._part is _Part.BODY and self._is_idle:  # it was answered without
+            self.transport.close()
             return
         if not self._is_idle:  # its route waits for the body
             running.disconnected = True

@@ -36,8 +36,10 @@ def server_config(app: ASGIApp, gate: Gate, grace_seconds: int | None = None) ->
     )
 
 
-def allow_descriptors(max_connections: int) -> None:
-    """Raise this process's limit on open files, so that a connection less than the bound fits."""
+def reachable_connections(max_connections: int) -> int:
+    """Raise this process's limit on open files as far as `max_connections` need, and return how
+    many fit: an accept that fails for want of a descriptor would stop every other one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + _OTHER_DESCRIPTORS
     reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -46,3 +48,4 @@ def allow_descriptors(max_connections: int) -> None:
     if reachable < wanted:
         facts = {"wanted": wanted, "allowed": hard}
         log.warning("fewer files may be open than max_connections needs", extra=facts)
+    return max(reachable - _OTHER_DESCRIPTORS, 1)

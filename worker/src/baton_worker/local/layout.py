@@ -17,6 +17,7 @@ from baton_worker.config import (
     EngineConfig,
     GatewayConfig,
     HandoffConfig,
+    HealthConfig,
     HttpConfig,
     LinkConfig,
     LogprobsConfig,
@@ -92,7 +93,7 @@ def plan_processes(
         logprobs=LogprobsConfig(max_top_k=options.max_top_k),
         engine=options.engine,
         handoff=HandoffConfig(bind=tcp_endpoint(loopback_of(options), 0)),
-        health=HttpConfig(loopback_of(options)),
+        health=HealthConfig(loopback_of(options)),
         gateway=GatewayConfig(
             http=HttpConfig(options.host, options.port),
             api_keys_file=options.api_keys_file,
