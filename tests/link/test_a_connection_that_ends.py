@@ -248,7 +248,7 @@ def bench(new_factory) -> Iterator[Bench]:
     )
     table = WorkerTable(settings, metrics)
     with zmq.Context() as context:
-        socket = router(context, 1.0, 600.0)
+        socket = router(context)
         socket.bind("tcp://127.0.0.1:*")
         board = Switchboard(socket, table, metrics, settings.identity)
         yield Bench(socket, table, board, factory)

@@ -170,7 +170,7 @@ class ZmqGatewayLink:
 
     def _open(self, context: zmq.Context[Socket]) -> Socket:
         config = self._config
-        socket = router(context, config.heartbeat_seconds, config.dead_after_seconds)
+        socket = router(context)
         if self._identity:
             server_options(socket, self._identity)
         endpoint = bindable(config.bind)

@@ -23,7 +23,7 @@ _HANDSHAKE_MS = 2000
 _DEALER = {
     zmq.IMMEDIATE: 1,
     zmq.SNDHWM: 64,
-    zmq.RCVHWM: 256,
+    zmq.RCVHWM: 0,  # see `_ping`: what an honest gateway has under way is bounded by its ring
     zmq.CONNECT_TIMEOUT: 1500,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2000,
@@ -83,12 +83,14 @@ _MEANING = {
 
 def dealer(context: zmq.Context[Socket], heartbeat_seconds: float, dead_seconds: float) -> Socket:
     """Return an unconnected DEALER with the link's options."""
-    return _prepared(context.socket(zmq.DEALER), _DEALER, heartbeat_seconds, dead_seconds)
+    socket = _prepared(context.socket(zmq.DEALER), _DEALER)
+    _ping(socket, heartbeat_seconds, dead_seconds)
+    return socket
 
 
-def router(context: zmq.Context[Socket], heartbeat_seconds: float, dead_seconds: float) -> Socket:
-    """Return an unbound ROUTER with the link's options."""
-    return _prepared(context.socket(zmq.ROUTER), _ROUTER, heartbeat_seconds, dead_seconds)
+def router(context: zmq.Context[Socket]) -> Socket:
+    """Return an unbound ROUTER with the link's options; its peers ping it."""
+    return _prepared(context.socket(zmq.ROUTER), _ROUTER)
 
 
 def is_ipv6_endpoint(endpoint: str) -> bool:
@@ -125,12 +127,20 @@ def close(socket: Socket, linger_ms: int = 0) -> None:
     socket.close(linger=linger_ms)
 
 
-def _prepared(
-    socket: Socket, options: dict[zmq.SocketOption, int], heartbeat: float, dead: float
-) -> Socket:
+def _prepared(socket: Socket, options: dict[zmq.SocketOption, int]) -> Socket:
     for option, value in (_COMMON | options).items():
         socket.setsockopt(option, value)
+    return socket
+
+
+def _ping(socket: Socket, heartbeat: float, dead: float) -> None:
+    """Let a socket ping its peer, and either end close a connection that has been silent.
+
+    Never on a socket whose queue of what was received can be full: when the peer hangs up then,
+    libzmq (4.3.5) marks the connection broken, keeps it until there is room, and at its next ping
+    finds it broken and aborts the process. So DEALERs ping, with no bound on that queue, and
+    ROUTERs, which strangers fill, only answer: a ping carries how long the ROUTER may hear nothing.
+    """
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * heartbeat))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * dead))
     socket.setsockopt(zmq.HEARTBEAT_TTL, int(1000 * dead))
-    return socket
