@@ -15,17 +15,22 @@ from baton_worker.config import CurveConfig, HandoffConfig
 from baton_worker.engine.api import Handoff
 from baton_worker.handoff.api import HandoffEvent
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.messages import DecodeTarget, HandoffState
 from baton_worker.metrics import MetricFactory
 from baton_worker.sampling import SamplingParams
 
+PLACES = PlaceLimits(
+    slots=16, receive_bytes=1 << 30, kv_tokens=1 << 20, asks=1024, queue_seconds=600.0
+)
+
 
 class OpenEnd:
     """One process's transport without CURVE, with its events in a queue."""
 
-    def __init__(self, config: HandoffConfig) -> None:
+    def __init__(self, config: HandoffConfig, places: PlaceLimits) -> None:
         self.registry = CollectorRegistry()
         self.context: zmq.Context[Any] = zmq.Context()
         metrics = HandoffMetrics(MetricFactory(self.registry, "m", "mixed"))
@@ -33,7 +38,7 @@ class OpenEnd:
             CurveConfig(enabled=False), self.context, metrics.handshake_refused, takes_offers=True
         )
         self.transport = ZmqKvTransport(
-            config, metrics, context=self.context, security=security, takes_offers=True
+            config, metrics, context=self.context, security=security, places=places
         )
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self.transport.start(self.events.put)
@@ -50,17 +55,18 @@ class OpenEnd:
         return DecodeTarget("decode-0", self.transport.endpoint)
 
     def close(self) -> None:
-        self.transport.close()
-        self.context.term()
+        if not self.context.closed:
+            self.transport.close()
+            self.context.term()
 
 
 @pytest.fixture
 def handoff_end() -> Iterator[Callable[..., OpenEnd]]:
-    """Return how to make ends, with a configuration or the default one."""
+    """Return how to make ends, with a configuration and places or the default ones."""
     ends: list[OpenEnd] = []
 
-    def make(config: HandoffConfig | None = None) -> OpenEnd:
-        ends.append(OpenEnd(config or HandoffConfig()))
+    def make(config: HandoffConfig | None = None, places: PlaceLimits = PLACES) -> OpenEnd:
+        ends.append(OpenEnd(config or HandoffConfig(), places))
         return ends[-1]
 
     yield make
@@ -98,3 +104,35 @@ def make_handoff() -> Callable[..., Handoff]:
         return Handoff(state, tuple(rng.standard_normal(shape, np.float32) for _ in range(6)))
 
     return make
+
+
+class Counted(float):
+    """A time that counts how often something is compared with it."""
+
+    compared = 0
+
+    def _count(self) -> None:
+        type(self).compared += 1
+
+    def __lt__(self, other: float) -> bool:
+        self._count()
+        return float(self) < other
+
+    def __le__(self, other: float) -> bool:
+        self._count()
+        return float(self) <= other
+
+    def __gt__(self, other: float) -> bool:
+        self._count()
+        return float(self) > other
+
+    def __ge__(self, other: float) -> bool:
+        self._count()
+        return float(self) >= other
+
+
+@pytest.fixture
+def counted_time() -> type[Counted]:
+    """Return times that count: what they are compared with is what a book has looked at."""
+    Counted.compared = 0
+    return Counted

@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import zmq
-from prometheus_client import CollectorRegistry
 
-from baton_worker.config import CurveConfig, HandoffConfig
-from baton_worker.handoff.api import HandoffArrived, HandoffDelivered, HandoffEvent, HandoffFailed
-from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.security import kv_security
-from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.handoff.api import HandoffArrived, HandoffDelivered, HandoffFailed
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
-from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode
 
 ALLOWED_DELAY_SECONDS = 0.010
 N_STUCK, N_TIMED = 40, 15
 
 
-class End:
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.context: zmq.Context[Any] = zmq.Context()
-        metrics = HandoffMetrics(MetricFactory(self.registry, "m", "mixed"))
-        security = kv_security(
-            CurveConfig(enabled=False), self.context, metrics.handshake_refused, takes_offers=True
-        )
-        self.transport = ZmqKvTransport(
-            HandoffConfig(bind="tcp://127.0.0.1:0"),
-            metrics,
-            context=self.context,
-            security=security,
-            takes_offers=True,
-        )
-        self.events: queue.Queue[HandoffEvent] = queue.Queue()
-        self.transport.start(self.events.put)
-
-    def close(self) -> None:
-        self.transport.close()
-        self.context.term()
-
-
 @pytest.fixture
-def ends() -> Iterator[tuple[End, End]]:
-    prefill, decode = End(), End()
-    yield prefill, decode
-    prefill.close()
-    decode.close()
+def ends(handoff_end):
+    return handoff_end(), handoff_end()
 
 
 @pytest.fixture
@@ -65,7 +31,7 @@ def silent() -> Iterator[DecodeTarget]:
         yield DecodeTarget("silent", f"tcp://127.0.0.1:{port}")
 
 
-def quickest(prefill: End, decode: End, make_handoff: Any, first: int) -> float:
+def quickest(prefill: Any, decode: Any, make_handoff: Any, first: int) -> float:
     """Return the shortest of several deliveries: what remains is the transport's own doing."""
     target = DecodeTarget("decode-0", decode.transport.endpoint)
     taken = []

@@ -98,42 +98,17 @@ def test_a_lost_gateways_reservations_are_found(ledger):
     assert ledger.reserved_by(3) == ()
 
 
-class Counted(float):
-    """A time that counts how often something is compared with it."""
-
-    compared = 0
-
-    def _count(self) -> None:
-        type(self).compared += 1
-
-    def __lt__(self, other: float) -> bool:
-        self._count()
-        return float(self) < other
-
-    def __le__(self, other: float) -> bool:
-        self._count()
-        return float(self) <= other
-
-    def __gt__(self, other: float) -> bool:
-        self._count()
-        return float(self) > other
-
-    def __ge__(self, other: float) -> bool:
-        self._count()
-        return float(self) >= other
-
-
-def test_a_turn_looks_at_what_is_due_and_not_at_all_that_is_remembered():
+def test_a_turn_looks_at_what_is_due_and_not_at_all_that_is_remembered(counted_time):
     ledger = HandoffLedger(capacity=2, memory_seconds=60.0)
-    Counted.compared = 0
+    counted_time.compared = 0
     for n in range(60_000):
         ledger.close(RequestKey(make_handle(3, n), 0), now=n * 0.001)
-        ledger.expire(Counted(n * 0.001))
-    assert Counted.compared <= 2 * 60_000, "one look at the next, whatever is remembered"
-    Counted.compared = 0
-    assert ledger.expire(Counted(60.0095)) == ()
+        ledger.expire(counted_time(n * 0.001))
+    assert counted_time.compared <= 2 * 60_000, "one look at the next, whatever is remembered"
+    counted_time.compared = 0
+    assert ledger.expire(counted_time(60.0095)) == ()
     assert ledger.n_entries == 60_000 - 10
-    assert Counted.compared <= 20
+    assert counted_time.compared <= 20
 
 
 def test_what_was_put_again_is_due_at_its_last_time_alone():

@@ -22,6 +22,7 @@ from baton_worker.handoff.api import (
 from baton_worker.handoff.frames import encode_offer
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.offers import address_of
+from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import RequestKey
@@ -59,7 +60,7 @@ class End:
             metrics,
             context=self.context,
             security=security,
-            takes_offers=True,
+            places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0),
         )
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self._before_event = before_event
@@ -192,7 +193,7 @@ def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_han
             prefill.transport.cancel(second)
             decode.transport.acknowledge(second)
             address = address_of(decode.target)
-            assert prefill.transport._dealers.to(address, 0.0, ()).poll(10_000)
+            assert prefill.transport._sender._carrying.to(address, 0.0, ()).poll(10_000)
 
     prefill = End(before_event=cancel_the_second_once_the_first_is_delivered)
     try:
@@ -272,11 +273,11 @@ def test_answers_do_not_wait_for_the_end_of_a_stream_of_offers(prefill, make_han
 
     def acknowledge_while_another_offer_waits(event: HandoffEvent) -> None:
         if isinstance(event, HandoffArrived):
-            waiting.append(KEY in decode.transport._routes)
+            waiting.append(KEY in decode.transport._receiver._routes)
             if len(waiting) == 1:
                 decode.transport.acknowledge(KEY)
                 prefill.transport.offer(decode.target, make_handoff(handle=second.handle), 10.0)
-                assert decode.transport._router.poll(10_000)
+                assert decode.transport._receiver.router.poll(10_000)
 
     decode = End(before_event=acknowledge_while_another_offer_waits)
     try:

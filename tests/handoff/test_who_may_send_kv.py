@@ -19,6 +19,7 @@ from baton_worker.handoff.api import (
 )
 from baton_worker.handoff.frames import Answer, AnswerKind, encode_answer
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.link.curve import generate_key_files
@@ -70,7 +71,7 @@ class End:
             metrics,
             context=self.context,
             security=self.security,
-            takes_offers=takes_offers,
+            places=PlaceLimits(16, 1 << 30, 1 << 20, 64, 600.0) if takes_offers else None,
         )
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self.transport.start(self.events.put)

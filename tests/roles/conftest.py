@@ -24,9 +24,11 @@ from baton_worker.handoff.api import (
     HandoffDelivered,
     HandoffEvent,
     HandoffFailed,
+    HandoffGranted,
 )
 from baton_worker.handoff.frames import decode_offer, encode_offer
 from baton_worker.handoff.ledger import HandoffLedger
+from baton_worker.handoff.places import PlaceLimits, Places, Reply, Wish
 from baton_worker.identity import RequestKey
 from baton_worker.link.api import CommandReceived, Pressure
 from baton_worker.messages import Command, DecodeTarget
@@ -38,6 +40,11 @@ from baton_worker.roles.metrics import RoleMetrics
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 GATEWAY = 77
+
+
+PLACES = PlaceLimits(
+    slots=16, receive_bytes=1 << 30, kv_tokens=1 << 20, asks=1024, queue_seconds=600.0
+)
 
 
 class MemoryLink:
@@ -62,9 +69,13 @@ class MemoryTransport:
 
     peers: dict[str, Worker]
     owner: str
+    places: Places
     is_deaf: bool = False
     open: dict[RequestKey, tuple[str, Handoff]] = field(default_factory=dict)
     answers: list[tuple[RequestKey, str]] = field(default_factory=list)
+    asked: dict[RequestKey, str] = field(default_factory=dict)
+    here: set[RequestKey] = field(default_factory=set)
+    left: list[RequestKey] = field(default_factory=list)
 
     def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
         key = RequestKey(handoff.state.handle, handoff.state.attempt)
@@ -77,16 +88,51 @@ class MemoryTransport:
         frames = [bytes(memoryview(frame)) for frame in encode_offer(handoff)]
         peer = self.peers[worker_id]
         if not peer.transport.is_deaf:
-            peer.loop.inbox.put(HandoffArrived(decode_offer(frames), sum(map(len, frames))))
+            n_bytes, state = sum(map(len, frames)), handoff.state
+            reply = peer.transport.places.arrive(key, Wish(n_bytes, state.n_cached, 0))
+            assert reply is not Reply.FULL
+            peer.transport.here.add(key)
+            peer.loop.inbox.put(HandoffArrived(decode_offer(frames), n_bytes))
+
+    def ask(
+        self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
+    ) -> None:
+        """Ask decode's book at once, as over a connection without delay."""
+        self.asked[key] = target.worker_id
+        peer = self.peers[target.worker_id].transport
+        reply = peer.places.ask(key, wish, 0.0)
+        assert reply in (Reply.QUEUED, Reply.GRANTED), reply
+        peer.grant()
+
+    def grant(self) -> None:
+        for key in self.places.grant(0.0):
+            for peer in self.peers.values():
+                if key in peer.transport.asked:
+                    peer.loop.inbox.put(HandoffGranted(key, 0.0))
+
+    def leave(self, key: RequestKey) -> None:
+        self.left.append(key)
+        self.places.leave(key)
+        self.grant()
+        worker_id = self.asked.pop(key, None)
+        if worker_id is not None:
+            peer = self.peers[worker_id].transport
+            if key not in peer.here:
+                peer.places.leave(key)
+                peer.grant()
 
     def cancel(self, key: RequestKey) -> None:
         self.open.pop(key, None)
 
     def acknowledge(self, key: RequestKey) -> None:
+        self.places.imported(key)
+        self.grant()
         self.answers.append((key, "imported"))
         self._tell(key, HandoffDelivered(key, 0.0, 0, 0.0))
 
     def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        self.places.leave(key)
+        self.grant()
         self.answers.append((key, code.name))
         self._tell(key, HandoffFailed(key, code, message))
 
@@ -140,6 +186,9 @@ class Worker:
     def is_clean(self) -> bool:
         load = self.loop.parts.engine.load()
         held = load.running + load.waiting + load.held_handoffs + load.kv_blocks_used
+        places = self.transport.places
+        held += places.n_taken + places.n_waiting + places.awaited_bytes
+        held += len(self.loop._placeless)
         return held == 0 and len(self.loop.live) == 0 and self.loop.parts.ledger.n_open == 0
 
 
@@ -151,6 +200,7 @@ def make_worker() -> Callable[..., Worker]:
         name: str,
         k: int = 2,
         ledger_capacity: int = 64,
+        places: PlaceLimits = PLACES,
         method: SpeculativeMethod = "mtp",
         **engine: Any,
     ) -> Worker:
@@ -160,7 +210,7 @@ def make_worker() -> Callable[..., Worker]:
             speculative=SpeculativeConfig(method if k else "none", k),
             engine=EngineConfig(**{"max_running": 8, **engine}),
         )
-        link, transport, now = MemoryLink(), MemoryTransport(peers, name), [0.0]
+        link, transport, now = MemoryLink(), MemoryTransport(peers, name, Places(places)), [0.0]
         parts = LoopParts(
             engine=build_engine(config),
             link=link,  # type: ignore[arg-type]

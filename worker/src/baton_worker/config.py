@@ -110,11 +110,21 @@ class HandoffConfig(_Section, frozen=True):
 
     `advertise_host`: an address or name under which prefill workers reach this decode worker; empty
     means BATON_POD_IP, else the address of `bind`, which must then be one and not every.
+    `deadline_seconds`: how long prefill bears the silence of a decode worker that was asked for a
+    place or is being sent KV. `queue_seconds`: how long decode keeps a request that it cannot run
+    yet. `send_bytes`: KV that a prefill worker has under way to one decode worker. `receive_bytes`:
+    KV that a decode worker holds, or has promised to take, before its pool has room for it.
+    `ahead_requests`: how many requests beyond its `max_running` a decode worker, of at least as
+    many, lets prefill compute, so that a place that becomes free is filled at once.
     """
 
     bind: str = "tcp://127.0.0.1:0"
     advertise_host: str = ""
     deadline_seconds: Seconds = 10.0
+    queue_seconds: Seconds = 600.0
+    send_bytes: Count = 64 << 20
+    receive_bytes: Count = 2 << 30
+    ahead_requests: Annotated[int, msgspec.Meta(ge=0)] = 8
 
 
 class SimConfig(_Section, frozen=True):

@@ -23,7 +23,9 @@ RESUME = "resume"
 CACHE_SALT = "cache_salt"
 """Feature of a worker that reads `Submit.cache_salt` and `HandoffState.cache_salt`; an older one
 would share KV, and tell of it by its speed and `usage`, across salts."""
-FEATURES = (LOGPROB_PARAMS, RESUME, CACHE_SALT)
+HANDOFF_PLACES = "handoff_places"
+"""Feature of a decode worker that answers asks for a place; an older one cannot read them."""
+FEATURES = (LOGPROB_PARAMS, RESUME, CACHE_SALT, HANDOFF_PLACES)
 """What this version's workers can do beyond the first version's."""
 
 
@@ -102,11 +104,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a prefill worker hands a request over to."""
+    """Where a prefill worker hands a request over to; `features` are that worker's."""
 
     worker_id: Name
     kv_endpoint: Text
     kv_public_key: Text = ""
+    features: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):

@@ -167,6 +167,9 @@ class Engine(Protocol):
             EngineRefusedError: INCOMPATIBLE for another model or layout, QUEUE_FULL, duplicate.
         """
 
+    def handoff_bytes(self, n_tokens: int) -> int:
+        """Return the bytes of KV that a handoff of `n_tokens` positions carries."""
+
     def release_handoff(self, key: RequestKey) -> None:
         """Free the blocks of an offered handoff (acknowledged, or given up). Idempotent."""
 

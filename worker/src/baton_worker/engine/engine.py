@@ -156,6 +156,10 @@ class StepEngine:
         check_handoff(handoff, self._identity, self._limits)
         self._enqueue(imported_state(handoff, self._limits, self._clock()))
 
+    def handoff_bytes(self, n_tokens: int) -> int:
+        """See `Engine.handoff_bytes`."""
+        return self._identity.shape.bytes_of(n_tokens)
+
     def release_handoff(self, key: RequestKey) -> None:
         """See `Engine.release_handoff`."""
         request = self._requests.get(key)

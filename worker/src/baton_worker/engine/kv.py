@@ -178,6 +178,12 @@ class KvShape:
     head_dim: int
     n_blocks: int
 
+    def bytes_of(self, n_positions: int) -> int:
+        """Return the bytes of the blocks, K and V of every layer, that hold so many positions."""
+        blocks = -(-n_positions // self.block_size)
+        per_layer = self.kv_heads * self.block_size * self.head_dim * np.float32().itemsize
+        return 2 * self.n_layers * blocks * per_layer
+
 
 class KvStore(Protocol):
     """What the engine needs of a pool: KV of whole heads, out and in."""

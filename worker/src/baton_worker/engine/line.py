@@ -11,13 +11,30 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-
-from baton_worker.engine.requests import RequestState
+from typing import Generic, Protocol, TypeVar
 
 MAX_OVERTAKEN = 64
 
 
-class Line:
+class InLine(Protocol):
+    """What the order needs to know of a request."""
+
+    @property
+    def priority(self) -> int:
+        """Lower is served first."""
+
+    @property
+    def arrival(self) -> int:
+        """Its place among all that ever came."""
+
+    n_overtaken: int
+    is_promoted: bool
+
+
+R = TypeVar("R", bound=InLine)
+
+
+class Line(Generic[R]):
     """Requests, most urgent first.
 
     Args:
@@ -26,19 +43,19 @@ class Line:
 
     def __init__(self, max_overtaken: int = MAX_OVERTAKEN) -> None:
         self._max_overtaken = max_overtaken
-        self._requests: list[RequestState] = []
+        self._requests: list[R] = []
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[RequestState]:
+    def __iter__(self) -> Iterator[R]:
         return iter(self._requests)
 
-    def add(self, request: RequestState) -> None:
+    def add(self, request: R) -> None:
         """Put a request where its urgency says."""
         insort(self._requests, request, key=urgency)
 
-    def remove(self, request: RequestState) -> None:
+    def remove(self, request: R) -> None:
         """Take a request out.
 
         Raises:
@@ -46,7 +63,7 @@ class Line:
         """
         self._requests.remove(request)
 
-    def let_pass(self, admitted: RequestState, minds: Callable[[RequestState], bool]) -> None:
+    def let_pass(self, admitted: R, minds: Callable[[R], bool]) -> None:
         """Note that a request, which is not here, was admitted past those that arrived before it.
 
         Args:
@@ -69,12 +86,12 @@ class Line:
                 self.add(request)
 
 
-def urgency(request: RequestState) -> tuple[bool, int, int]:
+def urgency(request: InLine) -> tuple[bool, int, int]:
     """Return the sorting key of requests: the lowest is served first."""
     if request.is_promoted:
         return False, 0, request.arrival
     return True, request.priority, request.arrival
 
 
-def _class_of(request: RequestState) -> tuple[bool, int]:
+def _class_of(request: InLine) -> tuple[bool, int]:
     return urgency(request)[:2]

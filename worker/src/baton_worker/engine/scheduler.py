@@ -99,8 +99,8 @@ class Scheduler:
         self._limits = limits
         self._allocator = allocator
         self._prefix = prefix
-        self._waiting = Line()
-        self._running = Line()
+        self._waiting = Line[RequestState]()
+        self._running = Line[RequestState]()
         self._n_arrived = 0
         self._held: dict[RequestKey, RequestState] = {}
         self._paused: frozenset[int] = frozenset()

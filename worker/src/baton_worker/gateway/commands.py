@@ -42,7 +42,9 @@ def commands_of(live: LiveRequest, pair: Pair, reserve_seconds: float) -> list[A
     target, commands = None, list[Addressed]()
     if pair.decode is not None:
         decode = pair.decode.info
-        target = DecodeTarget(decode.worker_id, decode.kv_endpoint, decode.kv_public_key)
+        target = DecodeTarget(
+            decode.worker_id, decode.kv_endpoint, decode.kv_public_key, decode.features
+        )
         n_prompt, n_output = len(choice.prompt), choice.sampling.max_tokens
         reserve = Reserve(handle, attempt, n_prompt, n_output, reserve_seconds, traceparent)
         commands.append(Addressed(decode.worker_id, reserve))

@@ -1,10 +1,10 @@
 """The KV transport's contract with the roles: offers on one side, arrivals on the other.
 
-Promise: an offer ends in exactly one of Delivered or Failed. Delivered means that decode has copied
-the KV into its own pool; until then the offering engine keeps its blocks. The same offer may arrive
-more than once (a lost acknowledgement is answered by sending again), so receivers deduplicate by
-(handle, attempt). Methods are thread-safe and return at once; events come on the transport's
-thread.
+Promise: an ask ends in Granted or Failed, an offer in exactly one of Delivered or Failed. Delivered
+means that decode has copied the KV into its own pool; until then the offering engine keeps its
+blocks. The same offer may arrive more than once (a lost connection is answered by sending again),
+so receivers deduplicate by (handle, attempt). Methods are thread-safe and return at once; events
+come on the transport's thread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_worker.engine.api import Handoff
+from baton_worker.handoff.places import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffGranted:
+    """Decode keeps a place for the request, `seconds` after it was asked: prefill may begin."""
+
+    key: RequestKey
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,7 @@ class HandoffDelivered:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """Decode refused, or did not acknowledge before the deadline."""
+    """Decode refused a place or an offer, or was silent until the deadline."""
 
     key: RequestKey
     code: ErrorCode
@@ -50,7 +59,7 @@ class HandoffArrived:
     received_bytes: int
 
 
-HandoffEvent = HandoffDelivered | HandoffFailed | HandoffArrived
+HandoffEvent = HandoffGranted | HandoffDelivered | HandoffFailed | HandoffArrived
 
 
 class KvTransport(Protocol):
@@ -63,14 +72,26 @@ class KvTransport(Protocol):
     def start(self, on_event: Callable[[HandoffEvent], None]) -> None:
         """Bind and serve; `on_event` runs on the transport's thread and must not block."""
 
+    def ask(
+        self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
+    ) -> None:
+        """Ask for a place at a decode worker that has the feature HANDOFF_PLACES."""
+
     def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
-        """Send a handoff; its arrays stay untouched until the outcome event."""
+        """Send a handoff; its arrays stay untouched until the outcome event.
+
+        The deadline bounds decode's silence, not the time that a slow connection takes, and ends
+        when decode has received all: then its own queue's bound holds.
+        """
 
     def cancel(self, key: RequestKey) -> None:
         """Forget an offer without an event (the request ended otherwise).
 
         Only an answer or a deadline that came before the call may still make one.
         """
+
+    def leave(self, key: RequestKey) -> None:
+        """The request has left this process: a place that was asked or kept for it is free."""
 
     def acknowledge(self, key: RequestKey) -> None:
         """Tell the sender that the KV sits in this process's pool."""

@@ -1,8 +1,11 @@
-"""The sending side's connections: one DEALER for each decode worker that is offered KV.
+"""The sending side's connections: one DEALER for each decode worker that is spoken to.
 
-Owns when a connection is made, what tells that it broke, and when it is given back: decode workers
-come and go, and a prefill worker must not keep a socket for each that it ever met. Everything here
-runs on the transport's thread.
+Owns when a connection is made, what tells that it stands or broke, and when it is given back:
+decode workers come and go, and a prefill worker must not keep a socket for each that it ever met.
+A connection that is stuck breaks by itself: the kernel ends one on which nothing that was sent is
+taken for `STUCK_MS`, and the heartbeat one behind which no ZeroMQ answers. Only this end beats: it
+knows when it has time to, whereas the other's would fire behind one long message of ours.
+Everything here runs on the transport's thread.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from baton_worker.link.sockets import (
 Socket = zmq.Socket[bytes]
 
 UNUSED_SECONDS = 300.0
+STUCK_MS = 10_000
+_BEAT_MS = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +37,7 @@ class _Dealer:
     socket: Socket
     monitoring: Socket
     used_at: float
+    is_up: bool = False
 
 
 class Dealers:
@@ -79,14 +85,20 @@ class Dealers:
             if dealer.socket in ready:
                 yield address, dealer.socket
 
-    def broken(self, ready: Container[Any]) -> list[Address]:
-        """Return the addresses whose connection ended; it is being made again."""
-        return [
-            address
-            for address, dealer in self._dealers.items()
-            if dealer.monitoring in ready
-            and any(e.change is Change.DOWN for e in connection_events(dealer.monitoring))
-        ]
+    def changes(self, ready: Container[Any]) -> list[tuple[Address, Change]]:
+        """Return which connections came to stand or ended, in order; those are made again."""
+        changed: list[tuple[Address, Change]] = []
+        for address, dealer in self._dealers.items():
+            if dealer.monitoring in ready:
+                for event in connection_events(dealer.monitoring):
+                    if event.change is not Change.HANDSHAKE_FAILED:
+                        dealer.is_up = event.change is Change.UP
+                        changed.append((address, event.change))
+        return changed
+
+    def standing(self) -> frozenset[Address]:
+        """Return the addresses with a connection."""
+        return frozenset(address for address, dealer in self._dealers.items() if dealer.is_up)
 
     def close(self) -> None:
         """Close every connection."""
@@ -98,15 +110,20 @@ class Dealers:
         # Nothing may wait in a socket that is not connected: it would go out long after its offer
         # was given up.
         socket.set(zmq.IMMEDIATE, 1)
+        socket.set(zmq.SNDHWM, 0)  # what waits in it is bounded in bytes, by who sends
+        socket.set(zmq.TCP_MAXRT, STUCK_MS)
+        socket.set(zmq.HEARTBEAT_IVL, _BEAT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, STUCK_MS)
         use_family_of(socket, address.endpoint)
+        monitoring = monitor(socket)  # before it connects, or the news of that could be missed
         try:
             self._secure(socket, address.public_key)
             socket.connect(address.endpoint)
         except zmq.ZMQError:
-            socket.close()
+            close(socket)
+            monitoring.close(linger=0)
             raise
-        # A connection cannot stand, and so not break, before this thread has offered over it.
-        dealer = _Dealer(socket, monitor(socket), now)
+        dealer = _Dealer(socket, monitoring, now)
         for source in (dealer.socket, dealer.monitoring):
             self._poller.register(source, zmq.POLLIN)
         return dealer

@@ -2,8 +2,9 @@
 
 An offer is a ZeroMQ multipart message: `[b"BKV1", HandoffState as msgpack, one frame per KV
 array]`, arrays in layer order, K then V, MTP layers last, each C-contiguous in the state's dtype.
-An answer is `[b"BKV1", Answer as msgpack]`. Parsing trusts nothing: sizes follow from the state,
-whose own numbers are capped first. Knows no sockets.
+An answer is `[b"BKV1", Answer as msgpack]`. Before it computes a prompt, prefill asks for a place:
+`[b"BKA1", Ask as msgpack]`, or takes that back with a Withdrawal. Parsing trusts nothing: sizes
+follow from the state, whose own numbers are capped first. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from baton_worker.messages import MAX_TOP_K, HandoffState
 from baton_worker.records.columns import ErrorCode
 
 MAGIC = b"BKV1"
+ASK_MAGIC = b"BKA1"
 _DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -34,6 +36,7 @@ _MAX_HEAD_DIM = 4096
 _MAX_BLOCK_SIZE = 1024
 _MAX_CACHED_TOKENS = 1 << 24
 _MAX_DRAFTS = 64
+_MAX_KV_BYTES = 1 << 48
 
 
 class HandoffFormatError(ValueError):
@@ -46,11 +49,16 @@ class HandoffFormatError(ValueError):
 
 
 class AnswerKind(enum.IntEnum):
-    """RECEIVED stops re-sending; IMPORTED and REFUSED end the offer."""
+    """Of an offer: RECEIVED says that all of it is here; IMPORTED and REFUSED end it.
+
+    Of an ask: QUEUED says that it was heard, GRANTED that the place is kept; REFUSED ends it.
+    """
 
     RECEIVED = 1
     IMPORTED = 2
     REFUSED = 3
+    GRANTED = 4
+    QUEUED = 5
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +80,63 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
         """The refusal's code; a number we do not know counts as a plain refusal."""
         known = self.code in ErrorCode.__members__.values()
         return ErrorCode(self.code) if known else ErrorCode.HANDOFF_REFUSED
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A place at decode, please: for `kv_bytes` of KV that hold `n_tokens` positions."""
+
+    handle: int
+    attempt: int
+    kv_bytes: int
+    n_tokens: int
+    priority: int = 0
+
+    @property
+    def key(self) -> RequestKey:
+        """The request that needs the place."""
+        return RequestKey(self.handle, self.attempt)
+
+
+class Withdrawal(msgspec.Struct, frozen=True, array_like=True, tag="withdraw"):
+    """The place is not needed any more."""
+
+    handle: int
+    attempt: int
+
+    @property
+    def key(self) -> RequestKey:
+        """The request that had asked."""
+        return RequestKey(self.handle, self.attempt)
+
+
+def encode_ask(ask: Ask | Withdrawal) -> list[bytes]:
+    """Return the frames of an ask or of its withdrawal."""
+    return [ASK_MAGIC, msgspec.msgpack.encode(ask)]
+
+
+def decode_ask(frames: Sequence[Any]) -> Ask | Withdrawal:
+    """Parse an ask or a withdrawal.
+
+    Raises:
+        HandoffFormatError: it is neither, or out of range.
+    """
+    if len(frames) != 2 or bytes(frames[0]) != ASK_MAGIC:
+        raise HandoffFormatError(f"{len(frames)} frames are no ask")
+    try:
+        ask = msgspec.msgpack.decode(frames[1], type=Ask | Withdrawal)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HandoffFormatError(f"ask: {error}") from error
+    _bounded("ask", "handle", ask.handle, 1, (1 << 64) - 1)
+    _bounded("ask", "attempt", ask.attempt, 0, 255)
+    if isinstance(ask, Ask):
+        _bounded("ask", "kv_bytes", ask.kv_bytes, 1, _MAX_KV_BYTES)
+        _bounded("ask", "n_tokens", ask.n_tokens, 1, _MAX_CACHED_TOKENS)
+    return ask
+
+
+def is_ask(frames: Sequence[Any]) -> bool:
+    """Whether a message that prefill sent is about a place, and no offer."""
+    return bool(frames) and bytes(frames[0]) == ASK_MAGIC
 
 
 def encode_offer(handoff: Handoff) -> list[Any]:
@@ -122,10 +187,14 @@ def decode_answer(frames: Sequence[Any]) -> Answer:
     return answer
 
 
+def _bounded(what: str, name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise HandoffFormatError(f"{what}: {name} is {value}, not in {low}..{high}")
+
+
 def _check_state(state: HandoffState) -> None:
     def bounded(name: str, value: int, low: int, high: int) -> None:
-        if not low <= value <= high:
-            raise HandoffFormatError(f"handoff state: {name} is {value}, not in {low}..{high}")
+        _bounded("handoff state", name, value, low, high)
 
     bounded("handle", state.handle, 1, (1 << 64) - 1)
     bounded("attempt", state.attempt, 0, 255)

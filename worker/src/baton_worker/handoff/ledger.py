@@ -40,7 +40,8 @@ _OPEN = frozenset({Standing.RESERVED, Standing.PENDING})
 @dataclass(slots=True)
 class HandoffLedger:
     """The book. `capacity`: most requests reserved or pending at once.
-    `n_open` counts reservations and pending handoffs.
+    `queue_seconds`: how long a handoff may be pending. `n_open` counts reservations and pending
+    handoffs.
 
     Imported, refused and closed entries are kept for `memory_seconds`, as long as a repeated or
     late offer may still come, and then forgotten.
@@ -48,6 +49,7 @@ class HandoffLedger:
 
     capacity: int
     memory_seconds: float
+    queue_seconds: float = 600.0
     n_open: int = field(default=0, init=False)
     _entries: dict[RequestKey, Standing] = field(default_factory=dict, init=False)
     _expiry: Timers[RequestKey] = field(default_factory=Timers, init=False)
@@ -88,7 +90,7 @@ class HandoffLedger:
             return Verdict.FULL
         elif standing is Standing.CLOSED:
             return Verdict.CLOSED
-        self._put(key, Standing.PENDING)
+        self._put(key, Standing.PENDING, now + self.queue_seconds)
         return Verdict.ADMIT
 
     def imported(self, key: RequestKey, now: float) -> None:
@@ -107,14 +109,20 @@ class HandoffLedger:
         return True
 
     def expire(self, now: float) -> tuple[RequestKey, ...]:
-        """Forget what is over; return reservations whose handoff never came (now closed)."""
+        """Forget what is over; return what must end now, for it waited too long.
+
+        Those are reservations whose handoff never came, now closed, and handoffs that the engine
+        has not come to: end these with `give_up`.
+        """
         late: list[RequestKey] = []
         for key in self._expiry.take_due(now):
-            if self._entries[key] is Standing.RESERVED:
+            standing = self._entries[key]
+            if standing in _OPEN:
                 late.append(key)
-            self._drop(key)
-        for key in late:
-            self.close(key, now)
+            if standing is Standing.RESERVED:
+                self.close(key, now)
+            elif standing is not Standing.PENDING:
+                self._drop(key)
         return tuple(late)
 
     def reserved_by(self, incarnation: int) -> tuple[RequestKey, ...]:
@@ -126,16 +134,13 @@ class HandoffLedger:
         """All entries, remembered ones included."""
         return len(self._entries)
 
-    def _put(
-        self, key: RequestKey, standing: Standing, expires_at_seconds: float | None = None
-    ) -> None:
+    def _put(self, key: RequestKey, standing: Standing, expires_at_seconds: float) -> None:
         self._drop(key)
         self._entries[key] = standing
         self.n_open += standing in _OPEN
         if standing is Standing.RESERVED:
             self._reserved.setdefault(incarnation_of(key.handle), {})[key] = None
-        if expires_at_seconds is not None:
-            self._expiry.set(key, expires_at_seconds)
+        self._expiry.set(key, expires_at_seconds)
 
     def _drop(self, key: RequestKey) -> None:
         standing = self._entries.pop(key, None)

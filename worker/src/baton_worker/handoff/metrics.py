@@ -12,6 +12,33 @@ FAILURES = (ErrorCode.HANDOFF_TIMEOUT, ErrorCode.HANDOFF_REFUSED, ErrorCode.HAND
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
+class PlaceMetrics:
+    """Places at decode: who waits for one, how long, and what is promised."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self.granted_seconds = factory.histogram(
+            "baton_handoff_place_seconds",
+            "Prefill: from asking decode for a place to having it; the prompt is computed then",
+            (*_SECONDS, 30, 60, 120, 300),
+        )
+        self.waiting = factory.gauge(
+            "baton_handoff_waiting_asks", "Decode: requests in line for a place"
+        )
+        self.taken = factory.gauge(
+            "baton_handoff_places_taken",
+            "Decode: requests that have a place: promised, here or running",
+        )
+        self.expired = factory.counter(
+            "baton_handoff_places_expired",
+            "Decode: requests in line for a place, or with one and no KV, given up after "
+            "handoff.queue_seconds",
+        )
+        self.awaited_bytes = factory.gauge(
+            "baton_handoff_awaited_bytes",
+            "Decode: KV promised a place or here and not imported, at most handoff.receive_bytes",
+        )
+
+
 class HandoffMetrics:
     """Counters of both directions; bytes are KV payload."""
 
@@ -29,14 +56,21 @@ class HandoffMetrics:
         )
         self.import_seconds = factory.histogram(
             "baton_handoff_import_seconds",
-            "The rest of it: decode's wait for a step, and the copy into its pool",
+            "The rest of it: decode's queue, its wait for a step, and the copy into its pool",
             _SECONDS,
+        )
+        self.places = PlaceMetrics(factory)
+        self.flying_bytes = factory.gauge(
+            "baton_handoff_flying_bytes",
+            "Prefill: KV sent and not confirmed, per decode worker at most handoff.send_bytes",
         )
         self.sent_bytes = factory.counter("baton_handoff_sent_bytes", "KV bytes offered")
         self.received_bytes = factory.counter("baton_handoff_received_bytes", "KV bytes received")
-        self.resent = factory.counter("baton_handoff_resent", "Offers sent again without an answer")
+        self.resent = factory.counter(
+            "baton_handoff_resent", "Offers sent again because their connection broke"
+        )
         self.send_blocked = factory.counter(
-            "baton_handoff_send_blocked", "Sends put off because the socket was full or unconnected"
+            "baton_handoff_send_blocked", "Sends put off because the socket took nothing"
         )
         self.malformed = factory.counter(
             "baton_handoff_malformed", "Messages on the KV channel that were refused as malformed"
@@ -54,7 +88,7 @@ class HandoffMetrics:
         )
         self._refused = factory.counter(
             "baton_handoff_refused",
-            "Offers that this worker refused, by reason",
+            "Asks and offers that this worker refused, by reason",
             labels=("reason",),
         )
 

@@ -13,22 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_worker.engine.api import (
-    Engine,
-    EngineLoad,
     EngineRefusedError,
     EngineRequest,
     FailedRequest,
     Handoff,
     StepResult,
-    StepStats,
 )
 from baton_worker.handoff.api import (
     HandoffArrived,
     HandoffDelivered,
+    HandoffEvent,
     HandoffFailed,
-    KvTransport,
+    HandoffGranted,
 )
-from baton_worker.handoff.ledger import HandoffLedger, Verdict
+from baton_worker.handoff.ledger import Verdict
 from baton_worker.identity import RequestKey, incarnation_of
 from baton_worker.link.api import (
     CommandReceived,
@@ -36,9 +34,8 @@ from baton_worker.link.api import (
     GatewayUp,
     Pressure,
     RowsRefused,
-    WorkerLink,
 )
-from baton_worker.messages import Abort, Command, Reserve, Submit
+from baton_worker.messages import HANDOFF_PLACES, Abort, Command, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, StepColumns
 from baton_worker.roles.inbox import (
     DraftCountRequested,
@@ -48,36 +45,13 @@ from baton_worker.roles.inbox import (
     StopRequested,
 )
 from baton_worker.roles.live import LiveRequests
-from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.parts import LoopParts
+from baton_worker.roles.placeless import Placeless
 from baton_worker.roles.rows import by_incarnation, emitting_keys, ended_keys, error_columns
-from baton_worker.roles.traces import RequestTraces
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class LoopParts:
-    """What the loop works with.
-
-    Attributes:
-        observe: called after each step with its statistics and the engine's load.
-        observe_load: called when the load changed without a step (a handoff was pulled).
-        on_draining: told when draining begins (True) and when that is taken back, to announce
-            it to the gateways.
-    """
-
-    engine: Engine
-    link: WorkerLink
-    transport: KvTransport
-    ledger: HandoffLedger
-    metrics: RoleMetrics
-    handoff_deadline_seconds: float
-    observe: Callable[[StepStats, EngineLoad], None]
-    observe_load: Callable[[EngineLoad], None]
-    on_draining: Callable[[bool], None]
-    traces: RequestTraces = field(default_factory=RequestTraces)
 
 
 @dataclass(slots=True)
@@ -94,6 +68,13 @@ class WorkerLoop:
     _stop_reason: str | None = None
     _step_id: int = 0
     _imported_at: dict[RequestKey, float] = field(default_factory=dict)
+    _placeless: Placeless = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = self.parts
+        self._placeless = Placeless(
+            parts.engine, parts.transport, parts.ledger.capacity, parts.handoff_deadline_seconds
+        )
 
     def run(self) -> None:
         """Turn until a StopRequested has been served."""
@@ -124,7 +105,11 @@ class WorkerLoop:
         for event in events:
             self._serve(event)
         for key in self.parts.ledger.expire(self.clock()):
-            self._end(key, ErrorCode.RESERVATION_EXPIRED, "no handoff came for this reservation")
+            if self.live.holds(key):
+                self._fail(key, ErrorCode.DECODE_FULL, "it waited too long to be decoded")
+            else:
+                message = "no handoff came for this reservation"
+                self._end(key, ErrorCode.RESERVATION_EXPIRED, message)
         self._relieve_pressure()
         return bool(events)
 
@@ -136,13 +121,8 @@ class WorkerLoop:
         match event:
             case CommandReceived(_, command):
                 self._obey(command)
-            case HandoffArrived(handoff):
-                self._take_over(handoff)
-            case HandoffDelivered(key):
-                self.parts.engine.release_handoff(key)
-                self._leave(key, "handed_over")
-            case HandoffFailed(key, code, message):
-                self._not_handed_over(key, code, message)
+            case HandoffGranted() | HandoffArrived() | HandoffDelivered() | HandoffFailed():
+                self._serve_handoff(event)
             case GatewayUp(incarnation, endpoint):
                 log.info("gateway linked", extra={"incarnation": incarnation, "at": endpoint})
             case GatewayLost(incarnation, reason):
@@ -165,6 +145,20 @@ class WorkerLoop:
                 self._fail(key, ErrorCode.INTERNAL, message)
             elif key in event.ended:
                 self._end(key, ErrorCode.INTERNAL, message)
+
+    def _serve_handoff(self, event: HandoffEvent) -> None:
+        match event:
+            case HandoffGranted(key):
+                request = self._placeless.take(key)
+                if request is not None:
+                    self._begin(request)
+            case HandoffArrived(handoff):
+                self._take_over(handoff)
+            case HandoffDelivered(key):
+                self.parts.engine.release_handoff(key)
+                self._leave(key, "handed_over")
+            case HandoffFailed(key, code, message):
+                self._not_handed_over(key, code, message)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -193,13 +187,19 @@ class WorkerLoop:
             priority=submit.priority,
             cache_salt=submit.cache_salt,
         )
+        self.live.enter(key, submit.decode)
+        self.parts.traces.submitted(key, submit.traceparent)
+        if submit.decode is None or HANDOFF_PLACES not in submit.decode.features:
+            self._begin(request)
+        elif not self._placeless.ask(request, submit.decode):
+            message = f"{len(self._placeless)} requests wait for a place at decode"
+            self._end(key, ErrorCode.QUEUE_FULL, message)
+
+    def _begin(self, request: EngineRequest) -> None:
         try:
             self.parts.engine.submit(request)
         except EngineRefusedError as refusal:
-            self._end(key, refusal.code, str(refusal))
-            return
-        self.live.enter(key, submit.decode)
-        self.parts.traces.submitted(key, submit.traceparent)
+            self._end(request.key, refusal.code, str(refusal))
 
     def _reserve(self, reserve: Reserve) -> None:
         """Keep a place for a handoff; one that comes although it was refused is turned away."""
@@ -236,13 +236,18 @@ class WorkerLoop:
             elif not self.live.is_ending(key):
                 self._leave(key, "aborted")
         for n in range(attempt + 1):
-            self.parts.ledger.close(RequestKey(handle, n), now)
+            key = RequestKey(handle, n)
+            self.parts.ledger.close(key, now)
+            if not self.live.holds(key):
+                self.parts.transport.leave(key)
 
     def _take_over(self, handoff: Handoff) -> None:
         key = RequestKey(handoff.state.handle, handoff.state.attempt)
         verdict = self.parts.ledger.arrive(key, self.clock())
         if verdict is Verdict.ALREADY_IMPORTED:
             self.parts.transport.acknowledge(key)
+            if not self.live.holds(key):
+                self.parts.transport.leave(key)
         elif verdict is Verdict.CLOSED:
             self.parts.transport.refuse(key, ErrorCode.HANDOFF_REFUSED, "the request is over")
         elif verdict is Verdict.FULL:
@@ -352,6 +357,7 @@ class WorkerLoop:
 
     def _leave(self, key: RequestKey, outcome: str) -> None:
         self._imported_at.pop(key, None)
+        self._placeless.leave(key)
         if self.live.leave(key):
             self.parts.metrics.left(outcome)
             self.parts.traces.left(key, outcome)

@@ -26,7 +26,7 @@ from baton_worker.compatibility import (
     tokenizer_hash,
 )
 from baton_worker.config import ConfigError, ProcessConfig
-from baton_worker.engine.api import DeviceError
+from baton_worker.engine.api import DeviceError, EngineLoad
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.checkpoint import CheckpointError
 from baton_worker.engine.engine import StepEngine
@@ -36,6 +36,7 @@ from baton_worker.faults import EXIT_FAULT, end_on_thread_fault
 from baton_worker.handoff.address import check_advertised
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -56,8 +57,9 @@ from baton_worker.roles.inbox import (
     StopRequested,
 )
 from baton_worker.roles.linked import LinkedReadiness
-from baton_worker.roles.loop import LoopParts, WorkerLoop
+from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.traces import RequestTraces
 from baton_worker.tracing.build import build_tracing
 
@@ -146,7 +148,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
     config = _named(config, role, health.port)
     control = ControlServer(config.control, http)
-    transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory))
+    transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory), engine.load())
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)
     role_metrics, engine_metrics = RoleMetrics(factory), EngineMetrics(factory)
@@ -155,7 +157,11 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
         engine=engine,
         link=link,
         transport=transport,
-        ledger=HandoffLedger(info.max_running + info.max_waiting, _LEDGER_MEMORY_SECONDS),
+        ledger=HandoffLedger(
+            info.max_running + info.max_waiting,
+            _LEDGER_MEMORY_SECONDS,
+            config.handoff.queue_seconds,
+        ),
         metrics=role_metrics,
         handoff_deadline_seconds=config.handoff.deadline_seconds,
         observe=engine_metrics.observe,
@@ -179,7 +185,7 @@ def _named(config: ProcessConfig, role: Role, health_port: int) -> ProcessConfig
 
 
 def _kv_transport(
-    config: ProcessConfig, role: Role, metrics: HandoffMetrics
+    config: ProcessConfig, role: Role, metrics: HandoffMetrics, load: EngineLoad
 ) -> tuple[ZmqKvTransport, _KvAddress]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     takes_offers = role is Role.DECODE
@@ -187,9 +193,24 @@ def _kv_transport(
         config.link.curve, context, metrics.handshake_refused, takes_offers=takes_offers
     )
     transport = ZmqKvTransport(
-        config.handoff, metrics, context=context, security=security, takes_offers=takes_offers
+        config.handoff,
+        metrics,
+        context=context,
+        security=security,
+        places=_places(config, load) if takes_offers else None,
     )
     return transport, _KvAddress(transport.endpoint, security.public_key)
+
+
+def _places(config: ProcessConfig, load: EngineLoad) -> PlaceLimits:
+    engine, handoff = config.engine, config.handoff
+    return PlaceLimits(
+        slots=engine.max_running + min(handoff.ahead_requests, engine.max_running),
+        receive_bytes=handoff.receive_bytes,
+        kv_tokens=load.kv_blocks_total * engine.block_size,
+        asks=engine.max_running + engine.max_waiting,
+        queue_seconds=handoff.queue_seconds,
+    )
 
 
 def _health_sources(worker: _Assembled) -> HealthSources:

@@ -1,0 +1,173 @@
+"""KV goes out once per connection, a window at a time, and only silence ends an offer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from baton_worker.handoff.api import HandoffDelivered
+from baton_worker.handoff.frames import Answer, AnswerKind
+from baton_worker.handoff.offers import SLOWEST_BYTES_PER_SECOND, Address, OfferBook
+from baton_worker.identity import RequestKey
+from baton_worker.messages import DecodeTarget
+from baton_worker.records.columns import ErrorCode
+
+MB = 1 << 20
+HERE, THERE = DecodeTarget("decode-0", "tcp://d0:1"), DecodeTarget("decode-1", "tcp://d1:1")
+AT, OTHER = Address("tcp://d0:1", ""), Address("tcp://d1:1", "")
+
+
+def key(n: int) -> RequestKey:
+    return RequestKey((1 << 40) + n, 0)
+
+
+@pytest.fixture
+def sized(make_handoff):
+    """Make a handoff that carries so many bytes."""
+
+    def make(n: int, n_bytes: int):
+        return dataclasses.replace(
+            make_handoff(handle=key(n).handle), kv=(np.zeros(n_bytes, np.uint8),)
+        )
+
+    return make
+
+
+def flush(book: OfferBook, at: Address, now: float) -> list[RequestKey]:
+    """Send all that may go now."""
+    sent = []
+    while (offer := book.next_to_send(at, now)) is not None:
+        book.sent(offer)
+        sent.append(offer.key)
+    return sent
+
+
+def say(book: OfferBook, n: int, kind: AnswerKind, now: float, at: Address = AT):
+    return book.answer(at, Answer(*key(n), int(kind)), now)
+
+
+def test_what_is_on_the_wire_of_a_live_connection_is_never_sent_again(sized):
+    book = OfferBook(64 * MB)
+    book.open(HERE, sized(1, 60 * MB), 10.0, 0.0)
+    book.connected(AT, 0.0)
+    assert flush(book, AT, 0.0) == [key(1)]
+    for tenths in range(1, 100):
+        assert flush(book, AT, tenths / 10) == []
+        assert book.overdue(tenths / 10, {AT}) == []
+    assert book.flying_bytes == 60 * MB
+
+
+def test_a_socket_never_holds_more_than_the_window_and_the_order_stays(sized):
+    book = OfferBook(64 * MB)
+    for n in range(6):
+        book.open(HERE, sized(n, 30 * MB), 10.0, 0.0)
+    book.open(THERE, sized(9, 1), 10.0, 0.0)
+    book.connected(AT, 0.0)
+    sent = flush(book, AT, 0.0)
+    assert sent == [key(0), key(1)]
+    assert flush(book, OTHER, 0.0) == [key(9)], "another's window is its own"
+    for n in range(6):
+        assert say(book, n, AnswerKind.RECEIVED, 1.5 * n) is None
+        sent += flush(book, AT, 1.5 * n)
+        assert book.flying_bytes <= 60 * MB + 1
+    assert sent == [key(n) for n in range(6)]
+
+
+def test_what_is_larger_than_the_window_goes_alone(sized):
+    book = OfferBook(MB)
+    book.open(HERE, sized(1, 5 * MB), 10.0, 0.0)
+    book.open(HERE, sized(2, 1), 10.0, 0.0)
+    assert flush(book, AT, 0.0) == [key(1)]
+    say(book, 1, AnswerKind.RECEIVED, 1.0)
+    assert flush(book, AT, 1.0) == [key(2)]
+
+
+def test_the_deadline_ends_when_decode_has_all_of_it(sized):
+    book = OfferBook(64 * MB)
+    book.open(HERE, sized(1, 100), 10.0, 0.0)
+    book.connected(AT, 0.0)
+    flush(book, AT, 0.0)
+    say(book, 1, AnswerKind.RECEIVED, 9.9)
+    assert book.overdue(1e6, {AT}) == [], "decode's queue may be long"
+    assert book.next_event_at() is None
+    event = say(book, 1, AnswerKind.IMPORTED, 1e6)
+    assert isinstance(event, HandoffDelivered)
+    assert event.transfer_seconds == pytest.approx(9.9)
+
+
+def test_a_slow_connection_that_moves_fails_nothing_and_a_silent_one_does(sized):
+    book = OfferBook(64 * MB)
+    for n in range(20):
+        book.open(HERE, sized(n, 30 * MB), 10.0, 0.0)
+    book.connected(AT, 0.0)
+    flush(book, AT, 0.0)
+    now = 0.0
+    for n in range(10):
+        now += 15.0  # 2 MB/s
+        assert book.overdue(now, {AT}) == []
+        say(book, n, AnswerKind.RECEIVED, now)
+        flush(book, AT, now)
+    silent_until = now + 10.0 + 60 * MB / SLOWEST_BYTES_PER_SECOND
+    assert book.overdue(silent_until - 0.1, {AT}) == []
+    late = []
+    while now < silent_until + 120.0:
+        now += 1.0
+        for offer in book.overdue(now, {AT}):
+            assert book.give_up(offer, now).code is ErrorCode.HANDOFF_TIMEOUT
+            late.append(offer.key)
+    assert set(late) == {key(n) for n in range(10, 20)}, "and those that decode has wait on"
+    assert book.n_open == 10
+
+
+def test_without_a_connection_an_offer_ends_at_its_deadline_whatever_its_size(sized):
+    book = OfferBook(64 * MB)
+    book.open(HERE, sized(1, 60 * MB), 10.0, 0.0)
+    assert book.next_event_at() == 10.0
+    assert [offer.key for offer in book.overdue(10.0, ())] == [key(1)]
+
+
+def test_a_broken_connection_sends_all_again_in_order_and_time_begins_anew(sized):
+    book = OfferBook(100 * MB)
+    for n in range(4):
+        book.open(HERE, sized(n, 40 * MB), 10.0, 0.0)
+    book.connected(AT, 0.0)
+    assert flush(book, AT, 0.0) == [key(0), key(1)]
+    say(book, 1, AnswerKind.RECEIVED, 1.0)
+    assert flush(book, AT, 1.0) == [key(2)]
+    book.connection_lost(AT, 8.0)
+    assert book.flying_bytes == 0
+    assert book.overdue(17.9, ()) == []
+    book.connected(AT, 17.9)
+    assert flush(book, AT, 17.9) == [key(0), key(1)]
+    for n in (0, 1):
+        say(book, n, AnswerKind.IMPORTED, 18.0)
+    assert flush(book, AT, 18.0) == [key(2), key(3)]
+
+
+def test_a_cancelled_offers_bytes_count_until_decode_has_them(sized):
+    book = OfferBook(50 * MB)
+    book.open(HERE, sized(1, 40 * MB), 10.0, 0.0)
+    book.open(HERE, sized(2, 40 * MB), 10.0, 0.0)
+    assert flush(book, AT, 0.0) == [key(1)]
+    book.cancel(key(1))
+    assert flush(book, AT, 0.1) == [], "the socket is still full of it"
+    assert say(book, 1, AnswerKind.RECEIVED, 2.0) is None
+    assert flush(book, AT, 2.0) == [key(2)]
+    book.cancel(key(2))
+    say(book, 2, AnswerKind.RECEIVED, 3.0)
+    assert book.addresses() == frozenset()
+
+
+def test_what_a_turn_costs_does_not_grow_with_what_waits(sized, counted_time):
+    book = OfferBook(1 << 40)
+    book.connected(AT, 0.0)
+    for n in range(2000):
+        book.open(HERE, sized(n, 1), 1e6, 0.0)
+    flush(book, AT, 0.0)
+    for turn in range(100):
+        assert book.next_to_send(AT, counted_time(turn)) is None
+        assert book.overdue(counted_time(turn), {AT}) == []
+        assert book.next_event_at() == 1e6
+    assert counted_time.compared <= 200

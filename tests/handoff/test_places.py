@@ -1,0 +1,229 @@
+"""Decode promises no more than it has, in the order of arrival, and gives back what has left."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from baton_worker.engine.line import MAX_OVERTAKEN
+from baton_worker.handoff.places import PlaceLimits, Places, Reply, Wish
+from baton_worker.identity import RequestKey, make_handle
+
+
+def key(n: int, gateway: int = 3, attempt: int = 0) -> RequestKey:
+    return RequestKey(make_handle(gateway, n), attempt)
+
+
+def book(slots=2, receive_bytes=1000, kv_tokens=1000, asks=100, queue_seconds=60.0) -> Places:
+    return Places(PlaceLimits(slots, receive_bytes, kv_tokens, asks, queue_seconds))
+
+
+WISH = Wish(100, 10)
+
+
+def ask_all(places: Places, *keys: RequestKey, wish: Wish = WISH) -> None:
+    for one in keys:
+        assert places.ask(one, wish, 0.0) is Reply.QUEUED
+
+
+def test_slots_are_granted_in_the_order_of_arrival_and_again_as_requests_leave():
+    places = book(slots=2)
+    ask_all(places, *map(key, range(5)))
+    assert places.grant(0.0) == [key(0), key(1)]
+    assert places.grant(0.0) == []
+    places.leave(key(1))
+    assert places.grant(0.0) == [key(2)]
+    places.leave(key(0))
+    places.leave(key(2))
+    assert places.grant(0.0) == [key(3), key(4)]
+
+
+def test_a_slot_stays_taken_while_its_request_runs_and_its_bytes_do_not():
+    places = book(slots=3, receive_bytes=150)
+    ask_all(places, *map(key, range(4)))
+    assert places.grant(0.0) == [key(0)], "memory for one"
+    assert places.arrive(key(0), WISH) is Reply.GRANTED
+    assert places.grant(0.0) == []
+    places.imported(key(0))
+    assert places.grant(0.0) == [key(1)]
+    places.imported(key(1))
+    assert places.grant(0.0) == [key(2)]
+    places.imported(key(2))
+    assert places.grant(0.0) == [], "all slots run"
+    assert places.awaited_bytes == 0
+
+
+def test_what_is_larger_than_all_memory_is_taken_alone():
+    places = book(slots=4, receive_bytes=150)
+    ask_all(places, key(0))
+    ask_all(places, key(1), wish=Wish(10_000, 10))
+    ask_all(places, key(2))
+    assert places.grant(0.0) == [key(0)], "the large one is not passed by the small one behind it"
+    places.imported(key(0))
+    assert places.grant(0.0) == [key(1)]
+    places.imported(key(1))
+    assert places.grant(0.0) == [key(2)]
+
+
+def test_prompts_that_the_pool_cannot_hold_together_wait():
+    places = book(slots=4, kv_tokens=25)
+    ask_all(places, *map(key, range(3)))
+    assert places.grant(0.0) == [key(0), key(1)]
+    places.imported(key(0))
+    assert places.grant(0.0) == [], "an imported one holds its blocks until it leaves"
+    places.leave(key(0))
+    assert places.grant(0.0) == [key(2)]
+
+
+def test_lower_priority_values_go_first_and_nobody_waits_for_ever():
+    places = book(slots=1)
+    ask_all(places, key(0))
+    places.grant(0.0)
+    ask_all(places, key(1), wish=WISH._replace(priority=5))
+    served = [key(0)]
+    for n in range(2, MAX_OVERTAKEN + 10):
+        ask_all(places, key(n))
+        places.leave(served[-1])
+        served += places.grant(0.0)
+    assert served[:3] == [key(0), key(2), key(3)]
+    assert served.index(key(1)) == MAX_OVERTAKEN + 1
+
+
+def test_a_gateways_order_holds_though_its_asks_come_by_several_workers():
+    places = book(slots=1)
+    ask_all(places, key(9, gateway=4))
+    places.grant(0.0)
+    for one in (key(5), key(7, gateway=4), key(3), key(2, gateway=4), key(4)):
+        ask_all(places, one)
+    order = []
+    last = key(9, gateway=4)
+    for _ in range(5):
+        places.leave(last)
+        (last,) = places.grant(0.0)
+        order.append(last)
+    assert [one for one in order if one.handle >> 40 == 3] == [key(3), key(4), key(5)]
+    assert order.index(key(2, gateway=4)) < order.index(key(7, gateway=4))
+    assert order[0] == key(3), "it stands where the later one of its gateway stood"
+
+
+def test_an_ask_that_is_repeated_keeps_its_place():
+    places = book(slots=1)
+    ask_all(places, key(0), key(1), key(2))
+    assert places.grant(0.0) == [key(0)]
+    assert places.ask(key(0), WISH, 1.0) is Reply.GRANTED
+    assert places.ask(key(1), WISH, 1.0) is Reply.QUEUED
+    assert places.n_waiting == 2
+    places.leave(key(0))
+    assert places.grant(1.0) == [key(1)]
+
+
+def test_a_request_that_has_left_gets_no_place_any_more():
+    places = book()
+    places.leave(key(0))
+    assert places.ask(key(0), WISH, 0.0) is Reply.OVER
+    assert places.arrive(key(0), WISH) is Reply.OVER
+    assert places.ask(key(0, attempt=1), WISH, 0.0) is Reply.QUEUED
+
+
+def test_the_line_has_an_end():
+    places = book(slots=1, asks=2)
+    ask_all(places, key(0), key(1))
+    places.grant(0.0)
+    ask_all(places, key(2))
+    assert places.ask(key(3), WISH, 0.0) is Reply.FULL
+
+
+def test_kv_that_never_asked_is_taken_while_there_is_memory():
+    places = book(slots=1, receive_bytes=250)
+    assert places.arrive(key(0), WISH) is Reply.GRANTED
+    assert places.arrive(key(1), WISH) is Reply.GRANTED, "an older prefill worker knows no slots"
+    assert places.arrive(key(2), WISH) is Reply.FULL
+    ask_all(places, key(3))
+    assert places.grant(0.0) == []
+    places.leave(key(0))
+    places.leave(key(1))
+    assert places.grant(0.0) == [key(3)]
+
+
+def test_who_waits_or_does_not_come_for_too_long_is_told_and_gives_its_place_back():
+    places = book(slots=1, queue_seconds=60.0)
+    ask_all(places, key(0), key(1))
+    places.grant(10.0)
+    assert places.expire(59.9) == []
+    assert places.expire(60.0) == [key(1)], "in line since 0"
+    assert places.expire(70.0) == [key(0)], "granted at 10"
+    assert places.n_taken == places.n_waiting == 0
+    ask_all(places, key(2))
+    assert places.grant(70.0) == [key(2)]
+    places.arrive(key(2), WISH)
+    assert places.expire(1e9) == [], "what has come is bounded by its own queue"
+
+
+class PlacesMachine(RuleBasedStateMachine):
+    """Whatever comes in whatever order, nothing is promised twice and all is given back."""
+
+    keys = st.integers(1, 8).map(key)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = book(slots=3, receive_bytes=300, kv_tokens=60, queue_seconds=20.0)
+        self.now = 0.0
+        self.granted: set[RequestKey] = set()
+        self.wishes: dict[RequestKey, Wish] = {}
+
+    @rule(one=keys, size=st.integers(1, 400), priority=st.integers(-1, 1))
+    def ask(self, one, size, priority):
+        reply = self.places.ask(one, Wish(size, 20, priority), self.now)
+        assert (reply is Reply.GRANTED) == (one in self.granted)
+        if reply is Reply.QUEUED:
+            self.wishes.setdefault(one, Wish(size, 20, priority))
+
+    @rule()
+    def grant(self):
+        for one in self.places.grant(self.now):
+            assert one in self.wishes
+            assert one not in self.granted
+            self.granted.add(one)
+        asked = [one for one in self.wishes if one not in self.granted]
+        assert not asked or self.granted, "whoever is first goes when nobody is here"
+
+    @rule(one=keys)
+    def arrive(self, one):
+        if self.places.arrive(one, self.wishes.get(one, WISH)) is Reply.GRANTED:
+            self.granted.add(one)
+            self.wishes.setdefault(one, WISH)
+
+    @rule(one=keys)
+    def imported(self, one):
+        self.places.imported(one)
+
+    @rule(one=keys)
+    def leave(self, one):
+        self.places.leave(one)
+        self.granted.discard(one)
+        self.wishes.pop(one, None)
+
+    @rule(seconds=st.floats(0.1, 15))
+    def pass_time(self, seconds):
+        self.now += seconds
+        for one in self.places.expire(self.now):
+            self.granted.discard(one)
+            del self.wishes[one]
+
+    @invariant()
+    def it_counts_right(self):
+        assert self.places.n_taken == len(self.granted)
+        assert self.places.n_waiting == len(self.wishes) - len(self.granted)
+        assert self.places.awaited_bytes >= 0
+
+    def teardown(self):
+        for one in map(key, range(1, 9)):
+            self.places.leave(one)
+        assert self.places.awaited_bytes == self.places.n_taken == self.places.n_waiting == 0
+        self.places.ask(key(99), Wish(10**9, 10**9), self.now)
+        assert self.places.grant(self.now) == [key(99)]
+
+
+PlacesMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestPlaces = PlacesMachine.TestCase

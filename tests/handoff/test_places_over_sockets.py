@@ -1,0 +1,157 @@
+"""Asks cross real sockets: granted, queued, refused, asked again, taken back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_worker.config import HandoffConfig
+from baton_worker.handoff.api import HandoffArrived, HandoffDelivered, HandoffFailed, HandoffGranted
+from baton_worker.handoff.frames import (
+    ASK_MAGIC,
+    Ask,
+    HandoffFormatError,
+    Withdrawal,
+    decode_ask,
+    encode_ask,
+)
+from baton_worker.handoff.places import PlaceLimits, Wish
+from baton_worker.identity import RequestKey
+from baton_worker.messages import DecodeTarget
+from baton_worker.records.columns import ErrorCode
+
+WISH = Wish(4608, 20)
+
+
+def key(n: int) -> RequestKey:
+    return RequestKey((1 << 40) + n, 0)
+
+
+def one_slot(asks: int = 8, queue_seconds: float = 600.0, **over: int) -> PlaceLimits:
+    limits = {"slots": 1, "receive_bytes": 1 << 30, "kv_tokens": 1 << 20} | over
+    return PlaceLimits(**limits, asks=asks, queue_seconds=queue_seconds)
+
+
+def test_a_place_is_granted_at_once_and_the_next_when_its_request_has_left(
+    handoff_end, make_handoff
+):
+    prefill, decode = handoff_end(), handoff_end(places=one_slot())
+    for n in (1, 2, 3):
+        prefill.transport.ask(decode.target, key(n), WISH, 60.0)
+    assert prefill.next().key == key(1)
+    prefill.transport.offer(decode.target, make_handoff(handle=key(1).handle), 60.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    decode.transport.acknowledge(key(1))
+    assert isinstance(prefill.next(), HandoffDelivered)
+    prefill.transport.leave(key(1))  # handed over: the place is decode's to give back
+    decode.transport.leave(key(1))
+    assert prefill.next().key == key(2)
+    prefill.transport.leave(key(2))  # ended at its first token
+    assert prefill.next().key == key(3)
+    assert decode.value("baton_handoff_waiting_asks") == 0
+    assert prefill.value("baton_handoff_place_seconds_count") == 3
+
+
+def test_a_full_line_refuses_and_a_request_that_is_over_too(handoff_end):
+    prefill, decode = handoff_end(), handoff_end(places=one_slot(asks=1))
+    decode.transport.leave(key(9))
+    for n in (1, 2, 3, 9):
+        prefill.transport.ask(decode.target, key(n), WISH, 60.0)
+    events = [prefill.next() for _ in range(3)]
+    assert isinstance(events[0], HandoffGranted)
+    failed = {event.key: event.code for event in events if isinstance(event, HandoffFailed)}
+    assert failed == {key(3): ErrorCode.DECODE_FULL, key(9): ErrorCode.HANDOFF_REFUSED}
+
+
+def test_a_line_survives_the_decode_process_that_held_it(handoff_end):
+    """Its successor at the same address is asked again, by those who wait and no others."""
+    prefill, first = handoff_end(), handoff_end(places=one_slot())
+    target = first.target
+    for n in (1, 2):
+        prefill.transport.ask(target, key(n), WISH, 60.0)
+    assert prefill.next().key == key(1)
+    first.close()
+    second = handoff_end(HandoffConfig(bind=target.kv_endpoint), places=one_slot())
+    assert second.transport.endpoint == target.kv_endpoint
+    granted = prefill.next()
+    assert isinstance(granted, HandoffGranted)
+    assert granted.key == key(2)
+
+
+def test_nobody_at_the_address_ends_an_ask_at_its_deadline(handoff_end):
+    prefill = handoff_end()
+    prefill.transport.ask(DecodeTarget("decode-9", "tcp://127.0.0.1:9"), key(1), WISH, 0.3)
+    failed = prefill.next()
+    assert isinstance(failed, HandoffFailed)
+    assert failed.code is ErrorCode.HANDOFF_TIMEOUT
+    prefill.transport.ask(DecodeTarget("decode-9", "no endpoint"), key(2), WISH, 60.0)
+    assert prefill.next().code is ErrorCode.HANDOFF_PEER_LOST
+
+
+def test_who_stands_in_line_for_too_long_is_told(handoff_end, make_handoff):
+    prefill, decode = handoff_end(), handoff_end(places=one_slot(queue_seconds=0.2))
+    prefill.transport.offer(decode.target, make_handoff(handle=key(1).handle), 60.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    prefill.transport.ask(decode.target, key(2), WISH, 60.0)
+    failed = prefill.next()
+    assert (failed.key, failed.code) == (key(2), ErrorCode.DECODE_FULL)
+    assert decode.value("baton_handoff_places_expired_total") == 1
+
+
+def test_kv_that_never_asked_and_finds_no_memory_is_refused_and_nothing_of_it_kept(
+    handoff_end, make_handoff
+):
+    prefill, decode = handoff_end(), handoff_end(places=one_slot(receive_bytes=5000))
+    for n in (1, 2):
+        prefill.transport.offer(decode.target, make_handoff(handle=key(n).handle), 60.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    refused = prefill.next()
+    assert (refused.key, refused.code) == (key(2), ErrorCode.DECODE_FULL)
+    assert decode.events.empty()
+    assert decode.value("baton_handoff_awaited_bytes") == 4608
+
+
+@given(
+    st.one_of(
+        st.builds(
+            Ask,
+            st.integers(1, 2**64 - 1),
+            st.integers(0, 255),
+            st.integers(1, 1 << 48),
+            st.integers(1, 1 << 24),
+            st.integers(-(2**31), 2**31),
+        ),
+        st.builds(Withdrawal, st.integers(1, 2**64 - 1), st.integers(0, 255)),
+    )
+)
+def test_an_ask_round_trips(message):
+    assert decode_ask(encode_ask(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("handle", 0),
+        ("handle", -1),
+        ("attempt", 256),
+        ("kv_bytes", 0),
+        ("kv_bytes", (1 << 48) + 1),
+        ("n_tokens", 0),
+        ("n_tokens", 1 << 25),
+    ],
+)
+def test_an_ask_out_of_range_is_refused_by_name(field, value):
+    message = msgspec.structs.replace(Ask(1, 0, 1, 1), **{field: value})
+    with pytest.raises(HandoffFormatError, match=f"{field} is {value}"):
+        decode_ask(encode_ask(message))
+
+
+@given(st.lists(st.binary(max_size=60), max_size=3))
+def test_random_bytes_only_ever_raise_the_declared_error(frames):
+    for candidate in (frames, [ASK_MAGIC, *frames]):
+        try:
+            decode_ask(candidate)
+        except HandoffFormatError:
+            continue

@@ -1,0 +1,182 @@
+"""The receiving half of the KV transport: one ROUTER that hears asks and takes offers.
+
+Who gets a place is `places`' decision; this moves bytes and remembers over which connection each
+request spoke. Runs on the transport's thread, so that an ask is answered while the engine computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from baton_worker.handoff.api import HandoffArrived, HandoffEvent
+from baton_worker.handoff.frames import (
+    Answer,
+    AnswerKind,
+    Ask,
+    HandoffFormatError,
+    decode_ask,
+    decode_offer,
+    encode_answer,
+    is_ask,
+)
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.places import Places, Reply, Wish
+from baton_worker.handoff.senders import Senders
+from baton_worker.identity import RequestKey
+from baton_worker.records.columns import ErrorCode
+
+log = logging.getLogger(__name__)
+
+_MAX_ROUTES = 8192
+
+
+class Receiver:
+    """See the module.
+
+    Args:
+        router: a bound ROUTER; closed with this.
+        make_calls: does what other threads have asked for since, so that their answers do not wait
+            for the end of a stream of offers.
+        on_event: takes arrivals.
+    """
+
+    def __init__(
+        self,
+        metrics: HandoffMetrics,
+        router: zmq.Socket[bytes],
+        places: Places,
+        senders: Senders,
+        make_calls: Callable[[], None],
+        on_event: Callable[[HandoffEvent], None],
+    ) -> None:
+        self.router = router
+        self._metrics = metrics
+        self._places = places
+        self._senders = senders
+        self._make_calls = make_calls
+        self._on_event = on_event
+        self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
+
+    def receive(self) -> None:
+        """Read all that waits."""
+        while self.router.poll(0):
+            self._make_calls()
+            route, *frames = self.router.recv_multipart(copy=False)
+            if not self._senders.admit(route.bytes, frames[0] if frames else route):
+                continue
+            buffers = [frame.buffer for frame in frames]
+            try:
+                if is_ask(buffers):
+                    self._asked(route.bytes, buffers)
+                else:
+                    self._offered(route.bytes, buffers)
+            except HandoffFormatError as error:
+                self._metrics.malformed.inc()
+                log.warning("malformed message on the KV port", extra={"error": str(error)})
+                if error.key is not None:  # prefill would wait for an answer until its deadline
+                    self._keep_route(error.key, route.bytes)
+                    self._turn_away(error.key, ErrorCode.HANDOFF_REFUSED, str(error))
+
+    def review(self) -> None:
+        """Drop who was in line, or did not come, for too long, and whose key was taken away."""
+        self._senders.review(time.monotonic())
+        for key in self._places.expire(time.monotonic()):
+            self._metrics.places.expired.inc()
+            log.warning("a place was never used", extra={"key": key})
+            self._answer(_refusal(key, ErrorCode.DECODE_FULL, "no place became free in time"))
+        self._grant()
+
+    def acknowledge(self, key: RequestKey) -> None:
+        """See `KvTransport.acknowledge`."""
+        self._places.imported(key)
+        self._answer(Answer(*key, AnswerKind.IMPORTED))
+        self._routes.pop(key, None)
+        self._grant()
+
+    def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        """See `KvTransport.refuse`."""
+        self._metrics.refused(code)
+        self._answer(_refusal(key, code, message))
+        self.leave(key)
+
+    def leave(self, key: RequestKey) -> None:
+        """See `KvTransport.leave`."""
+        self._places.leave(key)
+        self._routes.pop(key, None)
+        self._grant()
+
+    def _asked(self, route: bytes, frames: Sequence[Any]) -> None:
+        ask = decode_ask(frames)
+        if not isinstance(ask, Ask):
+            self.leave(ask.key)
+            return
+        self._keep_route(ask.key, route)
+        wish = Wish(ask.kv_bytes, ask.n_tokens, ask.priority)
+        reply = self._places.ask(ask.key, wish, time.monotonic())
+        if reply is Reply.FULL:
+            self._turn_away(ask.key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
+        elif reply is Reply.OVER:
+            self._turn_away(ask.key, ErrorCode.HANDOFF_REFUSED, "the request is over")
+        elif reply is Reply.GRANTED:
+            self._answer(Answer(*ask.key, AnswerKind.GRANTED))
+        elif ask.key not in self._grant():
+            self._answer(Answer(*ask.key, AnswerKind.QUEUED))
+
+    def _offered(self, route: bytes, frames: Sequence[Any]) -> None:
+        handoff = decode_offer(frames)
+        state = handoff.state
+        key = RequestKey(state.handle, state.attempt)
+        self._keep_route(key, route)
+        received = sum(array.nbytes for array in handoff.kv)
+        self._metrics.received_bytes.inc(received)
+        reply = self._places.arrive(key, Wish(received, state.n_cached, state.priority))
+        if reply is Reply.FULL:
+            self._turn_away(key, ErrorCode.DECODE_FULL, "no memory for KV that asked for no place")
+            return
+        self._answer(Answer(*key, AnswerKind.RECEIVED))
+        self._on_event(HandoffArrived(handoff, received))
+        self._set_gauges()
+
+    def _turn_away(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        self._metrics.refused(code)
+        self._answer(_refusal(key, code, message))
+        self._routes.pop(key, None)
+
+    def _grant(self) -> list[RequestKey]:
+        granted = self._places.grant(time.monotonic())
+        for key in granted:
+            self._answer(Answer(*key, AnswerKind.GRANTED))
+        self._set_gauges()
+        return granted
+
+    def _set_gauges(self) -> None:
+        self._metrics.places.waiting.set(self._places.n_waiting)
+        self._metrics.places.taken.set(self._places.n_taken)
+        self._metrics.places.awaited_bytes.set(self._places.awaited_bytes)
+
+    def _keep_route(self, key: RequestKey, route: bytes) -> None:
+        self._routes[key] = route
+        self._routes.move_to_end(key)
+        while len(self._routes) > _MAX_ROUTES:
+            self._routes.popitem(last=False)
+
+    def _answer(self, answer: Answer) -> None:
+        route = self._routes.get(answer.key)
+        if route is None:
+            log.info("answer without a route", extra={"key": answer.key, "kind": answer.kind})
+            return
+        try:
+            self.router.send_multipart([route, *encode_answer(answer)], zmq.NOBLOCK)
+        except zmq.Again:
+            # Whoever is not there any more hears it when it asks or offers again.
+            self._metrics.send_blocked.inc()
+
+
+def _refusal(key: RequestKey, code: ErrorCode, message: str) -> Answer:
+    return Answer(*key, AnswerKind.REFUSED, int(code), message)

@@ -1,0 +1,220 @@
+"""The sending half of the KV transport: asks for places and offers over connections to decode.
+
+What is sent when is `asks`' and `offers`' decision; this moves bytes. Asks have connections of
+their own, so that none waits behind another request's KV. Runs on the transport's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Container
+from functools import partial
+from typing import Any
+
+import zmq
+
+from baton_worker.engine.api import Handoff
+from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
+from baton_worker.handoff.asks import AskBook
+from baton_worker.handoff.dealers import Dealers, Socket
+from baton_worker.handoff.frames import (
+    Answer,
+    HandoffFormatError,
+    decode_answer,
+    encode_ask,
+    encode_offer,
+)
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.offers import Address, Offer, OfferBook
+from baton_worker.handoff.places import Wish
+from baton_worker.identity import RequestKey
+from baton_worker.link.sockets import Change
+from baton_worker.messages import DecodeTarget
+
+log = logging.getLogger(__name__)
+
+
+class Sender:
+    """See the module.
+
+    Args:
+        new_socket: returns an unconnected DEALER with the channel's options.
+        secure: prepares it for a peer's public key.
+        make_calls: does what other threads have asked for since. Whoever cancels must see no event
+            afterwards, so it is called before each.
+        on_event: takes outcomes.
+    """
+
+    def __init__(
+        self,
+        metrics: HandoffMetrics,
+        poller: zmq.Poller,
+        new_socket: Callable[[], Socket],
+        secure: Callable[[Socket, str], None],
+        *,
+        window_bytes: int,
+        make_calls: Callable[[], None],
+        on_event: Callable[[HandoffEvent], None],
+    ) -> None:
+        self._metrics = metrics
+        self._make_calls = make_calls
+        self._on_event = on_event
+        self._offers = OfferBook(window_bytes)
+        self._asks = AskBook()
+        self._carrying = Dealers(new_socket, secure, poller)
+        self._asking = Dealers(new_socket, secure, poller)
+
+    def ask(
+        self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
+    ) -> None:
+        """See `KvTransport.ask`."""
+        self._asks.open(target, key, wish, deadline_seconds, time.monotonic())
+
+    def offer(
+        self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float, now: float
+    ) -> None:
+        """See `KvTransport.offer`; `now` is when it was called."""
+        self._offers.open(target, handoff, deadline_seconds, now)
+
+    def cancel(self, key: RequestKey) -> None:
+        """See `KvTransport.cancel`."""
+        self._offers.cancel(key)
+
+    def leave(self, key: RequestKey) -> None:
+        """See `KvTransport.leave`."""
+        self._asks.leave(key, time.monotonic())
+
+    def next_event_at(self) -> float | None:
+        """Return when something is due next; None when nothing is."""
+        times = (self._offers.next_event_at(), self._asks.next_event_at())
+        return min((at for at in times if at is not None), default=None)
+
+    def turn(self, ready: Container[Any]) -> None:
+        """Read what came, then send and end what is due."""
+        for address, dealer in self._asking.readable(ready):
+            self._receive(address, dealer, self._asks, self._answered_ask)
+        for address, dealer in self._carrying.readable(ready):
+            self._receive(address, dealer, self._offers, partial(self._answered_offer, address))
+        for address, change in self._asking.changes(ready):
+            if change is Change.DOWN:
+                self._asks.connection_lost(address, time.monotonic())
+        for address, change in self._carrying.changes(ready):
+            if change is Change.DOWN:
+                self._offers.connection_lost(address, time.monotonic())
+            else:
+                self._offers.connected(address, time.monotonic())
+        self._say_asks()
+        self._send_offers()
+        self._end_overdue()
+        self._metrics.open_offers.set(self._offers.n_open)
+        self._metrics.flying_bytes.set(self._offers.flying_bytes)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._asking.close()
+        self._carrying.close()
+
+    def _say_asks(self) -> None:
+        for address in self._asks.unsaid_at():
+            dealer = self._connected(self._asking, address, self._asks.addresses())
+            if dealer is None or address not in self._asking.standing():
+                continue
+            while (message := self._asks.next_unsaid(address)) is not None:
+                try:
+                    dealer.send_multipart(encode_ask(message), zmq.NOBLOCK)
+                except zmq.Again:
+                    break  # the connection is gone; the news of it is on its way
+                self._asks.said(message)
+
+    def _send_offers(self) -> None:
+        for address in self._offers.waiting_at():
+            dealer = self._connected(self._carrying, address, self._offers.addresses())
+            if dealer is None or address not in self._carrying.standing():
+                continue
+            while (offer := self._offers.next_to_send(address, time.monotonic())) is not None:
+                self._make_calls()
+                if self._offers.holds(offer) and not self._send(dealer, offer):
+                    break
+
+    def _connected(
+        self, dealers: Dealers, address: Address, needed: frozenset[Address]
+    ) -> Socket | None:
+        """Return the connection; None, and everything there failed, when it can never be made."""
+        try:
+            return dealers.to(address, time.monotonic(), needed)
+        except zmq.ZMQError as error:
+            message = f"cannot send KV to {address.endpoint!r}: {error}"
+            for failure in (
+                *self._asks.fail(address, message),
+                *self._offers.fail(address, message),
+            ):
+                self._fail(failure)
+            return None
+
+    def _send(self, dealer: Socket, offer: Offer) -> bool:
+        try:
+            dealer.send_multipart(encode_offer(offer.handoff), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._metrics.send_blocked.inc()
+            self._offers.blocked(offer, time.monotonic())
+            return False
+        self._offers.sent(offer)
+        self._metrics.sent_bytes.inc(offer.kv_bytes)
+        if offer.sends > 1:
+            self._metrics.resent.inc()
+            log.warning("handoff sent again", extra={"key": offer.key, "sends": offer.sends})
+        return True
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for failure in self._asks.overdue(now):
+            self._fail(failure)
+        for offer in self._offers.overdue(now, self._carrying.standing()):
+            self._make_calls()
+            if self._offers.holds(offer):
+                self._fail(self._offers.give_up(offer, now))
+
+    def _fail(self, failure: HandoffFailed) -> None:
+        self._metrics.failed(failure.code)
+        self._on_event(failure)
+
+    def _receive(
+        self,
+        address: Address,
+        dealer: Socket,
+        book: AskBook | OfferBook,
+        apply: Callable[[Answer], None],
+    ) -> None:
+        while dealer.poll(0):
+            try:
+                answer = decode_answer(dealer.recv_multipart())
+            except HandoffFormatError as error:
+                self._metrics.malformed.inc()
+                facts = {"endpoint": address.endpoint, "error": str(error)}
+                log.warning("malformed answer", extra=facts)
+                continue
+            # Whoever cancels and then lets decode answer must see no event: what was called before
+            # the answer came is done before it, however many answers are read in one go.
+            self._make_calls()
+            if book.is_for_another(answer.key, address):
+                self._metrics.malformed.inc()
+                facts = {"endpoint": address.endpoint, "key": str(answer.key)}
+                log.warning("answer to what another worker was told", extra=facts)
+                continue
+            apply(answer)
+
+    def _answered_ask(self, answer: Answer) -> None:
+        event = self._asks.answer(answer, time.monotonic())
+        if isinstance(event, HandoffGranted):
+            self._metrics.places.granted_seconds.observe(event.seconds)
+            self._on_event(event)
+        elif event is not None:
+            self._fail(event)
+
+    def _answered_offer(self, address: Address, answer: Answer) -> None:
+        event = self._offers.answer(address, answer, time.monotonic())
+        if event is not None:
+            self._asks.forget(answer.key)
+            self._metrics.outcome(event)
+            self._on_event(event)

@@ -1,0 +1,51 @@
+"""Prompts that decode keeps no place for yet: held back by prefill, and computed by nobody.
+
+A first token that is told to a client is a promise that decode must be able to keep. Owns what
+waits for that, and what is asked of decode for it. Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton_worker.engine.api import Engine, EngineRequest
+from baton_worker.handoff.api import KvTransport
+from baton_worker.handoff.places import Wish
+from baton_worker.identity import RequestKey
+from baton_worker.messages import DecodeTarget
+
+
+@dataclass(slots=True)
+class Placeless:
+    """The prompts in line, `most` at once.
+
+    `deadline_seconds`: how long decode may leave an ask unanswered.
+    """
+
+    engine: Engine
+    transport: KvTransport
+    most: int
+    deadline_seconds: float
+    _requests: dict[RequestKey, EngineRequest] = field(default_factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def ask(self, request: EngineRequest, decode: DecodeTarget) -> bool:
+        """Hold a prompt back and ask for its place; False when too many are held."""
+        if len(self._requests) >= self.most:
+            return False
+        self._requests[request.key] = request
+        n_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        wish = Wish(self.engine.handoff_bytes(n_tokens), n_tokens, request.priority)
+        self.transport.ask(decode, request.key, wish, self.deadline_seconds)
+        return True
+
+    def take(self, key: RequestKey) -> EngineRequest | None:
+        """Return the prompt that may be computed now; None if it has left meanwhile."""
+        return self._requests.pop(key, None)
+
+    def leave(self, key: RequestKey) -> None:
+        """A request has left this worker: whatever place it had or asked for is free."""
+        self._requests.pop(key, None)
+        self.transport.leave(key)
