@@ -24,10 +24,12 @@ def row() -> Row:
             ),
             graph(
                 "Where the time goes, mean",
-                "Queue and prefill come before the first token at the client; before the second"
+                "The wait for a place at decode, queue and prefill come before the first token at"
+                " the client; before the second"
                 " come the KV's way to decode, the handoff (decode's wait for a step and the copy"
                 " into its pool) and decode's first rows.",
                 "s",
+                Query(mean("baton_handoff_place_seconds", DEPLOYMENT), "place at decode"),
                 Query(mean("baton_engine_queue_seconds", DEPLOYMENT), "queue"),
                 Query(mean("baton_engine_prefill_seconds", DEPLOYMENT), "prefill"),
                 Query(mean("baton_handoff_transfer_seconds", DEPLOYMENT), "KV transfer"),

@@ -49,6 +49,10 @@ def row() -> Row:
                 Query(
                     total("baton_engine_waiting_requests", WORKERS, ["role"]), "{{role}} waiting"
                 ),
+                Query(
+                    total("baton_handoff_waiting_asks", WORKERS, ["role"]),
+                    "{{role}} asked for a place",
+                ),
             ),
         ],
     )

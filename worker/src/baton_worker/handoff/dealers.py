@@ -91,9 +91,10 @@ class Dealers:
         for address, dealer in self._dealers.items():
             if dealer.monitoring in ready:
                 for event in connection_events(dealer.monitoring):
-                    if event.change is not Change.HANDSHAKE_FAILED:
-                        dealer.is_up = event.change is Change.UP
-                        changed.append((address, event.change))
+                    is_up = event.change is Change.UP
+                    if is_up != dealer.is_up:  # one that never stood ends without having begun
+                        dealer.is_up = is_up
+                        changed.append((address, Change.UP if is_up else Change.DOWN))
         return changed
 
     def standing(self) -> frozenset[Address]:
