@@ -42,7 +42,7 @@ from baton_worker.engine.sim.engine import SimEngine
 from baton_worker.engine.spec import ModelSpec, load_spec
 from baton_worker.engine.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.handoff.ledger import HandoffLedger
-from baton_worker.identity import Role, make_handle
+from baton_worker.identity import RequestKey, Role, make_handle
 from baton_worker.link.api import CommandReceived, Pressure
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
@@ -120,6 +120,13 @@ class EncodingLink:
         return Pressure.OPEN
 
 
+class NoTransport:
+    """A mixed worker hands nothing over; it only says that its requests have left."""
+
+    def leave(self, key: RequestKey) -> None:
+        """Give back no place."""
+
+
 class Worker:
     """A mixed worker's loop, without sockets."""
 
@@ -131,7 +138,7 @@ class Worker:
         parts = LoopParts(
             engine=self.engine,
             link=self.link,  # type: ignore[arg-type]
-            transport=None,  # type: ignore[arg-type]
+            transport=NoTransport(),  # type: ignore[arg-type]
             ledger=HandoffLedger(64, 60.0),
             metrics=RoleMetrics(factory),
             handoff_deadline_seconds=10.0,
