@@ -67,7 +67,7 @@ def ends_of(worker, n: int) -> list:
 
 
 def test_a_saturated_pair_fails_nothing_repeats_nothing_and_keeps_the_order(pair):
-    prefill, decode = pair(limits())
+    prefill, decode = pair(limits(), max_waiting=AHEAD)
     n_requests = 16 * SLOTS
     for n in range(n_requests):
         decode.command(Reserve(handle(n), 0, len(PROMPT), 12, 600.0))

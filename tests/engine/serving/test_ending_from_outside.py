@@ -73,13 +73,15 @@ def test_a_key_is_refused_while_held_and_while_its_end_is_unsaid(make_bench: Any
 
 def test_a_full_line_refuses_and_recovers(make_bench: Any) -> None:
     bench = make_bench(max_waiting=2, max_running=1)
-    for number in range(2):
-        bench.submit(number, range(5, 10), **OPTIONS)
-    with pytest.raises(EngineRefusedError) as refusal:
-        bench.submit(2, range(5, 10), **OPTIONS)
-    assert refusal.value.code is ErrorCode.QUEUE_FULL
+    first, *_ = [bench.submit(number, range(5, 10), **OPTIONS) for number in range(3)]
+    for number in (3, 4):
+        with pytest.raises(EngineRefusedError) as refusal:
+            bench.submit(number, range(5, 10), **OPTIONS)
+        assert refusal.value.code is ErrorCode.QUEUE_FULL
+        bench.step()  # whether it runs or is about to: one slot and two places in line
+    assert bench.engine.abort(first)
     bench.step()
-    bench.submit(3, range(5, 10), **OPTIONS)
+    bench.submit(5, range(5, 10), **OPTIONS)
     bench.drain()
 
 

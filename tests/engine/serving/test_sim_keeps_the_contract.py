@@ -170,17 +170,19 @@ def test_another_seed_is_another_model(make_sim_bench: Callable[..., Any]) -> No
 
 
 def test_rules_of_the_edge_hold(make_sim_bench: Callable[..., Any]) -> None:
-    bench = make_sim_bench(max_waiting=1)
+    bench = make_sim_bench(max_waiting=1, max_running=1)
     key = bench.submit(1, range(2, 22), temperature=0.0, max_tokens=50)
+    bench.submit(2, range(2, 22), temperature=0.0, max_tokens=5)
     with pytest.raises(EngineRefusedError) as full:
-        bench.submit(2, range(2, 22), max_tokens=5)
+        bench.submit(3, range(2, 22), max_tokens=5)
     assert full.value.code is ErrorCode.QUEUE_FULL
     bench.step()
     with pytest.raises(EngineRefusedError, match="already held"):
         bench.submit(1, range(2, 22), max_tokens=5)
+    assert bench.engine.abort(key)
+    bench.step()
     with pytest.raises(EngineRefusedError, match=r"ids are 0\.\.511"):
         bench.submit(3, (512,), max_tokens=5)
-    assert bench.engine.abort(key)
     assert not bench.engine.abort(RequestKey(key.handle, 5))
     bench.drain()
     assert bench.reader[key].finish is Finish.ABORT

@@ -122,8 +122,9 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether the line takes no more."""
-        return len(self._waiting) >= self._limits.max_waiting
+        """Whether it takes no more: a slot that is free counts before who waits has got it."""
+        n_held = len(self._waiting) + len(self._running)
+        return n_held >= self._limits.max_running + self._limits.max_waiting
 
     def requests(self) -> Iterator[RequestState]:
         """Yield every request held."""

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton_worker.config import ProcessConfig
 from baton_worker.engine.line import Line
 from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey, incarnation_of
@@ -38,6 +39,19 @@ class PlaceLimits:
     kv_tokens: int
     asks: int
     queue_seconds: float
+
+    @classmethod
+    def of(cls, config: ProcessConfig, kv_blocks: int) -> PlaceLimits:
+        """Return what a decode worker of this configuration and this many blocks has to give."""
+        engine, handoff = config.engine, config.handoff
+        ahead = min(handoff.ahead_requests, engine.max_running, engine.max_waiting)
+        return cls(
+            slots=engine.max_running + ahead,
+            receive_bytes=handoff.receive_bytes,
+            kv_tokens=kv_blocks * engine.block_size,
+            asks=engine.max_running + engine.max_waiting,
+            queue_seconds=handoff.queue_seconds,
+        )
 
 
 class Wish(NamedTuple):

@@ -162,7 +162,10 @@ class ZmqKvTransport:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE, 1)  # how decode notices that a silent host is gone
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, 15)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
         socket.set(zmq.RECONNECT_IVL, 100)
         socket.set(zmq.RECONNECT_IVL_MAX, 1000)
         socket.set(zmq.CONNECT_TIMEOUT, 1500)

@@ -197,20 +197,9 @@ def _kv_transport(
         metrics,
         context=context,
         security=security,
-        places=_places(config, load) if takes_offers else None,
+        places=PlaceLimits.of(config, load.kv_blocks_total) if takes_offers else None,
     )
     return transport, _KvAddress(transport.endpoint, security.public_key)
-
-
-def _places(config: ProcessConfig, load: EngineLoad) -> PlaceLimits:
-    engine, handoff = config.engine, config.handoff
-    return PlaceLimits(
-        slots=engine.max_running + min(handoff.ahead_requests, engine.max_running),
-        receive_bytes=handoff.receive_bytes,
-        kv_tokens=load.kv_blocks_total * engine.block_size,
-        asks=engine.max_running + engine.max_waiting,
-        queue_seconds=handoff.queue_seconds,
-    )
 
 
 def _health_sources(worker: _Assembled) -> HealthSources:
