@@ -17,7 +17,7 @@ from typing import NamedTuple
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.line import Line
 from baton_worker.handoff.timers import Timers
-from baton_worker.identity import RequestKey, incarnation_of
+from baton_worker.identity import RequestKey
 
 _MAX_REMEMBERED = 8192
 
@@ -130,7 +130,7 @@ class Places:
             return Reply.OVER
         if self.n_waiting >= self._limits.asks:
             return Reply.FULL
-        place = self._places[key] = _Place(key, wish, self._arrival_of(key))
+        place = self._places[key] = _Place(key, wish, self._next_arrival())
         self._line.add(place)
         self._expiry.set(key, now + self._limits.queue_seconds)
         return Reply.QUEUED
@@ -158,7 +158,7 @@ class Places:
         if place is None:
             if key in self._over:
                 return Reply.OVER
-            place = _Place(key, wish, self._arrival_of(key))
+            place = _Place(key, wish, self._next_arrival())
         elif place.standing is _Standing.GRANTED:
             self._awaited_bytes += wish.kv_bytes - place.wish.kv_bytes
             self._tokens += wish.n_tokens - place.wish.n_tokens
@@ -207,19 +207,9 @@ class Places:
             self.leave(key)
         return late
 
-    def _arrival_of(self, key: RequestKey) -> int:
-        """Return a new request's place among all.
-
-        A gateway counts its requests up, and their asks may come by several prefill workers: one
-        that its gateway began before another still in line stands before that.
-        """
+    def _next_arrival(self) -> int:
         self._n_heard += 1
-        rank = self._n_heard
-        for other in self._line:
-            same = incarnation_of(other.key.handle) == incarnation_of(key.handle)
-            if same and other.key.handle > key.handle:
-                rank = min(rank, other.arrival >> 64)
-        return rank << 64 | key.handle
+        return self._n_heard
 
     def _has_room(self, wish: Wish) -> bool:
         n_taken = self.n_taken
