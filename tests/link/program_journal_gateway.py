@@ -46,9 +46,9 @@ class Journal:
 
 def main(bind: str, incarnation: int, journal: Journal) -> None:
     config = LinkConfig(bind=bind, curve=CurveConfig(enabled=False))
-    link = ZmqGatewayLink(
-        config, GatewayIdentity(incarnation), MetricFactory(CollectorRegistry(), "m", "gateway")
-    )
+    identity = GatewayIdentity(incarnation)
+    identity.instance = f"{incarnation:032x}"  # its lives are one gateway's, as its journal is
+    link = ZmqGatewayLink(config, identity, MetricFactory(CollectorRegistry(), "m", "gateway"))
 
     def take(events: Sequence[object]) -> None:
         for event in events:
