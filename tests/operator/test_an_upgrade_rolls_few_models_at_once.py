@@ -221,3 +221,22 @@ def test_so_many_roll_at_once_as_the_setting_says(kubes, monkeypatch, limit):
         assert fleet.moved() == list(NAMES[:limit])
 
     asyncio.run(scenario())
+
+
+def test_models_that_are_told_of_one_by_one_at_a_start_do_not_all_find_nobody_ahead(fleet):
+    """The watch tells of each in its own time, and a pass takes time before its status says so."""
+
+    async def scenario():
+        await fleet.begin()
+        fleet.monkeypatch.setattr(revision, "RENDER_VERSION", revision.RENDER_VERSION + 1)
+        fleet.cluster.start()
+        passes = []
+        for name in reversed(NAMES):
+            body = await fleet.cluster.kube.get(api.PD_DEPLOYMENT, "ns", name)
+            fleet.cluster.parents.seen(body, is_event=True)
+            passes.append(asyncio.create_task(fleet.cluster.reconcile(name)))
+            await asyncio.sleep(0)
+        await asyncio.gather(*passes)
+        assert fleet.moved() == ["d"]
+
+    asyncio.run(scenario())

@@ -31,20 +31,28 @@ class Upgrades:
         self._wake = wake
         self._names: dict[ObjectKey, tuple[tuple[str, int], str]] = {}
         self._rolling: set[ObjectKey] = set()
+        self._given: set[ObjectKey] = set()
 
     def turn(self, pdd: PDDeployment) -> tuple[str, Turn]:
-        """Return the revision to aim at, and what that has to do with an upgrade."""
+        """Return the revision to aim at, and what that has to do with an upgrade.
+
+        Who is given a turn has it at once: its status says so only when its pass is over, and at a
+        start models are told of, and looked at, one by one.
+        """
         wanted = self._wanted(pdd)
+        self._given.discard(pdd.key)
         if not self._is_waiting(pdd):
             return wanted, Turn()
         ahead = [key for key, _ in zip(self._ahead(pdd.key), range(self._limit), strict=False)]
         if len(ahead) < self._limit:
+            self._given.add(pdd.key)
             return wanted, Turn(is_upgrade=True)
         why = f"{wanted}, as this operator makes it, waits for {', '.join(map(str, ahead))}"
         return pdd.status["updateRevision"], Turn(waiting=wanted, why=why)
 
     def passed(self, key: ObjectKey) -> None:
         """Note what a pass made of a model, and wake who may roll in its place."""
+        self._given.discard(key)
         parent = self._parents.get(key)
         if isinstance(parent, PDDeployment) and _is_rolling(parent):
             self._rolling.add(key)
@@ -63,7 +71,8 @@ class Upgrades:
         """Yield who rolls, and who waits longer by name."""
         for other in self._models():
             is_first = other.key < key and self._is_waiting(other)
-            if other.key != key and (is_first or _is_rolling(other)):
+            has_turn = other.key in self._given or _is_rolling(other)
+            if other.key != key and (is_first or has_turn):
                 yield other.key
 
     def _models(self) -> Iterator[PDDeployment]:
