@@ -202,3 +202,24 @@ def test_the_last_pair_is_used_although_ejected_and_restored_by_what_it_serves(
         assert client.get("/readyz").json()["reasons"] == []
     shown = {"worker": "decode-0", "worker_role": "decode"}
     assert gateway.metric("baton_gateway_worker_ejected", **shown) == 0
+
+
+def test_a_trial_that_was_not_sent_is_still_due(support):
+    """A wide request that finds no room for its last choice must not use the trial up."""
+    now = [0.0]
+    table = WorkerTable("tiny", "", clock=lambda: now[0])
+    for name in ("bad", "good"):
+        table.up(name, 1, support.worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
+    for _ in range(EJECT_AFTER):
+        table.failed("bad", 0.0, "broken", is_full=False)
+    now[0] = BACKOFF_SECONDS
+    pairs = [table.assign(NEEDS), table.assign(NEEDS)]
+    assert None not in pairs
+    assert table.assign(NEEDS) is None
+    for pair in pairs:
+        table.unassign(pair, NEEDS)
+    again = [table.assign(NEEDS), table.assign(NEEDS)]
+    assert {pair.worker_ids for pair in again if pair} == {("bad",), ("good",)}
+    table.unassign(again[0], NEEDS)
+    table.unassign(again[1], NEEDS)
+    assert [(load.dispatched, load.outstanding_tokens) for load in table.loads()] == [(0, 0)] * 2

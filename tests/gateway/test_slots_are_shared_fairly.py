@@ -285,3 +285,44 @@ def test_more_choices_than_one_client_may_hold_are_a_400_at_once(start_gateway):
         answer = client.post("/v1/completions", json=BODY | {"n": 15})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "15 choices at once: the most is 14"
+
+
+def test_a_wide_request_that_waits_is_tried_again_only_when_room_may_have_come(start_gateway):
+    """What its own plan took and gave back is no room that has come: the loop would not rest."""
+    gateway = start_gateway(workers="m", info={"max_running": 2, "max_waiting": 0})
+    gateway.link.pause()
+    first = Poster(gateway)
+    gateway.link.wait_until(lambda: len(gateway.link.commands) == 1)
+    table, tried = gateway.service.dispatcher._workers, []
+    assign = table.assign
+    table.assign = lambda *args: tried.append(args) or assign(*args)
+    wide = Poster(gateway, n=2)
+    wait_in_line(gateway, 1)
+    with gateway.http() as client:
+        for _ in range(50):
+            assert client.get("/healthz").status_code == 200
+    assert len(tried) <= 6, "two choices, when it came and when the line was looked at"
+    gateway.link.resume()
+    assert (first.status(), wide.status()) == (200, 200)
+
+
+def test_who_fits_no_worker_any_more_holds_up_nobody_in_line(start_gateway):
+    gateway = start_gateway(
+        workers="m", info={"max_running": 1, "max_waiting": 0}, max_wait_seconds=60
+    )
+    gateway.link.up("small-0", Role.MIXED, max_running=1, max_waiting=0, max_model_len=64)
+    gateway.link.pause()
+    posters = [Poster(gateway, prompt=[70] * 100)]
+    gateway.link.wait_until(lambda: len(gateway.link.commands) == 1)
+    posters.append(Poster(gateway))
+    gateway.link.wait_until(lambda: len(gateway.link.commands) == 2)
+    long = Poster(gateway, prompt=[70] * 100)
+    wait_in_line(gateway, 1)
+    gateway.link.down("mixed-0")
+    assert long.status() == 503
+    assert long.answer.json()["error"]["code"] == "no_usable_pair"
+    gateway.link.up("small-1", Role.MIXED, max_running=1, max_waiting=0, max_model_len=64)
+    posters.append(Poster(gateway))
+    gateway.link.wait_until(lambda: len(gateway.link.commands) == 3)
+    gateway.link.resume()
+    assert [poster.status() for poster in posters[1:]] == [200, 200]

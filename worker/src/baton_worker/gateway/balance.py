@@ -91,24 +91,21 @@ def _trusted(loads: Sequence[WorkerLoad], pairing: Pairing) -> Sequence[WorkerLo
     """
     if not any(load.is_ejected for load in loads):
         return loads
-    kinds = {
-        (load.info.role, pairing.group(load.info))
-        for load in loads
-        if not (load.is_ejected or load.info.draining)
-    }
-    return [
-        load
-        for load in loads
-        if not load.is_ejected or (load.info.role, pairing.group(load.info)) not in kinds
-    ]
+    kinds = {_kind(load, pairing) for load in loads if not (load.is_ejected or load.info.draining)}
+    return [load for load in loads if not load.is_ejected or _kind(load, pairing) not in kinds]
 
 
-def most_choices(loads: Iterable[WorkerLoad], needs: Needs) -> int:
+def most_choices(
+    loads: Iterable[WorkerLoad], needs: Needs, pairing: Pairing = WITHIN_REVISIONS
+) -> int:
     """Return how many such choices workers that have nothing else could have at once, at most."""
+    fitting = [load for load in loads if not load.info.draining and _fits(load.info, needs)]
+    pairs = _least_loaded_pairs(fitting, pairing)
+    kinds = {_kind(load, pairing) for pair in pairs for load in pair if load is not None}
     room: Counter[int] = Counter()
-    for info in (load.info for load in loads):
-        if not info.draining and _fits(info, needs):
-            room[info.role] += info.max_running + info.max_waiting
+    for load in fitting:
+        if _kind(load, pairing) in kinds:
+            room[load.info.role] += load.info.max_running + load.info.max_waiting
     return room[Role.MIXED] + min(room[Role.PREFILL], room[Role.DECODE])
 
 
@@ -160,10 +157,14 @@ def _least_loaded_pairs(loads: Iterable[WorkerLoad], pairing: Pairing) -> Iterat
     for load in loads:
         if load.info.draining:
             continue
-        key = (load.info.role, pairing.group(load.info))
+        key = _kind(load, pairing)
         if key not in best or _rank(load) < _rank(best[key]):
             best[key] = load
     yield from _all_pairs(list(best.values()), pairing)
+
+
+def _kind(load: WorkerLoad, pairing: Pairing) -> tuple[int, tuple[object, ...]]:
+    return (load.info.role, pairing.group(load.info))
 
 
 def _all_pairs(loads: Sequence[WorkerLoad], pairing: Pairing) -> Iterator[Pair]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from baton_worker.gateway.balance import Needs, Pair, most_choices
+from baton_worker.gateway.balance import Needs, Pair
 from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.commands import commands_of, send_all
 from baton_worker.gateway.errors import WORKER_LOST, ApiError, bad_request, unavailable
@@ -241,7 +241,7 @@ class Dispatcher:
             pair = self._workers.assign(needs)
             if pair is None:
                 for plan in plans:
-                    self._release(plan.pair, plan.live.needs)
+                    self._workers.unassign(plan.pair, plan.live.needs)
                 self._check_possible(request, needs)
                 return None
             plans.append(_Plan(self._live(generation, choice, needs, pair), pair))
@@ -251,19 +251,18 @@ class Dispatcher:
         """Refuse what no waiting would make room for.
 
         Raises:
-            ApiError: 503 for what no worker can do, 400 for more choices than all could ever have.
+            ApiError: 503 for what no workers can do that are there now, 400 for more choices than
+                all could ever have.
         """
         missing = self._workers.missing_features(needs)
         if missing:
             names = ", ".join(missing)
             raise unavailable(f"no linked worker can do {names}", "no_feature")
-        most = most_choices(self._workers.loads(), needs)
-        if 0 < most < request.n_choices:
+        most = self._workers.most_choices(needs)
+        if not most:
+            raise unavailable("no linked workers can take this request", "no_usable_pair")
+        if most < request.n_choices:
             raise _too_many(request, most)
-
-    def _release(self, pair: Pair, needs: Needs) -> None:
-        for worker_id in pair.worker_ids:
-            self._workers.release(worker_id, needs)
 
     def _live(
         self, generation: Generation, choice: Choice, needs: Needs, pair: Pair

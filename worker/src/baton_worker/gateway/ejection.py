@@ -31,6 +31,7 @@ class Circuit:
     _since: float = -math.inf
     _until: float = -math.inf
     _backoff: float = BACKOFF_SECONDS
+    _due: float = math.inf
 
     def admits(self, now: float) -> bool:
         """Whether it may be given a request: it is trusted, or due to be tried."""
@@ -39,7 +40,13 @@ class Circuit:
     def given(self, now: float) -> None:
         """A request goes there; of an ejected worker's the next may follow after the back-off."""
         if self.is_ejected:
+            if now >= self._until:
+                self._due = self._until
             self._until = max(self._until, now + self._backoff)
+
+    def not_given(self) -> None:
+        """The request did not go there after all: the trial is as due as it was before."""
+        self._until = min(self._until, self._due)
 
     def failed(self, begun: float, now: float, reason: str, *, is_full: bool = False) -> bool:
         """Note an attempt that failed; True if the worker is ejected by it.
@@ -62,7 +69,7 @@ class Circuit:
         elif self.failures < EJECT_AFTER:
             return False
         newly, self.is_ejected = not self.is_ejected, True
-        self._since, self._until = now, now + self._backoff
+        self._since, self._until, self._due = now, now + self._backoff, math.inf
         return newly
 
     def worked(self, begun: float) -> bool:
@@ -72,5 +79,6 @@ class Circuit:
         restored, self.is_ejected = self.is_ejected, False
         self.failures, self.reason = 0, ""
         self._since = self._until = -math.inf
+        self._due = math.inf
         self._backoff = BACKOFF_SECONDS
         return restored

@@ -13,6 +13,7 @@ from baton_worker.gateway.balance import (
     choose,
     has_usable_pair,
     limits,
+    most_choices,
     unusable_reasons,
 )
 from baton_worker.gateway.pairing import Pairing
@@ -175,6 +176,17 @@ class WorkerTable:
                 load.dispatched += 1
         return pair
 
+    def unassign(self, pair: Pair, needs: Needs) -> None:
+        """Undo `assign` for a request that is not sent: who waits for room has no more of it."""
+        for load in filter(None, pair):
+            load.circuit.not_given()
+            load.dispatched -= 1
+            self._take_off(load, needs)
+
+    def most_choices(self, needs: Needs) -> int:
+        """Return how many such choices the workers could have at once if they had nothing else."""
+        return most_choices(self._in_use, needs, self._pairing)
+
     def missing_features(self, needs: Needs) -> list[str]:
         """Return which of the needed features no linked worker has."""
         known = {feature for load in self._loads.values() for feature in load.info.features}
@@ -184,9 +196,12 @@ class WorkerTable:
         """Take a request off a worker's account."""
         load = self._loads.get(worker_id)
         if load is not None:
-            load.outstanding_tokens -= self.cost(load.info, needs)
-            load.outstanding_requests -= 1
+            self._take_off(load, needs)
             self.on_room()
+
+    def _take_off(self, load: WorkerLoad, needs: Needs) -> None:
+        load.outstanding_tokens -= self.cost(load.info, needs)
+        load.outstanding_requests -= 1
 
     @staticmethod
     def cost(info: WorkerInfo, needs: Needs) -> int:
