@@ -28,3 +28,8 @@ def test_a_gateway_that_did_not_read_lives_and_reads_what_came() -> None:
 def test_a_worker_that_did_not_read_lives() -> None:
     done = unread("dealer")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_prefill_worker_that_did_not_read_its_answers_lives() -> None:
+    done = unread("kv")
+    assert done.returncode == 0, done.stderr
