@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from baton_worker.gateway.body import (
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake import Intake
 from baton_worker.gateway.request import Endpoint, Limits
-from baton_worker.gateway.schema import decode_object
+from baton_worker.gateway.schema import decode_as, decode_object
 
 CONTEXT = 4096
 PADDING = " " * SMALL_BODY_BYTES
@@ -43,20 +44,11 @@ def decoded(monkeypatch):
     """Sizes of what is decoded into objects, in order."""
     sizes = []
 
-    class Json:
-        @staticmethod
-        def decode(data, **options):
-            sizes.append(len(data))
-            return body_module_json.decode(data, **options)
+    def recorded(data, kind, name):
+        sizes.append(len(data))
+        return decode_as(data, kind, name)
 
-    body_module_json = body_module.msgspec.json
-    real = body_module.msgspec
-
-    class Msgspec:
-        json = Json
-        Raw = real.Raw
-
-    monkeypatch.setattr(body_module, "msgspec", Msgspec)
+    monkeypatch.setattr(body_module, "decode_as", recorded)
     return sizes
 
 
@@ -76,18 +68,130 @@ PROMPTS = (
     | st.lists(st.integers(-3, 900), max_size=6)
     | st.lists(st.lists(st.integers(0, 900), max_size=5), max_size=5)
     | st.lists(st.text(max_size=5), max_size=5)
-    | VALUES
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.text(max_size=5),
+            "content": st.none()
+            | st.text(max_size=5)
+            | st.lists(
+                st.fixed_dictionaries({"type": st.text(max_size=4), "text": st.text(max_size=4)}),
+                max_size=3,
+            ),
+        },
+        optional={"name": st.text(max_size=3), "tool_calls": VALUES, "other": VALUES},
+    ),
+    max_size=4,
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(st.text(max_size=6) | st.just("n"), VALUES, max_size=4),
-    st.fixed_dictionaries({}, optional={"prompt": PROMPTS, "tokens": PROMPTS}),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "prompt": PROMPTS,
+            "tokens": st.lists(st.integers(-3, 900), max_size=6),
+            "messages": MESSAGES,
+        },
+    ),
 )
 def test_a_large_body_is_read_as_a_small_one(others, known):
     value = others | known
     assert read(value) == decode_object(json.dumps(value).encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["prompt", "tokens", "messages"]), VALUES)
+def test_a_large_field_is_read_as_a_small_one_or_refused_by_its_name(name, value):
+    refused = ""
+    try:
+        found = read({name: value})
+    except ApiError as error:
+        refused, found = str(error.param), {}
+    assert refused.startswith(name) if refused else found == {name: value}
+
+
+NO_VALUES = [b'"\xff"', b"1e999", b"9" * 5000, b'"\\ud800"', b"NaN"]
+PLACES = [
+    b'{"prompt": %b}', b'{"prompt": ["a", %b]}', b'{"prompt": [1, %b]}', b'{"prompt": [[1], [%b]]}',
+    b'{"tokens": [%b]}', b'{"seed": %b}', b'{"other": {"a": [%b]}}', b'{"messages": %b}',
+    b'{"messages": [{"role": "user", "content": %b}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "text", "text": %b}]}]}',
+    b'{"messages": [{"role": "user", "content": "a", "x": [%b]}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", ["", PADDING], ids=["small", "large"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("wrong", NO_VALUES, ids=["utf8", "float", "int", "pair", "nan"])
+def test_what_is_no_value_is_refused_wherever_it_stands(place, wrong, padding):
+    error = refusal(place % wrong, padding=padding)
+    assert error.status == 400
+    if wrong in (b"1e999", b"9" * 5000):
+        name = place.split(b'"')[1].decode()
+        assert str(error.param).startswith(name)
+        assert name in error.message
+
+
+LISTS = b"[" + b"[]," * 100_000 + b"[]]"
+
+
+@pytest.mark.parametrize(
+    ("place", "field"),
+    [
+        (b'{"prompt": {"a": %b}}', "prompt"),
+        (b'{"prompt": ["a", %b]}', "prompt[1]"),
+        (b'{"prompt": ["a", {"a": %b}]}', "prompt[1]"),
+        (b'{"prompt": [1, %b]}', "prompt"),
+        (b'{"tokens": %b}', "tokens"),
+        (b'{"tokens": {"a": %b}}', "tokens"),
+        (b'{"messages": [{"role": "user", "content": "a", "x": %b}]}', "messages[0].x"),
+        (b'{"messages": [{"role": "user", "content": %b}]}', "messages[0].content[0]"),
+        (b'{"messages": %b}', "messages[0]"),
+        (b"{" + b",".join(b'"x%d": [%b[]]' % (i, b"[]," * 40_000) for i in range(9)) + b"}", "x4"),
+    ],
+)
+def test_nothing_is_made_of_what_a_field_cannot_be(place, field):
+    """A list of 300 kB is 100,000 objects; what is refused takes little more than its bytes."""
+    raw = place % LISTS if b"%b" in place else place
+    tracemalloc.start()
+    try:
+        error = refusal(raw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (error.status, error.param) == (400, field)
+    assert peak < 4 * MAX_FIELD_BYTES * 24 + 4 * len(raw)
+
+
+def test_lists_of_ids_are_neither_converted_nor_checked_in_one_go(tokenizer):
+    """Between the lists of a prompt others have their turn, from its bytes to the request."""
+    intake = Intake("tiny", tokenizer, lambda: Limits(CONTEXT, 512, 20), 20)
+    raw = json.dumps({"prompt": [[7] * (CONTEXT - 16)] * 40}).encode()
+    turns = []
+
+    async def main():
+        work = asyncio.create_task(intake.generation(Endpoint.COMPLETION, raw))
+        while not work.done():
+            turns.append(1)
+            await asyncio.sleep(0)
+        return await work
+
+    assert asyncio.run(main()).prompts == ((7,) * (CONTEXT - 16),) * 40
+    assert len(turns) >= 60
+
+
+@pytest.mark.parametrize("text", ["", "a"])
+@pytest.mark.parametrize("n", [MAX_PROMPTS + 1, 30_000])
+def test_more_texts_than_anybody_may_have_are_refused(tokenizer, n, text):
+    intake = Intake("tiny", tokenizer, lambda: Limits(CONTEXT, 512, 20), 20)
+    raw = json.dumps({"prompt": [text] * n}).encode()
+    with pytest.raises(ApiError, match="more than 2048") as caught:
+        asyncio.run(intake.generation(Endpoint.COMPLETION, raw))
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b'"x"', b'{"a": NaN}', b"\xff"])

@@ -1,69 +1,92 @@
 """Large request bodies, judged by their bytes before they are made into objects.
 
 JSON is decoded in one go, which nothing else can interrupt, and a byte of it can become a hundred
-of objects. So a large body is taken apart by its fields first; token ids are decoded list by list,
-with a turn of the event loop after each, and what could not be served anyhow is refused unread.
+of objects. So a large body is taken apart by its fields first; each is decoded as what it may be,
+so that nothing is made of anything else, with a turn of the event loop after each piece, and what
+could not be served anyhow is refused unread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from baton_worker.gateway.errors import ApiError, bad_request
-from baton_worker.gateway.schema import ChatMessage, decode_as, decode_object
+from baton_worker.gateway.schema import ChatMessage, ContentPart, decode_as, decode_object
 
 SMALL_BODY_BYTES = 1 << 16
 """Bodies up to here are decoded at once: 5 ms for the worst of them."""
 
 MAX_FIELD_BYTES = 1 << 17
-"""Of any field but the prompt, the messages, and tokens."""
+"""Of any field but the prompt, the messages, and tokens; all of these have four times as much."""
 
 MAX_STRINGS = 1 << 16
 """Keys and texts of a body."""
 
 MAX_PROMPTS = 2048
+MAX_MESSAGES = 8192
 
 _WINDOW_BYTES = 1 << 18
+_SLICE_BYTES = 1 << 16
+_SLICE_FIELDS = 256
 _LISTS = re.compile(rb"\[\s*\[")
 _IDS = re.compile(rb"\[\s*[-\d]")
-_LONG_FIELDS = ("prompt", "messages", "tokens")
+_TEXTS: Final[Any] = str | list[str] | None
+_TOKENS: Final[Any] = list[int] | None
+_SHAPE: Final[Any] = list[ChatMessage] | None
+_CONTENT: Final[Any] = str | list[ContentPart] | None
 
 
-class _Messages(msgspec.Struct):
-    messages: list[ChatMessage]
+class TokenLists(list[Any]):
+    """Lists of token ids whose types are known to be right: converting millions takes long."""
+
+
+class _Turns:
+    """Gives the event loop its turn after every slice of work."""
+
+    def __init__(self) -> None:
+        self._bytes = self._fields = 0
+
+    async def did(self, n_bytes: int) -> None:
+        self._bytes += n_bytes
+        self._fields += 1
+        if self._bytes >= _SLICE_BYTES or self._fields >= _SLICE_FIELDS:
+            self._bytes = self._fields = 0
+            await asyncio.sleep(0)
 
 
 async def read_object(raw: bytes, context_tokens: int) -> dict[str, Any]:
     """Return the JSON object in `raw`, as `schema.decode_object` does.
 
     Raises:
-        ApiError: 400 when it is not JSON, or no object; when a field is too large; when a prompt
-            has more than `context_tokens` ids.
+        ApiError: 400 when it is not JSON, or no object; when a field is too large, or of a type
+            that it cannot have; when a prompt has more than `context_tokens` ids.
     """
     if len(raw) <= SMALL_BODY_BYTES:
         return decode_object(raw)
     if _is_more(raw, b'"', 2 * MAX_STRINGS, but_not=b'\\"'):
         raise bad_request(None, f"the body has more than {MAX_STRINGS} strings", "body_too_large")
+    await asyncio.sleep(0)
     fields = decode_object(raw, dict[str, msgspec.Raw])
+    await asyncio.sleep(0)
     value: dict[str, Any] = {}
+    turns, n_other_bytes = _Turns(), 0
     for name, field in fields.items():
         data = memoryview(field).tobytes()
-        if name in ("prompt", "tokens") and _IDS.match(data):
+        if name == "prompt":
+            value[name] = await _prompt(data, context_tokens)
+        elif name == "messages":
+            value[name] = await _messages(data)
+        elif name == "tokens":
             value[name] = _ids(name, data, context_tokens)
-        elif name == "prompt" and _LISTS.match(data):
-            value[name] = await _lists(name, data, context_tokens)
-        elif name in _LONG_FIELDS:
-            value[name] = _long(name, data)
-        elif len(data) > MAX_FIELD_BYTES:
-            message = f"{name[:40]} has {len(data)} bytes: the most is {MAX_FIELD_BYTES}"
-            raise bad_request(name[:40], message, "field_too_large")
         else:
-            value[name] = msgspec.json.decode(data)
-    await asyncio.sleep(0)
+            n_other_bytes += len(data)
+            _check_size(name[:40], len(data), n_other_bytes)
+            value[name] = decode_as(data, Any, name[:40])
+        await turns.did(len(data))
     return value
 
 
@@ -76,27 +99,63 @@ def too_many_tokens(name: str, context_tokens: int) -> ApiError:
     )
 
 
+def _check_size(name: str, n_bytes: int, n_other_bytes: int) -> None:
+    if n_bytes > MAX_FIELD_BYTES:
+        message = f"{name} has {n_bytes} bytes: the most is {MAX_FIELD_BYTES}"
+        raise bad_request(name, message, "field_too_large")
+    if n_other_bytes > 4 * MAX_FIELD_BYTES:
+        message = f"{name} and the fields before it have more than {4 * MAX_FIELD_BYTES} bytes"
+        raise bad_request(name, message, "field_too_large")
+
+
+async def _prompt(data: bytes, context_tokens: int) -> Any:
+    if _IDS.match(data):
+        return _ids("prompt", data, context_tokens)
+    if _LISTS.match(data):
+        return await _lists(data, context_tokens)
+    return decode_as(data, _TEXTS, "prompt")
+
+
 def _ids(name: str, data: bytes, context_tokens: int) -> Any:
     if _is_more(data, b",", context_tokens):
         raise too_many_tokens(name, context_tokens)
-    return msgspec.json.decode(data)
+    return decode_as(data, _TOKENS, name)
 
 
-async def _lists(name: str, data: bytes, context_tokens: int) -> list[Any]:
+async def _lists(data: bytes, context_tokens: int) -> TokenLists:
     if _is_more(data, b"[", MAX_PROMPTS + 1):
-        raise bad_request(name, f"{name} has more than {MAX_PROMPTS} lists")
-    found = []
-    for item in msgspec.json.decode(data, type=list[msgspec.Raw]):
-        found.append(_ids(name, memoryview(item).tobytes(), context_tokens))
+        raise bad_request("prompt", f"prompt has more than {MAX_PROMPTS} lists")
+    found = TokenLists()
+    for i, item in enumerate(decode_as(data, list[msgspec.Raw], "prompt")):
+        ids = memoryview(item).tobytes()
+        if _is_more(ids, b",", context_tokens):
+            raise too_many_tokens("prompt", context_tokens)
+        found.append(decode_as(ids, list[int], f"prompt[{i}]"))
         await asyncio.sleep(0)
     return found
 
 
-def _long(name: str, data: bytes) -> Any:
-    """Decode texts; messages of a wrong shape end it at the first that is."""
-    if name == "messages":
-        decode_as(b'{"messages":%b}' % data, _Messages)
-    return msgspec.json.decode(data)
+async def _messages(data: bytes) -> Any:
+    """Decode what messages may have; those of a wrong shape end it at the first that is."""
+    shaped = decode_as(data, _SHAPE, "messages")
+    if shaped is None:
+        return None
+    if len(shaped) > MAX_MESSAGES:
+        raise bad_request("messages", f"messages: there are more than {MAX_MESSAGES}")
+    await asyncio.sleep(0)
+    found, turns = [], _Turns()
+    for i, message in enumerate(decode_as(data, list[dict[str, msgspec.Raw]], "messages")):
+        turn: dict[str, Any] = {}
+        for name, field in message.items():
+            path, raw = f"messages[{i}].{name[:40]}", memoryview(field).tobytes()
+            if name == "content":
+                turn[name] = msgspec.to_builtins(decode_as(raw, _CONTENT, path))
+            else:
+                _check_size(path, len(raw), 0)
+                turn[name] = decode_as(raw, Any, path)
+            await turns.did(len(raw))
+        found.append(turn)
+    return found
 
 
 def _is_more(data: bytes, mark: bytes, most: int, but_not: bytes = b"") -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from baton_worker.gateway.body import read_object, too_many_tokens
+from baton_worker.gateway.body import MAX_PROMPTS, TokenLists, read_object, too_many_tokens
 from baton_worker.gateway.chat_template import ChatTemplateError
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
@@ -27,7 +27,7 @@ from baton_worker.gateway.schema import (
 from baton_worker.gateway.steering import bad_word_tokens
 from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.unsupported import refuse_unsupported
-from baton_worker.gateway.validate import bind, chat_options, completion_options
+from baton_worker.gateway.validate import bind, chat_options, check_ids, completion_options
 
 _ROLES = ("system", "developer", "user", "assistant")
 _SEED_BITS = 63
@@ -36,6 +36,9 @@ _OFF_LOOP_CHARACTERS = 16_384
 _OFF_LOOP_BAD_WORDS = 4096
 """Characters of all of them: each is tokenised twice, alone."""
 _OFF_LOOP_MESSAGES = 256
+_OFF_LOOP_TEXTS = 256
+_CHECKED_IDS = 4096
+"""Token ids that are looked at between two turns of the event loop, or one prompt's."""
 _LONG_TEXTS_AT_ONCE = 2
 """A text of megabytes takes hundreds of them while it is tokenised."""
 _UNKNOWN_CONTEXT_TOKENS = 1 << 17
@@ -78,10 +81,18 @@ class Intake:
             self._check_length("messages", text, limits.context_tokens)
             prompts: Sequence[Sequence[int]] = await self.encode([text], add_special_tokens=False)
         else:
+            lists = value.get("prompt")
+            if isinstance(lists, TokenLists):
+                value["prompt"] = []
             completion = convert(value, CompletionBody)
             self.check_model(completion.model)
             options, limits = completion_options(completion, seed), self._limits()
-            prompts = await self._completion_prompts(completion, limits)
+            if isinstance(lists, TokenLists):
+                prompts = lists
+            else:
+                prompts = await self._completion_prompts(completion, limits)
+        name = "messages" if endpoint is Endpoint.CHAT else "prompt"
+        prompts = await _checked(name, prompts, limits.vocab_size)
         return bind(options, prompts, limits, await self._bad_word_tokens(options.bad_words))
 
     def check_model(self, model: str | None) -> None:
@@ -129,7 +140,7 @@ class Intake:
             return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         try:
-            if sum(map(len, texts)) > _OFF_LOOP_CHARACTERS:
+            if sum(map(len, texts)) > _OFF_LOOP_CHARACTERS or len(texts) > _OFF_LOOP_TEXTS:
                 async with self._long_texts:
                     return await asyncio.to_thread(work, self._tokenizer.encode_long)
             return work(self._tokenizer.encode)
@@ -257,11 +268,32 @@ def _content(i: int, message: ChatMessage) -> str:
     return "\n".join(part.text or "" for part in message.content)
 
 
+async def _checked(
+    name: str, prompts: Sequence[Sequence[int]], vocab_size: int
+) -> list[tuple[int, ...]]:
+    """Return prompts whose ids are in the vocabulary, with turns of the event loop between.
+
+    Raises:
+        ApiError: 400: an empty one, an id outside.
+    """
+    found, n_ids = [], 0
+    for prompt in prompts:
+        check_ids(name, prompt, vocab_size)
+        found.append(tuple(prompt))
+        n_ids += len(prompt)
+        if n_ids > _CHECKED_IDS:
+            n_ids = 0
+            await asyncio.sleep(0)
+    return found
+
+
 def _split_prompt(prompt: Prompt) -> tuple[list[str], list[list[int]]]:
     """Return the prompt as texts, or as lists of token ids; the other is empty."""
     if isinstance(prompt, str):
         return [prompt], []
     kinds = set(map(type, prompt))
+    if kinds != {int} and len(prompt) > MAX_PROMPTS:
+        raise bad_request("prompt", f"prompt has more than {MAX_PROMPTS} prompts")
     if kinds == {str}:
         return [str(text) for text in prompt], []
     if kinds == {int}:

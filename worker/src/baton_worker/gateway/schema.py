@@ -123,7 +123,7 @@ def decode_object(body: bytes, kind: Any = Any) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
-        value = None
+        value = _by_fields(body) if kind is Any else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(None, f"the body is not valid JSON: {error}", "invalid_json") from error
     if not isinstance(value, dict):
@@ -131,16 +131,20 @@ def decode_object(body: bytes, kind: Any = Any) -> dict[str, Any]:
     return value
 
 
-def decode_as(body: bytes, kind: type[T]) -> T:
-    """Return valid JSON as `kind`; of what `kind` does not name nothing is made.
+def decode_as(body: bytes, kind: Any, name: str) -> Any:
+    """Return the JSON of the field `name` as `kind`; of what `kind` does not name nothing is made.
 
     Raises:
-        ApiError: 400 that names the field with a wrong type, or the one that is missing.
+        ApiError: 400 that names the field with a wrong type, or the one that is missing. What was
+            skipped well as a part of a body may be no Unicode, or a number that is none.
     """
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _type_error(str(error), {}) from error
+        code = "invalid_json" if kind is Any else "invalid_type"
+        raise _type_error(str(error), {}, name, code) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(name, f"{name} is not valid JSON: {error}", "invalid_json") from error
 
 
 def convert(value: dict[str, Any], kind: type[T]) -> T:
@@ -155,14 +159,32 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
         raise _type_error(str(error), value) from error
 
 
-def _type_error(message: str, value: dict[str, Any]) -> Exception:
+def _by_fields(body: bytes) -> dict[str, Any] | None:
+    """Decode field by field, so that a number which is none is told with its field's name."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return None
+    return {
+        name: decode_as(memoryview(field).tobytes(), Any, name[:_MAX_KEY_CHARACTERS])
+        for name, field in fields.items()
+    }
+
+
+def _type_error(
+    message: str, value: dict[str, Any], name: str = "", code: str = "invalid_type"
+) -> Exception:
     match = _PATH.match(message)
     text, path = (match["text"], match["path"]) if match else (message, "")
     missing = re.search(r"missing required field `([^`]*)`", text)
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
-    path = _with_key(path, value)
-    return bad_request(path or None, f"{path or 'body'}: {text}", "invalid_type")
+    path = f"{name}{_joint(name, path)}{_with_key(path, value)}"
+    return bad_request(path or None, f"{path or 'body'}: {text}", code)
+
+
+def _joint(name: str, path: str) -> str:
+    return "." if name and path and path[0] not in ".[" else ""
 
 
 def _with_key(path: str, value: dict[str, Any]) -> str:

@@ -92,15 +92,16 @@ def completion_options(body: CompletionBody, random_seed: int) -> Options:
 
 def bind(
     options: Options,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[tuple[int, ...]],
     limits: Limits,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> GenerationRequest:
-    """Join judged options and tokenised prompts and bad words, within what the workers can take.
+    """Join judged options, checked prompts (`check_ids`) and tokenised bad words, within what the
+    workers can take.
 
     Raises:
-        ApiError: 400 naming the field: empty or too long a prompt, too many output tokens, too
-            large a k, a token id outside the vocabulary.
+        ApiError: 400 naming the field: too long a prompt, too many output tokens, too large a k, a
+            token id outside the vocabulary.
     """
     name = "messages" if options.endpoint is Endpoint.CHAT else "prompt"
     if options.logprobs_k > limits.max_top_k:
@@ -113,11 +114,9 @@ def bind(
             "prompt_logprobs",
             f"prompt_logprobs is {options.prompt_logprobs_k}: the most is {limits.max_top_k}",
         )
-    for prompt in prompts:
-        _check_ids(name, prompt, limits.vocab_size)
-    _check_ids("stop_token_ids", options.sampling.stop_token_ids, limits.vocab_size, minimum=0)
+    check_ids("stop_token_ids", options.sampling.stop_token_ids, limits.vocab_size, minimum=0)
     biased = tuple(token for token, _ in options.sampling.logit_bias)
-    _check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
+    check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
     max_tokens = _output_tokens(options, max(map(len, prompts)), name, limits.context_tokens)
     if options.sampling.min_tokens > max_tokens:
         least = options.sampling.min_tokens
@@ -126,7 +125,7 @@ def bind(
         )
     return GenerationRequest(
         endpoint=options.endpoint,
-        prompts=tuple(tuple(prompt) for prompt in prompts),
+        prompts=tuple(prompts),
         n=options.n,
         sampling=msgspec.structs.replace(
             options.sampling, max_tokens=max(max_tokens, 1), bad_words=bad_words
@@ -253,7 +252,12 @@ def _number(name: str, value: float | None, default: float) -> float:
     return float(value)
 
 
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int, minimum: int = 1) -> None:
+def check_ids(name: str, ids: Sequence[int], vocab_size: int, minimum: int = 1) -> None:
+    """Refuse ids outside the vocabulary, and fewer than `minimum`.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
     if len(ids) < minimum:
         raise bad_request(name, f"{name} has no tokens")
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
