@@ -24,18 +24,19 @@ HTTP = HttpMetrics(MetricFactory(REGISTRY, "tiny", "test"))
 
 
 class Worker:
-    """What orders change, behind both servers."""
+    """What orders change, behind both servers: as in a worker, at its next turn and not before."""
 
     def __init__(self, folder: Path) -> None:
         self.given: list[object] = []
         self.is_draining = False
+        self.draft_count = 2
         self.sources = HealthSources(
             engine_silence_seconds=lambda: 0.0,
             linked_gateways=lambda: 1,
             is_linked=lambda: True,
             open_requests=lambda: 3,
             is_draining=lambda: self.is_draining,
-            num_speculative_tokens=lambda: 2,
+            num_speculative_tokens=lambda: self.draft_count,
             max_speculative_tokens=5,
         )
         self.orders = Orders(self._drain, self.given.append)
@@ -47,7 +48,13 @@ class Worker:
 
     def _drain(self, is_wanted: bool) -> None:
         self.given.append("drain" if is_wanted else "undrain")
-        self.is_draining = is_wanted
+
+    def turn(self) -> None:
+        for order in self.given:
+            if isinstance(order, int):
+                self.draft_count = order
+            else:
+                self.is_draining = order == "drain"
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
         with httpx.Client(transport=httpx.HTTPTransport(uds=self.path)) as client:
@@ -87,9 +94,11 @@ def test_what_the_port_of_probes_tells_is_the_same_as_ever(worker: Worker) -> No
 
 def test_a_drain_can_be_taken_back(worker: Worker) -> None:
     assert worker.ask("POST", "/drain").json() == {"draining": True, "remaining": 3}
+    worker.turn()
     assert httpx.get(f"{worker.health.url}/readyz").status_code == 503
     assert worker.ask("GET", "/drain").json()["draining"] is True
     assert worker.ask("DELETE", "/drain").json()["draining"] is False
+    worker.turn()
     assert httpx.get(f"{worker.health.url}/readyz").status_code == 200
     assert worker.given == ["drain", "undrain"]
 
@@ -169,10 +178,16 @@ def test_without_a_socket_nobody_gives_orders() -> None:
 def test_the_command_gives_each_order(
     worker: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for order in ("drain", "status", "undrain"):
+    for order, is_draining in (("drain", "true"), ("status", "true"), ("undrain", "false")):
         assert run_control(worker.path, order, None) == 0
-        assert '"remaining":3' in capsys.readouterr().out
+        told = f'{{"draining":{is_draining},"remaining":3}}\n'
+        assert capsys.readouterr().out == told, "an order is answered by what it asks for"
+        worker.turn()
     assert run_control(worker.path, "speculative", 4) == 0
+    assert '"num_speculative_tokens":4' in capsys.readouterr().out
+    assert worker.ask("GET", "/speculative").json()["num_speculative_tokens"] == 2
+    worker.turn()
+    assert worker.ask("GET", "/speculative").json()["num_speculative_tokens"] == 4
     assert worker.given == ["drain", "undrain", 4]
     assert run_control(worker.path, "speculative", 6) == 1
     assert "allows 0..5" in capsys.readouterr().err

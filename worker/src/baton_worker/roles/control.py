@@ -43,8 +43,8 @@ class Orders:
     """Who obeys; each callable is thread-safe and returns at once.
 
     Attributes:
-        set_draining: True drains, False takes that back.
-        set_num_speculative_tokens: given a K in 0..max, which the engine's next turn takes up.
+        set_draining: True drains, False takes that back; so from the engine's next turn on.
+        set_num_speculative_tokens: given a K in 0..max, which the same turn takes up.
     """
 
     set_draining: Callable[[bool], None]
@@ -86,13 +86,18 @@ def _suspicion(headers: Headers) -> str:
 
 
 def build_app(sources: HealthSources, orders: Orders) -> Starlette:
-    """Return the control application."""
+    """Return the control application.
+
+    An order is taken up by the engine's next turn: its answer, 202, tells what was asked for, and
+    only a later GET what is.
+    """
 
     async def drain(request: Request) -> Response:
-        if request.method != "GET":
-            orders.set_draining(request.method == "POST")
-        status = 200 if request.method == "GET" else 202
-        return JSONResponse(sources.drain_status(), status)
+        if request.method == "GET":
+            return JSONResponse(sources.drain_status())
+        is_wanted = request.method == "POST"
+        orders.set_draining(is_wanted)
+        return JSONResponse({**sources.drain_status(), "draining": is_wanted}, 202)
 
     async def speculative(request: Request) -> Response:
         if request.method == "GET":
@@ -105,7 +110,7 @@ def build_app(sources: HealthSources, orders: Orders) -> Starlette:
         except (ValueError, msgspec.DecodeError) as error:
             return JSONResponse({"error": str(error)}, 400)
         orders.set_num_speculative_tokens(wanted.num_speculative_tokens)
-        return JSONResponse(sources.draft_count(), 202)
+        return JSONResponse({**sources.draft_count(), **msgspec.to_builtins(wanted)}, 202)
 
     return Starlette(
         routes=[
