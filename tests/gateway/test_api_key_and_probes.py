@@ -63,11 +63,17 @@ def test_the_official_client_raises_its_authentication_error(start_gateway, key_
 
 def test_a_key_file_that_is_missing_or_empty_is_a_configuration_error(tmp_path):
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "comment").write_text("# of the evaluation team\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\n")
-    for name in ("missing", "empty", "binary"):
+    for name in ("missing", "empty", "comment", "binary"):
         with pytest.raises(ConfigError, match=r"gateway\.api_keys_file"):
             read_api_keys(str(tmp_path / name))
     assert read_api_keys("") == ()
+
+
+def test_a_comment_in_the_key_file_is_nobodys_key(tmp_path):
+    (tmp_path / "keys").write_text("# of the evaluation team\nsk-one\n\n  # older\n sk-two \n")
+    assert read_api_keys(str(tmp_path / "keys")) == ("sk-one", "sk-two")
 
 
 def test_metrics_are_served_with_their_labels(start_gateway):

@@ -68,8 +68,9 @@ class CurveConfig(_Section, frozen=True):
     """CURVE encryption and authentication of the link and of KV transfer.
 
     `public_key_file` / `secret_key_file`: this process's Z85 key pair. `gateway_public_key_file`:
-    the gateways' server key (workers). `allowed_keys_file`: one Z85 public key a line (gateways:
-    the workers; workers: their KV peers).
+    the gateways' server key (workers). `allowed_keys_file`: a line
+    `KEY [worker_id] [role=prefill|decode|mixed]` for each key (gateways: the workers; workers:
+    their KV peers), read again when it changes; see docs/security.md.
     """
 
     enabled: bool = True
@@ -106,7 +107,8 @@ class LinkConfig(_Section, frozen=True):
 
 
 class HandoffConfig(_Section, frozen=True):
-    """KV transfer: where decode listens, what address it advertises, how long prefill waits.
+    """KV transfer: where decode listens, what address it advertises, and how long prefill waits for
+    decode to take a request's KV (`deadline_seconds`).
 
     `advertise_host`: an address or name under which prefill workers reach this decode worker; empty
     means BATON_POD_IP, else the address of `bind`, which must then be one and not every.
@@ -242,10 +244,11 @@ class ControlConfig(_Section, frozen=True):
 class GatewayConfig(_Section, frozen=True):
     """The gateway's own options.
 
-    `api_keys_file`: one key a line; empty means no key is needed. `playground`: serve the page
-    `/playground`, for people who look at tokens; leave it off in production. `settle_seconds`: how
-    long a gateway that is told to stop goes on serving, so that balancers hear of it first;
-    `drain_seconds`: how long it then waits for live requests. 0 and 0 end them at once.
+    `api_keys_file`: one key a line, lines that begin with # aside; empty means no key is needed.
+    `playground`: serve the page `/playground`, for people who look at tokens; leave it off in
+    production. `settle_seconds`: how long a gateway that is told to stop goes on serving, so that
+    balancers hear of it first; `drain_seconds`: how long it then waits for live requests. 0 and 0
+    end them at once.
     `max_retries`: how often a choice moves to other workers when one of its own is lost or full.
     `max_outstanding_requests`: choices in hand at once; clients (API keys, or addresses where no
     keys are set) share them: one may hold what nobody else wants, all but an eighth, and where

@@ -64,6 +64,8 @@ def client_of(scope: Scope) -> str:
 def read_api_keys(path: str) -> tuple[str, ...]:
     """Return the keys in a file, one a line; no path means no keys.
 
+    Blank lines and lines that begin with `#`, which no bearer token holds, are no keys.
+
     Raises:
         ConfigError: the file cannot be read, or holds no key.
     """
@@ -75,7 +77,7 @@ def read_api_keys(path: str) -> tuple[str, ...]:
         raise ConfigError(f"gateway.api_keys_file: {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"gateway.api_keys_file: {path} is no text in UTF-8") from error
-    keys = tuple(line.strip() for line in lines if line.strip())
+    keys = tuple(key for key in map(str.strip, lines) if key and not key.startswith("#"))
     if not keys:
         raise ConfigError(f"gateway.api_keys_file: {path} holds no key")
     return keys
