@@ -113,6 +113,7 @@ def test_a_local_plan_pairs_compatible_processes():
         (errno.EADDRINUSE, "health: cannot listen on h:1: Address already in use; end the process"),
         (errno.EADDRNOTAVAIL, "Cannot assign requested address; this machine has no such"),
         (errno.EACCES, "Permission denied; ports below 1024"),
+        (socket.EAI_NONAME, "health: cannot listen on h:1: no address is known by that name"),
         (errno.ENODEV, "health: cannot listen on h:1: No such device"),
         (None, "health: cannot listen on h:1: Invalid argument"),
     ],

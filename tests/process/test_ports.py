@@ -9,6 +9,7 @@ import struct
 import pytest
 import zmq
 
+from baton_worker import addresses
 from baton_worker.main import main
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import EXIT_BAD_CONFIG
@@ -30,6 +31,15 @@ def test_servers_come_and_go_at_a_reserved_port(port):
             server.accept()[0].close()  # the server's end lingers in TIME_WAIT
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(f"tcp://{HOST}:{port}")
+
+
+def test_a_port_of_every_address_can_be_kept_too():
+    with (
+        reserve_port(addresses.bindable_host("*")) as keeper,
+        addresses.listen("*", port_of(keeper), 1) as server,
+        socket.create_connection((HOST, port_of(keeper))),
+    ):
+        server.accept()[0].close()
 
 
 def is_given(port: int, use) -> bool:

@@ -65,13 +65,20 @@ def has_ipv6() -> bool:
     return True
 
 
+def bindable_host(host: str) -> str:
+    """Return a host that can be bound, without brackets, `*` replaced by what it means here."""
+    if host == EVERY:
+        return _DUAL if has_ipv6() else _IPV4_ONLY
+    return host.strip("[]")
+
+
 def bindable(endpoint: str) -> str:
     """Return a `tcp://` endpoint that can be bound, `*` replaced by what it means here."""
     parts = urlsplit(endpoint)
     if parts.scheme != "tcp" or not parts.netloc.startswith(f"{EVERY}:"):
         return endpoint
     port = parts.netloc.removeprefix(f"{EVERY}:")
-    return f"tcp://[{_DUAL}]:{port}" if has_ipv6() else f"tcp://{_IPV4_ONLY}:{port}"
+    return f"tcp://{bracketed(bindable_host(EVERY))}:{port}"
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
@@ -80,9 +87,7 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     Raises:
         OSError: the address cannot be listened on.
     """
-    if host == EVERY:
-        host = _DUAL if has_ipv6() else _IPV4_ONLY
-    host = host.strip("[]")
+    host = bindable_host(host)
     if ":" not in host:
         return socket.create_server((host, port), backlog=backlog)
     return socket.create_server(

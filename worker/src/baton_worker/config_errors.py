@@ -21,6 +21,7 @@ _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+)\]")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 _MOST_SHOWN = 80
+_UNKNOWN_NAME = "no address is known by that name; give one of this machine's, or * for all"
 _LISTEN_HINTS = {
     errno.EADDRINUSE: "end the process that has it (`ss -ltnp` names it), or choose another port",
     errno.EADDRNOTAVAIL: "this machine has no such address; * is every one that it has",
@@ -59,9 +60,11 @@ def explain(error: msgspec.ValidationError, document: Any, kind: type) -> str:
 
 def cannot_listen(field: str, address: str, number: int | None) -> str:
     """Return a sentence for an address that cannot be listened on, for the reason `number`
-    (an errno), with what to do.
+    (an errno, or what getaddrinfo failed with), with what to do.
     """
     number = number or errno.EINVAL
+    if number < 0:  # of getaddrinfo, which Python has no words for
+        return f"{field}: cannot listen on {address}: {_UNKNOWN_NAME}"
     hint = _LISTEN_HINTS.get(number, "")
     return f"{field}: cannot listen on {address}: {os.strerror(number)}{hint and f'; {hint}'}"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from baton_worker import addresses
 from baton_worker.config import ConfigError
 from baton_worker.config_errors import cannot_listen
 from baton_worker.link.curve import generate_key_files
@@ -54,7 +55,7 @@ def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -
 
 def _reserved(field: str, host: str) -> socket.socket:
     try:
-        return reserve_port(host)
+        return reserve_port(addresses.bindable_host(host))
     except OSError as error:
         raise ConfigError(cannot_listen(field, host, error.errno)) from error
 
