@@ -36,7 +36,7 @@ e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mix
 	@tools/chromium.sh
 	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'e2e and not fuzz' --ignore tests/faults tests
 
-faults: env ## Simulated deployments under load while processes die, freeze and change versions (minutes)
+faults: env ## Deployments under load while processes die, freeze and change versions, links break and clients flood (minutes)
 	@$(PY) -m pytest -q -n 2 --dist loadfile --durations 8 tests/faults
 
 soak: env ## An hour of faults on real processes and links, and fuzzing, with a table (SECONDS=600 shortens it)
