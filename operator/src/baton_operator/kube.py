@@ -33,6 +33,7 @@ from baton_operator.api import (
     ListPage,
     Throttled,
 )
+from baton_operator.settings import SettingError
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
@@ -284,12 +285,20 @@ class HttpKube:
 
 
 async def connect(observe: Observer) -> HttpKube:
-    """Return a client: in a pod by its service account, elsewhere by KUBECONFIG."""
+    """Return a client: in a pod by its service account, elsewhere by KUBECONFIG.
+
+    Raises:
+        SettingError: neither says where the API server is.
+    """
     configuration = client.Configuration()
-    if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-        config.load_incluster_config(client_configuration=configuration)
-    else:
-        await config.load_kube_config(client_configuration=configuration)
+    try:
+        await _find_server(configuration)
+    except (config.ConfigException, OSError) as error:
+        named = os.environ.get("KUBECONFIG", "")
+        raise SettingError(
+            f"KUBECONFIG is {named!r}: {error}; it names a file with a current-context "
+            "(~/.kube/config without it); in a pod leave it out, and mount the service account"
+        ) from error
     configuration.connection_pool_maxsize = 64
     # Left to the session, netrc and proxies are looked up in a thread before each request.
     proxy = configuration.proxy or environment_proxy(configuration.host)
@@ -299,6 +308,13 @@ async def connect(observe: Observer) -> HttpKube:
         "cookie_jar": aiohttp.DummyCookieJar(),
     }
     return HttpKube(client.ApiClient(configuration), observe)
+
+
+async def _find_server(configuration: client.Configuration) -> None:
+    if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+        config.load_incluster_config(client_configuration=configuration)
+    else:
+        await config.load_kube_config(client_configuration=configuration)
 
 
 def environment_proxy(url: str) -> str | None:

@@ -51,11 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(render_crds())
         return 0
     try:
-        settings = read_settings(os.environ)
+        return _run(read_settings(os.environ))
     except SettingError as error:
         sys.stderr.write(f"baton-operator: {error}\n")
         return EXIT_BAD_SETTING
-    return _run(settings)
 
 
 def _run(settings: Settings) -> int:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import kopf
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from baton_operator.api import (
@@ -47,7 +48,7 @@ from baton_operator.reconcile import Reconciler, Tools
 from baton_operator.records import RecordBook
 from baton_operator.reflector import Reflector
 from baton_operator.report import Reporter
-from baton_operator.settings import Settings
+from baton_operator.settings import SettingError, Settings
 from baton_operator.store import ChildStore
 from baton_operator.telemetry import Telemetry
 from baton_operator.upgrades import Upgrades
@@ -68,6 +69,7 @@ async def run_operator(settings: Settings) -> None:
     """Run until a signal.
 
     Raises:
+        SettingError: its own address cannot be listened on, or nothing says the API server's.
         ExceptionGroup: a task died; it holds why.
     """
     metrics = OperatorMetrics(CollectorRegistry())
@@ -76,7 +78,7 @@ async def run_operator(settings: Settings) -> None:
     vitals = Vitals(queue, children, [], metrics, settings.stuck_seconds)
     async with contextlib.AsyncExitStack() as stack:
         keeper = Doorkeeper(metrics.http_refused)
-        runner = await serve(build_app(vitals), settings.http_host, settings.http_port, keeper)
+        runner = await _listen(build_app(vitals), settings, keeper)
         stack.push_async_callback(runner.cleanup)
         kube = await connect(metrics.requested)
         stack.push_async_callback(kube.close)
@@ -189,6 +191,16 @@ class _Operator:
             clusterwide=not namespace,
             namespaces=[namespace] if namespace else [],
         )
+
+
+async def _listen(app: web.Application, settings: Settings, keeper: Doorkeeper) -> web.AppRunner:
+    try:
+        return await serve(app, settings.http_host, settings.http_port, keeper)
+    except OSError as error:
+        raise SettingError(
+            f"BATON_HTTP_HOST is {settings.http_host!r} and BATON_HTTP_PORT {settings.http_port}: "
+            f"cannot listen there: {error}"
+        ) from error
 
 
 async def until_served(

@@ -81,6 +81,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     return settings
 
 
+_KINDS = {int: "a whole number", float: "a number"}
+
+
 def _parse(variable: str, text: str, type_: type) -> Any:
     if type_ is bool:
         if text.lower() not in ("true", "false", "1", "0"):
@@ -89,7 +92,7 @@ def _parse(variable: str, text: str, type_: type) -> Any:
     try:
         return type_(text)
     except ValueError as error:
-        raise SettingError(f"{variable} is {text!r}; it must be a {type_.__name__}") from error
+        raise SettingError(f"{variable} is {text!r}; it must be {_KINDS[type_]}") from error
 
 
 def _check(settings: Settings) -> None:
