@@ -107,8 +107,8 @@ class LinkConfig(_Section, frozen=True):
 
 
 class HandoffConfig(_Section, frozen=True):
-    """KV transfer: where decode listens, what address it advertises, and how long prefill waits for
-    decode to take a request's KV (`deadline_seconds`).
+    """KV transfer: where decode listens, what address it advertises, what waits where and for how
+    long.
 
     `advertise_host`: an address or name under which prefill workers reach this decode worker; empty
     means BATON_POD_IP, else the address of `bind`, which must then be one and not every.

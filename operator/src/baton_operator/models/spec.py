@@ -133,8 +133,10 @@ class LinkSpec(Model, frozen=True):
         bool, about("Encrypt and authenticate with CURVE keys that the operator generates.")
     ] = True
     handoff_deadline_seconds: Annotated[
-        int, about("How long prefill waits for decode to take the KV cache.", ge=1, le=600)
-    ] = 10
+        int,
+        about("How long prefill bears the silence of a decode worker that was asked for a place or "
+              "is being sent KV.", ge=1, le=600),
+    ] = 10  # fmt: skip
 
 
 class GatewaySpec(Model, frozen=True):
