@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 from hypothesis import given
@@ -223,3 +224,49 @@ def test_a_trial_that_was_not_sent_is_still_due(support):
     table.unassign(again[0], NEEDS)
     table.unassign(again[1], NEEDS)
     assert [(load.dispatched, load.outstanding_tokens) for load in table.loads()] == [(0, 0)] * 2
+
+
+def test_who_waits_is_told_of_a_restored_worker_and_of_one_that_is_due_to_be_tried(support):
+    now, told = [0.0], []
+    table = WorkerTable("tiny", "", clock=lambda: now[0])
+    for name in ("bad", "good"):
+        table.up(name, 1, support.worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
+    table.on_room = lambda: told.append(now[0])
+    for _ in range(EJECT_AFTER):
+        table.failed("bad", 0.0, "broken", is_full=False)
+    assert table.assign(NEEDS).worker_ids == ("good",)
+    assert table.assign(NEEDS) is None
+    for now[0] in (BACKOFF_SECONDS / 2, BACKOFF_SECONDS, BACKOFF_SECONDS * 1.1):
+        table.look()
+    assert told == [BACKOFF_SECONDS]
+    assert table.assign(NEEDS).worker_ids == ("bad",)
+    table.worked("bad", now[0])
+    table.worked("bad", now[0])
+    assert told == [BACKOFF_SECONDS, now[0]]
+
+
+def test_a_request_in_line_begins_when_an_ejected_worker_is_due(start_gateway):
+    """The other one has no room, and nothing happens but that time passes."""
+    gateway = start_gateway(
+        workers="m", info={"max_running": 1, "max_waiting": 0}, max_wait_seconds=60
+    )
+    gateway.link.up("mixed-1", Role.MIXED, max_running=1, max_waiting=0)
+    table = gateway.service.dispatcher._workers
+    for _ in range(EJECT_AFTER):
+        table.failed("mixed-1", table.now(), "broken", is_full=False)
+    gateway.link.pause()
+    answers = []
+
+    def post():
+        with gateway.http() as client:
+            answers.append(client.post("/v1/completions", json=BODY).status_code)
+
+    posters = [threading.Thread(target=post) for _ in range(2)]
+    for poster in posters:
+        poster.start()
+    gateway.link.wait_until(lambda: len(gateway.link.commands) == 2, 30)
+    assert {worker for worker, _ in gateway.link.commands} == {"mixed-0", "mixed-1"}
+    gateway.link.resume()
+    for poster in posters:
+        poster.join(60)
+    assert answers == [200, 200]

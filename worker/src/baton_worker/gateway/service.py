@@ -70,7 +70,7 @@ class GatewayService:
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
         self._metrics = GatewayMetrics(factory)
-        workers = WorkerTable(
+        workers = self._workers = WorkerTable(
             config.served_name,
             tokenizer_hash(config),
             Pairing(across_revisions=config.gateway.pair_across_revisions),
@@ -141,8 +141,8 @@ class GatewayService:
         self._applier.apply(events)
 
     async def _tick(self) -> None:
-        """Report the worst lag of each interval, this timer's own included; close old gaps;
-        notice when no request is live.
+        """Report the worst lag of each interval, this timer's own included; close old gaps; notice
+        workers that are due to be tried, and when no request is live.
         """
         while True:
             asleep = self._clock()
@@ -151,6 +151,7 @@ class GatewayService:
             self._link.set_lag(max(own_lag, self._worst_lag_seconds, 0.0))
             self._worst_lag_seconds = 0.0
             self._applier.expire_gaps()
+            self._workers.look()
             if not (len(self.requests) or self.dispatcher.n_waiting):
                 self._idle.set()
 

@@ -159,7 +159,24 @@ class WorkerTable:
     def worked(self, worker_id: str, begun: float) -> bool:
         """Note an attempt that a worker began to serve; True if it is restored by that."""
         load = self._loads.get(worker_id)
-        return load is not None and load.circuit.worked(begun)
+        is_restored = load is not None and load.circuit.worked(begun)
+        if is_restored:
+            self.on_room()
+        return is_restored
+
+    def look(self) -> None:
+        """Notice ejected workers whose trial has become due: that is room, and no event tells it.
+
+        Call it now and then.
+        """
+        now = self._clock()
+        due = [
+            load for load in self._loads.values() if load.is_ejected and load.circuit.admits(now)
+        ]
+        for load in due:
+            load.is_ejected = False
+        if due:
+            self.on_room()
 
     def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
         """Choose a pair and account the request to it; None when no pair can take it."""
