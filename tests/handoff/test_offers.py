@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from baton_worker.engine.api import Handoff
 from baton_worker.handoff.api import HandoffDelivered
 from baton_worker.handoff.frames import Answer, AnswerKind
 from baton_worker.handoff.offers import SLOWEST_BYTES_PER_SECOND, Address, OfferBook
@@ -171,3 +175,61 @@ def test_what_a_turn_costs_does_not_grow_with_what_waits(sized, counted_time):
         assert book.overdue(counted_time(turn), {AT}) == []
         assert book.next_event_at() == 1e6
     assert counted_time.compared <= 200
+
+
+@pytest.mark.parametrize("kind", [AnswerKind.GRANTED, AnswerKind.QUEUED])
+def test_a_word_about_places_lands_no_offer(sized, kind):
+    """From a decode worker that is confused, or lies: the offer is still under way."""
+    book = OfferBook(MB)
+    book.open(HERE, sized(1, 1000), 10.0, 0.0)
+    book.connected(AT, 0.0)
+    flush(book, AT, 0.0)
+    assert say(book, 1, kind, 1.0) is None
+    assert book.flying_bytes == 1000
+    assert book.overdue(10.5, {AT}) == []
+    book.connection_lost(AT, 11.0)
+    assert flush(book, AT, 11.0) == [key(1)]
+    assert isinstance(say(book, 1, AnswerKind.IMPORTED, 12.0), HandoffDelivered)
+    assert book.addresses() == frozenset()
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("ocsalud"), st.integers(1, 5), st.sampled_from(AnswerKind)),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_every_offer_ends_once_whatever_is_said_and_breaks(steps):
+    book, now, ends = OfferBook(40), 0.0, dict[RequestKey, int]()
+    opened, standing = set[RequestKey](), set[Address]()
+    for what, n, kind in steps:
+        now += n / 2
+        target, at = (HERE, AT) if n % 2 else (THERE, OTHER)
+        match what:
+            case "o" if key(n) not in opened:
+                state = SimpleNamespace(handle=key(n).handle, attempt=0)
+                book.open(target, Handoff(state, (np.zeros(10 * n, np.uint8),)), 5.0, now)
+                opened.add(key(n))
+            case "c":
+                book.cancel(key(n))
+            case "s":
+                flush(book, at, now)
+            case "a" if say(book, n, kind, now, at) is not None:
+                ends[key(n)] = ends.get(key(n), 0) + 1
+            case "l":
+                standing.discard(at)
+                book.connection_lost(at, now)
+            case "u":
+                standing.add(at)
+                book.connected(at, now)
+            case "d":
+                for offer in book.overdue(now, standing):
+                    book.give_up(offer, now)
+                    ends[offer.key] = ends.get(offer.key, 0) + 1
+    assert set(ends.values()) <= {1}
+    for at in (AT, OTHER):
+        book.connection_lost(at, now)
+    for offer in book.overdue(now + 1000, set()):
+        book.give_up(offer, now + 1000)
+    assert (book.n_open, book.flying_bytes, book.addresses()) == (0, 0, frozenset())

@@ -28,6 +28,7 @@ SLOWEST_BYTES_PER_SECOND = 1 << 20
 """What a connection carries at least while it works; a slower one counts as silent."""
 
 _BLOCKED_RETRY_SECONDS = 0.005
+_ABOUT_OFFERS = (AnswerKind.RECEIVED, AnswerKind.IMPORTED, AnswerKind.REFUSED)
 
 
 class Address(NamedTuple):
@@ -164,6 +165,8 @@ class OfferBook:
         if lane is None:
             return None
         lane.heard_at_seconds = now
+        if answer.kind not in _ABOUT_OFFERS:  # nothing of it has landed
+            return None
         lane.land(answer.key)
         offer = self._offers.get(answer.key)
         event = None
@@ -259,8 +262,6 @@ class OfferBook:
                 offer.received_at_seconds = now
                 lane.received[offer.key] = offer
                 self._deadlines.drop(offer.key)
-            return None
-        if answer.kind not in (AnswerKind.IMPORTED, AnswerKind.REFUSED):
             return None
         self._close(offer)
         if answer.kind == AnswerKind.IMPORTED:
