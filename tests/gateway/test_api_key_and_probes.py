@@ -24,6 +24,18 @@ def test_a_known_key_is_let_in(start_gateway, key_file, key):
         assert client.models.list().data[0].id == "tiny"
 
 
+@pytest.mark.parametrize("key", ["ключ", "clé", "voilà", "密钥"])
+def test_a_key_beyond_ascii_is_let_in_by_its_utf8_bytes(start_gateway, tmp_path, key):
+    """The last byte of "à" is a space to those who take a header for Latin-1."""
+    path = tmp_path / "keys"
+    path.write_text(f"{key}\nother\n", encoding="utf-8-sig")
+    gateway = start_gateway(api_keys_file=str(path))
+    with gateway.http() as client:
+        for given, status in ((key, 200), (f"{key}x", 401), (key[:-1], 401), ("other", 200)):
+            bearer = {b"authorization": b"Bearer " + given.encode()}
+            assert client.get("/v1/models", headers=bearer).status_code == status
+
+
 @pytest.mark.parametrize("header", [None, "first", "Bearer third", "Bearer", "Basic first"])
 def test_any_other_key_is_401_before_anything_else(start_gateway, key_file, header):
     gateway = start_gateway(api_keys_file=key_file)

@@ -43,7 +43,7 @@ class ApiKeyGuard:
         if not self._keys or scope["path"] in _OPEN_PATHS:
             return True
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = token.strip().encode()
+        given = token.encode("latin-1").strip(b" \t")  # the bytes of the header as they came
         # Every key is compared, in constant time, so that timing tells nothing about any of them.
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         if scheme.lower() != "bearer" or not any(matches):
@@ -72,7 +72,7 @@ def read_api_keys(path: str) -> tuple[str, ...]:
     if not path:
         return ()
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"gateway.api_keys_file: {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
