@@ -19,17 +19,22 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from baton_worker.engine.api import Handoff
+from baton_worker.handoff.asks import AskBook
 from baton_worker.handoff.frames import (
     Answer,
     AnswerKind,
+    Ask,
     HandoffFormatError,
     decode_answer,
+    decode_ask,
     decode_offer,
     encode_answer,
+    encode_ask,
     encode_offer,
 )
 from baton_worker.handoff.ledger import HandoffLedger
-from baton_worker.handoff.offers import OfferBook
+from baton_worker.handoff.offers import OfferBook, address_of
+from baton_worker.handoff.places import PlaceLimits, Places, Wish
 from baton_worker.identity import GatewayIdentity, RequestKey, Role, make_handle
 from baton_worker.link.gateway_end import GatewaySettings, Standing
 from baton_worker.link.inbox import InboxPolicy
@@ -63,6 +68,9 @@ from baton_worker.sampling import SamplingParams
 CORPUS = Path(__file__).parent / "corpus" / "records"
 SEEDS = [path.read_bytes() for path in sorted(CORPUS.glob("*.bin"))]
 INCARNATION = 77
+TARGET = DecodeTarget("d", "tcp://127.0.0.1:1")
+ADDRESS = address_of(TARGET)
+PLACES = PlaceLimits(slots=2, receive_bytes=1 << 12, kv_tokens=1 << 10, asks=3, queue_seconds=20.0)
 EDGES = (0, 1, 2, 3, 5, 77, 255, 256, 1 << 24, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 62) + 1)
 TOP_EDGES = (1 << 63, (1 << 64) - 2, (1 << 64) - 1)
 MOST_WORDS = 64
@@ -403,7 +411,7 @@ class WorkerMachine:
 
 
 class KvMachine:
-    """Both ends of the KV channel: offers and answers that say anything."""
+    """Both ends of the KV channel: asks, offers and answers that say anything."""
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -411,7 +419,11 @@ class KvMachine:
     def check(self, data: bytes) -> None:
         """Hold one conversation; see `GatewayMachine.check`."""
         reader, self.now = Reader(data), 100.0
-        self.book, self.ledger = OfferBook(1.0), HandoffLedger(4, 10.0)
+        self.book, self.asks = OfferBook(1 << 20), AskBook()
+        self.ledger, self.places = HandoffLedger(4, 10.0, 20.0), Places(PLACES)
+        self.opened: set[RequestKey] = set()
+        self.asked: set[RequestKey] = set()
+        self.heard: set[RequestKey] = set()
         self.tally.inputs += 1
         for _ in range(MOST_WORDS):
             if not reader.has_more():
@@ -421,32 +433,88 @@ class KvMachine:
                 self._turn(reader)
             except HandoffFormatError as error:
                 self.tally.refused[str(error).partition(":")[0].partition(" ")[2][:14]] += 1
+            self._send()
+        for key in self.heard:
+            self.places.leave(key)
+        left = (self.places.n_taken, self.places.n_waiting, self.places.awaited_bytes)
+        assert left == (0, 0, 0), f"places that nobody holds: {left}"
 
     def _turn(self, reader: Reader) -> None:
-        deed = reader.byte() % 7
+        deed = reader.byte() % 11
         key = RequestKey(make_handle(INCARNATION, reader.byte() % 4), reader.byte() % 2)
         if deed == 0:
-            self.now += reader.byte() / 20
-            self.ledger.expire(self.now)
-            for offer in self.book.overdue(self.now):
-                self.book.give_up(offer)
+            self._pass_time(reader.byte() / 20)
         elif deed == 1:
             self.ledger.reserve(key, 1.0, self.now)
-        elif deed == 2:
-            target = DecodeTarget("d", "tcp://127.0.0.1:1")
-            self.book.open(target, Handoff(self._state(key), ()), 5.0, self.now)
-        elif deed in (3, 4):
+        elif deed == 2 and key not in self.opened:
+            self.opened.add(key)
+            self.book.open(TARGET, Handoff(self._state(key), ()), 5.0, self.now)
+        elif deed == 3 and key not in self.asked:
+            self.asked.add(key)
+            self.asks.open(TARGET, key, Wish(64, 3), 5.0, self.now)
+        elif deed == 4:
+            reader.pick([self.book.connection_lost, self.asks.connection_lost])(ADDRESS, self.now)
+        elif deed == 5:
+            self.book.cancel(key)
+            self.asks.leave(key, self.now)
+        elif deed == 6:
+            self._ask(reader, key)
+        elif deed in (7, 8):
             self._answer(reader, key)
         else:
             self._offer(reader, key)
 
+    def _pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for key in self.ledger.expire(self.now):
+            self.ledger.give_up(key, self.now)
+        for offer in self.book.overdue(self.now, (ADDRESS,)):
+            self.book.give_up(offer, self.now)
+        self.asks.overdue(self.now)
+        self.places.expire(self.now)
+        self._grant()
+
+    def _send(self) -> None:
+        """Say all that is due, as a connection that takes everything does."""
+        for address in self.asks.unsaid_at():
+            while (message := self.asks.next_unsaid(address)) is not None:
+                encode_ask(message)
+                self.asks.said(message)
+        for address in self.book.waiting_at():
+            while (offer := self.book.next_to_send(address, self.now)) is not None:
+                encode_offer(offer.handoff)
+                self.book.sent(offer)
+
+    def _grant(self) -> None:
+        for key in self.places.grant(self.now):
+            encode_answer(Answer(*key, AnswerKind.GRANTED))
+        assert self.places.n_taken >= 0
+        assert self.places.awaited_bytes >= 0
+
+    def _ask(self, reader: Reader, key: RequestKey) -> None:
+        fields: list[Any] = ["ask", *key, reader.number(), reader.number(), 0]
+        if reader.byte() % 4 == 0:
+            fields[reader.byte() % 6] = reader.pick([reader.number(), -1, "withdraw", None, 1.5])
+        frames = [b"BKA1", msgspec.msgpack.encode(fields)]
+        ask = decode_ask(frames if reader.byte() % 8 else [b"BKA1", reader.bytes()])
+        self.tally.events += 1
+        self.heard.add(ask.key)
+        if isinstance(ask, Ask):
+            self.places.ask(ask.key, Wish(ask.kv_bytes, ask.n_tokens, ask.priority), self.now)
+        else:
+            self.places.leave(ask.key)
+        self._grant()
+
     def _answer(self, reader: Reader, key: RequestKey) -> None:
-        fields: list[Any] = [*key, reader.byte() % 5, reader.number(), ""]
+        fields: list[Any] = [*key, reader.byte() % 7, reader.number(), ""]
         if reader.byte() % 4 == 0:
             fields[reader.byte() % 5] = reader.pick([reader.number(), -1, "x", None, [], 1.5])
         frames = [b"BKV1", msgspec.msgpack.encode(fields)]
         answer = decode_answer(frames if reader.byte() % 8 else [b"BKV1", reader.bytes()])
-        self.tally.events += self.book.answer(answer, self.now) is not None
+        if reader.byte() % 2:
+            self.tally.events += self.book.answer(ADDRESS, answer, self.now) is not None
+        else:
+            self.tally.events += self.asks.answer(answer, self.now) is not None
 
     def _offer(self, reader: Reader, key: RequestKey) -> None:
         state: dict[str, Any] = msgspec.to_builtins(self._state(key))
@@ -460,10 +528,14 @@ class KvMachine:
         handoff = decode_offer(frames if reader.byte() % 8 else [b"BKV1", reader.bytes()])
         got = RequestKey(handoff.state.handle, handoff.state.attempt)
         self.tally.events += 1
+        self.heard.add(got)
+        self.places.arrive(got, Wish(n_frames * n_bytes, handoff.state.n_cached))
         self.ledger.arrive(got, self.now)
         encode_answer(Answer(*got, AnswerKind.RECEIVED))
         encode_offer(handoff)
         reader.pick([self.ledger.imported, self.ledger.close, self.ledger.give_up])(got, self.now)
+        reader.pick([self.places.imported, self.places.leave])(got)
+        self._grant()
 
     @staticmethod
     def _state(key: RequestKey) -> HandoffState:
