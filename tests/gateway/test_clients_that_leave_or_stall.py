@@ -6,6 +6,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from baton_worker.gateway import server
 from baton_worker.identity import Role
 
@@ -45,6 +47,25 @@ def test_a_client_that_leaves_aborts_on_every_worker(start_gateway, support):
     link = gateway.link
     link.pause()
     connection = open_stream(gateway, {"max_tokens": 400})
+    link.wait_until(lambda: len(link.commands) == 2)
+    connection.close()
+    link.wait_until(lambda: len(link.commands) == 4)
+    assert aborted_workers(gateway, support) == {"prefill-0", "decode-0"}
+    link.do(lambda: None)
+    assert link.held() == 0
+    assert gateway.metric("baton_gateway_client_aborts_total", reason="client_gone") == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_aborts_though_it_sent_requests_ahead(start_gateway, support, stream):
+    """None of them is begun; without an abort the first would run to its end for nobody."""
+    gateway = start_gateway(long_script)
+    link = gateway.link
+    link.pause()
+    connection = open_stream(gateway, {"max_tokens": 400, "stream": stream})
+    data = b'{"model": "tiny", "prompt": [71], "max_tokens": 400}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
+    connection.sendall((head + data) * 3)
     link.wait_until(lambda: len(link.commands) == 2)
     connection.close()
     link.wait_until(lambda: len(link.commands) == 4)

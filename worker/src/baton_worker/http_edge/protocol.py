@@ -104,11 +104,17 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.timeout_keep_alive_task = again
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the gate."""
+        """Leave the gate, and tell the route that answers; uvicorn tells the latest request's,
+        which with requests sent ahead has not begun.
+        """
         self._unwatch()
         self._let_go()
         self._is_over = True
         self.gate.leave(self._address)
+        self.pipeline.clear()
+        if not self._is_idle:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     # What the parser finds. Raising here ends the feeding of it: see `send_400_response`.
@@ -146,6 +152,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._part = _Part.BODY
         self._head_bytes = self._raw_body_bytes = self._n_chunks = 0
         super().on_headers_complete()
+        if self.pipeline:
+            # uvicorn stops reading here, and would then not see that the peer goes. What is read
+            # ahead is bounded: by MAX_PIPELINED, and a body that is not small stops the reading.
+            self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:
         """Count the pieces of a body, each of which needs some bytes of its own."""
