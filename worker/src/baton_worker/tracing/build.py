@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from baton_worker.config import ConfigError, TracingConfig
 from baton_worker.tracing.api import NoTracing, Tracing
 
@@ -15,10 +17,14 @@ def build_tracing(config: TracingConfig, service: str, instance: str) -> Tracing
         instance: `service.instance.id` of the spans.
 
     Raises:
-        ConfigError: an endpoint is given and OpenTelemetry is not installed.
+        ConfigError: an endpoint is given that is no URL, or OpenTelemetry is not installed.
     """
     if not config.endpoint:
         return NoTracing()
+    url = urlsplit(config.endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        wanted = "a collector's URL, as http://collector:4318/v1/traces"
+        raise ConfigError(f"tracing.endpoint is {config.endpoint!r}: give {wanted}")
     try:
         from baton_worker.tracing.otlp import OtlpTracing
     except ImportError as error:
