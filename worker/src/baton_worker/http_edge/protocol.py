@@ -143,10 +143,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Bound the body that is announced, and the requests that wait for answers before them."""
+        n_announced = 0
         for name, value in self.headers:
-            is_length = name == b"content-length" and value.isdigit()
-            if is_length and int(value[:20]) > self.gate.limits.max_body_bytes:
-                self._raise(refusals.BODY)
+            if name == b"content-length" and value.isdigit():
+                n_announced = max(n_announced, int(value[:20]))
+            elif name == b"transfer-encoding":
+                n_announced = max(n_announced, 1)
+        if n_announced > self.gate.limits.max_body_bytes:
+            self._raise(refusals.BODY)
+        if n_announced and self.parser.should_upgrade():  # the parser would drop the body
+            self._raise(refusals.UPGRADE)
         if len(self.pipeline) >= MAX_PIPELINED:
             self._raise(refusals.PIPELINED)
         self._part = _Part.BODY

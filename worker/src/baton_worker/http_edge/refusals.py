@@ -39,9 +39,15 @@ BODY = Refusal(413, "body_too_large", "the body is too large")
 HEADERS_LATE = Refusal(408, "headers_timeout", "the request's headers took too long")
 BODY_LATE = Refusal(408, "body_timeout", "the request's body took too long")
 PIPELINED = Refusal(400, "too_many_pipelined", "too many requests were sent ahead of their answers")
+UPGRADE = Refusal(
+    400,
+    "upgrade_with_body",
+    "a request with a body cannot ask for another protocol: send no Upgrade header (Java's"
+    " HttpClient does unless it is given version HTTP_1_1)",
+)
 MALFORMED = Refusal(400, "malformed", "this is no HTTP request")
 
 ALL = (
     CONNECTIONS, OF_ADDRESS, RECEIVING, TARGET, HEADERS, BODY, HEADERS_LATE, BODY_LATE, PIPELINED,
-    MALFORMED,
+    UPGRADE, MALFORMED,
 )  # fmt: skip
