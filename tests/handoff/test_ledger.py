@@ -167,3 +167,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_handoff_waits_for_ten_minutes_unless_told_otherwise() -> None:
+    ledger = HandoffLedger(capacity=1, memory_seconds=1.0)
+    assert ledger.arrive(KEY, 0.0) is Verdict.ADMIT
+    assert ledger.expire(599.5) == ()
+    assert ledger.expire(600.0) == (KEY,)

@@ -138,3 +138,69 @@ def test_the_oldest_age_is_that_of_the_frame_and_nothing_in_an_empty_ring() -> N
     assert box.oldest_age_seconds(5.0) == 0.0
     push(box)
     assert box.oldest_age_seconds(5.0) == 4.0
+
+
+def test_nothing_is_outstanding_once_the_last_frame_is_acknowledged() -> None:
+    box = outbox()
+    push(box)
+    box.grant(1, 10)
+    send(box)
+    assert box.has_outstanding()
+    box.ack(1, now=2.0)
+    assert not box.has_outstanding()
+
+
+def test_an_acknowledged_frame_that_was_to_be_sent_again_is_passed_over() -> None:
+    box = outbox()
+    push(box), push(box)
+    box.grant(2, 20)
+    send(box)
+    box.rewind(1)
+    assert box.ack(1, now=2.0) == 1
+    entry = box.claim()
+    assert entry is not None
+    assert entry.seq == 2
+
+
+def test_a_receiver_that_has_all_takes_back_what_it_asked_for_again() -> None:
+    box = outbox()
+    push(box), push(box)
+    box.grant(2, 20)
+    send(box)
+    box.rewind(1)
+    assert box.rewind(3) is None
+    assert box.claim() is None
+
+
+def test_without_credit_not_even_the_first_frame_goes_out() -> None:
+    box = outbox()
+    push(box)
+    assert box.claim() is None
+    box.grant(1, 10)
+    box.revoke()
+    assert box.claim() is None
+
+
+def test_a_part_joins_no_tail_of_a_ring_that_is_into_its_reserve() -> None:
+    box = outbox(tail=TAIL)
+    for group in range(4):
+        push(box, 1, group)
+    assert push(box, 1, group=4, terminal=True) is Push.QUEUED
+    assert push(box, 1, group=4) is Push.REFUSED
+    assert push(box, 1, group=4, terminal=True) is Push.COALESCED
+
+
+def test_the_frame_whose_turn_it_is_grows_while_its_bytes_have_no_credit() -> None:
+    box = outbox(tail=TAIL)
+    push(box)
+    box.grant(5, 10)
+    assert send(box) == [False]
+    assert push(box) is Push.QUEUED
+    assert push(box) is Push.COALESCED
+
+
+def test_what_is_not_said_of_a_part_is_nothing() -> None:
+    assert Weight(5) == Weight(5, 0, 0, 0, 0)
+    box = outbox(tail=TAIL)
+    box.push("x", Weight(1), now=1.0)
+    assert push(box, 1, group=0) is Push.COALESCED
