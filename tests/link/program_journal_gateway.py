@@ -57,6 +57,7 @@ def main(bind: str, incarnation: int, journal: Journal) -> None:
                 link.applied(event.worker_id, event.meta.epoch, event.meta.seq)
             elif isinstance(event, WorkerDown):
                 sys.stdout.write(f"down {event.reason}\n")
+                sys.stdout.flush()
 
     link.start(take)
     sys.stdout.write("ready\n")

@@ -46,11 +46,12 @@ class GatewayProcess:
             self._process.communicate()
             self._process = None
 
-    def end(self) -> list[str]:
-        """Let it finish; returns what it had to say."""
-        said, _ = self._process.communicate()
+    def end(self, n_lines: int) -> list[str]:
+        """Let it finish once it said so many lines; returns them and what it said behind them."""
+        said = "".join(self._process.stdout.readline() for _ in range(n_lines))
+        rest, _ = self._process.communicate()
         self._process = None
-        return said.splitlines()
+        return (said + rest).splitlines()
 
     def lines(self) -> list[list[int]]:
         if not self.journal.exists():
@@ -196,7 +197,7 @@ def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     worker.link.publish(77, columns(77, [5]), 1)
     gateway.wait_for_rows(lambda rows: rows == [5])
     worker.link.close(5.0)
-    assert gateway.end() == ["down bye"]
+    assert gateway.end(1) == ["down bye"]
 
 
 def refused_rows(log) -> set[int]:
