@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import socket
 import subprocess
@@ -117,8 +118,9 @@ def test_kv_on_a_slow_connection_is_sent_once_whatever_waits_behind_it(handoff_e
 def can_make_namespaces() -> bool:
     if not shutil.which("ip") or not shutil.which("tc"):
         return False
-    made = subprocess.run(["ip", "netns", "add", "baton-kv-probe"], capture_output=True)
-    subprocess.run(["ip", "netns", "del", "baton-kv-probe"], capture_output=True)
+    name = f"baton-kv-probe-{os.getpid()}"  # other test processes ask at the same time
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return made.returncode == 0
 
 
@@ -126,7 +128,7 @@ class Wire:
     """Two network namespaces and a link between them, at so many bits a second."""
 
     def __init__(self, rate: str) -> None:
-        self.names = ("baton-kv-p", "baton-kv-d")
+        self.names = (f"baton-kv-p-{os.getpid()}", f"baton-kv-d-{os.getpid()}")
         self.close()
         for name in self.names:
             self._ip("netns", "add", name)
