@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,18 +13,26 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, HandoffConfig
+from baton_worker.handoff import senders
 from baton_worker.handoff.api import (
     HandoffArrived,
     HandoffDelivered,
     HandoffEvent,
     HandoffFailed,
 )
-from baton_worker.handoff.frames import Answer, AnswerKind, encode_answer
+from baton_worker.handoff.frames import (
+    Answer,
+    AnswerKind,
+    Withdrawal,
+    encode_answer,
+    encode_ask,
+)
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.link.curve import generate_key_files
+from baton_worker.link.pace import Pace
 from baton_worker.messages import DecodeTarget
 from baton_worker.metrics import MetricFactory
 
@@ -160,6 +170,38 @@ def test_a_decode_worker_cannot_answer_for_another(make_handoff) -> None:
         assert delivered.key.handle == its_own.state.handle, "its own, and nothing before it"
     finally:
         meddler.close()
+        context.term()
+        prefill.close()
+        decode.close()
+
+
+def test_a_flood_on_the_kv_port_ends_its_connection_alone(
+    make_handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(senders, "Pace", partial(Pace, burst=500, per_second=0.0))
+    off = CurveConfig(enabled=False)
+    prefill, decode = End(off, takes_offers=False), End(off, takes_offers=True)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.linger = 0
+    stranger.sndtimeo = 100
+    monitoring = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    stranger.connect(decode.transport.endpoint)
+    withdrawal = encode_ask(Withdrawal(1 << 40, 0))
+    try:
+        for _ in range(2000):
+            if monitoring.poll(0):
+                break
+            with contextlib.suppress(zmq.Again):
+                stranger.send_multipart(withdrawal)
+        assert monitoring.poll(60_000), "the connection was not ended"
+        assert decode.refusals.get(timeout=60) == "flood"
+        prefill.transport.offer(decode.target, make_handoff(), 600.0)
+        assert isinstance(decode.events.get(timeout=60), HandoffArrived)
+    finally:
+        stranger.disable_monitor()
+        monitoring.close(linger=0)
+        stranger.close()
         context.term()
         prefill.close()
         decode.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
@@ -11,7 +13,9 @@ import pytest
 import zmq
 
 from baton_worker.identity import Role
+from baton_worker.link import switchboard
 from baton_worker.link.api import GatewayUp, RowsRefused, StepReceived, WorkerDown, WorkerUp
+from baton_worker.link.pace import Pace
 from baton_worker.link.parts import FrameWriter, StepPart
 from baton_worker.records.control import (
     Ack,
@@ -185,3 +189,27 @@ def test_a_record_that_the_gateway_refuses_ends_its_requests_only(
     (refused,) = worker.log.wait_for(RowsRefused)
     assert ([key.handle & 0xFF for key in refused.keys], refused.reason) == ([150], "token_range")
     gateway.log.wait(lambda log: gateway.rows() == [7, 8])
+
+
+def test_a_flood_of_messages_that_are_of_no_use_ends_its_connection_alone(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, read_metric
+) -> None:
+    monkeypatch.setattr(switchboard, "Pace", partial(Pace, burst=500, per_second=0.0))
+    gateway, raw, neighbour = map(request.getfixturevalue, ("gateway", "raw", "neighbour"))
+    monitoring = raw.dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    raw.greet()
+    ack = encode_control(Ack(77, 1, 0, 0, 0))
+    raw.dealer.sndtimeo = 100
+    for _ in range(2000):
+        if monitoring.poll(0):
+            break
+        with contextlib.suppress(zmq.Again):
+            raw.dealer.send(ack)
+    assert monitoring.poll(60_000), "the connection was not ended"
+    raw.dealer.disable_monitor()
+    monitoring.close(linger=0)
+    (down,) = gateway.log.wait_for(WorkerDown)
+    assert (down.worker_id, down.reason) == ("raw", "flood")
+    name = "baton_link_malformed_messages_total"
+    assert read_metric(gateway.factory, name, reason="flood") == 1
+    neighbour()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_worker.link.inbox import Credit, Inbox, InboxPolicy, Verdict
 from baton_worker.link.outbox import Gap
@@ -112,3 +114,29 @@ def test_credit_shrinks_as_the_consumer_lags_but_never_to_nothing(
     lag_seconds: float, credit: Credit
 ) -> None:
     assert Inbox(POLICY).credit(lag_seconds) == credit
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["accept", "apply", "skip", "jump"]), st.integers(0, 300)),
+        max_size=60,
+    ),
+    lags=st.lists(st.floats(0.0, 10.0), min_size=60, max_size=60),
+)
+def test_no_credit_ever_let_out_more_than_the_furthest(
+    steps: list[tuple[str, int]], lags: list[float]
+) -> None:
+    inbox, let_out = Inbox(POLICY), 0
+    for (what, by), lag in zip(steps, lags, strict=False):
+        match what:
+            case "accept" if inbox.expected <= inbox.furthest:
+                inbox.accept(0.0)
+            case "skip":
+                inbox.skip(0.0)
+            case "jump":
+                inbox.jump(inbox.expected + by, 0.0)
+            case "apply":
+                inbox.apply(min(inbox.applied + by, inbox.expected - 1), 0.0)
+        let_out = max(let_out, inbox.credit(lag).seq, inbox.expected)
+        assert let_out <= inbox.furthest
+        assert inbox.furthest <= max(inbox.expected, inbox.applied + POLICY.credit_frames)

@@ -19,6 +19,7 @@ from baton_worker.link.parts import FrameWriter, StepPart
 from baton_worker.link.worker_table import WorkerTable
 from baton_worker.records.coalesce import coalesce
 from baton_worker.records.control import Ack, Bye, ErrorNotice, Hello, Resume, Welcome, Who
+from baton_worker.records.errors import RecordError
 from baton_worker.records.layout import STEP_HEADER_BYTES
 
 INCARNATION = 77
@@ -115,6 +116,24 @@ def test_a_hole_is_asked_for_and_what_follows_waits(bench: Bench) -> None:
     assert bench.said() == [Resume(5, 1, 1)]
     received = [bench.step(bench.frame(seq))[0].meta.seq for seq in (1, 2, 3)]
     assert received == [1, 2, 3]
+
+
+def test_a_record_that_no_credit_let_out_is_a_lie(bench: Bench) -> None:
+    bench.hello()
+    for seq in (1, 2):
+        bench.step(bench.frame(seq))
+    bench.table.ends["decode-0"].inbox.apply(1, 0.0)
+    assert bench.step(bench.frame(9)) == [], "the last of eight above what is applied: a gap"
+    with pytest.raises(RecordError, match=r"field_range: seq is 10, not in 1\.\.9"):
+        bench.step(bench.frame(10))
+
+
+def test_records_behind_lost_ones_are_let_out_by_the_welcome(bench: Bench) -> None:
+    bench.hello()
+    bench.step(bench.frame(1))
+    bench.hello(oldest=50, route=b"r2")
+    (step,) = bench.step(bench.frame(50), route=b"r2")
+    assert step.meta.seq == 50, "nothing below it was ever applied"
 
 
 def test_a_repeated_record_is_dropped_and_counted(bench: Bench, count) -> None:

@@ -112,8 +112,8 @@ class Dealers:
         # was given up.
         socket.set(zmq.IMMEDIATE, 1)
         socket.set(zmq.SNDHWM, 0)  # what waits in it is bounded in bytes, by who sends
-        # libzmq ends a process that pings over a full connection whose peer has gone. Answers are
-        # small, and an honest decode worker gives no more of them than it was asked for.
+        # A full queue would let a peer end this process: `link.sockets`. Answers are small, and an
+        # honest decode worker gives no more of them than it was asked for.
         socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.TCP_MAXRT, STUCK_MS)
         socket.set(zmq.HEARTBEAT_IVL, _BEAT_MS)

@@ -68,7 +68,8 @@ class Receiver:
         while self.router.poll(0):
             self._make_calls()
             route, *frames = self.router.recv_multipart(copy=False)
-            if not self._senders.admit(route.bytes, frames[0] if frames else route):
+            first = frames[0] if frames else route
+            if not self._senders.admit(route.bytes, first, time.monotonic()):
                 continue
             buffers = [frame.buffer for frame in frames]
             try:

@@ -1,7 +1,8 @@
-"""Who sends KV here, over which connection, and that none goes on whose key was taken away.
+"""Who sends KV here, over which connection, and that none goes on that must not.
 
 A connection outlives the list that let it in. What it carries is judged when it comes, and every
-second the connections themselves are: one of a key that is gone is ended, and cannot come back.
+second the connections themselves are: one of a key that is gone is ended, and cannot come back. So
+is one over which more comes than any prefill worker has to say.
 Everything here runs on the transport's thread.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Callable
 import zmq
 
 from baton_worker.link.hangup import Connection, hang_up, note
+from baton_worker.link.pace import Pace
+from baton_worker.link.refusals import FLOOD
 
 log = logging.getLogger(__name__)
 
@@ -32,21 +35,22 @@ class Senders:
     def __init__(self, refused: Callable[[str], str], on_refused: Callable[[str], None]) -> None:
         self._refused = refused
         self._on_refused = on_refused
+        self._pace = Pace()
         self._connections: OrderedDict[bytes, tuple[str, Connection]] = OrderedDict()
         self._reviewed_at = 0.0
 
-    def admit(self, route: bytes, frame: zmq.Frame) -> bool:
+    def admit(self, route: bytes, frame: zmq.Frame, now: float) -> bool:
         """Whether to take a message; its first frame tells the key and the connection."""
         key = _user_id(frame)
-        if not key:
-            return True
         if route not in self._connections:
             connection = note(frame.get(zmq.SRCFD))
             if connection is not None:
                 self._connections[route] = (key, connection)
             if len(self._connections) > _REMEMBERED:
                 self._connections.popitem(last=False)
-        reason = self._refused(key)
+        reason = self._refused(key) if key else ""
+        if not reason and self._pace.exceeded(route, now):
+            reason = FLOOD
         if reason:
             self._end(route, key, reason)
         return not reason
@@ -57,7 +61,7 @@ class Senders:
             return
         self._reviewed_at = now
         for route, (key, _) in list(self._connections.items()):
-            reason = self._refused(key)
+            reason = self._refused(key) if key else ""
             if reason:
                 self._end(route, key, reason)
 

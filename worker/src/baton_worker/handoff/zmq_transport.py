@@ -146,6 +146,7 @@ class ZmqKvTransport:
         check_advertised(self._config)
         router = self._socket(zmq.ROUTER)
         router.set(zmq.SNDHWM, 0)  # answers are small, and none may be lost on a live connection
+        router.set(zmq.RCVHWM, 0)  # a full queue would let a peer end this process: `link.sockets`
         endpoint = bindable(self._config.bind)
         use_family_of(router, endpoint)
         self._security.server(router)

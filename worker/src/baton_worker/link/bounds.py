@@ -72,6 +72,15 @@ def check_step(header: StepHeader) -> None:
     _within("sent_unix_ns", header.sent_unix_ns, 0, _MAX_UNIX_NS)
 
 
+def check_let_out(seq: int, furthest: int) -> None:
+    """Check that a record is none that no credit let out: who sends on without would fill us up.
+
+    Raises:
+        RecordError: FIELD_RANGE.
+    """
+    _within("seq", seq, 1, furthest)
+
+
 def check_incarnation(incarnation: int) -> None:
     """Check that a gateway is called by a number that handles can hold.
 

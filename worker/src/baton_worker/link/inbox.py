@@ -146,6 +146,11 @@ class Inbox:
         frames = max(1, int(self.policy.credit_frames * share))
         return Credit(self.applied + frames, max(1, int(self.policy.credit_bytes * share)))
 
+    @property
+    def furthest(self) -> int:
+        """The highest number that a credit has let out so far; WELCOME lets out the expected."""
+        return max(self.expected, self.applied + self.policy.credit_frames)
+
     def _skip_to(self, expected: int, now: float) -> None:
         first = self.expected
         if self._skipped and self._skipped[-1].last_seq == first - 1:

@@ -13,6 +13,7 @@ KEY_BOUND: Final = "key_bound"
 ENDPOINT_TAKEN: Final = "kv_endpoint_taken"
 INCARNATION_TAKEN: Final = "incarnation_taken"
 QUARANTINED: Final = "quarantined"
+FLOOD: Final = "flood"
 OTHER: Final = "other"
 
 WHY: Final = {
@@ -27,6 +28,7 @@ WHY: Final = {
     "renamed": "one connection spoke for two workers",
     "too_many_workers": "the gateway knows as many workers as it can",
     "field_range": "a number or text was out of range",
+    FLOOD: "more was said than a worker has to say",
     "hello_body": "what this worker says of itself was not understood",
     "kv_endpoint": "the handoff endpoint is no tcp://host:port",
     "kv_public_key": "the handoff key is no Z85 key",

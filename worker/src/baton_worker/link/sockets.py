@@ -23,7 +23,7 @@ _HANDSHAKE_MS = 2000
 _DEALER = {
     zmq.IMMEDIATE: 1,
     zmq.SNDHWM: 64,
-    zmq.RCVHWM: 0,  # see `_ping`: what an honest gateway has under way is bounded by its ring
+    zmq.RCVHWM: 0,  # see `_prepared`
     zmq.CONNECT_TIMEOUT: 1500,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2000,
@@ -31,7 +31,7 @@ _DEALER = {
 _ROUTER = {
     zmq.ROUTER_MANDATORY: 1,
     zmq.ROUTER_HANDOVER: 0,
-    zmq.RCVHWM: 64,
+    zmq.RCVHWM: 0,  # see `_prepared`
     zmq.SNDHWM: 256,
     zmq.BACKLOG: 1024,
 }
@@ -128,6 +128,14 @@ def close(socket: Socket, linger_ms: int = 0) -> None:
 
 
 def _prepared(socket: Socket, options: dict[zmq.SocketOption, int]) -> Socket:
+    """Set options, of which RCVHWM must be 0, no bound, on every socket that strangers can reach.
+
+    When the queue of what was received is full and the peer hangs up, libzmq (4.3.5) marks the
+    connection broken and keeps it until there is room. A ping then, ours that falls due or one of
+    the peer's that had arrived, finds it broken and aborts the process: forty bytes behind a few
+    small messages are enough. So nothing here may ever be full. What an honest peer has under way
+    is bounded by the credit it was given, and `pace` ends the connection of any other.
+    """
     for option, value in (_COMMON | options).items():
         socket.setsockopt(option, value)
     return socket
@@ -136,10 +144,7 @@ def _prepared(socket: Socket, options: dict[zmq.SocketOption, int]) -> Socket:
 def _ping(socket: Socket, heartbeat: float, dead: float) -> None:
     """Let a socket ping its peer, and either end close a connection that has been silent.
 
-    Never on a socket whose queue of what was received can be full: when the peer hangs up then,
-    libzmq (4.3.5) marks the connection broken, keeps it until there is room, and at its next ping
-    finds it broken and aborts the process. So DEALERs ping, with no bound on that queue, and
-    ROUTERs, which strangers fill, only answer: a ping carries how long the ROUTER may hear nothing.
+    A ROUTER only answers: a ping carries how long it may hear nothing.
     """
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * heartbeat))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * dead))

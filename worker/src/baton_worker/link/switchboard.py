@@ -19,6 +19,7 @@ from baton_worker.link.api import GatewayLinkEvent
 from baton_worker.link.gateway_end import LOOK_SECONDS, GatewayEnd, Standing
 from baton_worker.link.hangup import Connection, hang_up, note
 from baton_worker.link.metrics import GatewayLinkMetrics
+from baton_worker.link.pace import Pace
 from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
 from baton_worker.link.worker_table import WorkerTable
 from baton_worker.records.control import Bye, Control, Hello, decode_control, encode_control
@@ -68,6 +69,7 @@ class Switchboard:
         self._table = table
         self._metrics = metrics
         self._identity = identity
+        self._pace = Pace()
         self._active: set[GatewayEnd] = set()
         self._route_of_fd: dict[int, bytes] = {}
         self._connections: dict[bytes, Connection] = {}
@@ -198,6 +200,9 @@ class Switchboard:
             self._metrics.stale_messages.inc()
             return []
         events = self._understand(route, frame, now)
+        # What the table had use for is bounded by credit.
+        if not events and self._pace.exceeded(route, now):
+            events = self._table.flooded(route)
         if route in self._table.expelled:
             self._note_connection(route, frame)
         end = self._table.end_of(route)

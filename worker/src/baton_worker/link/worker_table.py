@@ -26,7 +26,7 @@ from baton_worker.link.gateway_end import GatewayEnd, GatewaySettings, Standing
 from baton_worker.link.inbox import Verdict
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.received import contradiction, meta_of, n_rows_of
-from baton_worker.link.refusals import INCARNATION_TAKEN, QUARANTINED, label
+from baton_worker.link.refusals import FLOOD, INCARNATION_TAKEN, QUARANTINED, label
 from baton_worker.messages import WorkerInfo
 from baton_worker.records.columns import StepColumns
 from baton_worker.records.control import (
@@ -121,10 +121,15 @@ class WorkerTable:
         """
         end = self._routes.get(route)
         if error.reason is RefusalReason.FIELD_RANGE:
-            return self._expel(route, end, error)
+            return self._expel(route, error.reason.value, str(error))
         if end is None or not end.note_refusal(now):
             return []
         return self._quarantine(end, error.reason.value)
+
+    def flooded(self, route: bytes) -> list[GatewayLinkEvent]:
+        """End a connection over which comes more than any worker has to say."""
+        self._metrics.malformed_messages.inc(FLOOD)
+        return self._expel(route, FLOOD, "more messages than any worker has to say")
 
     def review(self) -> list[GatewayLinkEvent]:
         """Turn away every worker that would not be let in now: its key was revoked or renamed."""
@@ -187,6 +192,7 @@ class WorkerTable:
             self._metrics.stale_messages.inc()
             self._ask(route, now)
             return []
+        bounds.check_let_out(header.seq, end.inbox.furthest)
         return self._take(end, header, columns, now)
 
     def control(self, route: bytes, message: Control, now: float) -> list[GatewayLinkEvent]:
@@ -294,15 +300,13 @@ class WorkerTable:
             log.error("incarnation taken by another gateway", extra=facts | {"it": before})
         return events
 
-    def _expel(
-        self, route: bytes, end: GatewayEnd | None, error: RecordError
-    ) -> list[GatewayLinkEvent]:
-        facts = {"worker": end.worker_id if end else "", "error": str(error)}
+    def _expel(self, route: bytes, reason: str, detail: str) -> list[GatewayLinkEvent]:
+        end = self._routes.get(route)
+        facts = {"worker": end.worker_id if end else "", "error": detail}
         log.warning("a connection is ended for what it said", extra=facts)
         self.expelled.append(route)
         if end is None:
             return []
-        reason = error.reason.value
         self.out.append(Outgoing(route, ErrorNotice(end.epoch, 0, 0, 0, reason)))
         return self._retire(end, reason)
 
