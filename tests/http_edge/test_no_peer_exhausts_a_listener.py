@@ -352,6 +352,61 @@ def test_a_refused_request_behind_another_does_not_spoil_that_ones_answer(serve:
     assert b"414" not in rest
 
 
+def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(serve: Serve) -> None:
+    server = serve()
+    server.release.set()
+    for head in (b"", b"connection: keep-alive\r\n"):
+        answer = server.talk(b"GET /slow HTTP/1.0\r\n" + head + b"\r\n")
+        found, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in found
+        assert b"connection: close" in found
+        assert body == b"begun done"
+    head, _, body = server.talk(b"GET /echo HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
+    assert (b"content-length: 6" in head, body) == (True, b"read 0")
+    chunked = server.talk(b"GET /slow HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert chunked.endswith(b"4\r\ndone\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("value", [b"100-continue", b"100-Continue", b" 100-continue , "])
+def test_who_wants_to_be_told_that_its_body_may_come_is_told(serve: Serve, value: bytes) -> None:
+    server = serve()
+    head = b"connection: close\r\ncontent-length: 4\r\nexpect: " + value
+    with server.connect() as peer:
+        peer.sendall(post(b"/echo", head))
+        assert peer.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        peer.sendall(b"body")
+        assert rest_of(peer).endswith(b"read 4")
+
+
+def test_a_client_of_http_1_0_is_told_nothing_before_its_answer(serve: Serve) -> None:
+    head = b"POST /echo HTTP/1.0\r\ncontent-length: 4\r\nexpect: 100-continue\r\n\r\n"
+    assert serve().talk(head, b"body").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("value", [b"200-ok", b"100-continue, x-more"])
+def test_an_unknown_expectation_is_refused_by_name(serve: Serve, value: bytes) -> None:
+    server = serve()
+    answer = server.talk(post(b"/echo", b"content-length: 4\r\nexpect: " + value))
+    assert (status_of(answer), code_of(answer)) == (417, "unknown_expectation")
+    assert server.count("unknown_expectation") == 1
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("value", [b"gzip", b"identity, br", b"deflate"])
+def test_a_body_in_another_encoding_is_refused_by_name(serve: Serve, value: bytes) -> None:
+    server = serve()
+    answer = server.talk(post(b"/echo", b"content-length: 4\r\ncontent-encoding: " + value))
+    assert (status_of(answer), code_of(answer)) == (415, "content_encoding")
+    assert server.count("content_encoding") == 1
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("value", [b"identity", b"Identity", b""])
+def test_a_body_that_says_it_is_not_encoded_is_taken(serve: Serve, value: bytes) -> None:
+    head = b"connection: close\r\ncontent-length: 4\r\ncontent-encoding: " + value
+    assert serve().talk(post(b"/echo", head, b"body")).endswith(b"read 4")
+
+
 def test_requests_ahead_of_their_answers_are_few(serve: Serve) -> None:
     server = serve()
     request = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -19,7 +19,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton_worker.http_edge import refusals
 from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.headers import CONTINUE, announced_bytes, expectations, is_encoded
 from baton_worker.http_edge.refusals import Refusal
+from baton_worker.http_edge.unchunked import knows_chunks, until_closed
 
 MAX_PIPELINED = 16
 _CHUNK_BYTES = 32
@@ -143,18 +145,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Bound the body that is announced, and the requests that wait for answers before them."""
-        n_announced = 0
-        for name, value in self.headers:
-            if name == b"content-length" and value.isdigit():
-                n_announced = max(n_announced, int(value[:20]))
-            elif name == b"transfer-encoding":
-                n_announced = max(n_announced, 1)
-        if n_announced > self.gate.limits.max_body_bytes:
-            self._raise(refusals.BODY)
-        if n_announced and self.parser.should_upgrade():  # the parser would drop the body
-            self._raise(refusals.UPGRADE)
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._raise(refusals.PIPELINED)
+        refusal = self._misfit()
+        if refusal is not None:
+            self._raise(refusal)
         self._part = _Part.BODY
         self._head_bytes = self._raw_body_bytes = self._n_chunks = 0
         super().on_headers_complete()
@@ -191,7 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, app if knows_chunks(cycle) else until_closed(app, cycle))
 
     def on_response_complete(self) -> None:
         """Give the rest of a body that nobody asked for, and that is thrown away, less time."""
@@ -208,6 +201,23 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_idle(self) -> bool:
         """Whether no answer is owed either."""
         return self._running is None or bool(self._running.response_complete)
+
+    def _misfit(self) -> Refusal | None:
+        """Return why a request whose headers have come cannot be served."""
+        n_announced, expected = announced_bytes(self.headers), expectations(self.headers)
+        if n_announced > self.gate.limits.max_body_bytes:
+            return refusals.BODY
+        if n_announced and self.parser.should_upgrade():  # the parser would drop the body
+            return refusals.UPGRADE
+        if n_announced and is_encoded(self.headers):
+            return refusals.ENCODED
+        if expected - {CONTINUE}:
+            return refusals.EXPECTATION
+        if len(self.pipeline) >= MAX_PIPELINED:
+            return refusals.PIPELINED
+        # Older clients know no answer before the answer, whatever a proxy passes on for them.
+        self.expect_100_continue = bool(expected) and self.parser.get_http_version() == "1.1"
+        return None
 
     def _has_unparsed_excess(self) -> bool:
         """Whether the parser holds too much of one header (or trailer) that has not ended."""

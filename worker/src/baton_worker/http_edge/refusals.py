@@ -45,9 +45,17 @@ UPGRADE = Refusal(
     "a request with a body cannot ask for another protocol: send no Upgrade header (Java's"
     " HttpClient does unless it is given version HTTP_1_1)",
 )
+EXPECTATION = Refusal(
+    417, "unknown_expectation", "the Expect header asks for something else than 100-continue"
+)
+ENCODED = Refusal(
+    415,
+    "content_encoding",
+    "the body has a Content-Encoding: send it as it is, uncompressed",
+)
 MALFORMED = Refusal(400, "malformed", "this is no HTTP request")
 
 ALL = (
     CONNECTIONS, OF_ADDRESS, RECEIVING, TARGET, HEADERS, BODY, HEADERS_LATE, BODY_LATE, PIPELINED,
-    UPGRADE, MALFORMED,
+    UPGRADE, EXPECTATION, ENCODED, MALFORMED,
 )  # fmt: skip

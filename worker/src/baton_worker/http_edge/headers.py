@@ -1,0 +1,37 @@
+"""What a request's headers say of its body, before any of it has come. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+CONTINUE = b"100-continue"
+"""The one expectation that there is: to be told that the body may come."""
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def announced_bytes(headers: Headers) -> int:
+    """Return how long the body is going to be: at least 1 where nobody says, 0 without one."""
+    found = 0
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            found = max(found, int(value[:20]))
+        elif name == b"transfer-encoding":
+            found = max(found, 1)
+    return found
+
+
+def expectations(headers: Headers) -> set[bytes]:
+    """Return what the client wants to be told before it goes on."""
+    return set(_members(headers, b"expect"))
+
+
+def is_encoded(headers: Headers) -> bool:
+    """Whether the body is not the bytes that it stands for."""
+    return not {b"identity"}.issuperset(_members(headers, b"content-encoding"))
+
+
+def _members(headers: Headers, wanted: bytes) -> Iterator[bytes]:
+    for name, value in headers:
+        if name == wanted:
+            yield from filter(None, (member.strip().lower() for member in value.split(b",")))
