@@ -149,6 +149,14 @@ def test_what_was_once_ignored_in_a_chat_is_refused(body):
     assert refusal(Endpoint.CHAT, **body).param == name
 
 
+@pytest.mark.parametrize(
+    "name", ["prediction", "response_format", "structured_outputs", "guided_json", "audio"]
+)
+def test_an_empty_object_is_no_absent_one(name):
+    assert refusal(Endpoint.CHAT, **{name: {}}).param == name
+    refuse_unsupported(Endpoint.CHAT, {name: None})
+
+
 def test_special_tokens_are_a_completions_own_choice():
     for value in (True, False, None):
         refuse_unsupported(Endpoint.COMPLETION, {"add_special_tokens": value})

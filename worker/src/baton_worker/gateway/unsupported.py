@@ -14,10 +14,13 @@ from baton_worker.gateway.errors import bad_request
 from baton_worker.gateway.request import Endpoint
 
 _EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {})
+_NO_OBJECT: Final[tuple[Any, ...]] = (None, False, "", [])
+"""Of fields that are objects: an empty one asks for something, or is none that OpenAI would take
+(the empty JSON schema is any JSON)."""
 
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "allowed_token_ids": _EMPTY,
-    "audio": _EMPTY,
+    "audio": _NO_OBJECT,
     "chat_template": _EMPTY,
     "continue_final_message": _EMPTY,
     "documents": _EMPTY,
@@ -27,7 +30,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "guided_choice": _EMPTY,
     "guided_decoding_backend": _EMPTY,
     "guided_grammar": _EMPTY,
-    "guided_json": _EMPTY,
+    "guided_json": _NO_OBJECT,
     "guided_regex": _EMPTY,
     "guided_whitespace_pattern": _EMPTY,
     "include_reasoning": (None, True),
@@ -39,21 +42,21 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "media_io_kwargs": _EMPTY,
     "mm_processor_kwargs": _EMPTY,
     "modalities": (*_EMPTY, ["text"]),
-    "moderation": _EMPTY,
-    "prediction": _EMPTY,
+    "moderation": _NO_OBJECT,
+    "prediction": _NO_OBJECT,
     "prompt_embeds": _EMPTY,
-    "reasoning": _EMPTY,
+    "reasoning": _NO_OBJECT,
     "reasoning_effort": (None,),
     "repetition_detection": _EMPTY,
-    "response_format": (*_EMPTY, {"type": "text"}),
+    "response_format": (*_NO_OBJECT, {"type": "text"}),
     "return_prompt_text": _EMPTY,
     "return_token_offsets": _EMPTY,
     "return_tokens_as_token_ids": _EMPTY,
     "routed_experts_prompt_start": (None, 0),
     "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
-    "structural_tag": _EMPTY,
-    "structured_outputs": _EMPTY,
+    "structural_tag": _NO_OBJECT,
+    "structured_outputs": _NO_OBJECT,
     "suffix": _EMPTY,
     "thinking_token_budget": (None, -1),
     "tool_choice": (*_EMPTY, "none", "auto"),
@@ -63,7 +66,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_beam_search": _EMPTY,
     "verbosity": (None, "medium"),
     "vllm_xargs": _EMPTY,
-    "watermarking": _EMPTY,
+    "watermarking": _NO_OBJECT,
     "web_search_options": (None,),
 }
 """By field, the values that ask for nothing; any other is refused."""
