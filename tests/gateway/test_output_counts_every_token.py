@@ -70,6 +70,32 @@ def test_an_unfinished_character_shows_only_at_the_end():
     assert made.push([part(2, [5], Finish.LENGTH)], Finish.LENGTH).text == "\ufffd"
 
 
+@pytest.mark.parametrize("end", ["length", "stop"])
+def test_a_stop_string_that_an_unfinished_character_completes_ends_the_text_before_it(end):
+    made = output(stops=["st\ufffd"])
+    assert made.push([part(0, [1, 3])], Finish.NONE).text == "one "
+    tokens, finish = ([5], Finish.LENGTH) if end == "length" else ([5, 0], Finish.STOP)
+    delta = made.push([part(2, tokens, finish)], finish)
+    assert (delta.text, delta.token_ids, delta.finish_reason) == ("", tokens, "stop")
+
+
+@pytest.mark.parametrize("end", ["length", "stop"])
+def test_within_min_tokens_an_unfinished_character_completes_no_stop_string(end):
+    tokens, finish = ([1, 5], Finish.LENGTH) if end == "length" else ([1, 5, 0], Finish.STOP)
+    for min_tokens, text in ((2, "one \ufffd"), (1, "one ")):
+        made = output(stops=["\ufffd"], min_tokens=min_tokens)
+        delta = made.push([part(0, tokens, finish)], finish)
+        assert delta.text == text
+        assert delta.finish_reason == ("stop" if min_tokens == 1 else end)
+
+
+def test_text_held_for_a_stop_shows_with_the_unfinished_character_behind_it():
+    made = output(stops=["stop"])
+    assert made.push([part(0, [3])], Finish.NONE).text == ""
+    delta = made.push([part(1, [5], Finish.LENGTH)], Finish.LENGTH)
+    assert (delta.text, delta.finish_reason) == ("st\ufffd", "length")
+
+
 def test_offsets_tell_where_each_token_begins():
     made = output(logprobs_k=0, want_offsets=True)
     assert made.push([part(0, [1, 5], k=0)], Finish.NONE).text_offsets == [0, 4]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baton_worker.gateway.detokenise import Detokeniser
 from baton_worker.gateway.merge import Part
 from baton_worker.gateway.steps import StepDetail, StepsOf
-from baton_worker.gateway.stops import StopMatcher
+from baton_worker.gateway.stops import StopMatcher, StopScan
 from baton_worker.gateway.vocabulary import Vocabulary
 from baton_worker.records.columns import Finish
 from baton_worker.records.scored import ScoredRow
@@ -143,8 +143,9 @@ class SequenceOutput:
         if delta.finish_reason:
             return delta
         if finish in _REASONS:
-            tail = self._flush()
-            return delta._replace(text=delta.text + tail, finish_reason=_REASONS[finish])
+            tail, stopped = self._flush(n_ending=int(finish is Finish.STOP))
+            reason = "stop" if stopped else _REASONS[finish]
+            return delta._replace(text=delta.text + tail, finish_reason=reason)
         return delta
 
     def tell_prompt(self, told: tuple[ScoredRow, ...], prompt: Sequence[int], k: int) -> Delta:
@@ -205,11 +206,17 @@ class SequenceOutput:
             offsets.append(self._characters)
         return text, len(tokens) + ends, None, offsets
 
-    def _flush(self) -> str:
+    def _flush(self, n_ending: int) -> StopScan:
+        """Return what was held back, up to a stop string that the unfinished character completes;
+        the last `n_ending` tokens are none of text.
+        """
         tail = self._detokeniser.flush()
         if self._stops is None:
-            return tail
-        return self._stops.flush() + tail
+            return StopScan(tail, False)
+        if self.n_tokens - n_ending <= self._min_tokens:
+            return StopScan(self._stops.flush() + tail, False)
+        scan = self._stops.feed(tail)
+        return scan if scan.stopped else StopScan(scan.text + self._stops.flush(), False)
 
     def _logprobs(self, part: Part, used: int) -> tuple[list[float], list[int], list[float]]:
         row, skip = part
