@@ -5,15 +5,18 @@
 cosmic-ray makes the mutants. It lives in an environment of its own under build/mutants, for nothing
 else needs it. (mutmut copies sources to where it can switch mutants inside one process, by the
 names under which they are imported; with `src` folders and pytest's importlib mode it finds none of
-them.) What is changed is a copy of the last commit, never the working tree. Prints a table and each
-survivor as a diff; exits 1 when a core's own tests fail before anything is changed.
+them.) tools/mutant_judge.py runs the tests on each. What is changed is a copy of the last commit,
+never the working tree. Prints a table and each survivor as a diff; exits 1 when a core's own tests
+fail before anything is changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
+import os
 import queue
 import shlex
 import shutil
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
 COSMIC_RAY = "cosmic-ray==8.7.0"
 GIT_ARCHIVE, UNPACK = ("/usr/bin/env", "git", "archive", "HEAD"), ("/usr/bin/env", "tar", "-x")
-MUTANT_SECONDS = 300.0
-"""How long the tests may take with a mutant; one that makes them hang is killed by that."""
+JUDGE, ANSWER_SECONDS = ROOT / "tools" / "mutant_judge.py", 60.0
+"""Who ends a mutant that makes the tests hang, and how long he may take to say so."""
 
 WORKER, OPERATOR = "worker/src/baton_worker", "operator/src/baton_operator"
 CORES: dict[str, tuple[str, str]] = {
@@ -37,6 +41,8 @@ CORES: dict[str, tuple[str, str]] = {
     "inbox": (f"{WORKER}/link/inbox.py", "tests/link/test_inbox.py"),
     "worker_table": (f"{WORKER}/link/worker_table.py", "tests/link/test_worker_table.py"),
     "ledger": (f"{WORKER}/handoff/ledger.py", "tests/handoff/test_ledger.py"),
+    "places": (f"{WORKER}/handoff/places.py", "tests/handoff/test_places.py"),
+    "asks": (f"{WORKER}/handoff/asks.py", "tests/handoff/test_asks.py"),
     "offers": (f"{WORKER}/handoff/offers.py", "tests/handoff"),
     "merge": (f"{WORKER}/gateway/merge.py", "tests/gateway/test_merge*.py"),
     "balance": (f"{WORKER}/gateway/balance.py", "tests/gateway/test_balance*.py"),
@@ -99,37 +105,46 @@ def copy_of_last_commit(number: int) -> Path:
     return tree
 
 
-def test_command(tree: Path, tests: str) -> list[str]:
-    """Return how the fast tests of a core are run on a tree's own packages."""
-    paths = ":".join(str(tree / part / "src") for part in ("worker", "operator"))
+@contextlib.contextmanager
+def judge(tree: Path, module: str, tests: str) -> Iterator[float | None]:
+    """Yield the seconds after which a mutant's tests are said to hang; None: they fail without."""
     names = sorted(str(path.relative_to(tree)) for path in tree.glob(tests))
-    return [
-        "env", f"PYTHONPATH={paths}", str(ROOT / ".venv/bin/python"), "-B", "-m", "pytest", "-x",
-        "-q", "-p", "no:cacheprovider", "-m", "not slow and not e2e", *names,
-    ]  # fmt: skip
+    packages = ":".join(str(tree / part / "src") for part in ("worker", "operator"))
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # a process is forked while it has one thread only
+    with subprocess.Popen(
+        [ROOT / ".venv/bin/python", JUDGE, "serve", module, *names],
+        cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **one_thread, "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"},
+    ) as serving:  # fmt: skip
+        assert serving.stdin is not None
+        assert serving.stdout is not None
+        told = serving.stdout.readline()
+        yield float(told) if told else None
+        serving.stdin.close()
 
 
 def mutate(core: str, operators: str, tree: Path) -> Outcome:
     """Make a core's mutants, run its tests on each, and return what became of them."""
     module, tests = CORES[core]
-    words = test_command(tree, tests)
+    (tree / "judge.sock").unlink(missing_ok=True)
     config, session = tree / "mutants.toml", tree / f"{core}.sqlite"
-    config.write_text(
-        f"[cosmic-ray]\nmodule-path = '{module}'\ntimeout = {MUTANT_SECONDS}\n"
-        f"excluded-modules = []\ntest-command = {json.dumps(shlex.join(words))}\n"
-        "[cosmic-ray.distributor]\nname = 'local'\n"
-        "[cosmic-ray.filters.operators-filter]\n"
-        f"exclude-operators = ['^(?!core/({KEPT[operators]}))']\n"
-    )
-    before = subprocess.run(words, cwd=tree, capture_output=True, text=True, check=False)
-    if before.returncode:
-        return Outcome(core, problem=f"its tests fail unchanged:\n{before.stdout[-2000:]}")
-    for program, *rest in (
-        ("cosmic-ray", "init", config.name, session.name),
-        ("cr-filter-operators", session.name, config.name),
-        ("cosmic-ray", "exec", config.name, session.name),
-    ):
-        subprocess.run([tool(program), *rest], cwd=tree, check=True, capture_output=True)
+    ask = shlex.join([sys.executable, "-I", "-S", str(JUDGE), "ask"])
+    with judge(tree, module, tests) as seconds:
+        if seconds is None:
+            return Outcome(core, problem="its tests fail unchanged, see above")
+        config.write_text(
+            f"[cosmic-ray]\nmodule-path = '{module}'\ntimeout = {seconds + ANSWER_SECONDS}\n"
+            f"excluded-modules = []\ntest-command = {json.dumps(ask)}\n"
+            "[cosmic-ray.distributor]\nname = 'local'\n"
+            "[cosmic-ray.filters.operators-filter]\n"
+            f"exclude-operators = ['^(?!core/({KEPT[operators]}))']\n"
+        )
+        for program, *rest in (
+            ("cosmic-ray", "init", config.name, session.name),
+            ("cr-filter-operators", session.name, config.name),
+            ("cosmic-ray", "exec", config.name, session.name),
+        ):
+            subprocess.run([tool(program), *rest], cwd=tree, check=True, capture_output=True)
     return read(core, tree, session)
 
 
