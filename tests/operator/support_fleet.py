@@ -224,6 +224,12 @@ class TimedFleet(Fleet):
         self.leaving[role].append(self.time + self.DRAIN)
         self._place()
 
+    def crash(self, name):
+        """End every pod of a revision; in their places they never become ready again."""
+        self.broken.add(name)
+        for pod in (pod for role in self.pods[name] for pod in role):
+            pod.is_ready = False
+
     def pass_time(self, seconds, look=None):
         """Let pods live on, and an operator that is there `look` when pods change and when due."""
         end = self.time + seconds

@@ -75,6 +75,48 @@ def test_a_missed_deadline_returns_to_the_old_revision(fleet):
     assert fleet.plan.goal == "a"
 
 
+def crash(fleet, name):
+    fleet.broken.add(name)
+    fleet.pods[name] = [[False] * len(role) for role in fleet.pods[name]]
+
+
+@pytest.mark.parametrize("others", ["there", "told to leave"])
+def test_a_revision_that_crashes_when_all_of_it_was_ready_is_rolled_back(fleet, others):
+    """The old revision is not gone then: a place in the rollout at which no time was charged."""
+    fleet.update = "b"
+    while fleet.facts().named("b").ready != Counts(2, 4):
+        fleet.step()
+        fleet.all_ready()
+    if others == "told to leave":
+        fleet.step()
+    assert fleet.memory.current == "a"
+    crash(fleet, "b")
+    assert fleet.wait(110).has_failed
+    fleet.settle()
+    assert fleet.desired == {"a": Counts(2, 4)}
+
+
+def test_a_revision_that_crashes_after_the_old_one_is_gone_has_nothing_to_return_to(fleet):
+    fleet.update = "b"
+    fleet.settle()
+    crash(fleet, "b")
+    assert not fleet.wait(1000).has_failed
+    assert fleet.plan.look_in is None
+    assert fleet.desired == {"b": Counts(2, 4)}
+
+
+@pytest.mark.parametrize("hold", [{"paused": True}, {"partition": 3}], ids=["paused", "partition"])
+def test_a_canary_that_was_ready_is_as_healthy_as_its_pods(fleet, hold):
+    """Held for ever it is not failed; a partition's that crashes is, as it would be without one."""
+    fleet.update = "b"
+    fleet.rollout(partition=3)
+    fleet.settle()
+    fleet.rollout(**hold)
+    assert not fleet.wait(1000).has_failed
+    crash(fleet, "b")
+    assert fleet.wait(110).has_failed == ("partition" in hold)
+
+
 def test_a_failed_revision_stays_failed_until_the_spec_changes(fleet):
     fleet.update = "b"
     fleet.broken.add("b")

@@ -116,6 +116,14 @@ class RolloutsInTime(RuleBasedStateMachine):
             self.fleet.evict(*data.draw(st.sampled_from(sorted(found))))
             self._look()
 
+    @rule()
+    def what_rolls_crashes(self):
+        """Pods that were ready are not any more, and never will be: at any moment of a rollout."""
+        fleet = self.fleet
+        if fleet.update in fleet.pods and fleet.memory.current != fleet.update:
+            fleet.crash(fleet.update)
+            self._look()
+
     def _bound_room(self):
         roles = Counts(*(self.fleet.spec.role(name).replicas for name in ("prefill", "decode")))
         self.fleet.room = surge_limit(roles, self.budget) if self.is_tight else None
@@ -143,6 +151,7 @@ class RolloutsInTime(RuleBasedStateMachine):
         self._set_free()
         self._comes_to_rest("sound")
         self._is_failed("hollow")
+        self._is_failed("fickle", self._crash_at_the_end)
 
     def _set_free(self):
         self.fleet.rollout(paused=False, partition=0)
@@ -158,11 +167,26 @@ class RolloutsInTime(RuleBasedStateMachine):
         assert set(self.fleet.desired) == {update}
         assert self.fleet.revision(update).ready == plan.target
 
-    def _is_failed(self, update):
+    def _crash_at_the_end(self, update):
+        """Its pods become ready, and end as soon as all are, or all old ones have been told to."""
+        fleet = self.fleet
+        fleet.broken.discard(update)
+        for _ in range(60):
+            fleet.step()
+            is_whole = fleet.revision(update).ready == fleet.plan.target
+            if is_whole or fleet.desired["sound"].is_zero:
+                break
+            fleet.pass_time(fleet.START / 2)
+        assert fleet.plan.step.phase is Phase.PROGRESSING
+        fleet.crash(update)
+
+    def _is_failed(self, update, breaks=None):
         """What does not is failed, at the deadline and a piece or two; what worked serves on."""
         fleet = self.fleet
         fleet.broken.add(update)
         fleet.update = update
+        if breaks is not None:
+            breaks(update)
         self._look()
         pieces = 3 * DEADLINE_SECONDS / 20
         fleet.pass_time(DEADLINE_SECONDS + 2 * fleet.DRAIN + pieces, self._look)

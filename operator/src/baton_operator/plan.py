@@ -15,7 +15,7 @@ from baton_operator.gateways import Gateways, counted, gateway_revision
 from baton_operator.models import PDDeploymentSpec, ScalingMode
 from baton_operator.models.parse import parse_ratio
 from baton_operator.names import WORKER_ROLES, Role
-from baton_operator.pairs import Budget, Counts, Revision, served_ticks, ticks_of, usable
+from baton_operator.pairs import Budget, Counts, Revision, served_ticks, usable
 from baton_operator.rollout import Phase, Rollout, Step, next_step
 from baton_operator.scaling import Scaling, Wanted, scale
 
@@ -129,8 +129,7 @@ def make_plan(
     memory = _progressed(_carried(memory, update, facts, now), of_update, target, now)
     goal = _goal(spec, memory, stable, update)
     step = _step(spec, target, goal, stable, facts)
-    is_over = memory.reached >= ticks_of(target) or stable == update or memory.failed == update
-    if is_over:
+    if stable == update or memory.failed == update:
         memory, look_in = memory._replace(waited=Waited()), None
     else:
         memory, look_in = _judged(spec, memory, of_update, step, now)
