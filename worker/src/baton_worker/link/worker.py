@@ -194,9 +194,12 @@ class ZmqWorkerLink:
                 while self._calls:
                     self._calls.popleft()()
                 self._turn(ready)
-        finally:
             self._by_incarnation = {}
             self._say_bye()
+        finally:
+            # A defect says no goodbye: to gateways this process is to look as dead as it is.
+            for peer in self._peers.values():
+                peer.close(_BYE_LINGER_MS)
             context.term()
 
     def _wait(self) -> set[object]:
@@ -317,7 +320,6 @@ class ZmqWorkerLink:
                 )
             peer.say(lambda end: end.say_bye())
             peer.flush()
-            peer.close(_BYE_LINGER_MS)
 
     def _set_gauges(self, now: float) -> None:
         boxes = [peer.end.outbox for peer in self._peers.values()]

@@ -1,7 +1,7 @@
 """A worker process put together: engine, link, KV transport, health HTTP, signals.
 
 The edge of the worker: the only place that knows every part by its concrete class. The engine loop
-runs on the main thread; a fault in any other thread ends the process.
+runs on the main thread; a fault in any thread ends the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from baton_worker.engine.checkpoint import CheckpointError
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.engine.spec import ModelSpecError
-from baton_worker.faults import EXIT_FAULT, end_on_thread_fault
+from baton_worker.faults import EXIT_FAULT, end_on_thread_fault, ending_on_fault
 from baton_worker.handoff.address import check_advertised
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.metrics import HandoffMetrics
@@ -107,15 +107,14 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     worker.control.start(sources, _orders(worker.loop))
     worker.transport.start(worker.loop.inbox.put)
     worker.link.start(_announcing(worker.loop.inbox, partial(on_ready, ready)))
-    try:
+    with ending_on_fault():  # before the link could say goodbye
         worker.loop.run()
-    finally:
-        worker.link.close(_CLOSE_SECONDS)
-        worker.transport.close()
-        worker.control.close()
-        worker.health.close()
-        worker.loop.parts.traces.tracing.close()
-        engine.close()
+    worker.link.close(_CLOSE_SECONDS)
+    worker.transport.close()
+    worker.control.close()
+    worker.health.close()
+    worker.loop.parts.traces.tracing.close()
+    engine.close()
     return 0
 
 
