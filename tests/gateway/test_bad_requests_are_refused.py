@@ -189,6 +189,8 @@ def test_unknown_paths_and_methods_answer_in_the_same_shape(gateway):
         for answer, status in (
             (client.get("/v1/nothing"), 404),
             (client.get("/v1/completions"), 405),
+            (client.post("/v1/completions/", json=TEXT), 404),
+            (client.get("/healthz/"), 404),
         ):
             assert answer.status_code == status
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

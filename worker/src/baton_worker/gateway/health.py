@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from baton_worker.gateway.dispatch import Dispatcher
 from baton_worker.gateway.workers import WorkerTable
+from baton_worker.http_edge.application import application
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +32,7 @@ class HealthParts:
 
 def build_health_app(parts: HealthParts) -> Starlette:
     """Return the application of `gateway.health`'s port."""
-    return Starlette(routes=[*liveness_routes(), *inner_routes(parts)])
+    return application(routes=[*liveness_routes(), *inner_routes(parts)])
 
 
 def liveness_routes() -> list[Route]:

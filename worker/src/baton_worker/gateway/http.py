@@ -33,6 +33,7 @@ from baton_worker.gateway.playground import playground_routes
 from baton_worker.gateway.request import Endpoint
 from baton_worker.gateway.tokenizer import GatewayTokenizer
 from baton_worker.gateway.workers import WorkerTable
+from baton_worker.http_edge.application import application
 from baton_worker.tracing.api import valid_traceparent
 
 
@@ -57,7 +58,7 @@ class HttpParts:
 def build_app(parts: HttpParts) -> Starlette:
     """Return the ASGI application."""
     routes = _Routes(parts)
-    return Starlette(
+    return application(
         routes=[
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),

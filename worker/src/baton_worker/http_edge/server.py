@@ -31,6 +31,7 @@ def server_config(app: ASGIApp, gate: Gate, grace_seconds: int | None = None) ->
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # anybody on loopback could say whose request it is
         timeout_keep_alive=gate.limits.idle_seconds,  # type: ignore[arg-type]  # call_later takes it
         timeout_graceful_shutdown=grace_seconds,
     )

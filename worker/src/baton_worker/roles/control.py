@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton_worker.config import ConfigError, ControlConfig, HttpLimits
 from baton_worker.config_errors import cannot_listen
+from baton_worker.http_edge.application import application
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.roles.health import HealthSources
@@ -112,7 +113,7 @@ def build_app(sources: HealthSources, orders: Orders) -> Starlette:
         orders.set_num_speculative_tokens(wanted.num_speculative_tokens)
         return JSONResponse({**sources.draft_count(), **msgspec.to_builtins(wanted)}, 202)
 
-    return Starlette(
+    return application(
         routes=[
             Route("/drain", drain, methods=["GET", "POST", "DELETE"]),
             Route("/speculative", speculative, methods=["GET", "POST"]),

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
+from baton_worker.http_edge.application import application
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.link.refusals import WHY
@@ -96,7 +97,7 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
     async def no_orders(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": _NO_ORDERS}, 405, headers={"allow": "GET"})
 
-    return Starlette(
+    return application(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),

@@ -1,0 +1,101 @@
+"""Nothing but a request's own head and its connection say what it is, whose, and where it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from uvicorn.server import ServerState
+
+from baton_worker.config import HttpLimits
+from baton_worker.http_edge.application import application
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.http_edge.server import server_config
+from baton_worker.metrics import MetricFactory
+
+
+class Wire(asyncio.Transport):
+    """A transport in memory, from loopback; says what was written and whether it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.said = b""
+        self.is_closed = self.has_written_eof = False
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closed
+        assert not self.has_written_eof
+        self.said += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_written_eof = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+async def tell(request: Request) -> Response:
+    """Answer with what the request is taken for."""
+    body = await request.body()
+    names = sorted(name for name, _ in request.headers.items())
+    who = request.client.host if request.client else ""
+    return JSONResponse({"n": len(body), "names": names, "who": who, "url": str(request.url)})
+
+
+APP = application([Route("/", tell, methods=["GET", "POST"]), Route("/more", tell)])
+
+
+def said_to(data: bytes) -> bytes:
+    """Return what a listener on loopback answers to a connection's bytes."""
+
+    async def talk() -> bytes:
+        gate = Gate("api", HttpLimits(), HttpMetrics(MetricFactory(CollectorRegistry(), "m", "r")))
+        config = server_config(APP, gate)
+        config.load()
+        loop, make, wire = asyncio.get_running_loop(), config.http_protocol_class, Wire()
+        protocol: Any = make(config=config, server_state=ServerState(), app_state={}, _loop=loop)  # type: ignore[operator]
+        protocol.connection_made(wire)
+        protocol.data_received(data)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        return wire.said
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.parametrize("allowed", [None, "*"])
+def test_no_header_says_whose_a_request_is(
+    monkeypatch: pytest.MonkeyPatch, allowed: str | None
+) -> None:
+    if allowed is not None:
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", allowed)
+    head = b"GET / HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 9.9.9.9\r\nx-forwarded-proto: https\r\n"
+    answer = said_to(head + b"\r\n")
+    assert b'"who":"127.0.0.1","url":"http://x/"' in answer
+
+
+def test_a_path_with_a_slash_too_many_is_sent_nowhere() -> None:
+    answer = said_to(b"GET /more/ HTTP/1.1\r\nhost: elsewhere\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"elsewhere" not in answer
