@@ -19,6 +19,8 @@ from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.http_edge.server import server_config
 from baton_worker.metrics import MetricFactory
 
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"
+
 
 class Wire(asyncio.Transport):
     """A transport in memory, from loopback; says what was written and whether it was closed."""
@@ -84,6 +86,17 @@ def said_to(data: bytes) -> bytes:
     return asyncio.run(talk())
 
 
+@pytest.mark.parametrize("trailer", [b"authorization: Bearer key", b"x-forwarded-for: 9.9.9.9"])
+def test_what_stands_behind_a_body_is_no_header(trailer: bytes) -> None:
+    answer = said_to(CHUNKED + trailer + b"\r\n\r\n")
+    assert b'"n":2,"names":["host","transfer-encoding"]' in answer
+
+
+def test_trailers_without_end_are_refused_all_the_same() -> None:
+    trailers = b"".join(b"x-%d: %b\r\n" % (i, b"y" * 1000) for i in range(40))
+    assert said_to(CHUNKED + trailers + b"\r\n").startswith(b"HTTP/1.1 431 ")
+
+
 @pytest.mark.parametrize("allowed", [None, "*"])
 def test_no_header_says_whose_a_request_is(
     monkeypatch: pytest.MonkeyPatch, allowed: str | None
@@ -99,3 +112,23 @@ def test_a_path_with_a_slash_too_many_is_sent_nowhere() -> None:
     answer = said_to(b"GET /more/ HTTP/1.1\r\nhost: elsewhere\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b"elsewhere" not in answer
+
+
+NO_TARGETS = [b"http://x", b"http://x?y", b"x:443", "/\u00e9".encode()]
+
+
+@pytest.mark.parametrize("method", [b"GET", b"CONNECT"])
+@pytest.mark.parametrize("target", NO_TARGETS, ids=ascii)
+def test_a_target_that_is_none_is_answered(method: bytes, target: bytes) -> None:
+    answer = said_to(method + b" " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"malformed"' in answer
+
+
+@pytest.mark.parametrize("target", NO_TARGETS, ids=ascii)
+def test_a_target_that_is_none_spoils_no_answer_before_it(target: bytes) -> None:
+    before = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    answer = said_to(before + b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"who":"127.0.0.1"' in answer
+    assert answer.count(b"HTTP/1.1") == 1

@@ -135,8 +135,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._raise(refusals.TARGET)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Bound the headers."""
-        super().on_header(name, value)
+        """Bound the headers. What stands behind a body is none: whoever judges a request by its
+        headers, here or on its way, has done so by then.
+        """
+        if self._part is not _Part.BODY:
+            super().on_header(name, value)
         limits = self.gate.limits
         self._n_header_bytes += len(name) + len(value)
         too_large = self._n_header_bytes > limits.max_header_bytes
@@ -148,9 +151,9 @@ class BoundedProtocol(HttpToolsProtocol):
         refusal = self._misfit()
         if refusal is not None:
             self._raise(refusal)
+        super().on_headers_complete()  # which raises for a target that is none
         self._part = _Part.BODY
         self._head_bytes = self._raw_body_bytes = self._n_chunks = 0
-        super().on_headers_complete()
         if self.pipeline:
             # uvicorn stops reading here, and would then not see that the peer goes. What is read
             # ahead is bounded: by MAX_PIPELINED, and a body that is not small stops the reading.
