@@ -155,6 +155,29 @@ def test_kv_that_never_asked_is_taken_while_there_is_memory():
     assert places.grant(0.0) == [key(3)]
 
 
+def test_who_is_refused_for_want_of_memory_is_in_line_no_more():
+    """It came without its turn, and is told that this is the end: nothing may wait for it."""
+    places = book(slots=3, receive_bytes=150)
+    ask_all(places, key(0), key(1), key(2))
+    assert places.grant(0.0) == [key(0)]
+    assert places.arrive(key(1), WISH) is Reply.FULL
+    assert places.n_waiting == 1
+    places.imported(key(0))
+    assert places.grant(0.0) == [key(2)], "and not whom nobody will send"
+    assert places.ask(key(1), WISH, 0.0) is Reply.OVER
+
+
+def test_who_is_turned_away_gives_its_place_back_unless_it_is_here():
+    places = book(slots=2)
+    ask_all(places, key(0), key(1), key(2))
+    assert places.grant(0.0) == [key(0), key(1)]
+    places.arrive(key(0), WISH)
+    for one in map(key, range(4)):
+        places.turn_away(one)
+    assert (places.n_taken, places.n_waiting, places.awaited_bytes) == (1, 0, 100)
+    assert places.arrive(key(0), WISH) is Reply.GRANTED
+
+
 def test_who_waits_or_does_not_come_for_too_long_is_told_and_gives_its_place_back():
     places = book(slots=1, queue_seconds=60.0)
     ask_all(places, key(0), key(1))
@@ -199,9 +222,21 @@ class PlacesMachine(RuleBasedStateMachine):
 
     @rule(one=keys)
     def arrive(self, one):
-        if self.places.arrive(one, self.wishes.get(one, WISH)) is Reply.GRANTED:
+        reply = self.places.arrive(one, self.wishes.get(one, WISH))
+        if reply is Reply.GRANTED:
             self.granted.add(one)
             self.wishes.setdefault(one, WISH)
+        elif reply is Reply.FULL:
+            assert one not in self.granted
+            self.wishes.pop(one, None)
+
+    @rule(one=keys)
+    def turn_away(self, one):
+        was_there = self.places.n_taken + self.places.n_waiting
+        self.places.turn_away(one)
+        if self.places.n_taken + self.places.n_waiting < was_there:
+            self.granted.discard(one)
+            del self.wishes[one]
 
     @rule(one=keys)
     def imported(self, one):

@@ -113,6 +113,16 @@ def test_kv_that_never_asked_and_finds_no_memory_is_refused_and_nothing_of_it_ke
     assert decode.value("baton_handoff_awaited_bytes") == 4608
 
 
+def test_an_offer_that_cannot_be_read_gives_its_place_to_the_next(handoff_end, make_handoff):
+    prefill, decode = handoff_end(), handoff_end(places=one_slot())
+    for n in (1, 2):
+        prefill.transport.ask(decode.target, key(n), WISH, 60.0)
+    assert prefill.next().key == key(1)
+    prefill.transport.offer(decode.target, make_handoff(handle=key(1).handle, n_layers=2), 60.0)
+    told = {type(event): event.key for event in (prefill.next(), prefill.next())}
+    assert told == {HandoffFailed: key(1), HandoffGranted: key(2)}  # over two connections
+
+
 @given(
     st.one_of(
         st.builds(

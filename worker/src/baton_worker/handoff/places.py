@@ -152,7 +152,7 @@ class Places:
         Returns:
             GRANTED: it has a place; one that never asked, as an older prefill worker's, gets it
             when there is memory for it. OVER: it has none and needs none, for it has left. FULL:
-            there is no memory for it.
+            there is no memory for it, which is its end: it is in line no more.
         """
         place = self._places.get(key)
         if place is None:
@@ -168,6 +168,7 @@ class Places:
         elif place.standing is not _Standing.WAITING:
             return Reply.GRANTED
         if not self._has_memory(wish):
+            self.turn_away(key)
             return Reply.FULL
         self.leave(key)
         self._over.pop(key, None)
@@ -199,6 +200,12 @@ class Places:
         if place.standing is not _Standing.IMPORTED:
             self._free_memory(place)
         self._tokens -= place.wish.n_tokens
+
+    def turn_away(self, key: RequestKey) -> None:
+        """What was sent of a request is refused: it has left, unless it is here already."""
+        place = self._places.get(key)
+        if place is not None and place.standing in (_Standing.WAITING, _Standing.GRANTED):
+            self.leave(key)
 
     def expire(self, now: float) -> list[RequestKey]:
         """Return who was in line, or granted and did not come, for too long; they have left."""

@@ -145,15 +145,17 @@ class Receiver:
         self._set_gauges()
 
     def _turn_away(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+        """Refuse what came; its sender takes that for the end, so no place is kept for it."""
         self._metrics.refused(code)
+        self._places.turn_away(key)
         self._answer(_refusal(key, code, message))
         self._routes.pop(key, None)
 
     def _grant(self) -> list[RequestKey]:
         granted = self._places.grant(time.monotonic())
+        self._set_gauges()
         for key in granted:
             self._answer(Answer(*key, AnswerKind.GRANTED))
-        self._set_gauges()
         return granted
 
     def _set_gauges(self) -> None:
