@@ -101,6 +101,29 @@ def test_gateways_that_do_not_come_hold_the_rollout_and_a_rollback_takes_them_ba
     assert (fleet.gateways, fleet.answering) == (Gateways("a", True), "a")
 
 
+def test_gateways_do_not_move_in_a_pause_whatever_gets_ready(fleets):
+    fleet = fleets.Fleet(fleets.make_spec(2, 2))
+    fleet.settle()
+    fleet.update = "b"
+    fleet.step()
+    fleet.rollout(paused=True)
+    fleet.settle()
+    assert fleet.revision("b").ready == Counts(1, 1)
+    assert fleet.gateways == Gateways("a", is_rolled=True)
+    fleet.rollout(paused=False)
+    fleet.settle()
+    assert fleet.gateways == Gateways("b", is_rolled=True)
+
+
+def test_in_a_pause_gateways_leave_a_revision_that_is_gone(fleets):
+    fleet = fleets.Fleet(fleets.make_spec(1, 1))
+    fleet.settle()
+    fleet.rollout(paused=True)
+    fleet.gateways = Gateways("z", is_rolled=True)
+    fleet.settle()
+    assert fleet.gateways == Gateways("a", is_rolled=True)
+
+
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
 def test_while_gateways_move_both_the_old_and_the_new_serve(fleets, prefill, decode):
     fleet = fleets.Fleet(fleets.make_spec(prefill, decode))

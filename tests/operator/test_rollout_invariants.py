@@ -54,6 +54,7 @@ class Rollouts(RuleBasedStateMachine):
         self.budget = Budget(surge, unavailable)
         self.fleet = self.fleets.Fleet(spec)
         self.names = iter(f"r{number}" for number in range(1, 1000))
+        self.target = None
         self.fleet.settle()
 
     @rule()
@@ -116,8 +117,10 @@ class Rollouts(RuleBasedStateMachine):
         ready_before = [fleet.revision(name).ready for name in fleet.pods]
         answering = fleet.answering
         answered = fleet.revision(answering).ready if answering in fleet.pods else Counts()
+        desired_before = dict(fleet.desired)
         plan = fleet.step()
         target = plan.target
+        self._check_pause(desired_before, plan)
         if all(role.scaling.mode is ScalingMode.EXTERNAL for role in fleet.spec.roles):
             assert target.decode <= 3 * target.prefill <= 6 * target.decode
         limit = surge_limit(target, self.budget)
@@ -130,6 +133,21 @@ class Rollouts(RuleBasedStateMachine):
             self._check_pairs(whole_pairs(ready_before, target), target)
         self._check_gateways(answering, answered, target)
         assert set(fleet.pods) >= {plan.goal}
+
+    def _check_pause(self, before, plan):
+        """Held, nothing is moved from one revision to another: pods that are missing come, pods
+        that are too many go, and only because the target is another or a tick was begun before.
+        """
+        last, self.target = self.target, plan.target
+        if not self.fleet.spec.rollout.paused or last != plan.target or set(before) == {plan.goal}:
+            return
+        after = self.fleet.desired
+        assert after.get(plan.goal, Counts()) == before.get(plan.goal, Counts())
+        for role in (0, 1):
+            have = sum(counts[role] for counts in before.values())
+            changes = [after.get(name, Counts())[role] - before[name][role] for name in before]
+            assert max(changes) <= 0 or have < plan.target[role], (before, after)
+            assert min(changes) >= 0 or have > plan.target[role], (before, after)
 
     def _serving(self):
         """Ready pods of revisions that have both roles: a role alone serves nobody."""

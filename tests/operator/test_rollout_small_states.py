@@ -95,6 +95,28 @@ def test_from_any_state_steps_keep_budgets_and_end_at_the_goal(target, budgets, 
                 check_end(target, budget, goal, stable, revisions, broken, ending)
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_pause_moves_nothing_in_any_state_of_whole_pairs(budget):
+    """Pods that are missing come, pods beyond the target go; none change hands."""
+    target, budget = Counts(1, 1), Budget(*budget)
+    checked = 0
+    for revisions in all_states(target, budget):
+        if any(bool(r.desired.prefill) != bool(r.desired.decode) for r in revisions):
+            continue
+        if not any(r.is_live for r in revisions[:2]):
+            continue
+        step = next_step(Rollout(target, "c", "a", revisions, budget, is_paused=True))
+        check_step(target, budget, revisions, step.wanted)
+        assert step.phase is Phase.PAUSED
+        for role in (0, 1):
+            have = sum_of((r.desired for r in revisions), role)
+            changes = [step.wanted.get(r.name, Counts())[role] - r.desired[role] for r in revisions]
+            assert max(changes) <= 0 or have < 1, (revisions, step)
+            assert min(changes) >= 0 or have > 1, (revisions, step)
+        checked += 1
+    assert checked >= 8
+
+
 def test_a_stray_that_serves_nothing_keeps_the_ready_pods_that_the_floor_needs():
     """Found by random sequences: the stray's only decode pod had become unready by itself."""
     target = Counts(3, 1)

@@ -224,6 +224,27 @@ def test_a_third_revision_waits_until_the_interrupted_one_has_left():
     assert step.wanted == {"a": Counts(1, 3), "b": NONE, "c": NONE}
 
 
+PAUSED = {
+    "no room for the third": ((1, 3), (1, 0), {"a": (1, 2), "b": (1, 1)}),
+    "room for the third": ((2, 2), (1, 0), {"a": (1, 1), "b": (1, 1)}),
+    "nothing may surge": ((3, 3), (0, 1), {"a": (2, 2), "b": (1, 1)}),
+}
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "the interrupted one broken"])
+@pytest.mark.parametrize(("target", "budget", "olds"), PAUSED.values(), ids=PAUSED.keys())
+def test_a_third_revision_that_is_paused_moves_nothing_between_the_others(
+    target, budget, olds, ready
+):
+    counts = {name: Counts(*have) for name, have in olds.items()}
+    revisions = [Revision(n, c, c, c if ready or n == "a" else NONE) for n, c in counts.items()]
+    revisions.append(Revision("c", NONE, NONE, NONE))
+    paused = Rollout(Counts(*target), "c", "a", tuple(revisions), Budget(*budget), is_paused=True)
+    step = next_step(paused)
+    assert step.wanted == {**counts, "c": NONE}
+    assert step.phase is Phase.PAUSED
+
+
 def test_an_interrupted_revision_serves_on_while_the_keeper_refills():
     """Found by random sequences: pods that the keeper had just asked for counted as serving."""
     target = Counts(3, 3)

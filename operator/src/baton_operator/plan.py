@@ -143,7 +143,7 @@ def make_plan(
         update=update,
         goal=goal,
         current=current,
-        gateway=_gateway(facts, goal, target),
+        gateway=_gateway(spec, facts, goal, target),
         step=step,
         memory=memory._replace(current=current),
         retired=_retired(facts, step, keep={goal, current}),
@@ -251,9 +251,11 @@ def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:
     return served[0].name if served else ""
 
 
-def _gateway(facts: Facts, goal: str, target: Counts) -> str:
+def _gateway(spec: PDDeploymentSpec, facts: Facts, goal: str, target: Counts) -> str:
+    """Return the revision for the gateways; in a pause they come to a new one only in need."""
     present = facts.gateways.revision if facts.gateways else ""
-    return gateway_revision(present, goal, facts.revisions, target)
+    aim = present if present and spec.rollout.paused else goal
+    return gateway_revision(present, aim, facts.revisions, target)
 
 
 def _retired(facts: Facts, step: Step, keep: set[str]) -> tuple[str, ...]:

@@ -94,7 +94,8 @@ def next_step(rollout: Rollout) -> Step:
         return Step({goal.name: rollout.target}, phase, ready, n)
     keeper = _keeper(olds, rollout)
     strays = [old for old in olds if old.name != keeper.name]
-    if strays and not goal.is_live and _must_wait(goal, keeper, rollout):
+    may_move = not rollout.is_paused and not goal.is_live
+    if strays and may_move and _must_wait(goal, keeper, rollout):
         wanted = {goal.name: Counts(), **_trade(keeper, strays, n, rollout)}
         return Step(wanted, Phase.PROGRESSING, ready, n)
     reach, phase = _reach(goal, rollout)
@@ -186,7 +187,8 @@ def _keep_old(
 
     A stray keeps no more than it can serve, and what the revisions before it do not serve yet:
     pods of theirs that were asked for and are not ready serve nobody. Nothing grows here, except
-    the first revision towards the ticks that a partition or a pause leaves it.
+    the first revision towards the ticks that a partition or a pause leaves it. In a pause strays
+    keep what they have, whether it serves or not, and the first has what they leave.
     """
     target = rollout.target
     is_whole = rollout.budget.surge_pairs > 0
@@ -201,9 +203,8 @@ def _keep_old(
             )
         else:
             serves = shrinking(target, served_ticks(usable(old), target), is_whole=is_whole)
-            wanted[old.name] = Counts(
-                *(min(d, b, s) for d, b, s in zip(old.desired, bound, serves, strict=True))
-            )
+            worth = old.desired if rollout.is_paused else old.desired.capped(serves)
+            wanted[old.name] = worth.capped(bound)
         left = max(0, left - served_ticks(usable(old).capped(wanted[old.name]), target))
     return wanted
 
@@ -218,6 +219,8 @@ def _refilled(
     if floor_ticks <= 0:
         return Counts()
     least = shrinking(target, floor_ticks, is_whole=True)
+    if rollout.is_paused:
+        least = least.less(total(old.desired for old in olds[1:]))
     others = total([taken, *(old.held for old in olds[1:])])
     limit = surge_limit(target, rollout.budget)
     room = (max(0, most - used) for most, used in zip(limit, others, strict=True))
