@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.line import Line
 from baton_worker.engine.requests import RequestLimits, RequestState, new_state
-from baton_worker.identity import RequestKey
+from baton_worker.identity import RequestKey, incarnation_of, make_handle
 from baton_worker.sampling import SamplingParams
 
 LIMITS = RequestLimits(vocab_size=8, max_model_len=8, max_top_k=0, table_width=1)
@@ -21,7 +21,7 @@ LIMITS = RequestLimits(vocab_size=8, max_model_len=8, max_top_k=0, table_width=1
 def request(number: int, priority: int) -> RequestState:
     source = EngineRequest(RequestKey(number, 0), (1,), SamplingParams(), priority=priority)
     state = new_state(source, LIMITS, 0.0)
-    state.arrival = number
+    state.arrival = (number, 0)
     return state
 
 
@@ -110,3 +110,74 @@ def test_the_promoted_are_served_by_arrival_alone() -> None:
     for number, priority in enumerate((1, 0, -1)):
         line.add(request(number, priority))
     assert [served(line) for _ in range(3)] == [2, 0, 1]
+
+
+def newcomer(gateway: int, turn: int, priority: int = 0) -> RequestState:
+    key = RequestKey(make_handle(gateway, turn), 0)
+    source = EngineRequest(key, (1,), SamplingParams(), priority=priority, turn=turn)
+    return new_state(source, LIMITS, 0.0)
+
+
+def order(line: Line) -> list[tuple[int, int]]:
+    return [(incarnation_of(r.key.handle), r.turn) for r in line]
+
+
+def test_one_that_was_held_up_stands_before_those_its_gateway_gave_out_later() -> None:
+    line = Line()
+    for gateway, turn in ((1, 1), (2, 7), (1, 3), (2, 8), (1, 4), (1, 2)):
+        line.join(newcomer(gateway, turn))
+    assert order(line) == [(1, 1), (2, 7), (1, 2), (1, 3), (2, 8), (1, 4)]
+
+
+def test_turns_say_nothing_across_gateways_and_priorities() -> None:
+    line = Line()
+    for gateway, turn, priority in ((1, 9, 0), (2, 1, 0), (3, 5, 1), (3, 4, 0)):
+        line.join(newcomer(gateway, turn, priority))
+    assert order(line) == [(1, 9), (2, 1), (3, 4), (3, 5)]
+
+
+def test_without_turns_the_order_is_that_of_coming() -> None:
+    """As of an older gateway's requests."""
+    line, came = Line(), [newcomer(1, 0) for _ in range(3)]
+    line.join(newcomer(1, 5))
+    for one in came:
+        line.join(one)
+    assert list(line)[1:] == came
+
+
+def test_one_that_was_held_up_passes_what_left_the_line_and_is_not_served_yet() -> None:
+    line, running = Line(), Line()
+    later, other = newcomer(1, 2), newcomer(2, 1)
+    for one in (other, later):
+        line.join(one)
+        line.remove(one)
+        running.add(one)
+    held_up = newcomer(1, 1)
+    line.join(held_up, beside=running)
+    line.remove(held_up)
+    running.add(held_up)
+    assert order(running) == [(2, 1), (1, 1), (1, 2)]
+
+
+@given(
+    st.lists(
+        st.one_of(st.just("serve"), st.tuples(st.integers(1, 3), st.integers(0, 9))), max_size=60
+    )
+)
+def test_whoever_waits_is_served_in_the_order_of_its_gateway(moves: list[Any]) -> None:
+    """The gateways' words come in any order, with holes between them, and while others leave."""
+    line, free = Line(), {gateway: list(range(1, 70)) for gateway in (1, 2, 3)}
+    for move in moves:
+        if move == "serve":
+            if len(line):
+                first = admit(line)
+                gateway = incarnation_of(first.key.handle)
+                waiting = [r.turn for r in line if incarnation_of(r.key.handle) == gateway]
+                assert first.turn < min(waiting, default=100)
+        else:
+            gateway, place = move
+            turns = free[gateway]
+            line.join(newcomer(gateway, turns.pop(place)))
+        for gateway in (1, 2, 3):
+            turns = [turn for source, turn in order(line) if source == gateway]
+            assert turns == sorted(turns)

@@ -500,7 +500,8 @@ class KvMachine:
         self.tally.events += 1
         self.heard.add(ask.key)
         if isinstance(ask, Ask):
-            self.places.ask(ask.key, Wish(ask.kv_bytes, ask.n_tokens, ask.priority), self.now)
+            wish = Wish(ask.kv_bytes, ask.n_tokens, ask.priority, ask.turn)
+            self.places.ask(ask.key, wish, self.now)
         else:
             self.places.leave(ask.key)
         self._grant()

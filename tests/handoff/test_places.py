@@ -116,6 +116,17 @@ def test_handles_say_nothing_of_the_order():
     assert order == [key(9), key(3, gateway=4), key(5), key(2)]
 
 
+def test_asks_that_prefill_workers_made_out_of_order_are_granted_in_the_gateways():
+    places = book(slots=1)
+    for n, turn in ((0, 1), (4, 5), (2, 3), (3, 4), (1, 2)):
+        ask_all(places, key(n), wish=WISH._replace(turn=turn))
+    order = places.grant(0.0)
+    for _ in range(4):
+        places.leave(order[-1])
+        order += places.grant(0.0)
+    assert order == [key(n) for n in range(5)]
+
+
 def test_an_ask_that_is_repeated_keeps_its_place():
     places = book(slots=1)
     ask_all(places, key(0), key(1), key(2))

@@ -132,6 +132,7 @@ def test_an_offer_that_cannot_be_read_gives_its_place_to_the_next(handoff_end, m
             st.integers(1, 1 << 48),
             st.integers(1, 1 << 24),
             st.integers(-(2**31), 2**31),
+            st.integers(0, 1 << 40),
         ),
         st.builds(Withdrawal, st.integers(1, 2**64 - 1), st.integers(0, 255)),
     )
@@ -150,12 +151,31 @@ def test_an_ask_round_trips(message):
         ("kv_bytes", (1 << 48) + 1),
         ("n_tokens", 0),
         ("n_tokens", 1 << 25),
+        ("turn", -1),
+        ("turn", (1 << 40) + 1),
     ],
 )
 def test_an_ask_out_of_range_is_refused_by_name(field, value):
     message = msgspec.structs.replace(Ask(1, 0, 1, 1), **{field: value})
     with pytest.raises(HandoffFormatError, match=f"{field} is {value}"):
         decode_ask(encode_ask(message))
+
+
+class AskOfBefore(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """An ask as the version before knew it."""
+
+    handle: int
+    attempt: int
+    kv_bytes: int
+    n_tokens: int
+    priority: int = 0
+
+
+def test_the_version_before_reads_an_ask_and_is_read():
+    magic, said = encode_ask(Ask(7, 1, 100, 10, -2, 5))
+    assert msgspec.msgpack.decode(said, type=AskOfBefore) == AskOfBefore(7, 1, 100, 10, -2)
+    older = msgspec.msgpack.encode(AskOfBefore(7, 1, 100, 10, -2))
+    assert decode_ask([magic, older]) == Ask(7, 1, 100, 10, -2, 0)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=3))

@@ -27,9 +27,12 @@ def handle(n: int) -> int:
     return make_handle(GATEWAY, n)
 
 
-def submit(n: int, max_tokens: int = 12, prompt=PROMPT, features=(HANDOFF_PLACES,)) -> Submit:
+def submit(
+    n: int, max_tokens: int = 12, prompt=PROMPT, features=(HANDOFF_PLACES,), turn: int = 0
+) -> Submit:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return Submit(handle(n), 0, prompt, sampling, decode=DecodeTarget("d", "memory", "", features))
+    target = DecodeTarget("d", "memory", "", features)
+    return Submit(handle(n), 0, prompt, sampling, decode=target, turn=turn)
 
 
 @pytest.fixture(params=[False, True], ids=["", "overlap"])
@@ -91,6 +94,41 @@ def test_a_saturated_pair_fails_nothing_repeats_nothing_and_keeps_the_order(pair
     assert [answer for _, answer in decode.transport.answers] == ["imported"] * n_requests
     assert prefill.is_clean()
     assert decode.is_clean()
+
+
+def first_tokens_of(*workers) -> list[int]:
+    """Return whose first token each worker told, in its order."""
+    told = [rows(columns) for worker in workers for _, columns in worker.link.published]
+    return [row.handle for of_record in told for row in of_record if row.tokens]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_prefill_worker_that_was_slow_to_ask_costs_its_requests_no_turn(
+    make_worker, overlap, slots
+):
+    """Of several prefill workers that compute at once: who is told out of turn is in service."""
+    engine = {"device": "sim", "sim": AT_ONCE, "overlap": overlap, "max_running": 64}
+    quick, slow = (make_worker(name, **engine) for name in ("p", "q"))
+    decode = make_worker("d", places=limits(slots), **engine | {"max_running": slots})
+    n_requests = 24
+    for n in range(n_requests):
+        at = slow if n >= slots and n % 2 else quick
+        decode.command(Reserve(handle(n), 0, len(PROMPT), 6, 600.0))
+        at.command(submit(n, max_tokens=6, turn=n + 1))
+    settle(quick)
+    assert first_tokens_of(quick) == [handle(n) for n in range(slots)], "the others have no place"
+    told_at: dict[int, int] = {}
+    for at in range(4000):
+        for worker in (slow, quick, decode):
+            worker.turn()
+        for one in first_tokens_of(quick, slow):
+            told_at.setdefault(one, at)
+        if all(worker.is_clean() for worker in (quick, slow, decode)):
+            break
+    for n in range(n_requests):
+        assert decode.finish(handle(n)) is Finish.LENGTH
+        passed = [m for m in range(n) if told_at[handle(m)] > told_at[handle(n)]]
+        assert len(passed) < slots, f"{n} passed {passed}"
 
 
 def test_nothing_is_computed_and_no_client_is_promised_a_thing_without_a_place(pair):

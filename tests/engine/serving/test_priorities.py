@@ -26,6 +26,21 @@ def test_the_urgent_overtake_those_in_line(make_bench: Any) -> None:
     assert order_of_ends(bench) == [keys[3], keys[0], keys[1], keys[2]]
 
 
+@pytest.mark.parametrize("max_running", [1, 4])
+def test_a_prompt_that_was_held_up_is_computed_before_those_given_out_after_it(
+    make_bench: Any, max_running: int
+) -> None:
+    """Whether those wait in line, or have left it and their prompts are not computed yet."""
+    bench = make_bench(max_running=max_running, prefill_tokens=8)
+    keys = {
+        turn: bench.submit(turn, range(5, 21), temperature=0.0, max_tokens=1, turn=turn)
+        for turn in (1, 4, 3)
+    }
+    bench.step()
+    keys[2] = bench.submit(2, range(5, 21), temperature=0.0, max_tokens=1, turn=2)
+    assert order_of_ends(bench) == [keys[turn] for turn in (1, 2, 3, 4)]
+
+
 def test_the_least_urgent_is_preempted_although_it_is_older(make_bench: Any) -> None:
     bench = make_bench(max_model_len=64, block_size=8, n_blocks=8, prefix_caching=False)
     options = {"temperature": 0.0, "max_tokens": 30}

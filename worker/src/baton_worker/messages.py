@@ -127,6 +127,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
         priority: lower is served first.
         output_token_ids: what an earlier attempt gave out; the request goes on behind it.
         cache_salt: KV is shared between requests of one salt only (a digest of the client's).
+        turn: the request's place among all that this gateway process gave out, from 1; it stays
+            with later attempts. Lines that it stands in keep this order. 0: an older gateway's.
     """
 
     handle: Word64
@@ -141,6 +143,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
     cache_salt: bytes = b""
+    turn: Amount = 0
 
 
 class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):

@@ -39,6 +39,7 @@ class EngineRequest:
     first row stands behind them.
 
     `priority`: lower is served first; requests of equal priority in the order of their arrival.
+    `turn`: its place among all requests of its gateway, which is the order of those; 0: not told.
 
     `cache_salt`: KV is shared between requests of one salt only.
     """
@@ -53,6 +54,7 @@ class EngineRequest:
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
     cache_salt: bytes = b""
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

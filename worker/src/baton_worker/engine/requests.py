@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import EngineRequest, Handoff
 from baton_worker.engine.kv import NULL_BLOCK
+from baton_worker.engine.line import Arrival
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.steering import Steering, steering_of
 from baton_worker.identity import RequestKey
@@ -73,8 +74,9 @@ class RequestState:
         cache_salt: KV is shared within it only.
         block_names: contents of its full blocks, see `prefix`; `n_named` of them were offered.
         ngrams: its n-gram index, once lookup has drafted for it.
-        priority: lower is served first; see `line` for this and `arrival`, its place among all
-            requests, `n_overtaken`, later ones admitted before it, and `is_promoted`.
+        priority: lower is served first; see `line` for this, `turn`, its place among its gateway's
+            requests, `arrival`, its place among all, `n_overtaken`, later ones admitted before it,
+            and `is_promoted`.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
         submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
     """
@@ -94,7 +96,8 @@ class RequestState:
     steering: Steering | None = None
     logprobs: LogprobParams = RAW_LOGPROBS
     priority: int = 0
-    arrival: int = 0
+    turn: int = 0
+    arrival: Arrival = (0, 0)
     n_overtaken: int = 0
     is_promoted: bool = False
     incoming: Handoff | None = None
@@ -254,5 +257,6 @@ def _state(
         logprobs=request.logprobs,
         may_reuse_kv=request.logprobs.prompt_k < 0,
         priority=request.priority,
+        turn=request.turn,
         cache_salt=request.cache_salt,
     )

@@ -101,7 +101,6 @@ class Scheduler:
         self._prefix = prefix
         self._waiting = Line[RequestState]()
         self._running = Line[RequestState]()
-        self._n_arrived = 0
         self._held: dict[RequestKey, RequestState] = {}
         self._paused: frozenset[int] = frozenset()
 
@@ -134,9 +133,7 @@ class Scheduler:
 
     def enqueue(self, request: RequestState) -> None:
         """Put a new request in line."""
-        request.arrival = self._n_arrived
-        self._n_arrived += 1
-        self._waiting.add(request)
+        self._waiting.join(request, (other for other in self._running if not other.is_decoding))
 
     def set_paused(self, incarnations: frozenset[int]) -> None:
         """Hold back the requests of these gateways, in their places and with their blocks."""

@@ -61,6 +61,7 @@ def commands_of(live: LiveRequest, pair: Pair, reserve_seconds: float) -> list[A
         priority=request.priority,
         output_token_ids=live.merge.delivered,
         cache_salt=request.cache_salt,
+        turn=live.turn,
     )
     return [*commands, Addressed(pair.prefill.info.worker_id, submit)]
 

@@ -7,6 +7,7 @@ what the workers answer is `apply`'s; how requests end is `requests`'.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -93,6 +94,7 @@ class Dispatcher:
         self._identity = identity
         self._clock = clock
         self._closing = False
+        self._turns = itertools.count(1)
         self.retrier = Retrier(
             link,
             workers,
@@ -292,6 +294,7 @@ class Dispatcher:
             sources=pair.worker_ids,
             weights=weights_of(pair.prefill.info),
             begun=self._workers.now(),
+            turn=next(self._turns),
         )
 
     def _steps_of(self, request: GenerationRequest, pair: Pair) -> StepsOf | None:

@@ -76,7 +76,7 @@ class LiveRequest:
     spoken. `avoided`: workers that failed an attempt. `n_reused`: prompt tokens whose KV was at
     hand, in the attempt that gave the first token. `weights`: those of the attempt's workers.
     `begun`, `began_at`: when the attempt began, and at which output position. `heard`: workers that
-    have told rows of it.
+    have told rows of it. `turn`: its place among all that this gateway gave out.
     """
 
     key: RequestKey
@@ -94,6 +94,7 @@ class LiveRequest:
     begun: float = 0.0
     began_at: int = 0
     heard: frozenset[str] = frozenset()
+    turn: int = 0
 
     def may_be_at(self, worker_id: str) -> bool:
         """Whether a worker can have begun with the attempt: decode has nothing of it but a place,

@@ -37,6 +37,7 @@ _MAX_BLOCK_SIZE = 1024
 _MAX_CACHED_TOKENS = 1 << 24
 _MAX_DRAFTS = 64
 _MAX_KV_BYTES = 1 << 48
+_MAX_TURN = 1 << 40
 
 
 class HandoffFormatError(ValueError):
@@ -83,13 +84,17 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """A place at decode, please: for `kv_bytes` of KV that hold `n_tokens` positions."""
+    """A place at decode, please: for `kv_bytes` of KV that hold `n_tokens` positions.
+
+    `turn`: as in `Submit`. An older decode worker reads no further than `priority`.
+    """
 
     handle: int
     attempt: int
     kv_bytes: int
     n_tokens: int
     priority: int = 0
+    turn: int = 0
 
     @property
     def key(self) -> RequestKey:
@@ -131,6 +136,7 @@ def decode_ask(frames: Sequence[Any]) -> Ask | Withdrawal:
     if isinstance(ask, Ask):
         _bounded("ask", "kv_bytes", ask.kv_bytes, 1, _MAX_KV_BYTES)
         _bounded("ask", "n_tokens", ask.n_tokens, 1, _MAX_CACHED_TOKENS)
+        _bounded("ask", "turn", ask.turn, 0, _MAX_TURN)
     return ask
 
 

@@ -1,9 +1,9 @@
 """Decode's places: who may be prefilled, because decode will have room for it.
 
 A pure book without clock or socket. Owns the order in which places are granted (one line, as in the
-engine: lower priority first, then earlier arrival, nobody is passed for being larger) and what a
-place counts: a slot until the request has left, and until its KV is imported its bytes of memory. A
-prompt that is computed only against a place needs no deadline for decode's line: it waits where
+engine: lower priority first, then earlier arrival, and nobody is passed for being larger) and what
+a place counts: a slot until the request has left, and until its KV is imported its bytes of memory.
+A prompt that is computed only against a place needs no deadline for decode's line: it waits where
 nothing has been promised to its client.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.line import Line
+from baton_worker.engine.line import Arrival, Line
 from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey
 
@@ -60,6 +60,7 @@ class Wish(NamedTuple):
     kv_bytes: int
     n_tokens: int
     priority: int = 0
+    turn: int = 0
 
 
 class Reply(enum.Enum):
@@ -82,14 +83,18 @@ class _Standing(enum.Enum):
 class _Place:
     key: RequestKey
     wish: Wish
-    arrival: int
     standing: _Standing = _Standing.WAITING
+    arrival: Arrival = (0, 0)
     n_overtaken: int = 0
     is_promoted: bool = False
 
     @property
     def priority(self) -> int:
         return self.wish.priority
+
+    @property
+    def turn(self) -> int:
+        return self.wish.turn
 
 
 class Places:
@@ -101,7 +106,6 @@ class Places:
         self._line = Line[_Place]()
         self._over: OrderedDict[RequestKey, None] = OrderedDict()
         self._expiry = Timers[RequestKey]()
-        self._n_heard = 0
         self._n_awaited = 0
         self._awaited_bytes = 0
         self._tokens = 0
@@ -130,8 +134,8 @@ class Places:
             return Reply.OVER
         if self.n_waiting >= self._limits.asks:
             return Reply.FULL
-        place = self._places[key] = _Place(key, wish, self._next_arrival())
-        self._line.add(place)
+        place = self._places[key] = _Place(key, wish)
+        self._line.join(place)
         self._expiry.set(key, now + self._limits.queue_seconds)
         return Reply.QUEUED
 
@@ -158,7 +162,7 @@ class Places:
         if place is None:
             if key in self._over:
                 return Reply.OVER
-            place = _Place(key, wish, self._next_arrival())
+            place = _Place(key, wish)
         elif place.standing is _Standing.GRANTED:
             self._awaited_bytes += wish.kv_bytes - place.wish.kv_bytes
             self._tokens += wish.n_tokens - place.wish.n_tokens
@@ -213,10 +217,6 @@ class Places:
         for key in late:
             self.leave(key)
         return late
-
-    def _next_arrival(self) -> int:
-        self._n_heard += 1
-        return self._n_heard
 
     def _has_room(self, wish: Wish) -> bool:
         n_taken = self.n_taken

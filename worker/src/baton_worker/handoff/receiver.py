@@ -118,7 +118,7 @@ class Receiver:
             self.leave(ask.key)
             return
         self._keep_route(ask.key, route)
-        wish = Wish(ask.kv_bytes, ask.n_tokens, ask.priority)
+        wish = Wish(ask.kv_bytes, ask.n_tokens, ask.priority, ask.turn)
         reply = self._places.ask(ask.key, wish, time.monotonic())
         if reply is Reply.FULL:
             self._turn_away(ask.key, ErrorCode.DECODE_FULL, "this decode worker's line is full")

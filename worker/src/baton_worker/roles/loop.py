@@ -186,6 +186,7 @@ class WorkerLoop:
             logprobs=submit.logprobs,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
+            turn=submit.turn,
         )
         self.live.enter(key, submit.decode)
         self.parts.traces.submitted(key, submit.traceparent)

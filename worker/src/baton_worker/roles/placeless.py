@@ -37,7 +37,8 @@ class Placeless:
             return False
         self._requests[request.key] = request
         n_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        wish = Wish(self.engine.handoff_bytes(n_tokens), n_tokens, request.priority)
+        n_bytes = self.engine.handoff_bytes(n_tokens)
+        wish = Wish(n_bytes, n_tokens, request.priority, request.turn)
         self.transport.ask(decode, request.key, wish, self.deadline_seconds)
         return True
 
