@@ -12,6 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
+
+from baton_operator.metrics import OperatorMetrics
+from baton_worker.engine.metrics import EngineMetrics
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.link.metrics import GatewayLinkMetrics, WorkerLinkMetrics
+from baton_worker.metrics import MetricFactory
+from baton_worker.roles.metrics import RoleMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = sorted((ROOT / "charts" / "baton" / "rules").glob("*.yaml"))
@@ -89,6 +99,72 @@ def test_every_metric_in_a_rule_is_documented() -> None:
     for rule in [*ALERTS.values(), *RECORDS.values()]:
         for name in re.findall(r"(?<![:\w])baton_\w+", rule["expr"]):
             assert name in documented or re.sub(r"_(bucket|sum|count)$", "", name) in documented
+
+
+TARGET_LABELS = {"namespace", "job", "instance"}
+"""Labels that Prometheus gives what it scrapes."""
+
+MATCHER = re.compile(r'(\w+)(=~|!=|!~|=)"([^"]*)"')
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, list[dict[str, str]]]:
+    """Return the labels of every series that fresh processes export, by the series' name."""
+    registries = []
+    for make in (
+        EngineMetrics, RoleMetrics, HandoffMetrics, WorkerLinkMetrics, GatewayMetrics,
+        GatewayLinkMetrics, HttpMetrics,
+    ):  # fmt: skip
+        registries.append(CollectorRegistry())
+        make(MetricFactory(registries[-1], "tiny", "prefill"))
+    registries.append(CollectorRegistry())
+    OperatorMetrics(registries[-1])
+    found: dict[str, list[dict[str, str]]] = {}
+    for registry in registries:
+        for family in registry.collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+def selectors(expression: str) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Return each metric of ours that an expression selects, with its matchers."""
+    found = re.findall(r"(?<![:\w])(baton_\w+)(?:\{([^}]*)\})?", expression)
+    return [(name, MATCHER.findall(inside)) for name, inside in found]
+
+
+@pytest.mark.parametrize("rule", [*ALERTS.values(), *RECORDS.values()],
+                         ids=[*ALERTS, *RECORDS])  # fmt: skip
+def test_a_rule_selects_what_processes_export(
+    exported: dict[str, list[dict[str, str]]], rule: dict[str, Any]
+) -> None:
+    """A reason or a bucket that does not exist selects nothing, and the alert is silent for ever.
+
+    Roles are the processes' own.
+    """
+    for name, matchers in selectors(rule["expr"]):
+        own = [each for each in matchers if each[0] not in TARGET_LABELS | {"model", "role"}]
+        if own:
+            assert exported.get(name), f"{name} has no series before traffic makes one"
+        for label, operator, value in own:
+            series = exported[name]
+            assert label in series[0], (name, label)
+            if operator in ("=", "!="):
+                assert value in {labels[label] for labels in series}, (name, label, value)
+
+
+@pytest.mark.parametrize("rule", [*ALERTS.values(), *RECORDS.values()],
+                         ids=[*ALERTS, *RECORDS])  # fmt: skip
+def test_a_rule_groups_by_labels_that_exist(rule: dict[str, Any]) -> None:
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in selectors(rule["expr"])}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| (.+?) \|", page, re.M)
+    known = TARGET_LABELS | {"model", "role", "le"}
+    known |= {
+        label for name, labels in rows if name in names for label in re.findall(r"\w+", labels)
+    }
+    grouped = re.findall(r"\b(?:by|on|without|ignoring) ?\(([^)]*)\)", rule["expr"])
+    assert {label.strip() for group in grouped for label in group.split(",")} <= known
 
 
 def test_every_recorded_series_that_a_rule_reads_is_recorded() -> None:

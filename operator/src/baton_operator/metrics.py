@@ -6,6 +6,9 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+RESULTS = ("ok", "throttled", "failed", "broken")
+"""How a reconcile may end."""
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -20,6 +23,9 @@ class OperatorMetrics:
             ("result",),
             registry=registry,
         )
+        # From 0 on: the first failure of a series that begins with it is no increase to Prometheus.
+        for result in RESULTS:
+            self._reconciles.labels(result)
         self._reconcile_seconds = Histogram(
             "baton_operator_reconcile_duration_seconds",
             "Time of one reconcile",
