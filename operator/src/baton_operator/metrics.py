@@ -18,10 +18,7 @@ class OperatorMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self._reconciles = Counter(
-            "baton_operator_reconcile",
-            "Reconciles by result",
-            ("result",),
-            registry=registry,
+            "baton_operator_reconcile", "Reconciles by result", ("result",), registry=registry
         )
         # From 0 on: the first failure of a series that begins with it is no increase to Prometheus.
         for result in RESULTS:
