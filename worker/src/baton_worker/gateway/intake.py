@@ -31,10 +31,11 @@ from baton_worker.gateway.validate import bind, chat_options, check_ids, complet
 
 _ROLES = ("system", "developer", "user", "assistant")
 _SEED_BITS = 63
-_OFF_LOOP_CHARACTERS = 16_384
-"""Longer texts are rendered and tokenised in a thread: 16 Ki take a few ms."""
-_OFF_LOOP_BAD_WORDS = 4096
-"""Characters of all of them: each is tokenised twice, alone."""
+_OFF_LOOP_BYTES = 16_384
+"""Longer texts are tokenised in a thread: 16 Ki take a few ms."""
+_OFF_LOOP_BAD_WORDS_BYTES = 4096
+"""Of all of them: each is tokenised twice, alone."""
+_BYTES_OF_A_CHARACTER = 4
 _OFF_LOOP_MESSAGES = 256
 _OFF_LOOP_TEXTS = 256
 _CHECKED_IDS = 4096
@@ -140,7 +141,7 @@ class Intake:
             return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         try:
-            if sum(map(len, texts)) > _OFF_LOOP_CHARACTERS or len(texts) > _OFF_LOOP_TEXTS:
+            if _bytes_at_most(texts) > _OFF_LOOP_BYTES or len(texts) > _OFF_LOOP_TEXTS:
                 async with self._long_texts:
                     return await asyncio.to_thread(work, self._tokenizer.encode_long)
             return work(self._tokenizer.encode)
@@ -202,7 +203,7 @@ class Intake:
             return bad_word_tokens(words, lambda text: encode(text, add_special_tokens=False))
 
         try:
-            if sum(map(len, words)) > _OFF_LOOP_BAD_WORDS:
+            if _bytes_at_most(words) > _OFF_LOOP_BAD_WORDS_BYTES:
                 return await asyncio.to_thread(work, self._tokenizer.encode_long)
             return work(self._tokenizer.encode)
         except UnicodeEncodeError as error:
@@ -266,6 +267,11 @@ def _content(i: int, message: ChatMessage) -> str:
             field = f"messages[{i}].content[{j}]"
             raise bad_request(field, f"{field}: only parts of type text are supported")
     return "\n".join(part.text or "" for part in message.content)
+
+
+def _bytes_at_most(texts: Sequence[str]) -> int:
+    """Return what texts take to tokenise, which goes by bytes, without encoding them first."""
+    return sum(len(text) * (1 if text.isascii() else _BYTES_OF_A_CHARACTER) for text in texts)
 
 
 async def _checked(
