@@ -185,6 +185,7 @@ class Load(threading.Thread):
         super().__init__(daemon=True)
         self.served = 0
         self.asked_again = 0
+        self.open: frozenset[int] = frozenset()
         self.error: BaseException | None = None
         self.log = clients.log
         self._clients = clients
@@ -220,6 +221,8 @@ class Load(threading.Thread):
     async def _client(self, session: aiohttp.ClientSession) -> None:
         while not self._stopping.is_set() or self.served < self._at_least:
             number = next(self._numbers)
+            self.open |= {number}
             tries = await self._clients.insist(session, f"r{number}", self._make(number))
+            self.open -= {number}
             self.served += 1
             self.asked_again += tries - 1

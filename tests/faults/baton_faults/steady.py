@@ -81,9 +81,13 @@ def steady(running: Fleet, at_least: int, n_open: int = N_OPEN, first: int = 0) 
 
 
 def wait_served(load: Load, more: int) -> None:
-    """Wait until so many more requests were served: the load goes on."""
-    wanted = load.served + more
-    while load.served < wanted:
+    """Wait until so many more requests were served, and all that are open now: the load goes on.
+
+    A request is tried on two workers and no more, so the one that had the last fault must be over
+    before the next comes.
+    """
+    wanted, before = load.served + more, load.open
+    while load.served < wanted or load.open & before:
         assert load.error is None, repr(load.error)
         time.sleep(0.02)
 
