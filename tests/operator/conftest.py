@@ -30,3 +30,9 @@ def fleets():
 def kubes():
     """The module with `FakeKube` and what a reconciler on it needs."""
     return _load("support_kube")
+
+
+@pytest.fixture(scope="session")
+def keyed():
+    """The module with `KeyedPods`."""
+    return _load("support_keys")

@@ -204,7 +204,9 @@ class FakeKube:
             if wanted is not None and wanted != before["metadata"][field]:
                 raise Conflict(409, "Conflict", f"{field} is {before['metadata'][field]}")
         body = copy.deepcopy(before)
-        parts = ("status",) if subresource == "status" else ("metadata", "spec", "data")
+        parts = (
+            ("status",) if subresource == "status" else ("metadata", "spec", "data", "stringData")
+        )
         for part in parts:
             if part in patch:
                 body[part] = _merged(body.get(part), patch[part])

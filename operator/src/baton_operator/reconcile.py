@@ -11,15 +11,18 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from baton_operator import events
 from baton_operator.api import (
     CONFIG_MAP,
     DEPLOYMENT,
     PD_DEPLOYMENT,
+    SECRET,
     KubeApi,
     Throttled,
 )
 from baton_operator.apply import Applier, Extra, Outcome, Result
 from baton_operator.children import Apis, Inputs, wishes
+from baton_operator.events import Notice
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES, gateway
 from baton_operator.observe import Observed, observe
@@ -119,6 +122,7 @@ class Reconciler:
         await self._mark(pdd.key, seen, plan)
         results = await applier.apply_all(pdd.key, pdd.uid, wanted)
         _raise_throttled(results)
+        await self._tell_new_keys(pdd, seen, results)
         await self._scale_unrecorded(pdd, seen, plan, records)
         await applier.remove_all(pdd.key, extras)
         await self._retire(pdd.key, seen, plan)
@@ -238,6 +242,21 @@ class Reconciler:
                 patch = {"metadata": {"uid": workload.child.uid}, "spec": {"replicas": replicas}}
                 name = workload.child_id.name
                 await self._tools.kube.merge(DEPLOYMENT, pdd.key.namespace, name, patch)
+
+    async def _tell_new_keys(
+        self, pdd: PDDeployment, seen: Observed, results: list[Result]
+    ) -> None:
+        """Say that pods run whose keys nobody has any more: they end nobody, and serve nobody."""
+        created = {r.child.kind for r in results if r.outcome is Outcome.CREATED}
+        if SECRET.kind not in created or seen.existing().is_zero:
+            return
+        text = (
+            "the Secret with CURVE keys was gone and has new ones: running pods have the old, and "
+            "are cut off; docs/security.md says how to replace keys"
+        )
+        log.warning("keys replaced", extra={"object": str(pdd.key), "what": text})
+        notice = Notice("KeysReplaced", text, is_warning=True)
+        await events.post(self._tools.kube, pdd, notice, self._tools.now())
 
     async def _retire(self, key: ObjectKey, seen: Observed, plan: Plan) -> None:
         """Delete what no revision in use needs: workloads first, then their records."""
