@@ -104,8 +104,17 @@ def use_family_of(socket: Socket, endpoint: str) -> None:
 
 
 def monitor(socket: Socket) -> Socket:
-    """Return the socket on which `socket`'s connection events arrive; see `connection_events`."""
-    return socket.get_monitor_socket(_EVENTS)
+    """Return the socket on which `socket`'s connection events arrive; see `connection_events`.
+
+    It takes whatever comes. libzmq (4.3.5) waits while it is full, on the thread that moves all
+    bytes, and with the lock that closing or connecting `socket` needs: for ever, then.
+    """
+    address = f"inproc://connections-of-{socket.FD}"
+    socket.monitor(address, _EVENTS)
+    monitoring = socket.context.socket(zmq.PAIR)
+    monitoring.set(zmq.RCVHWM, 0)
+    monitoring.connect(address)
+    return monitoring
 
 
 def connection_events(monitoring: Socket) -> Iterator[ConnectionEvent]:
