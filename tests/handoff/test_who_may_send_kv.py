@@ -21,6 +21,7 @@ from baton_worker.handoff.api import (
     HandoffFailed,
 )
 from baton_worker.handoff.frames import (
+    MAX_OFFER_FRAMES,
     Answer,
     AnswerKind,
     Withdrawal,
@@ -175,8 +176,13 @@ def test_a_decode_worker_cannot_answer_for_another(make_handoff) -> None:
         decode.close()
 
 
+@pytest.mark.parametrize(
+    ("message", "n_messages"),
+    [(encode_ask(Withdrawal(1 << 40, 0)), 2000), ([b""] * (MAX_OFFER_FRAMES + 1), 1)],
+    ids=["of messages", "of frames in one"],
+)
 def test_a_flood_on_the_kv_port_ends_its_connection_alone(
-    make_handoff, monkeypatch: pytest.MonkeyPatch
+    make_handoff, monkeypatch: pytest.MonkeyPatch, message: list[bytes], n_messages: int
 ) -> None:
     monkeypatch.setattr(senders, "Pace", partial(Pace, burst=500, per_second=0.0))
     off = CurveConfig(enabled=False)
@@ -187,13 +193,12 @@ def test_a_flood_on_the_kv_port_ends_its_connection_alone(
     stranger.sndtimeo = 100
     monitoring = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     stranger.connect(decode.transport.endpoint)
-    withdrawal = encode_ask(Withdrawal(1 << 40, 0))
     try:
-        for _ in range(2000):
+        for _ in range(n_messages):
             if monitoring.poll(0):
                 break
             with contextlib.suppress(zmq.Again):
-                stranger.send_multipart(withdrawal)
+                stranger.send_multipart(message)
         assert monitoring.poll(60_000), "the connection was not ended"
         assert decode.refusals.get(timeout=60) == "flood"
         prefill.transport.offer(decode.target, make_handoff(), 600.0)

@@ -16,7 +16,9 @@ from typing import Any
 
 import zmq
 
+from baton_worker.handoff.frames import MAX_ANSWER_FRAMES
 from baton_worker.handoff.offers import Address
+from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import (
     Change,
     close,
@@ -36,6 +38,7 @@ _BEAT_MS = 1000
 class _Dealer:
     socket: Socket
     monitoring: Socket
+    answers: Multipart
     used_at: float
     is_up: bool = False
 
@@ -79,11 +82,11 @@ class Dealers:
         dealer.used_at = now
         return dealer.socket
 
-    def readable(self, ready: Container[Any]) -> Iterator[tuple[Address, Socket]]:
-        """Yield the connections on which answers wait."""
+    def readable(self, ready: Container[Any]) -> Iterator[tuple[Address, Multipart]]:
+        """Yield the connections on which answers wait, to be taken from there."""
         for address, dealer in list(self._dealers.items()):
             if dealer.socket in ready:
-                yield address, dealer.socket
+                yield address, dealer.answers
 
     def changes(self, ready: Container[Any]) -> list[tuple[Address, Change]]:
         """Return which connections came to stand or ended, in order; those are made again."""
@@ -127,7 +130,7 @@ class Dealers:
             close(socket)
             monitoring.close(linger=0)
             raise
-        dealer = _Dealer(socket, monitoring, now)
+        dealer = _Dealer(socket, monitoring, Multipart(socket, MAX_ANSWER_FRAMES), now)
         for source in (dealer.socket, dealer.monitoring):
             self._poller.register(source, zmq.POLLIN)
         return dealer

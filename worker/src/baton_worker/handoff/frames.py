@@ -38,6 +38,8 @@ _MAX_CACHED_TOKENS = 1 << 24
 _MAX_DRAFTS = 64
 _MAX_KV_BYTES = 1 << 48
 _MAX_TURN = 1 << 40
+MAX_OFFER_FRAMES = 2 + 2 * _MAX_LAYERS
+MAX_ANSWER_FRAMES = 2
 
 
 class HandoffFormatError(ValueError):

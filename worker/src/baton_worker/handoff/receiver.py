@@ -16,6 +16,7 @@ import zmq
 
 from baton_worker.handoff.api import HandoffArrived, HandoffEvent
 from baton_worker.handoff.frames import (
+    MAX_OFFER_FRAMES,
     Answer,
     AnswerKind,
     Ask,
@@ -29,11 +30,15 @@ from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import Places, Reply, Wish
 from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
+from baton_worker.link.multipart import Multipart
 from baton_worker.records.columns import ErrorCode
 
 log = logging.getLogger(__name__)
 
+_BATCH = 256
 _MAX_ROUTES = 8192
+MOST_FRAMES = 1 + MAX_OFFER_FRAMES
+"""Of a message, its route included."""
 
 
 class Receiver:
@@ -56,6 +61,7 @@ class Receiver:
         on_event: Callable[[HandoffEvent], None],
     ) -> None:
         self.router = router
+        self._messages = Multipart(router, MOST_FRAMES)
         self._metrics = metrics
         self._places = places
         self._senders = senders
@@ -64,12 +70,18 @@ class Receiver:
         self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
 
     def receive(self) -> None:
-        """Read all that waits."""
-        while self.router.poll(0):
+        """Read what waits, up to a batch: what is due here must not wait for a talker's end."""
+        for _ in range(_BATCH):
             self._make_calls()
-            route, *frames = self.router.recv_multipart(copy=False)
-            first = frames[0] if frames else route
-            if not self._senders.admit(route.bytes, first, time.monotonic()):
+            try:
+                message = self._messages.take()
+            except zmq.Again:
+                return
+            if not message:
+                continue
+            route, *frames = message
+            is_endless = len(message) > MOST_FRAMES
+            if not self._senders.admit(route.bytes, frames[0], time.monotonic(), is_endless):
                 continue
             buffers = [frame.buffer for frame in frames]
             try:

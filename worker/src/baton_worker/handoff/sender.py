@@ -29,10 +29,13 @@ from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.offers import Address, Offer, OfferBook
 from baton_worker.handoff.places import Wish
 from baton_worker.identity import RequestKey
+from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change
 from baton_worker.messages import DecodeTarget
 
 log = logging.getLogger(__name__)
+
+_BATCH = 256
 
 
 class Sender:
@@ -92,10 +95,10 @@ class Sender:
 
     def turn(self, ready: Container[Any]) -> None:
         """Read what came, then send and end what is due."""
-        for address, dealer in self._asking.readable(ready):
-            self._receive(address, dealer, self._asks, self._answered_ask)
-        for address, dealer in self._carrying.readable(ready):
-            self._receive(address, dealer, self._offers, partial(self._answered_offer, address))
+        for address, answers in self._asking.readable(ready):
+            self._receive(address, answers, self._asks, self._answered_ask)
+        for address, answers in self._carrying.readable(ready):
+            self._receive(address, answers, self._offers, partial(self._answered_offer, address))
         for address, change in self._asking.changes(ready):
             if change is Change.DOWN:
                 self._asks.connection_lost(address, time.monotonic())
@@ -182,13 +185,19 @@ class Sender:
     def _receive(
         self,
         address: Address,
-        dealer: Socket,
+        answers: Multipart,
         book: AskBook | OfferBook,
         apply: Callable[[Answer], None],
     ) -> None:
-        while dealer.poll(0):
+        for _ in range(_BATCH):
             try:
-                answer = decode_answer(dealer.recv_multipart())
+                frames = answers.take()
+            except zmq.Again:
+                return
+            if not frames:
+                continue
+            try:
+                answer = decode_answer([frame.buffer for frame in frames])
             except HandoffFormatError as error:
                 self._metrics.malformed.inc()
                 facts = {"endpoint": address.endpoint, "error": str(error)}

@@ -39,8 +39,11 @@ class Senders:
         self._connections: OrderedDict[bytes, tuple[str, Connection]] = OrderedDict()
         self._reviewed_at = 0.0
 
-    def admit(self, route: bytes, frame: zmq.Frame, now: float) -> bool:
-        """Whether to take a message; its first frame tells the key and the connection."""
+    def admit(self, route: bytes, frame: zmq.Frame, now: float, is_endless: bool = False) -> bool:
+        """Whether to take a message; its first frame tells the key and the connection.
+
+        `is_endless`: it has more frames than anything that may be said.
+        """
         key = _user_id(frame)
         if route not in self._connections:
             connection = note(frame.get(zmq.SRCFD))
@@ -49,7 +52,7 @@ class Senders:
             if len(self._connections) > _REMEMBERED:
                 self._connections.popitem(last=False)
         reason = self._refused(key) if key else ""
-        if not reason and self._pace.exceeded(route, now):
+        if not reason and (self._pace.exceeded(route, now) or is_endless):
             reason = FLOOD
         if reason:
             self._end(route, key, reason)

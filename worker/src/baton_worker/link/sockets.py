@@ -111,7 +111,7 @@ def monitor(socket: Socket) -> Socket:
     """
     address = f"inproc://connections-of-{socket.FD}"
     socket.monitor(address, _EVENTS)
-    monitoring = socket.context.socket(zmq.PAIR)
+    monitoring: Socket = socket.context.socket(zmq.PAIR)
     monitoring.set(zmq.RCVHWM, 0)
     monitoring.connect(address)
     return monitoring

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import zmq
@@ -19,6 +19,7 @@ from baton_worker.link.api import GatewayLinkEvent
 from baton_worker.link.gateway_end import LOOK_SECONDS, GatewayEnd, Standing
 from baton_worker.link.hangup import Connection, hang_up, note
 from baton_worker.link.metrics import GatewayLinkMetrics
+from baton_worker.link.multipart import Multipart
 from baton_worker.link.pace import Pace
 from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
 from baton_worker.link.worker_table import WorkerTable
@@ -33,7 +34,8 @@ _BATCH = 512
 _ACK_SECONDS = 0.02
 _FROZEN_SECONDS = 1.0
 _BYE_SECONDS = 0.5
-_ROUTED_FRAMES = 2
+_MOST_FRAMES = 8
+"""Of a message that a later version might send; all that this one knows have two with the route."""
 _LAST_WORDS_SECONDS = 0.2
 _MOST_DEAF = 4096
 
@@ -66,6 +68,7 @@ class Switchboard:
         self.monitoring = monitor(socket)
         self.wait_seconds = LOOK_SECONDS
         self._socket = socket
+        self._messages = Multipart(socket, _MOST_FRAMES)
         self._table = table
         self._metrics = metrics
         self._identity = identity
@@ -95,15 +98,12 @@ class Switchboard:
         events: list[GatewayLinkEvent] = []
         for _ in range(_BATCH):
             try:
-                # Frames rather than bytes: only they tell which key authenticated the sender.
-                message = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                message = self._messages.take()
             except zmq.Again:
                 self._drained_at = time.monotonic()
                 break
-            if len(message) != _ROUTED_FRAMES:
-                self._metrics.malformed_messages.inc("frames")
-                continue
-            events += self._take(message[0].bytes, message[1])
+            if message:
+                events += self._take(message[0].bytes, message[1:])
         return events
 
     def apply(self, reports: Iterable[tuple[str, AppliedUpTo]]) -> None:
@@ -187,24 +187,28 @@ class Switchboard:
 
     def _farewells(self) -> set[bytes]:
         """Return who has said BYE; nothing else matters to a process that ends."""
-        route, *frames = self._socket.recv_multipart()
+        frames = self._messages.take()
         try:
-            is_bye = len(frames) == 1 and peek_type(frames[0]) is MessageType.BYE
+            is_bye = len(frames) == 2 and peek_type(frames[1].buffer) is MessageType.BYE
         except RecordError:
             return set()
-        return {route} if is_bye else set()
+        return {frames[0].bytes} if is_bye else set()
 
-    def _take(self, route: bytes, frame: zmq.Frame) -> list[GatewayLinkEvent]:
+    def _take(self, route: bytes, frames: Sequence[zmq.Frame]) -> list[GatewayLinkEvent]:
         now = time.monotonic()
         if route in self._deaf:
             self._metrics.stale_messages.inc()
             return []
-        events = self._understand(route, frame, now)
+        events: list[GatewayLinkEvent] = []
+        if len(frames) == 1:
+            events = self._understand(route, frames[0], now)
+        else:
+            self._metrics.malformed_messages.inc("frames")
         # What the table had use for is bounded by credit.
-        if not events and self._pace.exceeded(route, now):
+        if len(frames) >= _MOST_FRAMES or (not events and self._pace.exceeded(route, now)):
             events = self._table.flooded(route)
         if route in self._table.expelled:
-            self._note_connection(route, frame)
+            self._note_connection(route, frames[0])
         end = self._table.end_of(route)
         if end is not None:
             self._active.add(end)
