@@ -4,7 +4,8 @@ Rules it enforces: events come from one thread of its own, in order; every step 
 real record encoder and decoder; no more than CREDIT_FRAMES records may be unapplied; `applied` may
 name only what was delivered and never goes back; commands to a worker that is not up return False;
 nothing may be called after `close`. A worker plays prefill, decode or mixed: tokens come from a
-script, and an abort is answered by a terminal row. One in `refusals` refuses all it is given.
+script, and an abort is answered by a terminal row. One in `refusals` refuses all it is given; one
+in `failures` fails, behind its first row, every request whose prompt begins with a token in there.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ class ScriptedLink:
         self.lost_prompt_rows: set[int] = set()
         self.reused: Callable[[Submit], int] = lambda submit: 0
         self.refusals: dict[str, ErrorCode] = {}
+        self.failures: dict[str, set[int]] = {}
         self._epochs = itertools.count(1000)
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._changed = threading.Condition()
@@ -382,6 +384,10 @@ class ScriptedLink:
 
     def _advance(self, worker: FakeWorker, key: RequestKey, job: _Job) -> list[RowSpec]:
         """One step of one request; the script is the whole output, its last token ends it."""
+        if job.submit.prompt_token_ids[0] in self.failures.get(worker.info.worker_id, ()):
+            del worker.jobs[key]
+            error = (ErrorCode.INTERNAL, "not this")
+            return [RowSpec(key.handle, 0, finish=Finish.ERROR, attempt=key.attempt, error=error)]
         is_prefill = worker.info.role == Role.PREFILL
         first = job.position == len(job.submit.output_token_ids)
         n = 1 if first or is_prefill else self.per_step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +92,26 @@ def test_only_what_began_after_the_ejection_restores():
     assert circuit.is_ejected
     assert circuit.worked(100.5)
     assert circuit == Circuit()
+
+
+def test_what_begins_well_and_fails_is_a_failure_all_the_same():
+    circuit = Circuit()
+    outcomes = []
+    for n in range(EJECT_AFTER):
+        for row in (1, 2, 3):
+            circuit.worked(n, row)
+        outcomes.append(circuit.failed(n, n + 0.5, "broken", n_rows=3))
+    assert outcomes == [False] * (EJECT_AFTER - 1) + [True]
+    assert not circuit.worked(99, 3), "a trial that got as far as those that failed tells nothing"
+    assert circuit.worked(99, 4)
+    assert circuit == Circuit()
+
+
+def test_what_goes_well_beyond_the_failures_or_to_its_end_starts_the_count_anew():
+    circuit = Circuit()
+    for n in range(50):
+        assert not circuit.failed(n, n, "broken", n_rows=n % 7)
+        circuit.worked(n, *((7,) if n % 2 else ()))
 
 
 def test_failures_of_what_began_before_the_ejection_do_not_prolong_it():
@@ -184,6 +205,52 @@ def test_every_request_is_served_beside_a_worker_that_fails_all(start_gateway, s
         while client.get("/readyz").json()["reasons"]:
             pass
     assert gateway.metric("baton_gateway_worker_ejected", **shown) == 0
+
+
+def test_a_worker_that_begins_all_and_ends_none_is_ejected(start_gateway, support):
+    gateway = start_gateway(lambda submit: OUTPUT)
+    gateway.link.up("decode-1", Role.DECODE)
+    gateway.link.failures["decode-0"] = {70}
+    with gateway.http() as client:
+        answers = [client.post("/v1/completions", json=BODY) for _ in range(30)]
+        reasons = client.get("/readyz").json()["reasons"]
+        assert [answer.status_code for answer in answers] == [200] * 30
+        assert reasons[0].startswith(f"decode-0 is ejected: {EJECT_AFTER} failures in a row")
+        gateway.link.failures.clear()
+        while client.get("/readyz").json()["reasons"]:  # what it serves to the end restores it
+            assert client.post("/v1/completions", json=BODY).status_code == 200
+    assert gateway.metric("baton_gateway_worker_ejections_total", worker_role="decode") >= 1
+
+
+@pytest.mark.parametrize("n_choices", [1, 4])
+def test_requests_that_workers_fail_beside_others_eject_none(start_gateway, n_choices):
+    """The prompts that begin with 99 end every worker's attempt; all else is well."""
+    gateway = start_gateway(lambda submit: OUTPUT)
+    gateway.link.up("decode-1", Role.DECODE)
+    gateway.link.failures |= {"decode-0": {99}, "decode-1": {99}}
+    with gateway.http() as client:
+        for n in range(2 * EJECT_AFTER):
+            poison = BODY | {"prompt": [99, 80 + n], "n": n_choices}
+            assert client.post("/v1/completions", json=poison).status_code == 500
+            good = BODY | {"n": 2}  # one choice for each decode worker
+            assert client.post("/v1/completions", json=good).status_code == 200
+    assert gateway.metric("baton_gateway_worker_ejections_total", worker_role="decode") == 0
+
+
+def test_one_request_of_many_choices_ejects_nobody(start_gateway):
+    """It tells of a failure once, however many of its choices have to go elsewhere."""
+    gateway = start_gateway(lambda submit: OUTPUT)
+    gateway.link.up("decode-1", Role.DECODE)
+    gateway.link.refusals["decode-0"] = ErrorCode.HANDOFF_REFUSED
+    with gateway.http() as client:
+        many = BODY | {"n": 6 * EJECT_AFTER}
+        assert client.post("/v1/completions", json=many).status_code == 200
+    retries = [
+        gateway.metric("baton_gateway_retries_total", how=how)
+        for how in ("from_start", "from_token")
+    ]
+    assert sum(retries) >= EJECT_AFTER
+    assert gateway.metric("baton_gateway_worker_ejections_total", worker_role="decode") == 0
 
 
 def test_the_last_pair_is_used_although_ejected_and_restored_by_what_it_serves(

@@ -161,12 +161,19 @@ class Applier:
                 is_new = row.attempt == live.key.attempt
                 if from_decode and is_new and live.merge.next_position > row.position:
                     self._decode_spoke(live, worker_id)
-                if is_good and is_new and worker_id not in live.heard:
-                    self._retrier.worked(live, worker_id)
+                if is_good and is_new:
+                    self._went_well(live, worker_id)
             except Exception:
                 log.exception("a row could not be applied", extra={"worker": worker_id})
                 error = ApiError(500, "the gateway failed to apply a row", code="internal")
                 self._recover(live, Loss.NOT_APPLIED, worker_id, error)
+
+    def _went_well(self, live: LiveRequest, worker_id: str) -> None:
+        """Count a good row, which matters of a worker that has failed."""
+        live.n_rows[worker_id] = live.n_rows.get(worker_id, 0) + 1
+        if self._workers.is_doubted(worker_id):
+            is_over = self._requests.get(live.key.handle) is None
+            self._retrier.worked(live, worker_id, is_whole=is_over)
 
     def _stop_orphan(self, row: Row, worker_id: str) -> None:
         """End a request that only the worker still knows."""
@@ -179,6 +186,7 @@ class Applier:
             for source in live.sources:
                 if source != decode_id:
                     self._requests.release_source(live, source)
+                    self._retrier.worked(live, source, is_whole=True)
 
     def _row(self, live: LiveRequest, row: Row, worker_id: str, now: float) -> bool:
         """Merge a row and deliver what it adds; whether its worker did what it should."""

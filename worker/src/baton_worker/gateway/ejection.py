@@ -3,7 +3,8 @@
 Pure; the caller gives the time. A worker that refuses at once is always the least loaded, and would
 draw every request. After `EJECT_AFTER` failures in a row it is ejected; when the back-off is over
 one request at a time tries it again, and what becomes of that restores it, or doubles the back-off.
-What was begun before the failures tells nothing of how the worker is now, and does not count.
+What was begun before the failures tells nothing of how the worker is now, and does not count; nor
+does what went well no further than where others failed: a worker may begin well and always fail.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Circuit:
     _until: float = -math.inf
     _backoff: float = BACKOFF_SECONDS
     _due: float = math.inf
+    _n_rows: float = 0
 
     def admits(self, now: float) -> bool:
         """Whether it may be given a request: it is trusted, or due to be tried."""
@@ -48,7 +50,9 @@ class Circuit:
         """The request did not go there after all: the trial is as due as it was before."""
         self._until = min(self._until, self._due)
 
-    def failed(self, begun: float, now: float, reason: str, *, is_full: bool = False) -> bool:
+    def failed(
+        self, begun: float, now: float, reason: str, *, is_full: bool = False, n_rows: int = 0
+    ) -> bool:
         """Note an attempt that failed; True if the worker is ejected by it.
 
         Args:
@@ -56,6 +60,7 @@ class Circuit:
             now: the same clock.
             reason: for people.
             is_full: the worker has no room: the back-off does not grow.
+            n_rows: what the worker told of the attempt before it failed.
         """
         if self.is_ejected and begun < self._since:
             return False
@@ -63,6 +68,7 @@ class Circuit:
             self._since = begun
         self.failures += 1
         self.reason = reason
+        self._n_rows = max(self._n_rows, n_rows)
         if self.is_ejected:
             if not is_full:
                 self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
@@ -72,13 +78,18 @@ class Circuit:
         self._since, self._until, self._due = now, now + self._backoff, math.inf
         return newly
 
-    def worked(self, begun: float) -> bool:
-        """Note an attempt that the worker began to serve; True if it is restored by that."""
-        if begun < self._since:
+    def worked(self, begun: float, n_rows: float = math.inf) -> bool:
+        """Note an attempt that goes well; True if the worker is restored by that.
+
+        Args:
+            begun: when the attempt began.
+            n_rows: what the worker told of it so far; infinite when it has done all of its part.
+        """
+        if begun < self._since or n_rows <= self._n_rows:
             return False
         restored, self.is_ejected = self.is_ejected, False
         self.failures, self.reason = 0, ""
         self._since = self._until = -math.inf
-        self._due = math.inf
+        self._due, self._n_rows = math.inf, 0
         self._backoff = BACKOFF_SECONDS
         return restored

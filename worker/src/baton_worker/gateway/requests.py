@@ -33,6 +33,7 @@ class Generation:
     `arrived` and `first_token` are seconds of the steady clock. `reused`: tokens of each prompt, by
     its index, that no worker computed for any of its choices that ended. `harmed`: workers that
     failed under it and may have done so because of it ("a or b" where one of a pair did).
+    `counted`: workers whose failure under it was counted against them.
     `request_id`: what its client knows it by. `client`: with whom it shares slots.
     """
 
@@ -48,6 +49,7 @@ class Generation:
     reused: dict[int, int] = field(default_factory=dict)
     span: Span | None = None
     harmed: frozenset[str] = frozenset()
+    counted: frozenset[str] = frozenset()
     request_id: str = ""
     client: str = ""
 
@@ -75,8 +77,8 @@ class LiveRequest:
     `sources`: workers whose loss would leave a hole; a prefill worker is none once decode has
     spoken. `avoided`: workers that failed an attempt. `n_reused`: prompt tokens whose KV was at
     hand, in the attempt that gave the first token. `weights`: those of the attempt's workers.
-    `begun`, `began_at`: when the attempt began, and at which output position. `heard`: workers that
-    have told rows of it. `turn`: its place among all that this gateway gave out.
+    `begun`, `began_at`: when the attempt began, and at which output position. `n_rows`: good rows
+    that each worker has told of it. `turn`: its place among all that this gateway gave out.
     """
 
     key: RequestKey
@@ -93,7 +95,7 @@ class LiveRequest:
     n_reused: int = 0
     begun: float = 0.0
     began_at: int = 0
-    heard: frozenset[str] = frozenset()
+    n_rows: dict[str, int] = field(default_factory=dict)
     turn: int = 0
 
     def may_be_at(self, worker_id: str) -> bool:
@@ -178,7 +180,7 @@ class LiveRequests:
             live.n_reused = 0
         live.holders = live.sources = worker_ids
         live.begun, live.began_at = self._workers.now(), live.merge.next_position
-        live.heard = frozenset()
+        live.n_rows = {}
         for worker_id in worker_ids:
             self._by_source.setdefault(worker_id, {})[live.key.handle] = live
 

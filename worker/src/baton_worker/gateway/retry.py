@@ -12,6 +12,7 @@ so. What each failure means is `failures`'.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 
 from baton_worker.gateway.balance import Pair
@@ -74,18 +75,26 @@ class Retrier:
             return self._give_up(live, error)
         return self._retry(live, treatment.blame, blamed, error)
 
-    def worked(self, live: LiveRequest, worker_id: str) -> None:
-        """Note that a worker began to serve the attempt that `live` stands at."""
-        live.heard |= {worker_id}
-        if self._workers.worked(worker_id, live.begun):
+    def worked(self, live: LiveRequest, worker_id: str, *, is_whole: bool) -> None:
+        """Note that the attempt that `live` stands at goes well at a worker; `is_whole`: the worker
+        has done all of its part.
+        """
+        n_rows = math.inf if is_whole else live.n_rows.get(worker_id, 0)
+        if self._workers.worked(worker_id, live.begun, n_rows):
             log.info("a worker is given requests again", extra={"worker": worker_id})
             self._metrics.forget_worker(worker_id)
 
     def _count_failure(
         self, live: LiveRequest, treatment: Treatment, blamed: tuple[str, ...], why: str
     ) -> None:
+        """One request counts once, however many choices it has: it may be what is at fault."""
+        is_full, counted = treatment.is_full, live.generation.counted
+        live.generation.counted |= frozenset(blamed)
         for worker_id in blamed:
-            if self._workers.failed(worker_id, live.begun, why, is_full=treatment.is_full):
+            if worker_id in counted:
+                continue
+            n_rows = live.n_rows.get(worker_id, 0)
+            if self._workers.failed(worker_id, live.begun, why, is_full=is_full, n_rows=n_rows):
                 role = self._workers.role(worker_id) or Role.MIXED
                 facts = {"worker": worker_id, "worker_role": role.label, "last": why}
                 log.warning("a worker is ejected: it fails request after request", extra=facts)

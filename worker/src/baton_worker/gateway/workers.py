@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -53,6 +54,7 @@ class WorkerTable:
         self._in_use: tuple[WorkerLoad, ...] = ()
         self._limits: Limits | None = None
         self._chat_template_hash = chat_template_hash
+        self._doubted: set[str] = set()
 
     @property
     def limits(self) -> Limits | None:
@@ -104,12 +106,14 @@ class WorkerTable:
             known.info = info
         else:
             self._loads[worker_id] = WorkerLoad(info, epoch)
+            self._doubted.discard(worker_id)
         self._count()
         return True
 
     def down(self, worker_id: str) -> None:
         """Remove a worker; its requests must have been released before."""
         self._loads.pop(worker_id, None)
+        self._doubted.discard(worker_id)
         self._count()
 
     def _count(self) -> None:
@@ -150,16 +154,29 @@ class WorkerTable:
             if load.circuit.is_ejected
         ]
 
-    def failed(self, worker_id: str, begun: float, reason: str, *, is_full: bool) -> bool:
+    def failed(
+        self, worker_id: str, begun: float, reason: str, *, is_full: bool, n_rows: int = 0
+    ) -> bool:
         """Note an attempt that a worker failed; True if it is ejected by that."""
         load = self._loads.get(worker_id)
+        if load is None:
+            return False
+        self._doubted.add(worker_id)
         now = self._clock()
-        return load is not None and load.circuit.failed(begun, now, reason, is_full=is_full)
+        return load.circuit.failed(begun, now, reason, is_full=is_full, n_rows=n_rows)
 
-    def worked(self, worker_id: str, begun: float) -> bool:
-        """Note an attempt that a worker began to serve; True if it is restored by that."""
+    def is_doubted(self, worker_id: str) -> bool:
+        """Whether what it does well matters: it has failed, and nothing has gone well since."""
+        return worker_id in self._doubted
+
+    def worked(self, worker_id: str, begun: float, n_rows: float = math.inf) -> bool:
+        """Note an attempt that goes well, as `Circuit.worked`; True if the worker is restored."""
         load = self._loads.get(worker_id)
-        is_restored = load is not None and load.circuit.worked(begun)
+        if load is None:
+            return False
+        is_restored = load.circuit.worked(begun, n_rows)
+        if not load.circuit.failures:
+            self._doubted.discard(worker_id)
         if is_restored:
             self.on_room()
         return is_restored
