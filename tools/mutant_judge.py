@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = "judge.sock"
-TIMES_SLOWER, SECONDS_MORE = 5.0, 20.0
+TIMES_SLOWER, SECONDS_MORE = 5.0, 10.0
 """A mutant hangs when its tests take so many times longer than without it, and these seconds."""
 FAILED_TO_END = 124
 

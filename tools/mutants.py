@@ -43,16 +43,22 @@ CORES: dict[str, tuple[str, str]] = {
     "ledger": (f"{WORKER}/handoff/ledger.py", "tests/handoff/test_ledger.py"),
     "places": (f"{WORKER}/handoff/places.py", "tests/handoff/test_places.py"),
     "asks": (f"{WORKER}/handoff/asks.py", "tests/handoff/test_asks.py"),
-    "offers": (f"{WORKER}/handoff/offers.py", "tests/handoff"),
+    "offers": (f"{WORKER}/handoff/offers.py", "tests/handoff/test_offers.py"),
     "merge": (f"{WORKER}/gateway/merge.py", "tests/gateway/test_merge*.py"),
-    "balance": (f"{WORKER}/gateway/balance.py", "tests/gateway/test_balance*.py"),
-    "retry": (f"{WORKER}/gateway/retry.py", "tests/gateway/test_a_lost_worker_is_replaced.py"),
-    "stops": (f"{WORKER}/gateway/stops.py", "tests/gateway/test_stop_strings_end_text.py"),
+    "balance": (
+        f"{WORKER}/gateway/balance.py",
+        "tests/gateway/test_balance*.py tests/gateway/test_a_failing*.py",
+    ),
+    "retry": (
+        f"{WORKER}/gateway/retry.py",
+        "tests/gateway/test_a_[flp]*.py tests/gateway/test_each_f*.py",
+    ),
+    "stops": (f"{WORKER}/gateway/stops.py", "tests/gateway/test_stop*.py"),
     "scheduler": (f"{WORKER}/engine/scheduler.py", "tests/engine/serving/test_[ps]*.py"),
     "admission": (f"{WORKER}/engine/admission.py", "tests/engine/serving/test_pr*.py"),
     "prefix": (f"{WORKER}/engine/prefix.py", "tests/engine/serving/test_prefix_cache.py"),
     "sampler": (f"{WORKER}/engine/sampler.py", "tests/engine/serving/test_sampler.py"),
-    "records": (f"{WORKER}/records", "tests/records"),
+    "records": (f"{WORKER}/records", "tests/records/test_[egor]*.py tests/records/test_[ct]*.py"),
     "workqueue": (f"{OPERATOR}/workqueue.py", "tests/operator/test_workqueue.py"),
     "scaling": (f"{OPERATOR}/scaling.py", "tests/operator/test_scaling_ratio.py"),
     "plan": (f"{OPERATOR}/plan.py", "tests/operator/test_plan*.py"),
@@ -108,7 +114,8 @@ def copy_of_last_commit(number: int) -> Path:
 @contextlib.contextmanager
 def judge(tree: Path, module: str, tests: str) -> Iterator[float | None]:
     """Yield the seconds after which a mutant's tests are said to hang; None: they fail without."""
-    names = sorted(str(path.relative_to(tree)) for path in tree.glob(tests))
+    found = [path for pattern in tests.split() for path in sorted(tree.glob(pattern))]
+    names = [str(path.relative_to(tree)) for path in found]
     packages = ":".join(str(tree / part / "src") for part in ("worker", "operator"))
     one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # a process is forked while it has one thread only
     with subprocess.Popen(
