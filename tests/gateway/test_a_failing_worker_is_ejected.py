@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +170,8 @@ def test_an_ejected_worker_is_passed_over_even_when_the_others_are_full(support)
     assert choose([full, bad], NEEDS) is None
     assert choose([load("free", outstanding_tokens=999), bad], NEEDS).worker_ids == ("free",)
     assert choose([bad], NEEDS).worker_ids == ("bad",)
+    full.info = msgspec.structs.replace(full.info, draining=True)
+    assert choose([full, bad], NEEDS).worker_ids == ("bad",), "who drains is no other"
 
 
 def test_an_ejected_kind_is_the_last_choice(support):

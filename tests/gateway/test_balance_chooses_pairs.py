@@ -97,6 +97,13 @@ def test_workers_that_could_not_run_it_get_nothing(load, facts):
     assert choose([load("m", Role.MIXED, **facts)], NEEDS) is None
 
 
+def test_a_worker_that_can_just_run_it_does(load):
+    just = load("m", Role.MIXED, max_model_len=30, kv_capacity_tokens=30, max_top_k=5)
+    assert ids(choose([just], NEEDS._replace(logprobs_k=5))) == ("m",)
+    assert choose([just], NEEDS._replace(logprobs_k=6)) is None
+    assert choose([just], NEEDS._replace(max_tokens=21)) is None
+
+
 def test_choices_are_bound_by_the_role_with_less_room_whatever_is_in_hand(load):
     small, large = {"max_running": 2, "max_waiting": 1}, {"max_running": 8, "max_waiting": 2}
     loads = [

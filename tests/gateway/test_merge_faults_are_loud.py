@@ -69,15 +69,48 @@ def test_an_end_that_waits_is_not_lost_behind_an_equal_row_without_one():
     assert [part.row.tokens for part in merged[2].parts] == [[1], [2]]
 
 
+def test_nothing_is_delivered_behind_an_end():
+    merge, merged = offered(make_row(1, [2]), make_row(0, [1], Finish.STOP))
+    assert merged[1].finish is Finish.STOP
+    assert [part.row.tokens for part in merged[1].parts] == [[1]]
+    assert (merged[1].held, merge.held_rows) == (0, 1)
+
+
+def test_nothing_is_delivered_behind_a_mismatch():
+    merge, merged = offered(make_row(0, [1]), make_row(2, [3]), make_row(0, [9, 2]))
+    assert merged[2].fault is Fault.OVERLAP_MISMATCH
+    assert (merged[2].parts, merge.held_rows) == ((), 1)
+
+
+def test_a_notice_without_tokens_is_no_repetition_and_known_tokens_are():
+    _, merged = offered(
+        make_row(0, [1]), make_row(1, [], Finish.PREEMPTED), make_row(1, []), make_row(0, [1])
+    )
+    assert [m.duplicates for m in merged] == [0, 0, 0, 1]
+    assert [m.finish for m in merged] == [Finish.NONE] * 4
+
+
+@pytest.mark.parametrize("bits", [6, 7])
+def test_a_way_to_end_that_this_version_does_not_know_is_none(bits):
+    _, merged = offered(make_row(0, [1], flags=bits))
+    assert merged[0].finish is Finish.NONE
+    assert [part.row.tokens for part in merged[0].parts] == [[1]]
+
+
+def test_a_gap_may_hide_64_rows_256_tokens_and_2_seconds():
+    assert (MAX_HELD_ROWS, MAX_HELD_TOKENS, MAX_GAP_SECONDS) == (64, 256, 2.0)
+
+
 def test_too_many_waiting_rows_are_a_gap_timeout():
     rows = [make_row(2 * i + 1, [i]) for i in range(MAX_HELD_ROWS + 1)]
-    _, merged = offered(*rows)
+    merge, merged = offered(*rows)
     assert [m.fault for m in merged] == [None] * MAX_HELD_ROWS + [Fault.GAP_TIMEOUT]
+    assert sum(m.held for m in merged) == merge.held_rows
 
 
 def test_too_many_waiting_tokens_are_a_gap_timeout():
-    rows = [make_row(1 + 64 * i, [0] * 64) for i in range(MAX_HELD_TOKENS // 64 + 1)]
-    _, merged = offered(*rows)
+    rows = [make_row(1 + 64 * i, [0] * 64) for i in range(MAX_HELD_TOKENS // 64)]
+    _, merged = offered(*rows, make_row(1000, [0]))
     assert [m.fault for m in merged] == [None] * 4 + [Fault.GAP_TIMEOUT]
 
 

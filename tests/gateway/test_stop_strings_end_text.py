@@ -57,5 +57,11 @@ def test_text_that_turns_out_to_be_no_stop_is_shown_at_the_end():
     assert matcher.flush() == "ab"
 
 
+def test_a_false_beginning_hides_no_true_one_right_behind_it():
+    matcher = StopMatcher(["abc"])
+    assert matcher.feed("aa") == ("a", False)
+    assert matcher.feed("bc") == ("", True)
+
+
 def test_without_stop_strings_everything_is_shown_at_once():
     assert StopMatcher([]).feed("anything") == ("anything", False)

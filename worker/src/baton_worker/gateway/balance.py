@@ -78,11 +78,7 @@ def choose(
     """
     fitting = _trusted([load for load in loads if _fits(load.info, needs)], pairing)
     able = [load for load in fitting if not load.is_full]
-    best: Pair | None = None
-    for pair in _least_loaded_pairs(able, pairing):
-        if best is None or _cost(pair) < _cost(best):
-            best = pair
-    return best
+    return min(_least_loaded_pairs(able, pairing), key=_cost, default=None)
 
 
 def _trusted(loads: Sequence[WorkerLoad], pairing: Pairing) -> Sequence[WorkerLoad]:
@@ -116,12 +112,8 @@ def has_usable_pair(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVIS
 
 def limits(loads: Sequence[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> Limits | None:
     """Return what at least one usable pair can take, or None when there is no usable pair."""
-    found: Limits | None = None
-    for pair in _all_pairs(loads, pairing):
-        one = _pair_limits(pair)
-        if found is None or one.context_tokens > found.context_tokens:
-            found = one
-    return found
+    found = (_pair_limits(pair) for pair in _all_pairs(loads, pairing))
+    return max(found, key=lambda one: one.context_tokens, default=None)
 
 
 def unusable_reasons(loads: Sequence[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> list[str]:
@@ -158,8 +150,7 @@ def _least_loaded_pairs(loads: Iterable[WorkerLoad], pairing: Pairing) -> Iterat
         if load.info.draining:
             continue
         key = _kind(load, pairing)
-        if key not in best or _rank(load) < _rank(best[key]):
-            best[key] = load
+        best[key] = min(best.get(key, load), load, key=_rank)
     yield from _all_pairs(list(best.values()), pairing)
 
 

@@ -20,8 +20,8 @@ MAX_HELD_TOKENS = 256
 MAX_GAP_SECONDS = 2.0
 
 _AT_ONCE = (Finish.ABORT, Finish.ERROR)
-_IN_ORDER = (Finish.STOP, Finish.LENGTH)
-_FINISHES = tuple(Finish(value) if value <= max(Finish) else Finish.NONE for value in range(8))
+_ENDS = {int(finish): finish for finish in (Finish.STOP, Finish.LENGTH, *_AT_ONCE)}
+"""By a row's flag; any other is a notice and no end."""
 
 
 class Fault(enum.Enum):
@@ -126,7 +126,7 @@ class RowMerge:
         """
         if row.attempt != self.attempt:
             return Merged(stale=True)
-        finish = _FINISHES[row.flags & FINISH_MASK]
+        finish = _end_of(row)
         if finish in _AT_ONCE:
             return Merged(finish=finish)
         if row.prompt_tokens is not None:
@@ -134,9 +134,7 @@ class RowMerge:
         if row.position > len(self._tokens) or self.lacks_prompt:
             return self._hold(row, now)
         first = self._append(row, finish)
-        if not self._held or first.finish or first.fault:
-            return first
-        return self._drain(first)
+        return self._drain(first) if self._held else first
 
     def gap_expired(self, now: float) -> bool:
         """Whether some row has waited longer than a gap may stay open."""
@@ -161,11 +159,8 @@ class RowMerge:
         skip, n = len(delivered) - row.position, len(tokens)
         if skip and tokens[:skip] != delivered[row.position : row.position + n]:
             return Merged(fault=Fault.OVERLAP_MISMATCH)
-        if finish in _IN_ORDER:
-            if n < skip:
-                return Merged(fault=Fault.OVERLAP_MISMATCH)
-        else:
-            finish = Finish.NONE
+        if finish and n < skip:
+            return Merged(fault=Fault.OVERLAP_MISMATCH)
         if n > skip:
             delivered.extend(tokens[skip:] if skip else tokens)
             return Merged((Part(row, skip),), finish)
@@ -192,8 +187,12 @@ class RowMerge:
             if key[0] > len(self._tokens):
                 break
             row = self._held.pop(key).row
-            last = self._append(row, _FINISHES[row.flags & FINISH_MASK])
+            last = self._append(row, _end_of(row))
             parts.extend(last.parts)
             duplicates += last.duplicates
         held = len(self._held) - before
         return Merged(tuple(parts), last.finish, last.fault, duplicates, held)
+
+
+def _end_of(row: Row) -> Finish:
+    return _ENDS.get(row.flags & FINISH_MASK, Finish.NONE)

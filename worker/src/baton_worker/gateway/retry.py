@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from baton_worker.gateway.balance import Pair
 from baton_worker.gateway.commands import commands_of, send_all
@@ -73,7 +73,7 @@ class Retrier:
             return error
         if treatment.harms and len(generation.harmed) >= MAX_HARMS:
             return self._give_up(live, error)
-        return self._retry(live, treatment.blame, blamed, error)
+        return self._retry(live, blamed, error)
 
     def worked(self, live: LiveRequest, worker_id: str, *, is_whole: bool) -> None:
         """Note that the attempt that `live` stands at goes well at a worker; `is_whole`: the worker
@@ -113,12 +113,12 @@ class Retrier:
         return suspect(generation.harmed, error.message)
 
     def _retry(
-        self, live: LiveRequest, blame: Blame, blamed: tuple[str, ...], error: ApiError
+        self, live: LiveRequest, blamed: tuple[str, ...], error: ApiError
     ) -> ApiError | None:
         why = error.message
         while live.key.attempt < self._max_retries:
             n_given = len(live.merge.delivered)
-            pair = self._assign(live, blame, blamed, n_given)
+            pair = self._assign(live, blamed, n_given)
             if pair is None:
                 self._metrics.not_retried("no_workers")
                 return error
@@ -133,19 +133,17 @@ class Retrier:
                 return None
             if unsent.error.code != WORKER_LOST:
                 return unsent.error
-            blame, blamed = Blame.REPORTER, (unsent.worker_id,)
+            blamed = (unsent.worker_id,)
         self._metrics.not_retried("attempts")
         return error
 
-    def _assign(
-        self, live: LiveRequest, blame: Blame, blamed: tuple[str, ...], n_given: int
-    ) -> Pair | None:
+    def _assign(self, live: LiveRequest, blamed: tuple[str, ...], n_given: int) -> Pair | None:
         """Find workers for the next attempt, and avoid those that are to blame from now on."""
         needs = live.needs
         if n_given:
             features = (*needs.features, RESUME)
             needs = needs._replace(features=features, weights=live.weights)
-        for avoided in _to_avoid(blame, blamed):
+        for avoided in _to_avoid(blamed):
             pair = self._workers.assign(needs, live.avoided | avoided)
             if pair is not None:
                 live.avoided |= avoided
@@ -166,9 +164,7 @@ def _blamed(live: LiveRequest, blame: Blame, worker_id: str) -> tuple[str, ...]:
             return ()
 
 
-def _to_avoid(blame: Blame, blamed: tuple[str, ...]) -> Iterator[frozenset[str]]:
-    """Yield which workers to do without: all that may be to blame, else one that may be."""
-    yield frozenset(blamed)
-    if blame is Blame.EITHER and len(blamed) > 1:
-        for worker_id in reversed(blamed):
-            yield frozenset({worker_id})
+def _to_avoid(blamed: tuple[str, ...]) -> Iterable[frozenset[str]]:
+    """Return which workers to do without: all that may be to blame, else one that may be."""
+    each = (frozenset({worker_id}) for worker_id in reversed(blamed))
+    return dict.fromkeys((frozenset(blamed), *each))
