@@ -137,3 +137,11 @@ def test_an_address_that_is_none_fails_all_that_asked_there():
     assert [one.key for one in failed] == [KEY, SECOND]
     assert {one.code for one in failed} == {ErrorCode.HANDOFF_PEER_LOST}
     assert book.unsaid_at() == []
+
+
+def test_only_who_was_asked_can_answer():
+    book = opened(KEY)
+    assert book.is_for_another(KEY, Address("tcp://d1:1", ""))
+    assert book.is_for_another(KEY, AT._replace(public_key="another"))
+    assert not book.is_for_another(KEY, AT)
+    assert not book.is_for_another(SECOND, AT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.engine.api import Handoff
-from baton_worker.handoff.api import HandoffDelivered
+from baton_worker.handoff.api import HandoffDelivered, HandoffFailed
 from baton_worker.handoff.frames import Answer, AnswerKind
-from baton_worker.handoff.offers import SLOWEST_BYTES_PER_SECOND, Address, OfferBook
+from baton_worker.handoff.offers import Address, OfferBook
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
@@ -79,6 +80,34 @@ def test_a_socket_never_holds_more_than_the_window_and_the_order_stays(sized):
     assert sent == [key(n) for n in range(6)]
 
 
+def test_the_window_is_filled_to_its_last_byte_and_not_one_more(sized):
+    book = OfferBook(100)
+    for n, n_bytes in enumerate((60, 40, 1)):
+        book.open(HERE, sized(n, n_bytes), 10.0, 0.0)
+    assert flush(book, AT, 0.0) == [key(0), key(1)]
+    assert say(book, 1, AnswerKind.RECEIVED, 1.0) is None
+    assert flush(book, AT, 1.0) == [key(2)]
+    assert say(book, 1, AnswerKind.RECEIVED, 1.0) is None, "once more"
+    assert book.flying_bytes == 61
+
+
+def test_a_socket_that_takes_nothing_is_tried_again_in_5_ms_or_on_the_next_connection(sized):
+    book = OfferBook(100)
+    book.open(HERE, sized(1, 10), 10.0, 0.0)
+    book.open(HERE, sized(2, 10), 10.0, 0.0)
+    book.open(THERE, sized(3, 10), 10.0, 0.0)
+    book.blocked(book.next_to_send(AT, 2.0), 2.0)
+    assert book.next_event_at() == 2.005
+    assert book.waiting_at() == [AT, OTHER]
+    assert flush(book, AT, 2.004) == []
+    assert flush(book, OTHER, 2.004) == [key(3)], "another's socket is its own"
+    assert book.next_to_send(AT, 2.005).key == key(1)
+    book.connected(AT, 2.001)
+    book.connected(Address("tcp://nobody:1", ""), 2.001)
+    assert flush(book, AT, 2.001) == [key(1), key(2)]
+    assert (book.next_event_at(), book.waiting_at()) == (10.0, [])
+
+
 def test_what_is_larger_than_the_window_goes_alone(sized):
     book = OfferBook(MB)
     book.open(HERE, sized(1, 5 * MB), 10.0, 0.0)
@@ -101,6 +130,81 @@ def test_the_deadline_ends_when_decode_has_all_of_it(sized):
     assert event.transfer_seconds == pytest.approx(9.9)
 
 
+def test_transfer_ends_with_the_first_receipt_or_else_with_the_import(sized):
+    book = OfferBook(100)
+    for n in (1, 2):
+        book.open(HERE, sized(n, 10), 10.0, 1.0)
+    flush(book, AT, 2.0)
+    say(book, 1, AnswerKind.RECEIVED, 3.0)
+    say(book, 1, AnswerKind.RECEIVED, 4.0)
+    said = [say(book, n, AnswerKind.IMPORTED, 6.0) for n in (1, 2)]
+    assert said == [HandoffDelivered(key(1), 5.0, 10, 2.0), HandoffDelivered(key(2), 5.0, 10, 5.0)]
+    assert say(book, 1, AnswerKind.IMPORTED, 7.0) is None
+
+
+def test_silence_is_allowed_for_exactly_the_bytes_under_way(sized):
+    book = OfferBook(2 * MB)
+    for n, n_bytes in enumerate((MB, MB, MB // 2)):
+        book.open(HERE, sized(n, n_bytes), 10.0, 0.0)
+    book.connected(AT, 1.0)
+    assert flush(book, AT, 1.0) == [key(0), key(1)]
+    assert book.overdue(math.nextafter(13.0, 0.0), {AT}) == []
+    assert [offer.key for offer in book.overdue(13.0, {AT})] == [key(0), key(1)]
+    assert book.overdue(13.49, {AT}) == []
+    (waiting,) = book.overdue(13.5, {AT})
+    assert waiting.key == key(2), "its own bytes are to come"
+    words = "decode-0 never confirmed the handoff, 13.5 s after it was offered (0 sends)"
+    assert book.give_up(waiting, 13.5).message == words
+
+
+def test_a_receipt_that_died_with_its_connection_says_nothing_of_the_next(sized):
+    book = OfferBook(100)
+    book.open(HERE, sized(1, 10), 10.0, 0.0)
+    flush(book, AT, 0.0)
+    book.connection_lost(AT, 1.0)
+    book.connection_lost(OTHER, 1.0)
+    assert say(book, 1, AnswerKind.RECEIVED, 1.0) is None
+    assert flush(book, AT, 1.0) == [key(1)]
+    (late,) = book.overdue(11.0, ())
+    words = "decode-0 never confirmed the handoff, 11.0 s after it was offered (2 sends)"
+    assert book.give_up(late, 11.0) == HandoffFailed(key(1), ErrorCode.HANDOFF_TIMEOUT, words)
+
+
+def test_a_word_about_anothers_offer_changes_nothing_of_it(sized):
+    book = OfferBook(100)
+    book.open(HERE, sized(1, 10), 10.0, 0.0)
+    book.open(THERE, sized(2, 10), 10.0, 0.0)
+    flush(book, AT, 0.0)
+    assert book.is_for_another(key(1), OTHER)
+    assert not book.is_for_another(key(1), AT)
+    assert not book.is_for_another(key(3), OTHER)
+    assert say(book, 1, AnswerKind.IMPORTED, 1.0, OTHER) is None
+    assert say(book, 1, AnswerKind.IMPORTED, 1.0, Address("tcp://nobody:1", "")) is None
+    assert (book.n_open, book.flying_bytes) == (2, 10)
+    assert isinstance(say(book, 1, AnswerKind.IMPORTED, 1.0), HandoffDelivered)
+
+
+def test_a_refusal_ends_an_offer_with_decodes_words(sized):
+    book = OfferBook(100)
+    book.open(HERE, sized(1, 10), 10.0, 0.0)
+    offer = book.next_to_send(AT, 0.0)
+    book.sent(offer)
+    assert book.holds(offer)
+    told = Answer(*key(1), int(AnswerKind.REFUSED), int(ErrorCode.DECODE_FULL), "full")
+    assert book.answer(AT, told, 1.0) == HandoffFailed(key(1), ErrorCode.DECODE_FULL, "full")
+    assert not book.holds(offer)
+
+
+def test_an_address_that_is_none_fails_all_its_offers_and_no_others(sized):
+    book = OfferBook(100)
+    for n, target in ((1, HERE), (2, THERE), (3, HERE)):
+        book.open(target, sized(n, 10), 10.0, 0.0)
+    assert book.fail(AT, "none") == [
+        HandoffFailed(key(n), ErrorCode.HANDOFF_PEER_LOST, "none") for n in (1, 3)
+    ]
+    assert (book.n_open, book.addresses()) == (1, {OTHER})
+
+
 def test_a_slow_connection_that_moves_fails_nothing_and_a_silent_one_does(sized):
     book = OfferBook(64 * MB)
     for n in range(20):
@@ -113,7 +217,7 @@ def test_a_slow_connection_that_moves_fails_nothing_and_a_silent_one_does(sized)
         assert book.overdue(now, {AT}) == []
         say(book, n, AnswerKind.RECEIVED, now)
         flush(book, AT, now)
-    silent_until = now + 10.0 + 60 * MB / SLOWEST_BYTES_PER_SECOND
+    silent_until = now + 10.0 + 60.0  # a MiB a second is the least that is no silence
     assert book.overdue(silent_until - 0.1, {AT}) == []
     late = []
     while now < silent_until + 120.0:

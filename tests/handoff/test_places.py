@@ -92,6 +92,24 @@ def test_prompts_that_the_pool_cannot_hold_together_wait():
     assert places.grant(0.0) == [key(2)]
 
 
+@pytest.mark.parametrize(
+    ("wish", "fits"), [(Wish(900, 15), True), (Wish(901, 15), False), (Wish(900, 16), False)]
+)
+def test_the_last_byte_and_the_last_token_are_promised_and_not_one_more(wish, fits):
+    places = book(receive_bytes=1000, kv_tokens=25)
+    ask_all(places, key(0))
+    ask_all(places, key(1), wish=wish)
+    assert places.grant(0.0) == [key(0), key(1)][: 1 + fits]
+
+
+def test_who_tells_no_priority_has_the_middle_one():
+    places = book(slots=3)
+    ask_all(places, key(0), wish=Wish(100, 10, 0))
+    ask_all(places, key(1), wish=Wish(100, 10))
+    ask_all(places, key(2), wish=Wish(100, 10, 0))
+    assert places.grant(0.0) == [key(0), key(1), key(2)]
+
+
 def test_lower_priority_values_go_first_and_nobody_waits_for_ever():
     places = book(slots=1)
     ask_all(places, key(0))
@@ -144,6 +162,14 @@ def test_a_request_that_has_left_gets_no_place_any_more():
     assert places.ask(key(0), WISH, 0.0) is Reply.OVER
     assert places.arrive(key(0), WISH) is Reply.OVER
     assert places.ask(key(0, attempt=1), WISH, 0.0) is Reply.QUEUED
+
+
+def test_of_requests_that_have_left_the_last_8192_are_remembered():
+    places = book()
+    for n in range(8193):
+        places.leave(key(n))
+        assert places.ask(key(0), WISH, 0.0) is (Reply.OVER if n < 8192 else Reply.QUEUED)
+    assert places.ask(key(1), WISH, 0.0) is Reply.OVER
 
 
 def test_the_line_has_an_end():

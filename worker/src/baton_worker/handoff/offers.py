@@ -12,7 +12,8 @@ bytes under way, and ends when decode says RECEIVED. From there on decode's own 
 
 from __future__ import annotations
 
-from collections.abc import Container
+import itertools
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,7 +108,7 @@ class OfferBook:
     _offers: dict[RequestKey, Offer] = field(default_factory=dict, init=False)
     _lanes: dict[Address, _Lane] = field(default_factory=dict, init=False)
     _deadlines: Timers[RequestKey] = field(default_factory=Timers, init=False)
-    _n_opened: int = field(default=0, init=False)
+    _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def open(
         self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float, now: float
@@ -115,8 +116,8 @@ class OfferBook:
         """Start an offer behind those before it."""
         key = RequestKey(handoff.state.handle, handoff.state.attempt)
         kv_bytes = sum(array.nbytes for array in handoff.kv)
-        self._n_opened += 1
-        offer = Offer(key, target, handoff, kv_bytes, self._n_opened, now, deadline_seconds)
+        serial = next(self._serials)
+        offer = Offer(key, target, handoff, kv_bytes, serial, now, deadline_seconds)
         self._offers[key] = offer
         self._lanes.setdefault(offer.address, _Lane(now)).waiting[key] = offer
         self._deadlines.set(key, now + deadline_seconds)
