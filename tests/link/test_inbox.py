@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_worker.config import LinkConfig
 from baton_worker.link.inbox import Credit, Inbox, InboxPolicy, Verdict
 from baton_worker.link.outbox import Gap
 
@@ -31,6 +32,26 @@ def test_a_duplicate_is_acknowledged_again() -> None:
     inbox.acked()
     inbox.offer(1, 1.0)
     assert inbox.is_ack_due(1.0 + POLICY.ack_seconds)
+
+
+def test_a_frame_too_early_asks_for_no_acknowledgement() -> None:
+    inbox = Inbox(POLICY)
+    assert inbox.offer(2, 1.0) is Verdict.GAP
+    assert inbox.offer(1, 1.0) is Verdict.ACCEPT
+    assert inbox.ack_due_at is None
+
+
+def test_unless_told_otherwise_it_acknowledges_32_frames_or_after_20_ms() -> None:
+    link = LinkConfig()
+    policy = InboxPolicy()
+    assert policy == InboxPolicy(link.credit_frames, link.credit_bytes)
+    inbox = Inbox(policy)
+    accept(inbox, 32, now=5.0)
+    assert inbox.ack_due_at == 5.020
+    inbox.apply(31, 5.0)
+    assert not inbox.is_ack_due(5.019)
+    inbox.apply(32, 5.0)
+    assert inbox.is_ack_due(5.0)
 
 
 def test_acknowledgement_waits_for_some_frames_or_some_time() -> None:
@@ -61,6 +82,15 @@ def test_late_reports_of_application_do_not_go_back() -> None:
     assert inbox.applied == 3
 
 
+def test_a_repeated_report_of_application_gives_nothing_to_acknowledge() -> None:
+    inbox = Inbox(POLICY)
+    accept(inbox, 3)
+    inbox.apply(3, 0.0)
+    inbox.acked()
+    inbox.apply(3, 0.0)
+    assert inbox.ack_due_at is None
+
+
 def test_skipped_frames_count_as_applied_once_all_before_them_are() -> None:
     inbox = Inbox(POLICY)
     accept(inbox, 1)
@@ -88,8 +118,8 @@ def test_a_jump_names_what_is_lost_and_goes_on() -> None:
 def test_a_replay_is_asked_for_once_and_again_only_after_a_while() -> None:
     inbox = Inbox(POLICY)
     assert inbox.should_resume(0.0)
-    assert not inbox.should_resume(0.1)
-    assert inbox.should_resume(POLICY.resume_seconds)
+    assert not inbox.should_resume(0.299)
+    assert inbox.should_resume(0.3)
     inbox.accept(0.4)
     assert inbox.should_resume(0.4), "another frame is missing now"
 

@@ -16,11 +16,12 @@ from baton_worker.link.inbox import InboxPolicy
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
 from baton_worker.link.parts import FrameWriter, StepPart
+from baton_worker.link.refusals import INCARNATION_TAKEN
 from baton_worker.link.worker_table import WorkerTable
 from baton_worker.records.coalesce import coalesce
 from baton_worker.records.control import Ack, Bye, ErrorNotice, Hello, Resume, Welcome, Who
-from baton_worker.records.errors import RecordError
-from baton_worker.records.layout import STEP_HEADER_BYTES
+from baton_worker.records.errors import RecordError, RefusalReason
+from baton_worker.records.layout import PREFIX_BYTES, STEP_HEADER_BYTES
 
 INCARNATION = 77
 ROUTE = b"r1"
@@ -34,8 +35,9 @@ class Bench:
         self.columns = columns
         self.factory = new_factory("gateway")
         limits = OutboxLimits(1 << 20, 64)
+        self.identity = GatewayIdentity(INCARNATION)
         settings = GatewaySettings(
-            GatewayIdentity(INCARNATION),
+            self.identity,
             InboxPolicy(credit_frames=8),
             1.0,
             3.0,
@@ -56,11 +58,12 @@ class Bench:
         oldest: int = 1,
         route: bytes = ROUTE,
         now: float = 0.0,
+        key: str = "key",
         **info: object,
     ) -> list[object]:
         body = msgspec.msgpack.encode(self.new_info(**info))
         message = Hello(epoch, oldest, oldest, 1, 0, body)
-        return self.table.hello(route, "key", message, now)
+        return self.table.hello(route, key, message, now)
 
     def frame(self, seq: int, rows: list[int] | None = None, incarnation: int = 77) -> memoryview:
         columns = self.columns(incarnation, rows or [seq])
@@ -104,8 +107,21 @@ def test_records_of_a_stranger_are_asked_who(bench: Bench) -> None:
     assert bench.step(bench.frame(1)) == []
     assert bench.step(bench.frame(2)) == []
     assert bench.said_to_strangers() == [Who(INCARNATION, 0)], "asked once, not per record"
-    bench.step(bench.frame(3), now=1.0)
+    bench.step(bench.frame(3), now=0.29)
+    assert bench.said_to_strangers() == []
+    bench.step(bench.frame(3), now=0.3)
     assert len(bench.said_to_strangers()) == 1
+
+
+def test_of_strangers_that_were_asked_who_the_last_4096_are_remembered(bench: Bench) -> None:
+    for n in range(4096):
+        bench.step(bench.frame(1), route=b"%d" % n)
+    bench.said_to_strangers()
+    bench.step(bench.frame(1), route=b"0")
+    assert bench.said_to_strangers() == []
+    bench.step(bench.frame(1), route=b"one more")
+    bench.step(bench.frame(1), route=b"0")
+    assert len(bench.said_to_strangers()) == 2
 
 
 def test_a_hole_is_asked_for_and_what_follows_waits(bench: Bench) -> None:
@@ -202,6 +218,29 @@ def test_a_refused_record_is_taken_back_empty(bench: Bench) -> None:
     assert bench.step(memoryview(bench.writer.blank(5, 1))) == []
     (step,) = bench.step(bench.frame(2))
     assert step.meta.seq == 2
+
+
+def test_while_a_replay_is_awaited_only_bytes_of_its_number_stand_for_it(
+    bench: Bench, count
+) -> None:
+    bench.hello()
+    bench.said()
+    bench.step(bench.frame(2))
+    assert bench.said() == [Resume(5, 1, 1)]
+    strange = [corrupt(bench.frame(seq), STEP_HEADER_BYTES) for seq in (2, 5)]
+    for bad in (*strange, memoryview(b"none"), memoryview(b"")):
+        assert bench.step(bad, now=0.1) == []
+    assert bench.said() == [], "each may be of what was sent before the replay"
+    assert count("refused_frames", reason="body_crc") == 2
+    bench.step(corrupt(bench.frame(1), STEP_HEADER_BYTES)[:PREFIX_BYTES], now=0.1)
+    assert bench.said() == [ErrorNotice(5, 1, 1, 1, "total_len")]
+
+
+def test_unreadable_bytes_are_the_expected_record_whatever_number_they_claim(bench: Bench) -> None:
+    bench.hello(oldest=3)
+    bench.said()
+    bench.step(corrupt(bench.frame(9), STEP_HEADER_BYTES))
+    assert bench.said() == [ErrorNotice(5, 1, 3, 3, "body_crc")]
 
 
 def test_a_token_outside_the_workers_vocabulary_is_refused(bench: Bench) -> None:
@@ -466,13 +505,88 @@ def test_a_key_that_may_not_use_this_name_is_turned_away(bench: Bench) -> None:
     assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, "impersonation")]
 
 
+def test_a_key_that_is_revoked_costs_its_worker_the_connection_and_no_other(bench: Bench) -> None:
+    bench.hello()
+    bench.hello(worker_id="decode-1", epoch=6, route=b"r2", key="kept")
+    bench.refuses["key"] = "revoked"
+    assert bench.table.review() == [WorkerDown("decode-0", 5, "revoked")]
+    assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, "revoked")]
+    assert (list(bench.table.expelled), list(bench.table.ends)) == ([ROUTE], ["decode-1"])
+
+
+LIE, SCRAP = RecordError(RefusalReason.FIELD_RANGE, "lie"), RecordError(RefusalReason.MAGIC, "?")
+
+
+def test_a_stranger_that_lies_is_cut_off_and_one_that_talks_nonsense_is_not(bench: Bench) -> None:
+    assert bench.table.malformed(b"scrap", SCRAP, 0.0) == []
+    assert bench.table.malformed(b"lie", LIE, 0.0) == []
+    assert bench.table.flooded(b"flood") == []
+    assert list(bench.table.expelled) == [b"lie", b"flood"]
+    assert bench.said_to_strangers() == []
+
+
+def test_a_worker_that_lies_or_floods_is_told_cut_off_and_down(bench: Bench, caplog) -> None:
+    bench.hello()
+    assert bench.table.malformed(ROUTE, SCRAP, 0.0) == []
+    assert bench.table.malformed(ROUTE, LIE, 0.0) == [WorkerDown("decode-0", 5, "field_range")]
+    bench.hello(epoch=6, route=b"r2")
+    assert bench.table.flooded(b"r2") == [WorkerDown("decode-0", 6, "flood")]
+    assert bench.said_to_strangers() == [
+        ErrorNotice(5, 0, 0, 0, "field_range"),
+        ErrorNotice(6, 0, 0, 0, "flood"),
+    ]
+    ended = [record for record in caplog.records if "is ended" in record.getMessage()]
+    assert [record.worker for record in ended] == ["decode-0", "decode-0"]
+
+
+def test_an_incarnation_that_a_worker_holds_for_another_is_changed_and_all_others_asked(
+    bench: Bench,
+) -> None:
+    bench.hello()
+    bench.hello(worker_id="decode-1", epoch=6, route=b"r2")
+    bench.hello(worker_id="decode-2", epoch=7, route=b"r3", now=-2.0)
+    bench.table.tick(1.0, judge_silence=True)
+    bench.said("decode-1")
+    (down,) = bench.table.control(ROUTE, ErrorNotice(5, 0, 0, 0, INCARNATION_TAKEN), 1.0)
+    assert down == WorkerDown("decode-0", 5, INCARNATION_TAKEN)
+    assert bench.identity.incarnation != INCARNATION
+    assert bench.said("decode-1") == [Who(bench.identity.incarnation, 0)]
+    assert bench.said("decode-2") == [], "it is down, and will be greeted"
+
+
+def test_an_incarnation_that_requests_have_is_kept(bench: Bench, caplog) -> None:
+    bench.identity.new_handle()
+    bench.hello()
+    bench.hello(worker_id="decode-1", epoch=6, route=b"r2")
+    bench.said("decode-1")
+    assert len(bench.table.control(ROUTE, ErrorNotice(5, 0, 0, 0, INCARNATION_TAKEN), 0.0)) == 1
+    assert (bench.identity.incarnation, bench.said("decode-1")) == (INCARNATION, [])
+    assert "incarnation taken by another gateway" in caplog.text
+
+
+def test_a_worker_that_refuses_this_gateway_for_another_reason_stays(bench: Bench, count) -> None:
+    bench.hello()
+    assert bench.table.control(ROUTE, ErrorNotice(5, 0, 0, 0, "role"), 0.0) == []
+    assert bench.table.control(ROUTE, ErrorNotice(4, 0, 0, 0, INCARNATION_TAKEN), 0.0) == []
+    assert (count("refusals", reason="role"), count("stale_messages")) == (1, 1)
+    assert bench.identity.incarnation == INCARNATION
+
+
 def test_an_unreadable_hello_body_is_turned_away(bench: Bench) -> None:
     assert bench.table.hello(ROUTE, "", Hello(5, 1, 1, 1, 0, b"\xc1"), 0.0) == []
     assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, "hello_body")]
+    assert list(bench.table.expelled) == [ROUTE]
+
+
+def test_who_may_come_again_with_other_words_keeps_its_connection(bench: Bench) -> None:
+    bench.hello(role=9)
+    assert list(bench.table.expelled) == []
 
 
 def test_a_worker_down_for_long_is_forgotten(bench: Bench) -> None:
     bench.hello()
     bench.table.tick(3.0, judge_silence=True)
-    bench.table.tick(700.0, judge_silence=True)
+    bench.table.tick(600.0, judge_silence=True)
+    assert list(bench.table.ends) == ["decode-0"]
+    bench.table.tick(600.1, judge_silence=True)
     assert bench.table.ends == {}

@@ -142,7 +142,7 @@ class Inbox:
     def credit(self, lag_seconds: float = 0.0) -> Credit:
         """Return the window above `applied` for a consumer that lags by `lag_seconds`."""
         whole = self.policy.full_credit_lag_seconds
-        share = 1.0 if lag_seconds <= whole else whole / lag_seconds
+        share = whole / max(whole, lag_seconds)
         frames = max(1, int(self.policy.credit_frames * share))
         return Credit(self.applied + frames, max(1, int(self.policy.credit_bytes * share)))
 

@@ -29,15 +29,7 @@ from baton_worker.link.received import contradiction, meta_of, n_rows_of
 from baton_worker.link.refusals import FLOOD, INCARNATION_TAKEN, QUARANTINED, label
 from baton_worker.messages import WorkerInfo
 from baton_worker.records.columns import StepColumns
-from baton_worker.records.control import (
-    Ack,
-    Bye,
-    Control,
-    ErrorNotice,
-    Hello,
-    Resume,
-    Who,
-)
+from baton_worker.records.control import Ack, Bye, Control, ErrorNotice, Hello, Resume, Who
 from baton_worker.records.decode import decode_step
 from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.header import StepHeader
@@ -137,7 +129,7 @@ class WorkerTable:
         for end in list(self.ends.values()):
             reason = self._door.admit(end.user_id, end.info)
             if reason:
-                self.out.append(Outgoing(end.route, ErrorNotice(end.epoch, 0, 0, 0, reason)))
+                self._turn_away(end.route, end.epoch, reason)
                 self.expelled.append(end.route)
                 events += self._retire(end, reason)
         return events
@@ -307,19 +299,23 @@ class WorkerTable:
         self.expelled.append(route)
         if end is None:
             return []
-        self.out.append(Outgoing(route, ErrorNotice(end.epoch, 0, 0, 0, reason)))
+        self._turn_away(route, end.epoch, reason)
         return self._retire(end, reason)
 
     def _reject(self, route: bytes, hello: Hello, visitor: Visitor) -> list[GatewayLinkEvent]:
         self._metrics.rejected_hellos.inc(visitor.reason)
         facts = {"reason": visitor.reason, "detail": visitor.detail}
         log.warning("HELLO rejected", extra=facts)
-        self.out.append(Outgoing(route, ErrorNotice(hello.epoch, 0, 0, 0, visitor.reason)))
+        self._turn_away(route, hello.epoch, visitor.reason)
         if not visitor.is_expelled:
             return []
         self.expelled.append(route)
         end = self._routes.get(route)
         return self._retire(end, visitor.reason) if end else []
+
+    def _turn_away(self, route: bytes, epoch: int, reason: str) -> None:
+        """Tell a process, not one of its records, that it is refused."""
+        self.out.append(Outgoing(route, ErrorNotice(epoch, 0, 0, 0, reason)))
 
     def _ask(self, route: bytes, now: float) -> None:
         self._metrics.unknown_routes.inc()
@@ -360,7 +356,7 @@ class WorkerTable:
     def _refuse_bytes(
         self, end: GatewayEnd, frame: memoryview, error: RecordError, now: float
     ) -> list[GatewayLinkEvent]:
-        seq = PREFIX.unpack_from(frame)[-1] if len(frame) >= PREFIX_BYTES else 0
+        seq = PREFIX.unpack_from(frame)[-1] if len(frame) >= PREFIX_BYTES else None
         # A connection delivers in order, so unless a replay is awaited, unreadable bytes are the
         # expected record. While one is awaited, only bytes that claim its number are.
         if seq != end.inbox.expected and end.inbox.is_waiting(now):
@@ -376,7 +372,7 @@ class WorkerTable:
 
     def _quarantine(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
         self._metrics.quarantines.inc()
-        self.out.append(Outgoing(end.route, ErrorNotice(end.epoch, 0, 0, 0, QUARANTINED)))
+        self._turn_away(end.route, end.epoch, QUARANTINED)
         return self._take_down(end, f"quarantined: {reason}", Standing.QUARANTINED)
 
     def _retire(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
