@@ -62,8 +62,9 @@ CORES: dict[str, tuple[str, str]] = {
     "workqueue": (f"{OPERATOR}/workqueue.py", "tests/operator/test_workqueue.py"),
     "scaling": (f"{OPERATOR}/scaling.py", "tests/operator/test_scaling_ratio.py"),
     "plan": (f"{OPERATOR}/plan.py", "tests/operator/test_plan*.py"),
-    "rollout": (f"{OPERATOR}/rollout.py", "tests/operator/test_rollout*.py"),
-    "status": (f"{OPERATOR}/status.py", "tests/operator"),
+    "rollout": (f"{OPERATOR}/rollout.py", "tests/operator/test_rollout_*.py"),
+    "deadline": (f"{OPERATOR}/deadline.py", "tests/operator/test_deadline.py"),
+    "status": (f"{OPERATOR}/status.py", "tests/operator/test_status.py"),
 }
 
 COMPARISONS = "ReplaceComparisonOperator_(Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq)$"

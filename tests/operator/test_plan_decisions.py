@@ -8,10 +8,11 @@ import pytest
 from baton_operator.deadline import Waited
 from baton_operator.models.roles import RoleSpec, ScalingMode, ScalingSpec
 from baton_operator.names import Role
-from baton_operator.pairs import Counts
-from baton_operator.plan import Facts, make_plan, scale_roles
+from baton_operator.pairs import Counts, Revision
+from baton_operator.plan import Facts, Memory, make_plan, scale_roles
 from baton_operator.rollout import Phase
 from baton_operator.scaling import Clamp
+from baton_operator.status import read_memory
 
 
 @pytest.fixture
@@ -131,6 +132,19 @@ def test_a_failed_revision_stays_failed_until_the_spec_changes(fleet):
     fleet.settle()
     assert fleet.desired == {"c": Counts(2, 4)}
     assert not fleet.plan.has_failed
+
+
+def test_a_deadline_is_missed_at_its_second_and_that_plan_turns_back_at_once(fleet):
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.step()
+    fleet.step()
+    plan = fleet.wait(99)
+    assert (plan.has_failed, plan.goal) == (False, "b")
+    fleet.now += 1
+    plan = fleet.step()
+    assert (plan.has_failed, plan.goal, plan.look_in) == (True, "a", None)
+    assert plan.step.wanted == {"a": Counts(2, 4), "b": Counts()}
 
 
 def test_without_auto_rollback_a_failure_is_only_reported(fleet):
@@ -259,6 +273,37 @@ def test_a_look_within_a_piece_changes_nothing_that_must_be_written(fleet):
     assert fleet.memory.waited == Waited(5, int(fleet.now))
 
 
+def test_the_next_look_is_due_at_the_end_of_the_running_piece(fleet):
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.step()
+    fleet.step()
+    fleet.now += 2
+    assert fleet.step().look_in == 3
+
+
+def test_a_rollout_whose_pods_are_all_ready_needs_no_look_of_the_clocks(fleet):
+    """The old pods' end is an event of its own."""
+    full = Counts(2, 4)
+    leaving = Revision("a", Counts(), Counts(1, 1), Counts())
+    facts = Facts((leaving, Revision("b", full, full, full)))
+    memory = fleet.memory._replace(update="b", reached=4)
+    plan = make_plan(fleet.spec, "b", facts, memory, fleet.now)
+    assert (plan.step.phase, plan.look_in) == (Phase.PROGRESSING, None)
+
+
+def test_no_status_is_no_memory():
+    assert read_memory({}) == Memory() == Memory("", "", "", 0, 0.0, Waited(0, 0), False)
+
+
+def test_whose_current_revision_is_gone_goes_on_from_the_first_that_lives(fleet):
+    one, none = Counts(1, 1), Counts()
+    counts = {"a": none, "b": one, "c": one, "d": one}
+    facts = Facts(tuple(Revision(name, each, each, each) for name, each in counts.items()))
+    memory = fleet.memory._replace(current="gone")
+    assert make_plan(fleet.spec, "d", facts, memory, fleet.now).current == "b"
+
+
 def test_a_deadline_leaves_pods_as_long_again_as_they_must_be_ready(fleets):
     rollout = {"progress_deadline_seconds": 10, "min_ready_seconds": 100}
     assert fleets.make_spec(**rollout).rollout.deadline_seconds == 200
@@ -289,6 +334,14 @@ def test_a_paused_or_suspended_rollout_cannot_fail(fleet):
     fleet.wait(1000)
     assert fleet.plan.look_in is None
     assert not fleet.plan.has_failed
+
+
+def test_a_paused_first_revision_cannot_fail(fleets):
+    fleet = fleets.Fleet(fleets.make_spec(1, 1, progress_deadline_seconds=100))
+    fleet.rollout(paused=True)
+    fleet.broken.add("a")
+    plan = fleet.wait(1000)
+    assert (plan.has_failed, plan.look_in) == (False, None)
 
 
 def test_pods_lost_after_completion_start_no_clock(fleet):

@@ -149,6 +149,17 @@ def test_passes_that_are_asked_for_again_before_their_time_leave_nothing(queue, 
     assert queue.delayed_entries == 0
 
 
+def test_replaced_entries_are_swept_beyond_64_and_twice_those_that_wait(queue, clock):
+    entries = []
+    for _ in range(2 * 66 + 3):
+        queue.add_after("a", 1800)
+        entries.append(queue.delayed_entries)
+        queue.add("a")
+        queue.done(take_now(queue))
+        clock.now += 0.01
+    assert entries == [*range(1, 67), *range(1, 67), 1, 2, 3]
+
+
 def take_now(queue):
     """Return the next key without a loop of its own."""
     getter = queue.get()

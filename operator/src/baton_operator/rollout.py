@@ -116,7 +116,7 @@ def _reach(goal: Revision, rollout: Rollout) -> tuple[int, Phase]:
     """Return the tick at which the goal shall stop, and what that makes of the rollout."""
     n = ticks_of(rollout.target)
     if rollout.is_paused:
-        return min(n, _begun_ticks(goal, rollout.target)), Phase.PAUSED
+        return _begun_ticks(goal, rollout.target), Phase.PAUSED
     is_return = rollout.goal == rollout.stable
     reach = n if is_return else max(0, n - rollout.partition_pairs)
     if reach == n:
@@ -174,7 +174,7 @@ def _grow(reach: int, others: Counts, rollout: Rollout) -> Counts:
     room = Counts(*(most - used for most, used in zip(limit, others, strict=True)))
     fits = (
         growing(target, k)
-        for k in range(reach, -1, -1)
+        for k in range(reach, 0, -1)
         if all(w <= r for w, r in zip(growing(target, k), room, strict=True))
     )
     return next(fits, Counts())
@@ -205,7 +205,7 @@ def _keep_old(
             serves = shrinking(target, served_ticks(usable(old), target), is_whole=is_whole)
             worth = old.desired if rollout.is_paused else old.desired.capped(serves)
             wanted[old.name] = worth.capped(bound)
-        left = max(0, left - served_ticks(usable(old).capped(wanted[old.name]), target))
+        left -= served_ticks(usable(old).capped(wanted[old.name]), target)
     return wanted
 
 
@@ -216,14 +216,12 @@ def _refilled(
     limit; `taken` is what the growing side holds.
     """
     target = rollout.target
-    if floor_ticks <= 0:
-        return Counts()
     least = shrinking(target, floor_ticks, is_whole=True)
     if rollout.is_paused:
         least = least.less(total(old.desired for old in olds[1:]))
     others = total([taken, *(old.held for old in olds[1:])])
     limit = surge_limit(target, rollout.budget)
-    room = (max(0, most - used) for most, used in zip(limit, others, strict=True))
+    room = (most - used for most, used in zip(limit, others, strict=True))
     desired = olds[0].desired
     return Counts(*(min(f, max(r, d)) for f, r, d in zip(least, room, desired, strict=True)))
 

@@ -82,7 +82,7 @@ def _balance(
         fitting = max(excess.least, has_other.replicas * limit[0] // limit[1])
         if fitting < has.replicas:
             has = Scaled(fitting, Clamp.RATIO)
-    if other.is_external and has.replicas * limit[1] > has_other.replicas * limit[0]:
+    if other.is_external:
         needed = min(other.most, -(-has.replicas * limit[1] // limit[0]))
         if needed > has_other.replicas:
             has_other = Scaled(needed, Clamp.RATIO)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
@@ -52,9 +54,9 @@ class WorkQueue(Generic[K]):
         self._again: set[K] = set()
         self._delayed: list[tuple[float, int, K]] = []
         self._due: dict[K, float] = {}
-        self._order = 0
+        self._order = itertools.count()
         self._timer: Timer | None = None
-        self._failures: dict[K, int] = {}
+        self._backoff_seconds: dict[K, float] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def add(self, key: K) -> None:
@@ -73,26 +75,24 @@ class WorkQueue(Generic[K]):
             self.add(key)
             return
         due = self._clock.time() + delay_seconds
-        if key in self._since or self._due.get(key, due + 1) <= due:
+        if key in self._since or self._due.get(key, math.inf) <= due:
             return
         self._due[key] = due
-        self._order += 1
-        heapq.heappush(self._delayed, (due, self._order, key))
+        heapq.heappush(self._delayed, (due, next(self._order), key))
         if len(self._delayed) > _SPARE_ENTRIES + 2 * len(self._due):
             self._compact()
         self._arm()
 
     def failed(self, key: K) -> float:
         """Ask for a retry of `key` after its back-off; return that in seconds."""
-        count = self._failures.get(key, 0)
-        self._failures[key] = count + 1
-        delay = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2.0 ** min(count, 20))
+        last = self._backoff_seconds.get(key, BACKOFF_BASE_SECONDS / 2)
+        delay = self._backoff_seconds[key] = min(BACKOFF_CAP_SECONDS, 2 * last)
         self.add_after(key, delay)
         return delay
 
     def succeeded(self, key: K) -> None:
         """Forget the failures of `key`."""
-        self._failures.pop(key, None)
+        self._backoff_seconds.pop(key, None)
 
     async def get(self) -> K:
         """Return the next key, waiting for one; the caller must call `done`."""

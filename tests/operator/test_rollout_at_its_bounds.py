@@ -1,0 +1,87 @@
+"""Single steps where one tick, one pod or one budget more or less would decide otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_operator.pairs import Budget, Counts, Revision
+from baton_operator.rollout import Phase, Rollout, Step, next_step
+
+NONE = Counts()
+
+
+def step_to(goal, target, budget, *, stable="a", partition=0, is_paused=False, **revisions):
+    """Return the step from revisions as (wanted) or (wanted, ready); the goal may be absent."""
+    found = []
+    for name, counts in revisions.items():
+        wanted, ready = (counts, counts) if isinstance(counts[0], int) else counts
+        found.append(Revision(name, Counts(*wanted), Counts(*wanted), Counts(*ready)))
+    return next_step(
+        Rollout(Counts(*target), goal, stable, tuple(found), Budget(*budget), partition, is_paused)
+    )
+
+
+def test_a_suspended_rollout_has_no_ticks():
+    step = step_to("a", (0, 0), (1, 0), a=(1, 1))
+    assert step == Step({"a": NONE}, Phase.SUSPENDED, 0, 0)
+
+
+@pytest.mark.parametrize("partition", [2, 5])
+def test_a_partition_of_every_pair_leaves_the_new_revision_none(partition):
+    step = step_to("c", (2, 2), (1, 0), partition=partition, a=(2, 2))
+    assert step == Step({"a": Counts(2, 2), "c": NONE}, Phase.PARTITIONED, 0, 2)
+
+
+@pytest.mark.parametrize(("ready", "phase"), [(0, Phase.PROGRESSING), (1, Phase.PARTITIONED)])
+def test_a_partition_is_reached_when_its_last_pair_is_ready(ready, phase):
+    new = ((1, 1), (ready, ready))
+    assert step_to("c", (2, 2), (1, 0), partition=1, a=(1, 1), c=new).phase is phase
+
+
+def test_without_a_partition_no_surge_takes_more_than_the_target():
+    a = Revision("a", *[Counts(1, 1)] * 3)
+    step = next_step(Rollout(Counts(1, 1), "c", "a", (a,), Budget(3, 0)))
+    assert step.wanted == {"a": Counts(1, 1), "c": Counts(1, 1)}
+
+
+def test_a_pause_before_the_first_tick_takes_nothing_from_the_old():
+    step = step_to("c", (1, 1), (0, 1), is_paused=True, a=(1, 1))
+    assert step == Step({"a": Counts(1, 1), "c": NONE}, Phase.PAUSED, 0, 1)
+
+
+def test_a_pause_after_the_last_tick_keeps_the_new_and_lets_the_old_go():
+    step = step_to("c", (1, 1), (1, 1), is_paused=True, a=(1, 1), c=(1, 1))
+    assert step == Step({"a": NONE, "c": Counts(1, 1)}, Phase.PAUSED, 1, 1)
+
+
+def test_a_paused_revision_gives_back_what_a_smaller_target_leaves_over():
+    step = step_to("c", (1, 1), (1, 1), is_paused=True, a=(1, 1), c=(2, 2))
+    assert step.wanted["c"] == Counts(1, 1)
+
+
+def test_a_pause_refills_the_old_side_up_to_the_surge_limit_in_one_step():
+    step = step_to("c", (3, 3), (0, 2), is_paused=True, a=(1, 1))
+    assert step.wanted == {"a": Counts(3, 3), "c": NONE}
+
+
+def test_a_refill_waits_for_the_room_of_a_revision_that_is_leaving():
+    step = step_to("c", (2, 2), (0, 1), partition=2, a=(1, 1), b=((2, 2), (0, 0)))
+    assert step.wanted == {"a": Counts(1, 1), "b": NONE, "c": NONE}
+
+
+def test_room_is_made_for_one_tick_although_another_revision_is_at_rest():
+    """What a tick lacks leaves, down to the floor; what further ticks will lack stays."""
+    unpaired = step_to("c", (3, 1), (0, 2), a=(1, 1))
+    assert unpaired.wanted == {"a": Counts(1, 0), "c": NONE}
+    one_of_three = step_to("c", (1, 3), (0, 2), partition=2, a=((1, 2), (0, 2)))
+    assert one_of_three.wanted == {"a": Counts(0, 2), "c": NONE}
+
+
+def test_nobody_waits_for_revisions_that_serve_no_pair():
+    step = step_to("c", (1, 1), (1, 0), stable="b", a=(0, 1), b=(0, 1))
+    assert step.wanted == {"a": NONE, "b": Counts(0, 1), "c": NONE}
+
+
+def test_one_pair_that_is_served_is_enough_to_be_waited_for():
+    step = step_to("c", (1, 2), (2, 0), stable="b", a=(1, 0), b=(1, 1))
+    assert step.wanted == {"a": Counts(1, 0), "b": Counts(1, 2), "c": NONE}
