@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from baton_operator.deadline import Waited
+from baton_operator.gateways import Gateways
 from baton_operator.models.roles import RoleSpec, ScalingMode, ScalingSpec
 from baton_operator.names import Role
 from baton_operator.pairs import Counts, Revision
@@ -342,6 +343,16 @@ def test_a_paused_first_revision_cannot_fail(fleets):
     fleet.broken.add("a")
     plan = fleet.wait(1000)
     assert (plan.has_failed, plan.look_in) == (False, None)
+
+
+@pytest.mark.parametrize(("paused", "revision"), [(False, "b"), (True, "a")])
+def test_gateways_move_at_half_the_pairs_and_not_in_a_pause(fleet, paused, revision):
+    fleet.rollout(paused=paused)
+    half = Counts(1, 2)
+    revisions = (Revision("a", half, half, half), Revision("b", half, half, half))
+    facts = Facts(revisions, gateways=Gateways("a", is_rolled=True))
+    memory = fleet.memory._replace(update="b", reached=2)
+    assert make_plan(fleet.spec, "b", facts, memory, fleet.now).gateway == revision
 
 
 def test_pods_lost_after_completion_start_no_clock(fleet):
