@@ -463,9 +463,11 @@ class Cluster:
         self.now += 1
         return await self.reconciler.reconcile(ObjectKey("ns", name))
 
-    def follow(self, ready=True):
-        """Let the workload controllers follow their desired counts."""
+    def follow(self, ready=True, frozen=()):
+        """Let the workload controllers follow their desired counts, but of those in `frozen`."""
         for name in self.kube.names(api.DEPLOYMENT):
+            if name in frozen:
+                continue
             body = self.kube.find(api.DEPLOYMENT, name)
             revision = body["metadata"]["labels"].get("baton.dev/revision", "")
             count = body["spec"]["replicas"]

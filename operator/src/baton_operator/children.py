@@ -6,7 +6,7 @@ admitted and what guards them, then the pods, then what they wait for, then the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from baton_operator.revision import (
     RevisionRecord,
     gateway_spec,
     record_manifest,
+    said,
     semantic_hash,
 )
 from baton_operator.wish import Wave, Wish
@@ -110,7 +111,10 @@ def _gateway(inputs: Inputs) -> Iterator[Wish]:
     text = config.gateway_config(spec)
     name = names.gateway_file(owner.name, semantic_hash(text, size=4))
     template = gateway_template(owner, spec, name)
-    yield Wish(gateway_workload(owner, inputs.spec, template, revision), wave=Wave.WORKLOADS)
+    workload = gateway_workload(owner, inputs.spec, template, revision)
+    made_from = f"{_asked_of_gateways(spec)}.{semantic_hash(template, size=4)}"
+    workload["metadata"]["annotations"] = {names.ANNOTATION_MADE_FROM: made_from}
+    yield Wish(workload, wave=Wave.WORKLOADS)
     yield Wish(
         manifest(
             owner,
@@ -123,6 +127,34 @@ def _gateway(inputs: Inputs) -> Iterator[Wish]:
             data={config.CONFIG_FILE: text},
         )
     )
+
+
+def of_gateways(wanted: Iterable[Wish]) -> list[Wish]:
+    """Return what gateways' pods are made from: their Deployment and their file."""
+    kinds = ("Deployment", "ConfigMap")
+    return [
+        wish
+        for wish in wanted
+        if wish.manifest["kind"] in kinds
+        and wish.manifest["metadata"]["labels"].get(names.LABEL_ROLE) == Role.GATEWAY
+    ]
+
+
+def is_made_otherwise(pods: Iterable[Wish], before: str) -> bool:
+    """Whether gateways are made otherwise of what was asked for already; `before` is their
+    annotation. What an operator that wrote none made of it nobody knows, so that it may be.
+    """
+    notes = (wish.manifest["metadata"].get("annotations") or {} for wish in pods)
+    now = next((note[names.ANNOTATION_MADE_FROM] for note in notes if note), "")
+    asked = now.partition(".")[0]
+    return bool(now) and now != before and (not before or before.partition(".")[0] == asked)
+
+
+def _asked_of_gateways(spec: PDDeploymentSpec) -> str:
+    """Return a hash of what the spec says about gateways, whatever is made of it."""
+    share = [spec.image, spec.image_pull_policy, spec.restarted_at]
+    parts = [spec.gateway, spec.model, spec.speculative, spec.logprobs, spec.link]
+    return semantic_hash([*share, *map(said, parts)], size=4)
 
 
 def _secret(inputs: Inputs) -> list[Wish]:

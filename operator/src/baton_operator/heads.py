@@ -14,6 +14,7 @@ from baton_operator.ailments import Ailment, ContainerStatus, ailment
 from baton_operator.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_DELETION_COST,
+    ANNOTATION_MADE_FROM,
     FIELD_MANAGER,
     LABEL_NAME,
     LABEL_REVISION,
@@ -167,6 +168,7 @@ class Child(msgspec.Struct, frozen=True):
         controller_uid: uid of the controlling owner, empty without one.
         edited_at: time of the last write by someone else to what is not status; empty if none.
         created_entry: place in managedFields of what we created it with; None once applied.
+        made_from: of gateways, hashes of what was asked for and of the pods that this became.
     """
 
     name: str
@@ -181,6 +183,7 @@ class Child(msgspec.Struct, frozen=True):
     revision: str
     created_entry: int | None = None
     view: View = None
+    made_from: str = ""
 
     def is_of(self, uid: str) -> bool:
         """Whether it is a child of the PDDeployment with this uid.
@@ -226,6 +229,7 @@ def child_of(head: Head, kind: str) -> Child:
         revision=meta.labels.get(LABEL_REVISION, ""),
         created_entry=_created_entry(meta),
         view=_view(head, kind),
+        made_from=meta.annotations.get(ANNOTATION_MADE_FROM, ""),
     )
 
 

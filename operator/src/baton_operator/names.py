@@ -25,6 +25,7 @@ LABEL_REVISION: Final = f"{GROUP}/revision"
 CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 
 ANNOTATION_APPLIED: Final = f"{GROUP}/applied-hash"
+ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
 ANNOTATION_RESTARTED: Final = f"{GROUP}/restarted-at"
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 

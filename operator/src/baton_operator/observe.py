@@ -43,6 +43,7 @@ class Observed:
     workloads: tuple[WorkloadRef, ...] = ()
     gateway: Workload | None = None
     gateway_revision: str = ""
+    gateway_made_from: str = ""
     gateway_files: tuple[Child, ...] = ()
     scalers: tuple[ScalerView, ...] = ()
     pods: tuple[PodRef, ...] = ()
@@ -152,6 +153,7 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
         workloads=tuple(workloads),
         gateway=gateway.view if gateway and isinstance(gateway.view, Workload) else None,
         gateway_revision=gateway.revision if gateway else "",
+        gateway_made_from=gateway.made_from if gateway else "",
         gateway_files=tuple(gateway_files),
         scalers=tuple(scalers),
         pods=tuple(pods),

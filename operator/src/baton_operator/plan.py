@@ -34,13 +34,14 @@ class Memory(NamedTuple):
     progress_at: float = 0.0
     waited: Waited = Waited()
     is_upgrade: bool = False
+    is_gateway_upgrade: bool = False
 
 
 class Turn(NamedTuple):
     """A model's turn to take what a new operator makes of its spec.
 
     `is_upgrade`: it has it, and no user asked for the change. `waiting` is the revision that it
-    would have and has not yet, `why` says whom it waits for.
+    would have and has not yet, `why` says whom it, or its gateways alone, wait for.
     """
 
     is_upgrade: bool = False

@@ -6,6 +6,7 @@ module fetches what deciding needs, writes what was decided, and hands over to `
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ from baton_operator.api import (
     Throttled,
 )
 from baton_operator.apply import Applier, Extra, Outcome, Result
-from baton_operator.children import Apis, Inputs, wishes
+from baton_operator.children import Apis, Inputs, is_made_otherwise, of_gateways, wishes
 from baton_operator.events import Notice
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES, gateway
@@ -114,7 +115,7 @@ class Reconciler:
         plan = self._plan(pdd, seen, update, turn)
         records = await self._records(pdd, plan)
         inputs = self._inputs(pdd, plan, records, has_gateway=seen.gateway is not None)
-        wanted = wishes(inputs)
+        plan, wanted = self._gateway_turn(pdd, plan, seen, wishes(inputs))
         applier = self._tools.applier
         extras = applier.unwished(pdd.key, pdd.uid, wanted)
         if not is_fresh and (extras or not applier.are_settled(pdd.key, pdd.uid, wanted)):
@@ -135,7 +136,7 @@ class Reconciler:
         self._tools.upgrades.passed(pdd.key)
         if trouble.failed:
             raise WriteFailed("; ".join(trouble.failed))
-        turn_in = LOOK_SECONDS if turn.waiting else None
+        turn_in = LOOK_SECONDS if plan.turn.why else None
         return _soonest(wait, plan.look_in, turn_in, _retry_in(results))
 
     async def _turn(self, pdd: PDDeployment) -> tuple[str, Turn]:
@@ -144,6 +145,27 @@ class Reconciler:
         if turn.waiting and await self._tools.records.find(pdd.key, pdd.uid, update) is None:
             return turn.waiting, Turn(is_upgrade=True)
         return update, turn
+
+    def _gateway_turn(
+        self, pdd: PDDeployment, plan: Plan, seen: Observed, wanted: list[Wish]
+    ) -> tuple[Plan, list[Wish]]:
+        """Return plan and wishes with the gateways' turn, when this operator makes them otherwise.
+
+        What the user asks for, and another revision's, is for now; and so are gateways that are not
+        there. In a rollout they stay, until they come to the new revision's anyway.
+        """
+        pods = of_gateways(wanted)
+        is_same = seen.gateway is not None and seen.gateway_revision == plan.gateway
+        has_news = is_same and is_made_otherwise(pods, seen.gateway_made_from)
+        is_amid = plan.gateway != plan.update or bool(plan.turn.waiting)
+        why = self._tools.upgrades.gateways(pdd, has_news=has_news and not is_amid)
+        if has_news and not is_amid and not why:
+            memory = plan.memory._replace(is_gateway_upgrade=True)
+            return dataclasses.replace(plan, memory=memory), wanted
+        if why:
+            text = f"gateways, as this operator makes them, wait for {why}"
+            plan = dataclasses.replace(plan, turn=plan.turn._replace(why=text))
+        return plan, [wish for wish in wanted if not has_news or wish not in pods]
 
     def _plan(self, pdd: PDDeployment, seen: Observed, update: str, turn: Turn) -> Plan:
         asked = read_asked(pdd.status) | {

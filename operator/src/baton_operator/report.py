@@ -148,7 +148,8 @@ def _is_urgent(old: Json, new: Json) -> bool:
         for key in ("observedGeneration", "currentRevision", "updateRevision")
     ):
         return True
-    if (old.get("rollout") or {}).get("failedRevision") != new["rollout"].get("failedRevision"):
+    before, after = old.get("rollout") or {}, new["rollout"]
+    if any(before.get(k) != after.get(k) for k in ("failedRevision", "isGatewayUpgrade")):
         return True
     return _truths(old, ("Ready", "Stalled")) != _truths(new, ("Ready", "Stalled"))
 

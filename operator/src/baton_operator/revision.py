@@ -93,6 +93,20 @@ def semantic_hash(value: Any, *, size: int = 8) -> str:
     return hashlib.blake2b(encoded, digest_size=size).hexdigest()
 
 
+def said(value: Any) -> Any:
+    """Return what a spec says beyond defaults: a later schema's new fields leave it as it is."""
+    if isinstance(value, msgspec.Struct):
+        parts = ((f, getattr(value, f.name)) for f in msgspec.structs.fields(value))
+        return {f.name: said(part) for f, part in parts if not _is_default(f, part)}
+    return [said(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_default(field: msgspec.structs.FieldInfo, value: Any) -> bool:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return bool(value == field.default_factory())
+    return field.default is not msgspec.NODEFAULT and bool(value == field.default)
+
+
 def make_record(owner: Owner, spec: PDDeploymentSpec, revision: str) -> RevisionRecord:
     """Render what the revision's pods are made from."""
     roles = [(role, spec.role(role.value)) for role in WORKER_ROLES]

@@ -44,6 +44,7 @@ def read_memory(status: dict[str, Any]) -> Memory:
         reached=rollout.get("reached", 0),
         progress_at=_time(rollout, "progressTime"),
         is_upgrade=rollout.get("isUpgrade", False),
+        is_gateway_upgrade=rollout.get("isGatewayUpgrade", False),
         waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
     )
 
@@ -89,7 +90,7 @@ def deployment_status(
         "prefill": f"{ready.prefill}/{plan.target.prefill}",
         "decode": f"{ready.decode}/{plan.target.decode}",
         "roles": roles,
-        "rollout": _rollout(plan),
+        "rollout": _rollout(plan, seen),
         **_told(sample),
         "conditions": merge_conditions(
             pdd.status.get("conditions") or [], conditions, pdd.generation, now
@@ -125,7 +126,7 @@ def invalid_status(
     }
 
 
-def _rollout(plan: Plan) -> dict[str, Any]:
+def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
     phase = plan.step.phase.value
     if plan.is_rolled_back:
         phase = "RolledBack" if plan.step.phase is Phase.COMPLETE else "RollingBack"
@@ -143,6 +144,8 @@ def _rollout(plan: Plan) -> dict[str, Any]:
         entry["progressTime"] = timestamp(plan.memory.progress_at)
     if plan.memory.is_upgrade and plan.current != plan.update:
         entry["isUpgrade"] = True
+    if plan.memory.is_gateway_upgrade and seen.gateway is not None and not seen.gateway.is_rolled:
+        entry["isGatewayUpgrade"] = True
     if plan.turn.waiting:
         entry["waitingRevision"] = plan.turn.waiting
     if plan.memory.waited.seconds:
@@ -221,7 +224,7 @@ def _rolling(plan: Plan, seen: Observed) -> Condition:
     if message := _gateways(seen):
         message = _with_cause(message, seen, Role.GATEWAY)
         return Condition("Reconciling", Truth.TRUE, "GatewayRolling", message)
-    if plan.turn.waiting:
+    if plan.turn.why:
         return Condition("Reconciling", Truth.FALSE, "UpgradeWaits", plan.turn.why)
     return Condition("Reconciling", Truth.FALSE, "UpToDate")
 

@@ -5,7 +5,8 @@ at the same time, and a mistake in it would meet them all. Who has waited goes o
 rolled; one whose rollout failed keeps its place, so that the mistake goes no further. What a user
 changes rolls at once, whoever waits.
 
-Nothing is kept but hashes: who rolls and who waits is read from the objects' own statuses.
+Who rolls and who waits is read from the objects' own statuses. Kept are hashes, and whose gateways
+wait: who waits looks again, so that a new leader learns of them in the first passes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Upgrades:
         self._wake = wake
         self._names: dict[ObjectKey, tuple[tuple[str, int], str]] = {}
         self._rolling: set[ObjectKey] = set()
+        self._gateways_waiting: set[ObjectKey] = set()
         self._given: set[ObjectKey] = set()
 
     def turn(self, pdd: PDDeployment) -> tuple[str, Turn]:
@@ -50,6 +52,25 @@ class Upgrades:
         why = f"{wanted}, as this operator makes it, waits for {', '.join(map(str, ahead))}"
         return pdd.status["updateRevision"], Turn(waiting=wanted, why=why)
 
+    def gateways(self, pdd: PDDeployment, *, has_news: bool) -> str:
+        """Return what gateways wait for with what a new operator makes of them, "" for nothing.
+
+        They have turns as revisions do, in the same number. `has_news`: there is such a thing. A
+        model that is paused keeps its gateways, and one without workers has none that get ready.
+        """
+        key = pdd.key
+        self._gateways_waiting.discard(key)
+        if not has_news:
+            return ""
+        if _is_held(pdd):
+            return "rollout.paused or suspend"
+        ahead = [other for other, _ in zip(self._ahead(key), range(self._limit), strict=False)]
+        if len(ahead) < self._limit:
+            self._given.add(key)
+            return ""
+        self._gateways_waiting.add(key)
+        return ", ".join(map(str, ahead))
+
     def passed(self, key: ObjectKey) -> None:
         """Note what a pass made of a model, and wake who may roll in its place."""
         self._given.discard(key)
@@ -58,19 +79,22 @@ class Upgrades:
             self._rolling.add(key)
         elif key in self._rolling:
             self._rolling.discard(key)
-            for waiting in sorted(p.key for p in self._models() if self._is_waiting(p)):
+            revisions = {p.key for p in self._models() if self._is_waiting(p)}
+            for waiting in sorted(revisions | self._gateways_waiting):
                 self._wake(waiting)
                 break
 
     def forget(self, key: ObjectKey) -> None:
         """Forget an object that is gone; its place is free."""
         self._names.pop(key, None)
+        self._gateways_waiting.discard(key)
         self.passed(key)
 
     def _ahead(self, key: ObjectKey) -> Iterator[ObjectKey]:
         """Yield who rolls, and who waits longer by name."""
         for other in self._models():
-            is_first = other.key < key and self._is_waiting(other)
+            is_waiting = other.key in self._gateways_waiting or self._is_waiting(other)
+            is_first = other.key < key and is_waiting
             has_turn = other.key in self._given or _is_rolling(other)
             if other.key != key and (is_first or has_turn):
                 yield other.key
@@ -91,8 +115,8 @@ class Upgrades:
         told = status.get("updateRevision", "")
         is_acted_on = status.get("observedGeneration") == pdd.generation
         is_known = (status.get("rollout") or {}).get("waitingRevision") == wanted
-        is_held = pdd.spec.suspend or pdd.spec.rollout.paused
-        return bool(told) and told != wanted and (is_acted_on or is_known) and not is_held
+        is_news = bool(told) and told != wanted and (is_acted_on or is_known)
+        return is_news and not _is_held(pdd)
 
     def _wanted(self, pdd: PDDeployment) -> str:
         """Return the spec's revision; hashing a spec costs more than remembering it."""
@@ -107,6 +131,10 @@ def _is_rolling(pdd: PDDeployment) -> bool:
     """Whether a model moves, or has failed to move, to what a new operator makes of it."""
     rollout = pdd.status.get("rollout") or {}
     is_over = pdd.status.get("currentRevision") == pdd.status.get("updateRevision")
-    is_held = pdd.spec.suspend or pdd.spec.rollout.paused
-    is_at_rest = is_over or is_held or rollout.get("phase") == Phase.PARTITIONED
-    return bool(rollout.get("isUpgrade")) and not is_at_rest
+    is_at_rest = is_over or rollout.get("phase") == Phase.PARTITIONED
+    is_moving = bool(rollout.get("isUpgrade")) and not is_at_rest
+    return (is_moving or bool(rollout.get("isGatewayUpgrade"))) and not _is_held(pdd)
+
+
+def _is_held(pdd: PDDeployment) -> bool:
+    return pdd.spec.suspend or pdd.spec.rollout.paused

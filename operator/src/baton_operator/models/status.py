@@ -62,6 +62,9 @@ class RolloutStatus(Model, frozen=True):
     is_upgrade: Annotated[
         bool, about("The update revision is new because the operator is; no user asked for it.")
     ] = False
+    is_gateway_upgrade: Annotated[
+        bool, about("Gateways roll because the operator is new; no user asked for it.")
+    ] = False
     waiting_revision: Annotated[
         str,
         about("Revision that this operator makes of the same spec, and that waits its turn.",
