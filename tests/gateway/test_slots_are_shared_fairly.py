@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_worker.gateway.ejection import EJECT_AFTER
 from baton_worker.gateway.slots import Slots, Ticket
 from baton_worker.identity import Role
 from baton_worker.records.columns import Finish
@@ -67,6 +68,22 @@ def test_a_wide_request_is_waited_for():
     assert made.next() is None, "two are free: enough for the narrow one, whose client has more"
     made.release("b", 2)
     assert made.next() is wide
+
+
+def test_who_cannot_begin_at_all_is_passed_by_its_own_client_too_and_then_goes_first():
+    made = slots(16)
+    wide, own, other = ticket("a", 4), ticket("a"), ticket("b")
+    for one in (wide, own, other):
+        made.join(one)
+    wide.is_passed = True
+    assert made.next() is own
+    made.leave(own)
+    made.leave(other)
+    assert made.is_open_to("a", 1)
+    assert made.is_open_to("b", 1)
+    made.pass_nobody()
+    assert made.next() is wide
+    assert not made.is_open_to("b", 1)
 
 
 def test_nobody_passes_those_who_wait():
@@ -304,6 +321,72 @@ def test_a_wide_request_that_waits_is_tried_again_only_when_room_may_have_come(s
     assert len(tried) <= 6, "two choices, when it came and when the line was looked at"
     gateway.link.resume()
     assert (first.status(), wide.status()) == (200, 200)
+
+
+def eject(gateway, worker):
+    table = gateway.service.dispatcher._workers
+    for _ in range(EJECT_AFTER):
+        table.failed(worker, table.now(), "broken", is_full=False)
+
+
+def test_what_needs_an_ejected_worker_is_passed_and_is_first_when_that_is_tried(
+    start_gateway, support
+):
+    """Two workers of two places; three choices at once need both, one of which is ejected."""
+    info = {"max_running": 2, "max_waiting": 0}
+    gateway = start_gateway(workers="m", info=info, max_wait_seconds=600)
+    gateway.link.up("mixed-1", Role.MIXED, **info)
+    now = [1000.0]
+    table = gateway.service.dispatcher._workers
+    gateway.link.do(lambda: setattr(table, "_clock", lambda: now[0]))
+    eject(gateway, "mixed-1")
+    wide = Poster(gateway, n=3)
+    wait_in_line(gateway, 1)
+    assert [Poster(gateway).status() for _ in range(5)] == [200] * 5, "who comes later passes it"
+    assert {worker for worker, _ in gateway.link.commands} == {"mixed-0"}
+    assert gateway.service.dispatcher.n_waiting == 1
+    now[0] += 3600
+    assert wide.status() == 200, "it tries the worker as a whole, with as many choices as it needs"
+    assert {worker for worker, _ in gateway.link.commands} == {"mixed-0", "mixed-1"}
+
+
+def test_what_needs_all_workers_is_waited_for_once_they_are_used_again(start_gateway, support):
+    info = {"max_running": 2, "max_waiting": 0}
+    gateway = start_gateway(workers="m", info=info, max_wait_seconds=600)
+    gateway.link.up("mixed-1", Role.MIXED, **info)
+    gateway.link.pause()
+    now = [1000.0]
+    table = gateway.service.dispatcher._workers
+    gateway.link.do(lambda: setattr(table, "_clock", lambda: now[0]))
+    eject(gateway, "mixed-1")
+    first = Poster(gateway)
+    gateway.link.wait_until(lambda: len(submits_of(gateway, support)) == 1)
+    wide = Poster(gateway, n=4)
+    wait_in_line(gateway, 1)
+    now[0] += 3600
+    while any(load.is_ejected for load in table.loads()):
+        pass
+    narrow = Poster(gateway, prompt=[99])
+    wait_in_line(gateway, 2)
+    assert len(submits(gateway, support)) == 1, "there is room for it, and it came later"
+    gateway.link.resume()
+    assert [each.status() for each in (first, wide, narrow)] == [200] * 3
+    assert [s.prompt_token_ids for s in submits(gateway, support)[1:5]] == [(70, 71)] * 4
+
+
+def test_prompts_of_one_request_need_not_all_fit_every_worker(start_gateway):
+    """One long prompt fits one worker's context, which has one place; it is busy for a while."""
+    info = {"max_running": 1, "max_waiting": 0}
+    gateway = start_gateway(workers="m", info=info, max_wait_seconds=60)
+    for n in range(2):
+        gateway.link.up(f"small-{n}", Role.MIXED, max_running=1, max_waiting=0, max_model_len=64)
+    gateway.link.pause()
+    busy = Poster(gateway, prompt=[70] * 100)
+    gateway.link.wait_until(lambda: len(gateway.link.commands) == 1)
+    mixed = Poster(gateway, prompt=[[70], [70] * 100, [71]])
+    wait_in_line(gateway, 1)
+    gateway.link.resume()
+    assert (busy.status(), mixed.status()) == (200, 200)
 
 
 def test_who_fits_no_worker_any_more_holds_up_nobody_in_line(start_gateway):

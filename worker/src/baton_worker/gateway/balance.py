@@ -105,6 +105,15 @@ def most_choices(
     return room[Role.MIXED] + min(room[Role.PREFILL], room[Role.DECODE])
 
 
+def usable_choices(
+    loads: Iterable[WorkerLoad], needs: Needs, pairing: Pairing = WITHIN_REVISIONS
+) -> int:
+    """Return the same of those workers alone that would be chosen while some are ejected."""
+    return most_choices(
+        _trusted([load for load in loads if _fits(load.info, needs)], pairing), needs, pairing
+    )
+
+
 def has_usable_pair(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> bool:
     """Whether any request could be served, fullness aside."""
     return next(_least_loaded_pairs(loads, pairing), None) is not None

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.commands import commands_of, send_all
 from baton_worker.gateway.errors import WORKER_LOST, ApiError, bad_request, unavailable
 from baton_worker.gateway.failures import Loss
-from baton_worker.gateway.line import Line
+from baton_worker.gateway.line import Lack, Line
 from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output import PromptAlone, SequenceOutput
@@ -173,12 +173,12 @@ class Dispatcher:
             raise
         return generation
 
-    def _begin(self, generation: Generation, traceparent: str) -> _Begun | None:
-        """Take slots and account every choice to workers; None when they are full."""
+    def _begin(self, generation: Generation, traceparent: str) -> _Begun | Lack:
+        """Take slots and account every choice to workers, or say why it cannot be now."""
         self.worker_limits()
         plans = self._plan(generation)
-        if plans is None:
-            return None
+        if isinstance(plans, Lack):
+            return plans
         self._slots.take(generation.client, generation.request.n_choices)
         self._requests.trace(generation, traceparent)
         for plan in plans:
@@ -229,42 +229,41 @@ class Dispatcher:
                 outcome="shutting_down",
             )
 
-    def _plan(self, generation: Generation) -> list[_Plan] | None:
-        """Account every choice to workers before any of them is told; None when they are full."""
-        plans: list[_Plan] = []
+    def _plan(self, generation: Generation) -> list[_Plan] | Lack:
+        """Account every choice to workers before any of them is told."""
         request = generation.request
-        for choice in request.choices():
-            needs = Needs(
-                len(choice.prompt),
-                choice.sampling.max_tokens,
-                request.logprobs_k,
-                request.features,
-            )
-            pair = self._workers.assign(needs)
-            if pair is None:
-                for plan in plans:
-                    self._workers.unassign(plan.pair, plan.live.needs)
-                self._check_possible(request, needs)
-                return None
-            plans.append(_Plan(self._live(generation, choice, needs, pair), pair))
-        return plans
+        choices = list(request.choices())
+        needs = [
+            Needs(len(c.prompt), c.sampling.max_tokens, request.logprobs_k, request.features)
+            for c in choices
+        ]
+        pairs = self._workers.assign_all(needs)
+        if pairs is None:
+            return self._lack(request, needs)
+        return [
+            _Plan(self._live(generation, *planned), planned[-1])
+            for planned in zip(choices, needs, pairs, strict=True)
+        ]
 
-    def _check_possible(self, request: GenerationRequest, needs: Needs) -> None:
-        """Refuse what no waiting would make room for.
+    def _lack(self, request: GenerationRequest, needs: Sequence[Needs]) -> Lack:
+        """Say what would make room, or refuse what nothing would.
 
         Raises:
             ApiError: 503 for what no workers can do that are there now, 400 for more choices than
                 all could ever have.
         """
-        missing = self._workers.missing_features(needs)
+        least, most = min(needs), max(needs)  # of one request: they differ in their prompts alone
+        missing = self._workers.missing_features(most)
         if missing:
             names = ", ".join(missing)
             raise unavailable(f"no linked worker can do {names}", "no_feature")
-        most = self._workers.most_choices(needs)
-        if not most:
+        if not self._workers.most_choices(most):
             raise unavailable("no linked workers can take this request", "no_usable_pair")
-        if most < request.n_choices:
-            raise _too_many(request, most)
+        n_possible = self._workers.most_choices(least)
+        if n_possible < request.n_choices:
+            raise _too_many(request, n_possible)
+        is_possible_now = self._workers.usable_choices(least) >= request.n_choices
+        return Lack.ROOM if is_possible_now else Lack.WORKERS
 
     def _live(
         self, generation: Generation, choice: Choice, needs: Needs, pair: Pair

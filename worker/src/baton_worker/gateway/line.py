@@ -6,6 +6,7 @@ Lives on the event loop. Whose turn it is is `slots`'; what it takes to begin is
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
@@ -19,15 +20,21 @@ _STARTS_PER_TURN = 8
 """Requests that begin in one turn of the event loop: each may have many choices."""
 
 
-class _Waiting(Generic[T]):
-    """A request in line: what begins it, and who waits for that.
-
-    `begin` returns None when no worker has room for it.
+class Lack(enum.Enum):
+    """Why a request cannot begin: others have the room, or the workers in use have too little even
+    without them, as while some are ejected.
     """
+
+    ROOM = enum.auto()
+    WORKERS = enum.auto()
+
+
+class _Waiting(Generic[T]):
+    """A request in line: what begins it, and who waits for that."""
 
     __slots__ = ("begin", "lacks", "made")
 
-    def __init__(self, begin: Callable[[], T | None], lacks: str) -> None:
+    def __init__(self, begin: Callable[[], T | Lack], lacks: str) -> None:
         self.begin = begin
         self.lacks = lacks
         self.made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -48,20 +55,20 @@ class Line(Generic[T]):
         self._metrics = metrics
         self._max_wait_seconds = max_wait_seconds
         self._clock = clock
-        self._is_due = False
+        self._is_due = self._is_fresh = False
 
     def __len__(self) -> int:
         return self._slots.n_waiting
 
     async def begin(
-        self, client: str, n_slots: int, begin: Callable[[], T | None], undo: Callable[[T], None]
+        self, client: str, n_slots: int, begin: Callable[[], T | Lack], undo: Callable[[T], None]
     ) -> T:
         """Return what `begin` makes, when there is room and it is this request's turn.
 
         Args:
             client: who shares slots with whom.
             n_slots: what the request takes; `begin` takes them from the slots.
-            begin: returns None when no worker has room; its errors end the request.
+            begin: says what it lacks when no worker has room; its errors end the request.
             undo: ends what was begun for a caller that is gone.
 
         Raises:
@@ -70,7 +77,7 @@ class Line(Generic[T]):
         lacks = "gateway_full"
         if self._slots.is_open_to(client, n_slots):
             made = begin()
-            if made is not None:
+            if not isinstance(made, Lack):
                 return made
             lacks = "workers_full"
         if not self._max_wait_seconds:
@@ -84,6 +91,10 @@ class Line(Generic[T]):
 
     def room(self) -> None:
         """Somebody may have room now: see to the line in the next turn of the event loop."""
+        self._is_fresh = True
+        self._serve_soon()
+
+    def _serve_soon(self) -> None:
         if self._slots.n_waiting and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._serve)
@@ -117,6 +128,9 @@ class Line(Generic[T]):
 
     def _serve(self) -> None:
         self._is_due = False
+        if self._is_fresh:
+            self._is_fresh = False
+            self._slots.pass_nobody()
         for _ in range(_STARTS_PER_TURN):
             ticket = self._slots.next()
             if ticket is None:
@@ -127,12 +141,15 @@ class Line(Generic[T]):
                 self._slots.leave(ticket)
                 _fail(ticket, error)
                 continue
-            if made is None:
-                ticket.value.lacks = "workers_full"
+            if not isinstance(made, Lack):
+                self._slots.leave(ticket)
+                ticket.value.made.set_result(made)
+                continue
+            ticket.value.lacks = "workers_full"
+            if made is Lack.ROOM:
                 return
-            self._slots.leave(ticket)
-            ticket.value.made.set_result(made)
-        self.room()
+            ticket.is_passed = True
+        self._serve_soon()
 
     def _refusal(self, lacks: str) -> ApiError:
         if lacks == "workers_full":

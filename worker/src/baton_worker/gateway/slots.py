@@ -3,7 +3,8 @@
 Pure. One client may have what nobody else wants, all but an eighth, which keeps a newcomer from
 waiting for whole generations. Where clients wait, the one that holds the fewest slots is next, and
 among its own who came first. It is waited for: no narrow request of a client that holds more
-overtakes a wide one, and since a request has `max_choices` at most, little stands idle for it. The
+overtakes a wide one, and since a request has `max_choices` at most, little stands idle for it. Only
+who could not begin if nobody else had anything is passed, until more workers are used again. The
 line is bounded; when it is full, the client with most requests in it loses its newest.
 """
 
@@ -19,15 +20,16 @@ _RESERVED = 8
 
 
 class Ticket(Generic[T]):
-    """One request in line; `value` is its owner's."""
+    """One request in line; `value` is its owner's. `is_passed`: nobody waits behind it for now."""
 
-    __slots__ = ("client", "n_slots", "number", "value")
+    __slots__ = ("client", "is_passed", "n_slots", "number", "value")
 
     def __init__(self, client: str, n_slots: int, value: T) -> None:
         self.client = client
         self.n_slots = n_slots
         self.value = value
         self.number = 0
+        self.is_passed = False
 
 
 class Slots(Generic[T]):
@@ -54,7 +56,8 @@ class Slots(Generic[T]):
 
     def is_open_to(self, client: str, n_slots: int) -> bool:
         """Whether a newcomer may begin at once: nobody waits whom it would pass, and it fits."""
-        if client in self._line or any(self._may_have(line[0]) for line in self._line.values()):
+        heads = self._heads()
+        if any(head.client == client or self._may_have(head) for head in heads):
             return False
         return self._fits(client, n_slots)
 
@@ -93,7 +96,7 @@ class Slots(Generic[T]):
 
     def next(self) -> Ticket[T] | None:
         """Return the request whose turn it is if there is room for it now; it stays in line."""
-        heads = [line[0] for line in self._line.values() if self._may_have(line[0])]
+        heads = [head for head in self._heads() if self._may_have(head)]
         if not heads:
             return None
         head = min(heads, key=lambda ticket: (self._held[ticket.client], ticket.number))
@@ -102,6 +105,16 @@ class Slots(Generic[T]):
     def waiting(self) -> list[Ticket[T]]:
         """Return every request in line."""
         return [ticket for line in self._line.values() for ticket in line]
+
+    def pass_nobody(self) -> None:
+        """Let everybody be waited for again: more may be possible now."""
+        for ticket in self.waiting():
+            ticket.is_passed = False
+
+    def _heads(self) -> list[Ticket[T]]:
+        """Return who is first of each client, without those who are passed."""
+        firsts = (next((t for t in line if not t.is_passed), None) for line in self._line.values())
+        return [ticket for ticket in firsts if ticket is not None]
 
     def _may_have(self, ticket: Ticket[T]) -> bool:
         """Whether it is others that the request waits for, and not its own client's requests."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton_worker.gateway.balance import (
     WITHIN_REVISIONS,
@@ -16,6 +16,7 @@ from baton_worker.gateway.balance import (
     limits,
     most_choices,
     unusable_reasons,
+    usable_choices,
 )
 from baton_worker.gateway.pairing import Pairing
 from baton_worker.gateway.request import Limits
@@ -196,22 +197,42 @@ class WorkerTable:
             self.on_room()
 
     def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
-        """Choose a pair and account the request to it; None when no pair can take it."""
+        """Choose a pair and account the choice to it; None when no pair can take it."""
+        pairs = self.assign_all([needs], avoided)
+        return pairs[0] if pairs else None
+
+    def assign_all(
+        self, needs: Sequence[Needs], avoided: frozenset[str] = frozenset()
+    ) -> list[Pair] | None:
+        """Choose a pair for each choice of one request, which tries an ejected worker that is due
+        as a whole; None when not all of them can be taken.
+        """
+        loads, now = self._usable(avoided), self._clock()
+        pairs: list[Pair] = []
+        for one in needs:
+            pair = choose(loads, one, self._pairing)
+            if pair is None:
+                for given, its_needs in zip(pairs, needs, strict=False):
+                    self.unassign(given, its_needs)
+                return None
+            pairs.append(pair)
+            for load in filter(None, pair):
+                load.circuit.given(now)
+                load.outstanding_tokens += self.cost(load.info, one)
+                load.outstanding_requests += 1
+                load.dispatched += 1
+        return pairs
+
+    def _usable(self, avoided: frozenset[str] = frozenset()) -> list[WorkerLoad]:
+        """Return the workers in use, knowing of each whether it is ejected now."""
         loads = [load for load in self._in_use if load.info.worker_id not in avoided]
         now = self._clock()
         for load in loads:
             load.is_ejected = not load.circuit.admits(now)
-        pair = choose(loads, needs, self._pairing)
-        if pair is not None:
-            for load in filter(None, pair):
-                load.circuit.given(now)
-                load.outstanding_tokens += self.cost(load.info, needs)
-                load.outstanding_requests += 1
-                load.dispatched += 1
-        return pair
+        return loads
 
     def unassign(self, pair: Pair, needs: Needs) -> None:
-        """Undo `assign` for a request that is not sent: who waits for room has no more of it."""
+        """Undo `assign` for a choice that is not sent: who waits for room has no more of it."""
         for load in filter(None, pair):
             load.circuit.not_given()
             load.dispatched -= 1
@@ -220,6 +241,10 @@ class WorkerTable:
     def most_choices(self, needs: Needs) -> int:
         """Return how many such choices the workers could have at once if they had nothing else."""
         return most_choices(self._in_use, needs, self._pairing)
+
+    def usable_choices(self, needs: Needs) -> int:
+        """Return the same without the workers that are ejected now."""
+        return usable_choices(self._usable(), needs, self._pairing)
 
     def missing_features(self, needs: Needs) -> list[str]:
         """Return which of the needed features no linked worker has."""
