@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import zmq
 
+from baton_worker import logs
 from baton_worker.config import ConfigError, CurveConfig
 from baton_worker.identity import Role
 from baton_worker.link import zap
 from baton_worker.link.api import GatewayLost, GatewayUp, StepReceived, WorkerDown, WorkerUp
 from baton_worker.link.curve import client_options, generate_key_files, is_key, load_identity
+from baton_worker.link.refusals import WHY
 from baton_worker.link.worker import ZmqWorkerLink
 from baton_worker.link.zap import AllowedKeys
 from baton_worker.records.control import Hello, encode_control
@@ -63,20 +65,31 @@ def gateway(start_gateway, keys: Keys):
 
 @pytest.fixture
 def count_until(read_metric) -> Callable[..., None]:
-    """Wait for a counter to reach 1: nothing else is told of a connection that failed."""
+    """Wait for a counter to rise: nothing else is told of a connection that failed."""
     never = threading.Event()
 
-    def wait(factory, name: str, reasons: tuple[str, ...]) -> None:
-        for _ in range(500):
-            if any(read_metric(factory, name, reason=reason) for reason in reasons):
+    def wait(factory, name: str, reasons: tuple[str, ...], at_least: int = 1) -> None:
+        for _ in range(1500):
+            if sum(read_metric(factory, name, reason=reason) for reason in reasons) >= at_least:
                 return
             never.wait(0.02)
-        pytest.fail(f"{name} stayed 0 for {reasons}")
+        pytest.fail(f"{name} stayed below {at_least} for {reasons}")
 
     return wait
 
 
 HANDSHAKES = "baton_link_handshake_failures_total"
+GATEWAYS_LOGGERS = ("baton_worker.link.switchboard", "baton_worker.link.zap")
+
+
+def why_refused(worker) -> str:
+    """Return what a worker's /readyz says of its only gateway, once there is something to say."""
+    for _ in range(1500):
+        if worker.link.refusals():
+            (reason,) = worker.link.refusals().values()
+            return WHY[reason]
+        threading.Event().wait(0.02)
+    return ""
 
 
 def test_a_worker_with_an_allowed_key_is_linked(gateway, start_worker, keys: Keys, columns) -> None:
@@ -93,6 +106,7 @@ def test_a_worker_without_curve_is_refused_and_counted(gateway, start_worker, co
     count_until(gateway.factory, HANDSHAKES, ("protocol", "other"))
     assert worker.link.linked_gateways() == 0
     assert gateway.log.events == []
+    assert "link.curve.enabled is not the same" in why_refused(worker)
 
 
 def test_a_worker_that_expects_another_server_key_is_refused_and_counted(
@@ -102,6 +116,43 @@ def test_a_worker_that_expects_another_server_key_is_refused_and_counted(
     worker = start_worker(gateway.link.endpoint, curve=curve)
     count_until(gateway.factory, HANDSHAKES, ("protocol", "other"))
     assert worker.link.linked_gateways() == 0
+    assert "link.curve.gateway_public_key_file" in why_refused(worker)
+
+
+def test_strangers_are_counted_each_and_logged_now_and_then(
+    gateway, keys: Keys, count_until, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(logs, "LOG_SECONDS", 1e9)
+    stranger = load_identity(keys.config("stranger"), is_client=True)
+    assert stranger is not None
+    with zmq.Context() as context:
+        peers = [context.socket(zmq.DEALER) for _ in range(40)]
+        for i, peer in enumerate(peers):
+            peer.linger = 0
+            if i % 2:
+                client_options(peer, stranger, stranger.gateway_key)
+            peer.connect(gateway.link.endpoint)
+        count_until(gateway.factory, HANDSHAKES, ("unknown_key",), at_least=20)
+        count_until(gateway.factory, HANDSHAKES, ("protocol", "other"), at_least=20)
+        for peer in peers:
+            peer.close()
+    lines = [
+        (record.name, getattr(record, "reason", ""))
+        for record in caplog.records
+        if record.levelname == "WARNING" and record.name in GATEWAYS_LOGGERS
+    ]
+    assert ("baton_worker.link.zap", "unknown_key") in lines
+    assert len(lines) == len(set(lines))
+
+
+def test_a_refused_key_is_logged_with_the_list_that_could_allow_it(
+    gateway, start_worker, keys: Keys, count_until, caplog
+) -> None:
+    start_worker(gateway.link.endpoint, curve=keys.config("stranger"))
+    count_until(gateway.factory, HANDSHAKES, ("unknown_key",))
+    line = next(each for each in caplog.records if each.name == "baton_worker.link.zap")
+    assert vars(line)["public_key"] == keys.public["stranger"]
+    assert vars(line)["list"].startswith("link.curve.allowed_keys_file: /")
 
 
 def test_an_unknown_key_is_refused_until_it_is_allowed(
@@ -110,8 +161,10 @@ def test_an_unknown_key_is_refused_until_it_is_allowed(
     worker = start_worker(gateway.link.endpoint, curve=keys.config("stranger"))
     count_until(gateway.factory, HANDSHAKES, ("unknown_key",))
     assert worker.link.linked_gateways() == 0
+    assert "link.curve.allowed_keys_file" in why_refused(worker)
     keys.allow("worker", "stranger")
     worker.log.wait_for(GatewayUp, seconds=20)
+    assert worker.link.refusals() == {}
 
 
 def test_others_are_served_while_one_is_refused(

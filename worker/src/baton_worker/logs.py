@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -20,6 +22,27 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
     "taskName",
     "color_message",  # uvicorn repeats its message with terminal codes
 }
+
+
+LOG_SECONDS = 10.0
+
+
+class Seldom:
+    """Says when a line of a kind is due: once in `LOG_SECONDS`, for a flood of what strangers do
+    must not become one of the logs. Kinds are few, and each occurrence has a counter.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged_at: dict[str, float] = {}
+
+    def is_due(self, kind: str) -> bool:
+        """Whether to log now; then not again for a while."""
+        now = self._clock()
+        if now - self._logged_at.get(kind, -LOG_SECONDS) < LOG_SECONDS:
+            return False
+        self._logged_at[kind] = now
+        return True
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:

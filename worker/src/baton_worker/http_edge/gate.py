@@ -14,11 +14,9 @@ from collections.abc import Callable
 from baton_worker.config import HttpLimits
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.http_edge.refusals import ALL, CONNECTIONS, OF_ADDRESS, Refusal
+from baton_worker.logs import Seldom
 
 log = logging.getLogger(__name__)
-
-LOG_SECONDS = 10.0
-"""A refusal of one kind is logged once in this time: a flood must not become one of the logs."""
 
 _IPV6_SITE_BITS = 64
 """Of an IPv6 address, what one peer cannot choose as it likes."""
@@ -36,13 +34,12 @@ class Gate:
     ) -> None:
         self.limits = limits
         self._listener = listener
-        self._clock = clock
+        self._seldom = Seldom(clock)
         self._connections = 0
         self._of_address: Counter[str] = Counter()
         self._receiving_bytes = 0
         self._open = metrics.connections(listener)
         self._refused = {each.reason: metrics.refused(listener, each.reason) for each in ALL}
-        self._logged_at: dict[str, float] = {}
 
     def enter(self, address: str) -> Refusal | None:
         """Count a connection; return why it may not stay. It leaves all the same."""
@@ -73,9 +70,7 @@ class Gate:
     def refused(self, refusal: Refusal, address: str) -> None:
         """Count and log a refusal."""
         self._refused[refusal.reason].inc()
-        now = self._clock()
-        if now - self._logged_at.get(refusal.reason, -LOG_SECONDS) >= LOG_SECONDS:
-            self._logged_at[refusal.reason] = now
+        if self._seldom.is_due(refusal.reason):
             facts = {"listener": self._listener, "why": refusal.reason, "peer": address}
             log.warning("HTTP refused (the counter knows how many more)", extra=facts)
 

@@ -27,6 +27,7 @@ from baton_worker.link.parts import (
     tag_of,
     weigh,
 )
+from baton_worker.link.refusals import HANDSHAKE_ENDED, NO_COMMON_MECHANISM, WHY
 from baton_worker.link.sockets import (
     Change,
     ConnectionEvent,
@@ -36,6 +37,7 @@ from baton_worker.link.sockets import (
     monitor,
 )
 from baton_worker.link.worker_end import EndEvent, FrameRefused, State, WorkerEnd
+from baton_worker.logs import Seldom
 from baton_worker.records.coalesce import split_rows
 from baton_worker.records.columns import StepColumns
 from baton_worker.records.control import decode_control, encode_control
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 
 _BATCH = 256
 _ONE_ROW = Limits(rows=1)
+_WHY_NO_HANDSHAKE = {"protocol": NO_COMMON_MECHANISM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,14 @@ class GatewayPeer:
         self._lock = threading.Lock()
         self._is_overrun = False
         self._local: deque[EndEvent] = deque()
+        self._seldom = Seldom(clocks.now)
+        self._no_handshake = ""
         socket.connect(end.endpoint)
+
+    @property
+    def refusal(self) -> str:
+        """Why this gateway is not linked, as far as it is known; see `refusals`."""
+        return self.end.refusal or self._no_handshake
 
     def publish(self, incarnation: int, columns: StepColumns, step_id: int) -> bool:
         """Queue rows, in pieces that fit a frame; False when that gateway is not here.
@@ -220,13 +230,15 @@ class GatewayPeer:
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event.change is Change.HANDSHAKE_FAILED:
             self._metrics.handshake_failures.inc(event.reason)
-            log.warning(
-                "handshake failed",
-                extra={"endpoint": self.end.endpoint, "reason": event.reason},
-            )
+            self._no_handshake = _WHY_NO_HANDSHAKE.get(event.reason, HANDSHAKE_ENDED)
+            if self._seldom.is_due(self._no_handshake):
+                why = WHY[self._no_handshake]
+                facts = {"endpoint": self.end.endpoint, "reason": event.reason, "why": why}
+                log.warning("handshake failed", extra=facts)
             return
         with self._lock:
             if event.change is Change.UP:
+                self._no_handshake = ""
                 self._metrics.connects.inc()
                 self.end.connected(self._clocks.now())
             elif self.end.state is not State.DOWN:

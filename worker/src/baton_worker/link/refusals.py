@@ -15,6 +15,8 @@ INCARNATION_TAKEN: Final = "incarnation_taken"
 QUARANTINED: Final = "quarantined"
 FLOOD: Final = "flood"
 OTHER: Final = "other"
+HANDSHAKE_ENDED: Final = "handshake_ended"
+NO_COMMON_MECHANISM: Final = "no_common_mechanism"
 
 WHY: Final = {
     NAME_TAKEN: "another live process has this worker_id: give each worker its own",
@@ -40,6 +42,10 @@ WHY: Final = {
     "bye": "this worker had said goodbye",
     "commands_unread": "this worker did not take its commands",
     "link_failed": "the gateway's link ended",
+    HANDSHAKE_ENDED: "the gateway ended the handshake: its link.curve.allowed_keys_file has no line"
+    " for this worker's key, link.curve.gateway_public_key_file does not hold the gateway's, or"
+    " link.curve.enabled is not the same at both ends",
+    NO_COMMON_MECHANISM: "link.curve.enabled is not the same at both ends",
 }
 """Every reason that this version gives, in words for people."""
 

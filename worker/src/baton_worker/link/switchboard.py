@@ -23,6 +23,7 @@ from baton_worker.link.multipart import Multipart
 from baton_worker.link.pace import Pace
 from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
 from baton_worker.link.worker_table import WorkerTable
+from baton_worker.logs import Seldom
 from baton_worker.records.control import Bye, Control, Hello, decode_control, encode_control
 from baton_worker.records.errors import RecordError
 from baton_worker.records.layout import MessageType
@@ -73,6 +74,7 @@ class Switchboard:
         self._metrics = metrics
         self._identity = identity
         self._pace = Pace()
+        self._seldom = Seldom()
         self._active: set[GatewayEnd] = set()
         self._route_of_fd: dict[int, bytes] = {}
         self._connections: dict[bytes, Connection] = {}
@@ -85,8 +87,9 @@ class Switchboard:
         """Count failed handshakes, and tell the table whose connection ended."""
         for event in connection_events(self.monitoring):
             if event.change is Change.HANDSHAKE_FAILED:
+                if self._seldom.is_due(event.reason):
+                    log.warning("handshake failed", extra={"reason": event.reason})
                 self._metrics.handshake_failures.inc(event.reason)
-                log.warning("handshake failed", extra={"reason": event.reason})
             elif event.change is Change.DOWN:
                 route = self._route_of_fd.pop(event.fd, None)
                 if route is not None:

@@ -156,7 +156,7 @@ class ZmqWorkerLink:
     def refusals(self) -> dict[str, str]:
         """See `api.WorkerLink.refusals`."""
         peers = tuple(self._peers.items())
-        return {endpoint: peer.end.refusal for endpoint, peer in peers if peer.end.refusal}
+        return {endpoint: peer.refusal for endpoint, peer in peers if peer.refusal}
 
     def close(self, drain_seconds: float) -> None:
         """See `api.WorkerLink.close`."""

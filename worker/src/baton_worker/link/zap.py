@@ -22,6 +22,7 @@ from baton_worker.identity import Role
 from baton_worker.link.curve import is_key
 from baton_worker.link.sockets import Socket
 from baton_worker.link.wakeup import Wakeup
+from baton_worker.logs import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,11 @@ class AllowedKeys:
         self._keys: dict[str, Allowed] = {}
         self.version = 0
         self._load()
+
+    @property
+    def where(self) -> str:
+        """The setting and the file, for people."""
+        return f"{self._field}: {self._path}"
 
     def __contains__(self, key: str) -> bool:
         return key in self._keys
@@ -144,6 +150,7 @@ class ZapHandler:
         self._allowed = allowed
         self._on_refused = on_refused
         self._is_welcome = is_welcome or (lambda key: True)
+        self._seldom = Seldom()
         self._wakeup = Wakeup()
         self._is_closing = False
         self._context = context
@@ -186,5 +193,8 @@ class ZapHandler:
             if self._is_welcome(key.decode()):
                 return [version, request_id, b"200", b"OK", key, b""]
             reason = "role_not_allowed"
+        if self._seldom.is_due(reason):
+            facts = {"reason": reason, "public_key": key.decode(), "list": self._allowed.where}
+            log.warning("a key was refused (the counter knows how many more)", extra=facts)
         self._on_refused(reason)
         return [version, request_id, b"300", reason.encode(), b"", b""]
