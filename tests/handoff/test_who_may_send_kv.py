@@ -32,10 +32,13 @@ from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.identity import RequestKey
 from baton_worker.link.curve import generate_key_files
 from baton_worker.link.pace import Pace
+from baton_worker.link.strangers import Strangers
 from baton_worker.messages import DecodeTarget
 from baton_worker.metrics import MetricFactory
+from raw_peers import greeted
 
 NAMES = ("gateway", "prefill", "decode")
 
@@ -208,5 +211,26 @@ def test_a_flood_on_the_kv_port_ends_its_connection_alone(
         monitoring.close(linger=0)
         stranger.close()
         context.term()
+        prefill.close()
+        decode.close()
+
+
+def test_many_that_say_nothing_on_the_kv_port_are_hung_up_on_and_a_sender_is_not(
+    make_handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(senders, "Strangers", partial(Strangers, 4, 0.0))
+    handoff = make_handoff()
+    off = CurveConfig(enabled=False)
+    prefill, decode = End(off, takes_offers=False), End(off, takes_offers=True)
+    try:
+        prefill.transport.offer(decode.target, handoff, 600.0)
+        assert isinstance(decode.events.get(timeout=60), HandoffArrived)
+        with contextlib.ExitStack() as opened:
+            silent = [opened.enter_context(greeted(decode.transport.endpoint)) for _ in range(6)]
+            assert [decode.refusals.get(timeout=60) for _ in range(2)] == ["silent", "silent"]
+            assert [stranger.recv(1) for stranger in silent[:2]] == [b"", b""]
+        decode.transport.acknowledge(RequestKey(handoff.state.handle, handoff.state.attempt))
+        assert isinstance(prefill.events.get(timeout=60), HandoffDelivered)
+    finally:
         prefill.close()
         decode.close()

@@ -31,6 +31,7 @@ from baton_worker.handoff.places import Places, Reply, Wish
 from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
 from baton_worker.link.multipart import Multipart
+from baton_worker.link.sockets import Change, close, connection_events
 from baton_worker.records.columns import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class Receiver:
     """See the module.
 
     Args:
-        router: a bound ROUTER; closed with this.
+        router: a bound ROUTER.
+        monitoring: where its connection events arrive (`link.sockets.monitor`).
         make_calls: does what other threads have asked for since, so that their answers do not wait
             for the end of a stream of offers.
         on_event: takes arrivals.
@@ -55,12 +57,14 @@ class Receiver:
         self,
         metrics: HandoffMetrics,
         router: zmq.Socket[bytes],
+        monitoring: zmq.Socket[bytes],
         places: Places,
         senders: Senders,
         make_calls: Callable[[], None],
         on_event: Callable[[HandoffEvent], None],
     ) -> None:
         self.router = router
+        self.monitoring = monitoring
         self._messages = Multipart(router, MOST_FRAMES)
         self._metrics = metrics
         self._places = places
@@ -81,6 +85,8 @@ class Receiver:
                 continue
             route, *frames = message
             is_endless = len(message) > MOST_FRAMES
+            if not self._senders.knows(route.bytes):
+                self.read_connections()  # of this one's beginning at the latest
             if not self._senders.admit(route.bytes, frames[0], time.monotonic(), is_endless):
                 continue
             buffers = [frame.buffer for frame in frames]
@@ -89,12 +95,26 @@ class Receiver:
                     self._asked(route.bytes, buffers)
                 else:
                     self._offered(route.bytes, buffers)
+                self._senders.spoke(frames[0])
             except HandoffFormatError as error:
                 self._metrics.malformed.inc()
                 log.warning("malformed message on the KV port", extra={"error": str(error)})
                 if error.key is not None:  # prefill would wait for an answer until its deadline
                     self._keep_route(error.key, route.bytes)
                     self._turn_away(error.key, ErrorCode.HANDOFF_REFUSED, str(error))
+
+    def read_connections(self) -> None:
+        """Take what the monitor has to say."""
+        for event in connection_events(self.monitoring):
+            if event.change is Change.CAME:
+                self._senders.came(event.fd, time.monotonic())
+            elif event.change is Change.DOWN:
+                self._senders.went(event.fd)
+
+    def close(self) -> None:
+        """Close both sockets."""
+        close(self.router)
+        self.monitoring.close(linger=0)
 
     def review(self) -> None:
         """Drop who was in line, or did not come, for too long, and whose key was taken away."""

@@ -17,10 +17,12 @@ import zmq
 from baton_worker.link.hangup import Connection, hang_up, note
 from baton_worker.link.pace import Pace
 from baton_worker.link.refusals import FLOOD
+from baton_worker.link.strangers import Strangers
 
 log = logging.getLogger(__name__)
 
 REVIEW_SECONDS = 1.0
+SILENT = "silent"
 _REMEMBERED = 8192
 
 
@@ -36,6 +38,7 @@ class Senders:
         self._refused = refused
         self._on_refused = on_refused
         self._pace = Pace()
+        self._strangers = Strangers()
         self._connections: OrderedDict[bytes, tuple[str, Connection]] = OrderedDict()
         self._reviewed_at = 0.0
 
@@ -58,11 +61,31 @@ class Senders:
             self._end(route, key, reason)
         return not reason
 
+    def knows(self, route: bytes) -> bool:
+        """Whether a message has come over this connection before."""
+        return route in self._connections
+
+    def came(self, fd: int, now: float) -> None:
+        """A connection was accepted."""
+        self._strangers.came(fd, now)
+
+    def went(self, fd: int) -> None:
+        """It has ended."""
+        self._strangers.went(fd)
+
+    def spoke(self, frame: zmq.Frame) -> None:
+        """What came was understood."""
+        self._strangers.went(frame.get(zmq.SRCFD))
+
     def review(self, now: float) -> None:
-        """End, once a second, the connections of keys that are not welcome any more."""
+        """End, once a second, the connections of keys that are not welcome any more, and those that
+        say nothing and are too many.
+        """
         if now - self._reviewed_at < REVIEW_SECONDS:
             return
         self._reviewed_at = now
+        for _ in range(self._strangers.review(now)):
+            self._on_refused(SILENT)
         for route, (key, _) in list(self._connections.items()):
             reason = self._refused(key) if key else ""
             if reason:

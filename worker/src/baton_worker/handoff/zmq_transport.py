@@ -29,7 +29,7 @@ from baton_worker.handoff.security import Security
 from baton_worker.handoff.sender import Sender
 from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
-from baton_worker.link.sockets import use_family_of
+from baton_worker.link.sockets import HANDSHAKE_MS, close, monitor, use_family_of
 from baton_worker.link.wakeup import Wakeup
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
@@ -72,8 +72,9 @@ class ZmqKvTransport:
         self._receiver = None
         if places is not None:
             senders = Senders(security.refused, metrics.handshake_refused)
-            router, book = self._bind(), Places(places)
-            self._receiver = Receiver(metrics, router, book, senders, self._make_calls, self._tell)
+            self._receiver = Receiver(
+                metrics, *self._bind(), Places(places), senders, self._make_calls, self._tell
+            )
         self._endpoint = self._bound_endpoint()
         self._closing = False
         self._wakeup = Wakeup()
@@ -142,7 +143,8 @@ class ZmqKvTransport:
         router = self._receiver.router
         return advertised(self._config, router.getsockopt_string(zmq.LAST_ENDPOINT))
 
-    def _bind(self) -> zmq.Socket[bytes]:
+    def _bind(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """Return the bound ROUTER and where its connection events arrive."""
         check_advertised(self._config)
         router = self._socket(zmq.ROUTER)
         router.set(zmq.SNDHWM, 0)  # answers are small, and none may be lost on a live connection
@@ -150,14 +152,16 @@ class ZmqKvTransport:
         endpoint = bindable(self._config.bind)
         use_family_of(router, endpoint)
         self._security.server(router)
+        monitoring = monitor(router)
         try:
             router.bind(endpoint)
         except zmq.ZMQError as error:
-            router.close()
+            close(router)
+            monitoring.close(linger=0)
             raise ConfigError(
                 cannot_listen("handoff.bind", self._config.bind, error.errno)
             ) from error
-        return router
+        return router, monitoring
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -170,18 +174,20 @@ class ZmqKvTransport:
         socket.set(zmq.RECONNECT_IVL, 100)
         socket.set(zmq.RECONNECT_IVL_MAX, 1000)
         socket.set(zmq.CONNECT_TIMEOUT, 1500)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         return socket
 
     def _run(self) -> None:
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
         if self._receiver is not None:
             self._poller.register(self._receiver.router, zmq.POLLIN)
+            self._poller.register(self._receiver.monitoring, zmq.POLLIN)
         try:
             while not self._closing:
                 self._turn()
         finally:
             if self._receiver is not None:
-                self._receiver.router.close()
+                self._receiver.close()
             self._sender.close()
 
     def _turn(self) -> None:
@@ -194,6 +200,8 @@ class ZmqKvTransport:
             self._wakeup.clear()
         self._make_calls()
         if self._receiver is not None:
+            if self._receiver.monitoring in ready:
+                self._receiver.read_connections()
             if self._receiver.router in ready:
                 self._receiver.receive()
             self._receiver.review()

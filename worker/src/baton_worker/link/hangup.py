@@ -7,8 +7,11 @@ down is what its peer's death would look like: libzmq closes it and tells the mo
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -21,39 +24,47 @@ class Connection(NamedTuple):
 
 def note(fd: int) -> Connection | None:
     """Return the connection behind a descriptor; None when it has already ended."""
-    opened = _reopened(fd)
-    if opened is None:
+    try:
+        with _looking_at(fd) as opened:
+            peer = _peer_of(opened)
+    except OSError:
         return None
-    with opened:
-        peer = _peer_of(opened)
     return Connection(fd, peer) if peer else None
 
 
 def hang_up(connection: Connection) -> bool:
     """End a connection; False when it has ended by itself, whoever has its descriptor now."""
-    opened = _reopened(connection.fd)
-    if opened is None:
-        return False
-    with opened:
-        if _peer_of(opened) != connection.peer:
+    try:
+        copy = os.dup(connection.fd)  # it stays this connection's, whoever closes the other
+    except OSError as error:
+        if error.errno != errno.EMFILE:
             return False
-        try:
+        return _end(connection.fd, connection.peer)  # which may be what makes room for copies
+    try:
+        return _end(copy, connection.peer)
+    finally:
+        os.close(copy)
+
+
+def _end(fd: int, peer: tuple[object, ...]) -> bool:
+    try:
+        with _looking_at(fd) as opened:
+            if _peer_of(opened) != peer:
+                return False
             opened.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
-def _reopened(fd: int) -> socket.socket | None:
+@contextlib.contextmanager
+def _looking_at(fd: int) -> Iterator[socket.socket]:
+    """Yield the socket of a descriptor that is somebody else's to close."""
+    opened = socket.socket(fileno=fd)
     try:
-        copy = os.dup(fd)
-    except OSError:
-        return None
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return None
+        yield opened
+    finally:
+        opened.detach()
 
 
 def _peer_of(opened: socket.socket) -> tuple[object, ...]:

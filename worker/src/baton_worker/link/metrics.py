@@ -117,7 +117,7 @@ class GatewayLinkMetrics:
         )
         self.expelled = counter(
             "baton_link_expelled",
-            "Connections ended for what they said or whose they are",
+            "Connections ended for what they said or whose they are, or of many that said nothing",
         )
         self.unknown_routes = counter(
             "baton_link_unknown_routes", "Messages of connections that said no HELLO yet"

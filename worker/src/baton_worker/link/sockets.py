@@ -19,7 +19,7 @@ from baton_worker.records.layout import MAX_FRAME_BYTES
 
 Socket = zmq.Socket[bytes]
 
-_HANDSHAKE_MS = 2000
+HANDSHAKE_MS = 2000
 _DEALER = {
     zmq.IMMEDIATE: 1,
     zmq.SNDHWM: 64,
@@ -36,7 +36,7 @@ _ROUTER = {
     zmq.BACKLOG: 1024,
 }
 _COMMON = {
-    zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+    zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 15,
     zmq.TCP_KEEPALIVE_INTVL: 5,
@@ -45,7 +45,8 @@ _COMMON = {
     zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
 }
 _EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -54,8 +55,9 @@ _EVENTS = (
 
 
 class Change(enum.Enum):
-    """What happened to a connection."""
+    """What happened to a connection. CAME: it was accepted, and nothing was said over it yet."""
 
+    CAME = enum.auto()
     UP = enum.auto()
     DOWN = enum.auto()
     HANDSHAKE_FAILED = enum.auto()
@@ -64,7 +66,8 @@ class Change(enum.Enum):
 class ConnectionEvent(NamedTuple):
     """A change, and for a failed handshake why: `auth`, `protocol` or `other`.
 
-    `fd` is what a connection that went down had as its descriptor: closed by now, maybe reused.
+    `fd` is the descriptor of a connection that came, or which one had that went down: that one is
+    closed by now, maybe reused.
     """
 
     change: Change
@@ -73,6 +76,7 @@ class ConnectionEvent(NamedTuple):
 
 
 _MEANING = {
+    int(zmq.EVENT_ACCEPTED): ConnectionEvent(Change.CAME),
     int(zmq.EVENT_HANDSHAKE_SUCCEEDED): ConnectionEvent(Change.UP),
     int(zmq.EVENT_DISCONNECTED): ConnectionEvent(Change.DOWN),
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): ConnectionEvent(Change.HANDSHAKE_FAILED, "other"),
@@ -126,8 +130,8 @@ def connection_events(monitoring: Socket) -> Iterator[ConnectionEvent]:
             return
         event = _MEANING.get(int(message["event"]))
         if event is not None:
-            is_down = event.change is Change.DOWN
-            yield event._replace(fd=int(message["value"])) if is_down else event
+            has_fd = event.change in (Change.CAME, Change.DOWN)
+            yield event._replace(fd=int(message["value"])) if has_fd else event
 
 
 def close(socket: Socket, linger_ms: int = 0) -> None:

@@ -22,6 +22,7 @@ from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.pace import Pace
 from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
+from baton_worker.link.strangers import Strangers
 from baton_worker.link.worker_table import WorkerTable
 from baton_worker.logs import Seldom
 from baton_worker.records.control import Bye, Control, Hello, decode_control, encode_control
@@ -75,6 +76,7 @@ class Switchboard:
         self._identity = identity
         self._pace = Pace()
         self._seldom = Seldom()
+        self._strangers = Strangers()
         self._active: set[GatewayEnd] = set()
         self._route_of_fd: dict[int, bytes] = {}
         self._connections: dict[bytes, Connection] = {}
@@ -90,7 +92,10 @@ class Switchboard:
                 if self._seldom.is_due(event.reason):
                     log.warning("handshake failed", extra={"reason": event.reason})
                 self._metrics.handshake_failures.inc(event.reason)
+            elif event.change is Change.CAME:
+                self._strangers.came(event.fd, time.monotonic())
             elif event.change is Change.DOWN:
+                self._strangers.went(event.fd)
                 route = self._route_of_fd.pop(event.fd, None)
                 if route is not None:
                     self._connections.pop(route, None)
@@ -146,6 +151,7 @@ class Switchboard:
             self._table.excuse(now)
         self._turned_at = now
         self._hang_up(now)
+        self._metrics.expelled.inc(self._strangers.review(now))
         if now - self._ticked_at >= self.wait_seconds:
             self._ticked_at = now
             drained = self._drained_at >= now - LOOK_SECONDS
@@ -252,11 +258,15 @@ class Switchboard:
             # The end of the descriptor's last owner was told before this connection began: take it
             # in first, or it is taken for this one's.
             self.read_connections()
+            fd = frame.get(zmq.SRCFD)
             end = self._table.end_of(route)
             if end is None or not end.is_cut_off:
-                self._route_of_fd[frame.get(zmq.SRCFD)] = route
+                self._route_of_fd[fd] = route
                 self._note_connection(route, frame)
-            return self._table.hello(route, _user_id(frame), message, now)
+            events = self._table.hello(route, _user_id(frame), message, now)
+            if self._table.end_of(route) is not None:
+                self._strangers.went(fd)
+            return events
         return self._table.control(route, message, now)
 
     def _flush_end(self, end: GatewayEnd) -> None:
