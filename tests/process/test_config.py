@@ -23,6 +23,7 @@ from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.server import listen
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import GatewayIdentity, Role
+from baton_worker.link.curve import generate_key_files
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes
 from baton_worker.metrics import MetricFactory
@@ -141,6 +142,27 @@ def test_a_bad_gateway_address_is_found_before_the_model_is_looked_at(tmp_path):
     """Weights may take minutes; here there are none, which is the next thing to be told."""
     model = ModelConfig(str(tmp_path / "none"))
     for gateways, field in ((("tcp://gateway",), "link.gateways"), (("tcp://g:1",), "model.path")):
-        config = ProcessConfig(model=model, link=LinkConfig(gateways=gateways))
+        link = LinkConfig(gateways=gateways, curve=CurveConfig(enabled=False))
+        config = ProcessConfig(model=model, link=link)
         with pytest.raises(ConfigError, match=field):
             run_worker(config, Role.MIXED, on_ready=lambda ready: None)
+
+
+@pytest.mark.parametrize("role", list(Role), ids=lambda role: role.label)
+def test_a_missing_key_is_found_before_the_model_is_looked_at(tmp_path, role):
+    generate_key_files(tmp_path / "public", tmp_path / "secret")
+    (tmp_path / "list").write_text("")
+    sound = {
+        "public_key_file": str(tmp_path / "public"),
+        "secret_key_file": str(tmp_path / "secret"),
+        "gateway_public_key_file": str(tmp_path / "public"),
+        "allowed_keys_file": str(tmp_path / "list"),
+    }
+    for field in sound:
+        curve = CurveConfig(**(sound | {field: str(tmp_path / "none")}))
+        link = LinkConfig(gateways=("tcp://127.0.0.1:1",), curve=curve)
+        config = ProcessConfig(model=ModelConfig(str(tmp_path / "no-model")), link=link)
+        is_read = role is Role.DECODE or field != "allowed_keys_file"
+        told = rf"link\.curve\.{field}: cannot read" if is_read else r"model\.path"
+        with pytest.raises(ConfigError, match=told):
+            run_worker(config, role, on_ready=lambda ready: None)

@@ -73,7 +73,7 @@ def kv_security(
     if not takes_offers:
         return Security(client=client)
     own = CurveIdentity(KeyPair(*zmq.curve_keypair()))
-    allowed = AllowedKeys("link.curve.allowed_keys_file", config.allowed_keys_file)
+    allowed = _allowed(config)
     handler = ZapHandler(context, allowed, on_refused, partial(_may_hand_over, allowed))
     handler.start()
     return Security(
@@ -83,6 +83,20 @@ def kv_security(
         refused=partial(_refusal, allowed),
         close=handler.close,
     )
+
+
+def check_keys(config: CurveConfig, *, takes_offers: bool) -> None:
+    """Read what `kv_security` and the link will read.
+
+    Raises:
+        ConfigError: a key file is missing, unreadable or not a key.
+    """
+    if load_identity(config, is_client=True) is not None and takes_offers:
+        _allowed(config)
+
+
+def _allowed(config: CurveConfig) -> AllowedKeys:
+    return AllowedKeys("link.curve.allowed_keys_file", config.allowed_keys_file)
 
 
 def _as_client(identity: CurveIdentity, socket: Socket, server_key: str) -> None:

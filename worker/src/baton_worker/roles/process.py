@@ -37,7 +37,7 @@ from baton_worker.handoff.address import check_advertised
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import PlaceLimits
-from baton_worker.handoff.security import kv_security
+from baton_worker.handoff.security import check_keys, kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import Role
@@ -92,9 +92,7 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     Raises:
         ConfigError: the configuration cannot be served (model, keys, addresses).
     """
-    static_endpoints(config.link)  # before the weights, which may take minutes
-    if role is Role.DECODE:
-        check_advertised(config.handoff)
+    _check(config, role)  # before the weights, which may take minutes
     engine = _load_engine(config)
     worker = _assemble(config, role, engine)
     end_on_thread_fault()
@@ -116,6 +114,15 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     worker.loop.parts.traces.tracing.close()
     engine.close()
     return 0
+
+
+def _check(config: ProcessConfig, role: Role) -> None:
+    """Refuse addresses and keys that the parts would refuse when they are made."""
+    static_endpoints(config.link)
+    is_decode = role is Role.DECODE
+    if is_decode:
+        check_advertised(config.handoff)
+    check_keys(config.link.curve, takes_offers=is_decode)
 
 
 def _load_engine(config: ProcessConfig) -> StepEngine:
