@@ -41,7 +41,10 @@ def test_every_command_explains_itself(command, capsys):
         (["local", "--model", "m", "--kv-blocks", "-1"], "--kv-blocks is -1, not in 0.."),
         (["local", "--model", "m", "--prefill-chunk", "0"], "--prefill-chunk is 0, not in 1.."),
         (["keygen", "--out", "/dev/null/x", "--name", "a"], "--out /dev/null/x: "),
+        (["keygen", "--out", ".", "--name", "../a"], "--name ../a is no file's name"),
+        (["keygen", "--out", ".", "--name", ""], "--name  is no file's name"),
         (["prefill", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
+        (["prefill", "--config", "/dev/null"], "/dev/null is empty: model.path"),
     ],
 )
 def test_bad_arguments_end_with_a_named_error(arguments, message, capsys):

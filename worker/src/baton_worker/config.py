@@ -342,6 +342,8 @@ def load_config(path: Path) -> ProcessConfig:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if document is None:
+        raise ConfigError(f"{path} is empty: model.path at least is required")
     try:
         return msgspec.convert(document, ProcessConfig)
     except msgspec.ValidationError as error:

@@ -287,6 +287,8 @@ def _sim_config(options: argparse.Namespace) -> SimConfig:
 def _keygen(options: argparse.Namespace) -> int:
     from baton_worker.link.curve import generate_key_files
 
+    if not options.name or Path(options.name).name != options.name:
+        raise ConfigError(f"--name {options.name} is no file's name: --out is for the folder")
     public, secret = (options.out / f"{options.name}.{half}" for half in ("public", "secret"))
     try:
         options.out.mkdir(parents=True, exist_ok=True)
