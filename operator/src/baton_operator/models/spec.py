@@ -150,8 +150,10 @@ class GatewaySpec(Model, frozen=True):
               max_length=512),
     ] = ""  # fmt: skip
     max_outstanding_requests: Annotated[
-        int, about("Requests in flight per gateway; more are answered 429.", ge=1, le=1 << 20)
-    ] = 2048
+        int,
+        about("Choices in hand per gateway; more wait in line for 10 s and then get 429.",
+              ge=1, le=1 << 20),
+    ] = 2048  # fmt: skip
     request_timeout_seconds: Annotated[
         int, about("Longest life of one request.", ge=1, le=86400)
     ] = 600
