@@ -73,11 +73,12 @@ class Upgrades:
 
     def passed(self, key: ObjectKey) -> None:
         """Note what a pass made of a model, and wake who may roll in its place."""
+        had_turn = key in self._given or key in self._rolling
         self._given.discard(key)
         parent = self._parents.get(key)
         if isinstance(parent, PDDeployment) and _is_rolling(parent):
             self._rolling.add(key)
-        elif key in self._rolling:
+        elif had_turn:
             self._rolling.discard(key)
             revisions = {p.key for p in self._models() if self._is_waiting(p)}
             for waiting in sorted(revisions | self._gateways_waiting):
