@@ -99,7 +99,7 @@ def fill_kv_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]
     dealers = Dealers(lambda: context.socket(zmq.DEALER), lambda socket, key: None, zmq.Poller())
 
     def connected(endpoint: str) -> zmq.Socket[bytes]:
-        ours = dealers.to(Address(endpoint, ""), 0.0, ())
+        ours = dealers.to(Address(endpoint, ""), 0.0)
         ours.poll(10_000, zmq.POLLOUT)  # it takes nothing before its connection stands
         return ours
 

@@ -10,6 +10,7 @@ Everything here runs on the transport's thread.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,18 +67,14 @@ class Dealers:
     def __len__(self) -> int:
         return len(self._dealers)
 
-    def to(self, address: Address, now: float, needed: Container[Address]) -> Socket:
-        """Return the connection to an address; a new one replaces those of no use any more.
-
-        Args:
-            needed: addresses with open offers, whose connections stay.
+    def to(self, address: Address, now: float) -> Socket:
+        """Return the connection to an address.
 
         Raises:
             zmq.ZMQError: the address cannot be connected to.
         """
         dealer = self._dealers.get(address)
         if dealer is None:
-            self._close_unused(now, needed)
             dealer = self._dealers[address] = self._connected(address, now)
         dealer.used_at = now
         return dealer.socket
@@ -104,6 +101,16 @@ class Dealers:
         """Return the addresses with a connection."""
         return frozenset(address for address, dealer in self._dealers.items() if dealer.is_up)
 
+    def close_unused(self, now: float, needed: Container[Address]) -> None:
+        """Give back what has been of no use for long, or it tries for ever to reach who is gone.
+
+        Args:
+            needed: addresses with something open, whose connections stay.
+        """
+        for address, dealer in list(self._dealers.items()):
+            if now - dealer.used_at >= UNUSED_SECONDS and address not in needed:
+                self._close(address)
+
     def close(self) -> None:
         """Close every connection."""
         for address in list(self._dealers):
@@ -122,23 +129,17 @@ class Dealers:
         socket.set(zmq.HEARTBEAT_IVL, _BEAT_MS)
         socket.set(zmq.HEARTBEAT_TIMEOUT, STUCK_MS)
         use_family_of(socket, address.endpoint)
-        monitoring = monitor(socket)  # before it connects, or the news of that could be missed
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(close, socket)
+            monitoring = monitor(socket)  # before it connects, or the news of that could be missed
+            undo.callback(monitoring.close, linger=0)
             self._secure(socket, address.public_key)
             socket.connect(address.endpoint)
-        except zmq.ZMQError:
-            close(socket)
-            monitoring.close(linger=0)
-            raise
+            undo.pop_all()
         dealer = _Dealer(socket, monitoring, Multipart(socket, MAX_ANSWER_FRAMES), now)
         for source in (dealer.socket, dealer.monitoring):
             self._poller.register(source, zmq.POLLIN)
         return dealer
-
-    def _close_unused(self, now: float, needed: Container[Address]) -> None:
-        for address, dealer in list(self._dealers.items()):
-            if now - dealer.used_at >= UNUSED_SECONDS and address not in needed:
-                self._close(address)
 
     def _close(self, address: Address) -> None:
         dealer = self._dealers.pop(address)

@@ -35,6 +35,7 @@ from baton_worker.messages import DecodeTarget
 
 log = logging.getLogger(__name__)
 
+TIDY_SECONDS = 10.0
 _BATCH = 256
 
 
@@ -67,6 +68,7 @@ class Sender:
         self._asks = AskBook()
         self._carrying = Dealers(new_socket, secure, poller)
         self._asking = Dealers(new_socket, secure, poller)
+        self._tidied_at = time.monotonic()
 
     def ask(
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
@@ -110,6 +112,7 @@ class Sender:
         self._say_asks()
         self._send_offers()
         self._end_overdue()
+        self._close_unused()
         self._metrics.open_offers.set(self._offers.n_open)
         self._metrics.flying_bytes.set(self._offers.flying_bytes)
 
@@ -120,7 +123,7 @@ class Sender:
 
     def _say_asks(self) -> None:
         for address in self._asks.unsaid_at():
-            dealer = self._connected(self._asking, address, self._asks.addresses())
+            dealer = self._connected(self._asking, address)
             if dealer is None or address not in self._asking.standing():
                 continue
             while (message := self._asks.next_unsaid(address)) is not None:
@@ -132,7 +135,7 @@ class Sender:
 
     def _send_offers(self) -> None:
         for address in self._offers.waiting_at():
-            dealer = self._connected(self._carrying, address, self._offers.addresses())
+            dealer = self._connected(self._carrying, address)
             if dealer is None or address not in self._carrying.standing():
                 continue
             while (offer := self._offers.next_to_send(address, time.monotonic())) is not None:
@@ -140,12 +143,10 @@ class Sender:
                 if self._offers.holds(offer) and not self._send(dealer, offer):
                     break
 
-    def _connected(
-        self, dealers: Dealers, address: Address, needed: frozenset[Address]
-    ) -> Socket | None:
+    def _connected(self, dealers: Dealers, address: Address) -> Socket | None:
         """Return the connection; None, and everything there failed, when it can never be made."""
         try:
-            return dealers.to(address, time.monotonic(), needed)
+            return dealers.to(address, time.monotonic())
         except zmq.ZMQError as error:
             message = f"cannot send KV to {address.endpoint!r}: {error}"
             for failure in (
@@ -177,6 +178,13 @@ class Sender:
             self._make_calls()
             if self._offers.holds(offer):
                 self._fail(self._offers.give_up(offer, now))
+
+    def _close_unused(self) -> None:
+        now = time.monotonic()
+        if now - self._tidied_at >= TIDY_SECONDS:
+            self._tidied_at = now
+            self._asking.close_unused(now, self._asks.addresses())
+            self._carrying.close_unused(now, self._offers.addresses())
 
     def _fail(self, failure: HandoffFailed) -> None:
         self._metrics.failed(failure.code)
