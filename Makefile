@@ -10,7 +10,7 @@ KEEP ?=
 # Tests that wait leave a processor idle, which one process more can use.
 ONE_MORE := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help env demo test lint unit e2e faults soak mutants slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
+.PHONY: help env demo test lint unit e2e faults soak overload mutants slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat format clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ faults: env ## Deployments under load while processes die, freeze and change ver
 
 soak: env ## An hour of faults on real processes and links, and fuzzing, with a table (SECONDS=600 shortens it)
 	@mkdir -p out && PYTHONPATH=tests/faults $(PY) -m baton_faults.soak --seconds $(or $(SECONDS),3600) --markdown out/soak.md
+
+overload: env ## What a queue of 16 times the slots, floods, slow clients and gateways cost others (ten minutes; URGENT=1 as root)
+	@mkdir -p out && PYTHONPATH=tests/faults $(PY) -m baton_faults.overload $(if $(URGENT),--urgent) --seconds $(or $(SECONDS),120) --markdown out/overload.md
 
 mutants: env ## Change the pure cores one place at a time and list what the fast tests let live (hours; ONLY="outbox scaling")
 	@mkdir -p out && $(PY) tools/mutants.py $(if $(ONLY),--only $(ONLY)) --jobs $$(nproc) --markdown out/mutants.md

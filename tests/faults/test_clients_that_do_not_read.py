@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from baton_faults.fleet import MODEL, fleet, wait_until
-from baton_faults.load import Ask
+from baton_faults.floods import connect, long_ask
 from baton_faults.steady import (
     ENGINE,
     assert_flat,
@@ -24,19 +22,12 @@ from baton_faults.steady import (
 pytestmark = pytest.mark.e2e
 
 N_DEAF = 40
-N_TOKENS = 900
 
 
 def deaf(url: str, number: int) -> socket.socket:
-    """Ask for a long stream with all alternatives, over a connection that takes next to nothing."""
-    ask = Ask((9, 10 + number, 11), N_TOKENS, extra=(("logprobs", 20),))
-    body = json.dumps(ask.body(MODEL.name)).encode()
-    where = urlsplit(url)
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    found.connect((where.hostname, where.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-    found.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+    """Ask for a long stream over a connection that takes next to nothing."""
+    found = connect(url, 4096)
+    long_ask(found, MODEL.name, number)
     return found
 
 

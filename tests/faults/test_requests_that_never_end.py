@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 
 from baton_faults.fleet import Fleet, Start, fleet
+from baton_faults.floods import BEGINNINGS, FLOODS, connect, pour
 from baton_faults.steady import (
     ENGINE,
     assert_flat,
@@ -25,25 +25,7 @@ from baton_faults.steady import (
 pytestmark = pytest.mark.e2e
 
 FLOOD_BYTES = 64 << 20
-PATIENCE_SECONDS = 120.0
 N_SLOW = 60
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-
-
-def connect(url: str) -> socket.socket:
-    where = urlsplit(url)
-    return socket.create_connection((where.hostname, where.port), timeout=PATIENCE_SECONDS)
-
-
-def pour(connection: socket.socket, head: bytes, piece: bytes) -> int:
-    """Send pieces until the other side has had enough; return how many bytes it took."""
-    sent = 0
-    with contextlib.suppress(ConnectionError):
-        connection.sendall(head)
-        while sent < FLOOD_BYTES:
-            connection.sendall(piece)
-            sent += len(piece)
-    return sent
 
 
 def status_of(connection: socket.socket) -> int:
@@ -52,16 +34,6 @@ def status_of(connection: socket.socket) -> int:
         line = connection.recv(4096).split(b"\r\n")[0]
         return int(line.split()[1]) if line else 0
     return 0
-
-
-FLOODS = {
-    "headers": (HEAD, b"x-flood: " + b"a" * 8000 + b"\r\n", {0, 400, 431}),
-    "one header": (HEAD + b"x-flood: ", b"a" * 65536, {0, 400, 431}),
-    "a request line": (b"POST /", b"a" * 65536, {0, 400, 414}),
-    "a body": (HEAD + b"content-length: 1073741824\r\n\r\n", b" " * 65536, {0, 413}),
-    "chunks": (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1000\r\n" + b" " * 4096 + b"\r\n",
-               {0, 413}),
-}  # fmt: skip
 
 
 def patient_for_ten_seconds(name: str, start: Start) -> Start:
@@ -86,7 +58,7 @@ def test_floods_are_refused_and_take_no_memory(running: Fleet) -> None:
     with steady(running, at_least=60, first=10_000) as load:
         for name, (head, piece, answers) in FLOODS.items():
             with contextlib.closing(connect(running.url)) as connection:
-                sent = pour(connection, head, piece)
+                sent = pour(connection, head, piece, FLOOD_BYTES)
                 status = status_of(connection)
             print(f"{name}: {status} after {sent} bytes")
             assert status in answers, name
@@ -94,14 +66,6 @@ def test_floods_are_refused_and_take_no_memory(running: Fleet) -> None:
     assert_whole_at_once(load)
     assert_flat(before, footprint(running, "gateway"))
     assert running["gateway"].metric("baton_http_refused_total") >= len(FLOODS)
-
-
-BEGINNINGS = {
-    "nothing": b"",
-    "a request line": b"POST /v1/comp",
-    "headers": HEAD,
-    "a body": HEAD + b"content-length: 99\r\n\r\n{",
-}
 
 
 @pytest.mark.parametrize("said", BEGINNINGS)

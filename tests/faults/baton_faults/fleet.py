@@ -15,7 +15,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,11 +62,10 @@ def set_fields(config: msgspec.Struct) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for known in msgspec.structs.fields(config):
         value = getattr(config, known.name)
-        if isinstance(value, msgspec.Struct):
-            if inner := set_fields(value):
-                found[known.name] = inner
-        elif value != known.default:
-            found[known.name] = msgspec.to_builtins(value)
+        if value == known.default:
+            continue
+        is_section = isinstance(value, msgspec.Struct)
+        found[known.name] = set_fields(value) if is_section else msgspec.to_builtins(value)
     return found
 
 
@@ -101,6 +100,10 @@ class Process:
     def resident_bytes(self) -> int:
         """Return how much memory it has."""
         return int(psutil.Process(self.pid).memory_info().rss)
+
+    def forget_peak(self) -> None:
+        """Let `peak_bytes` speak of what comes from now on."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def peak_bytes(self) -> int:
         """Return the most memory that it ever had."""
@@ -142,8 +145,8 @@ class Fleet:
 
     @property
     def workers(self) -> list[str]:
-        """Names of all but the gateway."""
-        return [name for name in self.plans if name != "gateway"]
+        """Names of all but the gateways."""
+        return [name for name, start in self.plans.items() if start.role != "gateway"]
 
     def start(self, *names: str, source: Path | None = None) -> None:
         """Start processes side by side and wait until each is ready.
@@ -233,11 +236,34 @@ class Fleet:
 Change = Callable[[str, Start], Start]
 
 
+def with_another_gateway(plans: dict[str, Start], link_port: int) -> dict[str, Start]:
+    """Return the processes with a second gateway, `gateway-1`, which all workers link with too."""
+    first = plans["gateway"].config
+    endpoint = f"tcp://127.0.0.1:{link_port}"
+    http = msgspec.structs.replace(first.gateway.http, port=0)
+    config = msgspec.structs.replace(
+        first,
+        worker_id="gateway-1",
+        link=msgspec.structs.replace(first.link, bind=endpoint, gateways=(endpoint,)),
+        gateway=msgspec.structs.replace(first.gateway, http=http),
+    )
+    both = (*first.link.gateways, endpoint)
+
+    def told(start: Start) -> Start:
+        link = msgspec.structs.replace(start.config.link, gateways=both)
+        return replace(start, config=msgspec.structs.replace(start.config, link=link))
+
+    workers = {name: told(start) for name, start in plans.items() if start.role != "gateway"}
+    return {"gateway": plans["gateway"], "gateway-1": Start("gateway", config), **workers}
+
+
 @contextlib.contextmanager
 def fleet(
     folder: Path,
     change: Change = lambda name, start: start,
     model: Path = MODEL,
+    *,
+    has_two_gateways: bool = False,
     **options: Any,
 ) -> Iterator[Fleet]:
     """Start a gateway and workers, wait until all are usable, and kill them in the end.
@@ -246,13 +272,18 @@ def fleet(
         folder: for configuration and logs.
         change: makes of how a process would be started plainly how it is.
         model: folder of the model, which is served under the example's name.
+        has_two_gateways: start `gateway-1` beside `gateway`.
         options: of `LocalOptions`.
     """
     with contextlib.ExitStack() as stack:
-        http, link = (stack.enter_context(reserve_port("127.0.0.1")) for _ in range(2))
-        asked = LocalOptions(str(model), served_name=MODEL.name, port=port_of(http), **options)
-        plain = plan_processes(asked, port_of(link), {})
-        running = Fleet(folder, {p.name: change(p.name, Start(p.role, p.config)) for p in plain})
+        ports = [stack.enter_context(reserve_port("127.0.0.1")) for _ in range(3)]
+        http, link, other = map(port_of, ports)
+        asked = LocalOptions(str(model), served_name=MODEL.name, port=http, **options)
+        plain = plan_processes(asked, link, {})
+        plans = {p.name: Start(p.role, p.config) for p in plain}
+        if has_two_gateways:
+            plans = with_another_gateway(plans, other)
+        running = Fleet(folder, {name: change(name, start) for name, start in plans.items()})
         stack.callback(end, running)
         running.start(*running.plans)
         running.wait_usable()

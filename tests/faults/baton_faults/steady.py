@@ -49,11 +49,14 @@ def recorded_fleet(folder: Path, **options: Any) -> Iterator[Fleet]:
         yield running
 
 
-def clients_of(running: Fleet) -> Clients:
-    """Return clients of simulated workers, who know what they must be told."""
+def clients_of(running: Fleet, url: str = "") -> Clients:
+    """Return clients of simulated workers, who know what they must be told.
+
+    `url`: of another gateway than the first.
+    """
     text = sim_text()
     said = functools.cache(lambda ask: text.after(ask.prompt, ask.n_tokens))
-    return Clients(running.url, MODEL.name, said, Log())
+    return Clients(url or running.url, MODEL.name, said, Log())
 
 
 def assert_right(running: Fleet, log: Log) -> None:
