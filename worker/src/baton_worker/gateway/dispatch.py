@@ -101,11 +101,14 @@ class Dispatcher:
             requests,
             metrics,
             max_retries=limits.max_retries,
+            max_wait_seconds=limits.max_wait_seconds,
             reserve_seconds=limits.request_timeout_seconds,
         )
         self.is_leaving = False
         self._slots = Slots[Any](limits.max_outstanding_requests, limits.max_waiting_requests)
-        self._line = Line[_Begun](self._slots, metrics, limits.max_wait_seconds, clock)
+        self._line = Line[_Begun](
+            self._slots, metrics, limits.max_wait_seconds, clock, self.retrier
+        )
         workers.on_room = self._line.room
         requests.on_end = self._freed
 

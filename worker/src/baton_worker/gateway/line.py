@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from baton_worker.gateway.errors import ApiError, full
 from baton_worker.gateway.metrics import GatewayMetrics
@@ -27,6 +27,16 @@ class Lack(enum.Enum):
 
     ROOM = enum.auto()
     WORKERS = enum.auto()
+
+
+class Ahead(Protocol):
+    """Those who are served before the line: they had begun, and were interrupted."""
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+
+    def serve(self) -> bool:
+        """Give them what room there is; False when this has to go on in another turn."""
 
 
 class _Waiting(Generic[T]):
@@ -49,8 +59,10 @@ class Line(Generic[T]):
         metrics: GatewayMetrics,
         max_wait_seconds: float,
         clock: Callable[[], float],
+        ahead: Ahead,
     ) -> None:
-        """`max_wait_seconds` 0: nobody waits."""
+        """`max_wait_seconds` 0: nobody waits. `ahead`: who is served before the line."""
+        self._ahead = ahead
         self._slots = slots
         self._metrics = metrics
         self._max_wait_seconds = max_wait_seconds
@@ -75,7 +87,8 @@ class Line(Generic[T]):
             ApiError: 429 when the line is full or the wait was too long, and what `begin` raises.
         """
         lacks = "gateway_full"
-        if self._slots.is_open_to(client, n_slots):
+        is_promised = self._is_due and len(self._ahead) > 0
+        if not is_promised and self._slots.is_open_to(client, n_slots):
             made = begin()
             if not isinstance(made, Lack):
                 return made
@@ -95,7 +108,7 @@ class Line(Generic[T]):
         self._serve_soon()
 
     def _serve_soon(self) -> None:
-        if self._slots.n_waiting and not self._is_due:
+        if (self._slots.n_waiting or len(self._ahead)) and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._serve)
 
@@ -128,6 +141,9 @@ class Line(Generic[T]):
 
     def _serve(self) -> None:
         self._is_due = False
+        if not self._ahead.serve():
+            self._serve_soon()
+            return
         if self._is_fresh:
             self._is_fresh = False
             self._slots.pass_nobody()

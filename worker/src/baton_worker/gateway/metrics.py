@@ -114,6 +114,10 @@ class GatewayMetrics:
         self.in_line = factory.gauge(
             "baton_gateway_line_requests", "Requests that wait in line for room"
         )
+        self.waiting_retries = factory.gauge(
+            "baton_gateway_waiting_retries",
+            "Choices that lost their worker and wait for room at another",
+        )
         self.line_seconds = factory.histogram(
             "baton_gateway_line_wait_seconds",
             "How long requests that had to wait for room did so, refused ones included",

@@ -168,8 +168,8 @@ class LiveRequests:
         live.sources = tuple(source for source in live.sources if source != worker_id)
         self._forget_source(live, worker_id)
 
-    def begin_attempt(self, live: LiveRequest, worker_ids: tuple[str, ...]) -> None:
-        """Move a request, accounted to other workers, to its next attempt; end the one before."""
+    def end_attempt(self, live: LiveRequest) -> None:
+        """Take a request from its workers to its next attempt, which has none yet."""
         for worker_id in live.sources:
             self._forget_source(live, worker_id)
         for worker_id in live.holders:
@@ -178,9 +178,17 @@ class LiveRequests:
         self.note_held(live, -live.merge.begin_attempt(live.key.attempt))
         if not live.merge.delivered:
             live.n_reused = 0
+        live.holders = live.sources = ()
+        live.n_rows = {}
+
+    def begin_attempt(self, live: LiveRequest, worker_ids: tuple[str, ...]) -> None:
+        """Move a request, accounted to other workers, to its next attempt, unless it stands there
+        and waits for them.
+        """
+        if live.holders:
+            self.end_attempt(live)
         live.holders = live.sources = worker_ids
         live.begun, live.began_at = self._workers.now(), live.merge.next_position
-        live.n_rows = {}
         for worker_id in worker_ids:
             self._by_source.setdefault(worker_id, {})[live.key.handle] = live
 

@@ -4,9 +4,10 @@ The next attempt is told what the client has been given and goes on behind it: t
 those tokens as output that it already gave, as it does after a preemption, so penalties, lengths
 and the noise of a seed are those of an undisturbed run. Nothing is given twice and nothing is lost,
 since the merge goes on at the same position and rows of earlier attempts are stale. What one model
-began no other goes on with. Where no worker can do that, the request ends with the error that it
-would have had; where two workers failed that the request itself may have ended, with one that says
-so. What each failure means is `failures`'.
+began no other goes on with. Where all workers that could do that are full, the next attempt waits
+for the first of them that is not, before all that wait to begin (`waiting_retries`). Where none
+can, the request ends with the error that it would have had; where two workers failed that the
+request itself may have ended, with one that says so. What each failure means is `failures`'.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import logging
 import math
 from collections.abc import Iterable
 
-from baton_worker.gateway.balance import Pair
-from baton_worker.gateway.commands import commands_of, send_all
+from baton_worker.gateway.balance import Needs, Pair
+from baton_worker.gateway.commands import Unsent, commands_of, send_all
 from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST, ApiError, suspect
 from baton_worker.gateway.failures import MAX_HARMS, TREATMENTS, Blame, Cause, Treatment
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.pairing import weights_of
 from baton_worker.gateway.requests import LiveRequest, LiveRequests
+from baton_worker.gateway.waiting_retries import Waiting, WaitingRetries
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import Role
 from baton_worker.link.api import GatewayLink
@@ -43,6 +45,7 @@ class Retrier:
         metrics: GatewayMetrics,
         *,
         max_retries: int,
+        max_wait_seconds: float,
         reserve_seconds: float,
     ) -> None:
         self._link = link
@@ -50,7 +53,27 @@ class Retrier:
         self._requests = requests
         self._metrics = metrics
         self._max_retries = max_retries
+        self._max_wait_seconds = max_wait_seconds
         self._reserve_seconds = reserve_seconds
+        self._waiting = WaitingRetries()
+
+    def __len__(self) -> int:
+        """Return how many choices wait for a worker."""
+        return len(self._waiting)
+
+    def serve(self) -> bool:
+        """Begin the attempts that there is room for now; False: call again, some were not tried."""
+        is_done = self._waiting.serve(self._go_on)
+        self._metrics.waiting_retries.set(len(self._waiting))
+        return is_done
+
+    def expire(self) -> None:
+        """End those that have waited for too long, and forget those that ended otherwise."""
+        now = self._workers.now()
+        for one in self._waiting.take(lambda one: not _is_live(one.live) or now >= one.until):
+            if _is_live(one.live):
+                self._end(one)
+        self._metrics.waiting_retries.set(len(self._waiting))
 
     def recover(
         self, live: LiveRequest, cause: Cause, worker_id: str, error: ApiError
@@ -115,20 +138,11 @@ class Retrier:
     def _retry(
         self, live: LiveRequest, blamed: tuple[str, ...], error: ApiError
     ) -> ApiError | None:
-        why = error.message
         while live.key.attempt < self._max_retries:
-            n_given = len(live.merge.delivered)
-            pair = self._assign(live, blamed, n_given)
+            pair = self._assign(live, blamed)
             if pair is None:
-                self._metrics.not_retried("no_workers")
-                return error
-            live.weights = weights_of(pair.prefill.info)
-            self._requests.begin_attempt(live, pair.worker_ids)
-            facts = {"handle": f"{live.key.handle:x}", "attempt": live.key.attempt, "why": why}
-            facts |= {"request": live.generation.request_id, "after_tokens": n_given}
-            log.warning("a request is tried again", extra=facts)
-            self._metrics.retried("from_token" if n_given else "from_start")
-            unsent = send_all(self._link, commands_of(live, pair, self._reserve_seconds))
+                return self._wait(live, blamed, error)
+            unsent = self._begin(live, pair, error.message)
             if unsent is None:
                 return None
             if unsent.error.code != WORKER_LOST:
@@ -137,18 +151,85 @@ class Retrier:
         self._metrics.not_retried("attempts")
         return error
 
-    def _assign(self, live: LiveRequest, blamed: tuple[str, ...], n_given: int) -> Pair | None:
+    def _begin(self, live: LiveRequest, pair: Pair, why: str) -> Unsent | None:
+        n_given = len(live.merge.delivered)
+        live.weights = weights_of(pair.prefill.info)
+        self._requests.begin_attempt(live, pair.worker_ids)
+        facts = {"handle": f"{live.key.handle:x}", "attempt": live.key.attempt, "why": why}
+        facts |= {"request": live.generation.request_id, "after_tokens": n_given}
+        log.warning("a request is tried again", extra=facts)
+        self._metrics.retried("from_token" if n_given else "from_start")
+        return send_all(self._link, commands_of(live, pair, self._reserve_seconds))
+
+    def _wait(self, live: LiveRequest, blamed: tuple[str, ...], error: ApiError) -> ApiError | None:
+        """Let the next attempt wait, if there are workers that it can wait for."""
+        if not self._max_wait_seconds or not self._may_have_room(live, blamed):
+            self._metrics.not_retried("no_workers")
+            return error
+        self._requests.end_attempt(live)
+        until = self._workers.now() + self._max_wait_seconds
+        self._waiting.join(Waiting(live, blamed, error, until))
+        self._metrics.waiting_retries.set(len(self._waiting))
+        facts = {"request": live.generation.request_id, "why": error.message}
+        log.warning("a request waits to be tried again: every worker is full", extra=facts)
+        return None
+
+    def _go_on(self, one: Waiting) -> bool:
+        """Begin an attempt that has waited; False when there is no room yet."""
+        live, blamed, error, _ = one
+        if not _is_live(live):
+            return True
+        pair = self._assign(live, blamed)
+        if pair is None:
+            if self._may_have_room(live, blamed):
+                return False
+            self._end(one)
+            return True
+        unsent = self._begin(live, pair, error.message)
+        if unsent is not None:
+            ended: ApiError | None = unsent.error
+            if unsent.error.code == WORKER_LOST:
+                ended = self._retry(live, (unsent.worker_id,), error)
+            if ended is not None:
+                self._requests.fail(live.generation, ended, outcome=_outcome(ended))
+        return True
+
+    def _end(self, one: Waiting) -> None:
+        """Nobody came in time: it ends as it would have without waiting."""
+        self._metrics.not_retried("no_workers")
+        self._requests.fail(one.live.generation, one.error, outcome=_outcome(one.error))
+
+    def _assign(self, live: LiveRequest, blamed: tuple[str, ...]) -> Pair | None:
         """Find workers for the next attempt, and avoid those that are to blame from now on."""
-        needs = live.needs
-        if n_given:
-            features = (*needs.features, RESUME)
-            needs = needs._replace(features=features, weights=live.weights)
         for avoided in _to_avoid(blamed):
-            pair = self._workers.assign(needs, live.avoided | avoided)
+            pair = self._workers.assign(_needs(live), live.avoided | avoided)
             if pair is not None:
                 live.avoided |= avoided
                 return pair
         return None
+
+    def _may_have_room(self, live: LiveRequest, blamed: tuple[str, ...]) -> bool:
+        """Whether there are workers for the next attempt, which are full now."""
+        return any(
+            self._workers.most_choices(_needs(live), live.avoided | avoided)
+            for avoided in _to_avoid(blamed)
+        )
+
+
+def _is_live(live: LiveRequest) -> bool:
+    return live.key.handle in live.generation.live
+
+
+def _needs(live: LiveRequest) -> Needs:
+    """Return what the next attempt asks of its workers."""
+    if not live.merge.delivered:
+        return live.needs
+    features = (*live.needs.features, RESUME)
+    return live.needs._replace(features=features, weights=live.weights)
+
+
+def _outcome(error: ApiError) -> str:
+    return WORKER_LOST if error.code == WORKER_LOST else "error"
 
 
 def _blamed(live: LiveRequest, blame: Blame, worker_id: str) -> tuple[str, ...]:

@@ -141,8 +141,9 @@ class GatewayService:
         self._applier.apply(events)
 
     async def _tick(self) -> None:
-        """Report the worst lag of each interval, this timer's own included; close old gaps; notice
-        workers that are due to be tried, and when no request is live.
+        """Report the worst lag of each interval, this timer's own included; close old gaps; end
+        retries that waited in vain; notice workers that are due to be tried, and when no request is
+        live.
         """
         while True:
             asleep = self._clock()
@@ -151,6 +152,7 @@ class GatewayService:
             self._link.set_lag(max(own_lag, self._worst_lag_seconds, 0.0))
             self._worst_lag_seconds = 0.0
             self._applier.expire_gaps()
+            self.dispatcher.retrier.expire()
             self._workers.look()
             if not (len(self.requests) or self.dispatcher.n_waiting):
                 self._idle.set()

@@ -238,9 +238,10 @@ class WorkerTable:
             load.dispatched -= 1
             self._take_off(load, needs)
 
-    def most_choices(self, needs: Needs) -> int:
+    def most_choices(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> int:
         """Return how many such choices the workers could have at once if they had nothing else."""
-        return most_choices(self._in_use, needs, self._pairing)
+        loads = [load for load in self._in_use if load.info.worker_id not in avoided]
+        return most_choices(loads, needs, self._pairing)
 
     def usable_choices(self, needs: Needs) -> int:
         """Return the same without the workers that are ejected now."""

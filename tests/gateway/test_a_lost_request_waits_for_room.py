@@ -1,0 +1,194 @@
+"""A request whose worker is lost while the others are full goes on at the first that has room."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_worker.gateway.waiting_retries import WaitingRetries
+from baton_worker.identity import Role
+from baton_worker.records.columns import ErrorCode, Finish
+
+OUTPUT = [100 + n for n in range(6)]
+BODY = {"model": "tiny", "max_tokens": len(OUTPUT), "return_token_ids": True}
+ONE_PLACE = {"max_running": 1, "max_waiting": 0}
+WAITING = "baton_gateway_waiting_retries"
+
+
+class Poster(threading.Thread):
+    """Posts a completion and keeps the answer."""
+
+    def __init__(self, gateway, prompt):
+        super().__init__()
+        self.gateway, self.body, self.answer = gateway, BODY | {"prompt": [prompt]}, None
+        self.start()
+
+    def run(self):
+        with self.gateway.http() as client:
+            self.answer = client.post("/v1/completions", json=self.body)
+
+    def result(self):
+        self.join(60)
+        assert not self.is_alive()
+        return self.answer
+
+    def tokens(self):
+        return self.result().json()["choices"][0]["token_ids"]
+
+
+def submits(gateway, support):
+    return [(w, c) for w, c in gateway.link.commands if isinstance(c, support.Submit)]
+
+
+def wait_for(gateway, value, name=WAITING):
+    while gateway.metric(name) != value:
+        pass
+
+
+@pytest.fixture
+def full(start_gateway, support):
+    """`full(**options)`: two workers of one place with a request each, and these requests."""
+
+    def make(**options):
+        options = {"max_wait_seconds": 600.0} | options
+        gateway = start_gateway(lambda submit: OUTPUT, workers="m", info=ONE_PLACE, **options)
+        gateway.link.up("mixed-1", Role.MIXED, **ONE_PLACE)
+        gateway.link.pause()
+        posters = {}
+        for n, prompt in enumerate((70, 71), 1):
+            poster = Poster(gateway, prompt)
+            gateway.link.wait_until(lambda n=n: len(submits(gateway, support)) == n)
+            worker, submit = submits(gateway, support)[-1]
+            posters[worker] = poster, submit
+        return gateway, posters["mixed-0"], posters["mixed-1"]
+
+    return make
+
+
+def end(gateway, support, worker, submit):
+    row = support.RowSpec(submit.handle, 0, [*OUTPUT[:1], 1], Finish.STOP)
+    gateway.link.publish(worker, row)
+
+
+def test_it_goes_before_all_who_wait_to_begin(full, support):
+    gateway, (lost, first), (other, busy) = full()
+    gateway.link.publish("mixed-0", support.RowSpec(first.handle, 0, OUTPUT[:2]))
+    newcomer = Poster(gateway, 72)
+    wait_for(gateway, 1, "baton_gateway_line_requests")
+    gateway.link.down("mixed-0", "disconnected")
+    wait_for(gateway, 1)
+    assert len(submits(gateway, support)) == 2
+    end(gateway, support, "mixed-1", busy)
+    gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+    worker, again = submits(gateway, support)[2]
+    assert (worker, again.handle, again.attempt) == ("mixed-1", first.handle, 1)
+    assert again.output_token_ids == tuple(OUTPUT[:2])
+    wait_for(gateway, 0)
+    gateway.link.resume()
+    assert lost.tokens() == OUTPUT
+    assert (other.result().status_code, newcomer.tokens()) == (200, OUTPUT)
+    assert gateway.metric("baton_gateway_retries_total", how="from_token") == 1
+
+
+def test_a_worker_that_comes_takes_it(full, support):
+    gateway, (lost, _), (other, _) = full()
+    gateway.link.down("mixed-0", "disconnected")
+    wait_for(gateway, 1)
+    gateway.link.up("mixed-2", Role.MIXED, **ONE_PLACE)
+    gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+    assert submits(gateway, support)[2][0] == "mixed-2"
+    gateway.link.resume()
+    assert (lost.tokens(), other.tokens()) == (OUTPUT, OUTPUT)
+
+
+def test_it_waits_no_longer_than_any_request(full):
+    gateway, (lost, _), (other, _) = full(max_wait_seconds=0.2)
+    gateway.link.down("mixed-0", "disconnected")
+    answer = lost.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_lost")
+    assert gateway.metric("baton_gateway_retries_refused_total", reason="no_workers") == 1
+    assert gateway.metric(WAITING) == 0
+    gateway.link.resume()
+    assert other.tokens() == OUTPUT
+
+
+def test_where_nobody_waits_it_ends_at_once(full):
+    gateway, (lost, _), _ = full(max_wait_seconds=0)
+    gateway.link.down("mixed-0", "disconnected")
+    assert lost.result().json()["error"]["code"] == "worker_lost"
+    gateway.link.resume()
+
+
+def test_it_ends_when_the_last_worker_is_gone_that_it_could_wait_for(full):
+    gateway, (lost, _), (other, _) = full()
+    gateway.link.down("mixed-0", "disconnected")
+    wait_for(gateway, 1)
+    gateway.link.down("mixed-1", "bye")
+    for poster in (lost, other):
+        assert poster.result().json()["error"]["code"] == "worker_lost"
+    assert gateway.metric("baton_gateway_retries_refused_total", reason="no_workers") == 2
+    wait_for(gateway, 0)
+
+
+def test_one_whose_client_leaves_is_forgotten(full, support):
+    gateway, _, (other, busy) = full()
+    end(gateway, support, "mixed-1", busy)
+    other.result()
+    with (
+        gateway.http() as client,
+        client.stream("POST", "/v1/completions", json=BODY | {"prompt": [80], "stream": True}) as s,
+    ):
+        lines = s.iter_lines()
+        gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+        _, submit = submits(gateway, support)[2]
+        gateway.link.publish("mixed-1", support.RowSpec(submit.handle, 0, OUTPUT[:1]))
+        assert any(f'"token_ids":[{OUTPUT[0]}]' in line for line in lines), "it ends at the first"
+        gateway.link.down("mixed-1", "disconnected")
+        wait_for(gateway, 1)
+    wait_for(gateway, 0)
+    gateway.link.resume()
+    assert len(submits(gateway, support)) == 3
+
+
+def test_it_leaves_to_others_the_room_that_it_can_make_no_use_of(full, support):
+    """The worker that refused it has room, and the one that it waits for has none."""
+    gateway, (lost, first), (other, _) = full()
+    error = (ErrorCode.HANDOFF_REFUSED, "not here")
+    row = support.RowSpec(first.handle, 0, finish=Finish.ERROR, error=error)
+    gateway.link.publish("mixed-0", row)
+    wait_for(gateway, 1)
+    newcomer = Poster(gateway, 72)
+    gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+    assert submits(gateway, support)[2][0] == "mixed-0"
+    gateway.link.resume()
+    assert [each.tokens() for each in (newcomer, other, lost)] == [OUTPUT] * 3
+
+
+@given(st.lists(st.integers(0, 400), max_size=4), st.lists(st.booleans(), max_size=60))
+def test_all_are_tried_in_their_order_and_none_is_lost(arrivals, answers):
+    line, expected, numbers = WaitingRetries(), deque(), iter(range(10_000))
+    outcome = deque(answers)
+
+    def begin(one):
+        tried.append(one)
+        is_begun = bool(outcome) and outcome.popleft()
+        if is_begun:
+            expected.remove(one)
+        return is_begun
+
+    for n in arrivals:
+        for _ in range(n):
+            one = next(numbers)
+            line.join(one)
+            expected.append(one)
+        tried, before = [], list(expected)
+        while not line.serve(begin):
+            assert len(tried) % 64 == 0, "the loop has its turn"
+        assert tried == before
+        assert len(line) == len(expected)
+    assert line.take(lambda one: True) == list(expected)
+    assert len(line) == 0
