@@ -36,6 +36,11 @@ JUDGE, ANSWER_SECONDS = ROOT / "tools" / "mutant_judge.py", 60.0
 """Who ends a mutant that makes the tests hang, and how long he may take to say so."""
 
 WORKER, OPERATOR = "worker/src/baton_worker", "operator/src/baton_operator"
+RECORDS = {
+    "tests/records/test_[egort]*.py tests/records/test_con*.py": "prefix control decode header"
+    " encode extensions checks rows columns layout",
+    "tests/records/test_[tr]*.py tests/records/test_coa*.py": "scored coalesce",
+}
 CORES: dict[str, tuple[str, str]] = {
     "outbox": (f"{WORKER}/link/outbox.py", "tests/link/test_outbox*.py"),
     "inbox": (f"{WORKER}/link/inbox.py", "tests/link/test_inbox.py"),
@@ -58,7 +63,11 @@ CORES: dict[str, tuple[str, str]] = {
     "admission": (f"{WORKER}/engine/admission.py", "tests/engine/serving/test_pr*.py"),
     "prefix": (f"{WORKER}/engine/prefix.py", "tests/engine/serving/test_prefix_cache.py"),
     "sampler": (f"{WORKER}/engine/sampler.py", "tests/engine/serving/test_sampler.py"),
-    "records": (f"{WORKER}/records", "tests/records/test_[egor]*.py tests/records/test_[ct]*.py"),
+    **{
+        f"records.{name}": (f"{WORKER}/records/{name}.py", tests)
+        for tests, names in RECORDS.items()
+        for name in names.split()
+    },
     "workqueue": (f"{OPERATOR}/workqueue.py", "tests/operator/test_workqueue.py"),
     "scaling": (f"{OPERATOR}/scaling.py", "tests/operator/test_scaling_ratio.py"),
     "plan": (f"{OPERATOR}/plan.py", "tests/operator/test_plan*.py"),
