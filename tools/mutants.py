@@ -37,7 +37,7 @@ JUDGE, ANSWER_SECONDS = ROOT / "tools" / "mutant_judge.py", 60.0
 
 WORKER, OPERATOR = "worker/src/baton_worker", "operator/src/baton_operator"
 RECORDS = {
-    "tests/records/test_[egort]*.py tests/records/test_con*.py": "prefix control decode header"
+    "tests/records/test_[egnort]*.py tests/records/test_con*.py": "prefix control decode header"
     " encode extensions checks rows columns layout",
     "tests/records/test_[tr]*.py tests/records/test_coa*.py": "scored coalesce",
 }
