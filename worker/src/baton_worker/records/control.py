@@ -34,6 +34,7 @@ from baton_worker.records.layout import (
     CRC,
     FLAG_BODY_CHECKSUM,
     MAX_FRAME_BYTES,
+    MINOR,
     PREFIX_BYTES,
     SOFT_FRAME_BYTES,
     MessageType,
@@ -92,7 +93,9 @@ def encode_control(message: Control) -> bytes:
                 RefusalReason.FRAME_SIZE, f"{total_len} bytes, allowed {SOFT_FRAME_BYTES}"
             )
         flags = FLAG_BODY_CHECKSUM if packed.body else 0
-        prefix = Prefix(packed.type, 0, flags, CONTROL_BYTES, total_len, message.epoch, packed.seq)
+        prefix = Prefix(
+            packed.type, MINOR, flags, CONTROL_BYTES, total_len, message.epoch, packed.seq
+        )
         head = pack_prefix(prefix) + packed.fields
     except (struct.error, UnicodeEncodeError) as error:
         raise RecordError(RefusalReason.FIELD_RANGE, f"{message}: {error}") from error

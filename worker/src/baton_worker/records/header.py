@@ -17,6 +17,7 @@ from baton_worker.records.layout import (
     CRC,
     FLAG_COALESCED,
     FLAG_REPLAYED,
+    MINOR,
     PREFIX_BYTES,
     ROW_BYTES,
     STEP_HEADER,
@@ -121,7 +122,7 @@ def pack_step_header(header: StepHeader, body: BodyShape) -> bytes:
     check_role(header.role)
     prefix = Prefix(
         MessageType.STEP,
-        0,
+        MINOR,
         prefix_flags(header, body.flags),
         STEP_HEADER_BYTES,
         body.total_len,

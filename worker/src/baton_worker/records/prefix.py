@@ -13,7 +13,6 @@ from baton_worker.records.layout import (
     MAGIC,
     MAJOR,
     MAX_FRAME_BYTES,
-    MINOR,
     PREFIX,
     PREFIX_BYTES,
     MessageType,
@@ -75,14 +74,14 @@ def check_lengths(prefix: Prefix, frame_bytes: int, known_flags: int, min_header
 
 
 def pack_prefix(prefix: Prefix) -> bytes:
-    """Return the 32 bytes of `prefix` at this version's minor.
+    """Return the 32 bytes of `prefix`.
 
     The caller has checked that every field fits.
     """
     return PREFIX.pack(
         MAGIC,
         MAJOR,
-        MINOR,
+        prefix.minor,
         prefix.type,
         prefix.flags,
         prefix.header_len,
