@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -152,6 +153,56 @@ def test_roles_are_scaled_by_kubectl_under_load(kubectl, load):
                     status(kubectl)[role] == f"{count}/{count}"
                     and len(names_of_pods(kubectl, f"baton.dev/role={role}")) == count
                 ), 180, 0.5)  # fmt: skip
+
+
+def workers(kubectl):
+    """Return address and readiness of each worker pod, with the time since when it is so."""
+    chosen = "baton.dev/name=tiny,baton.dev/role in (prefill,decode)"
+    found = {}
+    for pod in kubectl.items("pods", "-l", chosen):
+        ready = next(c for c in pod["status"]["conditions"] if c["type"] == "Ready")
+        state = (ready["status"], ready["lastTransitionTime"])
+        found[pod["metadata"]["name"]] = (pod["status"]["podIP"], state)
+    return found
+
+
+def gateways_linked(address):
+    text = httpx.get(f"http://{address}:8080/metrics", timeout=30).text
+    lines = [line for line in text.splitlines() if line.startswith("baton_link_gateways{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+WITHOUT_A_GATEWAY_SECONDS = 10
+"""Several times what a kubelet needs to find a pod unready: two probes, 2 s apart."""
+
+
+def test_the_eviction_of_the_only_gateway_gives_no_worker_away(kubectl, tiny, ready):
+    """The node is closed meanwhile, so that no next gateway comes before the workers miss one."""
+    ready()
+    (node,) = (body["metadata"]["name"] for body in kubectl.items("nodes"))
+    before = workers(kubectl)
+    assert len(before) >= 2
+    assert {state[0] for _, state in before.values()} == {"True"}
+    (gateway,) = names_of_pods(kubectl, "baton.dev/role=gateway")
+    try:
+        with step("draining the only gateway away"):
+            chosen = f"--pod-selector=baton.dev/name={tiny},baton.dev/role=gateway"
+            kubectl.run("drain", node, chosen, "--delete-emptydir-data", "--grace-period=1",
+                        "--timeout=120s", timeout_seconds=130)  # fmt: skip
+            wait_until("no worker has a gateway", lambda: not any(
+                gateways_linked(address) for address, _ in before.values()
+            ), 60, 0.2)  # fmt: skip
+            until = time.monotonic() + WITHOUT_A_GATEWAY_SECONDS
+            wait_until("the kubelet would have noticed", lambda: time.monotonic() > until, 60, 0.5)
+            assert workers(kubectl) == before
+            for role in ("prefill", "decode"):
+                budget = kubectl.get("poddisruptionbudget", f"{tiny}-{role}")["status"]
+                assert budget["currentHealthy"] == budget["expectedPods"]
+    finally:
+        kubectl.run("uncordon", node)
+    ready()
+    assert gateway not in names_of_pods(kubectl, "baton.dev/role=gateway")
+    assert workers(kubectl).keys() == before.keys()
 
 
 @pytest.fixture
