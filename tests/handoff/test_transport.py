@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_han
             prefill.transport.cancel(second)
             decode.transport.acknowledge(second)
             address = address_of(decode.target)
-            assert prefill.transport._sender._carrying.to(address, 0.0, ()).poll(10_000)
+            assert prefill.transport._sender._carrying.to(address, time.monotonic()).poll(10_000)
 
     prefill = End(before_event=cancel_the_second_once_the_first_is_delivered)
     try:
