@@ -5,7 +5,8 @@
 Three fifths of the time processes are killed, frozen and restarted as this and the previous
 version; a fifth goes to bad links between two hosts, a fifth to parsers and state machines. Every
 round is judged by itself: each event that a client saw must be right. Prints a line a round; exits
-1 when anything was lost, doubled, mixed up or never ended, or a fuzzer found something.
+1 when anything was lost, doubled, mixed up or never ended, when a fuzzer found something, and when
+the time was too short for processes or links to have a turn.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from baton_faults.wire import Side, Weather
 
 SHARES = {"processes": 0.6, "links": 0.2, "bytes": 0.2}
 PAUSE_SECONDS, FROZEN_SECONDS = 3.0, 10.0
+WORKERS, GATEWAY = "workers killed and frozen", "gateway killed and frozen"
 CUT = Side(is_cut=True)
 WEATHERS = {
     "1 % loss": Weather(Side(loss=0.01), Side(loss=0.01)),
@@ -144,26 +146,26 @@ def processes(until: float, folder: Path, report: Report) -> None:
             if time.monotonic() >= until:
                 return
             source = older if round_ % 2 else None
-            with judged(running, report, "workers killed and frozen", numbers) as load:
+            with judged(running, report, WORKERS, numbers) as load:
                 for name in running.workers:
                     wait_served(load, 10)
                     killed(running, name, source)
                     time.sleep(PAUSE_SECONDS)
                 frozen(running, running.workers[round_ % len(running.workers)])
             running.wait_empty()
-            tally = report.of("workers killed and frozen")
+            tally = report.of(WORKERS)
             tally.injected += len(running.workers) + 1
             tally.gateway_mebibytes.append(running["gateway"].resident_bytes() / (1 << 20))
             tally.gateway_descriptors.append(running["gateway"].n_descriptors())
             if round_ % 4 == 3:
-                with judged(running, report, "gateway killed and frozen", numbers) as load:
+                with judged(running, report, GATEWAY, numbers) as load:
                     for _ in range(2):
                         wait_served(load, 10)
                         killed(running, "gateway", source)
                         time.sleep(PAUSE_SECONDS)
                     frozen(running, "gateway")
                 running.wait_empty()
-                report.of("gateway killed and frozen").injected += 3
+                report.of(GATEWAY).injected += 3
 
 
 def links(until: float, folder: Path, report: Report) -> None:
@@ -241,7 +243,32 @@ def written(report: Report, seconds: float) -> str:
         f"Fuzzing {found['name']}: {found['inputs']:,} inputs, nothing found but refusals."
         for found in report.fuzzed
     ]
+    if missing := untested(report):
+        lines += ["", f"**Not tested**: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
+
+
+def untested(report: Report) -> list[str]:
+    """Return what was not done once: the time was short, or this machine cannot."""
+    done = {name for name, tally in report.tallies.items() if tally.injected}
+    fuzzed = {found["name"] for found in report.fuzzed}
+    return [
+        *(name for name in (WORKERS, GATEWAY, *WEATHERS) if name not in done),
+        *(f"fuzzing {name}" for name in FUZZERS if name not in fuzzed),
+    ]
+
+
+def too_short(report: Report, *, has_links: bool) -> list[str]:
+    """Return the problem of a time in which a kind of fault had no turn at all, if it was."""
+    missing = untested(report)
+    kinds = {"no process was killed": {WORKERS}}
+    if has_links:
+        kinds["no link was bad"] = set(WEATHERS)
+    return [
+        f"{what}: give it more --seconds (make soak SECONDS=...)"
+        for what, names in kinds.items()
+        if names.issubset(missing)
+    ]
 
 
 def main() -> int:
@@ -263,6 +290,7 @@ def main() -> int:
         until = max(until, time.monotonic()) + SHARES[name] * options.seconds
         with tempfile.TemporaryDirectory(prefix="baton-soak-") as folder:
             phase(until, Path(folder), report)
+    report.problems += too_short(report, has_links=not missing_here())
     page = written(report, options.seconds)
     sys.stdout.write(page)
     if options.markdown:
