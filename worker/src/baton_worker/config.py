@@ -193,7 +193,8 @@ class HttpLimits(_Section, frozen=True):
     """What a peer may send to an HTTP listener, and how long it may take; 4xx and 503 beyond.
 
     They bind before an API key is looked at. `max_target_bytes`: of path and query (414);
-    `max_headers`, `max_header_bytes` (431); `max_body_bytes` (413). `header_seconds`,
+    `max_headers`, `max_header_bytes` (431); `max_body_bytes` (413): the gateway's default holds a
+    million tokens, and each MiB of a body can hold its event loop for 3 ms. `header_seconds`,
     `body_seconds`: for all headers, and for the whole body (408). `idle_seconds`: between two
     requests of a connection; longer than clients and balancers keep theirs (httpx 5 s, most 60 s,
     Go 90 s), for the side that sends the next request must be the one that closes.
@@ -204,7 +205,7 @@ class HttpLimits(_Section, frozen=True):
     max_target_bytes: Count = 8192
     max_headers: Count = 100
     max_header_bytes: Count = 32768
-    max_body_bytes: Count = 16 << 20
+    max_body_bytes: Count = 4 << 20
     header_seconds: Seconds = 10.0
     body_seconds: Seconds = 60.0
     idle_seconds: Seconds = 120.0
