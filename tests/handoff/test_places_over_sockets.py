@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -185,3 +187,19 @@ def test_random_bytes_only_ever_raise_the_declared_error(frames):
             decode_ask(candidate)
         except HandoffFormatError:
             continue
+
+
+def test_the_first_of_a_line_longer_than_any_is_told_when_its_turn_comes(handoff_end):
+    """How many may wait is configured; whoever does is remembered, with where to answer."""
+    n_asks = 10_000
+    prefill, decode = handoff_end(), handoff_end(places=one_slot(asks=n_asks))
+    for n in range(n_asks):
+        prefill.transport.ask(decode.target, key(n), WISH, 600.0)
+    assert prefill.next().key == key(0)
+    waiting = "baton_handoff_waiting_asks"
+    deadline = time.monotonic() + 120.0
+    while decode.value(waiting) < n_asks - 1:
+        assert time.monotonic() < deadline, f"{decode.value(waiting)} wait"
+        time.sleep(0.02)
+    prefill.transport.leave(key(0))
+    assert prefill.next().key == key(1)

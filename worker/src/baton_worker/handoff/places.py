@@ -111,6 +111,11 @@ class Places:
         self._tokens = 0
 
     @property
+    def most(self) -> int:
+        """Requests that may be in line or have a slot at once."""
+        return self._limits.asks + self._limits.slots
+
+    @property
     def n_waiting(self) -> int:
         """Requests in line."""
         return len(self._line)

@@ -37,7 +37,7 @@ from baton_worker.records.columns import ErrorCode
 log = logging.getLogger(__name__)
 
 _BATCH = 256
-_MAX_ROUTES = 8192
+_SPARE_ROUTES = 1024
 MOST_FRAMES = 1 + MAX_OFFER_FRAMES
 """Of a message, its route included."""
 
@@ -198,7 +198,7 @@ class Receiver:
     def _keep_route(self, key: RequestKey, route: bytes) -> None:
         self._routes[key] = route
         self._routes.move_to_end(key)
-        while len(self._routes) > _MAX_ROUTES:
+        while len(self._routes) > self._places.most + _SPARE_ROUTES:
             self._routes.popitem(last=False)
 
     def _answer(self, answer: Answer) -> None:
