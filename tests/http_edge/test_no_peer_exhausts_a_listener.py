@@ -401,6 +401,15 @@ def test_a_body_in_another_encoding_is_refused_by_name(serve: Serve, value: byte
     assert server.asked == []
 
 
+@pytest.mark.parametrize("value", [b"gzip, chunked", b"Deflate,chunked"])
+def test_a_transfer_in_another_coding_is_refused_by_name(serve: Serve, value: bytes) -> None:
+    server = serve()
+    head = b"transfer-encoding: " + value
+    answer = server.talk(post(b"/echo", head, b"4\r\nbody\r\n0\r\n\r\n"))
+    assert (status_of(answer), code_of(answer)) == (415, "content_encoding")
+    assert server.asked == []
+
+
 @pytest.mark.parametrize("value", [b"identity", b"Identity", b""])
 def test_a_body_that_says_it_is_not_encoded_is_taken(serve: Serve, value: bytes) -> None:
     head = b"connection: close\r\ncontent-length: 4\r\ncontent-encoding: " + value

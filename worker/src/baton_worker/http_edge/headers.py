@@ -28,7 +28,8 @@ def expectations(headers: Headers) -> set[bytes]:
 
 def is_encoded(headers: Headers) -> bool:
     """Whether the body is not the bytes that it stands for."""
-    return not {b"identity"}.issuperset(_members(headers, b"content-encoding"))
+    codings = {*_members(headers, b"content-encoding")} - {b"identity"}
+    return bool(codings or {*_members(headers, b"transfer-encoding")} - {b"chunked"})
 
 
 def _members(headers: Headers, wanted: bytes) -> Iterator[bytes]:

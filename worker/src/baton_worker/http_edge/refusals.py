@@ -51,7 +51,8 @@ EXPECTATION = Refusal(
 ENCODED = Refusal(
     415,
     "content_encoding",
-    "the body has a Content-Encoding: send it as it is, uncompressed",
+    "the body is encoded (Content-Encoding, or Transfer-Encoding beside chunked): send it as it is,"
+    " uncompressed",
 )
 MALFORMED = Refusal(400, "malformed", "this is no HTTP request")
 
