@@ -37,7 +37,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seconds", type=float, default=120.0, help="of saturation's windows, for each deployment"
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="of saturation's windows, for each deployment; 720: ten minutes of a queue",
     )
     parser.add_argument("--pairs", type=int, nargs="+", default=[1, 2], help="of saturation")
     parser.add_argument("--flood-seconds", type=float, default=6.0, help="of each phase and round")

@@ -21,6 +21,7 @@ from baton_faults.steady import ENGINE
 from baton_worker.config import SimConfig
 
 SLOTS, TIMES, N_TOKENS = 8, 16, 60
+LONGEST_SHORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ def saturation(
     engine = msgspec.structs.replace(
         ENGINE, sim=SimConfig(decode_step_seconds=STEP_SECONDS), max_running=SLOTS // n_pairs
     )
-    plan = [(SLOTS, 1), (2 * SLOTS, 1), (TIMES * SLOTS, 6), (2 * SLOTS, 1), (SLOTS, 1)]
-    part = seconds / sum(share for _, share in plan)
+    short = min(LONGEST_SHORT_SECONDS, seconds / 10)
+    at_ease = [(SLOTS, short), (2 * SLOTS, short)]
+    plan = [*at_ease, (TIMES * SLOTS, seconds - 4 * short), *reversed(at_ease)]
     with fleet(folder, partial(urgent, is_urgent), engine=engine, **pairs) as running:
         windows = [
-            window(running, n_open, share * part, seed, wrong)
-            for seed, (n_open, share) in enumerate(plan)
+            window(running, n_open, of_it, seed, wrong) for seed, (n_open, of_it) in enumerate(plan)
         ]
         again = recomputed(running)
         wrong.problems += [f"saturation: {what}: {count:g}" for what, count in again.items()]
