@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from baton_worker.config import ConfigError
-from baton_worker.gateway.api_key import read_api_keys
+from baton_worker.gateway.api_key import client_of, read_api_keys
 
 
 @pytest.fixture
@@ -96,3 +96,16 @@ def test_metrics_are_served_with_their_labels(start_gateway):
     assert 'baton_gateway_requests_total{endpoint="completion",model="tiny",outcome="ok"' in text
     assert 'baton_gateway_workers{model="tiny",role="gateway",worker_role="decode"} 1.0' in text
     assert httpx.Response(200, text=text).text.count("baton_gateway_loop_lag_seconds_count") == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:bbbb::9", "2001:db8:1:2::/64"),
+    ],
+)
+def test_no_client_is_many_by_addresses_that_it_may_choose(address, client):
+    assert client_of({"type": "http", "client": (address, 1)}) == client

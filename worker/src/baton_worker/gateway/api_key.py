@@ -16,6 +16,7 @@ from baton_worker.config import ConfigError
 from baton_worker.gateway.answer import send_json
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.http_edge.gate import peer_of
 
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 _CLIENT = "baton.client"
@@ -54,11 +55,11 @@ class ApiKeyGuard:
 
 def client_of(scope: Scope) -> str:
     """Return who a request comes from, as far as slots are shared: its API key's holder, or without
-    keys its address. A proxy's address stands for all behind it: what a header says of them is not
-    to be trusted.
+    keys its address, of IPv6 the part that it cannot choose. A proxy's address stands for all
+    behind it: what a header says of them is not to be trusted.
     """
     named: str | None = scope.get(_CLIENT)
-    return named or (scope.get("client") or ("",))[0]
+    return named or peer_of((scope.get("client") or ("",))[0])
 
 
 def read_api_keys(path: str) -> tuple[str, ...]:
