@@ -137,9 +137,12 @@ class Rollouts(RuleBasedStateMachine):
     def _check_pause(self, before, plan):
         """Held, nothing is moved from one revision to another: pods that are missing come, pods
         that are too many go, and only because the target is another or a tick was begun before.
+
+        Where nothing may surge, a pause may find all old pods gone: then there is nothing to hold.
         """
         last, self.target = self.target, plan.target
-        if not self.fleet.spec.rollout.paused or last != plan.target or set(before) == {plan.goal}:
+        is_held = any(not c.is_zero for name, c in before.items() if name != plan.goal)
+        if not self.fleet.spec.rollout.paused or last != plan.target or not is_held:
             return
         after = self.fleet.desired
         assert after.get(plan.goal, Counts()) == before.get(plan.goal, Counts())
