@@ -59,9 +59,9 @@ CORES: dict[str, tuple[str, str]] = {
         "tests/gateway/test_a_[flp]*.py tests/gateway/test_each_f*.py",
     ),
     "stops": (f"{WORKER}/gateway/stops.py", "tests/gateway/test_stop*.py"),
-    "scheduler": (f"{WORKER}/engine/scheduler.py", "tests/engine/serving/test_[ps]*.py"),
-    "admission": (f"{WORKER}/engine/admission.py", "tests/engine/serving/test_pr*.py"),
-    "prefix": (f"{WORKER}/engine/prefix.py", "tests/engine/serving/test_prefix_cache.py"),
+    "scheduler": (f"{WORKER}/engine/scheduler.py", "tests/engine/test_scheduler.py"),
+    "admission": (f"{WORKER}/engine/admission.py", "tests/engine/test_admission.py"),
+    "prefix": (f"{WORKER}/engine/prefix.py", "tests/engine/test_prefix.py"),
     "sampler": (f"{WORKER}/engine/sampler.py", "tests/engine/serving/test_sampler.py"),
     **{
         f"records.{name}": (f"{WORKER}/records/{name}.py", tests)

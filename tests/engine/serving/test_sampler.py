@@ -135,6 +135,21 @@ def test_verified_tokens_are_those_of_step_by_step_sampling(
     assert (raw == before).all()
 
 
+def test_of_no_sequences_nothing_is_chosen() -> None:
+    chosen = choose(np.empty((0, VOCAB), np.float32), [])
+    assert [part.shape for part in chosen] == [(0,), (0, 1), (0,)]
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.7), (0.7, 0.0), (0.0, 0.0), (0.7, 0.7)])
+def test_behind_the_last_chosen_token_there_is_none(temperatures: tuple[float, float]) -> None:
+    """Also where a sequence with drafts is chosen for otherwise than its neighbour without."""
+    raw = np.zeros((4, VOCAB), np.float32)
+    raw[[0, 1, 2, 3], [5, 6, 7, 8]] = 90.0
+    plain, drafted = (_state([2], [], temperature=t, seed=3) for t in temperatures)
+    fed = [FedSequence(plain, 0, (), False), FedSequence(drafted, 1, (6, 9), True)]
+    assert choose(raw, fed).token.tolist() == [[5, -1, -1], [6, 7, -1]]
+
+
 def test_ties_go_to_the_lower_id() -> None:
     raw = np.zeros((1, VOCAB), np.float32)
     raw[0, [4, 9, 17]] = 3.0

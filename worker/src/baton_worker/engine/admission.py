@@ -136,7 +136,7 @@ def _check_output(tokens: tuple[int, ...], sampling: SamplingParams, limits: Req
 
 def _check_first_columns(state: HandoffState, limits: RequestLimits) -> None:
     """Check what the echo row will repeat; without logprobs it repeats none of these."""
-    width = 0 if state.logprobs_k < 0 else 1 + state.logprobs_k
+    width = 1 + state.logprobs_k
     n_topk = max(width - 1, 0)
     if state.width != width:
         _invalid(f"width is {state.width}, logprobs_k {state.logprobs_k} means {width}")

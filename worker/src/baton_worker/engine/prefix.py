@@ -41,7 +41,7 @@ class BlockNames:
         Under each `salt` contents have names of their own.
         """
         size = self._block_size
-        for index in range(len(names), max(len(tokens) - 1, 0) // size):
+        for index in range(len(names), (len(tokens) - 1) // size):
             parent = names[-1] if names else self._salted_root(salt)
             content = array("i", tokens[index * size : (index + 1) * size + 1]).tobytes()
             names.append(hashlib.blake2b(parent + content, digest_size=_NAME_BYTES).digest())

@@ -200,10 +200,6 @@ class Scheduler:
         for request in self._stepping():
             decodes = request.is_decoding
             fed = request.n_computed + 1 + len(request.drafts) if decodes else len(request.tokens)
-            if fed + ahead <= request.n_blocks * self._limits.block_size:
-                continue
-            if request.phase is not Phase.RUNNING:
-                continue
             missing = self._missing(request, fed + ahead)
             while missing > self._allocator.n_free and request.phase is Phase.RUNNING:
                 preempted.append(self._preempt_least_urgent())
