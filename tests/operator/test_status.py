@@ -193,6 +193,25 @@ def test_an_upgrade_is_told_while_it_is_under_way(rolling, current, is_upgrade, 
     assert ("isUpgrade" in rolling.status()["rollout"]) == is_told
 
 
+GATEWAYS = {
+    "none": (None, True, False),
+    "rolling": (Workload(1, 2, 1, 1), True, True),
+    "rolled": (ROLLED, True, False),
+    "rolling as users asked": (Workload(1, 2, 1, 1), False, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("gateway", "is_upgrade", "is_told"), GATEWAYS.values(), ids=GATEWAYS.keys()
+)
+def test_an_upgrade_of_gateways_is_told_while_they_roll(world, gateway, is_upgrade, is_told):
+    world.see(gateway=gateway)
+    world.changes = {"memory": Memory(is_gateway_upgrade=is_upgrade)}
+    status = world.status()
+    assert ("isGatewayUpgrade" in status["rollout"]) == is_told
+    assert read_memory(status).is_gateway_upgrade == is_told
+
+
 def test_a_rollback_is_told_until_it_is_over_and_after(rolling):
     rolling.memory = Memory("a", "b", "b")
     assert rolling.status()["rollout"]["phase"] == "RollingBack"
