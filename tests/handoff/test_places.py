@@ -145,6 +145,13 @@ def test_asks_that_prefill_workers_made_out_of_order_are_granted_in_the_gateways
     assert order == [key(n) for n in range(5)]
 
 
+def test_who_tells_no_turn_stands_behind_all_who_came():
+    places = book(slots=2)
+    ask_all(places, key(0), wish=Wish(100, 10, turn=5))
+    ask_all(places, key(1), wish=Wish(100, 10))
+    assert places.grant(0.0) == [key(0), key(1)]
+
+
 def test_an_ask_that_is_repeated_keeps_its_place():
     places = book(slots=1)
     ask_all(places, key(0), key(1), key(2))
