@@ -146,6 +146,22 @@ def test_what_the_request_may_be_the_cause_of_is_tried_on_two_workers_and_no_mor
     assert len(gateway.link.sent(support.Submit)) == 2
 
 
+def test_a_pair_of_which_either_may_be_at_fault_is_one_failure_and_named_whole(
+    start_gateway, support
+):
+    gateway = start_gateway(lambda submit: OUTPUT, max_retries=8)
+    for name, role in (("prefill-1", Role.PREFILL), ("decode-1", Role.DECODE)):
+        gateway.link.up(name, role)
+    prefills = ("prefill-0", "prefill-1")
+    gateway.link.refusals |= dict.fromkeys(prefills, ErrorCode.INCOMPATIBLE)
+    with gateway.http() as client:
+        error = client.post("/v1/completions", json=BODY).json()["error"]
+    assert error["code"] == SUSPECT_REQUEST
+    asked = [(name, submit.decode.worker_id) for name, submit in gateway.link.sent(support.Submit)]
+    assert sorted(prefill for prefill, _ in asked) == list(prefills)
+    assert all(f"{prefill} or {decode}" in error["message"] for prefill, decode in asked)
+
+
 @pytest.mark.parametrize("code", [ErrorCode.QUEUE_FULL, ErrorCode.DRAINING])
 def test_what_no_request_can_be_the_cause_of_is_tried_as_often_as_configured(
     start_gateway, support, code

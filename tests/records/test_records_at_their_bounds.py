@@ -80,6 +80,21 @@ def test_a_record_may_have_any_number_of_64_bits(frame: bytes, seq: int, is_one:
     assert (header.seq, header.is_replayed) == (seq, True)
 
 
+def test_a_record_sent_again_as_it_was_is_the_same_bytes(frame: bytes) -> None:
+    assert restamp(frame, seq=42, is_replayed=False) == frame
+    again = restamp(frame, seq=42, is_replayed=True)
+    assert again[7] == frame[7] | 4
+    assert restamp(again, seq=42, is_replayed=False) == frame
+
+
+def test_rows_with_drafts_say_so_whatever_their_flags_held(
+    make_columns: Make, header: StepHeader
+) -> None:
+    columns = make_columns(3, flags=np.zeros(3, np.uint8))
+    _, read = decode_step(encode_step(columns, header))
+    assert read.flags.tolist() == [FLAG_HAS_DRAFT] * 3
+
+
 @pytest.mark.parametrize("column", ["logprob", "topk_logprob"])
 @pytest.mark.parametrize(("value", "is_one"), [(0.0009, True), (0.0011, False)])
 def test_a_logprob_exceeds_nothing_by_rounding_only(
