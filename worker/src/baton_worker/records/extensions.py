@@ -169,7 +169,7 @@ def _parse_verification(
     if len(value) != 2 * n_rows:
         raise RecordError(RefusalReason.VERIFICATION, f"{len(value)} bytes for {n_rows} rows")
     if not n_rows:
-        return np.empty(0, np.uint8), np.empty(0, np.uint8)
+        return _NO_COUNTS, _NO_COUNTS
     both = np.frombuffer(value, np.uint8)
     return both[:n_rows], both[n_rows:]
 
