@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
+from baton_worker import logs
 from baton_worker.config import CurveConfig, HandoffConfig
 from baton_worker.handoff import senders
 from baton_worker.handoff.api import (
@@ -234,3 +237,23 @@ def test_many_that_say_nothing_on_the_kv_port_are_hung_up_on_and_a_sender_is_not
     finally:
         prefill.close()
         decode.close()
+
+
+def test_what_is_no_message_is_counted_each_time_and_logged_once_in_a_while(
+    handoff_end: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "LOG_SECONDS", 1e9)
+    decode = handoff_end()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(decode.transport.endpoint)
+        for n in range(100):
+            stranger.send(b"%d" % n)
+        deadline = time.monotonic() + 60.0
+        while decode.value("baton_handoff_malformed_total") < 100:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    lines = [r for r in caplog.records if r.message == "malformed message on the KV port"]
+    assert len(lines) == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from baton_worker import logs
 from baton_worker.config import LinkConfig
 from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.api import StepReceived, StepsLost, WorkerDown, WorkerUp
@@ -493,10 +494,16 @@ def test_bye_ends_an_epoch(bench: Bench) -> None:
     ids=["wire", "role"],
 )
 def test_a_worker_that_cannot_be_served_is_told_why(
-    bench: Bench, info: dict[str, object], reason: str
+    bench: Bench,
+    info: dict[str, object],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch,
 ) -> None:
-    assert bench.hello(**info) == []
-    assert bench.said_to_strangers() == [ErrorNotice(5, 0, 0, 0, reason)]
+    monkeypatch.setattr(logs, "LOG_SECONDS", 1e9)
+    assert bench.hello(**info) == bench.hello(**info) == []
+    assert bench.said_to_strangers() == 2 * [ErrorNotice(5, 0, 0, 0, reason)]
+    assert caplog.messages == ["HELLO rejected"]
 
 
 def test_a_key_that_may_not_use_this_name_is_turned_away(bench: Bench) -> None:

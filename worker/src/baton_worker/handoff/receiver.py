@@ -32,6 +32,7 @@ from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change, close, connection_events
+from baton_worker.logs import Seldom
 from baton_worker.records.columns import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Receiver:
         self._metrics = metrics
         self._places = places
         self._senders = senders
+        self._seldom = Seldom()
         self._make_calls = make_calls
         self._on_event = on_event
         self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
@@ -98,7 +100,8 @@ class Receiver:
                 self._senders.spoke(frames[0])
             except HandoffFormatError as error:
                 self._metrics.malformed.inc()
-                log.warning("malformed message on the KV port", extra={"error": str(error)})
+                if self._seldom.is_due("malformed"):
+                    log.warning("malformed message on the KV port", extra={"error": str(error)})
                 if error.key is not None:  # prefill would wait for an answer until its deadline
                     self._keep_route(error.key, route.bytes)
                     self._turn_away(error.key, ErrorCode.HANDOFF_REFUSED, str(error))

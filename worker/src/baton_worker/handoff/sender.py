@@ -31,6 +31,7 @@ from baton_worker.handoff.places import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change
+from baton_worker.logs import Seldom
 from baton_worker.messages import DecodeTarget
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Sender:
         self._asks = AskBook()
         self._carrying = Dealers(new_socket, secure, poller)
         self._asking = Dealers(new_socket, secure, poller)
+        self._seldom = Seldom()
         self._tidied_at = time.monotonic()
 
     def ask(
@@ -208,16 +210,18 @@ class Sender:
                 answer = decode_answer([frame.buffer for frame in frames])
             except HandoffFormatError as error:
                 self._metrics.malformed.inc()
-                facts = {"endpoint": address.endpoint, "error": str(error)}
-                log.warning("malformed answer", extra=facts)
+                if self._seldom.is_due("malformed"):
+                    facts = {"endpoint": address.endpoint, "error": str(error)}
+                    log.warning("malformed answer", extra=facts)
                 continue
             # Whoever cancels and then lets decode answer must see no event: what was called before
             # the answer came is done before it, however many answers are read in one go.
             self._make_calls()
             if book.is_for_another(answer.key, address):
                 self._metrics.malformed.inc()
-                facts = {"endpoint": address.endpoint, "key": str(answer.key)}
-                log.warning("answer to what another worker was told", extra=facts)
+                if self._seldom.is_due("another's"):
+                    facts = {"endpoint": address.endpoint, "key": str(answer.key)}
+                    log.warning("answer to what another worker was told", extra=facts)
                 continue
             apply(answer)
 

@@ -27,6 +27,7 @@ from baton_worker.link.inbox import Verdict
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.received import contradiction, meta_of, n_rows_of
 from baton_worker.link.refusals import FLOOD, INCARNATION_TAKEN, QUARANTINED, label
+from baton_worker.logs import Seldom
 from baton_worker.messages import WorkerInfo
 from baton_worker.records.columns import StepColumns
 from baton_worker.records.control import Ack, Bye, Control, ErrorNotice, Hello, Resume, Who
@@ -77,6 +78,7 @@ class WorkerTable:
         self._settings = settings
         self._metrics = metrics
         self._door = Door(admit)
+        self._seldom = Seldom()
         self._asked: OrderedDict[bytes, float] = OrderedDict()
         self._excused_until = -math.inf
 
@@ -304,8 +306,10 @@ class WorkerTable:
 
     def _reject(self, route: bytes, hello: Hello, visitor: Visitor) -> list[GatewayLinkEvent]:
         self._metrics.rejected_hellos.inc(visitor.reason)
-        facts = {"reason": visitor.reason, "detail": visitor.detail}
-        log.warning("HELLO rejected", extra=facts)
+        if self._seldom.is_due(visitor.reason):
+            log.warning(
+                "HELLO rejected", extra={"reason": visitor.reason, "detail": visitor.detail}
+            )
         self._turn_away(route, hello.epoch, visitor.reason)
         if not visitor.is_expelled:
             return []
