@@ -58,7 +58,7 @@ def test_a_missing_key_is_told_before_the_body_is_read(start_gateway, key_file):
     host, port = gateway.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as peer:
         peer.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n{"
         )
         answer = b""
         while not answer.endswith(b"}}"):
