@@ -8,8 +8,11 @@ import threading
 import pytest
 
 from baton_worker.gateway.errors import SUSPECT_REQUEST
+from baton_worker.gateway.request import Endpoint, GenerationRequest
+from baton_worker.gateway.suspects import MAX_REMEMBERED, REMEMBERED_SECONDS, Suspects
 from baton_worker.identity import Role
 from baton_worker.records.columns import FLAG_FIRST_TOKEN
+from baton_worker.sampling import SamplingParams
 
 OUTPUT = [100 + n for n in range(6)]
 BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 6, "return_token_ids": True}
@@ -205,3 +208,54 @@ def test_fewer_attempts_than_the_bound_end_it_as_ever(start_gateway, support):
     gateway.link.down(submit_of(gateway, support, 0)[1], "disconnected")
     assert (client.result().status_code, client.error["code"]) == (503, "worker_lost")
     assert "x-should-retry" not in client.result().headers
+
+
+def test_sent_again_it_ends_one_more_and_then_none(start, support, caplog):
+    gateway = start(prefills=5, decodes=1)
+    for n_killed, total in ((2, 2), (1, 3)):
+        client = Client(gateway)
+        for n in range(total - n_killed, total):
+            gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
+        assert (client.result().status_code, client.error["code"]) == (500, SUSPECT_REQUEST)
+    with caplog.at_level(logging.WARNING, "baton_worker.gateway.dispatch"):
+        again = Client(gateway, seed=5)
+        assert (again.result().status_code, again.error["code"]) == (400, SUSPECT_REQUEST)
+    assert "a suspect request is refused" in [record.message for record in caplog.records]
+    assert gateway.metric("baton_gateway_refusals_total", reason=SUSPECT_REQUEST) == 1
+    other = Client(gateway, prompt=[70, 71, 73])
+    submit_of(gateway, support, 3)
+    gateway.link.resume()
+    assert other.result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert len(gateway.link.sent(support.Submit)) == 4
+
+
+def test_what_stood_beside_two_deaths_is_served_when_it_is_sent_again(start, support):
+    gateway = start(prefills=4, decodes=1)
+    client = Client(gateway)
+    for n in range(2):
+        gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
+    assert client.error["code"] == SUSPECT_REQUEST
+    gateway.link.resume()
+    assert Client(gateway).result().json()["choices"][0]["token_ids"] == OUTPUT
+
+
+def wanted(tokens, seed=1, **changes):
+    sampling = SamplingParams(max_tokens=4, seed=seed, **changes)
+    return GenerationRequest(
+        Endpoint.COMPLETION, (tokens,), 1, sampling, -1, (), False, False, False
+    )
+
+
+def test_suspects_are_forgotten_after_a_while_and_never_too_many():
+    known = Suspects()
+    known.condemn(wanted((1, 2), seed=1), 0.0)
+    assert known.verdicts(wanted((1, 2), seed=2), REMEMBERED_SECONDS - 1) == 1
+    assert known.verdicts(wanted((1, 2)), REMEMBERED_SECONDS) == 0
+    assert known.verdicts(wanted((2, 1)), 0.0) == 0
+    assert known.verdicts(wanted((1, 2), min_p=0.5), 0.0) == 0
+    known.condemn(wanted((1, 2)), 1.0)
+    assert known.verdicts(wanted((1, 2)), 1.0) == 2
+    for n in range(MAX_REMEMBERED):
+        known.condemn(wanted((3, n)), 1.0)
+    assert known.verdicts(wanted((1, 2)), 1.0) == 0
+    assert known.verdicts(wanted((3, 0)), 1.0) == 1

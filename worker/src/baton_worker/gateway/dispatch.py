@@ -17,8 +17,14 @@ from typing import Any, NamedTuple
 from baton_worker.gateway.balance import Needs, Pair
 from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.commands import commands_of, send_all
-from baton_worker.gateway.errors import WORKER_LOST, ApiError, bad_request, unavailable
-from baton_worker.gateway.failures import Loss
+from baton_worker.gateway.errors import (
+    WORKER_LOST,
+    ApiError,
+    bad_request,
+    suspect_again,
+    unavailable,
+)
+from baton_worker.gateway.failures import MAX_HARMS, Loss
 from baton_worker.gateway.line import Lack, Line
 from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
@@ -153,8 +159,9 @@ class Dispatcher:
             client: with whom it shares its part of the slots.
 
         Raises:
-            ApiError: 400 for more choices than the gateway or its workers have room for, 429 when
-                there was no room for too long, or the line is full, 503 when no pair is usable.
+            ApiError: 400 for more choices than the gateway or its workers have room for, and for
+                what workers failed under before, 429 when there was no room for too long, or the
+                line is full, 503 when no pair is usable.
         """
         self.worker_limits()
         bound = min(self._limits.max_choices, self._slots.most)
@@ -167,6 +174,7 @@ class Dispatcher:
             request_id=request_id,
             client=client,
         )
+        generation.verdicts = self._verdicts_on(generation)
         begin = partial(self._begin, generation, traceparent)
         begun = await self._line.begin(client, request.n_choices, begin, self._undo)
         try:
@@ -175,6 +183,14 @@ class Dispatcher:
             self._undo(begun)
             raise
         return generation
+
+    def _verdicts_on(self, generation: Generation) -> int:
+        """Return how often such a request was found suspect; refuse it when that was too often."""
+        found = self.retrier.suspects.verdicts(generation.request, self._clock())
+        if found >= MAX_HARMS:
+            log.warning("a suspect request is refused", extra={"request": generation.request_id})
+            raise suspect_again()
+        return found
 
     def _begin(self, generation: Generation, traceparent: str) -> _Begun | Lack:
         """Take slots and account every choice to workers, or say why it cannot be now."""

@@ -126,11 +126,18 @@ def unavailable(message: str, code: str) -> ApiError:
 def suspect(workers: Iterable[str], last: str) -> ApiError:
     """Return the end of a request that workers may have failed because of."""
     names = sorted(workers)
+    many = "s" if len(names) > 1 else ""
     message = (
-        f"{len(names)} workers failed under this request ({', '.join(names)}), so it is not tried"
-        f" on another; the last: {last}"
+        f"{len(names)} worker{many} failed under this request ({', '.join(names)}), so it is not"
+        f" tried on another; the last: {last}"
     )
     return ApiError(500, message, code=SUSPECT_REQUEST, is_final=True)
+
+
+def suspect_again() -> ApiError:
+    """Return the answer to a request that was found suspect and is sent again and again."""
+    message = "workers failed under this request each time it was sent: it is refused for a while"
+    return bad_request(None, message, SUSPECT_REQUEST)
 
 
 def worker_error(worker_id: str, code: ErrorCode, message: str) -> ApiError:

@@ -20,7 +20,7 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 ENDPOINTS = ("chat", "completion")
 OUTCOMES = ("ok", "error", "logprobs_missing")
-REFUSALS = ("gateway_full", "line_full", "no_usable_pair", "workers_full")
+REFUSALS = ("gateway_full", "line_full", "no_usable_pair", "suspect_request", "workers_full")
 RETRIES = ("from_start", "from_token")
 NOT_RETRIED = ("no_workers", "attempts", "suspect_request")
 """Series that exist from the start: a rate sees nothing of the first event of a new series."""

@@ -23,6 +23,7 @@ from baton_worker.gateway.failures import MAX_HARMS, TREATMENTS, Blame, Cause, T
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.pairing import weights_of
 from baton_worker.gateway.requests import LiveRequest, LiveRequests
+from baton_worker.gateway.suspects import Suspects
 from baton_worker.gateway.waiting_retries import Waiting, WaitingRetries
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import Role
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 class Retrier:
     """Moves live requests to other workers, each at most `max_retries` times, and keeps account of
     how workers do.
+
+    Attributes:
+        suspects: requests under which workers failed.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Retrier:
         self._max_wait_seconds = max_wait_seconds
         self._reserve_seconds = reserve_seconds
         self._waiting = WaitingRetries()
+        self.suspects = Suspects()
 
     def __len__(self) -> int:
         """Return how many choices wait for a worker."""
@@ -94,7 +99,7 @@ class Retrier:
             generation.harmed |= {" or ".join(blamed) or worker_id}
         if not treatment.retries:
             return error
-        if treatment.harms and len(generation.harmed) >= MAX_HARMS:
+        if treatment.harms and len(generation.harmed) + generation.verdicts >= MAX_HARMS:
             return self._give_up(live, error)
         return self._retry(live, blamed, error)
 
@@ -133,6 +138,7 @@ class Retrier:
         }
         log.error("a request is not tried again: workers failed under it", extra=facts)
         self._metrics.not_retried(SUSPECT_REQUEST)
+        self.suspects.condemn(generation.request, self._workers.now())
         return suspect(generation.harmed, error.message)
 
     def _retry(

@@ -1,0 +1,64 @@
+"""Requests that ended as suspect, known again when somebody sends them again: they may harm fewer
+workers then, and at last none.
+
+Pure; the caller gives the time. After one verdict a request is served as any other, but one worker
+that fails under it ends it: who merely stood beside two deaths loses nothing by that. After a
+second one it is refused for ten minutes. What is kept is a digest of prompt and parameters under a
+key of this process, without the seed, which is another one each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from typing import NamedTuple
+
+import msgspec
+
+from baton_worker.gateway.request import GenerationRequest
+
+REMEMBERED_SECONDS = 600.0
+MAX_REMEMBERED = 1024
+_KEY_BYTES, _DIGEST_BYTES = 32, 16
+
+
+class _Known(NamedTuple):
+    n_verdicts: int
+    prompt_tokens: int
+    until: float
+
+
+class Suspects:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+
+    def condemn(self, request: GenerationRequest, now: float) -> None:
+        """Note that a request ended as suspect."""
+        digest = self._digest(request)
+        n_verdicts = 1 + self._verdicts(digest, now)
+        until = now + REMEMBERED_SECONDS
+        self._known[digest] = _Known(n_verdicts, request.prompt_tokens, until)
+        self._known.move_to_end(digest)
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+
+    def verdicts(self, request: GenerationRequest, now: float) -> int:
+        """Return how often such a request has ended as suspect lately."""
+        n_tokens = request.prompt_tokens
+        if not any(known.prompt_tokens == n_tokens for known in self._known.values()):
+            return 0  # a long prompt takes milliseconds to digest
+        return self._verdicts(self._digest(request), now)
+
+    def _verdicts(self, digest: bytes, now: float) -> int:
+        known = self._known.get(digest)
+        return known.n_verdicts if known is not None and now < known.until else 0
+
+    def _digest(self, request: GenerationRequest) -> bytes:
+        sampling = msgspec.structs.replace(request.sampling, seed=0)
+        asked = (request.prompts, sampling, request.logprobs, request.logprobs_k)
+        encoded = msgspec.msgpack.encode(asked)
+        return hashlib.blake2b(encoded, key=self._key, digest_size=_DIGEST_BYTES).digest()
