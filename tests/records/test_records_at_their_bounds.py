@@ -247,3 +247,13 @@ def test_a_row_that_just_fits_a_frame_is_a_piece_of_its_own(make_columns: Make) 
     assert len(split_rows(columns, FIXED_BYTES + size)) == 3
     reason = refusal(lambda: split_rows(columns, FIXED_BYTES + size - 1))
     assert reason is RefusalReason.FRAME_SIZE
+
+
+def test_a_known_end_with_a_draft_flag_that_has_no_drafts_is_refused_for_the_flag(
+    make_columns: Make, header: StepHeader, reseal: Reseal
+) -> None:
+    flags = np.full(1, max(Finish), np.uint8)
+    none = {"draft_count": np.empty(0, np.uint8), "draft": np.empty(0, np.int32)}
+    frame = bytearray(encode_step(make_columns(1, flags=flags, **none), header))
+    frame[96 + 14] |= FLAG_HAS_DRAFT
+    assert refusal(lambda: decode_step(reseal(frame))) is RefusalReason.DRAFT_FLAG
