@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable
 
@@ -111,3 +112,11 @@ def test_decoded_columns_are_views_of_the_frame(frame: bytes) -> None:
     assert not prompt.token.flags.owndata
     assert prompt.token.tolist() == [7, 7, 7]
     assert np.array_equal(prompt.first, [0, 1, 2])
+
+
+def test_rows_that_tell_nothing_leave_no_columns_behind() -> None:
+    row = ScoredRow(1, [4, 5, 6], 5, [-0.5, -0.5], [3, 3], [9] * 8, [-0.25] * 8)
+    both = ScoredTokens.of([None, row])
+    assert both.between(0, 1) is NO_SCORED
+    assert both.row_bytes().tolist() == [9, 9 + 3 * 4 + 2 * 8 + 8 * 8]
+    dataclasses.replace(NO_SCORED).check(3, Limits())
