@@ -45,7 +45,7 @@ soak: env ## An hour of faults on real processes and links, and fuzzing, with a 
 overload: env ## What a queue of 16 times the slots, floods, slow clients and gateways cost others (ten minutes; URGENT=1 as root)
 	@mkdir -p out && PYTHONPATH=tests/faults $(PY) -m baton_faults.overload $(if $(URGENT),--urgent) --seconds $(or $(SECONDS),120) --markdown out/overload.md
 
-mutants: env ## Change the pure cores one place at a time and list what the fast tests let live (hours; ONLY="outbox scaling")
+mutants: env ## Change the pure cores one place at a time and list what the fast tests let live (an hour or more; ONLY="outbox scaling")
 	@mkdir -p out && $(PY) tools/mutants.py $(if $(ONLY),--only $(ONLY)) --jobs $$(nproc) --markdown out/mutants.md
 
 slow: env ## The slow tests alone, a process for each processor: 10,000 rollouts, the parity matrix, the chart's values
