@@ -17,7 +17,7 @@ from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.header import StepHeader
 from baton_worker.records.layout import Limits
 from baton_worker.records.rows import rows
-from baton_worker.records.scored import NO_SCORED, ScoredRow, ScoredTokens
+from baton_worker.records.scored import NO_SCORED, ScoredRow, ScoredTokens, from_bytes
 
 Make = Callable[..., StepColumns]
 Same = Callable[[StepColumns, StepColumns], None]
@@ -120,3 +120,4 @@ def test_rows_that_tell_nothing_leave_no_columns_behind() -> None:
     assert both.between(0, 1) is NO_SCORED
     assert both.row_bytes().tolist() == [9, 9 + 3 * 4 + 2 * 8 + 8 * 8]
     dataclasses.replace(NO_SCORED).check(3, Limits())
+    assert from_bytes(memoryview(bytes(12)), 1, Limits()).count.tolist() == [0]
