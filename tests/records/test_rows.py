@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ from baton_worker.records.columns import (
     RowError,
     StepColumns,
 )
-from baton_worker.records.rows import rows
+from baton_worker.records.rows import Row, rows
+from baton_worker.records.scored import NO_SCORED
 
 Make = Callable[..., StepColumns]
 
@@ -69,3 +71,25 @@ def test_rows_partition_every_column(data: st.DataObject, any_columns: Any) -> N
         assert len(row.logprobs) == len(row.ranks) == n_logprobs
         assert len(row.topk_tokens) == n_logprobs * max(0, row.width - 1)
     assert [row.handle for row in found] == columns.handle.tolist()
+
+
+def test_what_a_record_does_not_tell_is_nothing_in_its_rows(make_columns: Make) -> None:
+    none = np.empty(0, np.uint8)
+    silent = {"draft_count": none, "draft": np.empty(0, np.int32), "n_proposed": none}
+    silent |= {"n_accepted": none, "n_reused": np.empty(0, np.uint32)}
+    (row,) = rows(make_columns(1, **silent))
+    assert (row.drafts, row.n_proposed, row.n_accepted, row.n_reused) == ([], 0, 0, 0)
+    (told,) = rows(make_columns(1))
+    assert (told.drafts, told.n_proposed, told.n_accepted, told.n_reused) == ([0, 1], 3, 1, 70_000)
+    plain = Row(1, 0, 0, [], 0, 0, [], [], [], [], [])
+    assert (plain.n_proposed, plain.n_accepted, plain.n_reused) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("alone", ["verified_drafts", "prompt_tokens"])
+def test_either_kind_of_tokens_beside_the_output_is_told_alone(
+    alone: str, make_columns: Make
+) -> None:
+    other = ({"verified_drafts", "prompt_tokens"} - {alone}).pop()
+    (row,) = rows(make_columns(1, **{other: NO_SCORED}))
+    assert getattr(row, alone) is not None
+    assert getattr(row, other) is None
