@@ -1,10 +1,11 @@
 """Fuzz the record decoder and the control parser.
 
-    python tests/fuzz/fuzz_records.py [--seconds 60] [--engine atheris|mutations] [--seed N]
+    python tests/fuzz/fuzz_records.py [--seconds 60] [--inputs 0] [--engine atheris|mutations]
 
 With atheris, inputs are guided by coverage of the parsers; without it, mutations of the committed
 corpus are drawn from a seeded generator. Both leave some inputs broken and give others right
-checksums. Prints one JSON line at the end; exits 1 with the input in hex when a promise is broken.
+checksums. Goes on until the time is over and `--inputs` inputs were parsed. Prints one JSON line at
+the end; exits 1 with the input in hex when a promise is broken.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def guarded(check: Callable[[bytes], None], data: bytes) -> None:
         os._exit(1)
 
 
-def run_mutations(seconds: float, seed: int) -> None:
-    """Draw mutations until the time is over."""
+def run_mutations(seconds: float, inputs: int, seed: int) -> None:
+    """Draw mutations until that was enough."""
     import record_mutations
     from record_oracle import Oracle
 
@@ -56,14 +57,14 @@ def run_mutations(seconds: float, seed: int) -> None:
     for data in seeds:
         guarded(oracle.check, data)
     started = time.monotonic()
-    while time.monotonic() - started < seconds:
+    while time.monotonic() - started < seconds or oracle.tally.inputs < inputs:
         for _ in range(100):
             data = record_mutations.mutate(rng.choice(seeds), seeds, rng)
             guarded(oracle.check, data)
     report(oracle.tally, "mutations", time.monotonic() - started)
 
 
-def run_atheris(seconds: float, seed: int) -> None:
+def run_atheris(seconds: float, inputs: int, seed: int) -> None:
     """Let libFuzzer choose; its own loop never returns, so the last input ends the process."""
     import atheris
 
@@ -79,7 +80,7 @@ def run_atheris(seconds: float, seed: int) -> None:
     def test_one_input(data: bytes) -> None:
         guarded(oracle.check, data)
         elapsed = time.monotonic() - started
-        if elapsed >= seconds:
+        if elapsed >= seconds and oracle.tally.inputs >= inputs:
             report(oracle.tally, "atheris", elapsed)
             shutil.rmtree(found)
             os._exit(0)
@@ -109,6 +110,7 @@ def main() -> None:
     has_atheris = importlib.util.find_spec("atheris") is not None
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--inputs", type=int, default=0, help="inputs to parse at least")
     parser.add_argument(
         "--engine",
         choices=("atheris", "mutations"),
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     run = run_atheris if arguments.engine == "atheris" else run_mutations
-    run(arguments.seconds, arguments.seed)
+    run(arguments.seconds, arguments.inputs, arguments.seed)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     python -m baton_faults.soak [--seconds 3600] [--markdown docs/benchmarks/soak.md]
 
 Three fifths of the time processes are killed, frozen and restarted as this and the previous
-version; a fifth goes to bad links between two hosts, a fifth to parsers and state machines. Every
-round is judged by itself: each event that a client saw must be right. Prints a line a round; exits
-1 when anything was lost, doubled, mixed up or never ended, when a fuzzer found something, and when
-the time was too short for processes or links to have a turn.
+version; a fifth goes to bad links between two hosts, a fifth to parsers and state machines, and
+more if ten million messages an hour for each of them take longer. Every round is judged by itself:
+each event that a client saw must be right. Prints a line a round; exits 1 when anything was lost,
+doubled, mixed up or never ended, when a fuzzer found something, and when the time was too short for
+processes or links to have a turn.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import datetime
+import functools
 import itertools
 import json
 import os
@@ -47,6 +49,7 @@ WEATHERS = {
     "cut from": Weather(leftward=CUT),
     "resets": Weather(resets=True),
 }
+INPUTS_AN_HOUR = 10_000_000
 FUZZERS = {
     "the record parsers": ("fuzz_records.py",),
     "the gateway's end of the link": ("fuzz_machines.py", "gateway"),
@@ -189,8 +192,11 @@ def links(until: float, folder: Path, report: Report) -> None:
             report.of(name).injected += 1
 
 
-def bytes_(until: float, folder: Path, report: Report) -> None:
-    """Fuzz parsers and state machines for the rest of the time, one for each processor at once."""
+def bytes_(until: float, folder: Path, report: Report, *, n_inputs: int) -> None:
+    """Fuzz parsers and state machines for the rest of the time, one for each processor at once.
+
+    `n_inputs`: what each of them takes at least, however long that is.
+    """
     n_at_once = os.cpu_count() or 1
     seconds = max(5.0, (until - time.monotonic()) / -(-len(FUZZERS) // n_at_once))
 
@@ -201,13 +207,15 @@ def bytes_(until: float, folder: Path, report: Report) -> None:
             say(f"{name}: there is no {program}: NOT TESTED")
             return
         command = [sys.executable, str(path), *rest, "--seconds", str(seconds)]
+        command += ["--inputs", str(n_inputs)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode:
             report.problems.append(f"fuzzing {name}: {done.stderr[-2000:]}")
             return
         found = json.loads(done.stdout.splitlines()[-1])
-        report.fuzzed.append({"name": name, **found})
-        say(f"fuzzed {name}: {found['inputs']} inputs")
+        n_taken = found.get("words", found["inputs"])  # a conversation of a machine is many words
+        report.fuzzed.append({"name": name, "inputs": n_taken})
+        say(f"fuzzed {name}: {n_taken} inputs")
 
     with concurrent.futures.ThreadPoolExecutor(n_at_once) as pool:
         list(pool.map(fuzzed, FUZZERS))
@@ -280,10 +288,11 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table here")
     options = parser.parse_args()
     report = Report()
+    n_inputs = int(INPUTS_AN_HOUR * options.seconds / 3600)
     phases: dict[str, Callable[[float, Path, Report], None]] = {
         "processes": processes,
         "links": links,
-        "bytes": bytes_,
+        "bytes": functools.partial(bytes_, n_inputs=n_inputs),
     }
     until = time.monotonic()
     for name, phase in phases.items():
