@@ -29,7 +29,7 @@ from baton_worker.handoff.security import Security
 from baton_worker.handoff.sender import Sender
 from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
-from baton_worker.link.sockets import HANDSHAKE_MS, close, monitor, use_family_of
+from baton_worker.link.sockets import CALLING_AGAIN, HANDSHAKE_MS, close, monitor, use_family_of
 from baton_worker.link.wakeup import Wakeup
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
@@ -171,9 +171,8 @@ class ZmqKvTransport:
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 15)
         socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
         socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
-        socket.set(zmq.RECONNECT_IVL, 100)
-        socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.set(zmq.CONNECT_TIMEOUT, 1500)
+        for option, value in CALLING_AGAIN.items():
+            socket.set(option, value)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         return socket
 
