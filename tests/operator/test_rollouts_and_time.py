@@ -214,11 +214,13 @@ def run(fleets, examples, part=0):
 
 
 @pytest.mark.hypothesis
+@pytest.mark.usefixtures("same_in_every_run")
 def test_only_what_never_becomes_ready_is_failed_in_60_random_lives(fleets):
     run(fleets, 60)
 
 
 @pytest.mark.hypothesis
+@pytest.mark.usefixtures("same_in_every_run")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
