@@ -50,6 +50,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "operator.leaseDurationSeconds": {"minimum": 9, "maximum": 3600},
     "operator.logLevel": {"enum": ["debug", "info", "warning", "error"]},
     "operator.logFormat": {"enum": ["text", "json"]},
+    "networkPolicy.metricsFrom": {"items": {"type": "object", "minProperties": 1}},
     "networkPolicy.apiServerPort": {"minimum": 1, "maximum": 65535},
     "podMonitor.interval": {"pattern": "^[0-9]+(ms|s|m|h)$"},
     "serviceMonitor.interval": {"pattern": "^[0-9]+(ms|s|m|h)$"},

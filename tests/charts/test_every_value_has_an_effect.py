@@ -55,6 +55,7 @@ CHANGES = {
     "podLabels": {"team": "a"},
     "podDisruptionBudget.enabled": False,
     "networkPolicy.enabled": False,
+    "networkPolicy.metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
     "networkPolicy.apiServerPort": 8443,
     "podMonitor.enabled": False,
     "podMonitor.labels": {"team": "a"},

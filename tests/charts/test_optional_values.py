@@ -67,6 +67,25 @@ def test_monitors_select_the_operators_own_labels(render, one):
     assert selected.items() <= service["metadata"]["labels"].items()
 
 
+@pytest.mark.parametrize(
+    ("peers", "wanted"),
+    [
+        ("[]", [{"namespaceSelector": {}}]),
+        ("[{podSelector: {matchLabels: {a: b}}}]", [{"podSelector": {"matchLabels": {"a": "b"}}}]),
+    ],
+    ids=["every pod of the cluster", "who is named"],
+)
+def test_the_policy_says_who_may_read_the_operators_port(render, one, peers, wanted):
+    objects = render(f"networkPolicy: {{enabled: true, metricsFrom: {peers}}}")
+    policy = one(objects, "NetworkPolicy")["spec"]
+    (port,) = container_of(objects, one)["ports"]
+    assert policy["ingress"] == [
+        {"from": wanted, "ports": [{"protocol": "TCP", "port": port["name"]}]}
+    ]
+    labels = pod_of(objects, one)["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
 def test_the_rule_object_holds_every_rule_file(render, one, chart: Path):
     files = [yaml.safe_load(path.read_text()) for path in (chart / "rules").glob("*.yaml")]
     wanted = [group["name"] for body in files for group in body["groups"]]

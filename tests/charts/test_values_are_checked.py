@@ -31,6 +31,7 @@ from baton_operator.settings import read_settings
         ("nodeSelector: {gpu: 1}", "gpu"),
         ("podLabels: {team: {a: b}}", "team"),
         ("extraEnv: [{value: x}]", "extraEnv"),
+        ("networkPolicy: {metricsFrom: [{}]}", "metricsFrom"),
     ],
 )
 def test_wrong_values_are_refused_by_name(refusal, values, named):
