@@ -26,7 +26,7 @@ class Settings:
             counts alone.
         upgrade_models: models that may roll at once because a new operator makes their pods
             otherwise; what users change rolls whenever they change it.
-        watch_secrets: repair the CURVE Secret from its (metadata) watch; without it, on resync.
+        watch_secrets: repair the CURVE Secret from its (metadata) watch; without it, at a start.
         leader_elect: take the Lease before serving; needed for two replicas.
         lease_name: name of the Lease.
         lease_namespace: namespace of the Lease; empty is the pod's own.
