@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -18,6 +18,7 @@ from baton_operator.audit import ParentAudit
 from baton_operator.doors import BoundedSite, Doorkeeper
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
+from baton_operator.parents import ParentStore
 from baton_operator.reflector import Reflector
 from baton_operator.store import ChildStore
 from baton_operator.workqueue import WorkQueue
@@ -38,6 +39,7 @@ class Vitals:
     stuck_seconds: float
     phase: str = "starting"
     audit: ParentAudit | None = None
+    parents: ParentStore = field(default_factory=ParentStore)
     clock: Callable[[], float] = time.monotonic
 
     def problems(self) -> list[str]:
@@ -68,6 +70,7 @@ class Vitals:
         self.metrics.queue_depth.set(self.queue.depth)
         self.metrics.queue_oldest_seconds.set(self.queue.oldest_seconds)
         self.metrics.children.set(self.store.size())
+        self.metrics.told(self.parents.true_conditions())
         self.metrics.is_leader.set(self.phase == "leading")
         for reflector in self.reflectors:
             age = self.silence_seconds(reflector)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 RESULTS = ("ok", "throttled", "failed", "broken")
 """How a reconcile may end."""
+
+CONDITIONS = ("Stalled", "CapacityBlocked", "PodsFailing", "PodsRefused")
+"""What a PDDeployment says when somebody has to look at it."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -48,6 +52,7 @@ class OperatorMetrics:
         )
         self.http_refused = _http_refused(registry)
         self._watch_restarts = _watch_restarts(registry)
+        self._conditions = _conditions(registry)
         self._applies = Counter(
             "baton_operator_apply",
             "Children looked at, by kind and what became of them",
@@ -83,6 +88,11 @@ class OperatorMetrics:
         """Count one child."""
         self._applies.labels(kind, result).inc()
 
+    def told(self, true: Mapping[str, int]) -> None:
+        """Set of how many PDDeployments each condition is True, by type; others are of none."""
+        for condition in CONDITIONS:
+            self._conditions.labels(condition).set(true.get(condition, 0))
+
     def watch_restarted(self, kind: str, reason: str) -> None:
         """Count one watch that broke."""
         self._watch_restarts.labels(kind, reason).inc()
@@ -109,3 +119,16 @@ def _watch_restarts(registry: CollectorRegistry) -> Counter:
         ("kind", "reason"),
         registry=registry,
     )
+
+
+def _conditions(registry: CollectorRegistry) -> Gauge:
+    gauge = Gauge(
+        "baton_operator_conditions",
+        "PDDeployments of which a condition is True that somebody has to look at; 0 while this "
+        "process does not lead",
+        ("condition",),
+        registry=registry,
+    )
+    for condition in CONDITIONS:
+        gauge.labels(condition)
+    return gauge

@@ -6,6 +6,7 @@ reconciler reads an object again before it writes children for any other reason 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 from baton_operator.models import InvalidSpec, ObjectKey, PDDeployment, parse_deployment
@@ -95,6 +96,13 @@ class ParentStore:
     def version(self, key: ObjectKey) -> int:
         """Return the resourceVersion that was last seen of an object, 0 for one not known."""
         return self._versions.get(key, 0)
+
+    def true_conditions(self) -> Counter[str]:
+        """Return of how many objects each condition is True, by type."""
+        told = (parent.status.get("conditions") or [] for parent in self._parents.values())
+        return Counter(
+            entry["type"] for each in told for entry in each if entry.get("status") == "True"
+        )
 
     def keys(self) -> list[ObjectKey]:
         """Return every known key."""

@@ -75,7 +75,7 @@ async def run_operator(settings: Settings) -> None:
     metrics = OperatorMetrics(CollectorRegistry())
     parents, children = ParentStore(), ChildStore()
     queue: WorkQueue[ObjectKey] = WorkQueue(asyncio.get_running_loop())
-    vitals = Vitals(queue, children, [], metrics, settings.stuck_seconds)
+    vitals = Vitals(queue, children, [], metrics, settings.stuck_seconds, parents=parents)
     async with contextlib.AsyncExitStack() as stack:
         keeper = Doorkeeper(metrics.http_refused)
         runner = await _listen(build_app(vitals), settings, keeper)
