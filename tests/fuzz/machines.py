@@ -34,7 +34,8 @@ from baton_worker.handoff.frames import (
 )
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.offers import OfferBook, address_of
-from baton_worker.handoff.places import PlaceLimits, Places, Wish
+from baton_worker.handoff.places import PlaceLimits, Places, Reply
+from baton_worker.handoff.room import Amount, Wish
 from baton_worker.identity import GatewayIdentity, RequestKey, Role, make_handle
 from baton_worker.link.gateway_end import GatewaySettings, Standing
 from baton_worker.link.inbox import InboxPolicy
@@ -70,7 +71,14 @@ SEEDS = [path.read_bytes() for path in sorted(CORPUS.glob("*.bin"))]
 INCARNATION = 77
 TARGET = DecodeTarget("d", "tcp://127.0.0.1:1")
 ADDRESS = address_of(TARGET)
-PLACES = PlaceLimits(slots=2, receive_bytes=1 << 12, kv_tokens=1 << 10, asks=3, queue_seconds=20.0)
+PLACES = PlaceLimits(
+    slots=2,
+    receive_bytes=1 << 12,
+    kv_tokens=1 << 10,
+    asks=3,
+    queue_seconds=20.0,
+    reserve=Amount(1, 1 << 9, 1 << 7),
+)
 EDGES = (0, 1, 2, 3, 5, 77, 255, 256, 1 << 24, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 62) + 1)
 TOP_EDGES = (1 << 63, (1 << 64) - 2, (1 << 64) - 1)
 MOST_WORDS = 64
@@ -501,7 +509,13 @@ class KvMachine:
         self.heard.add(ask.key)
         if isinstance(ask, Ask):
             wish = Wish(ask.kv_bytes, ask.n_tokens, ask.priority, ask.turn)
-            self.places.ask(ask.key, wish, self.now)
+            sender = reader.pick("ab")
+            if self.places.ask(ask.key, wish, self.now, sender) is Reply.FULL:
+                last = self.places.displace(sender)
+                assert last != ask.key
+                if last is not None:
+                    self.places.turn_away(last)
+                    assert self.places.ask(ask.key, wish, self.now, sender) is Reply.QUEUED
         else:
             self.places.leave(ask.key)
         self._grant()
@@ -530,7 +544,8 @@ class KvMachine:
         got = RequestKey(handoff.state.handle, handoff.state.attempt)
         self.tally.events += 1
         self.heard.add(got)
-        self.places.arrive(got, Wish(n_frames * n_bytes, handoff.state.n_cached))
+        wish = Wish(n_frames * n_bytes, handoff.state.n_cached)
+        self.places.arrive(got, wish, reader.pick("ab"))
         self.ledger.arrive(got, self.now)
         encode_answer(Answer(*got, AnswerKind.RECEIVED))
         encode_offer(handoff)

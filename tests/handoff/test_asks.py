@@ -6,7 +6,7 @@ from baton_worker.handoff.api import HandoffFailed, HandoffGranted
 from baton_worker.handoff.asks import AskBook
 from baton_worker.handoff.frames import Answer, AnswerKind, Ask, Withdrawal
 from baton_worker.handoff.offers import Address
-from baton_worker.handoff.places import Wish
+from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode

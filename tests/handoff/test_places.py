@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton_worker.config import EngineConfig, HandoffConfig, ModelConfig, ProcessConfig
 from baton_worker.engine.line import MAX_OVERTAKEN
-from baton_worker.handoff.places import PlaceLimits, Places, Reply, Wish
+from baton_worker.handoff.places import PlaceLimits, Places, Reply
+from baton_worker.handoff.room import Amount, Wish
 from baton_worker.identity import RequestKey, make_handle
 
 
@@ -42,17 +43,28 @@ def test_slots_are_granted_in_the_order_of_arrival_and_again_as_requests_leave()
 
 
 @pytest.mark.parametrize(
-    ("max_running", "max_waiting", "ahead", "slots"),
-    [(32, 1024, 8, 40), (4, 1024, 8, 8), (32, 3, 8, 35), (32, 1024, 0, 32)],
+    ("max_running", "max_waiting", "ahead", "slots", "spare"),
+    [
+        (32, 1024, 8, 40, 5),
+        (4, 1024, 8, 8, 1),
+        (3, 1024, 8, 6, 0),
+        (32, 10, 8, 40, 2),
+        (32, 3, 8, 35, 0),
+        (32, 1024, 0, 32, 4),
+    ],
 )
-def test_no_more_are_promised_ahead_than_the_engine_takes(max_running, max_waiting, ahead, slots):
+def test_no_more_are_promised_ahead_than_the_engine_takes(
+    max_running, max_waiting, ahead, slots, spare
+):
     config = ProcessConfig(
         model=ModelConfig("m"),
         engine=EngineConfig(max_running=max_running, max_waiting=max_waiting, block_size=8),
-        handoff=HandoffConfig(ahead_requests=ahead, receive_bytes=7, queue_seconds=9.0),
+        handoff=HandoffConfig(ahead_requests=ahead, receive_bytes=72, queue_seconds=9.0),
     )
     asks = max_running + max_waiting
-    assert PlaceLimits.of(config, 100) == PlaceLimits(slots, 7, 800, asks, 9.0)
+    kept = 9 if spare else 0
+    reserve = Amount(spare, kept, 100)
+    assert PlaceLimits.of(config, 100) == PlaceLimits(slots, 72 - kept, 800, asks, 9.0, reserve)
 
 
 def test_a_slot_stays_taken_while_its_request_runs_and_its_bytes_do_not():

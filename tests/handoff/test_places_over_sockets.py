@@ -6,6 +6,7 @@ import time
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +17,12 @@ from baton_worker.handoff.frames import (
     Ask,
     HandoffFormatError,
     Withdrawal,
+    decode_answer,
     decode_ask,
     encode_ask,
 )
-from baton_worker.handoff.places import PlaceLimits, Wish
+from baton_worker.handoff.places import PlaceLimits
+from baton_worker.handoff.room import Amount, Wish
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode
@@ -65,6 +68,60 @@ def test_a_full_line_refuses_and_a_request_that_is_over_too(handoff_end):
     assert isinstance(events[0], HandoffGranted)
     failed = {event.key: event.code for event in events if isinstance(event, HandoffFailed)}
     assert failed == {key(3): ErrorCode.DECODE_FULL, key(9): ErrorCode.HANDOFF_REFUSED}
+
+
+@pytest.fixture
+def greedy_at():
+    """Return how to connect, from a host of its own, somebody who may ask for anything."""
+    with zmq.Context() as context:
+        made = []
+
+        def connect(endpoint: str) -> zmq.Socket[bytes]:
+            made.append(context.socket(zmq.DEALER))
+            made[-1].connect(endpoint.replace("tcp://", "tcp://127.0.0.9:0;"))
+            return made[-1]
+
+        yield connect
+        for socket in made:
+            socket.close(linger=0)
+
+
+def say_asks(socket: zmq.Socket[bytes], numbers: range) -> None:
+    for n in numbers:
+        socket.send_multipart(encode_ask(Ask(*key(n), kv_bytes=10, n_tokens=10)))
+
+
+def test_who_asks_for_all_that_there_is_keeps_nobody_out(handoff_end, greedy_at):
+    places = PlaceLimits(8, 1 << 30, 1 << 20, 100, 600.0, Amount(1, 1 << 20, 1 << 20))
+    prefill, decode = handoff_end(), handoff_end(places=places)
+    greedy = greedy_at(decode.transport.endpoint)
+    say_asks(greedy, range(1000, 1100))
+    for _ in range(100):
+        assert greedy.poll(60_000)
+        greedy.recv_multipart()
+    for n in (1, 2):
+        prefill.transport.ask(decode.target, key(n), WISH, 60.0)
+    assert prefill.next().key == key(1), "the reserve"
+    greedy.send_multipart(encode_ask(Withdrawal(*key(1000))))
+    assert prefill.next().key == key(2), "92 of the other's stood before it"
+    held_up = "baton_handoff_places_held_up_total"
+    assert decode.value(held_up, reason="order") + decode.value(held_up, reason="slots") > 90
+
+
+def test_who_fills_the_line_is_turned_away_for_another(handoff_end, greedy_at):
+    prefill, decode = handoff_end(), handoff_end(places=one_slot(asks=8, slots=2))
+    greedy = greedy_at(decode.transport.endpoint)
+    say_asks(greedy, range(1000, 1010))
+    for _ in range(10):
+        assert greedy.poll(60_000)
+        greedy.recv_multipart()
+    prefill.transport.ask(decode.target, key(1), WISH, 60.0)
+    assert greedy.poll(60_000)
+    refused = decode_answer(greedy.recv_multipart())
+    assert (refused.key, refused.error) == (key(1009), ErrorCode.DECODE_FULL)
+    greedy.send_multipart(encode_ask(Withdrawal(*key(1000))))
+    assert prefill.next().key == key(1)
+    assert decode.value("baton_handoff_places_held_up_total", reason="displaced") == 1
 
 
 def test_a_line_survives_the_decode_process_that_held_it(handoff_end):

@@ -28,7 +28,8 @@ from baton_worker.handoff.api import (
 )
 from baton_worker.handoff.frames import decode_offer, encode_offer
 from baton_worker.handoff.ledger import HandoffLedger
-from baton_worker.handoff.places import PlaceLimits, Places, Reply, Wish
+from baton_worker.handoff.places import PlaceLimits, Places, Reply
+from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.link.api import CommandReceived, Pressure
 from baton_worker.messages import Command, DecodeTarget

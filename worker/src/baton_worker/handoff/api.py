@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_worker.engine.api import Handoff
-from baton_worker.handoff.places import Wish
+from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
 from baton_worker.records.columns import ErrorCode

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from baton_worker.handoff.api import HandoffFailed, HandoffGranted
 from baton_worker.handoff.frames import Answer, AnswerKind, Ask, Withdrawal
 from baton_worker.handoff.offers import Address, address_of
-from baton_worker.handoff.places import Wish
+from baton_worker.handoff.room import Wish
 from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget

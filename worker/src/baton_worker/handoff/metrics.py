@@ -9,6 +9,11 @@ from baton_worker.records.columns import ErrorCode
 FAILURES = (ErrorCode.HANDOFF_TIMEOUT, ErrorCode.HANDOFF_REFUSED, ErrorCode.HANDOFF_PEER_LOST)
 """Outcomes whose series exist from the start: a rate sees nothing of a new series' first event."""
 
+HELD_UP = ("slots", "bytes", "tokens", "order", "share", "line", "displaced", "unasked")
+"""Why a request has no place at once: what decode is short of, who stands before it, its sender's
+share; or it is refused one: the line is full, others need its room there, KV came unasked.
+"""
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -16,6 +21,17 @@ class PlaceMetrics:
     """Places at decode: who waits for one, how long, and what is promised."""
 
     def __init__(self, factory: MetricFactory) -> None:
+        self._factory = factory
+        self._held_up = factory.counter(
+            "baton_handoff_places_held_up",
+            "Decode: requests that got no place at once (slots, bytes, tokens: what is short; "
+            "order: others are before them; share: their sender holds more than its share) or no "
+            "place at all (line: it is full; displaced: their sender filled it; unasked: KV that "
+            "came without a place and found no room)",
+            labels=("reason",),
+        )
+        for reason in HELD_UP:
+            self._held_up.labels(*factory.values(reason))
         self.granted_seconds = factory.histogram(
             "baton_handoff_place_seconds",
             "Prefill: from asking decode for a place to having it; the prompt is computed then",
@@ -37,6 +53,10 @@ class PlaceMetrics:
             "baton_handoff_awaited_bytes",
             "Decode: KV promised a place or here and not imported, at most handoff.receive_bytes",
         )
+
+    def held_up(self, reason: str) -> None:
+        """Count a request that has no place, by reason: see `HELD_UP`."""
+        self._held_up.labels(*self._factory.values(reason)).inc()
 
 
 class HandoffMetrics:

@@ -3,6 +3,7 @@
 A pure book without clock or socket. Owns the order in which places are granted (one line, as in the
 engine: lower priority first, then earlier arrival, and nobody is passed for being larger) and what
 a place counts: a slot until the request has left, and until its KV is imported its bytes of memory.
+Who holds more than its share is passed by senders that do not, and they find a reserve (`shares`).
 A prompt that is computed only against a place needs no deadline for decode's line: it waits where
 nothing has been promised to its client.
 """
@@ -12,14 +13,16 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.line import Arrival, Line
+from baton_worker.handoff.room import NOTHING, Amount, Room, Wish
+from baton_worker.handoff.shares import Shares
 from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey
 
 _MAX_REMEMBERED = 8192
+RESERVED_PART = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class PlaceLimits:
         kv_tokens: positions of the pool, which all granted prompts must fit into.
         asks: requests in line, granted ones not counted.
         queue_seconds: how long one may be in line, or granted without coming.
+        reserve: room beside that for senders that hold nothing while another holds too much.
     """
 
     slots: int
@@ -39,28 +43,29 @@ class PlaceLimits:
     kv_tokens: int
     asks: int
     queue_seconds: float
+    reserve: Amount = NOTHING
 
     @classmethod
     def of(cls, config: ProcessConfig, kv_blocks: int) -> PlaceLimits:
-        """Return what a decode worker of this configuration and this many blocks has to give."""
+        """Return what a decode worker of this configuration and this many blocks has to give.
+
+        An eighth is the reserve. Its slots stand beside the others, for the engine lets more wait
+        than it runs, and a lone sender fills the batch as if there were none; its bytes are part of
+        `handoff.receive_bytes`, which is a promise.
+        """
         engine, handoff = config.engine, config.handoff
         ahead = min(handoff.ahead_requests, engine.max_running, engine.max_waiting)
+        slots, kv_tokens = engine.max_running + ahead, kv_blocks * engine.block_size
+        spare = min(slots // RESERVED_PART, engine.max_waiting - ahead)
+        kept = handoff.receive_bytes // RESERVED_PART if spare else 0
         return cls(
-            slots=engine.max_running + ahead,
-            receive_bytes=handoff.receive_bytes,
-            kv_tokens=kv_blocks * engine.block_size,
+            slots=slots,
+            receive_bytes=handoff.receive_bytes - kept,
+            kv_tokens=kv_tokens,
             asks=engine.max_running + engine.max_waiting,
             queue_seconds=handoff.queue_seconds,
+            reserve=Amount(spare, kept, kv_tokens // RESERVED_PART),
         )
-
-
-class Wish(NamedTuple):
-    """What a request needs of decode."""
-
-    kv_bytes: int
-    n_tokens: int
-    priority: int = 0
-    turn: int = 0
 
 
 class Reply(enum.Enum):
@@ -83,6 +88,8 @@ class _Standing(enum.Enum):
 class _Place:
     key: RequestKey
     wish: Wish
+    sender: str
+    room: Room
     standing: _Standing = _Standing.WAITING
     arrival: Arrival = (0, 0)
     n_overtaken: int = 0
@@ -106,14 +113,14 @@ class Places:
         self._line = Line[_Place]()
         self._over: OrderedDict[RequestKey, None] = OrderedDict()
         self._expiry = Timers[RequestKey]()
-        self._n_awaited = 0
-        self._awaited_bytes = 0
-        self._tokens = 0
+        self._common = Room(Amount(limits.slots, limits.receive_bytes, limits.kv_tokens))
+        self._reserve = Room(limits.reserve)
+        self._shares = Shares(self._common)
 
     @property
     def most(self) -> int:
         """Requests that may be in line or have a slot at once."""
-        return self._limits.asks + self._limits.slots
+        return self._limits.asks + self._limits.slots + self._limits.reserve.slots
 
     @property
     def n_waiting(self) -> int:
@@ -128,9 +135,9 @@ class Places:
     @property
     def awaited_bytes(self) -> int:
         """KV granted or here and not imported."""
-        return self._awaited_bytes
+        return self._common.awaited_bytes + self._reserve.awaited_bytes
 
-    def ask(self, key: RequestKey, wish: Wish, now: float) -> Reply:
+    def ask(self, key: RequestKey, wish: Wish, now: float, sender: str = "") -> Reply:
         """Put a request in line, if it is new; call `grant` then."""
         place = self._places.get(key)
         if place is not None:
@@ -139,50 +146,80 @@ class Places:
             return Reply.OVER
         if self.n_waiting >= self._limits.asks:
             return Reply.FULL
-        place = self._places[key] = _Place(key, wish)
+        place = self._places[key] = _Place(key, wish, sender, self._common)
         self._line.join(place)
+        self._shares.joined(sender)
         self._expiry.set(key, now + self._limits.queue_seconds)
         return Reply.QUEUED
+
+    def displace(self, sender: str) -> RequestKey | None:
+        """Return whom to turn away so that this sender may ask although the line is full.
+
+        It is the last in line of the sender with most there; None when that is this one, or as good
+        as.
+        """
+        most = self._shares.most_in_line()
+        if self._shares.n_waiting(most) <= self._shares.n_waiting(sender) + 1:
+            return None
+        theirs = [place.key for place in self._line if place.sender == most]
+        return theirs[-1]
+
+    def sender_of(self, key: RequestKey) -> str:
+        """Return who asked for the place of a request that is here."""
+        return self._places[key].sender
 
     def grant(self, now: float) -> list[RequestKey]:
         """Return who gets a place now, in order: call it whenever one may be free."""
         granted: list[RequestKey] = []
-        while (place := next(iter(self._line), None)) is not None and self._has_room(place.wish):
-            self._line.remove(place)
+        while (place := self._next()) is not None:
+            self._quit_line(place)
             self._line.let_pass(place, lambda other: True)
             self._take(place, _Standing.GRANTED)
             self._expiry.set(place.key, now + self._limits.queue_seconds)
             granted.append(place.key)
         return granted
 
-    def arrive(self, key: RequestKey, wish: Wish) -> Reply:
+    def why_waiting(self, key: RequestKey) -> str:
+        """Return why a request in line has no place.
+
+        `share`: its sender would hold more than its share. `order`: others are before it. Else what
+        is short: `slots`, `bytes` or `tokens`.
+        """
+        place = self._places[key]
+        if self._first() is place:
+            return self._common.shortage(place.wish)
+        return "share" if self._shares.exceeds(place.sender, place.wish) else "order"
+
+    def arrive(self, key: RequestKey, wish: Wish, sender: str = "") -> Reply:
         """Note an offer that has arrived.
 
         Returns:
             GRANTED: it has a place; one that never asked, as an older prefill worker's, gets it
-            when there is memory for it. OVER: it has none and needs none, for it has left. FULL:
-            there is no memory for it, which is its end: it is in line no more.
+            when there is memory for it and its sender holds no more than its share. OVER: it has
+            none and needs none, for it has left. FULL: there is no room for it, which is its end:
+            it is in line no more.
         """
         place = self._places.get(key)
         if place is None:
             if key in self._over:
                 return Reply.OVER
-            place = _Place(key, wish)
+            place = _Place(key, wish, sender, self._common)
         elif place.standing is _Standing.GRANTED:
-            self._awaited_bytes += wish.kv_bytes - place.wish.kv_bytes
-            self._tokens += wish.n_tokens - place.wish.n_tokens
+            place.room.change(place.wish, wish)
+            self._shares.changed(place.sender, place.wish, wish)
             place.wish, place.standing = wish, _Standing.HERE
             self._expiry.drop(key)
             return Reply.GRANTED
         elif place.standing is not _Standing.WAITING:
             return Reply.GRANTED
-        if not self._has_memory(wish):
+        room = self._room_for_unasked(place.sender, wish)
+        if room is None:
             self.turn_away(key)
             return Reply.FULL
         self.leave(key)
         self._over.pop(key, None)
         self._places[key] = place
-        place.wish = wish
+        place.wish, place.room = wish, room
         self._take(place, _Standing.HERE)
         return Reply.GRANTED
 
@@ -204,11 +241,12 @@ class Places:
             return
         self._expiry.drop(key)
         if place.standing is _Standing.WAITING:
-            self._line.remove(place)
+            self._quit_line(place)
             return
         if place.standing is not _Standing.IMPORTED:
             self._free_memory(place)
-        self._tokens -= place.wish.n_tokens
+        place.room.free_place(place.wish)
+        self._shares.gave_back(place.sender, place.wish)
 
     def turn_away(self, key: RequestKey) -> None:
         """What was sent of a request is refused: it has left, unless it is here already."""
@@ -223,21 +261,49 @@ class Places:
             self.leave(key)
         return late
 
-    def _has_room(self, wish: Wish) -> bool:
-        n_taken = self.n_taken
-        fits = self._tokens + wish.n_tokens <= self._limits.kv_tokens or not n_taken
-        return n_taken < self._limits.slots and fits and self._has_memory(wish)
+    def _next(self) -> _Place | None:
+        """Return who is to be granted a place, which is free, or None."""
+        place = self._first()
+        if place is None:
+            return None
+        if not self._common.shortage(place.wish):
+            place.room = self._common
+            return place
+        return self._first_for_reserve() if self._shares.is_anybody_greedy() else None
 
-    def _has_memory(self, wish: Wish) -> bool:
-        needed = self._awaited_bytes + wish.kv_bytes
-        return needed <= self._limits.receive_bytes or not self._n_awaited
+    def _first(self) -> _Place | None:
+        """Return the first in line of a sender within its share; if there is none, the first."""
+        passed = set[str]()
+        for place in self._line:
+            if place.sender not in passed:
+                if not self._shares.exceeds(place.sender, place.wish):
+                    return place
+                passed.add(place.sender)
+        return next(iter(self._line), None)
+
+    def _first_for_reserve(self) -> _Place | None:
+        for place in self._line:
+            if self._shares.holds_nothing(place.sender):
+                if self._reserve.shortage(place.wish):
+                    return None
+                place.room = self._reserve
+                return place
+        return None
+
+    def _room_for_unasked(self, sender: str, wish: Wish) -> Room | None:
+        if self._shares.exceeds(sender, wish) or self.n_taken >= self.most:
+            return None
+        return self._common if self._common.has_memory(wish) else None
+
+    def _quit_line(self, place: _Place) -> None:
+        self._line.remove(place)
+        self._shares.quit(place.sender)
 
     def _take(self, place: _Place, standing: _Standing) -> None:
         place.standing = standing
-        self._n_awaited += 1
-        self._awaited_bytes += place.wish.kv_bytes
-        self._tokens += place.wish.n_tokens
+        place.room.take(place.wish)
+        self._shares.took(place.sender, place.wish)
 
     def _free_memory(self, place: _Place) -> None:
-        self._n_awaited -= 1
-        self._awaited_bytes -= place.wish.kv_bytes
+        place.room.free_memory(place.wish)
+        self._shares.freed_memory(place.sender, place.wish)

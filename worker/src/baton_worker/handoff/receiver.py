@@ -27,7 +27,8 @@ from baton_worker.handoff.frames import (
     is_ask,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.places import Places, Reply, Wish
+from baton_worker.handoff.places import Places, Reply
+from baton_worker.handoff.room import Wish
 from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
 from baton_worker.link.multipart import Multipart
@@ -154,15 +155,38 @@ class Receiver:
             return
         self._keep_route(ask.key, route)
         wish = Wish(ask.kv_bytes, ask.n_tokens, ask.priority, ask.turn)
-        reply = self._places.ask(ask.key, wish, time.monotonic())
+        sender = self._senders.name_of(route)
+        reply = self._places.ask(ask.key, wish, time.monotonic(), sender)
+        if reply is Reply.FULL and self._displace(sender):
+            reply = self._places.ask(ask.key, wish, time.monotonic(), sender)
         if reply is Reply.FULL:
+            self._metrics.places.held_up("line")
             self._turn_away(ask.key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
         elif reply is Reply.OVER:
             self._turn_away(ask.key, ErrorCode.HANDOFF_REFUSED, "the request is over")
         elif reply is Reply.GRANTED:
             self._answer(Answer(*ask.key, AnswerKind.GRANTED))
         elif ask.key not in self._grant():
+            self._put_off(ask.key, sender)
             self._answer(Answer(*ask.key, AnswerKind.QUEUED))
+
+    def _put_off(self, key: RequestKey, sender: str) -> None:
+        why = self._places.why_waiting(key)
+        self._metrics.places.held_up(why)
+        if why == "share" and self._seldom.is_due("share"):
+            log.warning("a sender has its share of places and wants more", extra={"sender": sender})
+
+    def _displace(self, sender: str) -> bool:
+        """Turn away the last of whoever fills the line; False if that is not another."""
+        key = self._places.displace(sender)
+        if key is None:
+            return False
+        self._metrics.places.held_up("displaced")
+        if self._seldom.is_due("displaced"):
+            filler = self._places.sender_of(key)
+            log.warning("one sender fills the line for places", extra={"sender": filler})
+        self._turn_away(key, ErrorCode.DECODE_FULL, "its sender fills this decode worker's line")
+        return True
 
     def _offered(self, route: bytes, frames: Sequence[Any]) -> None:
         handoff = decode_offer(frames)
@@ -171,9 +195,11 @@ class Receiver:
         self._keep_route(key, route)
         received = sum(array.nbytes for array in handoff.kv)
         self._metrics.received_bytes.inc(received)
-        reply = self._places.arrive(key, Wish(received, state.n_cached, state.priority))
+        wish = Wish(received, state.n_cached, state.priority)
+        reply = self._places.arrive(key, wish, self._senders.name_of(route))
         if reply is Reply.FULL:
-            self._turn_away(key, ErrorCode.DECODE_FULL, "no memory for KV that asked for no place")
+            self._metrics.places.held_up("unasked")
+            self._turn_away(key, ErrorCode.DECODE_FULL, "no room for KV that asked for no place")
             return
         self._answer(Answer(*key, AnswerKind.RECEIVED))
         self._on_event(HandoffArrived(handoff, received))

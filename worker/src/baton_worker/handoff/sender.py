@@ -27,7 +27,7 @@ from baton_worker.handoff.frames import (
 )
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.offers import Address, Offer, OfferBook
-from baton_worker.handoff.places import Wish
+from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change

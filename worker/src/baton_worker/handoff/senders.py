@@ -61,6 +61,14 @@ class Senders:
             self._end(route, key, reason)
         return not reason
 
+    def name_of(self, route: bytes) -> str:
+        """Return whose connection it is: the key and the host, however many connections it makes.
+
+        A role's pods share a key, and processes of one host that have none cannot be told apart.
+        """
+        known = self._connections.get(route)
+        return f"{known[0]}@{known[1].peer[0]}" if known is not None else ""
+
     def knows(self, route: bytes) -> bool:
         """Whether a message has come over this connection before."""
         return route in self._connections

@@ -23,8 +23,9 @@ from baton_worker.engine.api import Handoff
 from baton_worker.handoff.address import advertised, check_advertised
 from baton_worker.handoff.api import HandoffEvent
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.places import PlaceLimits, Places, Wish
+from baton_worker.handoff.places import PlaceLimits, Places
 from baton_worker.handoff.receiver import Receiver
+from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import Security
 from baton_worker.handoff.sender import Sender
 from baton_worker.handoff.senders import Senders

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton_worker.engine.api import Engine, EngineRequest
 from baton_worker.handoff.api import KvTransport
-from baton_worker.handoff.places import Wish
+from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
 
