@@ -86,7 +86,8 @@ def test_a_row_that_cannot_be_applied_harms_its_own_request_alone(
         good = client.post("/v1/completions", json=BODY)
     assert (bad.status_code, bad.json()["error"]["code"]) == (500, "internal")
     assert good.status_code == 200
-    assert "a row could not be applied" in caplog.text
+    assert gateway.metric("baton_loop_faults_total", where="row") == 1
+    assert "a defect" in caplog.text
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.MIXED])

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from baton_worker.config import (
     CurveConfig,
     GatewayConfig,
@@ -21,18 +23,29 @@ MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 
 WITH_A_DEFECT = """
 import sys
+from baton_worker.gateway.requests import LiveRequests
 from baton_worker.link.switchboard import Switchboard
 from baton_worker.main import main
 
-def tick(self):
+def broken(self):
     raise RuntimeError("a defect")
 
-Switchboard.tick = tick
+{defect} = broken
 sys.exit(main(["gateway", "--config", sys.argv[1]]))
 """
 
 
-def test_a_gateway_does_not_outlive_its_link(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("defect", "told"),
+    [
+        ("Switchboard.tick", "thread died; ending the process which=baton-link"),
+        ("LiveRequests.__len__", "an essential task broke; ending where=housekeeping"),
+    ],
+    ids=["link", "housekeeping"],
+)
+def test_a_gateway_does_not_outlive_its_link_and_its_housekeeping(
+    tmp_path: Path, defect: str, told: str
+) -> None:
     link = LinkConfig(bind="tcp://127.0.0.1:0", curve=CurveConfig(enabled=False))
     config = ProcessConfig(
         model=ModelConfig(str(MODEL)), link=link, gateway=GatewayConfig(http=HttpConfig(port=0))
@@ -40,12 +53,12 @@ def test_a_gateway_does_not_outlive_its_link(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_bytes(dump_config(config))
     ended = subprocess.run(
-        [sys.executable, "-c", WITH_A_DEFECT, str(path)],
+        [sys.executable, "-c", WITH_A_DEFECT.format(defect=defect), str(path)],
         capture_output=True,
         text=True,
         check=False,
         timeout=100,
     )
     assert ended.returncode == EXIT_FAULT, ended.stderr
-    assert "thread died; ending the process which=baton-link" in ended.stderr
+    assert told in ended.stderr
     assert "a defect" in ended.stderr

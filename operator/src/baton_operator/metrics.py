@@ -51,6 +51,7 @@ class OperatorMetrics:
             registry=registry,
         )
         self.http_refused = _http_refused(registry)
+        self.loop_faults = _loop_faults(registry)
         self._watch_restarts = _watch_restarts(registry)
         self._conditions = _conditions(registry)
         self._applies = Counter(
@@ -109,6 +110,18 @@ def _http_refused(registry: CollectorRegistry) -> Counter:
         "Connections to the operator's port that found too many others",
         registry=registry,
     )
+
+
+def _loop_faults(registry: CollectorRegistry) -> Counter:
+    counter = Counter(
+        "baton_operator_loop_faults",
+        "Exceptions of callbacks and of tasks that are done without, which nobody expected",
+        ("where",),
+        registry=registry,
+    )
+    for where in ("callback", "telemetry"):
+        counter.labels(where)
+    return counter
 
 
 def _watch_restarts(registry: CollectorRegistry) -> Counter:

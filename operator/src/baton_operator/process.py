@@ -36,6 +36,7 @@ from baton_operator.children import Apis
 from baton_operator.controller import Machine, enqueue, start_workers, sync
 from baton_operator.curve import make_pair
 from baton_operator.doors import Doorkeeper
+from baton_operator.faults import LoopFaults
 from baton_operator.handlers import build_registry, kopf_settings
 from baton_operator.health import Vitals, build_app, serve
 from baton_operator.kube import HttpKube, connect, own_namespace
@@ -73,6 +74,7 @@ async def run_operator(settings: Settings) -> None:
         ExceptionGroup: a task died; it holds why.
     """
     metrics = OperatorMetrics(CollectorRegistry())
+    LoopFaults(metrics.loop_faults).watch()
     parents, children = ParentStore(), ChildStore()
     queue: WorkQueue[ObjectKey] = WorkQueue(asyncio.get_running_loop())
     vitals = Vitals(queue, children, [], metrics, settings.stuck_seconds, parents=parents)

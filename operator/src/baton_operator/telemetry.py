@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from baton_operator.faults import begin
 from baton_operator.models import ObjectKey
 from baton_operator.names import Role
 from baton_operator.observe import PodRef
@@ -56,7 +57,7 @@ class Telemetry:
         if not ip or self._now() - self._asked_at.get(key, 0.0) < _INTERVAL_SECONDS:
             return
         self._asked_at[key] = self._now()
-        task = asyncio.get_running_loop().create_task(self.ask(key, ip))
+        task = begin("telemetry", self.ask(key, ip))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

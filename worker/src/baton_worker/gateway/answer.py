@@ -21,6 +21,7 @@ from baton_worker.gateway.output import Delta
 from baton_worker.gateway.requests import Generation
 from baton_worker.gateway.slices import SLICE_ENTRIES
 from baton_worker.gateway.usage import usage_of
+from baton_worker.supervision import begin
 
 _BYTES_PER_ENTRY = 64
 
@@ -53,7 +54,7 @@ class GenerationAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; whatever ends it, nothing of the generation stays alive."""
-        watcher = asyncio.create_task(self._watch(receive))
+        watcher = begin("client_watch", self._watch(receive))
         try:
             if self._generation.request.stream:
                 await self._stream(send)
@@ -64,9 +65,11 @@ class GenerationAnswer:
             self._cancel(self._generation, "client_gone")
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._cancel(self._generation, "client_gone")
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:  # without it nobody would notice that the client leaves
+            self._cancel(self._generation, "client_gone")
 
     async def _stream(self, send: Send) -> None:
         async with EventStream(send, self._headers(), self._comment_seconds) as stream:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from baton_worker.gateway.errors import (
     SUSPECT_REQUEST,
     WORKER_LOST,
     ApiError,
+    internal,
     unavailable,
     worker_error,
 )
@@ -36,6 +38,7 @@ from baton_worker.link.api import (
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.records.rows import Row, rows
 from baton_worker.records.scored import ScoredRow
+from baton_worker.supervision import going_on
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +69,26 @@ class Applier:
         """Apply one batch of events in order."""
         applied: dict[tuple[str, int], int] = {}
         for event in events:
-            self._event(event)
+            with going_on("link_event", partial(self._set_aside, event)):
+                self._event(event)
             if isinstance(event, StepReceived):
                 applied[event.worker_id, event.meta.epoch] = event.meta.seq
         for (worker_id, epoch), seq in applied.items():
-            self._link.applied(worker_id, epoch, seq)
+            with going_on("acknowledge"):
+                self._link.applied(worker_id, epoch, seq)
+
+    def _set_aside(self, event: GatewayLinkEvent) -> None:
+        """An event could not be applied: what depends on its worker goes on at others, and one
+        whose coming or going is not in the books is given nothing more until it comes again.
+        """
+        worker_id = event.worker_id
+        with going_on("link_event"):
+            lost = "sent what this gateway failed to apply"
+            self._fail_all(worker_id, lost, Loss.RECORDS_LOST)
+        if isinstance(event, WorkerUp | WorkerDown):
+            with going_on("link_event"):
+                self._workers.down(worker_id)
+                self._count_workers()
 
     def _event(self, event: GatewayLinkEvent) -> None:
         if isinstance(event, StepReceived):
@@ -85,7 +103,14 @@ class Applier:
     def expire_gaps(self) -> None:
         """End the requests whose rows have waited too long for a gap to close."""
         for live in self._requests.with_expired_gap(self._clock()):
-            self._fault(live, Fault.GAP_TIMEOUT)
+            with going_on("gaps", partial(self._break_off, live)):
+                self._fault(live, Fault.GAP_TIMEOUT)
+
+    def _break_off(self, live: LiveRequest) -> None:
+        """End a request that this gateway has a defect with: it harms no other."""
+        with going_on("break_off"):
+            error = internal("the gateway failed to apply what a worker said of the request")
+            self._requests.fail(live.generation, error)
 
     def _up(self, event: WorkerUp) -> None:
         known = self._workers.epoch(event.worker_id)
@@ -118,11 +143,15 @@ class Applier:
         level = logging.WARNING if affected else logging.INFO
         log.log(level, "a worker was lost", extra=facts)
         for live in affected:
-            if live.key.handle in live.generation.live:
-                error = unavailable(f"worker {worker_id} {what}", WORKER_LOST)
-                was_there = loss is not Loss.DIED or live.may_be_at(worker_id)
-                cause = loss if was_there else Loss.LEFT
-                self._recover(live, cause, worker_id, error, outcome=WORKER_LOST)
+            with going_on("worker_lost", partial(self._break_off, live)):
+                self._lose(live, worker_id, what, loss)
+
+    def _lose(self, live: LiveRequest, worker_id: str, what: str, loss: Loss) -> None:
+        if live.key.handle in live.generation.live:
+            error = unavailable(f"worker {worker_id} {what}", WORKER_LOST)
+            was_there = loss is not Loss.DIED or live.may_be_at(worker_id)
+            cause = loss if was_there else Loss.LEFT
+            self._recover(live, cause, worker_id, error, outcome=WORKER_LOST)
 
     def _recover(
         self,
@@ -154,19 +183,21 @@ class Applier:
             live = self._requests.get(row.handle)
             if live is None or worker_id not in live.holders:
                 self._metrics.dropped("foreign_worker" if live else "unknown_request")
-                self._stop_orphan(row, worker_id)
+                with going_on("orphan"):
+                    self._stop_orphan(row, worker_id)
                 continue
-            try:
+            with going_on("row", partial(self._not_applied, live, worker_id)):
                 is_good = self._row(live, row, worker_id, now)
                 is_new = row.attempt == live.key.attempt
                 if from_decode and is_new and live.merge.next_position > row.position:
                     self._decode_spoke(live, worker_id)
                 if is_good and is_new:
                     self._went_well(live, worker_id)
-            except Exception:
-                log.exception("a row could not be applied", extra={"worker": worker_id})
-                error = ApiError(500, "the gateway failed to apply a row", code="internal")
-                self._recover(live, Loss.NOT_APPLIED, worker_id, error)
+
+    def _not_applied(self, live: LiveRequest, worker_id: str) -> None:
+        with going_on("row", partial(self._break_off, live)):
+            error = internal("the gateway failed to apply a row")
+            self._recover(live, Loss.NOT_APPLIED, worker_id, error)
 
     def _went_well(self, live: LiveRequest, worker_id: str) -> None:
         """Count a good row, which matters of a worker that has failed."""

@@ -7,6 +7,7 @@ what the workers answer is `apply`'s; how requests end is `requests`'.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -21,6 +22,7 @@ from baton_worker.gateway.errors import (
     WORKER_LOST,
     ApiError,
     bad_request,
+    internal,
     suspect_again,
     unavailable,
 )
@@ -40,6 +42,7 @@ from baton_worker.gateway.vocabulary import Vocabulary
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import GatewayIdentity, RequestKey
 from baton_worker.link.api import GatewayLink
+from baton_worker.supervision import going_on
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +185,10 @@ class Dispatcher:
         except asyncio.CancelledError:
             self._undo(begun)
             raise
+        except Exception:
+            error = internal("the gateway failed to send the request")
+            self._requests.fail(generation, error, discard=True)
+            raise
         return generation
 
     def _verdicts_on(self, generation: Generation) -> int:
@@ -199,7 +206,8 @@ class Dispatcher:
         if isinstance(plans, Lack):
             return plans
         self._slots.take(generation.client, generation.request.n_choices)
-        self._requests.trace(generation, traceparent)
+        with going_on("tracing"):
+            self._requests.trace(generation, traceparent)
         for plan in plans:
             self._requests.add(plan.live)
         generation.deadline = asyncio.get_running_loop().call_later(
@@ -259,10 +267,18 @@ class Dispatcher:
         pairs = self._workers.assign_all(needs)
         if pairs is None:
             return self._lack(request, needs)
-        return [
-            _Plan(self._live(generation, *planned), planned[-1])
-            for planned in zip(choices, needs, pairs, strict=True)
-        ]
+        with contextlib.ExitStack() as undo:  # a defect must not keep what was accounted
+            undo.callback(self._unassign, pairs, needs)
+            plans = [
+                _Plan(self._live(generation, *planned), planned[-1])
+                for planned in zip(choices, needs, pairs, strict=True)
+            ]
+            undo.pop_all()
+        return plans
+
+    def _unassign(self, pairs: Sequence[Pair], needs: Sequence[Needs]) -> None:
+        for pair, its_needs in zip(pairs, needs, strict=True):
+            self._workers.unassign(pair, its_needs)
 
     def _lack(self, request: GenerationRequest, needs: Sequence[Needs]) -> Lack:
         """Say what would make room, or refuse what nothing would.

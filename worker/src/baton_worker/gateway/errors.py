@@ -123,6 +123,11 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
+def internal(message: str) -> ApiError:
+    """Return the end of a request that this gateway has a defect with."""
+    return ApiError(500, message, code="internal")
+
+
 def suspect(workers: Iterable[str], last: str) -> ApiError:
     """Return the end of a request that workers may have failed because of."""
     names = sorted(workers)

@@ -13,6 +13,8 @@ from types import TracebackType
 
 from starlette.types import Message, Send
 
+from baton_worker.supervision import begin
+
 COMMENT = b": nothing new yet\n\n"
 _END_OF_EVENT = b"\n\n"
 _HEADERS = [
@@ -44,7 +46,7 @@ class EventStream:
     async def __aenter__(self) -> EventStream:
         """Begin to listen for silence."""
         if self._comment_seconds:
-            self._comments = asyncio.create_task(self._comment())
+            self._comments = begin("sse_comments", self._comment())
         return self
 
     async def __aexit__(

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from baton_worker.gateway.dispatch import Dispatcher
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.http_edge.application import application
+from baton_worker.supervision import LoopFaults
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class HealthParts:
     dispatcher: Dispatcher
     workers: WorkerTable
     registry: CollectorRegistry
+    faults: LoopFaults
 
 
 def build_health_app(parts: HealthParts) -> Starlette:
@@ -52,6 +54,8 @@ def inner_routes(parts: HealthParts) -> list[Route]:
         reasons = parts.workers.unusable_reasons()
         if parts.dispatcher.is_leaving:
             reasons = ["the gateway is leaving", *reasons]
+        if parts.faults.fatal:
+            reasons = [f"{parts.faults.fatal} broke: the gateway ends", *reasons]
         body = {
             "status": "not_ready" if reasons else "ready",
             "reasons": [*reasons, *parts.workers.turned_away(), *parts.workers.ejected()],

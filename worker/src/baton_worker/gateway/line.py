@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from baton_worker.gateway.errors import ApiError, full
+from baton_worker.gateway.errors import ApiError, full, internal
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.slots import Slots, Ticket
+from baton_worker.supervision import begin as begin_task
+from baton_worker.supervision import going_on
 
 T = TypeVar("T")
 
@@ -115,8 +118,7 @@ class Line(Generic[T]):
     def close(self, error: ApiError) -> None:
         """Refuse all who wait."""
         for ticket in self._slots.waiting():
-            self._slots.leave(ticket)
-            _fail(ticket, error)
+            self._drop(ticket, error)
 
     async def _wait(self, ticket: Ticket[_Waiting[T]], undo: Callable[[T], None]) -> T:
         made, since = ticket.value.made, self._clock()
@@ -141,7 +143,10 @@ class Line(Generic[T]):
 
     def _serve(self) -> None:
         self._is_due = False
-        if not self._ahead.serve():
+        is_served = True
+        with going_on("waiting_retries"):
+            is_served = self._ahead.serve()
+        if not is_served:
             self._serve_soon()
             return
         if self._is_fresh:
@@ -151,21 +156,32 @@ class Line(Generic[T]):
             ticket = self._slots.next()
             if ticket is None:
                 return
-            try:
-                made = ticket.value.begin()
-            except ApiError as error:
-                self._slots.leave(ticket)
-                _fail(ticket, error)
-                continue
-            if not isinstance(made, Lack):
-                self._slots.leave(ticket)
-                ticket.value.made.set_result(made)
-                continue
-            ticket.value.lacks = "workers_full"
-            if made is Lack.ROOM:
-                return
-            ticket.is_passed = True
+            failed = partial(
+                self._drop, ticket, internal("the gateway failed to begin the request")
+            )
+            with going_on("line", failed):  # the line is everybody's
+                if not self._try(ticket):
+                    return
         self._serve_soon()
+
+    def _try(self, ticket: Ticket[_Waiting[T]]) -> bool:
+        """Begin a request, or end it; False if nobody behind it may begin now."""
+        try:
+            made = ticket.value.begin()
+        except ApiError as error:
+            self._drop(ticket, error)
+            return True
+        if not isinstance(made, Lack):
+            self._slots.leave(ticket)
+            ticket.value.made.set_result(made)
+            return True
+        ticket.value.lacks = "workers_full"
+        ticket.is_passed = made is not Lack.ROOM
+        return ticket.is_passed
+
+    def _drop(self, ticket: Ticket[_Waiting[T]], error: ApiError) -> None:
+        self._slots.leave(ticket)
+        _fail(ticket, error)
 
     def _refusal(self, lacks: str) -> ApiError:
         if lacks == "workers_full":
@@ -184,7 +200,7 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], starting: Awaitable
         ApiError: 499, and what `starting` raises.
     """
     work = asyncio.ensure_future(starting)
-    watcher = asyncio.ensure_future(_gone(receive))
+    watcher = begin_task("client_watch", _gone(receive))
     try:
         await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
         if work.done():

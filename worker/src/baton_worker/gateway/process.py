@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_worker.addresses import callable_host, http_url
 from baton_worker.config import ProcessConfig
-from baton_worker.faults import end_on_thread_fault
+from baton_worker.faults import EXIT_FAULT, end_on_thread_fault
 from baton_worker.gateway.server import listen, serve
 from baton_worker.gateway.service import GatewayService
 from baton_worker.gateway.tokenizer import load_tokenizer
@@ -34,7 +34,7 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
 
     `on_ready` is called once, when the port takes connections; `/readyz` tells when workers have
     come. On the way out live streams get an explicit error. A fault in the link's thread ends the
-    process: no worker could be heard any more.
+    process: no worker could be heard any more; so does one in a task that it cannot do without.
 
     Raises:
         ConfigError: the configuration cannot be served (model, keys, addresses).
@@ -57,8 +57,8 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
 
     end_on_thread_fault()
     with listener, inner or contextlib.nullcontext():
-        serve(build_service, listener, announce, health_listener=inner)
-    return 0
+        broken = serve(build_service, listener, announce, health_listener=inner)
+    return EXIT_FAULT if broken else 0
 
 
 def _within_descriptors(config: ProcessConfig) -> ProcessConfig:

@@ -8,6 +8,7 @@ knows neither HTTP nor how rows are merged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -208,12 +209,16 @@ class LiveRequests:
 
     def finish(self, live: LiveRequest, reported_by: str | None) -> None:
         """End a choice whose last delta is queued; `reported_by` ended it and needs no telling."""
-        if not self._remove(live, reported_by):
-            return
-        generation = live.generation
+        if live.key.handle in self._by_handle:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._end_of_last, live.generation)
+                self._remove(live, reported_by)
+
+    def _end_of_last(self, generation: Generation) -> None:
         if not generation.live:
-            self._close(generation, "ok")
-            generation.queue.close()
+            with contextlib.ExitStack() as stack:
+                stack.callback(generation.queue.close)
+                self._close(generation, "ok")
 
     def fail(
         self,
@@ -235,26 +240,24 @@ class LiveRequests:
         """
         if not generation.live:
             return
-        for live in tuple(generation.live.values()):
-            told = reported[1] if reported and reported[0] == live.key else None
-            self._remove(live, told)
-        self._close(generation, outcome)
-        generation.queue.fail(error, discard=discard)
+        with contextlib.ExitStack() as stack:  # whatever breaks here, its client hears of the end
+            stack.callback(generation.queue.fail, error, discard=discard)
+            stack.callback(self._close, generation, outcome)
+            for live in reversed(tuple(generation.live.values())):
+                told = reported[1] if reported and reported[0] == live.key else None
+                stack.callback(self._remove, live, told)
 
-    def _remove(self, live: LiveRequest, reported_by: str | None) -> bool:
+    def _remove(self, live: LiveRequest, reported_by: str | None) -> None:
         """Take a choice out of every map and tell the workers that do not know of its end."""
         handle = live.key.handle
         if self._by_handle.pop(handle, None) is None:
-            return False
+            return
         generation = live.generation
         del generation.live[handle]
         for worker_id in live.sources:
             self._forget_source(live, worker_id)
         if self._holding.pop(handle, None) is not None:
             self._metrics.held_rows.dec(live.merge.held_rows)
-        for worker_id in live.holders:
-            if worker_id != reported_by:
-                self.aborts.send(worker_id, live.key)
         generation.completion_tokens += live.output.n_tokens
         generation.accepted += live.output.accepted
         generation.rejected += live.output.rejected
@@ -262,7 +265,9 @@ class LiveRequests:
         self._metrics.live.set(len(self._by_handle))
         self._metrics.completion_tokens.inc(live.output.n_tokens)
         self.on_end(generation)
-        return True
+        for worker_id in live.holders:  # last: what is given back above is everybody's
+            if worker_id != reported_by:
+                self.aborts.send(worker_id, live.key)
 
     def _forget_source(self, live: LiveRequest, worker_id: str) -> None:
         of_worker = self._by_source.get(worker_id, {})

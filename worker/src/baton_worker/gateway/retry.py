@@ -15,10 +15,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from baton_worker.gateway.balance import Needs, Pair
 from baton_worker.gateway.commands import Unsent, commands_of, send_all
-from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST, ApiError, suspect
+from baton_worker.gateway.errors import (
+    SUSPECT_REQUEST,
+    WORKER_LOST,
+    ApiError,
+    internal,
+    suspect,
+)
 from baton_worker.gateway.failures import MAX_HARMS, TREATMENTS, Blame, Cause, Treatment
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.pairing import weights_of
@@ -29,6 +36,7 @@ from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import Role
 from baton_worker.link.api import GatewayLink
 from baton_worker.messages import RESUME
+from baton_worker.supervision import going_on
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +76,7 @@ class Retrier:
 
     def serve(self) -> bool:
         """Begin the attempts that there is room for now; False: call again, some were not tried."""
-        is_done = self._waiting.serve(self._go_on)
+        is_done = self._waiting.serve(self._go_on_or_end)
         self._metrics.waiting_retries.set(len(self._waiting))
         return is_done
 
@@ -76,8 +84,9 @@ class Retrier:
         """End those that have waited for too long, and forget those that ended otherwise."""
         now = self._workers.now()
         for one in self._waiting.take(lambda one: not _is_live(one.live) or now >= one.until):
-            if _is_live(one.live):
-                self._end(one)
+            with going_on("waiting_retries"):  # each has left already: one must not cost the others
+                if _is_live(one.live):
+                    self._end(one)
         self._metrics.waiting_retries.set(len(self._waiting))
 
     def recover(
@@ -179,6 +188,18 @@ class Retrier:
         facts = {"request": live.generation.request_id, "why": error.message}
         log.warning("a request waits to be tried again: every worker is full", extra=facts)
         return None
+
+    def _go_on_or_end(self, one: Waiting) -> bool:
+        """As `_go_on`; a request that this gateway has a defect with ends, and harms no other."""
+        with going_on("waiting_retries", partial(self._break_off, one.live)):
+            if not self._go_on(one):
+                return False
+        return True
+
+    def _break_off(self, live: LiveRequest) -> None:
+        with going_on("break_off"):
+            error = internal("the gateway failed to try the request again")
+            self._requests.fail(live.generation, error)
 
     def _go_on(self, one: Waiting) -> bool:
         """Begin an attempt that has waited; False when there is no room yet."""

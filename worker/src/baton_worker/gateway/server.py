@@ -1,7 +1,8 @@
 """The HTTP server around a gateway service: listening, signals, and an orderly end.
 
 Owns the order of a shutdown: serve on while clients are sent elsewhere, wait for live requests,
-refuse, end live streams with an explicit error, let the responses leave, then close the link.
+refuse, end live streams with an explicit error, let the responses leave, then close the link. A
+defect of what it cannot do without ends it in the same order, without the waiting.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.service import GatewayService
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.server import server_config
+from baton_worker.supervision import begin
 
 STALLED_CLIENT_SECONDS = 30
 """How long a connection may hold data that its client does not take, before the kernel ends it."""
@@ -63,14 +65,15 @@ def serve(
     on_ready: Callable[[], None],
     stop: threading.Event | None = None,
     health_listener: socket.socket | None = None,
-) -> None:
+) -> str:
     """Serve until SIGTERM or SIGINT (on the main thread), or until `stop` is set (elsewhere).
 
-    `service_factory` and `on_ready` run on the event loop. `health_listener` is that of
-    `gateway.health`, which answers until the last response has left.
+    Returns "", or the part whose defect ended it. `service_factory` and `on_ready` run on the event
+    loop. `health_listener` is that of `gateway.health`, which answers until the last response has
+    left.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(service_factory, listener, on_ready, stop, health_listener))
+        return runner.run(_serve(service_factory, listener, on_ready, stop, health_listener))
 
 
 async def _serve(
@@ -79,7 +82,7 @@ async def _serve(
     on_ready: Callable[[], None],
     stop: threading.Event | None,
     health_listener: socket.socket | None,
-) -> None:
+) -> str:
     service = service_factory()
     config = server_config(service.app, service.gates[0], _GRACE_SECONDS)
     server = _Server(config)
@@ -88,6 +91,7 @@ async def _serve(
     service.start()
     async with _beside(service.health_app, service.gates[1], health_listener):
         await _serve_api(service, server, config, listener, on_ready, stopping)
+    return service.faults.fatal
 
 
 @contextlib.asynccontextmanager
@@ -97,12 +101,12 @@ async def _beside(app: ASGIApp, gate: Gate, listener: socket.socket | None) -> A
         yield
         return
     server = _Server(server_config(app, gate, _GRACE_SECONDS))
-    running = asyncio.create_task(server.serve(sockets=[listener]))
+    running = begin("health_listener", server.serve(sockets=[listener]), is_essential=True)
     try:
         yield
     finally:
         server.should_exit = True
-        await running
+        await asyncio.wait([running])
         await _drop_connections(server)
 
 
@@ -115,19 +119,21 @@ async def _serve_api(
     stopping: asyncio.Event,
 ) -> None:
     try:
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        asked = asyncio.create_task(stopping.wait())
+        running = begin("api_listener", server.serve(sockets=[listener]), is_essential=True)
+        ends = [asyncio.ensure_future(end.wait()) for end in (stopping, service.broken)]
         gc.collect()
         gc.freeze()  # what exists now lives for ever: later collections need not walk it
         on_ready()
-        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        await asyncio.wait({running, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
         # Clients that reuse connections take the next one elsewhere; uvicorn closes after each.
         config.encoded_headers.append((b"connection", b"close"))
-        await service.drain()
+        if not service.faults.fatal:
+            await service.drain()
         service.refuse_and_end()
         server.should_exit = True
-        await running
+        await asyncio.wait([running])
         await _drop_connections(server)
     finally:
         await service.close()

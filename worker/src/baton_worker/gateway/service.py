@@ -30,6 +30,7 @@ from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLink, GatewayLinkEvent
 from baton_worker.metrics import MetricFactory
+from baton_worker.supervision import begin, going_on
 from baton_worker.tracing.build import build_tracing
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class GatewayService:
         gates: the bounds of both listeners.
         requests: what is alive.
         dispatcher: starts and cancels requests.
+        faults: what breaks on the loop.
+        broken: set when that cannot be lived with: end the process.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class GatewayService:
         self._clock = clock
         self._worst_lag_seconds = 0.0
         self._idle = asyncio.Event()
+        self.broken = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
@@ -93,11 +97,12 @@ class GatewayService:
             link, workers, self.requests, self._metrics, self.dispatcher.retrier, clock
         )
         http, inner = HttpMetrics(factory), config.gateway.health or config.gateway.http
+        self.faults = http.faults
         self.gates = (
             Gate("api", config.gateway.http.limits, http),
             Gate("health", inner.limits, http),
         )
-        health = HealthParts(self.dispatcher, workers, factory.registry)
+        health = HealthParts(self.dispatcher, workers, factory.registry, self.faults)
         self.health_app = build_health_app(health)
         self.app = build_app(self._http_parts(config, tokenizer, workers, health))
 
@@ -108,8 +113,9 @@ class GatewayService:
         def on_events(events: Sequence[GatewayLinkEvent]) -> None:
             loop.call_soon_threadsafe(self._apply, events, self._clock())
 
+        self.faults.watch(self._on_fatal)
         self._link.start(on_events)
-        self._ticker = asyncio.create_task(self._tick())
+        self._ticker = begin("housekeeping", self._tick(), is_essential=True)
 
     async def drain(self) -> None:
         """Serve on until no balancer sends clients here and no request is live, or time is up."""
@@ -129,10 +135,13 @@ class GatewayService:
         """Stop housekeeping and close the link."""
         if self._ticker is not None:
             self._ticker.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._ticker
+            await asyncio.wait([self._ticker])
         await asyncio.to_thread(self._link.close)
         await asyncio.to_thread(self._tracing.close)
+
+    def _on_fatal(self) -> None:
+        self.broken.set()
+        self._idle.set()  # nobody may look after it any more
 
     def _apply(self, events: Sequence[GatewayLinkEvent], received: float) -> None:
         lag = self._clock() - received
@@ -149,11 +158,16 @@ class GatewayService:
             asleep = self._clock()
             await asyncio.sleep(_TICK_SECONDS)
             own_lag = self._clock() - asleep - _TICK_SECONDS
-            self._link.set_lag(max(own_lag, self._worst_lag_seconds, 0.0))
+            lag = max(own_lag, self._worst_lag_seconds, 0.0)
             self._worst_lag_seconds = 0.0
-            self._applier.expire_gaps()
-            self.dispatcher.retrier.expire()
-            self._workers.look()
+            with going_on("report_lag"):
+                self._link.set_lag(lag)
+            with going_on("expire_gaps"):
+                self._applier.expire_gaps()
+            with going_on("expire_retries"):
+                self.dispatcher.retrier.expire()
+            with going_on("look_at_workers"):
+                self._workers.look()
             if not (len(self.requests) or self.dispatcher.n_waiting):
                 self._idle.set()
 

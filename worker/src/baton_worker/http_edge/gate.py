@@ -23,7 +23,12 @@ _IPV6_SITE_BITS = 64
 
 
 class Gate:
-    """Counts a listener's connections against its limits."""
+    """Counts a listener's connections against its limits.
+
+    Attributes:
+        limits: these.
+        faults: what breaks on the listener's event loop.
+    """
 
     def __init__(
         self,
@@ -33,6 +38,7 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
+        self.faults = metrics.faults
         self._listener = listener
         self._seldom = Seldom(clock)
         self._connections = 0

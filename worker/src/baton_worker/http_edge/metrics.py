@@ -5,13 +5,19 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge
 
 from baton_worker.metrics import MetricFactory
+from baton_worker.supervision import LoopFaults
 
 
 class HttpMetrics:
-    """The metrics of every listener of a process; `listener` is api, health or control."""
+    """The metrics of every listener of a process; `listener` is api, health or control.
+
+    Attributes:
+        faults: what breaks on the listeners' event loops.
+    """
 
     def __init__(self, factory: MetricFactory) -> None:
         self._factory = factory
+        self.faults = LoopFaults(factory)
         self._connections = factory.gauge(
             "baton_http_connections", "HTTP connections that are open", ("listener",)
         )

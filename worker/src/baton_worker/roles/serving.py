@@ -20,6 +20,19 @@ STALLED_PEER_SECONDS = 30
 _GRACE_SECONDS = 1
 
 
+class _Server(uvicorn.Server):
+    """uvicorn on a loop that is watched."""
+
+    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+        super().__init__(config)
+        self._faults = gate.faults
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until `should_exit`."""
+        self._faults.watch()
+        await super().serve(sockets)
+
+
 class ThreadServer:
     """Serves `app` behind `gate` on `listener` until `close`, which closes the listener too."""
 
@@ -28,7 +41,7 @@ class ThreadServer:
         if listener.family != socket.AF_UNIX:  # accepted connections inherit it
             milliseconds = STALLED_PEER_SECONDS * 1000
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        self._server = uvicorn.Server(server_config(app, gate, _GRACE_SECONDS))
+        self._server = _Server(server_config(app, gate, _GRACE_SECONDS), gate)
         self._thread = threading.Thread(
             target=self._server.run, args=([listener],), name=f"{name}-http", daemon=True
         )
