@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -96,9 +97,15 @@ def semantic_hash(value: Any, *, size: int = 8) -> str:
 def said(value: Any) -> Any:
     """Return what a spec says beyond defaults: a later schema's new fields leave it as it is."""
     if isinstance(value, msgspec.Struct):
-        parts = ((f, getattr(value, f.name)) for f in msgspec.structs.fields(value))
+        parts = ((f, getattr(value, f.name)) for f in _fields(type(value)))
         return {f.name: said(part) for f, part in parts if not _is_default(f, part)}
     return [said(item) for item in value] if isinstance(value, list) else value
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return a struct's fields; msgspec compiles the text of its annotations each time for that."""
+    return msgspec.structs.fields(kind)
 
 
 def _is_default(field: msgspec.structs.FieldInfo, value: Any) -> bool:
