@@ -132,6 +132,69 @@ def test_a_leader_that_cannot_renew_stops_before_its_lease_expires(kube):
     asyncio.run(scenario())
 
 
+def test_a_leader_that_stood_still_stops_before_it_asks_whether_it_still_leads(kube):
+    """A process that was paused writes on while it waits for the answer: it must not ask."""
+
+    async def scenario():
+        leader, time = candidate(kube, "a")
+        await leader.acquire()
+        asked = []
+
+        async def paused(seconds):
+            time.now += 30
+
+        async def merge(*args, **kwargs):
+            asked.append(args)
+
+        leader._sleep, kube.merge = paused, merge
+        with pytest.raises(LeadershipLost):
+            await leader.hold()
+        assert asked == []
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_counts_from_when_its_renewal_was_sent(kube):
+    """An answer that takes its time says nothing of when the others saw the renewal."""
+
+    async def scenario():
+        leader, time = candidate(kube, "a")
+        await leader.acquire()
+        merge, sent_at = kube.merge, []
+
+        async def slow(*args, **kwargs):
+            if sent_at:
+                return await unreachable()
+            sent_at.append(time.now)
+            answer = await merge(*args, **kwargs)
+            time.now += 1.9
+            return answer
+
+        async def unreachable(*args, **kwargs):
+            time.now += 0.5
+            raise ApiError(0, "Unreachable", "x")
+
+        kube.merge, kube.get = slow, unreachable
+        with pytest.raises(LeadershipLost):
+            await leader.hold()
+        assert time.now - sent_at[0] <= TIMES.renew
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_is_no_lease_is_a_failed_attempt(kube):
+    async def scenario():
+        leader, _ = candidate(kube, "a")
+
+        async def page(*args, **kwargs):
+            return b"<html>"
+
+        kube.create = page
+        assert not await leader._attempt()
+
+    asyncio.run(scenario())
+
+
 def test_a_leader_whose_lease_was_taken_stops(kube):
     async def scenario():
         leader, _ = candidate(kube, "a")

@@ -7,9 +7,11 @@ half alive repairs nothing and looks healthy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from baton_operator.api import ApiError, Throttled
@@ -53,10 +55,21 @@ async def sync(machine: Machine, group: asyncio.TaskGroup) -> None:
     await asyncio.gather(*(r.health.has_synced.wait() for r in machine.reflectors))
 
 
-def start_workers(machine: Machine, group: asyncio.TaskGroup) -> None:
-    """Start the workers; only after `sync`, or children that exist would be written again."""
-    for number in range(machine.settings.workers):
-        group.create_task(work(machine), name=f"worker {number}")
+@contextlib.asynccontextmanager
+async def working(machine: Machine, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+    """Let workers run for the length of the block, behind which none of them writes any more.
+
+    Only after `sync`, or children that exist would be written again; and before a Lease is
+    released, or two processes would write.
+    """
+    numbers = range(machine.settings.workers)
+    workers = [group.create_task(work(machine), name=f"worker {n}") for n in numbers]
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.wait(workers)
 
 
 async def work(machine: Machine) -> None:
@@ -78,8 +91,9 @@ async def run_one(machine: Machine, key: ObjectKey) -> None:
         wait = await machine.reconciler.reconcile(key)
     except Throttled as error:
         result = "throttled"
-        queue.add_after(key, error.retry_after_seconds)
-        log.warning("throttled", extra={"object": str(key), "error": str(error)})
+        delay = queue.failed(key, error.retry_after_seconds)
+        facts = {"object": str(key), "error": str(error), "retry_in_seconds": delay}
+        log.warning("throttled", extra=facts)
     except (ApiError, WriteFailed) as error:
         result = "failed"
         delay = queue.failed(key)

@@ -61,7 +61,7 @@ class Leadership:
         self._clock = clock
         self._sleep = sleep
         self._record: Json = {}
-        self._record_since = 0.0
+        self._record_since = self._renewed_at = 0.0
         self._held: Json | None = None
 
     async def acquire(self) -> None:
@@ -77,13 +77,17 @@ class Leadership:
         Raises:
             LeadershipLost: always, at the end.
         """
-        renewed_at = self._clock()
         while True:
             await self._sleep(self._times.retry)
-            if await self._attempt():
-                renewed_at = self._clock()
-            elif self._clock() - renewed_at >= self._times.renew - self._times.retry:
-                raise LeadershipLost(f"not renewed for {self._clock() - renewed_at:.1f} s")
+            # If this process stood still, to ask first would let it write meanwhile.
+            self._give_up_after(self._times.renew)
+            if not await self._attempt():
+                self._give_up_after(self._times.renew - self._times.retry)
+
+    def _give_up_after(self, seconds: float) -> None:
+        since = self._clock() - self._renewed_at
+        if since >= seconds:
+            raise LeadershipLost(f"not renewed for {since:.1f} s")
 
     @contextlib.asynccontextmanager
     async def led(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
@@ -118,12 +122,16 @@ class Leadership:
 
     async def _attempt(self) -> bool:
         """Take or renew the Lease; False when another holds it or the server does not answer."""
+        tried_at = self._clock()
         try:
             async with asyncio.timeout(self._times.retry):
-                return await self._take()
-        except (ApiError, TimeoutError) as error:
+                has_it = await self._take()
+        except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
             log.warning("lease attempt failed", extra={"error": repr(error)})
             return False
+        if has_it:  # since it asked, not since it knows: the others may count from that on
+            self._renewed_at = tried_at
+        return has_it
 
     async def _take(self) -> bool:
         if await self._renew_unread():

@@ -33,7 +33,7 @@ from baton_operator.api import (
 from baton_operator.apply import Applier
 from baton_operator.audit import ParentAudit
 from baton_operator.children import Apis
-from baton_operator.controller import Machine, enqueue, start_workers, sync
+from baton_operator.controller import Machine, enqueue, sync, working
 from baton_operator.curve import make_pair
 from baton_operator.doors import Doorkeeper
 from baton_operator.faults import LoopFaults
@@ -85,7 +85,8 @@ async def run_operator(settings: Settings) -> None:
         kube = await connect(metrics.requested)
         stack.push_async_callback(kube.close)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        reporter = Reporter(kube, parents, time.time, settings.status_interval_seconds)
+        interval = settings.status_interval_seconds
+        reporter = Reporter(kube, parents, time.time, interval, time.monotonic)
         applier = Applier(kube, children, settings.write_concurrency, metrics.applied)
         probe = HttpPodProbe(session, settings.pod_probe_seconds)
         tools = Tools(
@@ -96,7 +97,7 @@ async def run_operator(settings: Settings) -> None:
             records=RecordBook(kube, children),
             reporter=reporter,
             probe=probe,
-            telemetry=Telemetry(probe, time.time, queue.add),
+            telemetry=Telemetry(probe, time.monotonic, queue.add),
             upgrades=Upgrades(parents, settings.upgrade_models, queue.add),
             make_pair=make_pair,
             now=time.time,
@@ -136,12 +137,12 @@ class _Operator:
             self._vitals.reflectors = machine.reflectors
             self._vitals.phase = "leading"
             await sync(machine, group)
-            start_workers(machine, group)
             audit = ParentAudit(self._kube, self._tools.parents, self._settings.watch_namespace)
             self._vitals.audit = audit
             group.create_task(audit.run(), name="audit")
-            log.info("serving", extra={"namespace": self._settings.watch_namespace or "all"})
-            await self._kopf()
+            async with working(machine, group):
+                log.info("serving", extra={"namespace": self._settings.watch_namespace or "all"})
+                await self._kopf()
         raise Stopped
 
     @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ hundred pods is not a hundred writes.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,8 +39,11 @@ class Reporter:
         parents: ParentStore,
         now: Callable[[], float],
         interval_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
+        """`now` is what people are told; `clock`, seconds that nobody sets, is for intervals."""
         self._kube = kube
+        self._clock = clock
         self._parents = parents
         self._now = now
         self._interval = interval_seconds
@@ -59,7 +63,7 @@ class Reporter:
         patch = merge_patch(pdd.status, status)
         if not patch:
             return None
-        wait = self._written_at.get(pdd.key, 0.0) + self._interval - now
+        wait = self._written_at.get(pdd.key, -math.inf) + self._interval - self._clock()
         if wait > 0 and not _is_urgent(pdd.status, status):
             return wait
         await self._write(pdd.key, pdd.uid, patch)
@@ -83,7 +87,7 @@ class Reporter:
         # The uid is a precondition: a new object of the same name must not get this status.
         body = {"metadata": {"uid": uid}, "status": patch}
         answer = await self._kube.merge(PD_DEPLOYMENT, key.namespace, key.name, body, "status")
-        self._written_at[key] = self._now()
+        self._written_at[key] = self._clock()
         self._parents.seen(answer, is_event=False)
 
     async def _scalers(self, pdd: PDDeployment, plan: Plan, seen: Observed) -> None:

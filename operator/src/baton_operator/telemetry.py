@@ -8,6 +8,7 @@ facts asks for a pass; acceptance rides along.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -35,11 +36,12 @@ class Telemetry:
     def __init__(
         self,
         probe: MetricsProbe,
-        now: Callable[[], float],
+        clock: Callable[[], float],
         on_change: Callable[[ObjectKey], None],
     ) -> None:
+        """`clock` gives seconds that nobody sets back, for how long ago something was."""
         self._probe = probe
-        self._now = now
+        self._clock = clock
         self._on_change = on_change
         self._samples: dict[ObjectKey, Sample] = {}
         self._asked_at: dict[ObjectKey, float] = {}
@@ -54,9 +56,10 @@ class Telemetry:
         """Ask a ready decode pod in the background, if it is time."""
         ready = (p.view.ip for p in pods if p.role == Role.DECODE and p.view.is_ready)
         ip = next(filter(None, ready), "")
-        if not ip or self._now() - self._asked_at.get(key, 0.0) < _INTERVAL_SECONDS:
+        asked_at = self._asked_at.get(key, -math.inf)
+        if not ip or self._clock() - asked_at < _INTERVAL_SECONDS:
             return
-        self._asked_at[key] = self._now()
+        self._asked_at[key] = self._clock()
         task = begin("telemetry", self.ask(key, ip))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -83,10 +83,13 @@ class WorkQueue(Generic[K]):
             self._compact()
         self._arm()
 
-    def failed(self, key: K) -> float:
-        """Ask for a retry of `key` after its back-off; return that in seconds."""
+    def failed(self, key: K, least_seconds: float = 0.0) -> float:
+        """Ask for a retry of `key` after its back-off, or `least_seconds` where that is sooner;
+        return how long that is.
+        """
         last = self._backoff_seconds.get(key, BACKOFF_BASE_SECONDS / 2)
-        delay = self._backoff_seconds[key] = min(BACKOFF_CAP_SECONDS, 2 * last)
+        backoff = self._backoff_seconds[key] = min(BACKOFF_CAP_SECONDS, 2 * last)
+        delay = max(backoff, least_seconds)
         self.add_after(key, delay)
         return delay
 

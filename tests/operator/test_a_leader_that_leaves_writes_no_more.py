@@ -1,0 +1,69 @@
+"""The Lease is free only when nothing of this process writes any more: another leads at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton_operator.api import LEASE, PD_DEPLOYMENT, SCALER
+from baton_operator.health import Vitals
+from baton_operator.metrics import OperatorMetrics
+from baton_operator.process import Stopped, _Operator
+from baton_operator.settings import Settings
+from baton_operator.workqueue import WorkQueue
+
+SETTINGS = Settings(identity="a", lease_namespace="system")
+
+
+class Slow:
+    """Lets the write of a workload take for ever, and notes what happens while it does."""
+
+    def __init__(self, kube):
+        self.create, self.merge = kube.create, kube.merge
+        kube.create, kube.merge = self.creating, self.merging
+        self.writing, self.released_amid = asyncio.Event(), []
+
+    async def creating(self, kind, manifest, manager):
+        if kind.kind != "Deployment":
+            return await self.create(kind, manifest, manager)
+        self.writing.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.writing.clear()
+
+    async def merging(self, kind, namespace, name, patch, subresource=""):
+        if kind is LEASE and patch["spec"].get("holderIdentity", "") is None:
+            self.released_amid.append(self.writing.is_set())
+        return await self.merge(kind, namespace, name, patch, subresource)
+
+
+def operator_of(cluster):
+    queue = WorkQueue(asyncio.get_running_loop())
+    metrics = OperatorMetrics(CollectorRegistry())
+    vitals = Vitals(queue, cluster.children, [], metrics, 300.0)
+    cluster.kube.apis = {PD_DEPLOYMENT.kind, SCALER.kind}
+    tools = cluster.reconciler._tools
+    return _Operator(SETTINGS, cluster.kube, tools, queue, vitals), queue
+
+
+def test_who_is_told_to_stop_stops_writing_before_it_releases_the_lease(kubes):
+    async def scenario():
+        cluster = kubes.Cluster()
+        operator, queue = operator_of(cluster)
+        slow = Slow(cluster.kube)
+
+        async def kopf():
+            queue.add(await cluster.create())
+            await slow.writing.wait()
+
+        operator._kopf = kopf
+        async with asyncio.timeout(60):
+            with pytest.RaisesGroup(Stopped):
+                async with asyncio.TaskGroup() as group:
+                    await operator.run(group)
+        return slow.released_amid
+
+    assert asyncio.run(scenario()) == [False]
