@@ -389,9 +389,7 @@ class Cluster:
     def start(self):
         """Start an operator with an empty memory, as after a crash."""
         self.parents, self.children, self.probe = ParentStore(), ChildStore(), FakeProbe()
-        self.reporter = Reporter(
-            self.kube, self.parents, lambda: self.now, 0.001, lambda: self.now
-        )
+        self.reporter = Reporter(self.kube, self.parents, lambda: self.now, 0.001, lambda: self.now)
         self.applied = Counter()
         self.woken = []
         applier = Applier(self.kube, self.children, 8, self._count)

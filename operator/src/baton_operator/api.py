@@ -6,7 +6,7 @@ object of ours by content.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -60,6 +60,10 @@ _BY_NAME = {k.kind: k for k in (*CHILD_KINDS, *OPTIONAL_KINDS, POD, PD_DEPLOYMEN
 def kind_of(manifest: Json) -> Kind:
     """Return the kind of a manifest that we render."""
     return _BY_NAME[manifest["kind"]]
+
+
+UNREADABLE = "Unreadable"
+"""Why an answer, or a line of a watch, that is none of Kubernetes' counts as a failure."""
 
 
 class ApiError(Exception):
@@ -176,6 +180,6 @@ class KubeApi(Protocol):
         resource_version: str,
         *,
         is_metadata_only: bool,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Yield watch events, one JSON document each, until the server ends the stream."""
         ...

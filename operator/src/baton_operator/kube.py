@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
@@ -23,6 +23,7 @@ from kubernetes.aio import client, config
 from yarl import URL
 
 from baton_operator.api import (
+    UNREADABLE,
     AlreadyExists,
     ApiError,
     Conflict,
@@ -45,6 +46,8 @@ _SILENCE_SECONDS = 90
 """A stream that is silent for longer is opened again: it may be dead."""
 
 _CREDENTIAL_SECONDS = 30.0
+_LONGEST_WAIT_SECONDS = 60.0
+"""A server, or a proxy before it, may ask for any time: no object is forgotten for that."""
 
 PAGE_SIZE = 500
 
@@ -68,8 +71,9 @@ class _List(msgspec.Struct):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode: Callable[[bytes], Json] = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_list = msgspec.json.Decoder(_List).decode
+_json = msgspec.json.Decoder(dict[str, Any])
+_list = msgspec.json.Decoder(_List)
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class HttpKube:
         accept = _accept(is_metadata_only, "")
         request = _Request("get", kind, "GET", kind.path(namespace, name), "", accept)
         try:
-            return _decode(await self._send(request))
+            return await self._ask(request, _json)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -160,7 +164,7 @@ class HttpKube:
         query = urlencode({"fieldManager": manager})
         body = _encode(patch)
         request = _Request("patch", kind, "PATCH", path, query, content_type=_MERGE, body=body)
-        return _decode(await self._send(request))
+        return await self._ask(request, _json)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """See `KubeApi`."""
@@ -178,7 +182,7 @@ class HttpKube:
         """See `KubeApi`."""
         request = _Request("discover", kind, "GET", f"/apis/{kind.api_version}")
         try:
-            listing = _decode(await self._send(request))
+            listing = await self._ask(request, _json)
         except ApiError as error:
             if error.status == 404:
                 return False
@@ -194,7 +198,7 @@ class HttpKube:
             query["continue"] = token
         accept = _accept(is_metadata_only, "List")
         request = _Request("list", kind, "GET", kind.path(namespace), urlencode(query), accept)
-        page = _decode_list(await self._send(request))
+        page = await self._ask(request, _list)
         items = [bytes(item) for item in page.items or ()]
         return ListPage(items, page.metadata.resource_version, page.metadata.token)
 
@@ -206,7 +210,7 @@ class HttpKube:
         resource_version: str,
         *,
         is_metadata_only: bool,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """See `KubeApi`."""
         query = {
             "watch": "true",
@@ -231,6 +235,14 @@ class HttpKube:
                 return
             except aiohttp.ClientError as error:
                 raise ApiError(0, "Unreachable", f"watch {kind.plural}: {error!r}") from error
+
+    async def _ask(self, request: _Request, decoder: msgspec.json.Decoder[_Answer]) -> _Answer:
+        data = await self._send(request)
+        try:
+            return decoder.decode(data)
+        except msgspec.MsgspecError as error:  # a proxy's page, or an answer that was cut
+            where = f"{request.method} {request.path}"
+            raise ApiError(0, UNREADABLE, f"{where}: {error}") from error
 
     async def _send(self, request: _Request) -> bytes:
         started = time.monotonic()
@@ -356,10 +368,16 @@ def _error(
         body = _Status("Unknown", data[:200].decode(errors="replace"))
     wait = headers.get("Retry-After", "")
     if status == 429 or (status == 503 and wait):
-        return Throttled(status, body.message, float(wait) if wait.isdigit() else 1.0)
+        return Throttled(status, body.message, _seconds(wait))
     if status == 409:
         kind = AlreadyExists if is_create else Conflict
         return kind(status, body.reason, body.message)
     if status == 410:
         return Expired(status, body.reason, body.message)
     return ApiError(status, body.reason, body.message)
+
+
+def _seconds(retry_after: str) -> float:
+    """Return how long to wait, for a second where that is a date or nothing at all."""
+    is_number = retry_after.isascii() and retry_after.isdigit()
+    return min(float(retry_after), _LONGEST_WAIT_SECONDS) if is_number else 1.0

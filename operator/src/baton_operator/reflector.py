@@ -9,15 +9,16 @@ that a fresh list no longer has.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_operator.api import ApiError, Expired, Kind, KubeApi
+from baton_operator.api import UNREADABLE, ApiError, Expired, Kind, KubeApi, Throttled
 from baton_operator.heads import Head, child_of, decode_event, decode_head, owner_name
 from baton_operator.models import ObjectKey
 from baton_operator.names import CHILD_SELECTOR
@@ -114,7 +115,7 @@ class Reflector:
                 version = await self.watch_once(version)
             except ApiError as caught:
                 error = caught
-                if isinstance(error, Expired) or 400 <= error.status < 500:
+                if _loses_place(error):
                     version = ""
             has_news = self._news > news
             failures = 0 if has_news and error is None else 1 if has_news else failures + 1
@@ -123,6 +124,8 @@ class Reflector:
     async def _rest(self, failures: int, lived_seconds: float, error: ApiError | None) -> None:
         """Pause for what the last attempt fell short of its back-off; count what was short."""
         pause = min(_BACKOFF_CAP_SECONDS, 0.1 * 2.0 ** min(failures, 10)) if failures else 0.0
+        if isinstance(error, Throttled):
+            pause = max(pause, error.retry_after_seconds)
         pause = pause * self._pace.jitter(0.5, 1.5) - lived_seconds
         if error is None and pause <= 0:
             return
@@ -148,7 +151,9 @@ class Reflector:
                 token=token,
             )
             for item in page.items:
-                place = self._observe(decode_head(item))
+                with _reading():
+                    head = decode_head(item)
+                place = self._observe(head)
                 if place is not None:
                     seen.add(place)
             version, token = page.resource_version, page.token
@@ -170,9 +175,11 @@ class Reflector:
             version,
             is_metadata_only=self._is_metadata_only,
         )
-        async for line in stream:
-            self.health.heard_at = time.monotonic()
-            version = self._handle(line) or version
+        async with contextlib.aclosing(stream):  # or it stays open through the pause behind it
+            async for line in stream:
+                self.health.heard_at = time.monotonic()
+                with _reading():
+                    version = self._handle(line) or version
         # It was open until now: a kind without objects has nothing else to say.
         self.health.heard_at = time.monotonic()
         return version
@@ -210,3 +217,20 @@ class Reflector:
     def _notify(self, owner: ObjectKey, change: Change) -> None:
         if change is not Change.NONE:
             self._on_change(owner, change)
+
+
+def _loses_place(error: ApiError) -> bool:
+    """Whether to list again before the next watch: not for a server that has too much to do, which
+    a list would cost most.
+    """
+    is_refusal = 400 <= error.status < 500 and not isinstance(error, Throttled)
+    return isinstance(error, Expired) or is_refusal
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Let what cannot be read be a failure of the server: a stream that breaks may cut a line."""
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise ApiError(0, UNREADABLE, str(error)) from error

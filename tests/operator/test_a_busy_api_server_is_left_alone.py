@@ -1,0 +1,230 @@
+"""A server that has too much to do is asked less, and never for more than it was asked before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client
+from prometheus_client import CollectorRegistry
+
+from baton_operator.api import SERVICE, ApiError, Throttled
+from baton_operator.controller import Machine, run_one
+from baton_operator.kube import HttpKube
+from baton_operator.metrics import OperatorMetrics
+from baton_operator.models import ObjectKey
+from baton_operator.reflector import Pace, Reflector
+from baton_operator.settings import Settings
+from baton_operator.store import ChildStore
+from baton_operator.workqueue import WorkQueue
+
+KEY = ObjectKey("ns", "chat")
+
+
+class Tired(Exception):
+    """Enough was seen."""
+
+
+class Pauses:
+    """A clock that only pauses move, and the end after so many of them."""
+
+    def __init__(self, most):
+        self.now, self.most, self.taken = 0.0, most, []
+
+    def clock(self):
+        return self.now
+
+    async def sleep(self, seconds):
+        self.taken.append(seconds)
+        self.now += seconds
+        if len(self.taken) == self.most:
+            raise Tired
+
+
+def watched(kubes, error, most):
+    """Run a reflector whose watches fail so; return the server and the pauses."""
+    kube, pauses = kubes.FakeKube(), Pauses(most)
+
+    async def refusing(*args, **kwargs):
+        raise error
+        yield
+
+    kube.watch = refusing
+    reflector = Reflector(
+        kube,
+        SERVICE,
+        ChildStore(),
+        lambda *_: None,
+        is_metadata_only=True,
+        pace=Pace(pauses.clock, pauses.sleep, lambda low, high: 1.0),
+    )
+    with pytest.raises(Tired):
+        asyncio.run(reflector.run())
+    return kube, pauses
+
+
+def test_a_watch_that_is_throttled_keeps_its_place_and_waits_as_long_as_it_is_asked_to(kubes):
+    kube, pauses = watched(kubes, Throttled(429, "later", 7.0), 8)
+    assert kube.reads["list", "Service"] == 1, "a list costs the server most of all"
+    assert pauses.taken[:2] == [7.0, 7.0]
+    assert pauses.taken[-1] > 7.0, "and ever longer, as for any failure"
+
+
+def test_a_watch_that_is_refused_lists_again(kubes):
+    kube, _ = watched(kubes, ApiError(403, "Forbidden", "no"), 4)
+    assert kube.reads["list", "Service"] == 4
+
+
+class Clock:
+    def __init__(self):
+        self.now, self.due = 0.0, []
+
+    def time(self):
+        return self.now
+
+    def call_at(self, when, callback):
+        self.due.append((when, callback))
+
+        class Timer:
+            def cancel(self):
+                return None
+
+        return Timer()
+
+
+class Passes:
+    async def reconcile(self, key):
+        raise Throttled(429, "later", 1.0)
+
+
+def test_a_pass_that_is_throttled_again_and_again_comes_ever_more_seldom():
+    clock = Clock()
+    queue = WorkQueue(clock)
+    machine = Machine(queue, Passes(), (), OperatorMetrics(CollectorRegistry()), Settings())
+    waits = []
+
+    async def passes():
+        queue.add(KEY)
+        for _ in range(12):
+            await queue.get()
+            await run_one(machine, KEY)
+            queue.done(KEY)
+            when, release = clock.due[-1]
+            waits.append(when - clock.now)
+            clock.now = when
+            release()
+
+    asyncio.run(passes())
+    assert waits[:5] == [pytest.approx(1.0)] * 5
+    assert waits[-1] == pytest.approx(60.0)
+
+
+@contextlib.asynccontextmanager
+async def server(answer):
+    """A client of a server on loopback that answers everything so."""
+    app = web.Application()
+    app.router.add_get("/{anything:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    configuration = client.Configuration()
+    port = site._server.sockets[0].getsockname()[1]
+    configuration.host = f"http://127.0.0.1:{port}"
+    kube = HttpKube(client.ApiClient(configuration), lambda *_: None)
+    try:
+        yield kube
+    finally:
+        await kube.close()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("asked", "waited"),
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("86400", 60.0),
+        ("9" * 400, 60.0),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
+        ("²", 1.0),
+        ("", 1.0),
+    ],
+)
+def test_nobody_is_waited_for_longer_than_a_minute_whatever_he_asks_for(asked, waited):
+    async def busy(_):
+        return web.Response(status=429, headers={"Retry-After": asked}, text="{}")
+
+    async def scenario():
+        async with server(busy) as kube:
+            with pytest.raises(Throttled) as error:
+                await kube.get(SERVICE, "ns", "x")
+        return error.value.retry_after_seconds
+
+    assert asyncio.run(scenario()) == waited
+
+
+@pytest.mark.parametrize("body", ["<html>sign in</html>", "", "[]", '{"metadata": 7}'])
+def test_an_answer_that_is_none_of_kubernetes_is_a_failure_like_any_other(body):
+    async def page(_):
+        return web.Response(text=body)
+
+    async def scenario():
+        async with server(page) as kube:
+            with pytest.raises(ApiError, match="Unreadable"):
+                await kube.list_page(SERVICE, "ns", "", is_metadata_only=True, token="")
+            if not body.startswith("{"):
+                with pytest.raises(ApiError, match="Unreadable"):
+                    await kube.has_api(SERVICE)
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_that_ends_within_a_line_goes_on_from_its_place(kubes):
+    cut = b'{"type": "MODIFIED", "object": {"metad'
+    kube, pauses, streams = kubes.FakeKube(), Pauses(1), []
+
+    class Stream:
+        """A watch that knows whether it was closed."""
+
+        def __init__(self):
+            self.lines, self.is_closed = iter([cut]), False
+
+        def __aiter__(self):
+            return self
+
+        async def __anext__(self):
+            try:
+                return next(self.lines)
+            except StopIteration:
+                raise StopAsyncIteration from None
+
+        async def aclose(self):
+            self.is_closed = True
+
+    def watch(*args, **kwargs):
+        streams.append((args[3], Stream()))
+        return streams[-1][1]
+
+    async def resting(seconds):
+        assert streams[-1][1].is_closed, "a stream that broke stays open while its reader rests"
+        pauses.taken.append(seconds)
+        if len(pauses.taken) == 3:
+            raise Tired
+
+    kube.watch = watch
+    reflector = Reflector(
+        kube,
+        SERVICE,
+        ChildStore(),
+        lambda *_: None,
+        is_metadata_only=True,
+        pace=Pace(pauses.clock, resting, lambda low, high: 1.0),
+    )
+    with pytest.raises(Tired):
+        asyncio.run(reflector.run())
+    assert pauses.taken == [0.2, 0.4, 0.8]
+    assert len({version for version, _ in streams}) == 1
+    assert kube.reads["list", "Service"] == 1
