@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -68,6 +69,38 @@ def test_cached_prefixes_give_the_same_bits(
     bench.reader.streams.clear()
     bench.reader.ended.clear()
     assert _run(bench, prompts) == alone
+
+
+@pytest.fixture(scope="module")
+def long_prompts() -> list[tuple[int, ...]]:
+    """Beyond the keys that one product sums over, and each with longer ones beside it."""
+    rng = np.random.default_rng(4)
+    return [tuple(rng.integers(2, 64, n).tolist()) for n in (250, 257, 300, 511, 513, 700, 1000)]
+
+
+@pytest.fixture(scope="module")
+def long_alone(make_bench: Any, long_prompts: Any) -> list[Any]:
+    return _run(make_bench(max_running=1, max_model_len=1024), long_prompts)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"max_running": 7}, id="one-batch"),
+        pytest.param({"n_draft": 3, "prefill_tokens": 272}, id="chunks-3-drafts"),
+        pytest.param({"max_running": 1, "prefill_tokens": 96}, id="alone-in-small-chunks"),
+        pytest.param({"n_draft": 1, "n_blocks": 68, "max_running": 7}, id="preempted"),
+    ],
+)
+def test_long_prompts_give_the_same_bits_beside_longer_ones(
+    make_bench: Any, long_prompts: Any, long_alone: list[Any], options: dict[str, Any]
+) -> None:
+    """Twice, so that the second time much of each prompt is known from another batch."""
+    bench = make_bench(max_model_len=1024, **options)
+    assert _run(bench, long_prompts) == long_alone
+    bench.reader.streams.clear()
+    bench.reader.ended.clear()
+    assert _run(bench, long_prompts) == long_alone
 
 
 def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench: Any) -> None:

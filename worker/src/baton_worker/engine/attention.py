@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.framework import Tensor, as_tensor, paddle
 from baton_worker.engine.kv import KvPool
-from baton_worker.engine.layout import MIN_KEYS, TokenGroup, kv_slots, n_rows
+from baton_worker.engine.layout import KEYS_AT_ONCE, MIN_KEYS, TokenGroup, kv_slots, n_rows
 
 _MASKED = np.float32(-1e9)
 
@@ -50,6 +50,7 @@ class _GroupPlan:
     Attributes:
         n_queries: query rows per sequence and KV head.
         pages: i64[S * kv_heads * blocks] pool pages in (sequence, head, block) order.
+        value_pages: the same, cut at every `KEYS_AT_ONCE` keys.
         mask: f32[S, 1, 1, q_len, T], 0 or -1e9.
         query_padding, weight_padding: f32[S * kv_heads, missing, head_dim] and [.., missing, T]
             zeros that complete the rows to `layout.n_rows`, or None when they are complete.
@@ -59,6 +60,7 @@ class _GroupPlan:
     q_len: int
     n_queries: int
     pages: Tensor
+    value_pages: tuple[Tensor, ...]
     mask: npt.NDArray[np.float32]
     query_padding: Tensor
     weight_padding: Tensor
@@ -125,7 +127,7 @@ class CpuPagedAttention:
         n_blocks = max(int(positions.max()) // size + 1, MIN_KEYS // size)
         blocks = group.tables[:, None, :n_blocks].astype(np.int64)
         pages = blocks * self._shape.kv_heads + heads[:, None]
-        length = n_blocks * size
+        length, at_once = n_blocks * size, KEYS_AT_ONCE // size
         hidden = np.arange(length) > positions[:, None, None, :, None]
         n_queries = self._queries_per_head * group.q_len
         batch, missing = group.n_sequences * len(heads), n_rows(n_queries) - n_queries
@@ -134,6 +136,10 @@ class CpuPagedAttention:
             q_len=group.q_len,
             n_queries=n_queries,
             pages=as_tensor(pages.ravel()),
+            value_pages=tuple(
+                as_tensor(pages[:, :, start : start + at_once].ravel())
+                for start in range(0, n_blocks, at_once)
+            ),
             mask=np.where(hidden, _MASKED, np.float32(0.0)),
             query_padding=_zeros(batch, missing, self._shape.head_dim),
             weight_padding=_zeros(batch, missing, length),
@@ -144,19 +150,35 @@ class CpuPagedAttention:
         batch = n * shape.kv_heads
         key_pages, value_pages = self._pages[layer]
         keys = paddle.gather(key_pages, group.pages).reshape([batch, -1, shape.head_dim])
-        values = paddle.gather(value_pages, group.pages).reshape([batch, -1, shape.head_dim])
         if q_len > 1:
             query = query.reshape([n, q_len, -1, shape.head_dim]).transpose([0, 2, 1, 3])
         query = query.reshape([batch, group.n_queries, shape.head_dim])
         if group.query_padding is not None:
             query = paddle.concat([query, group.query_padding], axis=1)
         weights = self._weights(paddle.matmul(query, keys, transpose_y=True), group)
-        output = paddle.matmul(weights, values)
+        output = self._weighted_sum(weights, value_pages, group)
         if group.weight_padding is not None:
             output = output[:, : group.n_queries]
         if q_len > 1:
             output = output.reshape([n, -1, q_len, shape.head_dim]).transpose([0, 2, 1, 3])
         return output.reshape([n * q_len, -1])
+
+    def _weighted_sum(self, weights: Tensor, value_pages: Tensor, group: _GroupPlan) -> Tensor:
+        """Return f32[batch, rows, head_dim]: the values by their weights f32[batch, rows, T].
+
+        Keys are summed from the first on, so that those behind a sequence's own add exact zeros,
+        however many the longest sequence beside it brings.
+        """
+        total = None
+        for n, pages in enumerate(group.value_pages):
+            values = paddle.gather(value_pages, pages)
+            values = values.reshape([weights.shape[0], -1, self._shape.head_dim])
+            part = weights
+            if len(group.value_pages) > 1:
+                part = weights[:, :, n * KEYS_AT_ONCE : (n + 1) * KEYS_AT_ONCE]
+            found = paddle.matmul(part, values)
+            total = found if total is None else total + found
+        return total
 
     def _weights(self, scores: Tensor, group: _GroupPlan) -> Tensor:
         """Mask and normalise scores f32[batch, rows, T]; padding rows stay out of the softmax.

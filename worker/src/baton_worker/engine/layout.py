@@ -26,6 +26,11 @@ MIN_KEYS = 128
 """Keys attended over, padding included, at least. Below, Paddle's softmax sums in another order:
 a token's logits would depend on the longest sequence of its batch."""
 
+KEYS_AT_ONCE = 256
+"""Keys that one product of weights and values sums over. MKL's splits what has more than some 340
+otherwise for each number of them (measured: AMD EPYC), padding included: a token's logits would
+depend on the longest sequence of its batch, or on what else its chunk feeds."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenGroup:
