@@ -5,6 +5,8 @@ draw every request. After `EJECT_AFTER` failures in a row it is ejected; when th
 one request at a time tries it again, and what becomes of that restores it, or doubles the back-off.
 What was begun before the failures tells nothing of how the worker is now, and does not count; nor
 does what went well no further than where others failed: a worker may begin well and always fail.
+A failure under a request that other workers fail as well is the request's, and is taken back; of
+those that come in a row only so many, for two workers may be broken at once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 EJECT_AFTER = 5
 BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 60.0
+MAX_EXCUSED = 16
 
 
 @dataclass(slots=True)
@@ -24,11 +27,13 @@ class Circuit:
     Attributes:
         failures: in a row.
         is_ejected: it has failed too often, and no attempt begun since has gone well.
+        excused: failures in a row that were taken back.
     """
 
     failures: int = 0
     is_ejected: bool = False
     reason: str = ""
+    excused: int = 0
     _since: float = -math.inf
     _until: float = -math.inf
     _backoff: float = BACKOFF_SECONDS
@@ -87,9 +92,27 @@ class Circuit:
         """
         if begun < self._since or n_rows <= self._n_rows:
             return False
+        self.failures = self.excused = 0
+        return self._restore()
+
+    def excuse(self) -> bool:
+        """Take a failure back that was its request's fault; True if the worker is restored by that.
+
+        Nothing happens for `MAX_EXCUSED` of them in a row without anything that goes well.
+        """
+        if not self.failures or self.excused >= MAX_EXCUSED:
+            return False
+        self.excused += 1
+        self.failures -= 1
+        if self.failures and not (self.is_ejected and self.failures < EJECT_AFTER):
+            return False
+        return self._restore()
+
+    def _restore(self) -> bool:
         restored, self.is_ejected = self.is_ejected, False
-        self.failures, self.reason = 0, ""
-        self._since = self._until = -math.inf
-        self._due, self._n_rows = math.inf, 0
+        if not self.failures:
+            self.reason, self._n_rows = "", 0
+            self._since = -math.inf
+        self._until, self._due = -math.inf, math.inf
         self._backoff = BACKOFF_SECONDS
         return restored

@@ -34,7 +34,8 @@ class Generation:
     `arrived` and `first_token` are seconds of the steady clock. `reused`: tokens of each prompt, by
     its index, that no worker computed for any of its choices that ended. `harmed`: workers that
     failed under it and may have done so because of it ("a or b" where one of a pair did).
-    `counted`: workers whose failure under it was counted against them. `verdicts`: how often such a
+    `counted`: workers whose failure under it was counted against them; `excusable`: those of them
+    that would be excused if it were the request's fault. `verdicts`: how often such a
     request was found to be suspect before (`suspects`).
     `request_id`: what its client knows it by. `client`: with whom it shares slots.
     """
@@ -52,6 +53,7 @@ class Generation:
     span: Span | None = None
     harmed: frozenset[str] = frozenset()
     counted: frozenset[str] = frozenset()
+    excusable: frozenset[str] = frozenset()
     verdicts: int = 0
     request_id: str = ""
     client: str = ""

@@ -118,18 +118,22 @@ class Retrier:
         """
         n_rows = math.inf if is_whole else live.n_rows.get(worker_id, 0)
         if self._workers.worked(worker_id, live.begun, n_rows):
-            log.info("a worker is given requests again", extra={"worker": worker_id})
-            self._metrics.forget_worker(worker_id)
+            self._note_restored(worker_id)
+
+    def _note_restored(self, worker_id: str) -> None:
+        log.info("a worker is given requests again", extra={"worker": worker_id})
+        self._metrics.forget_worker(worker_id)
 
     def _count_failure(
         self, live: LiveRequest, treatment: Treatment, blamed: tuple[str, ...], why: str
     ) -> None:
         """One request counts once, however many choices it has: it may be what is at fault."""
-        is_full, counted = treatment.is_full, live.generation.counted
-        live.generation.counted |= frozenset(blamed)
-        for worker_id in blamed:
-            if worker_id in counted:
-                continue
+        is_full, generation = treatment.is_full, live.generation
+        newly = [worker_id for worker_id in blamed if worker_id not in generation.counted]
+        generation.counted |= frozenset(newly)
+        if treatment.harms:
+            generation.excusable |= frozenset(newly)
+        for worker_id in newly:
             n_rows = live.n_rows.get(worker_id, 0)
             if self._workers.failed(worker_id, live.begun, why, is_full=is_full, n_rows=n_rows):
                 role = self._workers.role(worker_id) or Role.MIXED
@@ -148,6 +152,10 @@ class Retrier:
         log.error("a request is not tried again: workers failed under it", extra=facts)
         self._metrics.not_retried(SUSPECT_REQUEST)
         self.suspects.condemn(generation.request, self._workers.now())
+        for worker_id in generation.excusable:
+            if self._workers.excuse(worker_id):
+                self._note_restored(worker_id)
+        generation.excusable = frozenset()
         return suspect(generation.harmed, error.message)
 
     def _retry(

@@ -176,8 +176,18 @@ class WorkerTable:
         if load is None:
             return False
         is_restored = load.circuit.worked(begun, n_rows)
-        if not load.circuit.failures:
+        if not (load.circuit.failures or load.circuit.excused):
             self._doubted.discard(worker_id)
+        if is_restored:
+            self.on_room()
+        return is_restored
+
+    def excuse(self, worker_id: str) -> bool:
+        """Take back a failure that was the request's, as `Circuit.excuse`; True if that restores
+        the worker.
+        """
+        load = self._loads.get(worker_id)
+        is_restored = load is not None and load.circuit.excuse()
         if is_restored:
             self.on_room()
         return is_restored
