@@ -242,7 +242,7 @@ def test_requests_that_every_worker_fails_eject_none_though_nothing_else_is_aske
 
 
 def test_two_workers_that_fail_everything_are_ejected_all_the_same(start_gateway):
-    """Each request finds them both, for they are always the least loaded; a third could serve it."""
+    """Each request finds them, for both are always the least loaded; a third could."""
     gateway = start_gateway(lambda submit: OUTPUT)
     for name in ("decode-1", "decode-2"):
         gateway.link.up(name, Role.DECODE)

@@ -93,6 +93,7 @@ class Circuit:
         if begun < self._since or n_rows <= self._n_rows:
             return False
         self.failures = self.excused = 0
+        self._n_rows = 0
         return self._restore()
 
     def excuse(self) -> bool:
@@ -111,8 +112,7 @@ class Circuit:
     def _restore(self) -> bool:
         restored, self.is_ejected = self.is_ejected, False
         if not self.failures:
-            self.reason, self._n_rows = "", 0
-            self._since = -math.inf
+            self.reason, self._since = "", -math.inf
         self._until, self._due = -math.inf, math.inf
         self._backoff = BACKOFF_SECONDS
         return restored
