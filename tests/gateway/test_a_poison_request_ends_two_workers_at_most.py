@@ -239,6 +239,76 @@ def test_what_stood_beside_two_deaths_is_served_when_it_is_sent_again(start, sup
     assert Client(gateway).result().json()["choices"][0]["token_ids"] == OUTPUT
 
 
+def test_copies_beside_the_same_two_deaths_are_one_verdict(start, support):
+    """A probe, or a prompt that many send, may stand beside them several times over."""
+    gateway = start(prefills=2, decodes=1, info={"max_running": 16})
+    clients = [Client(gateway, seed=n) for n in range(8)]
+    for n in range(8):
+        submit_of(gateway, support, n)
+    gateway.link.down("prefill-0", "disconnected")
+    submit_of(gateway, support, 11)
+    gateway.link.up("prefill-2", Role.PREFILL, max_running=16)
+    gateway.link.down("prefill-1", "disconnected")
+    submit_of(gateway, support, 15)
+    gateway.link.resume()
+    assert sorted(client.result().status_code for client in clients) == [200] * 4 + [500] * 4
+    assert Client(gateway).result().json()["choices"][0]["token_ids"] == OUTPUT
+
+
+def test_a_copy_that_waited_in_line_knows_the_verdict_when_it_begins(start_gateway, support):
+    one = {"max_running": 1, "max_waiting": 0}
+    gateway = start_gateway(
+        lambda submit: OUTPUT, workers="m", info=one, max_retries=8, max_wait_seconds=600.0
+    )
+    gateway.link.pause()
+    busy = Client(gateway, prompt=[81])
+    submit_of(gateway, support, 0)
+    gateway.link.up("mixed-1", Role.MIXED, **one)
+    first = Client(gateway)
+    assert submit_of(gateway, support, 1)[1] == "mixed-1"
+    copy = Client(gateway, seed=5)
+    while gateway.metric("baton_gateway_line_requests") != 1:
+        assert not copy.answer
+    gateway.link.down("mixed-1", "disconnected")
+    gateway.link.up("mixed-2", Role.MIXED, **one)
+    assert submit_of(gateway, support, 2)[1] == "mixed-2"
+    gateway.link.down("mixed-2", "disconnected")
+    assert first.error["code"] == SUSPECT_REQUEST
+    gateway.link.up("mixed-3", Role.MIXED, **one)
+    assert submit_of(gateway, support, 3)[1] == "mixed-3"
+    gateway.link.down("mixed-3", "disconnected")
+    assert (copy.result().status_code, copy.error["code"]) == (500, SUSPECT_REQUEST)
+    again = Client(gateway)
+    assert (again.result().status_code, again.error["code"]) == (400, SUSPECT_REQUEST)
+    assert len(gateway.link.sent(support.Submit)) == 4
+    gateway.link.resume()
+    assert busy.result().status_code == 200
+
+
+def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_gateway, support):
+    one = {"max_running": 1, "max_waiting": 0}
+    gateway = start_gateway(
+        lambda submit: OUTPUT, workers="m", info=one, max_retries=8, max_wait_seconds=600.0
+    )
+    other = Client(gateway, prompt=[80])
+    assert other.result().status_code == 200
+    gateway.link.pause()
+    busy = Client(gateway, prompt=[81])
+    submit_of(gateway, support, 1)
+    copy = Client(gateway)
+    while gateway.metric("baton_gateway_line_requests") != 1:
+        assert not copy.answer
+    suspects = gateway.service.dispatcher.retrier.suspects
+    known = next(ticket.value for ticket in gateway.service.dispatcher._line._slots.waiting())
+    asked = known.begin.args[0].request
+    for n in range(2):
+        suspects.condemn(asked, n, gateway.service.dispatcher.now())
+    gateway.link.resume()
+    assert busy.result().status_code == 200
+    assert (copy.result().status_code, copy.error["code"]) == (400, SUSPECT_REQUEST)
+    assert len(gateway.link.sent(support.Submit)) == 2
+
+
 def wanted(tokens, seed=1, **changes):
     sampling = SamplingParams(max_tokens=4, seed=seed, **changes)
     return GenerationRequest(
@@ -248,14 +318,18 @@ def wanted(tokens, seed=1, **changes):
 
 def test_suspects_are_forgotten_after_a_while_and_never_too_many():
     known = Suspects()
-    known.condemn(wanted((1, 2), seed=1), 0.0)
+    known.condemn(wanted((1, 2), seed=1), 0, 0.0)
     assert known.verdicts(wanted((1, 2), seed=2), REMEMBERED_SECONDS - 1) == 1
     assert known.verdicts(wanted((1, 2)), REMEMBERED_SECONDS) == 0
     assert known.verdicts(wanted((2, 1)), 0.0) == 0
     assert known.verdicts(wanted((1, 2), min_p=0.5), 0.0) == 0
-    known.condemn(wanted((1, 2)), 1.0)
+    known.condemn(wanted((1, 2)), 0, 1.0)
+    assert known.verdicts(wanted((1, 2)), 1.0) == 1, "who knew of no verdict stood beside the first"
+    known.condemn(wanted((1, 2)), 1, 1.0)
+    assert known.verdicts(wanted((1, 2)), 1.0) == 2
+    known.condemn(wanted((1, 2)), 0, 1.0)
     assert known.verdicts(wanted((1, 2)), 1.0) == 2
     for n in range(MAX_REMEMBERED):
-        known.condemn(wanted((3, n)), 1.0)
+        known.condemn(wanted((3, n)), 0, 1.0)
     assert known.verdicts(wanted((1, 2)), 1.0) == 0
     assert known.verdicts(wanted((3, 0)), 1.0) == 1

@@ -177,7 +177,7 @@ class Dispatcher:
             request_id=request_id,
             client=client,
         )
-        generation.verdicts = self._verdicts_on(generation)
+        self._note_verdicts(generation)
         begin = partial(self._begin, generation, traceparent)
         begun = await self._line.begin(client, request.n_choices, begin, self._undo)
         try:
@@ -191,17 +191,20 @@ class Dispatcher:
             raise
         return generation
 
-    def _verdicts_on(self, generation: Generation) -> int:
-        """Return how often such a request was found suspect; refuse it when that was too often."""
-        found = self.retrier.suspects.verdicts(generation.request, self._clock())
-        if found >= MAX_HARMS:
+    def _note_verdicts(self, generation: Generation) -> None:
+        """Note how often such a request was found suspect; refuse it when that was too often."""
+        suspects = self.retrier.suspects
+        generation.verdicts = suspects.verdicts(generation.request, self._clock())
+        generation.judged_at = suspects.n_condemned
+        if generation.verdicts >= MAX_HARMS:
             log.warning("a suspect request is refused", extra={"request": generation.request_id})
             raise suspect_again()
-        return found
 
     def _begin(self, generation: Generation, traceparent: str) -> _Begun | Lack:
         """Take slots and account every choice to workers, or say why it cannot be now."""
         self.worker_limits()
+        if generation.judged_at != self.retrier.suspects.n_condemned:  # while it was in line
+            self._note_verdicts(generation)
         plans = self._plan(generation)
         if isinstance(plans, Lack):
             return plans

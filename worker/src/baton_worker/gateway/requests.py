@@ -35,8 +35,8 @@ class Generation:
     its index, that no worker computed for any of its choices that ended. `harmed`: workers that
     failed under it and may have done so because of it ("a or b" where one of a pair did).
     `counted`: workers whose failure under it was counted against them; `excusable`: those of them
-    that would be excused if it were the request's fault. `verdicts`: how often such a
-    request was found to be suspect before (`suspects`).
+    that would be excused if it were the request's fault. `verdicts`: how often such a request was
+    found to be suspect before it began (`suspects`), as of the verdict `judged_at`.
     `request_id`: what its client knows it by. `client`: with whom it shares slots.
     """
 
@@ -55,6 +55,7 @@ class Generation:
     counted: frozenset[str] = frozenset()
     excusable: frozenset[str] = frozenset()
     verdicts: int = 0
+    judged_at: int = 0
     request_id: str = ""
     client: str = ""
 

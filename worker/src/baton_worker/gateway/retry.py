@@ -151,7 +151,7 @@ class Retrier:
         }
         log.error("a request is not tried again: workers failed under it", extra=facts)
         self._metrics.not_retried(SUSPECT_REQUEST)
-        self.suspects.condemn(generation.request, self._workers.now())
+        self.suspects.condemn(generation.request, generation.verdicts, self._workers.now())
         for worker_id in generation.excusable:
             if self._workers.excuse(worker_id):
                 self._note_restored(worker_id)

@@ -3,8 +3,9 @@ workers then, and at last none.
 
 Pure; the caller gives the time. After one verdict a request is served as any other, but one worker
 that fails under it ends it: who merely stood beside two deaths loses nothing by that. After a
-second one it is refused for ten minutes. What is kept is a digest of prompt and parameters under a
-key of this process, without the seed, which is another one each time.
+second one it is refused for ten minutes. Copies of it that had begun when the first one fell may
+have stood beside the same deaths: they are of the same verdict. What is kept is a digest of prompt
+and parameters under a key of this process, without the seed, which is another one each time.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ class _Known(NamedTuple):
 
 
 class Suspects:
-    """See the module."""
+    """See the module. `n_condemned` tells whether there has been a verdict since."""
 
     def __init__(self) -> None:
+        self.n_condemned = 0
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
-    def condemn(self, request: GenerationRequest, now: float) -> None:
-        """Note that a request ended as suspect."""
+    def condemn(self, request: GenerationRequest, known_verdicts: int, now: float) -> None:
+        """Note that a request ended as suspect, which began when it had `known_verdicts`."""
         digest = self._digest(request)
-        n_verdicts = 1 + self._verdicts(digest, now)
+        n_verdicts = max(known_verdicts + 1, self._verdicts(digest, now))
+        self.n_condemned += 1
         until = now + REMEMBERED_SECONDS
         self._known[digest] = _Known(n_verdicts, request.prompt_tokens, until)
         self._known.move_to_end(digest)
