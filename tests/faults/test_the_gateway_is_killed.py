@@ -35,3 +35,4 @@ def test_a_killed_gateway_breaks_its_streams_and_leaves_nothing_in_the_workers(
         assert ends[WHOLE] == load.served
         for name, held in before.items():
             assert_flat(held, footprint(running, name))
+            assert running[name].metric("baton_link_disconnects_total") >= KILLS

@@ -125,12 +125,13 @@ def test_of_strangers_that_were_asked_who_the_last_4096_are_remembered(bench: Be
     assert len(bench.said_to_strangers()) == 2
 
 
-def test_a_hole_is_asked_for_and_what_follows_waits(bench: Bench) -> None:
+def test_a_hole_is_asked_for_and_what_follows_waits(bench: Bench, count) -> None:
     bench.hello()
     bench.said()
     assert bench.step(bench.frame(2)) == []
     assert bench.step(bench.frame(3)) == []
     assert bench.said() == [Resume(5, 1, 1)]
+    assert (count("gaps"), count("resumes")) == (2, 1)
     received = [bench.step(bench.frame(seq))[0].meta.seq for seq in (1, 2, 3)]
     assert received == [1, 2, 3]
 

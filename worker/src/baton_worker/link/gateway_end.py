@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_worker.identity import GatewayIdentity
-from baton_worker.link.inbox import Credit, Inbox, InboxPolicy, Verdict
+from baton_worker.link.inbox import Credit, Inbox, InboxPolicy
 from baton_worker.link.outbox import Gap, Outbox, OutboxLimits, Push, Weight
 from baton_worker.messages import GatewayInfo, WorkerInfo
 from baton_worker.records.control import (
@@ -129,12 +129,12 @@ class GatewayEnd:
         )
         self._acknowledge(credit)
 
-    def offer(self, seq: int, now: float) -> Verdict:
-        """Judge a well-formed record's number; asks for a replay when there is a hole."""
-        verdict = self.inbox.offer(seq, now)
-        if verdict is Verdict.GAP and self.inbox.should_resume(now):
+    def ask_for_replay(self, now: float) -> bool:
+        """Ask for the records from the hole on; False while an earlier asking may be answered."""
+        asks = self.inbox.should_resume(now)
+        if asks:
             self.out.append(Resume(self.epoch, self.outbox.next_seq, self.inbox.expected))
-        return verdict
+        return asks
 
     def refuse(self, reason: str, now: float) -> None:
         """Refuse the expected record.

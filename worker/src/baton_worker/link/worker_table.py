@@ -334,12 +334,13 @@ class WorkerTable:
     def _take(
         self, end: GatewayEnd, header: StepHeader, columns: StepColumns, now: float
     ) -> list[GatewayLinkEvent]:
-        verdict = end.offer(header.seq, now)
-        if verdict is not Verdict.ACCEPT:
-            counter = (
-                self._metrics.duplicates if verdict is Verdict.DUPLICATE else self._metrics.gaps
-            )
-            counter.inc()
+        verdict = end.inbox.offer(header.seq, now)
+        if verdict is Verdict.DUPLICATE:
+            self._metrics.duplicates.inc()
+            return []
+        if verdict is Verdict.GAP:
+            self._metrics.gaps.inc()
+            self._metrics.resumes.inc(end.ask_for_replay(now))
             return []
         reason = contradiction(header, end.info)
         if reason:
