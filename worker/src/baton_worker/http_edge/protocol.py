@@ -26,6 +26,9 @@ from baton_worker.http_edge.unchunked import knows_chunks, until_closed
 MAX_PIPELINED = 16
 _CHUNK_BYTES = 32
 """More than a chunk's size and line ends take."""
+_LAST_LOOK_SECONDS = 0.05
+"""How long what lies unread has to be read once the time is over. An event loop that stood still
+runs timers before it reads."""
 
 _errors_only = logging.getLogger(f"{__name__}.uvicorn")
 _errors_only.setLevel(logging.ERROR)  # its warnings tell of malformed requests, which are counted
@@ -244,6 +247,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _on_time(self, seconds: float) -> None:
+        """Judge after what came in time, but was not read while this process stood still."""
+        self._timer = self.loop.call_later(_LAST_LOOK_SECONDS, self._end_the_late, seconds)
+
+    def _end_the_late(self, seconds: float) -> None:
         if self.flow.read_paused:  # we are who does not read
             self._watch(seconds)
         elif self._part is _Part.REQUEST:
