@@ -47,6 +47,8 @@ def test_a_frozen_gateway_loses_no_request(tmp_path: Path) -> None:
             running.thaw("gateway")
             wait_served(load, 60)
         assert_whole_at_once(load)
+        for name in running.workers:
+            assert running[name].metric("baton_link_heartbeat_timeouts_total") >= 1
         running.wait_usable()
         running.wait_empty()
         assert_records_are_right(running, load)
