@@ -239,6 +239,25 @@ def test_many_that_say_nothing_on_the_kv_port_are_hung_up_on_and_a_sender_is_not
         decode.close()
 
 
+class GoneFrame:
+    """Of a connection that has ended by the time that what it carried is read."""
+
+    def get(self, name: object) -> int:
+        return 1 << 20
+
+
+def test_ended_connections_are_counted_each_time_and_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "LOG_SECONDS", 1e9)
+    refused: list[str] = []
+    each = senders.Senders(lambda key: "", refused.append)
+    for n in range(50):
+        assert not each.admit(b"%d" % n, GoneFrame(), 0.0, is_endless=True)
+    assert refused == ["flood"] * 50
+    assert len([r for r in caplog.records if r.message == "KV connection ended"]) == 1
+
+
 def test_what_is_no_message_is_counted_each_time_and_logged_once_in_a_while(
     handoff_end: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,

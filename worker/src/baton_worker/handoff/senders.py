@@ -18,6 +18,7 @@ from baton_worker.link.hangup import Connection, hang_up, note
 from baton_worker.link.pace import Pace
 from baton_worker.link.refusals import FLOOD
 from baton_worker.link.strangers import Strangers
+from baton_worker.logs import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Senders:
         self._pace = Pace()
         self._strangers = Strangers()
         self._connections: OrderedDict[bytes, tuple[str, Connection]] = OrderedDict()
+        self._seldom = Seldom()
         self._reviewed_at = 0.0
 
     def admit(self, route: bytes, frame: zmq.Frame, now: float, is_endless: bool = False) -> bool:
@@ -101,7 +103,8 @@ class Senders:
 
     def _end(self, route: bytes, key: str, reason: str) -> None:
         self._on_refused(reason)
-        log.warning("KV connection ended", extra={"reason": reason, "public_key": key})
+        if self._seldom.is_due(reason):
+            log.warning("KV connection ended", extra={"reason": reason, "public_key": key})
         known = self._connections.pop(route, None)
         if known is not None:
             hang_up(known[1])

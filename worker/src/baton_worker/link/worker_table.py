@@ -296,8 +296,9 @@ class WorkerTable:
 
     def _expel(self, route: bytes, reason: str, detail: str) -> list[GatewayLinkEvent]:
         end = self._routes.get(route)
-        facts = {"worker": end.worker_id if end else "", "error": detail}
-        log.warning("a connection is ended for what it said", extra=facts)
+        if self._seldom.is_due(f"{reason} of a {'worker' if end else 'stranger'}"):
+            facts = {"worker": end.worker_id if end else "", "error": detail}
+            log.warning("a connection is ended for what it said", extra=facts)
         self.expelled.append(route)
         if end is None:
             return []
