@@ -165,6 +165,10 @@ class EngineConfig(_Section, frozen=True):
     `overlap`: launch each step before the output work of the one before; outputs are the same.
     `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it must
     divide the model's attention heads, KV heads and intermediate size.
+    `stuck_seconds`: how long a step may last before the worker counts as hung and ends (or ten
+    times as long as others of its size did, if that is more); from half of that on it takes no new
+    requests. `first_step_seconds`: the same for a step of a size that none before it had, which may
+    compile.
     """
 
     device: Literal["cpu", "gpu", "sim"] = "cpu"
@@ -178,6 +182,8 @@ class EngineConfig(_Section, frozen=True):
     overlap: bool = True
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     sim: SimConfig = SimConfig()
+    stuck_seconds: Seconds = 10.0
+    first_step_seconds: Seconds = 120.0
 
     def __post_init__(self) -> None:
         if self.device != "sim" and self.sim != SimConfig():

@@ -29,6 +29,7 @@ from baton_worker.engine.logprobs import NO_COLUMNS, compute
 from baton_worker.engine.offer import handoff_state
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
 from baton_worker.engine.output import build_columns
+from baton_worker.engine.progress import Progress
 from baton_worker.engine.requests import (
     Phase,
     RequestLimits,
@@ -110,6 +111,7 @@ class StepEngine:
         )
         self._parts = parts
         self._runway = Runway(options.overlap)
+        self.progress = Progress(options.stuck_seconds, options.first_step_seconds, clock)
         self._transfers = KvTransfers(parts.pool, options.kv_bytes_per_step)
         self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
         self._requests: dict[RequestKey, RequestState] = {}
@@ -207,6 +209,7 @@ class StepEngine:
         if self.options.overlap:
             before_next()
             self._flight = self._launch() if self._can_launch() else None
+        self.progress.output()
         return self._finish(landed)
 
     def close(self) -> None:
@@ -246,6 +249,8 @@ class StepEngine:
         positions = positions_of(plan)
         imports = self._transfers.import_some(plan.imports)
         work = partial(self._parts.runner.run, plan, n_draft)
+        if not self.options.overlap:  # it is run here
+            self.progress.stepping(plan.most_tokens, tuple(positions))
         landed = self._runway.launch(work if plan.decode or plan.prefill else None)
         return Flight(plan, n_draft, started, *imports, positions, landed)
 
@@ -256,7 +261,10 @@ class StepEngine:
         that step: its rows are dropped and its blocks become free only now.
         """
         self._flight = None
+        if self.options.overlap:
+            self.progress.stepping(flight.plan.most_tokens, tuple(flight.positions))
         snapshot = flight.landed()
+        self.progress.output()
         failed = self._failed(flight, snapshot)
         endings = {f.key: _Ending(Finish.ERROR, f.code, f.message) for f in failed} | self._endings
         snapshot, self._endings = snapshot.without(endings), {}

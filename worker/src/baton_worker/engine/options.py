@@ -60,6 +60,7 @@ class EngineOptions:
         overlap: launch the next step before a step's output work.
         tensor_parallel_size: processes that compute each step together.
         kv_bytes_per_step: most KV of handoffs that a step imports, and most that it exports.
+        stuck_seconds, first_step_seconds: when a step counts as hung, see `progress`.
     """
 
     block_size: int
@@ -76,6 +77,8 @@ class EngineOptions:
     drafts: DraftSources = NO_DRAFTS
     prefix_caching: bool = True
     kv_bytes_per_step: int = KV_BYTES_PER_STEP
+    stuck_seconds: float = 10.0
+    first_step_seconds: float = 120.0
 
 
 def resolve_options(config: ProcessConfig, spec: ModelSpec) -> EngineOptions:
@@ -119,6 +122,8 @@ def resolve_options(config: ProcessConfig, spec: ModelSpec) -> EngineOptions:
         tensor_parallel_size=engine.tensor_parallel_size,
         drafts=_draft_sources(speculative),
         prefix_caching=engine.prefix_caching,
+        stuck_seconds=engine.stuck_seconds,
+        first_step_seconds=engine.first_step_seconds,
     )
 
 

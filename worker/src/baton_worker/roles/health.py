@@ -35,7 +35,8 @@ class HealthSources:
     """Where the answers come from; each callable is thread-safe and returns at once.
 
     Attributes:
-        engine_silence_seconds: time since the engine thread last turned.
+        engine_silence_seconds: time that the engine's thread has been at one thing.
+        is_suspect: whether it seems to hang; then the process ends soon (see `watchdog`).
         refusals: why gateways are not linked, by address; see `link.refusals`.
         is_linked: whether gateways can give work; see `linked`.
         open_requests: requests and unpulled handoffs that still need this process.
@@ -49,7 +50,7 @@ class HealthSources:
     is_draining: Callable[[], bool]
     num_speculative_tokens: Callable[[], int]
     max_speculative_tokens: int
-    silence_limit_seconds: float = 60.0
+    is_suspect: Callable[[], bool] = lambda: False
     refusals: Callable[[], Mapping[str, str]] = dict
 
     def drain_status(self) -> dict[str, object]:
@@ -68,19 +69,21 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
     """Return the health application."""
 
     async def healthz(request: Request) -> Response:
-        silence = sources.engine_silence_seconds()
-        alive = silence < sources.silence_limit_seconds
-        body = {"alive": alive, "engine_silence_seconds": round(silence, 3)}
+        alive = not sources.is_suspect()
+        silence = round(sources.engine_silence_seconds(), 3)
+        body = {"alive": alive, "engine_silence_seconds": silence}
         return JSONResponse(body, status_code=200 if alive else 503)
 
     async def readyz(request: Request) -> Response:
         gateways = sources.linked_gateways()
         draining = sources.is_draining()
-        ready = sources.is_linked() and not draining
+        is_suspect = sources.is_suspect()
+        ready = sources.is_linked() and not draining and not is_suspect
         body = {
             "ready": ready,
             "linked_gateways": gateways,
             "draining": draining,
+            "engine_suspect": is_suspect,
             "refusals": {at: WHY.get(why, why) for at, why in sources.refusals().items()},
         }
         return JSONResponse(body, status_code=200 if ready else 503)

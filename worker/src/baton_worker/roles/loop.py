@@ -63,7 +63,6 @@ class WorkerLoop:
     clock: Callable[[], float] = time.monotonic
     live: LiveRequests = field(default_factory=LiveRequests)
     is_draining: bool = False
-    turned_at_seconds: float = field(default_factory=time.monotonic)
     _stopping: bool = False
     _stop_reason: str | None = None
     _step_id: int = 0
@@ -80,10 +79,10 @@ class WorkerLoop:
         """Turn until a StopRequested has been served."""
         while not self._stopping:
             self.turn(IDLE_SECONDS)
+        self.parts.progress.rest()
 
     def turn(self, idle_seconds: float) -> None:
         """Serve queued events and step once; wait up to `idle_seconds` when there is no work."""
-        self.turned_at_seconds = self.clock()
         wait = 0.0 if self.parts.engine.has_work() else idle_seconds
         has_served = self._serve_queued(wait)
         if self._stop_reason is None and self.parts.engine.has_work():
@@ -101,7 +100,10 @@ class WorkerLoop:
         Also called by the engine between two overlapped steps, so that a request which came while
         one ran is in the next.
         """
+        if wait_seconds:
+            self.parts.progress.rest()
         events = self.inbox.take(wait_seconds)
+        self.parts.progress.serving()
         for event in events:
             self._serve(event)
         for key in self.parts.ledger.expire(self.clock()):

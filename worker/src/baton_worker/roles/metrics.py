@@ -22,6 +22,14 @@ class RoleMetrics:
             "Decode: from a handoff's import to publishing the first tokens of its own",
             _SECONDS,
         )
+        self.engine_suspect = factory.gauge(
+            "baton_engine_suspect",
+            "1 while the engine has made no progress for half of the time after which the process "
+            "ends; new requests go elsewhere meanwhile",
+        )
+        self.engine_stalls = factory.counter(
+            "baton_engine_stalls", "How often the engine seemed to hang"
+        )
         self._requests = factory.counter(
             "baton_worker_requests", "Requests by how they left this worker", labels=("outcome",)
         )
@@ -35,6 +43,12 @@ class RoleMetrics:
             "Wire range and compatibility of this process; always 1",
             labels=("wire", "accepts_min", "accepts_max", "config_hash", "revision"),
         )
+
+    def suspect(self, is_suspect: bool) -> None:
+        """Tell that the engine seems to hang, or does not any more."""
+        self.engine_suspect.set(is_suspect)
+        if is_suspect:
+            self.engine_stalls.inc()
 
     def left(self, outcome: str, count: int = 1) -> None:
         """Count requests that left: finished, aborted, handed_over or failed."""

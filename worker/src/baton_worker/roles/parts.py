@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_worker.engine.api import Engine, EngineLoad, StepStats
+from baton_worker.engine.progress import Progress
 from baton_worker.handoff.api import KvTransport
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.link.api import WorkerLink
@@ -22,6 +23,7 @@ class LoopParts:
         observe_load: called when the load changed without a step (a handoff was pulled).
         on_draining: told when draining begins (True) and when that is taken back, to announce
             it to the gateways.
+        progress: told what this thread is at; the engine's own.
     """
 
     engine: Engine
@@ -33,4 +35,5 @@ class LoopParts:
     observe: Callable[[StepStats, EngineLoad], None]
     observe_load: Callable[[EngineLoad], None]
     on_draining: Callable[[bool], None]
+    progress: Progress = field(default_factory=Progress)
     traces: RequestTraces = field(default_factory=RequestTraces)

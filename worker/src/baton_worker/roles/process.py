@@ -48,6 +48,7 @@ from baton_worker.messages import FEATURES, WorkerInfo
 from baton_worker.metrics import MetricFactory
 from baton_worker.readiness import Ready
 from baton_worker.records.layout import MAJOR
+from baton_worker.roles.announced import Announced
 from baton_worker.roles.control import ControlServer, Orders
 from baton_worker.roles.health import HealthServer, HealthSources
 from baton_worker.roles.inbox import (
@@ -61,6 +62,7 @@ from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
 from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.traces import RequestTraces
+from baton_worker.roles.watchdog import Watchdog
 from baton_worker.tracing.build import build_tracing
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class _Assembled:
     transport: ZmqKvTransport
     health: HealthServer
     control: ControlServer
+    watchdog: Watchdog
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,10 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     worker.control.start(sources, _orders(worker.loop))
     worker.transport.start(worker.loop.inbox.put)
     worker.link.start(_announcing(worker.loop.inbox, partial(on_ready, ready)))
+    worker.watchdog.start()
     with ending_on_fault():  # before the link could say goodbye
         worker.loop.run()
+    worker.watchdog.close()
     worker.link.close(_CLOSE_SECONDS)
     worker.transport.close()
     worker.control.close()
@@ -158,6 +163,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)
     role_metrics, engine_metrics = RoleMetrics(factory), EngineMetrics(factory)
+    announced = Announced(info, link.set_info)
     role_metrics.wire(MAJOR, info.wire_min, info.wire_max, info.config_hash, info.revision)
     parts = LoopParts(
         engine=engine,
@@ -172,13 +178,20 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
         handoff_deadline_seconds=config.handoff.deadline_seconds,
         observe=engine_metrics.observe,
         observe_load=engine_metrics.observe_load,
-        on_draining=lambda flag: link.set_info(msgspec.structs.replace(info, draining=flag)),
+        on_draining=announced.set_draining,
+        progress=engine.progress,
         traces=RequestTraces(
             build_tracing(config.tracing, f"baton-{role.label}", config.worker_id)
         ),
     )
     loop = WorkerLoop(parts, inbox)
-    return _Assembled(loop, link, transport, health, control)
+
+    def on_suspect(is_suspect: bool) -> None:
+        role_metrics.suspect(is_suspect)
+        announced.set_suspect(is_suspect)
+
+    watchdog = Watchdog(engine.progress, loop.live.all, on_suspect)
+    return _Assembled(loop, link, transport, health, control, watchdog)
 
 
 def _named(config: ProcessConfig, role: Role, health_port: int) -> ProcessConfig:
@@ -212,7 +225,8 @@ def _health_sources(worker: _Assembled) -> HealthSources:
     loop, link = worker.loop, worker.link
     readiness = LinkedReadiness(link.known_gateways, link.linked_gateways, time.monotonic)
     return HealthSources(
-        engine_silence_seconds=lambda: time.monotonic() - loop.turned_at_seconds,
+        engine_silence_seconds=loop.parts.progress.seconds,
+        is_suspect=lambda: worker.watchdog.is_suspect,
         linked_gateways=link.linked_gateways,
         refusals=link.refusals,
         is_linked=readiness.is_ready,

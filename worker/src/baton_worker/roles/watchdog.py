@@ -1,0 +1,145 @@
+"""A worker whose engine hangs says so, and ends: its link alone would keep it looking alive.
+
+Heartbeats, probes and places are other threads' work and go on while a step never comes back. Half
+way to the bound the worker takes no new requests (gateways think it drains) and is not ready;
+progress takes that back. At the bound the process ends as if it were killed, for nothing else gets
+a thread out of a step: its requests go on elsewhere, and count as those that it died under.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from baton_worker.engine.progress import Phase, Progress
+from baton_worker.faults import EXIT_FAULT
+from baton_worker.identity import RequestKey
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 0.25
+_MOST_SEEN_SECONDS = 4 * PERIOD_SECONDS
+_MOST_NAMED = 64
+
+
+class Verdict(enum.Enum):
+    """How the engine's thread does."""
+
+    FINE = enum.auto()
+    SUSPECT = enum.auto()
+    STUCK = enum.auto()
+
+
+class Watch:
+    """Judges what it sees of the engine's progress; pure, the caller gives the time.
+
+    Only time that it saw pass counts, a second at most from one look to the next: a process that
+    stood still, or a machine that has no time for it, hangs no step.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._seen: Phase | None = None
+        self._waited_seconds = 0.0
+        self._looked_at: float | None = None
+
+    @property
+    def phase(self) -> Phase | None:
+        """What was under way at the last look."""
+        return self._seen
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long, as far as that was seen."""
+        return self._waited_seconds
+
+    def look(self, now: float) -> Verdict:
+        """Return how it does."""
+        passed = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        current = self._progress.current
+        if current is None or current is not self._seen:
+            self._seen, self._waited_seconds = current, 0.0
+            return Verdict.FINE
+        self._waited_seconds += min(passed, _MOST_SEEN_SECONDS)
+        if self._waited_seconds >= current.limit_seconds:
+            return Verdict.STUCK
+        is_late = self._waited_seconds >= current.limit_seconds / 2
+        return Verdict.SUSPECT if is_late else Verdict.FINE
+
+
+class Watchdog:
+    """A thread that looks four times a second.
+
+    Args:
+        live: the worker's open requests, named where no step tells its own.
+        on_suspect: told when no progress becomes likely (True), and when it was made after all.
+        on_stuck: ends the process.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        live: Callable[[], Sequence[RequestKey]],
+        on_suspect: Callable[[bool], None],
+        on_stuck: Callable[[], None] = lambda: os._exit(EXIT_FAULT),
+    ) -> None:
+        self._watch = Watch(progress)
+        self._live = live
+        self._on_suspect = on_suspect
+        self._on_stuck = on_stuck
+        self._is_suspect = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the engine may hang."""
+        return self._is_suspect
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self, now: float) -> None:
+        """Look once, and do what follows."""
+        verdict = self._watch.look(now)
+        if (verdict is not Verdict.FINE) != self._is_suspect:
+            self._is_suspect = not self._is_suspect
+            self._tell()
+            self._on_suspect(self._is_suspect)
+        if verdict is Verdict.STUCK:
+            log.critical("the engine is stuck; ending the process", extra=self._facts())
+            self._on_stuck()
+
+    def _run(self) -> None:
+        while not self._closing.wait(PERIOD_SECONDS):
+            self.look(time.monotonic())
+
+    def _tell(self) -> None:
+        if self._is_suspect:
+            log.warning("the engine makes no progress", extra=self._facts())
+        else:
+            log.info("the engine makes progress again")
+
+    def _facts(self) -> dict[str, object]:
+        phase = self._watch.phase
+        assert phase is not None, "nothing is waited for"
+        keys = phase.keys or tuple(self._live())
+        return {
+            "at": phase.kind,
+            "seconds": round(self._watch.waited_seconds, 3),
+            "limit_seconds": round(phase.limit_seconds, 3),
+            "n_requests": len(keys),
+            "requests": " ".join(f"{key.handle}/{key.attempt}" for key in keys[:_MOST_NAMED]),
+        }
