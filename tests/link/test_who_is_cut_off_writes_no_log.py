@@ -34,7 +34,7 @@ def test_a_line_for_strangers_and_one_for_workers(
     assert len(table.expelled) == 150
     ended = [record for record in caplog.records if "is ended" in record.getMessage()]
     assert [(record.worker, record.error) for record in ended] == [
-        ("w-0", "lie"),
-        ("", "lie"),
+        ("w-0", str(LIE)),
+        ("", str(LIE)),
         ("", "more messages than any worker has to say"),
     ]
