@@ -384,8 +384,7 @@ class WorkerTable:
     def _retire(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
         self._door.retire(end.epoch, reason)
         del self.ends[end.worker_id]
-        was_up = end.standing is Standing.UP
-        return self._take_down(end, reason, Standing.DOWN) if was_up else []
+        return self._take_down(end, reason, Standing.DOWN) if end.standing is Standing.UP else []
 
     def _take_down(
         self, end: GatewayEnd, reason: str, standing: Standing
