@@ -30,6 +30,7 @@ MAX_STRINGS = 1 << 16
 
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 8192
+MAX_FIELDS = 1024
 
 _WINDOW_BYTES = 1 << 18
 _SLICE_BYTES = 1 << 16
@@ -42,8 +43,12 @@ _SHAPE: Final[Any] = list[ChatMessage] | None
 _CONTENT: Final[Any] = str | list[ContentPart] | None
 
 
-class TokenLists(list[Any]):
-    """Lists of token ids whose types are known to be right: converting millions takes long."""
+class TokenIds(list[int]):
+    """Token ids whose types are known to be right: converting millions takes long."""
+
+
+class TokenLists(list[TokenIds]):
+    """Several of them."""
 
 
 class _Turns:
@@ -74,6 +79,8 @@ async def read_object(raw: bytes, context_tokens: int) -> dict[str, Any]:
     await asyncio.sleep(0)
     fields = decode_object(raw, dict[str, msgspec.Raw])
     await asyncio.sleep(0)
+    if len(fields) > MAX_FIELDS:
+        raise bad_request(None, f"the body has more than {MAX_FIELDS} fields", "body_too_large")
     value: dict[str, Any] = {}
     turns, n_other_bytes = _Turns(), 0
     for name, field in fields.items():
@@ -121,7 +128,26 @@ async def _prompt(data: bytes, context_tokens: int) -> Any:
 async def _ids(name: str, data: bytes, context_tokens: int) -> Any:
     if await _is_more(data, b",", context_tokens):
         raise too_many_tokens(name, context_tokens)
-    return decode_as(data, _TOKENS, name)
+    if len(data) <= _SLICE_BYTES or not data.startswith(b"["):
+        found = decode_as(data, _TOKENS, name)
+        return None if found is None else TokenIds(found)
+    return await _sliced_ids(name, data)
+
+
+async def _sliced_ids(name: str, data: bytes) -> TokenIds:
+    """Decode a list, which is known to be JSON, by parts that end at a comma: between ids, unless
+    there is something else, which is an error anyhow.
+    """
+    found = TokenIds()
+    start, end = 1, data.rindex(b"]")
+    while start < end:
+        comma = data.find(b",", start + _SLICE_BYTES, end)
+        stop = end if comma < 0 else comma
+        part = f"{name}[{len(found)}:]" if found else name
+        found += decode_as(b"[%b]" % data[start:stop], list[int], part)
+        start = stop + 1
+        await asyncio.sleep(0)
+    return found
 
 
 async def _lists(data: bytes, context_tokens: int) -> TokenLists:
@@ -132,7 +158,11 @@ async def _lists(data: bytes, context_tokens: int) -> TokenLists:
         ids = memoryview(item).tobytes()
         if await _is_more(ids, b",", context_tokens):
             raise too_many_tokens("prompt", context_tokens)
-        found.append(decode_as(ids, list[int], f"prompt[{i}]"))
+        name = f"prompt[{i}]"
+        if len(ids) > _SLICE_BYTES and ids.startswith(b"["):
+            found.append(await _sliced_ids(name, ids))
+        else:
+            found.append(TokenIds(decode_as(ids, list[int], name)))
         await asyncio.sleep(0)
     return found
 
@@ -145,7 +175,7 @@ async def _messages(data: bytes) -> Any:
     if len(shaped) > MAX_MESSAGES:
         raise bad_request("messages", f"messages: there are more than {MAX_MESSAGES}")
     await asyncio.sleep(0)
-    found, turns = [], _Turns()
+    found, turns, n_other_bytes = [], _Turns(), 0
     for i, message in enumerate(decode_as(data, list[dict[str, msgspec.Raw]], "messages")):
         turn: dict[str, Any] = {}
         for name, field in message.items():
@@ -153,7 +183,8 @@ async def _messages(data: bytes) -> Any:
             if name == "content":
                 turn[name] = msgspec.to_builtins(decode_as(raw, _CONTENT, path))
             else:
-                _check_size(path, len(raw), 0)
+                n_other_bytes += len(raw)
+                _check_size(path, len(raw), n_other_bytes)
                 turn[name] = decode_as(raw, Any, path)
             await turns.did(len(raw))
         found.append(turn)

@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from baton_worker.gateway.body import MAX_PROMPTS, TokenLists, read_object, too_many_tokens
+from baton_worker.gateway.body import (
+    MAX_PROMPTS,
+    TokenIds,
+    TokenLists,
+    read_object,
+    too_many_tokens,
+)
 from baton_worker.gateway.chat_template import ChatTemplateError
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
@@ -39,7 +45,7 @@ _BYTES_OF_A_CHARACTER = 4
 _OFF_LOOP_MESSAGES = 256
 _OFF_LOOP_TEXTS = 256
 _CHECKED_IDS = 4096
-"""Token ids that are looked at between two turns of the event loop, or one prompt's."""
+"""Token ids that are looked at between two turns of the event loop."""
 _LONG_TEXTS_AT_ONCE = 2
 """A text of megabytes takes hundreds of them while it is tokenised."""
 _UNKNOWN_CONTEXT_TOKENS = 1 << 17
@@ -82,14 +88,16 @@ class Intake:
             self._check_length("messages", text, limits.context_tokens)
             prompts: Sequence[Sequence[int]] = await self.encode([text], add_special_tokens=False)
         else:
-            lists = value.get("prompt")
-            if isinstance(lists, TokenLists):
+            given = value.get("prompt")
+            if isinstance(given, TokenLists | TokenIds):
                 value["prompt"] = []
             completion = convert(value, CompletionBody)
             self.check_model(completion.model)
             options, limits = completion_options(completion, seed), self._limits()
-            if isinstance(lists, TokenLists):
-                prompts = lists
+            if isinstance(given, TokenLists):
+                prompts = given
+            elif isinstance(given, TokenIds) and given:
+                prompts = [given]
             else:
                 prompts = await self._completion_prompts(completion, limits)
         name = "messages" if endpoint is Endpoint.CHAT else "prompt"
@@ -175,15 +183,17 @@ class Intake:
             ApiError: 400, 404.
         """
         most = self._most_tokens()
-        body = convert(await read_object(raw, most), DetokenizeBody)
+        value = await read_object(raw, most)
+        given = value.get("tokens")
+        if isinstance(given, TokenIds):
+            value["tokens"] = []
+        body = convert(value, DetokenizeBody)
         self.check_model(body.model)
-        if len(body.tokens) > most:
+        tokens = given if isinstance(given, TokenIds) else body.tokens
+        if len(tokens) > most:
             raise too_many_tokens("tokens", most)
-        size = self._tokenizer.vocabulary.size
-        wrong = next((i for i in body.tokens if not 0 <= i < size), None)
-        if wrong is not None:
-            raise bad_request("tokens", f"tokens: token id {wrong} is not in 0..{size - 1}")
-        return await asyncio.to_thread(self._tokenizer.decode, body.tokens)
+        await _check_slices("tokens", tokens, self._tokenizer.vocabulary.size)
+        return await asyncio.to_thread(self._tokenizer.decode, tokens)
 
     def _most_tokens(self) -> int:
         """Return the longest context, as far as it is known."""
@@ -284,13 +294,22 @@ async def _checked(
     """
     found, n_ids = [], 0
     for prompt in prompts:
-        check_ids(name, prompt, vocab_size)
+        check_ids(name, prompt[:1], vocab_size)
+        await _check_slices(name, prompt, vocab_size)
         found.append(tuple(prompt))
         n_ids += len(prompt)
         if n_ids > _CHECKED_IDS:
             n_ids = 0
             await asyncio.sleep(0)
     return found
+
+
+async def _check_slices(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary, with turns of the event loop between."""
+    for start in range(0, len(ids), _CHECKED_IDS):
+        if start:
+            await asyncio.sleep(0)
+        check_ids(name, ids[start : start + _CHECKED_IDS], vocab_size)
 
 
 def _split_prompt(prompt: Prompt) -> tuple[list[str], list[list[int]]]:
