@@ -63,19 +63,20 @@ def kubectl(cluster: Cluster) -> Kubectl:
 
 
 @pytest.fixture(scope="module")
-def ready(kubectl: Kubectl) -> Callable[[], None]:
-    """Return a function that waits until the model is served as its spec says."""
+def ready(kubectl: Kubectl) -> Callable[..., None]:
+    """Return a function that waits until models, or `tiny`, are served as their specs say."""
 
-    def wait() -> None:
+    def wait(*names: str) -> None:
+        objects = [f"pdd/{name}" for name in names or ("tiny",)]
         for state in ("Ready", "Reconciling=False"):
-            words = ("wait", f"--for=condition={state}", "pdd/tiny", "--timeout=240s")
+            words = ("wait", f"--for=condition={state}", *objects, "--timeout=240s")
             kubectl.run(*words, timeout_seconds=250)
 
     return wait
 
 
 @pytest.fixture(scope="module")
-def tiny(kubectl: Kubectl, ready: Callable[[], None]) -> Iterator[str]:
+def tiny(kubectl: Kubectl, ready: Callable[..., None]) -> Iterator[str]:
     """Serve examples/tiny.yaml and return its name."""
     with step("serving examples/tiny.yaml"):
         kubectl.run("apply", "-f", str(ROOT / "examples" / "tiny.yaml"))
@@ -87,14 +88,24 @@ def tiny(kubectl: Kubectl, ready: Callable[[], None]) -> Iterator[str]:
 
 
 @pytest.fixture
-def service(kubectl: Kubectl, tiny: str) -> str:
+def served_at(kubectl: Kubectl) -> Callable[[str], str]:
+    """Return a function that gives the URL of a model's Service, once a gateway answers there."""
+
+    def wait(name: str) -> str:
+        body = kubectl.get("service", name)
+        assert body is not None
+        base = f"http://{body['spec']['clusterIP']}"
+        # Ready pods reach the node's rules through an EndpointSlice and kube-proxy, a little later.
+        wait_until("the Service leads to a gateway", lambda: answers(base), 120, 0.2)
+        return base
+
+    return wait
+
+
+@pytest.fixture
+def service(tiny: str, served_at: Callable[[str], str]) -> str:
     """Return the URL of the model's Service."""
-    body = kubectl.get("service", tiny)
-    assert body is not None
-    base = f"http://{body['spec']['clusterIP']}"
-    # Ready pods reach the node's rules through an EndpointSlice and kube-proxy, a little later.
-    wait_until("the Service leads to a gateway", lambda: answers(base), 120, 0.2)
-    return base
+    return served_at(tiny)
 
 
 def answers(base: str) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
+from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from baton_cluster.installation import helm
 from baton_cluster.load import REQUEST_SECONDS, Load, ask
@@ -118,8 +122,8 @@ def load(service):
     assert clients.n_answers
 
 
-def patch(kubectl, **spec):
-    kubectl.run("patch", "pdd", "tiny", "--type=merge", "-p", json.dumps({"spec": spec}))
+def patch(kubectl, name="tiny", **spec):
+    kubectl.run("patch", "pdd", name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
 
 def status(kubectl):
@@ -266,6 +270,152 @@ def test_a_model_that_is_not_there_is_told_in_the_workers_own_words(kubectl, tin
         ), 120, 0.5)  # fmt: skip
     patch(kubectl, model={"path": folder})
     ready()
+
+
+DEADLINE_SECONDS = 10
+"""The shortest that the definition allows."""
+IN_FORCE = {"progressDeadlineSeconds": DEADLINE_SECONDS}
+OUT_OF_REACH = {"progressDeadlineSeconds": 1800}
+"""While pods are waited for, which no busy machine may make a failure of the rollout."""
+HOLDS = {
+    "paused": {"rollout": {"paused": True, **IN_FORCE}},
+    "partitioned": {"rollout": {"partition": 1}},
+    "suspended": {"rollout": IN_FORCE, "suspend": True},
+}
+RELEASES = {
+    "paused": {"rollout": {"paused": False}},
+    "partitioned": {"rollout": {"partition": 0}},
+    "suspended": {"suspend": False},
+}
+SERVING = ("paused", "partitioned")
+
+
+def rollouts(kubectl):
+    """Return of each held model where its rollout stands, if its spec as it is was acted on.
+
+    None may ever have failed, whenever one looks.
+    """
+    found = {body["metadata"]["name"]: body for body in kubectl.items("pdd")}
+    told = {
+        name: found[name]["status"]["rollout"]
+        for name in HOLDS
+        if found[name]["status"]["observedGeneration"] == found[name]["metadata"]["generation"]
+    }
+    assert not any("failedRevision" in rollout for rollout in told.values()), told
+    return told
+
+
+def phases(kubectl):
+    return {name: rollout["phase"] for name, rollout in rollouts(kubectl).items()}
+
+
+def operators_time(kubectl):
+    """Return the time by the operator's own clock, while it is at work: when it renewed its Lease.
+
+    Its deadlines are counted by this clock.
+    """
+    lease = kubectl.get("lease", "baton-operator", namespace="baton-system")
+    return datetime.fromisoformat(lease["spec"]["renewTime"])
+
+
+def worker_pods(kubectl):
+    """Return model, revision and role of each worker pod of the held models, by its name."""
+    chosen = f"baton.dev/name in ({','.join(HOLDS)}),baton.dev/role in (prefill,decode)"
+    return {
+        pod["metadata"]["name"]: tuple(
+            pod["metadata"]["labels"][f"baton.dev/{key}"] for key in ("name", "revision", "role")
+        )
+        for pod in kubectl.items("pods", "-l", chosen)
+    }  # fmt: skip
+
+
+@pytest.fixture
+def three_models(kubectl, ready):
+    """Serve three models more; returns the revision of each."""
+    try:
+        with step("serving three models"):
+            for name in HOLDS:
+                body = yaml.safe_load((ROOT / "examples/tiny.yaml").read_text())
+                body["metadata"]["name"] = name
+                if name == "partitioned":
+                    body["spec"]["roles"][1]["replicas"] = 2
+                kubectl.apply(body)
+            ready(*HOLDS)
+        yield {name: kubectl.get("pdd", name)["status"]["updateRevision"] for name in HOLDS}
+    finally:
+        kubectl.run("delete", "pdd", *HOLDS, "--ignore-not-found", "--timeout=120s",
+                    timeout_seconds=130)  # fmt: skip
+
+
+def hold(kubectl, pods):
+    """Roll all three to a second revision, each held in its way, with the short deadline."""
+    for name, spec in HOLDS.items():
+        patch(kubectl, name, restartedAt="held", **spec)
+    held = {name: name.capitalize() for name in HOLDS}
+    wait_until("all are held", lambda: phases(kubectl) == held, 240, 0.5)
+    patch(kubectl, "partitioned", rollout=IN_FORCE)
+    wait_until("the deadline is in force", lambda: phases(kubectl) == held, 60, 0.2)
+    wait_until("workers that leave are gone", lambda: pods == Counter(
+        name for name, _, _ in worker_pods(kubectl).values()
+    ), 240, 0.5)  # fmt: skip
+
+
+def outlive(kubectl, deadlines):
+    """Wait until that many deadlines have passed: nothing has failed, moved or been charged time.
+
+    At the end the operator looks at each once more: it repairs what is deleted for that. Where one
+    stands is compared then, for a pod may be unready for a moment on a busy machine.
+    """
+    before, running = rollouts(kubectl), worker_pods(kubectl)
+    assert all("waitingSince" not in rollout for rollout in before.values()), before
+    begun = operators_time(kubectl)
+
+    def have_passed():
+        rollouts(kubectl)
+        return operators_time(kubectl) - begun >= timedelta(seconds=deadlines * DEADLINE_SECONDS)
+
+    wait_until(f"{deadlines} deadlines have passed", have_passed, 600, 1)
+    policies = [f"networkpolicy/{name}-decode" for name in HOLDS]
+    kubectl.run("delete", *policies)
+    for policy in policies:
+        wait_until(f"{policy} is there again", lambda policy=policy: kubectl.get(policy), 60, 0.2)
+    wait_until("each is as it was", lambda: rollouts(kubectl) == before, 60, 0.5)
+    assert worker_pods(kubectl) == running
+
+
+def release(kubectl, name):
+    """Let one go on under the deadline that it outlived, until the operator has judged it."""
+    patch(kubectl, name, **RELEASES[name])
+    wait_until("it goes on", lambda: name in rollouts(kubectl), 60, 0.1)
+    patch(kubectl, name, rollout=OUT_OF_REACH)
+
+
+def test_held_rollouts_survive_three_deadlines_and_then_end(
+    kubectl, three_models, served_at, ready
+):
+    loads = {name: Load(served_at(name), QUESTIONS, 2) for name in SERVING}
+    with step("a paused, a partitioned and a suspended rollout"):
+        hold(kubectl, {"paused": 2, "partitioned": 4})
+    with contextlib.ExitStack() as clients, step("three deadlines"):
+        for name in SERVING:
+            clients.enter_context(loads[name])
+        outlive(kubectl, 3)
+        for load in loads.values():
+            load.wait_answers(len(QUESTIONS))
+    for name, load in loads.items():
+        say(f"{name}: {load.n_answers} answers, {len(load.failures)} failed")
+        assert load.failures == []
+    with step("letting them go on"):
+        for name in HOLDS:
+            release(kubectl, name)
+        ready(*HOLDS)
+    assert phases(kubectl) == dict.fromkeys(HOLDS, "Complete")
+    for name, old in three_models.items():
+        now = kubectl.get("pdd", name)["status"]
+        assert now["currentRevision"] == now["updateRevision"] != old
+        with httpx.Client(base_url=served_at(name), timeout=REQUEST_SECONDS) as client:
+            answer = ask(client, QUESTIONS[0])
+        assert answer.differs_from(loads["paused"].expected[0]) == ""
 
 
 def test_deletion_leaves_no_pod(kubectl, tiny):
