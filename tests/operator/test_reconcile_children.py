@@ -225,6 +225,28 @@ def test_a_child_that_went_unseen_is_made_again(cluster):
     run(scenario())
 
 
+def test_lost_keys_are_made_again_at_a_start_where_secrets_are_not_watched(cluster):
+    async def begin():
+        cluster.start()
+        cluster.reflectors = [r for r in cluster.reflectors if r.kind is not api.SECRET]
+        await cluster.pump()
+        body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.parents.seen(body, is_event=True)
+
+    async def scenario():
+        await served(cluster)
+        await begin()
+        await cluster.settle()
+        cluster.kube.remove(api.SECRET, "chat-curve")
+        await cluster.settle()
+        assert cluster.kube.names(api.SECRET) == []
+        await begin()
+        await cluster.settle()
+        assert cluster.kube.names(api.SECRET) == ["chat-curve"]
+
+    run(scenario())
+
+
 def test_a_foreign_object_is_reported_and_left_alone(cluster):
     async def scenario():
         foreign = {
