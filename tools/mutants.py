@@ -71,7 +71,10 @@ CORES: dict[str, tuple[str, str]] = {
     "workqueue": (f"{OPERATOR}/workqueue.py", "tests/operator/test_workqueue.py"),
     "scaling": (f"{OPERATOR}/scaling.py", "tests/operator/test_scaling_ratio.py"),
     "plan": (f"{OPERATOR}/plan.py", "tests/operator/test_plan*.py"),
-    "rollout": (f"{OPERATOR}/rollout.py", "tests/operator/test_rollout_*.py"),
+    **{
+        name: (f"{OPERATOR}/{name}.py", "tests/operator/test_rollout_*.py")
+        for name in ("rollout", "room", "pairs")
+    },
     "deadline": (f"{OPERATOR}/deadline.py", "tests/operator/test_deadline.py"),
     "status": (f"{OPERATOR}/status.py", "tests/operator/test_status.py"),
 }

@@ -125,6 +125,46 @@ def test_in_a_pause_gateways_leave_a_revision_that_is_gone(fleets):
 
 
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
+def test_a_partition_that_leaves_less_than_half_takes_the_gateways_back(fleets, prefill, decode):
+    fleet = fleets.Fleet(fleets.make_spec(prefill, decode))
+    fleet.settle()
+    fleet.update = "b"
+    while fleet.answering != "b":
+        fleet.step()
+        fleet.all_ready()
+    target = Counts(prefill, decode)
+    n = max(target)
+    fleet.rollout(partition=n)
+    while fleet.answering != "a":
+        assert served_ticks(fleet.revision("b").ready, target)
+        fleet.step()
+        fleet.workers_ready()
+        if served_ticks(fleet.revision("a").ready, target) == n:
+            fleet.gateways_roll()
+    fleet.settle()
+    assert {name: c for name, c in fleet.desired.items() if not c.is_zero} == {"a": target}
+    fleet.rollout(partition=0)
+    fleet.settle()
+    assert (fleet.desired, fleet.answering) == ({"b": target}, "b")
+
+
+def test_who_answered_is_known_until_every_gateway_is_of_another(fleets):
+    fleet = fleets.Fleet(fleets.make_spec(1, 1))
+    fleet.step()
+    assert (fleet.gateways, fleet.plan.memory.answering) == (Gateways("a", False), "")
+    assert fleet.step().memory.answering == "a"
+    fleet.settle()
+    fleet.update = "b"
+    while fleet.gateways.revision == "a":
+        fleet.step()
+        fleet.workers_ready()
+    fleet.update = "c"
+    assert (fleet.gateways, fleet.step().memory.answering) == (Gateways("b", False), "a")
+    fleet.gateways = Gateways("b", is_rolled=True)
+    assert fleet.step().memory.answering == "b"
+
+
+@pytest.mark.parametrize(("prefill", "decode"), SIZES)
 def test_while_gateways_move_both_the_old_and_the_new_serve(fleets, prefill, decode):
     fleet = fleets.Fleet(fleets.make_spec(prefill, decode))
     fleet.settle()

@@ -10,7 +10,16 @@ from itertools import product
 
 import pytest
 
-from baton_operator.pairs import Budget, Counts, Revision, available_floor, surge_limit
+from baton_operator.gateways import Gateways, countable_ticks
+from baton_operator.pairs import (
+    Budget,
+    Counts,
+    Revision,
+    available_floor,
+    served_ticks,
+    surge_limit,
+    ticks_of,
+)
 from baton_operator.rollout import Phase, Rollout, next_step
 
 NAMES = ("a", "b", "c")
@@ -48,7 +57,23 @@ def sum_of(counts, role):
     return sum(each[role] for each in counts)
 
 
-def check_step(target, budget, revisions, wanted):
+def rollout_of(target, budget, goal, stable, revisions, answering, **changes):
+    """A rollout whose gateways are of `answering`; "" where there are none."""
+    gateways = Gateways(answering, is_rolled=True) if answering else None
+    ticks = countable_ticks(gateways, goal, revisions, target)
+    return Rollout(
+        target, goal, stable, revisions, budget,
+        answering=answering, countable_ticks=ticks, **changes,
+    )  # fmt: skip
+
+
+def moved(answering, goal, revisions, target):
+    """Gateways that are there come to a goal that serves half."""
+    served = next(served_ticks(r.ready, target) for r in revisions if r.name == goal)
+    return goal if answering and 2 * served >= ticks_of(target) else answering
+
+
+def check_step(target, budget, revisions, wanted, answering=""):
     limit, floor = surge_limit(target, budget), available_floor(target, budget)
     after = [wanted.get(r.name, r.desired) for r in revisions]
     left = [r.ready.capped(now) for r, now in zip(revisions, after, strict=True)]
@@ -57,19 +82,28 @@ def check_step(target, budget, revisions, wanted):
         ready = sum_of((r.ready for r in revisions), role)
         assert sum_of(after, role) <= max(existing, limit[role]), (revisions, wanted)
         assert sum_of(left, role) >= min(ready, floor[role]), (revisions, wanted)
+    if budget.unavailable_pairs:
+        return
+    served = [served_ticks(r.ready, target) for r in revisions]
+    serves = [served_ticks(ready, target) for ready in left]
+    assert any(serves) or not any(served), (revisions, wanted)
+    for revision, was, now in zip(revisions, served, serves, strict=True):
+        assert now or not was or revision.name != answering, (revisions, wanted)
 
 
-def check_end(target, budget, goal, stable, start, broken, ending):
+def check_end(target, budget, goal, stable, start, answering, broken, ending):
     """Follow steps to the goal; `ending` holds the states known to get there, and gains these."""
-    revisions, passed = start, []
-    while revisions not in ending:
-        assert revisions not in passed, f"{goal} is never reached from {start}: {revisions}"
-        passed.append(revisions)
-        step = next_step(Rollout(target, goal, stable, revisions, budget))
+    state, passed = (start, answering), []
+    while state not in ending:
+        assert state not in passed, f"{goal} is never reached from {start}: {state}"
+        passed.append(state)
+        revisions, answering = state
+        step = next_step(rollout_of(target, budget, goal, stable, revisions, answering))
         if step.phase is Phase.COMPLETE:
             break
-        check_step(target, budget, revisions, step.wanted)
+        check_step(target, budget, revisions, step.wanted, answering)
         revisions = followed(revisions, step.wanted, broken)
+        state = revisions, moved(answering, goal, revisions, target)
     ending.update(passed)
 
 
@@ -84,15 +118,21 @@ CASES = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("target", "budgets"), CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize(("goal", "stable"), [("c", "a"), ("a", "a")], ids=["forth", "back"])
-def test_from_any_state_steps_keep_budgets_and_end_at_the_goal(target, budgets, goal, stable):
+@pytest.mark.parametrize("gateways", [None, 0, 1], ids=["none", "of one old", "of the other"])
+def test_from_any_state_steps_keep_budgets_and_end_at_the_goal(
+    target, budgets, goal, stable, gateways
+):
     others = [name for name in NAMES if name != goal]
+    answering = others[gateways] if gateways is not None else ""
     for budget in (Budget(*each) for each in budgets):
         ends = {broken: set() for broken in ((), (others[0],), (others[1],), tuple(others))}
         for revisions in all_states(target, budget):
-            step = next_step(Rollout(target, goal, stable, revisions, budget, partition_pairs=1))
-            check_step(target, budget, revisions, step.wanted)
+            problem = rollout_of(
+                target, budget, goal, stable, revisions, answering, partition_pairs=1
+            )
+            check_step(target, budget, revisions, next_step(problem).wanted, answering)
             for broken, ending in ends.items():
-                check_end(target, budget, goal, stable, revisions, broken, ending)
+                check_end(target, budget, goal, stable, revisions, answering, broken, ending)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -105,8 +145,9 @@ def test_a_pause_moves_nothing_in_any_state_of_whole_pairs(budget):
             continue
         if not any(r.is_live for r in revisions[:2]):
             continue
-        step = next_step(Rollout(target, "c", "a", revisions, budget, is_paused=True))
-        check_step(target, budget, revisions, step.wanted)
+        answering = "b"
+        step = next_step(rollout_of(target, budget, "c", "a", revisions, answering, is_paused=True))
+        check_step(target, budget, revisions, step.wanted, answering)
         assert step.phase is Phase.PAUSED
         for role in (0, 1):
             have = sum_of((r.desired for r in revisions), role)

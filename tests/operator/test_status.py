@@ -168,7 +168,7 @@ def test_what_pods_tell_of_themselves_is_told_once_it_is_known(world):
     assert world.status()["speculative"] == {"acceptance": "0.00"}
 
 
-MEMORY = Memory("a", "b", "b", 3, 1000.0, Waited(55, 2000), True)
+MEMORY = Memory("a", "b", "b", 3, 1000.0, Waited(55, 2000), True, answering="a")
 
 
 def test_the_memory_is_read_back_as_it_was_written(rolling):
@@ -176,6 +176,26 @@ def test_the_memory_is_read_back_as_it_was_written(rolling):
     status = rolling.status()
     assert status["rollout"]["waitingRevision"] == "c"
     assert read_memory(status) == MEMORY
+
+
+def test_who_answers_is_told_in_a_rollout(rolling):
+    rolling.changes = {"memory": Memory(answering="a")}
+    assert rolling.status()["rollout"]["answeringRevision"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("answering", "gateway", "is_told"),
+    [
+        ("a", ROLLED, False),
+        ("b", ROLLED, True),
+        ("a", Workload(1, 2, 1, 1), True),
+        ("", Workload(1, 2, 1, 1), False),
+    ],
+)
+def test_who_answers_is_told_until_gateways_are_at_rest(world, answering, gateway, is_told):
+    world.see(gateway=gateway)
+    world.changes = {"memory": Memory(answering=answering)}
+    assert ("answeringRevision" in world.status()["rollout"]) == is_told
 
 
 def test_of_an_empty_or_unreadable_status_nothing_is_remembered():

@@ -39,17 +39,25 @@ def gateway_revision(present: str, goal: str, revisions: Sequence[Revision], tar
     return max(served, key=lambda name: (served[name], name != goal, name))
 
 
-def counted(
+def countable_ticks(
     gateways: Gateways | None, goal: str, revisions: Sequence[Revision], target: Counts
-) -> tuple[Revision, ...]:
-    """Return the revisions with less than half of the goal's ticks ready while another revision
-    lives and the gateways are not the goal's.
+) -> int | None:
+    """Return how many of the goal's ticks a rollout may rest on; None for all of them.
 
-    None are gateways that do not exist, which nobody waits for: then nothing is served anyway.
+    It is less than half while another revision lives and the gateways are not the goal's. None are
+    gateways that do not exist, which nobody waits for: then nothing is served anyway.
     """
     has_moved = gateways is None or gateways == Gateways(goal, is_rolled=True)
     is_alone = not any(r.is_live for r in revisions if r.name != goal)
-    if has_moved or is_alone:
+    return None if has_moved or is_alone else max(0, ticks_of(target) - 1) // 2
+
+
+def counted(
+    gateways: Gateways | None, goal: str, revisions: Sequence[Revision], target: Counts
+) -> tuple[Revision, ...]:
+    """Return the revisions, the goal's with no more ready pods than its countable ticks have."""
+    ticks = countable_ticks(gateways, goal, revisions, target)
+    if ticks is None:
         return tuple(revisions)
-    most = growing(target, max(0, ticks_of(target) - 1) // 2)
+    most = growing(target, ticks)
     return tuple(r._replace(ready=r.ready.capped(most)) if r.name == goal else r for r in revisions)

@@ -14,6 +14,8 @@ Budgets are given in pairs (ticks) and hold for each role:
 
     surge        wanted and existing pods of all revisions <= T_r + ceil(T_r * S / N)
     unavailable  ready pods after a step >= T_r - ceil(T_r * U / N), when they were before
+    served       ticks inside revisions after a step >= N - U - ceil(N / min T_r), and >= 1 for
+                 U = 0, when they were before and anything may surge
 """
 
 from __future__ import annotations
@@ -123,6 +125,18 @@ def available_floor(target: Counts, budget: Budget) -> Counts:
     if not n:
         return Counts()
     return Counts(*(max(0, size - -(-size * budget.unavailable_pairs // n)) for size in target))
+
+
+def served_floor(target: Counts, budget: Budget) -> int:
+    """Return the fewest ticks that a step may leave served inside revisions: one pod of the smaller
+    role may be between two of them. Where nothing may surge, none is sure.
+    """
+    n = ticks_of(target)
+    if not n or not budget.surge_pairs:
+        return 0
+    missing = budget.unavailable_pairs
+    rounding = -(-n // min(size for size in target if size))
+    return max(0 if missing else 1, n - missing - rounding)
 
 
 def usable(revision: Revision) -> Counts:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton_operator.deadline import Waited, charged, piece_seconds
-from baton_operator.gateways import Gateways, counted, gateway_revision
+from baton_operator.gateways import Gateways, countable_ticks, counted, gateway_revision
 from baton_operator.models import PDDeploymentSpec, ScalingMode
 from baton_operator.models.parse import parse_ratio
 from baton_operator.names import WORKER_ROLES, Role
-from baton_operator.pairs import Budget, Counts, Revision, served_ticks, usable
+from baton_operator.pairs import Budget, Counts, Revision, served_ticks, ticks_of, usable
 from baton_operator.rollout import Phase, Rollout, Step, next_step
 from baton_operator.scaling import Scaling, Wanted, scale
 
@@ -25,6 +25,7 @@ class Memory(NamedTuple):
 
     `reached` is the most ticks that `update` has served since all its pods were last ready,
     `progress_at` when that last grew, `waited` the time that counts towards the deadline.
+    `answering` is the revision that every gateway pod was last of.
     """
 
     current: str = ""
@@ -35,6 +36,7 @@ class Memory(NamedTuple):
     waited: Waited = Waited()
     is_upgrade: bool = False
     is_gateway_upgrade: bool = False
+    answering: str = ""
 
 
 class Turn(NamedTuple):
@@ -127,16 +129,17 @@ def make_plan(
     target = Counts() if spec.suspend else Counts(scaling.prefill.replicas, scaling.decode.replicas)
     stable = _stable(facts, memory)
     of_update = facts.counted(update, target)
+    memory = memory._replace(answering=_answering(memory, facts))
     memory = _progressed(_carried(memory, update, facts, now), of_update, target, now)
     goal = _goal(spec, memory, stable, update)
-    step = _step(spec, target, goal, stable, facts)
+    step = _step(spec, target, goal, stable, facts, memory.answering)
     if stable == update or memory.failed == update:
         memory, look_in = memory._replace(waited=Waited()), None
     else:
         memory, look_in = _judged(spec, memory, of_update, step, now)
         if memory.failed == update:
             goal = _goal(spec, memory, stable, update)
-            step = _step(spec, target, goal, stable, facts)
+            step = _step(spec, target, goal, stable, facts, memory.answering)
     current = _current(step, goal, stable, facts)
     return Plan(
         scaling=scaling,
@@ -144,7 +147,7 @@ def make_plan(
         update=update,
         goal=goal,
         current=current,
-        gateway=_gateway(spec, facts, goal, target),
+        gateway=_gateway(spec, facts, goal, stable, target),
         step=step,
         memory=memory._replace(current=current),
         retired=_retired(facts, step, keep={goal, current}),
@@ -184,19 +187,36 @@ def _carried(memory: Memory, update: str, facts: Facts, now: float) -> Memory:
     if memory.update == update:
         return memory
     is_upgrade = facts.turn.is_upgrade
-    return Memory(memory.current, update, progress_at=now, is_upgrade=is_upgrade)
+    return Memory(
+        memory.current,
+        update,
+        progress_at=now,
+        is_upgrade=is_upgrade,
+        answering=memory.answering,
+    )
 
 
-def _step(spec: PDDeploymentSpec, target: Counts, goal: str, stable: str, facts: Facts) -> Step:
+def _answering(memory: Memory, facts: Facts) -> str:
+    """Return the revision that gateways send to until every pod of theirs is of another."""
+    gateways = facts.gateways
+    has_moved = gateways is not None and (gateways.is_rolled or not memory.answering)
+    return gateways.revision if gateways and has_moved else memory.answering
+
+
+def _step(
+    spec: PDDeploymentSpec, target: Counts, goal: str, stable: str, facts: Facts, answering: str
+) -> Step:
     return next_step(
         Rollout(
             target=target,
             goal=goal,
             stable=stable or goal,
-            revisions=facts.counted(goal, target).revisions,
+            revisions=facts.revisions,
             budget=_budget(spec),
             partition_pairs=spec.rollout.partition,
             is_paused=spec.rollout.paused,
+            answering=answering,
+            countable_ticks=countable_ticks(facts.gateways, goal, facts.revisions, target),
         )
     )
 
@@ -252,10 +272,16 @@ def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:
     return served[0].name if served else ""
 
 
-def _gateway(spec: PDDeploymentSpec, facts: Facts, goal: str, target: Counts) -> str:
-    """Return the revision for the gateways; in a pause they come to a new one only in need."""
+def _gateway(spec: PDDeploymentSpec, facts: Facts, goal: str, stable: str, target: Counts) -> str:
+    """Return the revision for the gateways; in a pause they come to a new one only in need.
+
+    A partition that leaves the goal less than half takes them back: its last tick cannot go while
+    they send to it.
+    """
     present = facts.gateways.revision if facts.gateways else ""
-    aim = present if present and spec.rollout.paused else goal
+    is_kept_small = 2 * spec.rollout.partition > ticks_of(target)
+    aim = stable if stable and is_kept_small else goal
+    aim = present if present and spec.rollout.paused else aim
     return gateway_revision(present, aim, facts.revisions, target)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from baton_operator.conditions import Condition, Truth, merge_conditions, timestamp, unix_seconds
 from baton_operator.deadline import Waited
+from baton_operator.gateways import Gateways
 from baton_operator.models import PDDeployment, PDDeploymentSpec
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.observe import Observed, PodRef
@@ -45,6 +46,7 @@ def read_memory(status: dict[str, Any]) -> Memory:
         progress_at=_time(rollout, "progressTime"),
         is_upgrade=rollout.get("isUpgrade", False),
         is_gateway_upgrade=rollout.get("isGatewayUpgrade", False),
+        answering=rollout.get("answeringRevision", ""),
         waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
     )
 
@@ -146,6 +148,10 @@ def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
         entry["isUpgrade"] = True
     if plan.memory.is_gateway_upgrade and seen.gateway is not None and not seen.gateway.is_rolled:
         entry["isGatewayUpgrade"] = True
+    answering = plan.memory.answering
+    is_at_rest = plan.step.phase is Phase.COMPLETE and seen.gateways() == Gateways(answering, True)
+    if answering and not is_at_rest:
+        entry["answeringRevision"] = answering
     if plan.turn.waiting:
         entry["waitingRevision"] = plan.turn.waiting
     if plan.memory.waited.seconds:

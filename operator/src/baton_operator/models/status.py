@@ -65,6 +65,12 @@ class RolloutStatus(Model, frozen=True):
     is_gateway_upgrade: Annotated[
         bool, about("Gateways roll because the operator is new; no user asked for it.")
     ] = False
+    answering_revision: Annotated[
+        str,
+        about("Revision that every gateway pod was last of; it keeps a pair until all are of the "
+              "next.",
+              max_length=63),
+    ] = ""  # fmt: skip
     waiting_revision: Annotated[
         str,
         about("Revision that this operator makes of the same spec, and that waits its turn.",
