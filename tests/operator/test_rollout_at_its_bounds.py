@@ -73,8 +73,9 @@ def test_a_paused_revision_gives_back_what_a_smaller_target_leaves_over():
     assert step.wanted["c"] == Counts(1, 1)
 
 
-def test_a_pause_refills_the_old_side_up_to_the_surge_limit_in_one_step():
-    step = step_to("c", (3, 3), (0, 2), is_paused=True, a=(1, 1))
+@pytest.mark.parametrize("held", [{"is_paused": True}, {"partition": 3}])
+def test_the_old_side_is_refilled_up_to_the_surge_limit_in_one_step(held):
+    step = step_to("c", (3, 3), (0, 2), a=(1, 1), **held)
     assert step.wanted == {"a": Counts(3, 3), "c": NONE}
 
 
@@ -174,7 +175,7 @@ def test_the_revision_that_gateways_send_to_outlives_one_that_serves_more():
 
 @pytest.mark.parametrize(("budget", "left"), [((1, 0), (1, 1)), ((1, 1), (0, 0))])
 def test_the_last_pair_that_gateways_send_to_stays_until_they_have_moved(budget, left):
-    both = {"a": (1, 1), "c": (3, 3)}
+    both = {"a": (2, 2), "c": (3, 3)}
     assert step_to("c", (3, 3), budget, answering="a", **both).wanted["a"] == Counts(*left)
     assert step_to("c", (3, 3), budget, answering="c", **both).wanted["a"] == NONE
 

@@ -80,8 +80,8 @@ class Revision(NamedTuple):
 class Budget:
     """What a rollout may take, in pairs; see the module's formulas."""
 
-    surge_pairs: int = 1
-    unavailable_pairs: int = 0
+    surge_pairs: int
+    unavailable_pairs: int
 
 
 def ticks_of(target: Counts) -> int:
@@ -108,7 +108,7 @@ def served_ticks(counts: Counts, target: Counts) -> int:
     """Return ticks(c), at most N."""
     n = ticks_of(target)
     shares = [have * n // want for have, want in zip(counts, target, strict=True) if want]
-    return min([n, *shares]) if shares else 0
+    return min([n, *shares])
 
 
 def surge_limit(target: Counts, budget: Budget) -> Counts:

@@ -186,16 +186,6 @@ def _counted_ticks(revision: Revision, rollout: Rollout) -> int:
     return served_ticks(usable(_as_counted(revision, rollout)), rollout.target)
 
 
-def _begun_ticks(revision: Revision, target: Counts) -> int:
-    """Return the largest k whose new_r(k) is wanted already."""
-    n = ticks_of(target)
-    return max(
-        k
-        for k in range(n + 1)
-        if all(w <= d for w, d in zip(growing(target, k), revision.desired, strict=True))
-    )
-
-
 def _trade(
     grow: Revision, shrink: Sequence[Revision], reach: int, rollout: Rollout
 ) -> dict[str, Counts]:
@@ -213,7 +203,7 @@ def _trade(
     wanted[grow.name] = Counts(*map(max, grown, kept))
     everyone = [*shrink, grow]
     wanted = _bounded(wanted, everyone, rollout)
-    begun = _begun_ticks(grow, target)
+    begun = served_ticks(grow.desired, target)
     is_moving = any(wanted[r.name] != r.desired for r in everyone)
     if is_moving or served < begun or begun >= reach:
         return wanted
@@ -253,14 +243,8 @@ def _in_the_way(grow: Revision, tick: int, rollout: Rollout) -> Counts:
 def _grow(reach: int, others: Counts, rollout: Rollout) -> Counts:
     """Return the most whole ticks up to `reach` that fit beside `others` in the surge limit."""
     target = rollout.target
-    limit = surge_limit(target, rollout.budget)
-    room = Counts(*(most - used for most, used in zip(limit, others, strict=True)))
-    fits = (
-        growing(target, k)
-        for k in range(reach, 0, -1)
-        if all(w <= r for w, r in zip(growing(target, k), room, strict=True))
-    )
-    return next(fits, Counts())
+    room = surge_limit(target, rollout.budget).less(others)
+    return growing(target, min(reach, served_ticks(room, target)))
 
 
 def _keep_old(

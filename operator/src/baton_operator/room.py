@@ -19,8 +19,8 @@ class Least(NamedTuple):
     """
 
     pods: Counts
-    ticks: int = 0
-    answering: str = ""
+    ticks: int
+    answering: str
 
 
 def spared(
@@ -53,13 +53,12 @@ def _with_ticks(
     """Return `wanted` with pods given back until `least` ticks are served, or those served now."""
     result = dict(wanted)
     kept = {r.name: served_ticks(usable(r).capped(result[r.name]), target) for r in order}
-    missing = min(least, sum(_ticks(r, target) for r in order)) - sum(kept.values())
+    due = min(least, sum(_ticks(r, target) for r in order))
+    missing = due - min(due, sum(kept.values()))
     for revision in order:
-        lost = _ticks(revision, target) - kept[revision.name]
-        back = min(lost, max(0, missing))
-        if back:
-            serving = growing(target, kept[revision.name] + back)
-            result[revision.name] = Counts(*map(max, result[revision.name], serving))
+        back = min(missing, _ticks(revision, target) - kept[revision.name])
+        serving = growing(target, kept[revision.name] + back)
+        result[revision.name] = Counts(*map(max, result[revision.name], serving))
         missing -= back
     return result
 
