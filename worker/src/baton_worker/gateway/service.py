@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from baton_worker.gateway.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.health import HealthParts, build_health_app
 from baton_worker.gateway.http import HttpParts, build_app
 from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.merge import MAX_GAP_SECONDS
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.pairing import Pairing
 from baton_worker.gateway.requests import LiveRequests
@@ -36,6 +38,7 @@ from baton_worker.tracing.build import build_tracing
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.1
+_STOOD_STILL_SECONDS = 1.0
 
 
 class GatewayService:
@@ -68,6 +71,7 @@ class GatewayService:
         self._link = link
         self._clock = clock
         self._worst_lag_seconds = 0.0
+        self._judges_from = -math.inf
         self._idle = asyncio.Event()
         self.broken = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
@@ -162,10 +166,15 @@ class GatewayService:
             self._worst_lag_seconds = 0.0
             with going_on("report_lag"):
                 self._link.set_lag(lag)
-            with going_on("expire_gaps"):
-                self._applier.expire_gaps()
-            with going_on("expire_retries"):
-                self.dispatcher.retrier.expire()
+            if lag >= _STOOD_STILL_SECONDS:
+                log.warning("the event loop stood still", extra={"seconds": lag})
+                self._judges_from = self._clock() + MAX_GAP_SECONDS
+            # What came while this process did not listen may close a gap, or be room.
+            if self._clock() >= self._judges_from:
+                with going_on("expire_gaps"):
+                    self._applier.expire_gaps()
+                with going_on("expire_retries"):
+                    self.dispatcher.retrier.expire()
             with going_on("look_at_workers"):
                 self._workers.look()
             if not (len(self.requests) or self.dispatcher.n_waiting):

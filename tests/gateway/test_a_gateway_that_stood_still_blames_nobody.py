@@ -1,0 +1,131 @@
+"""A gateway that was paused heard nothing: it hears what came first, then judges who is late.
+
+The clock is the test's: a pause is that it goes on while the event loop does not.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from baton_worker.identity import Role
+from baton_worker.records.columns import Finish
+
+OUTPUT = [100 + n for n in range(6)]
+BODY = {"model": "tiny", "max_tokens": len(OUTPUT), "return_token_ids": True}
+ONE_PLACE = {"max_running": 1, "max_waiting": 0}
+PAUSE_SECONDS = 30.0
+
+
+class Poster(threading.Thread):
+    """Posts a completion and keeps the answer."""
+
+    def __init__(self, gateway, prompt):
+        super().__init__()
+        self.gateway, self.body, self.answer = gateway, BODY | {"prompt": [prompt]}, None
+        self.start()
+
+    def run(self):
+        with self.gateway.http() as client:
+            self.answer = client.post("/v1/completions", json=self.body)
+
+    def result(self):
+        self.join(60)
+        assert not self.is_alive()
+        return self.answer
+
+
+class Stopped:
+    """A gateway whose clock only the test moves."""
+
+    def __init__(self, gateway):
+        self.gateway, self.now = gateway, 1000.0
+        self.ticked = threading.Condition()
+        self.lags = []
+        service = gateway.service
+        for part in (service, service._applier, service._workers):
+            part._clock = lambda: self.now
+        gateway.link.set_lag = self._tick
+
+    def _tick(self, lag):
+        with self.ticked:
+            self.lags.append(lag)
+            self.ticked.notify_all()
+
+    def turns(self, n=2):
+        """Wait until the housekeeping has begun anew and gone through since."""
+        with self.ticked:
+            before = len(self.lags)
+            assert self.ticked.wait_for(lambda: len(self.lags) > before + n, 60)
+
+    def pass_by(self, seconds):
+        self.now += seconds
+        self.turns()
+
+
+@pytest.fixture
+def stopped(start_gateway):
+    gateway = start_gateway(
+        lambda submit: OUTPUT, workers="m", info=ONE_PLACE, max_wait_seconds=PAUSE_SECONDS / 2
+    )
+    gateway.link.pause()
+    stopped = Stopped(gateway)
+    stopped.turns()
+    return stopped
+
+
+def submit_of(gateway, support, n):
+    link = gateway.link
+    link.wait_until(lambda: len(link.sent(support.Submit)) > n)
+    return link.sent(support.Submit)[n]
+
+
+def wait_for(gateway, name, value):
+    while gateway.metric(name) != value:
+        pass
+
+
+def with_a_gap(stopped, support):
+    gateway = stopped.gateway
+    poster = Poster(gateway, 70)
+    _, submit = submit_of(gateway, support, 0)
+    gateway.link.publish("mixed-0", support.RowSpec(submit.handle, 2, OUTPUT[2:4]))
+    wait_for(gateway, "baton_gateway_hold_rows", 1)
+    return poster, submit
+
+
+def test_a_row_that_came_meanwhile_closes_its_gap(stopped, support):
+    poster, submit = with_a_gap(stopped, support)
+    stopped.pass_by(PAUSE_SECONDS)
+    gateway = stopped.gateway
+    gateway.link.publish("mixed-0", support.RowSpec(submit.handle, 0, OUTPUT[:2]))
+    gateway.link.publish("mixed-0", support.RowSpec(submit.handle, 4, OUTPUT[4:], Finish.LENGTH))
+    assert poster.result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert gateway.metric("baton_gateway_gap_timeouts_total") == 0
+    assert gateway.metric("baton_gateway_retries_total", how="from_start") == 0
+
+
+def test_a_gap_that_stays_open_afterwards_ends_as_ever(stopped, support):
+    poster, _ = with_a_gap(stopped, support)
+    stopped.pass_by(PAUSE_SECONDS)
+    for _ in range(3):
+        assert stopped.gateway.metric("baton_gateway_gap_timeouts_total") == 0
+        stopped.pass_by(0.7)
+    assert poster.result().status_code == 500
+    assert stopped.gateway.metric("baton_gateway_gap_timeouts_total") == 1
+
+
+def test_a_request_that_waits_for_a_worker_takes_the_room_that_came_meanwhile(stopped, support):
+    gateway = stopped.gateway
+    lost = Poster(gateway, 70)
+    submit_of(gateway, support, 0)
+    gateway.link.up("mixed-1", Role.MIXED, **ONE_PLACE)
+    busy = Poster(gateway, 71)
+    assert submit_of(gateway, support, 1)[0] == "mixed-1"
+    gateway.link.down("mixed-0", "disconnected")
+    wait_for(gateway, "baton_gateway_waiting_retries", 1)
+    stopped.pass_by(PAUSE_SECONDS)
+    gateway.link.resume()
+    for poster in (lost, busy):
+        assert poster.result().json()["choices"][0]["token_ids"] == OUTPUT
