@@ -2,7 +2,10 @@
 
 import pytest
 
+from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.tokenizer import GatewayTokenizer
+from baton_worker.gateway.validate import MAX_PROMPT_LOGPROBS
+from baton_worker.sampling import SamplingParams
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -245,3 +248,35 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, mon
             assert error["param"] == ("prompt" if "prompt" in body else "messages")
     assert seen == []
     assert gateway.link.commands == []
+
+
+def test_parts_within_bounds_make_no_answer_beyond_memory(gateway):
+    """Each choice tells its prompt: 3 KB would become 350 MB, and gigabytes with 32k tokens."""
+    prompt, both = [7] * 500, {"prompt_logprobs": 20, "echo": True, "logprobs": 20}
+    cases = [
+        ({"prompt": [prompt] * 2, "n": 128, **both}, "n"),
+        ({"prompt": [prompt] * 4, "n": 128, "echo": True, "logprobs": 20}, "n"),
+        ({"prompt": [prompt] * 400, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": [prompt] * 400, "echo": True, "logprobs": 20}, "logprobs"),
+    ]
+    with gateway.http() as client:
+        for asked, param in cases:
+            body = {"model": "tiny", "max_tokens": 0, **asked}
+            error = client.post("/v1/completions", json=body).json()["error"]
+            assert error["param"] == param, error
+            assert "logprobs of prompt tokens" in error["message"]
+            assert str(MAX_PROMPT_LOGPROBS) in error["message"]
+    assert gateway.link.commands == []
+
+
+def test_what_an_answer_tells_of_prompts_is_counted_as_it_is_told():
+    """Neither what the output may become nor a prompt that is echoed as text is a logprob of it."""
+    asked = {"prompts": ((1, 2, 3), (4,)), "n": 5, "sampling": SamplingParams(max_tokens=9)}
+    shape = {"endpoint": Endpoint.COMPLETION, "stops": (), "stream": False, "include_usage": False}
+
+    def count(**more):
+        return GenerationRequest(**asked, **shape, return_token_ids=False, **more).n_prompt_logprobs
+
+    assert count(logprobs_k=20) == count(logprobs_k=-1, echo=True) == 0
+    assert count(logprobs_k=-1, prompt_logprobs_k=0) == 20
+    assert count(logprobs_k=2, prompt_logprobs_k=3, echo=True) == 20 * (4 + 3)

@@ -107,6 +107,12 @@ class GenerationRequest:
         return len(self.prompts) * self.n
 
     @property
+    def n_prompt_logprobs(self) -> int:
+        """Logprobs of prompt tokens and their alternatives that the answer has, in all choices."""
+        echoed = self.logprobs_k + 1 if self.echo else 0
+        return self.n * self.prompt_tokens * (self.prompt_logprobs_k + 1 + echoed)
+
+    @property
     def prompt_tokens(self) -> int:
         """Prompt tokens as `usage` counts them: each prompt once, whatever `n` is."""
         return sum(len(prompt) for prompt in self.prompts)

@@ -29,6 +29,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_SALT_CHARACTERS = 1024
+MAX_PROMPT_LOGPROBS = 1 << 22
+"""Of all choices: some 64 bytes of JSON each, and a few bytes ask for as many as there are."""
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 
 
@@ -101,7 +103,8 @@ def bind(
 
     Raises:
         ApiError: 400 naming the field: too long a prompt, too many output tokens, too large a k, a
-            token id outside the vocabulary.
+            token id outside the vocabulary, more logprobs of prompts in all than an
+            answer may have.
     """
     name = "messages" if options.endpoint is Endpoint.CHAT else "prompt"
     if options.logprobs_k > limits.max_top_k:
@@ -123,7 +126,7 @@ def bind(
         raise bad_request(
             "min_tokens", f"min_tokens is {least}, more than the {max_tokens} output tokens"
         )
-    return GenerationRequest(
+    request = GenerationRequest(
         endpoint=options.endpoint,
         prompts=tuple(prompts),
         n=options.n,
@@ -143,6 +146,20 @@ def bind(
         return_token_ids=options.return_token_ids,
         step_details=options.step_details,
     )
+    _check_prompt_logprobs(request)
+    return request
+
+
+def _check_prompt_logprobs(request: GenerationRequest) -> None:
+    """Refuse an answer whose every part is within bounds, and the whole beyond all memory."""
+    n = request.n_prompt_logprobs
+    if n > MAX_PROMPT_LOGPROBS:
+        told = "prompt_logprobs" if request.prompt_logprobs_k >= 0 else "logprobs"
+        raise bad_request(
+            "n" if request.n > 1 else told,
+            f"{request.n_choices} choices would have {n} logprobs of prompt tokens and their"
+            f" alternatives together: the most is {MAX_PROMPT_LOGPROBS}",
+        )
 
 
 def _options(
