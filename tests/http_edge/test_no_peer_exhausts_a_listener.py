@@ -159,6 +159,27 @@ def test_what_is_within_bounds_is_served(serve: Serve) -> None:
     assert all(server.count(each.reason) == 0 for each in ALL)
 
 
+@pytest.mark.parametrize(
+    ("code", "bound"),
+    [
+        ("target_too_long", "longer than 100 bytes"),
+        ("headers_too_large", "more than 10, or than 2000 bytes"),
+        ("body_too_large", "larger than 1000 bytes"),
+        ("headers_timeout", "longer than 600 s"),
+        ("body_timeout", "longer than 600 s"),
+    ],
+)
+def test_who_is_refused_is_told_the_bound(code: str, bound: str) -> None:
+    (refusal,) = [each for each in ALL if each.reason == code]
+    assert bound.encode() in refusal.encode(SMALL)
+
+
+def test_every_refusal_can_be_told() -> None:
+    for each in ALL:
+        answer = each.encode(SMALL)
+        assert (status_of(answer), code_of(answer)) == (each.status, each.reason)
+
+
 ENDLESS = b"x" * 400_000
 TOO_MUCH = {
     "target": (b"GET /" + b"x" * 200, b" HTTP/1.1\r\n\r\n", 414, "target_too_long"),

@@ -74,7 +74,8 @@ def test_only_a_star_is_replaced_before_binding() -> None:
 
 @needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "*"])
-def test_a_workers_probes_answer_over_ipv6(host) -> None:
+def test_a_workers_probes_answer_over_ipv6(host, caplog) -> None:
+    caplog.set_level("INFO")
     registry = CollectorRegistry()
     http = HttpMetrics(MetricFactory(registry, "m", "decode"))
     health = HealthServer(HttpConfig(host, 0), registry, http, advertised="::1")
@@ -91,6 +92,8 @@ def test_a_workers_probes_answer_over_ipv6(host) -> None:
     health.start(sources)
     try:
         assert health.url == f"http://[::1]:{health.port}"
+        (said,) = [line for line in caplog.records if line.message == "answering probes"]
+        assert said.url == health.url, "also before any gateway has welcomed the worker"
         with urllib.request.urlopen(f"{health.url}/readyz", timeout=30) as reply:
             assert reply.status == 200
             why = json.load(reply)["refusals"]["tcp://[::1]:5555"]

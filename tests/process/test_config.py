@@ -83,7 +83,8 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
         ),
         ("model: {path: m}\nengine: {device: sim, sim: {acceptance: [0.5]}}\n", "acceptance"),
         ("model: {}\n", r"model\.path is missing"),
-        ("- a\n", "object"),
+        ("- a\n", r"it must hold model, worker_id, .*, not \['a'\]"),
+        ("tiny\n", "it must hold model, .*, not 'tiny'"),
         ("model: [\n", "baton.yaml"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 
@@ -33,16 +34,33 @@ def test_every_command_explains_itself(command, capsys):
         (["local", "--model", "m", "--sim", "seed=1"], "--sim seed=1 needs --engine sim"),
         (
             ["local", "--model", "m", "--engine", "sim", "--sim", "pace=1"],
-            "--sim pace=1: Object contains unknown field `pace`",
+            "--sim: pace is no field: it is one of prefill_token_seconds, decode_step_seconds",
         ),
+        (
+            ["local", "--model", "m", "--engine", "sim", "--sim", "decode_step_second=1"],
+            "--sim: decode_step_second is no field: did you mean 'decode_step_seconds'?",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "sim", "--sim", "seed=x"],
+            "--sim: seed is 'x': expected `int`, got `str`",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "sim", "--sim", "seed"],
+            "--sim seed is not FIELD=VALUE",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "sim", "--sim", "seed=["],
+            "--sim seed=[: the value is not YAML",
+        ),
+        (["control", "/nosuch", "drain"], "`baton-worker local` prints those of its workers"),
         (["local", "--model", "m", "--port", "70000"], "--port is 70000, not in 0..65535"),
         (["local", "--model", "m", "--max-running", "0"], "--max-running is 0, not in 1.."),
         (["local", "--model", "m", "--max-waiting", "0"], "--max-waiting is 0, not in 1.."),
         (["local", "--model", "m", "--kv-blocks", "-1"], "--kv-blocks is -1, not in 0.."),
         (["local", "--model", "m", "--prefill-chunk", "0"], "--prefill-chunk is 0, not in 1.."),
         (["keygen", "--out", "/dev/null/x", "--name", "a"], "--out /dev/null/x: "),
-        (["keygen", "--out", ".", "--name", "../a"], "--name ../a is no file's name"),
-        (["keygen", "--out", ".", "--name", ""], "--name  is no file's name"),
+        (["keygen", "--out", ".", "--name", "../a"], "--name '../a' is no file's name"),
+        (["keygen", "--out", ".", "--name", ""], "--name '' is no file's name"),
         (["prefill", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["prefill", "--config", "/dev/null"], "/dev/null is empty: model.path"),
     ],
@@ -66,6 +84,25 @@ def test_a_pod_whose_hook_could_not_drain_it_is_refused_by_name(
     path.write_text("model: {path: /nowhere}\ncontrol: {socket: /run/x}\n")
     assert main([role, "--config", str(path)]) == EXIT_BAD_CONFIG
     assert "control.socket" not in capsys.readouterr().err, "the model is what is missing now"
+
+
+@pytest.mark.parametrize("flags", [["--log-level", "debug"], ["--log-format", "json"]])
+@pytest.mark.parametrize("command", [["local", "--model", "m"], ["decode", "--config", "c"]])
+def test_log_flags_stand_before_a_command_or_behind_it(command, flags):
+    before, behind = (
+        vars(build_parser().parse_args(line)) for line in (flags + command, command + flags)
+    )
+    assert before == behind
+    assert before != vars(build_parser().parse_args(command))
+
+
+def test_each_flag_of_a_local_deployment_is_explained_with_its_default():
+    commands = next(a for a in build_parser()._actions if a.dest == "command")
+    for action in commands.choices["local"]._actions:
+        assert action.help, action.dest
+        is_on = action.default not in (None, "", [], False, argparse.SUPPRESS)
+        if is_on and action.dest != "prefix_caching":
+            assert "%(default)s" in action.help, action.dest
 
 
 def test_keygen_writes_a_pair_once(tmp_path, capsys):

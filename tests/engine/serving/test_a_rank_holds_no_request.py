@@ -149,8 +149,8 @@ def test_blocks_are_cleared_on_every_rank_and_no_other_is_touched(
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (4, "engine.tensor_parallel_size is 4, which does not divide .* n_kv_heads 2"),
-        (3, "engine.tensor_parallel_size is 3, which does not divide .* n_heads 4"),
+        (4, "engine.tensor_parallel_size is 4, which does not divide .* num_key_value_heads 2"),
+        (3, "engine.tensor_parallel_size is 3, which does not divide .* num_attention_heads 4"),
     ],
 )
 def test_a_size_that_does_not_divide_the_model_is_refused_by_field(

@@ -31,7 +31,11 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=N
 
 
 class ModelConfig(_Section, frozen=True):
-    """Which weights to serve: `path` is a folder in Hugging Face layout."""
+    """Which weights to serve: `path` is a folder in Hugging Face layout.
+
+    `served_name`: what clients call it; empty: the folder's name. `revision`: a name for these
+    weights, where the folder's does not tell them from others; workers of two do not pair.
+    """
 
     path: str
     served_name: str = ""
@@ -39,7 +43,7 @@ class ModelConfig(_Section, frozen=True):
 
 
 class SpeculativeConfig(_Section, frozen=True):
-    """Drafting: `num_speculative_tokens` is K, drafts per step; 0 exactly when method is none.
+    """Drafting: `num_speculative_tokens` is K, drafts per step; 0 exactly when `method` is none.
 
     Methods: `mtp`, the model's own draft layer; `ngram`, prompt lookup, which needs no such layer:
     what followed the last time the newest `prompt_lookup_max`..`prompt_lookup_min` tokens occurred;
@@ -67,10 +71,11 @@ class LogprobsConfig(_Section, frozen=True):
 class CurveConfig(_Section, frozen=True):
     """CURVE encryption and authentication of the link and of KV transfer.
 
-    `public_key_file` / `secret_key_file`: this process's Z85 key pair. `gateway_public_key_file`:
-    the gateways' server key (workers). `allowed_keys_file`: a line
-    `KEY [worker_id] [role=prefill|decode|mixed]` for each key (gateways: the workers; workers:
-    their KV peers), read again when it changes; see docs/security.md.
+    `enabled`: false on one machine only, and then at both ends. `public_key_file` /
+    `secret_key_file`: this process's Z85 key pair. `gateway_public_key_file`: the gateways' server
+    key (workers). `allowed_keys_file`: a line `KEY [worker_id] [role=prefill|decode|mixed]` for
+    each key (gateways: the workers; workers: their KV peers), read again when it changes; see
+    docs/security.md.
     """
 
     enabled: bool = True
@@ -88,7 +93,11 @@ class LinkConfig(_Section, frozen=True):
     address, IPv6 and IPv4.
 
     A gateway gives a worker up after `reconnect_seconds` when its connection ended, as that of a
-    process that dies does at once, and after `dead_after_seconds` when it only fell silent.
+    process that dies does at once, and after `dead_after_seconds` when it only fell silent; each
+    end speaks every `heartbeat_seconds`. A worker keeps records until they are acknowledged, at
+    most `ring_bytes` and `ring_frames` for each gateway, and gives one up that acknowledged nothing
+    for `stalled_abort_seconds`. `credit_frames` and `credit_bytes`: how much may be sent ahead of
+    what a gateway has taken.
     """
 
     gateways: tuple[str, ...] = ()
@@ -110,8 +119,9 @@ class HandoffConfig(_Section, frozen=True):
     """KV transfer: where decode listens, what address it advertises, what waits where and for how
     long.
 
-    `advertise_host`: an address or name under which prefill workers reach this decode worker; empty
-    means BATON_POD_IP, else the address of `bind`, which must then be one and not every.
+    `bind`: where decode listens; port 0 is a free one. `advertise_host`: an address or name under
+    which prefill workers reach this decode worker; empty means BATON_POD_IP, else the address of
+    `bind`, which must then be one and not every.
     `deadline_seconds`: how long prefill bears the silence of a decode worker that was asked for a
     place or is being sent KV. `queue_seconds`: how long decode keeps a request that it cannot run
     yet. `send_bytes`: KV that a prefill worker has under way to one decode worker. `receive_bytes`:
@@ -132,8 +142,9 @@ class HandoffConfig(_Section, frozen=True):
 class SimConfig(_Section, frozen=True):
     """The simulated model of `engine.device: sim`: what it does and how long it takes.
 
-    Times are the simulated device's: for each prompt token fed, for a step that decodes, and for
-    each row of it. `acceptance`: share of drafts accepted at draft positions 1 to 5 in greedy
+    Times are the simulated device's: for each prompt token fed (`prefill_token_seconds`), for a
+    step that decodes (`decode_step_seconds`), and for each row of it (`decode_row_seconds`).
+    `acceptance`: share of drafts accepted at draft positions 1 to 5 in greedy
     requests, never rising. `vocab_size` 0 means the model's; fewer ids are all that prompts and
     output may then hold. `seed`: of the simulated text; workers with another one do not pair.
     """
@@ -159,6 +170,9 @@ class EngineConfig(_Section, frozen=True):
     """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`.
 
     `device` sim computes nothing: no weights are read, and `sim` says what to pretend.
+    `block_size`: tokens in a KV block. `max_running`: requests that are stepped at once;
+    `max_waiting`: how many more may wait in the worker. `max_model_len`: most tokens of prompt and
+    output together; 0: what the model can. `prefill_chunk_tokens`: most prompt tokens in a step.
     `prefix_caching`: requests that begin alike share the KV of their common full blocks; outputs do
     not change, but `usage` and the time to the first token tell a client whether others sent its
     prompt.
@@ -204,8 +218,9 @@ class HttpLimits(_Section, frozen=True):
     `body_seconds`: for all headers, and for the whole body (408). `idle_seconds`: between two
     requests of a connection; longer than clients and balancers keep theirs (httpx 5 s, most 60 s,
     Go 90 s), for the side that sends the next request must be the one that closes.
-    `max_connections`, and of them one peer's: 503 (an IPv6 peer is its network of 64 bits; behind a
-    proxy all clients are one). `max_receiving_bytes`: of all bodies that are being received (503).
+    `max_connections`, and of them one peer's, `max_connections_per_address`: 503 (an IPv6 peer is
+    its network of 64 bits; behind a proxy all clients are one). `max_receiving_bytes`: of all
+    bodies that are being received (503).
     """
 
     max_target_bytes: Count = 8192
@@ -221,7 +236,7 @@ class HttpLimits(_Section, frozen=True):
 
 
 class HttpConfig(_Section, frozen=True):
-    """A listening HTTP address; host `*` is every one, IPv6 and IPv4, port 0 a free port."""
+    """A listening HTTP address; `host` `*` is every one, IPv6 and IPv4, `port` 0 a free port."""
 
     host: str = "127.0.0.1"
     port: Port = 0
@@ -229,8 +244,9 @@ class HttpConfig(_Section, frozen=True):
 
 
 class HealthConfig(HttpConfig, frozen=True):
-    """An HTTP address for probes and scrapers, who are few: connections are fewer than an API's, so
-    that they cannot take the descriptors that links and KV need.
+    """An HTTP address for probes and scrapers (`/healthz`, `/readyz`, `/metrics`): `host` `*` is
+    every one, `port` 0 a free port, which the log names. They are few: connections are fewer than
+    an API's, so that they cannot take the descriptors that links and KV need.
     """
 
     limits: HttpLimits = HttpLimits(
@@ -267,7 +283,9 @@ class GatewayConfig(_Section, frozen=True):
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
     the API, for every client to read. `sse_comment_seconds`: a stream that has had nothing to send
     for this long, as while a long prompt is computed, sends a comment, so that no proxy gives it
-    up; 0 sends none.
+    up; 0 sends none. `request_timeout_seconds`: how long a request may take in all (504).
+    `client_queue_tokens`: how many tokens may wait for a client that does not read; beyond them it
+    is cut off.
     """
 
     http: HttpConfig = HttpConfig(port=8000)
@@ -301,7 +319,9 @@ class ProcessConfig(_Section, frozen=True):
     """One process's whole configuration.
 
     `worker_id`: a name that no other worker of these gateways has, printable ASCII without blanks;
-    empty: BATON_POD_NAME, else the role, the host's name and the health port.
+    empty: BATON_POD_NAME, else the role, the host's name and the health port. `revision`: the
+    operator's name of what this process is made from; a request stays within one revision unless
+    `gateway.pair_across_revisions`.
     """
 
     model: ModelConfig

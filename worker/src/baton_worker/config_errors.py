@@ -51,7 +51,10 @@ def explain(error: msgspec.ValidationError, document: Any, kind: type) -> str:
     if missing := _MISSING.search(what):
         return f"{_joined(place, missing['name'])} is missing: it has no default"
     if not place:
-        return what
+        is_mapping = isinstance(document, dict)
+        return (
+            what if is_mapping else f"it must hold {', '.join(names)}, not {_shown(document, [])}"
+        )
     choices = typing.get_args(_kind_at(kind, steps))
     if what.startswith("Invalid enum value"):
         what = f"it must be one of {', '.join(map(repr, choices))}"

@@ -32,7 +32,10 @@ def run_control(path: str, order: str, num_speculative_tokens: int | None) -> in
             answer = link.getresponse()
             text = answer.read().decode()
         except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"{path}: no worker takes orders there: {error}") from error
+            raise ConfigError(
+                f"{path}: no worker takes orders there: {error}. Name a worker's control.socket; "
+                "`baton-worker local` prints those of its workers"
+            ) from error
     (sys.stdout if answer.status < 300 else sys.stderr).write(text + "\n")
     return 0 if answer.status < 300 else 1
 

@@ -17,6 +17,7 @@ import msgspec
 
 from baton_worker import __version__
 from baton_worker.config import ConfigError, EngineConfig, ProcessConfig, SimConfig, load_config
+from baton_worker.config_errors import explain
 from baton_worker.identity import Role
 from baton_worker.logs import configure_logging
 from baton_worker.ranks import with_ranks
@@ -60,10 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"baton-worker {__version__}")
-    parser.add_argument(
-        "--log-level", default="info", choices=["debug", "info", "warning", "error"]
-    )
-    parser.add_argument("--log-format", default="text", choices=["text", "json"])
+    _add_log_flags(parser, level="info", form="text")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for role, purpose in _ROLES.items():
         _add_role(commands, role, purpose)
@@ -74,6 +72,18 @@ def build_parser() -> argparse.ArgumentParser:
     keygen.add_argument("--out", type=Path, required=True, help="folder to write into")
     keygen.add_argument("--name", required=True, help="files are NAME.public and NAME.secret")
     return parser
+
+
+def _add_log_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    level: str = argparse.SUPPRESS,
+    form: str = argparse.SUPPRESS,
+) -> None:
+    """Take the flags in front of a command and behind it; only those in front have defaults."""
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", default=level, choices=levels, help="least level (info)")
+    parser.add_argument("--log-format", default=form, choices=["text", "json"], help="(text)")
 
 
 def _add_role(
@@ -87,6 +97,7 @@ def _add_role(
     parser.add_argument("--worker-id", help="stable name of this process; overrides worker_id")
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+    _add_log_flags(parser)
 
 
 def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,33 +108,50 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--model", required=True, help="model folder in Hugging Face layout")
     parser.add_argument("--served-name", default="", help="model name for clients (folder's name)")
-    parser.add_argument("--host", default="127.0.0.1", help="address of the OpenAI API")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address of the OpenAI API (%(default)s)"
+    )
     parser.add_argument("--port", type=int, default=8000,
-                        help="port of the OpenAI API (0: a free one)")  # fmt: skip
+                        help="port of the OpenAI API (%(default)s; 0: a free one)")  # fmt: skip
     for role, default in (("prefill", 1), ("decode", 1), ("mixed", 0)):
-        parser.add_argument(f"--{role}", type=int, default=default, metavar="N", help="processes")
+        parser.add_argument(f"--{role}", type=int, default=default, metavar="N",
+                            help=f"{role} workers (%(default)s)")  # fmt: skip
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=1, metavar="K",
-                        help="drafts per step, 0..5 (0: no speculation)")  # fmt: skip
-    parser.add_argument("--speculative-method", default="mtp", help="how drafts are made",
-                        choices=["mtp", "ngram", "mtp_ngram"])  # fmt: skip
+                        help="drafts per step, 0..5 (%(default)s; 0: no speculation)")  # fmt: skip
+    methods = ["mtp", "ngram", "mtp_ngram"]
+    parser.add_argument("--speculative-method", default="mtp", choices=methods,
+                        help="how drafts are made (%(default)s)")  # fmt: skip
     parser.add_argument("--tp", type=int, default=1, metavar="N",
-                        help="processes that share the model of each worker")  # fmt: skip
-    parser.add_argument("--max-top-k", type=int, default=20, help="most top_logprobs, up to 64")
-    parser.add_argument("--max-running", type=int, default=32, help="requests stepped at once")
-    parser.add_argument("--max-waiting", type=int, default=1024, help="requests queued beyond them")
-    parser.add_argument("--kv-blocks", type=int, default=0, help="KV blocks per worker (0: enough)")
-    parser.add_argument("--block-size", type=int, default=16, choices=[8, 16, 32, 64])
-    parser.add_argument("--prefill-chunk", type=int, default=512, metavar="TOKENS")
-    parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True,
-                        help="share KV between requests that begin alike")  # fmt: skip
-    parser.add_argument("--engine", default="cpu", choices=["cpu", "sim"],
-                        help="sim: no weights, made-up text at a set pace")  # fmt: skip
-    parser.add_argument("--sim", action="append", default=[], metavar="FIELD=VALUE",
-                        help="a field of engine.sim (docs/configuration.md)")  # fmt: skip
-    parser.add_argument("--api-keys-file", default="", help="require one of these API keys")
+                        help="processes that share a worker's model (%(default)s)")  # fmt: skip
+    _add_engine_flags(parser)
+    parser.add_argument("--api-keys-file", default="",
+                        help="require an API key, one a line (none is needed)")  # fmt: skip
     parser.add_argument("--curve", action="store_true", help="encrypt and authenticate the links")
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
+    _add_log_flags(parser)
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-top-k", type=int, default=20, metavar="K",
+                        help="most top_logprobs, up to 64 (%(default)s)")  # fmt: skip
+    parser.add_argument("--max-running", type=int, default=32, metavar="N",
+                        help="requests stepped at once (%(default)s)")  # fmt: skip
+    parser.add_argument("--max-waiting", type=int, default=1024, metavar="N",
+                        help="requests queued beyond them (%(default)s)")  # fmt: skip
+    parser.add_argument("--kv-blocks", type=int, default=0, metavar="N",
+                        help="KV blocks per worker (%(default)s: enough)")  # fmt: skip
+    parser.add_argument("--block-size", type=int, default=16, choices=[8, 16, 32, 64],
+                        help="tokens in a KV block (%(default)s)")  # fmt: skip
+    parser.add_argument("--prefill-chunk", type=int, default=512, metavar="TOKENS",
+                        help="most prompt tokens in a step (%(default)s)")  # fmt: skip
+    parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True,
+                        help="share KV between requests that begin alike (on)")  # fmt: skip
+    parser.add_argument("--engine", default="cpu", choices=["cpu", "sim"],
+                        help="sim: made-up text at a set pace (%(default)s)")  # fmt: skip
+    parser.add_argument("--sim", action="append", default=[], metavar="FIELD=VALUE",
+                        help="a field of engine.sim (docs/configuration.md), as "
+                        "decode_step_seconds=0.05 or acceptance=[0.9,0.7,0.5,0.3,0.1]")  # fmt: skip
 
 
 def _add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -133,7 +161,8 @@ def _add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description="Show tokens, acceptance, queues, KV and links of each process.",
     )
     parser.add_argument("url", nargs="+", help="metrics address of a process; host:port is enough")
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS",
+                        help="between two looks (%(default)g)")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="print one table and end")
 
 
@@ -143,9 +172,13 @@ def _add_control(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="drain or undrain a worker of this machine, or change its draft count",
         description="Send an order to a worker's control socket and print the answer.",
     )
-    parser.add_argument("socket", help="the worker's control.socket (/run/baton/control in a pod)")
-    parser.add_argument("order", choices=["status", "drain", "undrain", "speculative"])
-    parser.add_argument("number", nargs="?", type=int, help="draft tokens a step (speculative)")
+    parser.add_argument("socket", help="the worker's control.socket (/run/baton/control in a pod; "
+                        "`local` prints those of its workers)")  # fmt: skip
+    parser.add_argument("order", choices=["status", "drain", "undrain", "speculative"],
+                        help="status: what still needs the worker; drain: be given nothing new; "
+                        "undrain: take that back; speculative: draft NUMBER tokens")  # fmt: skip
+    parser.add_argument("number", nargs="?", type=int, metavar="NUMBER",
+                        help="draft tokens a step, with speculative alone")  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -230,7 +263,10 @@ def _local(options: argparse.Namespace) -> int:
         if not low <= value <= high:
             raise ConfigError(f"--{flag.replace('_', '-')} is {value}, not in {low}..{high}")
     if not options.mixed and not (options.prefill and options.decode):
-        raise ConfigError("a deployment needs a prefill and a decode process, or a mixed one")
+        raise ConfigError(
+            f"--prefill is {options.prefill} and --decode {options.decode}: a deployment needs a "
+            "prefill and a decode process, or a mixed one (--mixed 1)"
+        )
     settings = LocalOptions(
         model_path=str(Path(options.model).resolve()),
         served_name=options.served_name or Path(options.model).resolve().name,
@@ -276,19 +312,26 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
 def _sim_config(options: argparse.Namespace) -> SimConfig:
     if options.sim and options.engine != "sim":
         raise ConfigError(f"--sim {options.sim[0]} needs --engine sim")
-    fields = dict(flag.partition("=")[::2] for flag in options.sim)
+    values: dict[str, object] = {}
+    for flag in options.sim:
+        name, is_given, value = flag.partition("=")
+        if not is_given:
+            raise ConfigError(f"--sim {flag} is not FIELD=VALUE")
+        try:
+            values[name] = msgspec.yaml.decode(value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"--sim {flag}: the value is not YAML: {error}") from error
     try:
-        values = {name: msgspec.yaml.decode(value) for name, value in fields.items()}
         return msgspec.convert(values, SimConfig)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ConfigError(f"--sim {' '.join(options.sim)}: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--sim: {explain(error, values, SimConfig)}") from error
 
 
 def _keygen(options: argparse.Namespace) -> int:
     from baton_worker.link.curve import generate_key_files
 
     if not options.name or Path(options.name).name != options.name:
-        raise ConfigError(f"--name {options.name} is no file's name: --out is for the folder")
+        raise ConfigError(f"--name {options.name!r} is no file's name: --out is for the folder")
     public, secret = (options.out / f"{options.name}.{half}" for half in ("public", "secret"))
     try:
         options.out.mkdir(parents=True, exist_ok=True)

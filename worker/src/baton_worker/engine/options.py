@@ -92,14 +92,14 @@ def resolve_options(config: ProcessConfig, spec: ModelSpec) -> EngineOptions:
     if max_model_len > spec.max_position_embeddings:
         raise ConfigError(
             f"engine.max_model_len is {max_model_len}, the model's max_position_embeddings is "
-            f"{spec.max_position_embeddings}"
+            f"{spec.max_position_embeddings}: give that at most, or 0 for all of it"
         )
     per_request = -(-max_model_len // engine.block_size)
     n_blocks = engine.kv_blocks or engine.max_running * per_request
     if n_blocks < per_request:
         raise ConfigError(
             f"engine.kv_blocks is {n_blocks}, one request of max_model_len {max_model_len} needs "
-            f"{per_request} blocks of {engine.block_size}"
+            f"{per_request} blocks of {engine.block_size}: give that at least, or 0 for enough"
         )
     use_mtp = speculative.uses_mtp
     if use_mtp and not spec.n_mtp_layers:
@@ -141,9 +141,14 @@ def _draft_sources(speculative: SpeculativeConfig) -> DraftSources:
 
 
 def _check_divides(spec: ModelSpec, size: int) -> None:
-    for name in ("n_heads", "n_kv_heads", "intermediate_size"):
-        if getattr(spec, name) % size:
+    shared = {
+        "num_attention_heads": spec.n_heads,
+        "num_key_value_heads": spec.n_kv_heads,
+        "intermediate_size": spec.intermediate_size,
+    }
+    for name, count in shared.items():
+        if count % size:
             raise ConfigError(
                 f"engine.tensor_parallel_size is {size}, which does not divide the model's "
-                f"{name} {getattr(spec, name)}"
+                f"{name} {count}"
             )

@@ -71,7 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if refusal is not None:
             self._is_over = True
             self.gate.refused(refusal, self._address)
-            transport.write(refusal.encode())
+            transport.write(refusal.encode(self.gate.limits))
             transport.close()
         else:
             self._watch(self.gate.limits.header_seconds)
@@ -284,7 +284,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_idle:  # its route waits for the body
             running.disconnected = True
             running.message_event.set()
-        self.transport.write(refusal.encode())
+        self.transport.write(refusal.encode(self.gate.limits))
         self._linger()
 
     def _linger(self) -> None:

@@ -7,19 +7,22 @@ from http import HTTPStatus
 
 import msgspec
 
+from baton_worker.config import HttpLimits
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`reason` is the error's code and the counter's label."""
+    """`reason` is the error's code and the counter's label; `message` may name HttpLimits."""
 
     status: int
     reason: str
     message: str
 
-    def encode(self) -> bytes:
-        """Return the whole response, which ends its connection."""
+    def encode(self, limits: HttpLimits) -> bytes:
+        """Return the whole response, which ends its connection and says what `limits` are."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": self.message, "type": kind, "param": None, "code": self.reason}
+        message = self.message.format_map(msgspec.structs.asdict(limits))
+        error = {"message": message, "type": kind, "param": None, "code": self.reason}
         body = msgspec.json.encode({"error": error})
         again = "retry-after: 1\r\n" if self.status == HTTPStatus.SERVICE_UNAVAILABLE else ""
         head = (
@@ -33,11 +36,21 @@ class Refusal:
 CONNECTIONS = Refusal(503, "too_many_connections", "there are too many connections")
 OF_ADDRESS = Refusal(503, "too_many_of_address", "there are too many connections of your address")
 RECEIVING = Refusal(503, "receiving_too_much", "too many bodies are being received at once")
-TARGET = Refusal(414, "target_too_long", "the request's path and query are too long")
-HEADERS = Refusal(431, "headers_too_large", "the request's headers are too many or too long")
-BODY = Refusal(413, "body_too_large", "the body is too large")
-HEADERS_LATE = Refusal(408, "headers_timeout", "the request's headers took too long")
-BODY_LATE = Refusal(408, "body_timeout", "the request's body took too long")
+TARGET = Refusal(
+    414,
+    "target_too_long",
+    "the request's path and query are longer than {max_target_bytes} bytes",
+)
+HEADERS = Refusal(
+    431,
+    "headers_too_large",
+    "the request's headers are more than {max_headers}, or than {max_header_bytes} bytes",
+)
+BODY = Refusal(413, "body_too_large", "the body is larger than {max_body_bytes} bytes")
+HEADERS_LATE = Refusal(
+    408, "headers_timeout", "the request's headers took longer than {header_seconds:g} s"
+)
+BODY_LATE = Refusal(408, "body_timeout", "the request's body took longer than {body_seconds:g} s")
 PIPELINED = Refusal(400, "too_many_pipelined", "too many requests were sent ahead of their answers")
 UPGRADE = Refusal(
     400,

@@ -7,6 +7,7 @@ is now). Everybody who may scrape may ask, so nothing here takes an order: see `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -112,6 +113,9 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
     )
 
 
+log = logging.getLogger(__name__)
+
+
 class HealthServer:
     """The application on a listening socket, in a thread.
 
@@ -145,6 +149,7 @@ class HealthServer:
         """Serve until `close`."""
         app = build_app(self._registry, sources)
         self._server = ThreadServer(app, self._socket, self._gate, "health")
+        log.info("answering probes", extra={"url": self.url})
 
     def close(self) -> None:
         """Stop serving."""
