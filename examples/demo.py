@@ -87,7 +87,10 @@ def wait_ready(local: subprocess.Popen[str], port: int) -> list[Process]:
     while len(processes) < 3:
         line = local.stdout.readline()
         if not line:
-            raise SystemExit("[demo] the deployment ended before it was ready")
+            raise SystemExit(
+                "[demo] the deployment ended before it was ready; the reason is above "
+                "(another port than 8000: BATON_DEMO_PORT=8001 make demo)"
+            )
         facts = json.loads(line)
         processes.append(Process(facts["role"], facts["pid"], facts["metrics_url"]))
         say(f"[demo] {facts['role']:<8} pid {facts['pid']:<7} {facts['metrics_url']}")
