@@ -39,7 +39,8 @@ WORKER, OPERATOR = "worker/src/baton_worker", "operator/src/baton_operator"
 RECORDS = {
     "tests/records/test_[egnort]*.py tests/records/test_con*.py": "prefix control decode header"
     " encode extensions checks rows columns layout",
-    "tests/records/test_[tr]*.py tests/records/test_coa*.py": "scored coalesce",
+    "tests/records/test_[tr]*.py tests/records/test_coa*.py": "scored",
+    "tests/records/test_coa*.py tests/records/test_records*.py": "coalesce",
 }
 CORES: dict[str, tuple[str, str]] = {
     "outbox": (f"{WORKER}/link/outbox.py", "tests/link/test_outbox*.py"),
@@ -56,7 +57,7 @@ CORES: dict[str, tuple[str, str]] = {
     ),
     "retry": (
         f"{WORKER}/gateway/retry.py",
-        "tests/gateway/test_a_[flp]*.py tests/gateway/test_each_f*.py",
+        "tests/gateway/test_what_is_tried*.py tests/gateway/test_retries*.py",
     ),
     "stops": (f"{WORKER}/gateway/stops.py", "tests/gateway/test_stop*.py"),
     "scheduler": (f"{WORKER}/engine/scheduler.py", "tests/engine/test_scheduler.py"),

@@ -3,9 +3,11 @@
 import importlib.util
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -49,13 +51,19 @@ def _load_support(name: str) -> ModuleType:
     return module
 
 
-_support = _load_support("support_link")
+_support, _retries = _load_support("support_link"), _load_support("support_retries")
 
 
 @pytest.fixture(scope="session")
 def support() -> ModuleType:
     """`support_link`: RowSpec, ScriptedLink, worker_info, logprob_of, top_of."""
     return _support
+
+
+@pytest.fixture(scope="session")
+def books() -> Callable[..., Any]:
+    """`books(**options)`: `support_retries.Books`, where workers are those of `support_link`."""
+    return partial(_retries.Books, _support.worker_info)
 
 
 @pytest.fixture(scope="session")
@@ -104,9 +112,49 @@ class Running:
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60.0, **options)
 
+    def ask(self, body: Mapping[str, object]) -> "Asked":
+        """Post a completion, on a thread of its own."""
+        return Asked(self, body)
+
     def metric(self, name: str, **labels: str) -> float:
         all_labels = {"model": "tiny", "role": "gateway"} | labels
         return self.registry.get_sample_value(name, all_labels) or 0.0
+
+    def wait_metric(self, name: str, value: float, n_live: int = 0) -> None:
+        """Wait for a gauge, which cannot come to this value with fewer than `n_live` requests."""
+        limit = time.monotonic() + 60.0
+        while self.metric(name) != value:
+            assert len(self.service.requests) >= n_live, "a request has ended"
+            assert time.monotonic() < limit, f"{name} is {self.metric(name)}"
+
+
+class Asked(threading.Thread):
+    """A completion that is posted on a thread of its own."""
+
+    def __init__(self, gateway: Running, body: Mapping[str, object]) -> None:
+        super().__init__()
+        self._gateway, self._body = gateway, body
+        self._answer: httpx.Response | None = None
+        gateway.link.begin_asking()
+        self.start()
+
+    def run(self) -> None:
+        with self._gateway.link.asking(), self._gateway.http() as client:
+            self._answer = client.post("/v1/completions", json=self._body)
+
+    def result(self) -> httpx.Response:
+        self.join(60)
+        assert not self.is_alive()
+        assert self._answer is not None
+        return self._answer
+
+    @property
+    def error(self) -> Any:
+        return self.result().json()["error"]
+
+    def choices(self) -> list[list[int]]:
+        """Each choice's tokens."""
+        return [choice["token_ids"] for choice in self.result().json()["choices"]]
 
 
 @contextmanager
@@ -148,6 +196,7 @@ def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Itera
     try:
         yield Running(link, built[0], registry, url, end, health_url)
     finally:
+        link.resume()  # a test that failed may have left clients behind that wait for workers
         end()
     assert not failures, failures
     assert link.violations == []

@@ -14,7 +14,8 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -177,6 +178,7 @@ class ScriptedLink:
         self._epochs = itertools.count(1000)
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._changed = threading.Condition()
+        self._n_asking = 0
         self._on_events: Callable[[Sequence[GatewayLinkEvent]], None] | None = None
         self._thread = threading.Thread(target=self._run, name="scripted-link")
         self._closed = False
@@ -305,6 +307,37 @@ class ScriptedLink:
             while not condition():
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     raise AssertionError("the condition did not come true")
+
+    def begin_asking(self) -> None:
+        """A client will ask, perhaps on a thread that has not begun."""
+        with self._changed:
+            self._n_asking += 1
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """What a client does of which `begin_asking` was told."""
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_asking -= 1
+                self._changed.notify_all()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a client has no answer yet."""
+        return self._n_asking > 0
+
+    def wait_told(self, condition: Callable[[], bool]) -> None:
+        """As `wait_until`, of what workers are told of requests; fails when all have ended."""
+
+        def is_over() -> bool:
+            if condition():
+                return True
+            assert self.is_asked, "every client has its answer, and workers were not told"
+            return False
+
+        self.wait_until(is_over)
 
     def held(self) -> int:
         """Requests and reservations that workers still hold."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 import pytest
@@ -19,34 +18,17 @@ ONE_PLACE = {"max_running": 1, "max_waiting": 0}
 WAITING = "baton_gateway_waiting_retries"
 
 
-class Poster(threading.Thread):
-    """Posts a completion and keeps the answer."""
-
-    def __init__(self, gateway, prompt):
-        super().__init__()
-        self.gateway, self.body, self.answer = gateway, BODY | {"prompt": [prompt]}, None
-        self.start()
-
-    def run(self):
-        with self.gateway.http() as client:
-            self.answer = client.post("/v1/completions", json=self.body)
-
-    def result(self):
-        self.join(60)
-        assert not self.is_alive()
-        return self.answer
-
-    def tokens(self):
-        return self.result().json()["choices"][0]["token_ids"]
+def ask(gateway, prompt):
+    return gateway.ask(BODY | {"prompt": [prompt]})
 
 
 def submits(gateway, support):
     return [(w, c) for w, c in gateway.link.commands if isinstance(c, support.Submit)]
 
 
-def wait_for(gateway, value, name=WAITING):
-    while gateway.metric(name) != value:
-        pass
+def wait_for(gateway, value):
+    """Two requests were begun: one that ends instead of waiting makes them fewer."""
+    gateway.wait_metric(WAITING, value, n_live=2 if value else 0)
 
 
 @pytest.fixture
@@ -60,8 +42,8 @@ def full(start_gateway, support):
         gateway.link.pause()
         posters = {}
         for n, prompt in enumerate((70, 71), 1):
-            poster = Poster(gateway, prompt)
-            gateway.link.wait_until(lambda n=n: len(submits(gateway, support)) == n)
+            poster = ask(gateway, prompt)
+            gateway.link.wait_told(lambda n=n: len(submits(gateway, support)) == n)
             worker, submit = submits(gateway, support)[-1]
             posters[worker] = poster, submit
         return gateway, posters["mixed-0"], posters["mixed-1"]
@@ -77,20 +59,20 @@ def end(gateway, support, worker, submit):
 def test_it_goes_before_all_who_wait_to_begin(full, support):
     gateway, (lost, first), (other, busy) = full()
     gateway.link.publish("mixed-0", support.RowSpec(first.handle, 0, OUTPUT[:2]))
-    newcomer = Poster(gateway, 72)
-    wait_for(gateway, 1, "baton_gateway_line_requests")
+    newcomer = ask(gateway, 72)
+    gateway.wait_metric("baton_gateway_line_requests", 1, n_live=2)
     gateway.link.down("mixed-0", "disconnected")
     wait_for(gateway, 1)
     assert len(submits(gateway, support)) == 2
     end(gateway, support, "mixed-1", busy)
-    gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+    gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
     worker, again = submits(gateway, support)[2]
     assert (worker, again.handle, again.attempt) == ("mixed-1", first.handle, 1)
     assert again.output_token_ids == tuple(OUTPUT[:2])
     wait_for(gateway, 0)
     gateway.link.resume()
-    assert lost.tokens() == OUTPUT
-    assert (other.result().status_code, newcomer.tokens()) == (200, OUTPUT)
+    assert lost.choices() == [OUTPUT]
+    assert (other.result().status_code, newcomer.choices()) == (200, [OUTPUT])
     assert gateway.metric("baton_gateway_retries_total", how="from_token") == 1
 
 
@@ -99,10 +81,10 @@ def test_a_worker_that_comes_takes_it(full, support):
     gateway.link.down("mixed-0", "disconnected")
     wait_for(gateway, 1)
     gateway.link.up("mixed-2", Role.MIXED, **ONE_PLACE)
-    gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+    gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
     assert submits(gateway, support)[2][0] == "mixed-2"
     gateway.link.resume()
-    assert (lost.tokens(), other.tokens()) == (OUTPUT, OUTPUT)
+    assert (lost.choices(), other.choices()) == ([OUTPUT], [OUTPUT])
 
 
 def test_it_waits_no_longer_than_any_request(full):
@@ -113,7 +95,7 @@ def test_it_waits_no_longer_than_any_request(full):
     assert gateway.metric("baton_gateway_retries_refused_total", reason="no_workers") == 1
     assert gateway.metric(WAITING) == 0
     gateway.link.resume()
-    assert other.tokens() == OUTPUT
+    assert other.choices() == [OUTPUT]
 
 
 def test_where_nobody_waits_it_ends_at_once(full):
@@ -135,7 +117,8 @@ def test_it_ends_when_the_last_worker_is_gone_that_it_could_wait_for(full):
 
 
 def test_one_whose_client_leaves_is_forgotten(full, support):
-    gateway, _, (other, busy) = full()
+    """A comment brings the stream's head, behind which the test can tell the first token."""
+    gateway, _, (other, busy) = full(sse_comment_seconds=0.05)
     end(gateway, support, "mixed-1", busy)
     other.result()
     with (
@@ -143,7 +126,7 @@ def test_one_whose_client_leaves_is_forgotten(full, support):
         client.stream("POST", "/v1/completions", json=BODY | {"prompt": [80], "stream": True}) as s,
     ):
         lines = s.iter_lines()
-        gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+        gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
         _, submit = submits(gateway, support)[2]
         gateway.link.publish("mixed-1", support.RowSpec(submit.handle, 0, OUTPUT[:1]))
         assert any(f'"token_ids":[{OUTPUT[0]}]' in line for line in lines), "it ends at the first"
@@ -161,11 +144,11 @@ def test_it_leaves_to_others_the_room_that_it_can_make_no_use_of(full, support):
     row = support.RowSpec(first.handle, 0, finish=Finish.ERROR, error=error)
     gateway.link.publish("mixed-0", row)
     wait_for(gateway, 1)
-    newcomer = Poster(gateway, 72)
-    gateway.link.wait_until(lambda: len(submits(gateway, support)) == 3)
+    newcomer = ask(gateway, 72)
+    gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
     assert submits(gateway, support)[2][0] == "mixed-0"
     gateway.link.resume()
-    assert [each.tokens() for each in (newcomer, other, lost)] == [OUTPUT] * 3
+    assert [each.choices() for each in (newcomer, other, lost)] == [[OUTPUT]] * 3
 
 
 @given(st.lists(st.integers(0, 400), max_size=4), st.lists(st.booleans(), max_size=60))

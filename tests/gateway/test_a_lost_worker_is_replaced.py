@@ -31,9 +31,11 @@ class Client(threading.Thread):
         self.tokens, self.logprobs, self.error, self.finish = [], [], None, ""
         self.usage = None
         self.got = threading.Condition()
+        gateway.link.begin_asking()
 
     def run(self):
         with (
+            self.gateway.link.asking(),
             self.gateway.http() as http,
             http.stream("POST", "/v1/completions", json=self.body) as reply,
         ):
@@ -79,7 +81,7 @@ def gateway(start_gateway):
 def submit_of(gateway, support, attempt):
     """Wait for an attempt's SUBMIT; return it, with the names of its prefill and decode workers."""
     link = gateway.link
-    link.wait_until(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) > attempt)
+    link.wait_told(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) > attempt)
     worker, submit = link.sent(support.Submit)[attempt]
     return submit, worker, submit.decode.worker_id if submit.decode else ""
 

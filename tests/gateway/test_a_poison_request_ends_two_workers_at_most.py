@@ -18,26 +18,8 @@ OUTPUT = [100 + n for n in range(6)]
 BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 6, "return_token_ids": True}
 
 
-class Client(threading.Thread):
-    """Posts one completion."""
-
-    def __init__(self, gateway, **changes):
-        super().__init__()
-        self.gateway, self.body, self.answer = gateway, BODY | changes, None
-        self.start()
-
-    def run(self):
-        with self.gateway.http() as http:
-            self.answer = http.post("/v1/completions", json=self.body)
-
-    def result(self):
-        self.join(60)
-        assert not self.is_alive()
-        return self.answer
-
-    @property
-    def error(self):
-        return self.result().json()["error"]
+def ask(gateway, **changes):
+    return gateway.ask(BODY | changes)
 
 
 @pytest.fixture
@@ -59,7 +41,7 @@ def start(start_gateway):
 def submit_of(gateway, support, n):
     """Wait for the n-th SUBMIT; return it and its prefill worker."""
     link = gateway.link
-    link.wait_until(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) > n)
+    link.wait_told(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) > n)
     worker, submit = link.sent(support.Submit)[n]
     return submit, worker
 
@@ -78,7 +60,7 @@ def first_token(gateway, support, submit, worker):
 def test_prefill_dies_under_it_twice_and_the_third_never_hears_of_it(start, support, caplog):
     gateway = start(prefills=3, decodes=1)
     with caplog.at_level(logging.ERROR, "baton_worker.gateway.retry"):
-        client = Client(gateway)
+        client = ask(gateway)
         killed = []
         for n in range(2):
             _, worker = submit_of(gateway, support, n)
@@ -102,14 +84,15 @@ def test_openais_client_does_not_send_it_again(start, support):
     gateway = start(prefills=4, decodes=1)
     failed = []
 
-    def ask():
-        with gateway.openai(max_retries=2) as client:
+    def create():
+        with gateway.link.asking(), gateway.openai(max_retries=2) as client:
             try:
                 client.completions.create(model="tiny", prompt=[70], max_tokens=4)
             except Exception as error:  # noqa: BLE001 - what it is, is asserted
                 failed.append(error)
 
-    thread = threading.Thread(target=ask)
+    gateway.link.begin_asking()
+    thread = threading.Thread(target=create)
     thread.start()
     for n in range(2):
         gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
@@ -120,7 +103,7 @@ def test_openais_client_does_not_send_it_again(start, support):
 
 def test_decode_dies_under_it_twice_behind_tokens(start, support):
     gateway = start(prefills=1, decodes=3)
-    client = Client(gateway)
+    client = ask(gateway)
     for n in range(2):
         submit, worker = submit_of(gateway, support, n)
         first_token(gateway, support, submit, worker)
@@ -131,7 +114,7 @@ def test_decode_dies_under_it_twice_behind_tokens(start, support):
 
 def test_one_prefill_and_one_decode_are_two(start, support):
     gateway = start(prefills=2, decodes=2)
-    client = Client(gateway)
+    client = ask(gateway)
     _, worker = submit_of(gateway, support, 0)
     gateway.link.down(worker, "silent")
     submit, worker = submit_of(gateway, support, 1)
@@ -142,29 +125,29 @@ def test_one_prefill_and_one_decode_are_two(start, support):
 
 def test_a_decode_that_holds_a_place_for_it_alone_does_not_die_of_it(start, support):
     gateway = start(prefills=1, decodes=4)
-    client = Client(gateway)
+    client = ask(gateway)
     for n in range(3):
         submit, _ = submit_of(gateway, support, n)
         gateway.link.down(submit.decode.worker_id, "silent")
     submit_of(gateway, support, 3)
     gateway.link.resume()
-    assert client.result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert client.choices() == [OUTPUT]
 
 
 def test_workers_that_leave_in_good_order_do_not_count(start, support):
     gateway = start(prefills=4, decodes=1)
-    client = Client(gateway)
+    client = ask(gateway)
     for n in range(3):
         gateway.link.down(submit_of(gateway, support, n)[1], "bye")
     submit_of(gateway, support, 3)
     gateway.link.resume()
-    assert client.result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert client.choices() == [OUTPUT]
 
 
 def test_bystanders_of_one_death_go_on_token_for_token(start, support):
     """Three requests share a worker that dies; which of them did it, nobody can know."""
     gateway = start(prefills=2, decodes=1, info={"max_running": 8})
-    clients = [Client(gateway) for _ in range(6)]
+    clients = [ask(gateway) for _ in range(6)]
     submits = [submit_of(gateway, support, n) for n in range(6)]
     on_first = [submit for submit, worker in submits if worker == "prefill-0"]
     assert len(on_first) == 3
@@ -173,24 +156,24 @@ def test_bystanders_of_one_death_go_on_token_for_token(start, support):
     assert {s.handle for s, _ in again} == {s.handle for s in on_first}
     gateway.link.resume()
     for client in clients:
-        assert client.result().json()["choices"][0]["token_ids"] == OUTPUT
+        assert client.choices() == [OUTPUT]
 
 
 def test_choices_that_share_a_death_count_it_once(start, support):
     gateway = start(prefills=2, decodes=1)
-    client = Client(gateway, n=4)
+    client = ask(gateway, n=4)
     submits = [submit_of(gateway, support, n) for n in range(4)]
     assert sum(worker == "prefill-0" for _, worker in submits) == 2
     gateway.link.down("prefill-0", "disconnected")
     submit_of(gateway, support, 5)
     gateway.link.resume()
-    assert [c["token_ids"] for c in client.result().json()["choices"]] == [OUTPUT] * 4
+    assert client.choices() == [OUTPUT] * 4
 
 
 def test_choices_on_many_workers_are_one_request(start, support):
     """Each choice has lost one worker only: the request has lost two."""
     gateway = start(prefills=4, decodes=1)
-    client = Client(gateway, n=4)
+    client = ask(gateway, n=4)
     workers = [submit_of(gateway, support, n)[1] for n in range(4)]
     assert len(set(workers)) == 4
     gateway.link.down("prefill-0", "disconnected")
@@ -204,7 +187,7 @@ def test_fewer_attempts_than_the_bound_end_it_as_ever(start_gateway, support):
     gateway = start_gateway(lambda submit: OUTPUT, max_retries=0)
     gateway.link.up("prefill-1", Role.PREFILL)
     gateway.link.pause()
-    client = Client(gateway)
+    client = ask(gateway)
     gateway.link.down(submit_of(gateway, support, 0)[1], "disconnected")
     assert (client.result().status_code, client.error["code"]) == (503, "worker_lost")
     assert "x-should-retry" not in client.result().headers
@@ -213,36 +196,36 @@ def test_fewer_attempts_than_the_bound_end_it_as_ever(start_gateway, support):
 def test_sent_again_it_ends_one_more_and_then_none(start, support, caplog):
     gateway = start(prefills=5, decodes=1)
     for n_killed, total in ((2, 2), (1, 3)):
-        client = Client(gateway)
+        client = ask(gateway)
         for n in range(total - n_killed, total):
             gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
         assert (client.result().status_code, client.error["code"]) == (500, SUSPECT_REQUEST)
     with caplog.at_level(logging.WARNING, "baton_worker.gateway.dispatch"):
-        again = Client(gateway, seed=5)
+        again = ask(gateway, seed=5)
         assert (again.result().status_code, again.error["code"]) == (400, SUSPECT_REQUEST)
     assert "a suspect request is refused" in [record.message for record in caplog.records]
     assert gateway.metric("baton_gateway_refusals_total", reason=SUSPECT_REQUEST) == 1
-    other = Client(gateway, prompt=[70, 71, 73])
+    other = ask(gateway, prompt=[70, 71, 73])
     submit_of(gateway, support, 3)
     gateway.link.resume()
-    assert other.result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert other.choices() == [OUTPUT]
     assert len(gateway.link.sent(support.Submit)) == 4
 
 
 def test_what_stood_beside_two_deaths_is_served_when_it_is_sent_again(start, support):
     gateway = start(prefills=4, decodes=1)
-    client = Client(gateway)
+    client = ask(gateway)
     for n in range(2):
         gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
     assert client.error["code"] == SUSPECT_REQUEST
     gateway.link.resume()
-    assert Client(gateway).result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert ask(gateway).choices() == [OUTPUT]
 
 
 def test_copies_beside_the_same_two_deaths_are_one_verdict(start, support):
     """A probe, or a prompt that many send, may stand beside them several times over."""
     gateway = start(prefills=2, decodes=1, info={"max_running": 16})
-    clients = [Client(gateway, seed=n) for n in range(8)]
+    clients = [ask(gateway, seed=n) for n in range(8)]
     for n in range(8):
         submit_of(gateway, support, n)
     gateway.link.down("prefill-0", "disconnected")
@@ -252,7 +235,7 @@ def test_copies_beside_the_same_two_deaths_are_one_verdict(start, support):
     submit_of(gateway, support, 15)
     gateway.link.resume()
     assert sorted(client.result().status_code for client in clients) == [200] * 4 + [500] * 4
-    assert Client(gateway).result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert ask(gateway).choices() == [OUTPUT]
 
 
 def test_a_copy_that_waited_in_line_knows_the_verdict_when_it_begins(start_gateway, support):
@@ -261,14 +244,13 @@ def test_a_copy_that_waited_in_line_knows_the_verdict_when_it_begins(start_gatew
         lambda submit: OUTPUT, workers="m", info=one, max_retries=8, max_wait_seconds=600.0
     )
     gateway.link.pause()
-    busy = Client(gateway, prompt=[81])
+    busy = ask(gateway, prompt=[81])
     submit_of(gateway, support, 0)
     gateway.link.up("mixed-1", Role.MIXED, **one)
-    first = Client(gateway)
+    first = ask(gateway)
     assert submit_of(gateway, support, 1)[1] == "mixed-1"
-    copy = Client(gateway, seed=5)
-    while gateway.metric("baton_gateway_line_requests") != 1:
-        assert not copy.answer
+    copy = ask(gateway, seed=5)
+    gateway.wait_metric("baton_gateway_line_requests", 1)
     gateway.link.down("mixed-1", "disconnected")
     gateway.link.up("mixed-2", Role.MIXED, **one)
     assert submit_of(gateway, support, 2)[1] == "mixed-2"
@@ -278,7 +260,7 @@ def test_a_copy_that_waited_in_line_knows_the_verdict_when_it_begins(start_gatew
     assert submit_of(gateway, support, 3)[1] == "mixed-3"
     gateway.link.down("mixed-3", "disconnected")
     assert (copy.result().status_code, copy.error["code"]) == (500, SUSPECT_REQUEST)
-    again = Client(gateway)
+    again = ask(gateway)
     assert (again.result().status_code, again.error["code"]) == (400, SUSPECT_REQUEST)
     assert len(gateway.link.sent(support.Submit)) == 4
     gateway.link.resume()
@@ -290,14 +272,13 @@ def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_
     gateway = start_gateway(
         lambda submit: OUTPUT, workers="m", info=one, max_retries=8, max_wait_seconds=600.0
     )
-    other = Client(gateway, prompt=[80])
+    other = ask(gateway, prompt=[80])
     assert other.result().status_code == 200
     gateway.link.pause()
-    busy = Client(gateway, prompt=[81])
+    busy = ask(gateway, prompt=[81])
     submit_of(gateway, support, 1)
-    copy = Client(gateway)
-    while gateway.metric("baton_gateway_line_requests") != 1:
-        assert not copy.answer
+    copy = ask(gateway)
+    gateway.wait_metric("baton_gateway_line_requests", 1)
     suspects = gateway.service.dispatcher.retrier.suspects
     known = next(ticket.value for ticket in gateway.service.dispatcher._line._slots.waiting())
     asked = known.begin.args[0].request

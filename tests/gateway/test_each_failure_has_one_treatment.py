@@ -81,23 +81,15 @@ def test_what_prefill_reports_of_decode_is_tried_with_another_decode(start_gatew
     link = gateway.link
     link.up("decode-1", Role.DECODE)
     link.pause()
-    got = []
-
-    def post():
-        with gateway.http() as client:
-            got.append(client.post("/v1/completions", json=BODY))
-
-    thread = threading.Thread(target=post)
-    thread.start()
-    link.wait_until(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
+    client = gateway.ask(BODY)
+    link.wait_told(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
     _, first = link.sent(support.Submit)[0]
     error = (code, "no luck")
     link.publish("prefill-0", support.RowSpec(first.handle, 0, finish=Finish.ERROR, error=error))
-    link.wait_until(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
+    link.wait_told(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
     assert link.sent(support.Submit)[1][1].decode.worker_id != first.decode.worker_id
     link.resume()
-    thread.join(60)
-    assert got[0].json()["choices"][0]["token_ids"] == OUTPUT
+    assert client.choices() == [OUTPUT]
 
 
 def test_rows_that_never_came_are_asked_of_another_worker(start_gateway, support):
@@ -110,17 +102,19 @@ def test_rows_that_never_came_are_asked_of_another_worker(start_gateway, support
         events = []
 
         def read():
-            with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply:
+            body = BODY | {"stream": True}
+            with link.asking(), client.stream("POST", "/v1/completions", json=body) as reply:
                 lines = reply.iter_lines()
                 events.extend(json.loads(ln[6:]) for ln in lines if ln.startswith("data: {"))
 
+        link.begin_asking()
         thread = threading.Thread(target=read)
         thread.start()
-        link.wait_until(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
+        link.wait_told(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
         _, first = link.sent(support.Submit)[0]
         link.publish("prefill-0", support.RowSpec(first.handle, 0, OUTPUT[:1]))
         link.publish(first.decode.worker_id, support.RowSpec(first.handle, 2, OUTPUT[2:]))
-        link.wait_until(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
+        link.wait_told(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
         _, again = link.sent(support.Submit)[1]
         assert again.output_token_ids == tuple(OUTPUT[:1])
         assert again.decode.worker_id != first.decode.worker_id

@@ -201,7 +201,7 @@ class Applier:
 
     def _went_well(self, live: LiveRequest, worker_id: str) -> None:
         """Count a good row, which matters of a worker that has failed."""
-        live.n_rows[worker_id] = live.n_rows.get(worker_id, 0) + 1
+        live.n_rows[worker_id] += 1
         if self._workers.is_doubted(worker_id):
             is_over = self._requests.get(live.key.handle) is None
             self._retrier.worked(live, worker_id, is_whole=is_over)

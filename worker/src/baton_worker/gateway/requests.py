@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -101,7 +102,7 @@ class LiveRequest:
     n_reused: int = 0
     begun: float = 0.0
     began_at: int = 0
-    n_rows: dict[str, int] = field(default_factory=dict)
+    n_rows: Counter[str] = field(default_factory=Counter)
     turn: int = 0
 
     def may_be_at(self, worker_id: str) -> bool:
@@ -185,7 +186,7 @@ class LiveRequests:
         if not live.merge.delivered:
             live.n_reused = 0
         live.holders = live.sources = ()
-        live.n_rows = {}
+        live.n_rows.clear()
 
     def begin_attempt(self, live: LiveRequest, worker_ids: tuple[str, ...]) -> None:
         """Move a request, accounted to other workers, to its next attempt, unless it stands there

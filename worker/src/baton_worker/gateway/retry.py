@@ -116,7 +116,7 @@ class Retrier:
         """Note that the attempt that `live` stands at goes well at a worker; `is_whole`: the worker
         has done all of its part.
         """
-        n_rows = math.inf if is_whole else live.n_rows.get(worker_id, 0)
+        n_rows = math.inf if is_whole else live.n_rows[worker_id]
         if self._workers.worked(worker_id, live.begun, n_rows):
             self._note_restored(worker_id)
 
@@ -134,7 +134,7 @@ class Retrier:
         if treatment.harms:
             generation.excusable |= frozenset(newly)
         for worker_id in newly:
-            n_rows = live.n_rows.get(worker_id, 0)
+            n_rows = live.n_rows[worker_id]
             if self._workers.failed(worker_id, live.begun, why, is_full=is_full, n_rows=n_rows):
                 role = self._workers.role(worker_id) or Role.MIXED
                 facts = {"worker": worker_id, "worker_role": role.label, "last": why}
