@@ -59,6 +59,36 @@ def test_a_record_is_as_long_as_its_rows_say(
     assert rows_alone + 96 <= n_bytes <= rows_alone + FIXED_BYTES
 
 
+def longer_by(columns: StepColumns, header: StepHeader) -> int:
+    """What eight more of the same rows add to a record of eight: padding comes out even."""
+    eight = [columns] * 8
+    once, twice = coalesce(eight), coalesce(eight + eight)
+    assert (once.n_rows, twice.n_rows) == (8 * columns.n_rows, 16 * columns.n_rows)
+    return len(encode_step(twice, header)) - len(encode_step(once, header))
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_a_row_of_every_section_takes_what_is_said(
+    n_rows: int, make_columns: Make, header: StepHeader
+) -> None:
+    columns = make_columns(n_rows)
+    assert longer_by(columns, header) == 8 * row_sizes(columns).bytes.sum()
+
+
+@given(data=st.data())
+def test_rows_take_what_is_said_padding_aside(
+    data: st.DataObject, any_columns: Any, header: StepHeader
+) -> None:
+    columns = data.draw(any_columns)
+    assert longer_by(columns, header) == 8 * row_sizes(columns).bytes.sum()
+
+
+def test_what_need_not_be_joined_or_split_is_not_copied(make_columns: Make) -> None:
+    columns = make_columns(3)
+    assert coalesce([columns]) is columns
+    assert split_rows(columns)[0] is columns
+
+
 def test_split_makes_no_more_pieces_than_bytes_call_for(make_columns: Make) -> None:
     columns = make_columns(300)
     pieces = split_rows(columns, 4096)
@@ -82,8 +112,11 @@ def test_split_respects_the_readers_caps(
 
 
 def test_a_row_that_fits_no_frame_is_refused(make_columns: Make) -> None:
-    with pytest.raises(RecordError) as refused:
-        split_rows(make_columns(3), FIXED_BYTES + 40)
+    columns = make_columns(3)
+    first, second, _ = row_sizes(columns).bytes.tolist()
+    assert first < second
+    with pytest.raises(RecordError, match=f"row 1 of {second} bytes exceeds") as refused:
+        split_rows(columns, FIXED_BYTES + first)
     assert refused.value.reason is RefusalReason.FRAME_SIZE
 
 
@@ -112,8 +145,9 @@ def test_columns_that_some_parts_lack_are_zero_for_their_rows(make_columns: Make
 
 def test_error_rows_are_rebased_both_ways(make_columns: Make) -> None:
     flags = np.full(2, Finish.ERROR | FLAG_HAS_DRAFT, np.uint8)
-    part = make_columns(2, flags=flags, errors=(RowError(1, ErrorCode.DRAINING, "x"),))
+    errors = tuple(RowError(row, ErrorCode.DRAINING, "x") for row in range(2))
+    part = make_columns(2, flags=flags, errors=errors)
     merged = coalesce([part, part])
-    assert [error.row for error in merged.errors] == [1, 3]
+    assert [error.row for error in merged.errors] == [0, 1, 2, 3]
     pieces = split_rows(merged, limits=Limits(rows=2))
-    assert [error.row for piece in pieces for error in piece.errors] == [1, 1]
+    assert [[error.row for error in piece.errors] for piece in pieces] == [[0, 1], [0, 1]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.line import Arrival, Line
@@ -91,7 +91,7 @@ class _Place:
     sender: str
     room: Room
     standing: _Standing = _Standing.WAITING
-    arrival: Arrival = (0, 0)
+    arrival: Arrival = field(init=False)
     n_overtaken: int = 0
     is_promoted: bool = False
 

@@ -61,8 +61,9 @@ def coalesce(parts: Sequence[StepColumns]) -> StepColumns:
     """
     if not parts:
         raise ValueError("parts is empty: there are no columns to coalesce")
-    if len(parts) == 1:
-        return parts[0]
+    first, *others = parts
+    if not others:
+        return first
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in (*ROW_FIELDS, *_PER_VALUE)
@@ -133,14 +134,12 @@ def _running_total(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def _join_optional(parts: Sequence[StepColumns], name: str) -> npt.NDArray[Any]:
     columns = [getattr(part, name) for part in parts]
-    if not any(len(column) for column in columns):
-        return columns[0]  # type: ignore[no-any-return]
-    return np.concatenate(
-        [
+    if any(len(column) for column in columns):
+        columns = [
             column if len(column) else np.zeros(part.n_rows, column.dtype)
             for part, column in zip(parts, columns, strict=True)
         ]
-    )
+    return np.concatenate(columns)
 
 
 def _join_errors(parts: Sequence[StepColumns]) -> tuple[RowError, ...]:
