@@ -1,11 +1,20 @@
-"""Asking pods over HTTP: the operator's only way into the data plane, and only to read."""
+"""Asking pods over HTTP: the operator's only way into the data plane, and only to read.
+
+What a pod says is not believed: one that somebody took over must not fill this process's memory,
+nor send it anywhere.
+"""
 
 from __future__ import annotations
+
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
 
 from baton_operator.names import PORT_HEALTH
+
+MAX_ANSWER_BYTES = 1 << 20
+"""A worker's page of metrics has a tenth of that."""
 
 
 class _Drain(msgspec.Struct):
@@ -24,24 +33,42 @@ class HttpPodProbe:
 
     async def remaining(self, ip: str) -> int | None:
         """See `PodProbe`; a pod that answers something else counts as silent."""
-        if not ip:
-            return None
-        host = f"[{ip}]" if ":" in ip else ip
+        answer = await self._ask(ip, "/drain") if ip else None
         try:
-            async with self._session.get(
-                f"http://{host}:{self._port}/drain", timeout=self._limits
-            ) as response:
-                return msgspec.json.decode(await response.read(), type=_Drain).remaining
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+            return None if answer is None else msgspec.json.decode(answer, type=_Drain).remaining
+        except (msgspec.MsgspecError, RecursionError):
             return None
 
     async def metrics(self, ip: str) -> str | None:
         """See `telemetry.MetricsProbe`."""
+        answer = await self._ask(ip, "/metrics")
+        return None if answer is None else answer.decode(errors="replace")
+
+    async def _ask(self, ip: str, path: str) -> bytes | None:
+        """Return what a pod says; None when it says nothing, too much, or that somebody else knows.
+
+        It is taken as it comes: packed, a little could become more than there is memory.
+        """
         host = f"[{ip}]" if ":" in ip else ip
         try:
             async with self._session.get(
-                f"http://{host}:{self._port}/metrics", timeout=self._limits
+                f"http://{host}:{self._port}{path}",
+                timeout=self._limits,
+                allow_redirects=False,
+                auto_decompress=False,
+                headers={"Accept-Encoding": "identity"},
             ) as response:
-                return await response.text() if response.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+                return (
+                    await _bounded(response.content) if response.status == HTTPStatus.OK else None
+                )
+        except (aiohttp.ClientError, TimeoutError):
             return None
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes | None:
+    found = bytearray()
+    while piece := await content.readany():
+        found += piece
+        if len(found) > MAX_ANSWER_BYTES:
+            return None
+    return bytes(found)
