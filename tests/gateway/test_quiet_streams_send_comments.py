@@ -95,5 +95,30 @@ def test_a_comment_never_stands_within_an_event_that_is_sent_in_pieces():
     assert sent[at : at + 4] == [b"data: ", b"{", b"}", b"\n\n"]
 
 
+def test_the_end_waits_for_the_status_line_that_a_comment_is_sending():
+    """A connection that is full, as behind an answer that was asked for before, takes it late."""
+    sent = []
+
+    async def scenario():
+        began, is_free = asyncio.Event(), asyncio.Event()
+
+        async def send(message):
+            began.set()
+            await is_free.wait()
+            sent.append(message["type"])
+
+        async with EventStream(send, [], 0.001) as stream:
+            await began.wait()
+            assert stream.has_begun
+            end = asyncio.create_task(stream.send(body(b"data: error\n\n", more=False)))
+            await asyncio.sleep(0)
+            is_free.set()
+            await end
+
+    asyncio.run(scenario())
+    assert sent[0] == "http.response.start"
+    assert sent.count("http.response.start") == 1
+
+
 def body(data, *, more=True):
     return {"type": "http.response.body", "body": data, "more_body": more}

@@ -63,9 +63,9 @@ class EventStream:
     async def send(self, message: Message) -> None:
         """Send a body message."""
         self._is_quiet = False
-        if not message["more_body"]:
-            self._stop()
         async with self._one_at_a_time:
+            if not message["more_body"]:
+                self._stop()  # here, where no comment, perhaps with the status line, is on its way
             self._is_between_events = message["body"].endswith(_END_OF_EVENT)
             await self._send(message)
 
