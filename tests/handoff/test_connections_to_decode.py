@@ -32,12 +32,12 @@ def poller() -> zmq.Poller:
 def dealers(poller: zmq.Poller) -> Iterator[Dealers]:
     context: zmq.Context[Any] = zmq.Context()
 
-    def new_socket() -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    def new_socket(its: zmq.Context[Any]) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = its.socket(zmq.DEALER)
         socket.linger = 0
         return socket
 
-    made = Dealers(new_socket, lambda socket, key: None, poller)
+    made = Dealers(context, new_socket, lambda socket, key: None, poller)
     yield made
     made.close()
     assert poller.sockets == []
@@ -46,6 +46,17 @@ def dealers(poller: zmq.Poller) -> Iterator[Dealers]:
 
 def test_an_address_has_one_connection(dealers: Dealers) -> None:
     assert dealers.to(GONE, 0.0) is dealers.to(GONE, 1.0)
+
+
+def test_a_name_is_looked_up_beside_all_other_connections(dealers: Dealers) -> None:
+    """And two of one name share what they wait for."""
+    by_address = dealers.to(GONE, 0.0).context
+    named = Address("tcp://localhost:6", "")
+    by_name = dealers.to(named, 0.0).context
+    assert by_name is not by_address
+    assert dealers.to(named._replace(public_key="k"), 0.0).context is by_name
+    assert dealers.to(named._replace(endpoint="tcp://localhost:7"), 0.0).context is not by_name
+    assert dealers.to(BUSY, 0.0).context is by_address
 
 
 def test_a_process_with_other_keys_at_an_endpoint_has_its_own(dealers: Dealers) -> None:

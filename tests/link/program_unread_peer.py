@@ -96,7 +96,9 @@ def fill_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 def fill_kv_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """Return prefill's DEALER to a decode worker that sent what nobody read, and left."""
-    dealers = Dealers(lambda: context.socket(zmq.DEALER), lambda socket, key: None, zmq.Poller())
+    dealers = Dealers(
+        context, lambda its: its.socket(zmq.DEALER), lambda socket, key: None, zmq.Poller()
+    )
 
     def connected(endpoint: str) -> zmq.Socket[bytes]:
         ours = dealers.to(Address(endpoint, ""), 0.0)

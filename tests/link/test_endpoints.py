@@ -10,7 +10,14 @@ import pytest
 from baton_worker.config import ConfigError
 from baton_worker.link import endpoints
 from baton_worker.link.api import GatewayLost, GatewayUp
-from baton_worker.link.endpoints import Resolver, has_only_ipv6, resolve, static_endpoints
+from baton_worker.link.contexts import is_by_name
+from baton_worker.link.endpoints import (
+    Resolver,
+    has_only_ipv6,
+    over_ipv6,
+    resolve,
+    static_endpoints,
+)
 from baton_worker.link.worker import ZmqWorkerLink
 
 
@@ -122,3 +129,33 @@ def test_gateways_are_called_as_their_name_lists_them_and_left_when_gone(
         assert link.linked_gateways() == 1
     finally:
         link.close(0.0)
+
+
+def test_all_names_are_looked_up_at_once(monkeypatch) -> None:
+    """Each waits until all are asked for, as a name server that is slow makes them."""
+    asked = threading.Barrier(3)
+
+    def lookup(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        asked.wait(60.0)
+        family = socket.AF_INET6 if host == "b" else socket.AF_INET
+        return [(family, socket.SOCK_STREAM, 6, "", ("address", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    assert over_ipv6(("tcp://a:1", "tcp://b:1", "tcp://c:1")) == {"tcp://b:1"}
+    assert over_ipv6(()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "by_name"),
+    [
+        ("tcp://10.0.0.1:5555", False),
+        ("tcp://[::1]:5555", False),
+        ("tcp://[fe80::1%eth0]:5555", False),
+        ("tcp://gateway-0.gw.ns.svc:5555", True),
+        ("tcp://localhost:5555", True),
+        ("tcp://10.0.0.1:0;gateway:5555", True),
+        ("no endpoint", True),
+    ],
+)
+def test_what_must_be_looked_up_is_told_from_an_address(endpoint: str, by_name: bool) -> None:
+    assert is_by_name(endpoint) is by_name

@@ -19,6 +19,7 @@ import zmq
 
 from baton_worker.handoff.frames import MAX_ANSWER_FRAMES
 from baton_worker.handoff.offers import Address
+from baton_worker.link.contexts import Context, Contexts
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import (
     Change,
@@ -48,17 +49,20 @@ class Dealers:
     """See the module.
 
     Args:
-        new_socket: returns an unconnected DEALER with the channel's options.
+        context: of connections to addresses.
+        new_socket: returns an unconnected DEALER of a context, with the channel's options.
         secure: prepares it for a peer's public key.
         poller: learns of every socket that can have something to read.
     """
 
     def __init__(
         self,
-        new_socket: Callable[[], Socket],
+        context: Context,
+        new_socket: Callable[[Context], Socket],
         secure: Callable[[Socket, str], None],
         poller: zmq.Poller,
     ) -> None:
+        self._contexts = Contexts(context)
         self._new_socket = new_socket
         self._secure = secure
         self._poller = poller
@@ -75,7 +79,11 @@ class Dealers:
         """
         dealer = self._dealers.get(address)
         if dealer is None:
-            dealer = self._dealers[address] = self._connected(address, now)
+            try:
+                dealer = self._dealers[address] = self._connected(address, now)
+            except zmq.ZMQError:
+                self._leave_context(address)
+                raise
         dealer.used_at = now
         return dealer.socket
 
@@ -115,9 +123,10 @@ class Dealers:
         """Close every connection."""
         for address in list(self._dealers):
             self._close(address)
+        self._contexts.close(0.0)
 
     def _connected(self, address: Address, now: float) -> _Dealer:
-        socket = self._new_socket()
+        socket = self._new_socket(self._contexts.of(address.endpoint))
         # Nothing may wait in a socket that is not connected: it would go out long after its offer
         # was given up.
         socket.set(zmq.IMMEDIATE, 1)
@@ -147,3 +156,8 @@ class Dealers:
             self._poller.unregister(source)
         close(dealer.socket)
         dealer.monitoring.close(linger=0)
+        self._leave_context(address)
+
+    def _leave_context(self, address: Address) -> None:
+        if not any(other.endpoint == address.endpoint for other in self._dealers):
+            self._contexts.leave(address.endpoint)

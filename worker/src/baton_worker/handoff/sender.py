@@ -29,6 +29,7 @@ from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.offers import Address, Offer, OfferBook
 from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
+from baton_worker.link.contexts import Context
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change
 from baton_worker.logs import Seldom
@@ -44,7 +45,8 @@ class Sender:
     """See the module.
 
     Args:
-        new_socket: returns an unconnected DEALER with the channel's options.
+        context: of connections to addresses.
+        new_socket: returns an unconnected DEALER of a context, with the channel's options.
         secure: prepares it for a peer's public key.
         make_calls: does what other threads have asked for since. Whoever cancels must see no event
             afterwards, so it is called before each.
@@ -55,7 +57,8 @@ class Sender:
         self,
         metrics: HandoffMetrics,
         poller: zmq.Poller,
-        new_socket: Callable[[], Socket],
+        context: Context,
+        new_socket: Callable[[Context], Socket],
         secure: Callable[[Socket, str], None],
         *,
         window_bytes: int,
@@ -67,8 +70,8 @@ class Sender:
         self._on_event = on_event
         self._offers = OfferBook(window_bytes)
         self._asks = AskBook()
-        self._carrying = Dealers(new_socket, secure, poller)
-        self._asking = Dealers(new_socket, secure, poller)
+        self._carrying = Dealers(context, new_socket, secure, poller)
+        self._asking = Dealers(context, new_socket, secure, poller)
         self._seldom = Seldom()
         self._tidied_at = time.monotonic()
 

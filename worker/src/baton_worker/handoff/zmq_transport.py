@@ -64,6 +64,7 @@ class ZmqKvTransport:
         self._sender = Sender(
             metrics,
             self._poller,
+            context,
             partial(self._socket, zmq.DEALER),
             security.client,
             window_bytes=config.send_bytes,
@@ -147,7 +148,7 @@ class ZmqKvTransport:
     def _bind(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """Return the bound ROUTER and where its connection events arrive."""
         check_advertised(self._config)
-        router = self._socket(zmq.ROUTER)
+        router = self._socket(zmq.ROUTER, self._context)
         router.set(zmq.SNDHWM, 0)  # answers are small, and none may be lost on a live connection
         router.set(zmq.RCVHWM, 0)  # a full queue would let a peer end this process: `link.sockets`
         endpoint = bindable(self._config.bind)
@@ -164,8 +165,8 @@ class ZmqKvTransport:
             ) from error
         return router, monitoring
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
+    def _socket(self, kind: int, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = context.socket(kind)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         socket.set(zmq.TCP_KEEPALIVE, 1)  # how decode notices that a silent host is gone

@@ -10,7 +10,8 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 from baton_worker.addresses import tcp_endpoint
@@ -72,6 +73,18 @@ def has_only_ipv6(endpoint: str) -> bool:
         log.warning("gateway not resolved", extra={"endpoint": endpoint, "error": str(error)})
         return False
     return {family for family, *_ in found} == {socket.AF_INET6}
+
+
+def over_ipv6(endpoints: Sequence[str]) -> frozenset[str]:
+    """Return those that `has_only_ipv6`; all are looked up at once, so the slowest is waited for.
+
+    It is waited for once, at the start, and not once for each.
+    """
+    if not endpoints:
+        return frozenset()
+    with ThreadPoolExecutor(len(endpoints), "baton-resolver") as pool:
+        found = pool.map(has_only_ipv6, endpoints)
+        return frozenset(endpoint for endpoint, only in zip(endpoints, found, strict=True) if only)
 
 
 class Resolver:

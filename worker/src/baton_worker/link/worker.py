@@ -27,11 +27,12 @@ from baton_worker.link.api import (
     WorkerLinkEvent,
 )
 from baton_worker.link.claims import Claims
+from baton_worker.link.contexts import Contexts
 from baton_worker.link.curve import client_options, load_identity
 from baton_worker.link.endpoints import (
     RESOLVE_SECONDS,
     Resolver,
-    has_only_ipv6,
+    over_ipv6,
     static_endpoints,
 )
 from baton_worker.link.inbox import InboxPolicy
@@ -90,7 +91,7 @@ class ZmqWorkerLink:
         """
         self._config = config
         self._static = static_endpoints(config)
-        self._over_ipv6 = frozenset(filter(has_only_ipv6, self._static))
+        self._over_ipv6 = over_ipv6(self._static)
         self._identity = load_identity(config.curve, is_client=True)
         self._metrics = WorkerLinkMetrics(metrics)
         self._writer = FrameWriter(
@@ -187,9 +188,10 @@ class ZmqWorkerLink:
 
     def _run(self) -> None:
         context: zmq.Context[Socket] = zmq.Context(io_threads=1)
+        contexts = Contexts(context)
         try:
             while not self._is_done():
-                self._meet_wanted(context)
+                self._meet_wanted(contexts)
                 ready = self._wait()
                 while self._calls:
                     self._calls.popleft()()
@@ -200,6 +202,7 @@ class ZmqWorkerLink:
             # A defect says no goodbye: to gateways this process is to look as dead as it is.
             for peer in self._peers.values():
                 peer.close(_BYE_LINGER_MS)
+            contexts.close(_BYE_LINGER_MS / 1000)
             context.term()
 
     def _wait(self) -> set[object]:
@@ -273,9 +276,9 @@ class ZmqWorkerLink:
         self._metrics.commands.inc()
         self._on_event(CommandReceived(event.incarnation, command))
 
-    def _meet_wanted(self, context: zmq.Context[Socket]) -> None:
+    def _meet_wanted(self, contexts: Contexts) -> None:
         for endpoint in self._wanted - self._peers.keys():
-            self._peers = {**self._peers, endpoint: self._new_peer(context, endpoint)}
+            self._peers = {**self._peers, endpoint: self._new_peer(contexts, endpoint)}
         now = self._clocks.now()
         for endpoint in self._peers.keys() - self._wanted:
             peer = self._peers[endpoint]
@@ -283,11 +286,12 @@ class ZmqWorkerLink:
             if not peer.end.is_linked(now):
                 self._tell(peer, peer.lose("unlisted"))
                 peer.close(0)
+                contexts.leave(endpoint)
                 self._peers = {e: p for e, p in self._peers.items() if e != endpoint}
 
-    def _new_peer(self, context: zmq.Context[Socket], endpoint: str) -> GatewayPeer:
+    def _new_peer(self, contexts: Contexts, endpoint: str) -> GatewayPeer:
         config = self._config
-        socket = dealer(context, config.heartbeat_seconds, config.dead_after_seconds)
+        socket = dealer(contexts.of(endpoint), config.heartbeat_seconds, config.dead_after_seconds)
         socket.ipv6 = endpoint in self._over_ipv6 or is_ipv6_endpoint(endpoint)
         if self._identity:
             client_options(socket, self._identity, self._identity.gateway_key)
