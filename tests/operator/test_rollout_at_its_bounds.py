@@ -58,6 +58,12 @@ def test_without_a_partition_no_surge_takes_more_than_the_target():
     assert step.wanted == {"a": Counts(1, 1), "c": Counts(1, 1)}
 
 
+def test_beside_an_old_revision_the_new_gives_back_what_a_smaller_target_leaves_over():
+    a, c = Revision("a", *[Counts(1, 1)] * 3), Revision("c", *[Counts(3, 3)] * 3)
+    step = next_step(Rollout(Counts(1, 1), "c", "a", (a, c), Budget(3, 0)))
+    assert step.wanted == {"a": NONE, "c": Counts(1, 1)}
+
+
 def test_a_pause_before_the_first_tick_takes_nothing_from_the_old():
     step = step_to("c", (1, 1), (0, 1), is_paused=True, a=(1, 1))
     assert step == Step({"a": Counts(1, 1), "c": NONE}, Phase.PAUSED, 0, 1)
