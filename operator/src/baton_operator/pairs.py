@@ -100,7 +100,7 @@ def shrinking(target: Counts, tick: int, *, is_whole: bool) -> Counts:
     n = ticks_of(target)
     if not n or tick <= 0:
         return Counts()
-    least = 1 if is_whole else 0
+    least = int(is_whole)
     return Counts(*(max(min(least, size), size * tick // n) for size in target))
 
 
@@ -124,7 +124,7 @@ def available_floor(target: Counts, budget: Budget) -> Counts:
     n = ticks_of(target)
     if not n:
         return Counts()
-    return Counts(*(max(0, size - -(-size * budget.unavailable_pairs // n)) for size in target))
+    return target.less(Counts(*(-(-size * budget.unavailable_pairs // n) for size in target)))
 
 
 def served_floor(target: Counts, budget: Budget) -> int:
