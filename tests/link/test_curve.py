@@ -286,6 +286,19 @@ def test_a_bad_line_among_the_allowed_keys_names_its_number(keys: Keys) -> None:
         AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
 
 
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_text("nonsense\n")])
+def test_a_bad_update_is_told_of_once_in_a_while_however_many_connections_ask(
+    keys: Keys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, spoil
+) -> None:
+    """Every message of KV and every handshake looks at the list."""
+    monkeypatch.setattr(logs, "LOG_SECONDS", 1e9)
+    allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
+    spoil(keys.allowed)
+    for _ in range(100):
+        allowed.refresh()
+    assert caplog.messages == ["allowed keys not reloaded"]
+
+
 def test_a_bad_update_of_the_allowed_keys_keeps_the_old_ones(keys: Keys) -> None:
     allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
     keys.allowed.unlink()

@@ -62,6 +62,7 @@ class AllowedKeys:
         self._path = Path(path)
         self._lock = threading.Lock()
         self._stamp = (0, 0)
+        self._seldom = Seldom()
         self._keys: dict[str, Allowed] = {}
         self.version = 0
         self._load()
@@ -93,7 +94,8 @@ class AllowedKeys:
                 if self._current_stamp() != self._stamp:
                     self._load()
             except (ConfigError, OSError) as error:
-                log.warning("allowed keys not reloaded", extra={"error": str(error)})
+                if self._seldom.is_due("not reloaded"):
+                    log.warning("allowed keys not reloaded", extra={"error": str(error)})
             return self.version
 
     def _current_stamp(self) -> tuple[int, int]:
