@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 PREFIX = "BATON_"
+MAX_PORT = 65535
+_CLOSE = 0.85
+"""How much an unknown variable looks like a setting to be taken for a misspelt one."""
+_NAMESPACE = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?")
 
 
 class SettingError(ValueError):
@@ -68,8 +75,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     """Return the settings.
 
     Raises:
-        SettingError: a value cannot be used.
+        SettingError: a value cannot be used, or a variable is a setting's but for its spelling.
     """
+    _refuse_misspelt(environment)
     types = get_type_hints(Settings)
     values: dict[str, Any] = {}
     for field in fields(Settings):
@@ -79,6 +87,17 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     settings = Settings(**values)
     _check(settings)
     return settings
+
+
+def _refuse_misspelt(environment: Mapping[str, str]) -> None:
+    """A setting that is not read has its default, and that of a namespace is every one."""
+    known = [field.name.upper() for field in fields(Settings)]
+    for variable in sorted(environment):
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in known:
+            continue
+        if close := difflib.get_close_matches(name, known, 1, _CLOSE):
+            raise SettingError(f"{variable} is no setting: did you mean {PREFIX}{close[0]}?")
 
 
 _KINDS = {int: "a whole number", float: "a number"}
@@ -99,8 +118,22 @@ def _check(settings: Settings) -> None:
     for field in fields(settings):
         value = getattr(settings, field.name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and value <= 0:
-            raise SettingError(f"{PREFIX}{field.name.upper()} is {value}; it must be above 0")
+        if is_number and not (value > 0 and math.isfinite(value)):
+            raise SettingError(
+                f"{PREFIX}{field.name.upper()} is {value}; it must be above 0, and finite"
+            )
+    if settings.http_port > MAX_PORT:
+        raise SettingError(f"{PREFIX}HTTP_PORT is {settings.http_port}; the most is {MAX_PORT}")
+    for variable in ("watch_namespace", "lease_namespace"):
+        if not _NAMESPACE.fullmatch(getattr(settings, variable)):
+            raise SettingError(
+                f"{PREFIX}{variable.upper()} is {getattr(settings, variable)!r}; it must be one "
+                "namespace's name: lower case letters, digits and -"
+            )
+    _check_lease_and_logs(settings)
+
+
+def _check_lease_and_logs(settings: Settings) -> None:
     if settings.lease_renew_seconds >= settings.lease_duration_seconds:
         raise SettingError(
             f"{PREFIX}LEASE_RENEW_SECONDS is {settings.lease_renew_seconds}; it must be below "
