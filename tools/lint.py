@@ -1,7 +1,8 @@
 """Run every static check and print one line for each; exit 1 if any fails.
 
-Checks: ruff format and lint, mypy strict, import-linter contracts, clang-format, and the size rules
-(no file over 400 lines, no function over 60 lines or 9 parameters, tests over 600).
+Checks: ruff format and lint, mypy strict, import-linter contracts, clang-format, the size rules (no
+file over 400 lines, no function over 60 lines or 9 parameters, tests over 600), the one version,
+and that no key pair lies among the sources.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from version import disagreements
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / "bin"
@@ -75,12 +78,28 @@ def traps() -> str:
     return "\n".join(f"{p.relative_to(ROOT)} shadows the standard library's operator" for p in bad)
 
 
+def versions() -> str:
+    """Check that every place repeats the version of the file VERSION."""
+    return "\n".join(disagreements(ROOT))
+
+
+def keys() -> str:
+    """Refuse key pairs and certificates: what `keygen` wrote is nobody's to commit."""
+    suffixes = (".secret", ".public", ".pem", ".key")
+    found = [str(path.relative_to(ROOT)) for path in tracked(*suffixes)]
+    return "\n".join(
+        f"{name}: a key; remove it, and replace it where it was used" for name in found
+    )
+
+
 def main() -> int:
     """Run the checks in order of speed."""
     native = tracked(".cc", ".h", ".cu", ".cuh")
     checks: dict[str, Callable[[], str]] = {
         "sizes": sizes,
         "traps": traps,
+        "version": versions,
+        "keys": keys,
         "ruff format": command(BIN / "ruff", "format", "--check", "."),
         "ruff": command(BIN / "ruff", "check", "."),
         "clang-format": command(BIN / "clang-format", "--dry-run", "--Werror", *native),
