@@ -49,6 +49,12 @@ def test_every_page_of_docs_can_be_reached_from_the_readme():
     assert docs <= reached
 
 
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("docs/")])
+def test_the_first_words_of_a_page_say_who_needs_it(name):
+    first = (ROOT / name).read_text().split("\n\n")[1]
+    assert first.startswith("For "), f"{name} begins: {first[:60]}"
+
+
 def test_the_readme_can_be_read_at_once():
     assert len((ROOT / "README.md").read_text().split()) <= MAX_README_WORDS
 
