@@ -47,7 +47,15 @@ CORES: dict[str, tuple[str, str]] = {
     "inbox": (f"{WORKER}/link/inbox.py", "tests/link/test_inbox.py"),
     "worker_table": (f"{WORKER}/link/worker_table.py", "tests/link/test_worker_table.py"),
     "ledger": (f"{WORKER}/handoff/ledger.py", "tests/handoff/test_ledger.py"),
-    "places": (f"{WORKER}/handoff/places.py", "tests/handoff/test_places.py"),
+    **{
+        name: (
+            f"{WORKER}/handoff/{name.removeprefix('places.')}.py",
+            "tests/handoff/test_places*d.py tests/handoff/test_places.py",
+        )
+        for name in ("places", "places.room", "places.shares")
+    },
+    "timers": (f"{WORKER}/handoff/timers.py", "tests/handoff/test_timers.py"),
+    "pace": (f"{WORKER}/link/pace.py", "tests/link/test_pace.py"),
     "asks": (f"{WORKER}/handoff/asks.py", "tests/handoff/test_asks.py"),
     "offers": (f"{WORKER}/handoff/offers.py", "tests/handoff/test_offers.py"),
     "merge": (f"{WORKER}/gateway/merge.py", "tests/gateway/test_merge*.py"),

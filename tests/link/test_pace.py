@@ -33,10 +33,21 @@ def test_connections_have_an_allowance_each() -> None:
 
 def test_no_more_connections_are_remembered_than_some() -> None:
     pace = Pace(burst=1, per_second=1e-9)
-    routes = [number.to_bytes(4, "big") for number in range(5000)]
-    assert not any(pace.exceeded(route, 0.0) for route in routes)
-    assert pace.exceeded(routes[-1], 0.0)
-    assert not pace.exceeded(routes[0], 0.0), "the oldest is forgotten, and begins anew"
+    routes = [number.to_bytes(4, "big") for number in range(4098)]
+    assert not any(pace.exceeded(route, 0.0) for route in routes[:4097])
+    assert pace.exceeded(routes[1], 0.0), "4,096 are remembered; who is cut off is not"
+    assert not pace.exceeded(routes[4097], 0.0)
+    assert pace.exceeded(routes[2], 0.0)
+    assert not pace.exceeded(routes[0], 0.0), "the oldest was forgotten, and begins anew"
+
+
+def test_a_connection_may_say_20_000_messages_at_once_and_4_000_a_second() -> None:
+    pace = Pace()
+    assert not any(pace.exceeded(A, 0.0) for _ in range(20_000))
+    assert not any(pace.exceeded(A, 1.0) for _ in range(4_000))
+    assert pace.exceeded(A, 1.0)
+    assert not any(pace.exceeded(B, 0.0) for _ in range(20_000))
+    assert pace.exceeded(B, 0.0)
 
 
 @given(gaps=st.lists(st.floats(0.0, 3.0), max_size=200), burst=st.integers(1, 20))

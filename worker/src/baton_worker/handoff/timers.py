@@ -7,6 +7,7 @@ A heap of times with lazy deletion, for the books of this package. Pure: `now` i
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -21,16 +22,15 @@ class Timers(Generic[K]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, K]] = []
         self._current: dict[K, int] = {}
-        self._serial = 0
+        self._serials = itertools.count()
 
     def __len__(self) -> int:
         return len(self._current)
 
     def set(self, key: K, at_seconds: float) -> None:
         """Make a key due at a time, and not at the one that it had."""
-        self._serial += 1
-        self._current[key] = self._serial
-        heapq.heappush(self._heap, (at_seconds, self._serial, key))
+        serial = self._current[key] = next(self._serials)
+        heapq.heappush(self._heap, (at_seconds, serial, key))
         if len(self._heap) > 2 * len(self._current) + _SPARE:
             self._heap = [entry for entry in self._heap if self._is_current(entry)]
             heapq.heapify(self._heap)
