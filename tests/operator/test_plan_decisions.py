@@ -407,3 +407,44 @@ def test_external_replicas_come_from_the_scaler_within_bounds(fleets):
 def test_the_specs_replicas_are_the_first_guess_of_an_external_role(fleets):
     spec = external(fleets.make_spec(), (1, 4), (1, 8))
     assert scale_roles(spec, Facts()).decode.replicas == 1
+
+
+HALVES = [(Counts(2, 2), "a"), (Counts(2, 2), "b")]
+
+
+@pytest.mark.parametrize(
+    ("partition", "stable", "gateway"),
+    [(0, "a", "b"), (2, "a", "b"), (3, "a", "a"), (4, "a", "a"), (4, "", "b")],
+)
+def test_a_partition_that_leaves_less_than_half_takes_gateways_to_the_stable_revision(
+    fleets, partition, stable, gateway
+):
+    spec = fleets.make_spec(4, 4, partition=partition)
+    facts = Facts(tuple(Revision(n, *[c] * 3) for c, n in HALVES), gateways=Gateways("b", True))
+    assert make_plan(spec, "b", facts, Memory(stable, "b"), 1000.0).gateway == gateway
+
+
+@pytest.mark.parametrize(
+    ("gateways", "known", "answering"),
+    [
+        (None, "a", "a"),
+        (Gateways("b", is_rolled=False), "a", "a"),
+        (Gateways("b", is_rolled=False), "", "b"),
+        (Gateways("b", is_rolled=True), "a", "b"),
+    ],
+)
+def test_who_answers_is_remembered_until_every_gateway_is_of_another(
+    fleets, gateways, known, answering
+):
+    facts = Facts(tuple(Revision(n, *[c] * 3) for c, n in HALVES), gateways=gateways)
+    for memory in (Memory("a", "b", answering=known), Memory("a", "a", answering=known)):
+        plan = make_plan(fleets.make_spec(4, 4), "b", facts, memory, 1000.0)
+        assert plan.memory.answering == answering
+
+
+@pytest.mark.parametrize(("answering", "left"), [("a", Counts(1, 1)), ("b", Counts())])
+def test_of_two_older_revisions_the_one_that_gateways_send_to_keeps_a_pair(fleets, answering, left):
+    two = (Revision("a", *[Counts(1, 1)] * 3), Revision("b", *[Counts(2, 1)] * 3))
+    facts = Facts(two, gateways=Gateways(answering, is_rolled=True))
+    plan = make_plan(fleets.make_spec(2, 1), "c", facts, Memory("a", "c"), 1000.0)
+    assert plan.step.wanted["a"] == left

@@ -199,8 +199,9 @@ def _carried(memory: Memory, update: str, facts: Facts, now: float) -> Memory:
 def _answering(memory: Memory, facts: Facts) -> str:
     """Return the revision that gateways send to until every pod of theirs is of another."""
     gateways = facts.gateways
-    has_moved = gateways is not None and (gateways.is_rolled or not memory.answering)
-    return gateways.revision if gateways and has_moved else memory.answering
+    if gateways is None or (memory.answering and not gateways.is_rolled):
+        return memory.answering
+    return gateways.revision
 
 
 def _step(
