@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import pytest
 import uvloop
 from aiohttp import web
 from prometheus_client import Counter
@@ -15,7 +17,7 @@ from baton_operator.health import serve
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 PATIENCE_SECONDS = 60.0
-Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 async def answer(_: web.Request) -> web.Response:
@@ -31,7 +33,11 @@ def run(scenario: Callable[[Connect], Awaitable[None]], keeper: Doorkeeper) -> N
         port = site._server.sockets[0].getsockname()[1]
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await scenario(lambda: asyncio.open_connection("127.0.0.1", port))
+                await scenario(
+                    lambda host="127.0.0.1": asyncio.open_connection(
+                        "127.0.0.1", port, local_addr=(host, 0)
+                    )
+                )
         finally:
             await runner.cleanup()
 
@@ -78,6 +84,49 @@ def test_connections_beyond_the_bound_are_ended_and_counted_until_one_leaves() -
             other.close()
 
     run(scenario, Doorkeeper(counter, max_connections=3))
+
+
+def test_one_peer_leaves_room_for_the_probes_of_others() -> None:
+    """Refused probes would end the operator."""
+    counter = refused()
+
+    async def scenario(connect: Connect) -> None:
+        held = [await connect() for _ in range(8)]
+        ended = [asyncio.create_task(rest_of(reader)) for reader, _ in held]
+        for each in itertools.islice(asyncio.as_completed(ended), 6):
+            assert await each == b""
+        assert counter._value.get() == 6
+        reader, writer = await connect("127.0.0.2")
+        assert (await get(reader, writer)).endswith(b"fine")
+        for task in ended:
+            task.cancel()
+        for _, other in (*held, (reader, writer)):
+            other.close()
+
+    run(scenario, Doorkeeper(counter, max_connections=4, max_of_peer=2))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("fd00::1", "fd00::ffff:0:1", True),
+        ("fd00::1", "fd00:0:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("", "", True),
+    ],
+)
+def test_a_peer_is_what_it_cannot_choose_of_its_address(
+    one: str, other: str, is_same: bool
+) -> None:
+    keeper = Doorkeeper(refused(), max_of_peer=1)
+    assert keeper.enter(one)
+    assert keeper.enter(other) != is_same
+    for address in (one, other):
+        keeper.leave(address)
+    assert keeper.enter(other)
 
 
 def test_who_trickles_headers_is_cut_off() -> None:

@@ -1,21 +1,25 @@
 """A listening site that no peer can exhaust: few connections, and none for long.
 
 aiohttp bounds lines, headers and what is read of bodies, but waits for them as long as a peer
-likes, on as many connections as there are. Those who ask here are a kubelet and a scraper, whose
+likes, on as many connections as there are. Those who ask here are kubelets and scrapers, whose
 requests take milliseconds; one whose connection is ended between two of them makes another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
+import prometheus_client
 from aiohttp import web
-from prometheus_client import Counter
 
 MAX_CONNECTIONS = 128
+MAX_OF_PEER = 32
 LIFETIME_SECONDS = 60.0
+_NETWORK_BITS = 64
 _GRACE_SECONDS = 5.0
 """For an answer that is being sent when its connection's time is up."""
 
@@ -25,26 +29,42 @@ class Doorkeeper:
 
     def __init__(
         self,
-        refused: Counter,
+        refused: prometheus_client.Counter,
         max_connections: int = MAX_CONNECTIONS,
         lifetime_seconds: float = LIFETIME_SECONDS,
+        max_of_peer: int = MAX_OF_PEER,
     ) -> None:
         self.lifetime_seconds = lifetime_seconds
         self._refused = refused
         self._max_connections = max_connections
-        self._open = 0
+        self._max_of_peer = max_of_peer
+        self._open: Counter[str] = Counter()
 
-    def enter(self) -> bool:
+    def enter(self, address: str) -> bool:
         """Count a connection; False if it may not stay. It leaves all the same."""
-        self._open += 1
-        if self._open > self._max_connections:
+        peer = _peer_of(address)
+        self._open[peer] += 1
+        if self._open[peer] > self._max_of_peer or self._open.total() > self._max_connections:
             self._refused.inc()
             return False
         return True
 
-    def leave(self) -> None:
+    def leave(self, address: str) -> None:
         """Forget a connection."""
-        self._open -= 1
+        peer = _peer_of(address)
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]
+
+
+def _peer_of(address: str) -> str:
+    """Return whom an address is counted for: of IPv6 its network, of which it has all addresses."""
+    if ":" not in address:
+        return address
+    known = ipaddress.IPv6Address(address.partition("%")[0])
+    if known.ipv4_mapped is not None:
+        return str(known.ipv4_mapped)
+    return str(ipaddress.IPv6Network((known, _NETWORK_BITS), strict=False))
 
 
 class BoundedSite(web.BaseSite):
@@ -84,12 +104,14 @@ class _Bounded(asyncio.Protocol):
         self._handler = handler
         self._keeper = keeper
         self._is_let_in = False
+        self._address = ""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not asserted: uvloop's transports are so, but of no class of asyncio's.
         transport = cast(asyncio.Transport, transport)
-        self._is_let_in = self._keeper.enter()
+        self._address = (transport.get_extra_info("peername") or ("",))[0]
+        self._is_let_in = self._keeper.enter(self._address)
         if not self._is_let_in:
             transport.abort()
             return
@@ -103,7 +125,7 @@ class _Bounded(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(_GRACE_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._keeper.leave()
+        self._keeper.leave(self._address)
         if self._timer is not None:
             self._timer.cancel()
         if self._is_let_in:
