@@ -7,7 +7,7 @@ the loads are given.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,7 +39,12 @@ class WorkerLoad:
     @property
     def is_full(self) -> bool:
         """Whether it would have to refuse one more request."""
-        return self.outstanding_requests >= self.info.max_running + self.info.max_waiting
+        return self.room <= 0
+
+    @property
+    def room(self) -> int:
+        """How many requests more it would take."""
+        return self.info.max_running + self.info.max_waiting - self.outstanding_requests
 
 
 class Pair(NamedTuple):
@@ -68,16 +73,25 @@ class Needs(NamedTuple):
     features: tuple[str, ...] = ()
     weights: Weights | None = None
 
+    @property
+    def tokens(self) -> int:
+        """What a worker's context must hold."""
+        return self.prompt_tokens + self.max_tokens
+
 
 def choose(
-    loads: Iterable[WorkerLoad], needs: Needs, pairing: Pairing = WITHIN_REVISIONS
+    loads: Iterable[WorkerLoad],
+    needs: Needs,
+    pairing: Pairing = WITHIN_REVISIONS,
+    kept: Container[str] = frozenset(),
 ) -> Pair | None:
     """Return the pair with the fewest outstanding tokens, or None when none can take the request.
 
     An ejected worker is chosen where all of its kind are ejected: the last way to serve stays open.
+    The room of those in `kept` is somebody else's.
     """
     fitting = _trusted([load for load in loads if _fits(load.info, needs)], pairing)
-    able = [load for load in fitting if not load.is_full]
+    able = [load for load in fitting if not load.is_full and load.info.worker_id not in kept]
     return min(_least_loaded_pairs(able, pairing), key=_cost, default=None)
 
 
@@ -112,6 +126,48 @@ def usable_choices(
     return most_choices(
         _trusted([load for load in loads if _fits(load.info, needs)], pairing), needs, pairing
     )
+
+
+def tiers(loads: Iterable[WorkerLoad], needs: Sequence[Needs]) -> Iterator[tuple[Needs, int]]:
+    """Yield a choice of each length that tells workers apart, and how many are at least as long."""
+    rising = sorted(needs, key=lambda one: one.tokens)
+    for smaller in sorted({0, *(_context_tokens(load.info) for load in loads)}):
+        longer = [one for one in rising if one.tokens > smaller]
+        if longer:
+            yield longer[0], len(longer)
+
+
+def to_keep(
+    loads: Sequence[WorkerLoad], needs: Sequence[Needs], pairing: Pairing = WITHIN_REVISIONS
+) -> frozenset[str]:
+    """Return the workers of which nobody else may be given any while a request waits for room.
+
+    `needs` are those of its choices, which differ in their length alone. Of each kind of workers as
+    many places as it has choices that only these can take are left to it, so that what others are
+    given never keeps it waiting: whatever is freed there is for it until there is enough.
+    """
+    fitting = _trusted([load for load in loads if _fits(load.info, min(needs))], pairing)
+    kept: set[str] = set()
+    smaller = 0
+    for context in sorted({_context_tokens(load.info) for load in fitting}):
+        n_choices = sum(one.tokens > smaller for one in needs)
+        smaller = context
+        pools: dict[tuple[int, tuple[object, ...]], list[WorkerLoad]] = {}
+        for load in fitting:
+            if _context_tokens(load.info) >= context and not load.info.draining:
+                pools.setdefault(_kind(load, pairing), []).append(load)
+        for pool in pools.values():
+            if sum(max(load.room, 0) for load in pool) <= n_choices:
+                kept.update(load.info.worker_id for load in pool if n_choices)
+    return frozenset(kept)
+
+
+def has_room(
+    loads: Iterable[WorkerLoad], kept: Container[str], pairing: Pairing = WITHIN_REVISIONS
+) -> bool:
+    """Whether some request may have room at workers whose room is not kept."""
+    able = [load for load in loads if not load.is_full and load.info.worker_id not in kept]
+    return has_usable_pair(able, pairing)
 
 
 def has_usable_pair(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> bool:
@@ -197,7 +253,7 @@ def _context_tokens(info: WorkerInfo) -> int:
 
 def _fits(info: WorkerInfo, needs: Needs) -> bool:
     return (
-        needs.prompt_tokens + needs.max_tokens <= _context_tokens(info)
+        needs.tokens <= _context_tokens(info)
         and needs.logprobs_k <= info.max_top_k
         and all(feature in info.features for feature in needs.features)
         and (needs.weights is None or weights_of(info).are_those_of(needs.weights))

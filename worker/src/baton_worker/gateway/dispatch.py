@@ -200,12 +200,14 @@ class Dispatcher:
             log.warning("a suspect request is refused", extra={"request": generation.request_id})
             raise suspect_again()
 
-    def _begin(self, generation: Generation, traceparent: str) -> _Begun | Lack:
+    def _begin(
+        self, generation: Generation, traceparent: str, kept: frozenset[str]
+    ) -> _Begun | Lack:
         """Take slots and account every choice to workers, or say why it cannot be now."""
         self.worker_limits()
         if generation.judged_at != self.retrier.suspects.n_condemned:  # while it was in line
             self._note_verdicts(generation)
-        plans = self._plan(generation)
+        plans = self._plan(generation, kept)
         if isinstance(plans, Lack):
             return plans
         self._slots.take(generation.client, generation.request.n_choices)
@@ -259,17 +261,19 @@ class Dispatcher:
                 outcome="shutting_down",
             )
 
-    def _plan(self, generation: Generation) -> list[_Plan] | Lack:
-        """Account every choice to workers before any of them is told."""
+    def _plan(self, generation: Generation, kept: frozenset[str]) -> list[_Plan] | Lack:
+        """Account every choice to workers before any of them is told; those that are `kept` have
+        room for others alone.
+        """
         request = generation.request
         choices = list(request.choices())
         needs = [
             Needs(len(c.prompt), c.sampling.max_tokens, request.logprobs_k, request.features)
             for c in choices
         ]
-        pairs = self._workers.assign_all(needs)
+        pairs = self._workers.assign_all(needs, kept=kept)
         if pairs is None:
-            return self._lack(request, needs)
+            return self._lack(request, needs, kept)
         with contextlib.ExitStack() as undo:  # a defect must not keep what was accounted
             undo.callback(self._unassign, pairs, needs)
             plans = [
@@ -283,7 +287,9 @@ class Dispatcher:
         for pair, its_needs in zip(pairs, needs, strict=True):
             self._workers.unassign(pair, its_needs)
 
-    def _lack(self, request: GenerationRequest, needs: Sequence[Needs]) -> Lack:
+    def _lack(
+        self, request: GenerationRequest, needs: Sequence[Needs], kept: frozenset[str]
+    ) -> Lack:
         """Say what would make room, or refuse what nothing would.
 
         Raises:
@@ -297,11 +303,13 @@ class Dispatcher:
             raise unavailable(f"no linked worker can do {names}", "no_feature")
         if not self._workers.most_choices(most):
             raise unavailable("no linked workers can take this request", "no_usable_pair")
-        n_possible = self._workers.most_choices(least)
-        if n_possible < request.n_choices:
-            raise _too_many(request, n_possible)
-        is_possible_now = self._workers.usable_choices(least) >= request.n_choices
-        return Lack.ROOM if is_possible_now else Lack.WORKERS
+        too_many = self._workers.too_many(needs)
+        if too_many is not None:
+            raise _too_many(request, too_many[1], too_many[0].tokens if least != most else 0)
+        if not self._workers.are_usable(needs):
+            return Lack()
+        kept |= self._workers.to_keep(needs)
+        return Lack(kept, is_for_all=not self._workers.has_room(kept))
 
     def _live(
         self, generation: Generation, choice: Choice, needs: Needs, pair: Pair
@@ -359,7 +367,10 @@ class Dispatcher:
         self._requests.fail(generation, error, outcome="timeout")
 
 
-def _too_many(request: GenerationRequest, most: int) -> ApiError:
-    """Return the answer to a request that no waiting would make room for."""
+def _too_many(request: GenerationRequest, most: int, tokens: int = 0) -> ApiError:
+    """Return the answer to a request that no waiting would make room for; `tokens`: how long the
+    choices are that there are too many of, where they differ.
+    """
     field = "n" if len(request.prompts) == 1 else "prompt"
-    return bad_request(field, f"{request.n_choices} choices at once: the most is {most}")
+    which = f": of those of {tokens} tokens or more" if tokens else ":"
+    return bad_request(field, f"{request.n_choices} choices at once{which} the most is {most}")

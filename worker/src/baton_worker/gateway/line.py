@@ -6,10 +6,9 @@ Lives on the event loop. Whose turn it is is `slots`'; what it takes to begin is
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from baton_worker.gateway.errors import ApiError, full, internal
 from baton_worker.gateway.metrics import GatewayMetrics
@@ -23,13 +22,22 @@ _STARTS_PER_TURN = 8
 """Requests that begin in one turn of the event loop: each may have many choices."""
 
 
-class Lack(enum.Enum):
+_MAX_PASSED = 16
+"""Requests that others may pass: each is tried again whenever there may be room."""
+
+
+class Lack(NamedTuple):
     """Why a request cannot begin: others have the room, or the workers in use have too little even
     without them, as while some are ejected.
+
+    Attributes:
+        kept: workers whose room is for this request and those before it: who comes behind may begin
+            at others. Empty where the workers have too little.
+        is_for_all: there is no room at any other, so that nobody need be tried.
     """
 
-    ROOM = enum.auto()
-    WORKERS = enum.auto()
+    kept: frozenset[str] = frozenset()
+    is_for_all: bool = False
 
 
 class Ahead(Protocol):
@@ -42,12 +50,16 @@ class Ahead(Protocol):
         """Give them what room there is; False when this has to go on in another turn."""
 
 
+Begin = Callable[[frozenset[str]], T | Lack]
+"""Begins a request without the workers that are given, or says what it lacks."""
+
+
 class _Waiting(Generic[T]):
     """A request in line: what begins it, and who waits for that."""
 
     __slots__ = ("begin", "lacks", "made")
 
-    def __init__(self, begin: Callable[[], T | Lack], lacks: str) -> None:
+    def __init__(self, begin: Begin[T], lacks: str) -> None:
         self.begin = begin
         self.lacks = lacks
         self.made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -71,12 +83,14 @@ class Line(Generic[T]):
         self._max_wait_seconds = max_wait_seconds
         self._clock = clock
         self._is_due = self._is_fresh = False
+        self._kept: frozenset[str] = frozenset()
+        self._n_passed = 0
 
     def __len__(self) -> int:
         return self._slots.n_waiting
 
     async def begin(
-        self, client: str, n_slots: int, begin: Callable[[], T | Lack], undo: Callable[[T], None]
+        self, client: str, n_slots: int, begin: Begin[T], undo: Callable[[T], None]
     ) -> T:
         """Return what `begin` makes, when there is room and it is this request's turn.
 
@@ -92,7 +106,7 @@ class Line(Generic[T]):
         lacks = "gateway_full"
         is_promised = self._is_due and len(self._ahead) > 0
         if not is_promised and self._slots.is_open_to(client, n_slots):
-            made = begin()
+            made = begin(self._kept if self._slots.n_waiting else frozenset())
             if not isinstance(made, Lack):
                 return made
             lacks = "workers_full"
@@ -152,6 +166,7 @@ class Line(Generic[T]):
         if self._is_fresh:
             self._is_fresh = False
             self._slots.pass_nobody()
+            self._kept, self._n_passed = frozenset(), 0
         for _ in range(_STARTS_PER_TURN):
             ticket = self._slots.next()
             if ticket is None:
@@ -167,7 +182,7 @@ class Line(Generic[T]):
     def _try(self, ticket: Ticket[_Waiting[T]]) -> bool:
         """Begin a request, or end it; False if nobody behind it may begin now."""
         try:
-            made = ticket.value.begin()
+            made = ticket.value.begin(self._kept)
         except ApiError as error:
             self._drop(ticket, error)
             return True
@@ -176,8 +191,13 @@ class Line(Generic[T]):
             ticket.value.made.set_result(made)
             return True
         ticket.value.lacks = "workers_full"
-        ticket.is_passed = made is not Lack.ROOM
-        return ticket.is_passed
+        if made.kept:
+            self._n_passed += 1
+            if made.is_for_all or self._n_passed > _MAX_PASSED:
+                return False
+            self._kept = made.kept
+        self._slots.let_pass(ticket, is_kept_for=bool(made.kept))
+        return True
 
     def _drop(self, ticket: Ticket[_Waiting[T]], error: ApiError) -> None:
         self._slots.leave(ticket)

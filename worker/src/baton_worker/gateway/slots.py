@@ -4,8 +4,9 @@ Pure. One client may have what nobody else wants, all but an eighth, which keeps
 waiting for whole generations. Where clients wait, the one that holds the fewest slots is next, and
 among its own who came first. It is waited for: no narrow request of a client that holds more
 overtakes a wide one, and since a request has `max_choices` at most, little stands idle for it. Only
-who could not begin if nobody else had anything is passed, until more workers are used again. The
-line is bounded; when it is full, the client with most requests in it loses its newest.
+who could not begin if nobody else had anything is passed, until more workers are used again; and
+who waits for workers that others have no need of, whose slots are kept for it meanwhile. The line
+is bounded; when it is full, the client with most requests in it loses its newest.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ _RESERVED = 8
 
 
 class Ticket(Generic[T]):
-    """One request in line; `value` is its owner's. `is_passed`: nobody waits behind it for now."""
+    """One request in line; `value` is its owner's. `is_passed`: nobody waits behind it for now.
+    `is_kept_for`: its slots are given to nobody else.
+    """
 
-    __slots__ = ("client", "is_passed", "n_slots", "number", "value")
+    __slots__ = ("client", "is_kept_for", "is_passed", "n_slots", "number", "value")
 
     def __init__(self, client: str, n_slots: int, value: T) -> None:
         self.client = client
         self.n_slots = n_slots
         self.value = value
         self.number = 0
-        self.is_passed = False
+        self.is_passed = self.is_kept_for = False
 
 
 class Slots(Generic[T]):
@@ -47,6 +50,7 @@ class Slots(Generic[T]):
         self._capacity = capacity
         self._max_waiting = max_waiting
         self._held: Counter[str] = Counter()
+        self._kept: Counter[str] = Counter()
         self._line: dict[str, deque[Ticket[T]]] = {}
         self._numbers = itertools.count()
 
@@ -90,6 +94,7 @@ class Slots(Generic[T]):
         line = self._line.get(ticket.client)
         if line is not None and ticket in line:
             line.remove(ticket)
+            self._keep_no_more(ticket)
             self.n_waiting -= 1
             if not line:
                 del self._line[ticket.client]
@@ -106,10 +111,23 @@ class Slots(Generic[T]):
         """Return every request in line."""
         return [ticket for line in self._line.values() for ticket in line]
 
+    def let_pass(self, ticket: Ticket[T], *, is_kept_for: bool) -> None:
+        """Let others begin before a request in line; `is_kept_for`: but not with its slots."""
+        ticket.is_passed = True
+        if is_kept_for and not ticket.is_kept_for:
+            ticket.is_kept_for = True
+            self._kept[ticket.client] += ticket.n_slots
+
     def pass_nobody(self) -> None:
         """Let everybody be waited for again: more may be possible now."""
         for ticket in self.waiting():
             ticket.is_passed = False
+            self._keep_no_more(ticket)
+
+    def _keep_no_more(self, ticket: Ticket[T]) -> None:
+        if ticket.is_kept_for:
+            ticket.is_kept_for = False
+            self._kept[ticket.client] -= ticket.n_slots
 
     def _heads(self) -> list[Ticket[T]]:
         """Return who is first of each client, without those who are passed."""
@@ -118,8 +136,9 @@ class Slots(Generic[T]):
 
     def _may_have(self, ticket: Ticket[T]) -> bool:
         """Whether it is others that the request waits for, and not its own client's requests."""
-        return self._held[ticket.client] + ticket.n_slots <= self.most
+        own = self._held[ticket.client] + self._kept[ticket.client]
+        return own + ticket.n_slots <= self.most
 
     def _fits(self, client: str, n_slots: int) -> bool:
-        within = self._held[client] + n_slots <= self.most
-        return within and self.used + n_slots <= self._capacity
+        within = self._held[client] + self._kept[client] + n_slots <= self.most
+        return within and self.used + self._kept.total() + n_slots <= self._capacity

@@ -12,9 +12,12 @@ from baton_worker.gateway.balance import (
     Pair,
     WorkerLoad,
     choose,
+    has_room,
     has_usable_pair,
     limits,
     most_choices,
+    tiers,
+    to_keep,
     unusable_reasons,
     usable_choices,
 )
@@ -212,26 +215,31 @@ class WorkerTable:
         return pairs[0] if pairs else None
 
     def assign_all(
-        self, needs: Sequence[Needs], avoided: frozenset[str] = frozenset()
+        self,
+        needs: Sequence[Needs],
+        avoided: frozenset[str] = frozenset(),
+        kept: frozenset[str] = frozenset(),
     ) -> list[Pair] | None:
         """Choose a pair for each choice of one request, which tries an ejected worker that is due
-        as a whole; None when not all of them can be taken.
+        as a whole; None when not all of them can be taken. `kept`: workers whose room is kept for
+        others, as `to_keep` says.
         """
         loads, now = self._usable(avoided), self._clock()
-        pairs: list[Pair] = []
-        for one in needs:
-            pair = choose(loads, one, self._pairing)
+        pairs: dict[int, Pair] = {}
+        # The longest first: fewest workers can take it.
+        for i in sorted(range(len(needs)), key=lambda i: -needs[i].tokens):
+            pair = choose(loads, needs[i], self._pairing, kept)
             if pair is None:
-                for given, its_needs in zip(pairs, needs, strict=False):
-                    self.unassign(given, its_needs)
+                for given, of_choice in pairs.items():
+                    self.unassign(of_choice, needs[given])
                 return None
-            pairs.append(pair)
+            pairs[i] = pair
             for load in filter(None, pair):
                 load.circuit.given(now)
-                load.outstanding_tokens += self.cost(load.info, one)
+                load.outstanding_tokens += self.cost(load.info, needs[i])
                 load.outstanding_requests += 1
                 load.dispatched += 1
-        return pairs
+        return [pairs[i] for i in range(len(needs))]
 
     def _usable(self, avoided: frozenset[str] = frozenset()) -> list[WorkerLoad]:
         """Return the workers in use, knowing of each whether it is ejected now."""
@@ -253,9 +261,31 @@ class WorkerTable:
         loads = [load for load in self._in_use if load.info.worker_id not in avoided]
         return most_choices(loads, needs, self._pairing)
 
-    def usable_choices(self, needs: Needs) -> int:
-        """Return the same without the workers that are ejected now."""
-        return usable_choices(self._usable(), needs, self._pairing)
+    def too_many(self, needs: Sequence[Needs]) -> tuple[Needs, int] | None:
+        """Return what of a request there could never be room for at once: one of the choices of
+        which there are too many, and how many of these there could be; None when all could.
+        """
+        for one, n_choices in tiers(self._in_use, needs):
+            most = self.most_choices(one)
+            if most < n_choices:
+                return one, most
+        return None
+
+    def are_usable(self, needs: Sequence[Needs]) -> bool:
+        """Whether workers could have all choices of a request without those ejected now."""
+        loads = self._usable()
+        return all(
+            usable_choices(loads, one, self._pairing) >= n_choices
+            for one, n_choices in tiers(loads, needs)
+        )
+
+    def to_keep(self, needs: Sequence[Needs]) -> frozenset[str]:
+        """Return the workers whose room is to be kept for a request that waits for it."""
+        return to_keep(self._usable(), needs, self._pairing)
+
+    def has_room(self, kept: frozenset[str]) -> bool:
+        """Whether any request may have room at workers that are not in `kept`."""
+        return has_room(self._usable(), kept, self._pairing)
 
     def missing_features(self, needs: Needs) -> list[str]:
         """Return which of the needed features no linked worker has."""

@@ -1,0 +1,330 @@
+"""A request that waits for the few workers that it fits holds up nobody whom others could serve,
+and is not passed at its own: what becomes free there is for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from baton_worker.gateway.balance import Needs, WorkerLoad, choose, has_room, to_keep
+from baton_worker.gateway.dispatch import Dispatcher, DispatchLimits
+from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.request import Endpoint, GenerationRequest
+from baton_worker.gateway.requests import LiveRequests
+from baton_worker.gateway.slots import Slots, Ticket
+from baton_worker.gateway.workers import WorkerTable
+from baton_worker.identity import GatewayIdentity, Role
+from baton_worker.messages import Submit
+from baton_worker.metrics import MetricFactory
+from baton_worker.records.columns import Finish
+from baton_worker.sampling import SamplingParams
+
+BODY = {"model": "tiny", "max_tokens": 4}
+LONG, SHORT = [70] * 100, [71]
+
+
+class Poster(threading.Thread):
+    """Posts a completion and keeps the answer."""
+
+    def __init__(self, gateway, prompt):
+        super().__init__()
+        self.gateway, self.prompt = gateway, prompt
+        self.start()
+
+    def run(self):
+        with self.gateway.http() as client:
+            self.answer = client.post("/v1/completions", json=BODY | {"prompt": self.prompt})
+
+    def status(self):
+        self.join(60)
+        assert not self.is_alive()
+        return self.answer.status_code
+
+
+def test_a_long_request_holds_up_no_short_one_and_is_next_at_the_worker_it_fits(
+    start_gateway, support
+):
+    info = {"max_running": 1, "max_waiting": 0}
+    gateway = start_gateway(workers="m", info=info, max_wait_seconds=3600)
+    gateway.link.up("small-0", Role.MIXED, max_model_len=64, **info)
+    link, dispatcher = gateway.link, gateway.service.dispatcher
+    link.pause()
+
+    def submits():
+        return [(worker, c) for worker, c in link.commands if isinstance(c, Submit)]
+
+    def in_line(n):
+        while dispatcher.n_waiting != n:
+            pass
+
+    posters = [Poster(gateway, LONG)]
+    link.wait_until(lambda: len(submits()) == 1)
+    posters.append(Poster(gateway, LONG))
+    in_line(1)
+    posters.append(Poster(gateway, SHORT))
+    link.wait_until(lambda: len(submits()) == 2)
+    posters.append(Poster(gateway, SHORT))
+    in_line(2)
+    first = submits()[0][1]
+    link.publish("mixed-0", support.RowSpec(first.handle, 0, [70, 1], Finish.STOP))
+    link.wait_until(lambda: len(submits()) == 3)
+    told = [(worker, len(submit.prompt_token_ids)) for worker, submit in submits()]
+    assert told == [("mixed-0", 100), ("small-0", 1), ("mixed-0", 100)]
+    assert dispatcher.n_waiting == 1, "the second short one fits both, which are full"
+    link.resume()
+    assert [poster.status() for poster in posters] == [200] * 4
+
+
+# What is kept.
+
+
+def load(support, name, room, role=Role.MIXED, **facts):
+    info = support.worker_info(name, role, max_running=room, max_waiting=0, **facts)
+    return WorkerLoad(info, 1)
+
+
+def needs(*sizes):
+    return [Needs(size, 1, -1) for size in sizes]
+
+
+def test_as_many_places_are_kept_as_choices_that_only_these_workers_can_take(support):
+    loads = [load(support, "big", 2, max_model_len=256), load(support, "small", 9)]
+    loads[1].info = support.worker_info("small", Role.MIXED, max_model_len=64, max_waiting=0)
+    assert to_keep(loads, needs(100)) == frozenset(), "a place is left over"
+    assert to_keep(loads, needs(100, 100)) == {"big"}
+    assert to_keep(loads, needs(10, 10)) == frozenset()
+    assert to_keep(loads, needs(10, 100, 100)) == {"big"}
+    assert choose(loads, needs(10)[0], kept={"big"}).worker_ids == ("small",)
+    assert choose(loads, needs(100)[0], kept={"big"}) is None
+    assert has_room(loads, {"big"})
+    assert not has_room(loads, {"big", "small"})
+
+
+def test_of_a_pair_only_what_is_scarce_is_kept(support):
+    loads = [
+        load(support, "prefill", 9, Role.PREFILL),
+        load(support, "big", 0, Role.DECODE),
+        load(support, "small", 9, Role.DECODE, max_model_len=64),
+    ]
+    assert to_keep(loads, needs(100)) == {"big"}
+    assert has_room(loads, {"big"})
+    loads[0].outstanding_requests = 8
+    assert to_keep(loads, needs(100)) == {"big", "prefill"}, "its last place, too"
+    assert not has_room(loads, {"big", "prefill"})
+
+
+def test_slots_of_who_is_passed_are_kept_for_it():
+    slots = Slots(16, 9)
+    slots.take("a", 8)
+    wide, own, other = Ticket("b", 4, None), Ticket("b", 1, None), Ticket("a", 5, None)
+    for one in (wide, own, other):
+        slots.join(one)
+    slots.let_pass(wide, is_kept_for=True)
+    slots.let_pass(wide, is_kept_for=True)
+    assert slots.next() is own
+    slots.let_pass(own, is_kept_for=False)
+    assert slots.next() is None, "five of the eight that are left, of which four are kept"
+    assert slots.is_open_to("c", 4) is False
+    slots.leave(wide)
+    assert slots.next() is other
+    assert slots.used == 8
+
+
+# The whole line, on made-up fleets.
+
+
+class Link:
+    """Takes every command, and tells of each request that begins."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def send(self, worker_id, command):
+        if isinstance(command, Submit):
+            self.told(worker_id, command.handle)
+        return True
+
+
+class Fleet:
+    """A dispatcher over workers that serve until they are told to end."""
+
+    def __init__(self, support, vocabulary, workers):
+        factory = MetricFactory(CollectorRegistry(), "tiny", "gateway")
+        metrics, link = GatewayMetrics(factory), Link(self.told)
+        self.table = WorkerTable("tiny")
+        self.contexts = {}
+        for n, (context, room) in enumerate(workers):
+            name = f"mixed-{n}"
+            facts = {"max_model_len": context, "max_running": room, "max_waiting": 0}
+            self.contexts[name] = context
+            self.table.up(name, 1, support.worker_info(name, Role.MIXED, **facts))
+        self.requests = LiveRequests(link, self.table, metrics)
+        limits = DispatchLimits(1000, 3600, 1000, 0, 100, 1000, 3600)
+        self.dispatcher = Dispatcher(
+            link, self.table, self.requests, vocabulary, metrics, limits, GatewayIdentity(1)
+        )
+        self.tasks, self.begun, self.passed = [], [], []
+
+    def told(self, worker_id, handle):
+        """Note it, and whom it passed at a worker that would have served that one, too."""
+        request = self.requests.get(handle).generation.request
+        if request not in self.begun:
+            self.begun.append(request)
+        for other, task in self.tasks:
+            if other is request:
+                break
+            waits = not task.done() and other not in self.begun and len(other.prompts) == 1
+            if waits and len(other.prompts[0]) < self.contexts[worker_id]:
+                self.passed.append((other, request, worker_id))
+
+    async def start(self, sizes):
+        request = GenerationRequest(
+            Endpoint.COMPLETION, tuple((len(self.tasks) % 300,) * size for size in sizes), n=1,
+            sampling=SamplingParams(max_tokens=1), logprobs_k=-1, stops=(), stream=False,
+            include_usage=False, return_token_ids=False, cache_salt=b"%d" % len(self.tasks),
+        )  # fmt: skip
+        start = self.dispatcher.start(request, 0.0, client="one")
+        self.tasks.append((request, asyncio.ensure_future(start)))
+        await self.settle()
+        return request
+
+    async def end_oldest(self, of=None):
+        """End the request that has run longest, of those; False when none runs."""
+        for generation in self.requests.generations():
+            if of is not None and generation.request not in of:
+                continue
+            for live in tuple(generation.live.values()):
+                self.requests.finish(live, None)
+            await self.settle()
+            return True
+        return False
+
+    async def settle(self):
+        for _ in range(12):
+            await asyncio.sleep(0)
+
+    async def end_all(self):
+        while await self.end_oldest():
+            pass
+        results = await asyncio.gather(*(task for _, task in self.tasks), return_exceptions=True)
+        refused = Counter(
+            error.status if isinstance(error, ApiError) else repr(error)
+            for error in results
+            if isinstance(error, BaseException)
+        )
+        assert set(refused) <= {400, 503}, "only what no worker could ever serve"
+        assert len(self.begun) == len(results) - refused.total()
+        assert self.dispatcher.n_waiting == 0
+        assert all(load.outstanding_requests == 0 for load in self.table.loads())
+
+
+WORKERS = st.lists(
+    st.tuples(st.sampled_from([64, 128, 256]), st.integers(1, 3)), min_size=1, max_size=4
+)
+SIZES = st.sampled_from([10, 100, 200])
+STEPS = st.lists(st.none() | st.lists(SIZES, min_size=1, max_size=3), max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(workers=WORKERS, steps=STEPS)
+def test_requests_that_compete_for_a_worker_keep_their_order(support, tokenizer, workers, steps):
+    """And nothing is left in line, nor accounted, when all that could be served was."""
+
+    async def main():
+        fleet = Fleet(support, tokenizer.vocabulary, workers)
+        for step in steps:
+            if step is None:
+                await fleet.end_oldest()
+            else:
+                await fleet.start(step)
+        await fleet.end_all()
+        assert fleet.passed == []
+
+    asyncio.run(main())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    workers=WORKERS,
+    before=st.lists(SIZES, max_size=8),
+    wide=st.lists(SIZES, min_size=1, max_size=4),
+    flood=st.lists(SIZES, min_size=1, max_size=4),
+)
+def test_a_flood_of_later_ones_never_starves_who_waits(
+    support, tokenizer, workers, before, wide, flood
+):
+    """It begins when what was there before it has ended, at the latest."""
+
+    async def main():
+        fleet = Fleet(support, tokenizer.vocabulary, workers)
+        earlier = [await fleet.start([size]) for size in before]
+        waiting = await fleet.start(wide)
+        _, begins = fleet.tasks[-1]
+        for _ in range(len(before)):
+            for size in flood:
+                await fleet.start([size])
+            await fleet.end_oldest(earlier)
+        assert begins.done(), "nothing of before it is left"
+        assert (waiting in fleet.begun) != (begins.exception() is not None)
+        await fleet.end_all()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("n_long", [1, 40])
+def test_short_requests_are_served_however_many_wait_for_the_one_large_worker(
+    support, tokenizer, n_long
+):
+    """Beyond sixteen that are passed the others wait, so that looking at the line has a bound."""
+
+    async def main():
+        fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 2)])
+        for _ in range(1 + n_long):
+            await fleet.start([200])
+        short = [await fleet.start([10]) for _ in range(2)]
+        assert [one in fleet.begun for one in short] == [n_long <= 16] * 2
+        await fleet.end_all()
+        assert fleet.passed == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ([10, 100, 100], "3 choices at once: of those of 101 tokens or more the most is 1"),
+        ([10, 10, 10, 100], "4 choices at once: of those of 11 tokens or more the most is 3"),
+        ([10, 10, 10, 10], "4 choices at once: the most is 3"),
+    ],
+)
+def test_more_long_choices_than_could_ever_run_are_refused_at_once(support, tokenizer, sizes, told):
+    async def main():
+        fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 1)])
+        await fleet.start(sizes)
+        _, task = fleet.tasks[0]
+        error = task.exception()
+        assert (error.status, error.message) == (400, told)
+
+    asyncio.run(main())
+
+
+def test_the_longest_choice_of_a_request_is_given_its_worker_first(support, tokenizer):
+    """However they stand in it: the short ones would fill the worker that the long one needs."""
+
+    async def main():
+        fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 2)])
+        wide = await fleet.start([10, 10, 10, 100])
+        assert fleet.begun == [wide]
+        prompts = [live.choice.prompt for live in fleet.requests.live()]
+        assert list(map(len, prompts)) == [10, 10, 10, 100]
+        await fleet.end_all()
+
+    asyncio.run(main())
