@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -25,6 +27,15 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
 
 
 LOG_SECONDS = 10.0
+BURST_LINES = 2000.0
+LINES_PER_SECOND = 10.0
+_MOST_KINDS = 1024
+
+
+class _Allowance(NamedTuple):
+    left: float
+    at: float
+    left_out: int
 
 
 class Seldom:
@@ -43,6 +54,51 @@ class Seldom:
             return False
         self._logged_at[kind] = now
         return True
+
+
+class Bounded(logging.Filter):
+    """Lets each message through so many times at once, and so often a second for ever.
+
+    What a peer causes by coming and going, or a client by failing, must not fill a disk, wherever
+    it is logged; a worker's death with all its requests must not lose a line. Messages are constant
+    here (see the module), so they are the kinds. The next line that is let through says how many
+    were not, as `left_out`. What ends the process is never held back.
+    """
+
+    def __init__(
+        self,
+        burst: float = BURST_LINES,
+        per_second: float = LINES_PER_SECOND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._burst = burst
+        self._per_second = per_second
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kinds: OrderedDict[tuple[str, str], _Allowance] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record."""
+        if record.levelno >= logging.CRITICAL:
+            return True
+        with self._lock:
+            left_out = self._take((record.name, str(record.msg)), self._clock())
+        if left_out:
+            record.left_out = left_out
+        return left_out is not None
+
+    def _take(self, kind: tuple[str, str], now: float) -> int | None:
+        """Return how many were left out before this one; None when it is, too."""
+        left, at, left_out = self._kinds.get(kind, _Allowance(self._burst, now, 0))
+        left = min(self._burst, left + (now - at) * self._per_second)
+        is_let = left >= 1.0
+        after = _Allowance(left - 1.0, now, 0) if is_let else _Allowance(left, now, left_out + 1)
+        self._kinds[kind] = after
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > _MOST_KINDS:
+            self._kinds.popitem(last=False)
+        return left_out if is_let else None
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
@@ -123,5 +179,6 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(process: str, level: str, style: LogFormat) -> None:
     """Send the root logger's records to stderr in this style."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Bounded())
     handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
