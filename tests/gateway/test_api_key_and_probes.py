@@ -48,6 +48,7 @@ def test_any_other_key_is_401_before_anything_else(start_gateway, key_file, head
         ):
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert "Authorization: Bearer" in answer.json()["error"]["message"]
             assert answer.headers["www-authenticate"] == "Bearer"
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200

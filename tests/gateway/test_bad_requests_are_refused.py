@@ -134,6 +134,7 @@ def test_a_missing_field_is_named(gateway):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
         answer = client.post("/v1/completions", json={"model": "tiny"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+        assert answer.json()["error"]["message"] == "prompt is missing"
 
 
 NO_JSON_OBJECTS = [

@@ -285,6 +285,7 @@ def test_a_full_gateway_is_429_with_retry_after(start_gateway, support):
         answer = client.post("/v1/completions", json=BODY | {"n": 2})
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "gateway_full")
         assert answer.headers["retry-after"] == "1"
+        assert "1 choices in hand" in answer.json()["error"]["message"]
         assert client.post("/v1/completions", json=BODY | {"n": 3}).status_code == 400
     assert gateway.metric("baton_gateway_refusals_total", reason="gateway_full") == 1
 

@@ -22,6 +22,8 @@ _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 _CLIENT = "baton.client"
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/playground"})
 
+_TOLD = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
+
 
 class ApiKeyGuard:
     """ASGI middleware; no keys means that none is needed."""
@@ -35,7 +37,7 @@ class ApiKeyGuard:
         """Pass the request on, or answer 401."""
         if scope["type"] == "http" and not self._is_allowed(scope):
             self._metrics.refused("invalid_api_key")
-            error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+            error = ApiError(401, _TOLD, code="invalid_api_key")
             await send_json(send, error.status, error.encode(), headers=_CHALLENGE)
             return
         await self._app(scope, receive, send)

@@ -206,7 +206,9 @@ class Line(Generic[T]):
     def _refusal(self, lacks: str) -> ApiError:
         if lacks == "workers_full":
             return full("every worker is full", lacks)
-        return full(f"the gateway has {self._slots.used} requests in hand", lacks)
+        return full(
+            f"the gateway has {self._slots.used} choices in hand, and no room for more", lacks
+        )
 
 
 async def unless_gone(receive: Callable[[], Awaitable[Any]], starting: Awaitable[T]) -> T:

@@ -198,7 +198,8 @@ def _type_error(
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
     path = f"{name}{_joint(name, path)}{_with_key(path, value)}"
-    return bad_request(path or None, f"{path or 'body'}: {text}", code)
+    told = f"{path} is missing" if missing else f"{path or 'body'}: {text}"
+    return bad_request(path or None, told, code)
 
 
 def _joint(name: str, path: str) -> str:
