@@ -140,7 +140,9 @@ class GatewayLinkMetrics:
         )
         self.quarantines = counter("baton_link_quarantines", "Workers refused too often")
         self.handshake_failures = Reasons(
-            factory, "baton_link_handshake_failures", "Failed handshakes: auth or protocol"
+            factory,
+            "baton_link_handshake_failures",
+            "Failed handshakes: auth or protocol; why auth refused a key counts beside it",
         )
         self.workers_up = gauge("baton_link_workers_up", "Workers that are up")
         self.lag_seconds = gauge("baton_link_consumer_lag_seconds", "Lag that shrinks credit")
