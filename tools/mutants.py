@@ -67,6 +67,8 @@ CORES: dict[str, tuple[str, str]] = {
         f"{WORKER}/gateway/retry.py",
         "tests/gateway/test_what_is_tried*.py tests/gateway/test_retries*.py",
     ),
+    "ejection": (f"{WORKER}/gateway/ejection.py", "tests/gateway/test_failures_in_a_row.py"),
+    "suspects": (f"{WORKER}/gateway/suspects.py", "tests/gateway/test_suspects*.py"),
     "stops": (f"{WORKER}/gateway/stops.py", "tests/gateway/test_stop*.py"),
     "scheduler": (f"{WORKER}/engine/scheduler.py", "tests/engine/test_scheduler.py"),
     "admission": (f"{WORKER}/engine/admission.py", "tests/engine/test_admission.py"),

@@ -8,16 +8,12 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton_worker.gateway.balance import Needs, WorkerLoad, choose
 from baton_worker.gateway.ejection import (
     BACKOFF_SECONDS,
     EJECT_AFTER,
-    MAX_BACKOFF_SECONDS,
     MAX_EXCUSED,
-    Circuit,
 )
 from baton_worker.gateway.workers import WorkerTable
 from baton_worker.identity import Role
@@ -26,119 +22,6 @@ from baton_worker.records.columns import ErrorCode
 NEEDS = Needs(prompt_tokens=10, max_tokens=20, logprobs_k=0)
 OUTPUT = [100, 101, 102]
 BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 3}
-
-
-def ejected(now=100.0):
-    circuit = Circuit()
-    for _ in range(EJECT_AFTER):
-        circuit.failed(now, now, "broken")
-    return circuit
-
-
-def test_failures_in_a_row_eject_and_one_less_does_not():
-    circuit = Circuit()
-    outcomes = [circuit.failed(n, n, "broken") for n in range(EJECT_AFTER)]
-    assert outcomes == [False] * (EJECT_AFTER - 1) + [True]
-    assert not circuit.admits(EJECT_AFTER - 1)
-
-
-def test_a_success_between_starts_the_count_anew():
-    circuit = Circuit()
-    for n in range(EJECT_AFTER - 1):
-        circuit.failed(n, n, "broken")
-    circuit.worked(EJECT_AFTER)
-    for n in range(EJECT_AFTER - 1):
-        assert not circuit.failed(10 + n, 10 + n, "broken")
-    assert circuit.admits(99)
-
-
-def test_a_success_begun_before_the_failures_says_nothing():
-    circuit = Circuit()
-    for _ in range(EJECT_AFTER - 1):
-        circuit.failed(50, 51, "broken")
-        circuit.worked(49)
-    assert circuit.failed(50, 51, "broken")
-
-
-def test_an_ejected_worker_is_tried_by_one_request_per_back_off():
-    circuit = ejected(100)
-    assert not circuit.admits(100 + BACKOFF_SECONDS * 0.99)
-    assert circuit.admits(100 + BACKOFF_SECONDS)
-    circuit.given(100 + BACKOFF_SECONDS)
-    assert not circuit.admits(100 + BACKOFF_SECONDS * 1.99)
-    assert circuit.admits(100 + BACKOFF_SECONDS * 2), "the one that tried may never be heard of"
-
-
-def test_each_failed_trial_doubles_the_back_off_up_to_the_most():
-    circuit, now, waits = ejected(0), 0.0, []
-    for _ in range(10):
-        start = now
-        while not circuit.admits(now):
-            now += BACKOFF_SECONDS / 4
-        waits.append(now - start)
-        circuit.given(now)
-        circuit.failed(now, now, "still broken")
-    assert waits[:4] == [BACKOFF_SECONDS * 2**n for n in range(4)]
-    assert waits[-1] == MAX_BACKOFF_SECONDS
-
-
-def test_a_full_worker_is_tried_again_after_the_same_time():
-    circuit = ejected(0)
-    for n in range(1, 5):
-        circuit.failed(n, n, "full", is_full=True)
-        assert circuit.admits(n + BACKOFF_SECONDS)
-
-
-def test_only_what_began_after_the_ejection_restores():
-    circuit = ejected(100)
-    assert not circuit.worked(99.9)
-    assert circuit.is_ejected
-    assert circuit.worked(100.5)
-    assert circuit == Circuit()
-
-
-def test_what_begins_well_and_fails_is_a_failure_all_the_same():
-    circuit = Circuit()
-    outcomes = []
-    for n in range(EJECT_AFTER):
-        for row in (1, 2, 3):
-            circuit.worked(n, row)
-        outcomes.append(circuit.failed(n, n + 0.5, "broken", n_rows=3))
-    assert outcomes == [False] * (EJECT_AFTER - 1) + [True]
-    assert not circuit.worked(99, 3), "a trial that got as far as those that failed tells nothing"
-    assert circuit.worked(99, 4)
-    assert circuit == Circuit()
-
-
-def test_what_goes_well_beyond_the_failures_or_to_its_end_starts_the_count_anew():
-    circuit = Circuit()
-    for n in range(50):
-        assert not circuit.failed(n, n, "broken", n_rows=n % 7)
-        circuit.worked(n, *((7,) if n % 2 else ()))
-
-
-def test_failures_of_what_began_before_the_ejection_do_not_prolong_it():
-    circuit = ejected(100)
-    for _ in range(50):
-        circuit.failed(99, 100.5, "late")
-    assert circuit.admits(100 + BACKOFF_SECONDS)
-
-
-@given(st.lists(st.tuples(st.sampled_from("efgw"), st.floats(0, 30)), max_size=60))
-def test_no_history_ejects_for_longer_than_the_longest_back_off(history):
-    circuit, now = Circuit(), 0.0
-    for kind, seconds in history:
-        begun, now = now, now + seconds
-        if kind == "f":
-            circuit.failed(begun, now, "broken")
-        elif kind == "w":
-            circuit.worked(begun)
-        elif kind == "e":
-            circuit.excuse()
-        else:
-            circuit.given(now)
-        assert circuit.is_ejected <= (circuit.failures >= EJECT_AFTER)
-        assert circuit.admits(now + MAX_BACKOFF_SECONDS)
 
 
 def test_a_worker_that_refuses_at_once_draws_a_handful_of_a_thousand(support):
@@ -263,25 +146,6 @@ def test_two_workers_that_fail_everything_are_ejected_all_the_same(start_gateway
         busy.outstanding_tokens -= 10_000
     assert answers == [500] * (MAX_EXCUSED + EJECT_AFTER) + [200]
     assert gateway.metric("baton_gateway_worker_ejections_total", worker_role="decode") == 2
-
-
-def test_what_goes_well_lets_failures_be_excused_anew():
-    circuit = Circuit()
-    for n in range(10 * MAX_EXCUSED):
-        circuit.failed(n, n, "broken")
-        circuit.excuse()
-        if n % MAX_EXCUSED == MAX_EXCUSED - 1:
-            circuit.worked(n)
-        assert (circuit.failures, circuit.is_ejected) == (0, False)
-
-
-def test_a_worker_ejected_by_requests_that_others_fail_too_is_restored_at_once():
-    """They came together, so that all failed before any was tried again."""
-    circuit = ejected(100)
-    assert circuit.excuse()
-    assert circuit.admits(100)
-    assert (circuit.failures, circuit.is_ejected) == (EJECT_AFTER - 1, False)
-    assert circuit.failed(100, 100, "broken")
 
 
 @pytest.mark.parametrize("n_choices", [1, 4])

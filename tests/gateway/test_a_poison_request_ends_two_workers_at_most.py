@@ -8,11 +8,8 @@ import threading
 import pytest
 
 from baton_worker.gateway.errors import SUSPECT_REQUEST
-from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.suspects import MAX_REMEMBERED, REMEMBERED_SECONDS, Suspects
 from baton_worker.identity import Role
 from baton_worker.records.columns import FLAG_FIRST_TOKEN
-from baton_worker.sampling import SamplingParams
 
 OUTPUT = [100 + n for n in range(6)]
 BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 6, "return_token_ids": True}
@@ -288,29 +285,3 @@ def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_
     assert busy.result().status_code == 200
     assert (copy.result().status_code, copy.error["code"]) == (400, SUSPECT_REQUEST)
     assert len(gateway.link.sent(support.Submit)) == 2
-
-
-def wanted(tokens, seed=1, **changes):
-    sampling = SamplingParams(max_tokens=4, seed=seed, **changes)
-    return GenerationRequest(
-        Endpoint.COMPLETION, (tokens,), 1, sampling, -1, (), False, False, False
-    )
-
-
-def test_suspects_are_forgotten_after_a_while_and_never_too_many():
-    known = Suspects()
-    known.condemn(wanted((1, 2), seed=1), 0, 0.0)
-    assert known.verdicts(wanted((1, 2), seed=2), REMEMBERED_SECONDS - 1) == 1
-    assert known.verdicts(wanted((1, 2)), REMEMBERED_SECONDS) == 0
-    assert known.verdicts(wanted((2, 1)), 0.0) == 0
-    assert known.verdicts(wanted((1, 2), min_p=0.5), 0.0) == 0
-    known.condemn(wanted((1, 2)), 0, 1.0)
-    assert known.verdicts(wanted((1, 2)), 1.0) == 1, "who knew of no verdict stood beside the first"
-    known.condemn(wanted((1, 2)), 1, 1.0)
-    assert known.verdicts(wanted((1, 2)), 1.0) == 2
-    known.condemn(wanted((1, 2)), 0, 1.0)
-    assert known.verdicts(wanted((1, 2)), 1.0) == 2
-    for n in range(MAX_REMEMBERED):
-        known.condemn(wanted((3, n)), 0, 1.0)
-    assert known.verdicts(wanted((1, 2)), 1.0) == 0
-    assert known.verdicts(wanted((3, 0)), 1.0) == 1
