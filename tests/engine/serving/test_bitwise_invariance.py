@@ -26,12 +26,17 @@ def prompts(make_prompts: Any) -> Any:
 
 
 def _run(bench: Any, prompts: Any) -> list[Any]:
+    return _run_with_results(bench, prompts)[0]
+
+
+def _run_with_results(bench: Any, prompts: Any) -> tuple[list[Any], list[Any]]:
     keys = [
         bench.submit(n, p, temperature=0.9 * (n % 2), seed=n, max_tokens=16, logprobs_k=2)
         for n, p in enumerate(prompts, start=1)
     ]
-    bench.drain()
-    return [(s.tokens, s.logprobs, s.ranks, s.topk) for s in (bench.reader[key] for key in keys)]
+    results = bench.drain()
+    streams = [bench.reader[key] for key in keys]
+    return [(s.tokens, s.logprobs, s.ranks, s.topk) for s in streams], results
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +94,6 @@ def long_alone(make_bench: Any, long_prompts: Any) -> list[Any]:
         pytest.param({"max_running": 7}, id="one-batch"),
         pytest.param({"n_draft": 3, "prefill_tokens": 272}, id="chunks-3-drafts"),
         pytest.param({"max_running": 1, "prefill_tokens": 96}, id="alone-in-small-chunks"),
-        pytest.param({"n_draft": 1, "n_blocks": 68, "max_running": 7}, id="preempted"),
     ],
 )
 def test_long_prompts_give_the_same_bits_beside_longer_ones(
@@ -101,6 +105,15 @@ def test_long_prompts_give_the_same_bits_beside_longer_ones(
     bench.reader.streams.clear()
     bench.reader.ended.clear()
     assert _run(bench, long_prompts) == long_alone
+
+
+def test_a_long_prompt_that_is_computed_again_gives_the_same_bits(
+    make_bench: Any, long_prompts: Any, long_alone: list[Any]
+) -> None:
+    bench = make_bench(max_model_len=1024, n_draft=1, n_blocks=87, max_running=7)
+    said, results = _run_with_results(bench, long_prompts)
+    assert sum(result.stats.preempted for result in results) > 0
+    assert said == long_alone
 
 
 def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench: Any) -> None:
