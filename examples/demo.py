@@ -89,7 +89,7 @@ def wait_ready(local: subprocess.Popen[str], port: int) -> list[Process]:
         if not line:
             raise SystemExit(
                 "[demo] the deployment ended before it was ready; the reason is above "
-                "(another port than 8000: BATON_DEMO_PORT=8001 make demo)"
+                "(for another port: BATON_DEMO_PORT=PORT make demo)"
             )
         facts = json.loads(line)
         processes.append(Process(facts["role"], facts["pid"], facts["metrics_url"]))
