@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -252,6 +252,12 @@ def test_requests_that_compete_for_a_worker_keep_their_order(support, tokenizer,
 
 
 @settings(max_examples=60, deadline=None)
+@example(  # several of the flood at once
+    workers=[(64, 3), (64, 2), (128, 1), (128, 1)],
+    before=[10] * 6 + [100] * 2,
+    wide=[100, 10, 10, 10],
+    flood=[10],
+)
 @given(
     workers=WORKERS,
     before=st.lists(SIZES, max_size=8),

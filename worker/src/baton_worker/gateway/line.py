@@ -104,10 +104,11 @@ class Line(Generic[T]):
             ApiError: 429 when the line is full or the wait was too long, and what `begin` raises.
         """
         lacks = "gateway_full"
-        is_promised = self._is_due and len(self._ahead) > 0
+        is_promised = self._is_due and (len(self._ahead) > 0 or self._n_passed > 0)
         if not is_promised and self._slots.is_open_to(client, n_slots):
             made = begin(self._kept if self._slots.n_waiting else frozenset())
             if not isinstance(made, Lack):
+                self._began()
                 return made
             lacks = "workers_full"
         if not self._max_wait_seconds:
@@ -168,6 +169,8 @@ class Line(Generic[T]):
             self._slots.pass_nobody()
             self._kept, self._n_passed = frozenset(), 0
         for _ in range(_STARTS_PER_TURN):
+            if self._is_fresh:
+                break
             ticket = self._slots.next()
             if ticket is None:
                 return
@@ -179,6 +182,11 @@ class Line(Generic[T]):
                     return
         self._serve_soon()
 
+    def _began(self) -> None:
+        """What is kept for those that were passed has to be found anew: there is less room."""
+        if self._n_passed:
+            self.room()
+
     def _try(self, ticket: Ticket[_Waiting[T]]) -> bool:
         """Begin a request, or end it; False if nobody behind it may begin now."""
         try:
@@ -189,6 +197,7 @@ class Line(Generic[T]):
         if not isinstance(made, Lack):
             self._slots.leave(ticket)
             ticket.value.made.set_result(made)
+            self._began()
             return True
         ticket.value.lacks = "workers_full"
         if made.kept:
