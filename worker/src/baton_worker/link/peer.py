@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _BATCH = 256
 _ONE_ROW = Limits(rows=1)
+FROZEN_SECONDS = 1.0
+"""A link that is not served for so long, by a thread that turns ten times a second, stood still."""
 _WHY_NO_HANDSHAKE = {"protocol": NO_COMMON_MECHANISM}
 
 
@@ -83,6 +85,7 @@ class GatewayPeer:
         self._local: deque[EndEvent] = deque()
         self._seldom = Seldom(clocks.now)
         self._no_handshake = ""
+        self._ticked_at = clocks.now()
         socket.connect(end.endpoint)
 
     @property
@@ -112,7 +115,8 @@ class GatewayPeer:
     def pressure(self) -> Pressure:
         """Return the rung of the ladder."""
         with self._lock:
-            return self.end.pressure(self._clocks.now())
+            # Since the link was last served nobody heard whether the gateway takes anything.
+            return self.end.pressure(min(self._clocks.now(), self._ticked_at + FROZEN_SECONDS))
 
     def read_connection(self) -> None:
         """Take what the monitor has to say."""
@@ -149,6 +153,11 @@ class GatewayPeer:
         """Do what time asks for, and take over what `publish` could not settle."""
         now = self._clocks.now()
         with self._lock:
+            if now - self._ticked_at >= FROZEN_SECONDS:
+                facts = {"endpoint": self.end.endpoint, "seconds": now - self._ticked_at}
+                log.warning("link was not served", extra=facts)
+                self.end.excuse(now)
+            self._ticked_at = now
             events = self.end.tick(now)
             if self._is_overrun:
                 self._is_overrun = False

@@ -101,6 +101,11 @@ class WorkerEnd:
         """Return the rung of the ladder."""
         return self.outbox.pressure(now)
 
+    def excuse(self, now: float) -> None:
+        """Count the gateway as heard of: it was this process that was not listening."""
+        self._heard_at = max(self._heard_at, now)
+        self.outbox.excuse(now)
+
     def connected(self, now: float) -> None:
         """Greet over a new connection; nothing else is sent before the WELCOME."""
         self.outbox.revoke()
