@@ -150,6 +150,11 @@ def test_five_failures_eject_for_a_second_a_minute_at_most_and_sixteen_are_excus
     assert (EJECT_AFTER, BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, MAX_EXCUSED) == (5, 1.0, 60.0, 16)
 
 
+def test_one_good_row_is_more_than_those_told_that_told_nothing():
+    assert not ejected(100).worked(101, 0)
+    assert ejected(100).worked(101, 1)
+
+
 def test_what_began_at_the_very_moment_counts():
     """The clock is coarse: an attempt of the same instant may well have come after."""
     circuit = ejected(100)

@@ -54,3 +54,10 @@ def test_a_verdict_that_was_forgotten_counts_no_more():
     known.condemn(wanted((1, 2)), 0, REMEMBERED_SECONDS)
     assert known.verdicts(wanted((1, 2)), REMEMBERED_SECONDS) == 1
     assert known.verdicts(wanted((1, 2)), 2 * REMEMBERED_SECONDS - 1) == 1
+
+
+def test_what_nobody_has_condemned_has_no_verdict_whatever_its_length():
+    known = Suspects()
+    assert known.verdicts(wanted((1, 2)), 0.0) == 0
+    known.condemn(wanted((1, 2)), 0, 0.0)
+    assert known.verdicts(wanted((1, 2, 3)), 0.0) == 0
