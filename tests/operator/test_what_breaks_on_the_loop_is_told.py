@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import baton_operator
-from baton_operator.controller import Machine, start_workers
+from baton_operator.controller import Machine, working
 from baton_operator.faults import LOG_SECONDS, LoopFaults, begin
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
@@ -121,8 +121,8 @@ def test_a_worker_of_the_queue_that_breaks_ends_the_group():
         queue = WorkQueue(asyncio.get_running_loop())
         machine = Machine(queue, Reconciler(), (), Metrics(), read_settings({}))
         queue.add(ObjectKey("ns", "chat"))
-        async with asyncio.TaskGroup() as group:
-            start_workers(machine, group)
+        async with asyncio.TaskGroup() as group, working(machine, group):
+            await asyncio.sleep(3600)
 
     with pytest.raises(ExceptionGroup, match="TaskGroup") as caught:
         asyncio.run(main())
