@@ -14,18 +14,18 @@ Needs PyTorch with a Hopper GPU, and nvcc.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import timing
 import torch
+from hopper import call, library, product
 
 SOURCE = Path(__file__).with_name("canonical_matmul.cu")
 SHAPES = {
@@ -59,68 +59,31 @@ class Variant(NamedTuple):
 VARIANTS = [Variant(n, *way) for n in STAGES for way in ((1, False), (2, False), (2, True))]
 
 
-def wrapper(n: int) -> str:
-    """Return the wrapper of one width of wgmma: m64nNk16, bf16 in, fp32 sums."""
-    k = n // 2
-    registers = ", ".join(f"%{i}" for i in range(k))
-    sums = ", ".join(f'"+f"(d[{i}])' for i in range(k))
-    return f"""template <> struct Wgmma<{n}> {{
-  static __device__ __forceinline__ void run(float (&d)[{k}], uint64_t a, uint64_t b, int adds) {{
-    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{k + 2}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{registers}}},"
-      " %{k}, %{k + 1}, p, 1, 1, 0, 0;\\n}}\\n" : {sums} : "l"(a), "l"(b), "r"(adds));
-  }}
-}};
-"""
-
-
 def compiled(folder: Path) -> dict[Variant, Any]:
     """Return each variant's function, compiled in the folder, many at a time."""
-    (folder / "wgmma.inc").write_text("".join(map(wrapper, STAGES)))
+    products = (f"template <> struct Wgmma<{n}> {{\n{product('run', n)}}};\n" for n in STAGES)
+    (folder / "wgmma.inc").write_text("".join(products))
 
     def one(variant: Variant) -> Any:
-        library = folder / f"{variant.entry}.so"
         defines = {
             "TILE_N": variant.tile_n, "STAGES": STAGES[variant.tile_n], "CLUSTER": variant.cluster,
             "SHARE_A": int(variant.shares_a), "ENTRY": variant.entry,
         }  # fmt: skip
-        command = ["nvcc", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-shared"]
-        command += ["-Xcompiler", "-fPIC", f"-I{folder}", "-o", str(library), str(SOURCE), "-lcuda"]
-        subprocess.run([*command, *(f"-D{k}={v}" for k, v in defines.items())], check=True)
-        return ctypes.CDLL(str(library))[variant.entry]
+        return library(SOURCE, folder, variant.entry, defines)
 
     with ThreadPoolExecutor() as pool:
         return dict(zip(VARIANTS, pool.map(one, VARIANTS), strict=True))
 
 
-def call(function: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Run one variant on the current stream: a bf16[M, K], b bf16[N, K], out bf16[M, N]."""
-    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (a, b, out))
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    code = function(*pointers, a.shape[0], b.shape[0], a.shape[1], stream)
-    if code:
-        raise RuntimeError(f"the launch returned {code}")
+def multiply(function: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Run one variant: a bf16[M, K], b bf16[N, K], out bf16[M, N]."""
+    call(function, a, b, out, a.shape[0], b.shape[0], a.shape[1])
     return out
 
 
 def microseconds(run: Callable[[int], Any], copies: int) -> float:
     """Return the median time of one call in a graph of `CALLS`, on one copy after the other."""
-    for i in range(3):
-        run(i % copies)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            run(i % copies)
-    times = []
-    for _ in range(REPLAYS + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / CALLS * 1e3)
-    return sorted(times[1:])[REPLAYS // 2]
+    return timing.by_graph(lambda i: run(i % copies), CALLS, REPLAYS).median_us
 
 
 def check(functions: dict[Variant, Any], big: torch.Tensor, weight: torch.Tensor) -> list[int]:
@@ -138,7 +101,7 @@ def check(functions: dict[Variant, Any], big: torch.Tensor, weight: torch.Tensor
     for rows in CHECKED_ROWS:
         a = big[:rows].contiguous()
         for variant, function in functions.items():
-            got = call(function, a, weight, a.new_full((rows, n), torch.nan))
+            got = multiply(function, a, weight, a.new_full((rows, n), torch.nan))
             reference = got[0].clone() if reference is None else reference
             if not torch.equal(got[0], reference):
                 raise RuntimeError(f"{variant}, M = {rows}: other bits")
@@ -158,7 +121,7 @@ def timed(functions: dict[Variant, Any], big: torch.Tensor, weights: list[torch.
         out = torch.empty(rows, weights[0].shape[0], device="cuda", dtype=torch.bfloat16)
 
         def canonical(function: Any, a: torch.Tensor = a, out: torch.Tensor = out) -> float:
-            return microseconds(lambda i: call(function, a, weights[i], out), len(weights))
+            return microseconds(lambda i: multiply(function, a, weights[i], out), len(weights))
 
         def library(a: torch.Tensor = a, out: torch.Tensor = out) -> float:
             return microseconds(lambda i: torch.mm(a, weights[i].t(), out=out), len(weights))

@@ -7,11 +7,7 @@
 // A or B, of which each loads half for both. bench_matmul.py generates wgmma.inc, compiles one
 // width and way of sharing at a time (-DTILE_N, -DSTAGES, -DCLUSTER, -DSHARE_A), and loads all of
 // them.
-#include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
-#include <cstdint>
+#include "hopper.cuh"
 
 template <int N>
 struct Wgmma;
@@ -25,25 +21,6 @@ constexpr bool kShareA = SHARE_A;
 constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
 constexpr int kSharedBytes = kStages * (kBytesA + kBytesB + 2 * static_cast<int>(sizeof(uint64_t)));
 constexpr int kThreads = 384, kGroupThreads = 128, kGroupRows = 64;
-
-__device__ __forceinline__ uint32_t address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
-               "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}\n" ::"r"(address(barrier)),
-      "r"(parity)
-      : "memory");
-}
 
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, int program) {
   asm volatile(
@@ -59,11 +36,7 @@ template <int n_programs>
 __device__ __forceinline__ void load(void* to, const CUtensorMap* map, int k, int row,
                                      uint64_t* barrier) {
   if constexpr (n_programs == 1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2, %3}], [%4];" ::"r"(address(to)),
-        "l"(map), "r"(k), "r"(row), "r"(address(barrier))
-        : "memory");
+    load_box(to, map, k, row, barrier);
   } else {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -74,12 +47,6 @@ __device__ __forceinline__ void load(void* to, const CUtensorMap* map, int k, in
   }
 }
 
-// Describes rows of 128 bytes to wgmma, swizzled by 128 bytes, 8 rows (1,024 bytes) apart.
-__device__ __forceinline__ uint64_t descriptor(const void* p) {
-  return static_cast<uint64_t>((address(p) & 0x3FFFF) >> 4) | uint64_t{1} << 16 |
-         uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-}
-
 __device__ __forceinline__ void sync_programs() {
   if constexpr (kCluster > 1) {
     asm volatile(
@@ -87,20 +54,6 @@ __device__ __forceinline__ void sync_programs() {
             : "memory");
   } else {
     __syncthreads();
-  }
-}
-
-// Gives lane q of four what all of them had as words[q], so that it can store 16 bytes at once.
-__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int q) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = q & bit;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int low = bit == 1 ? 2 * i : i, high = low + bit;
-      const uint32_t got = __shfl_xor_sync(~0u, upper ? words[low] : words[high], bit);
-      (upper ? words[low] : words[high]) = got;
-    }
   }
 }
 
@@ -186,21 +139,19 @@ __device__ void consume(const Stages& stages, const Tiles& tiles, int rank, int 
       wait(stages.full + s, turn / kStages & 1);
       const uint64_t a = descriptor(stages.a + s * kBytesA + group * kGroupRows * kTileK * 2);
       const uint64_t b = descriptor(stages.b + s * kBytesB);
-#pragma unroll
-      for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      hold(sums);
+      fence_products();
 #pragma unroll
       for (int i = 0; i < kTileK / 16; ++i) {
         Wgmma<kTileN>::run(sums, a + i * 2, b + i * 2, (k | i) != 0);
       }
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      commit_products();
       // One product stays under way; what the one before read may be overwritten.
-      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+      await_products<1>();
       if (k > 0) release(stages, turn - 1, thread);
     }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+    await_products<0>();
+    hold(sums);
     release(stages, turn - 1, thread);
     const int row = tiles.row(t, rank) * kTileM + group * kGroupRows + thread / 32 * 16 + lane / 4;
     store(sums, c, row, tiles.column(t, rank) * kTileN, m, n, lane % 4);
@@ -218,12 +169,10 @@ __global__ __launch_bounds__(kThreads, 1) void matmul(const __grid_constant__ CU
   if constexpr (kCluster > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(stages.full + s)));
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(stages.empty + s)),
-                   "r"(2 * kCluster));
+      init_barrier(stages.full + s, 1);
+      init_barrier(stages.empty + s, 2 * kCluster);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async;" ::: "memory");
+    publish_barriers();
   }
   sync_programs();
   const Tiles tiles(m, n);
@@ -236,16 +185,6 @@ __global__ __launch_bounds__(kThreads, 1) void matmul(const __grid_constant__ CU
     consume(stages, tiles, rank, k / kTileK, c, m, n);
   }
   sync_programs();  // who ends first leaves barriers at which the others still arrive
-}
-
-bool describe(CUtensorMap* map, const void* matrix, int rows, int k, int box_rows) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k) * 2};
-  const cuuint32_t box[2] = {kTileK, static_cast<cuuint32_t>(box_rows)}, ones[2] = {1, 1};
-  return cuTensorMapEncodeTiled(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix),
-                                sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 int ceil_div(int x, int y) { return (x + y - 1) / y; }
