@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from baton_worker.engine.sim.engine import SimEngine, sim_spec
 from baton_worker.engine.spec import load_spec
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import WorkerInfo
+from baton_worker.roles import watchdog
 from baton_worker.roles.announced import Announced
 from baton_worker.roles.health import HealthSources, build_app
 from baton_worker.roles.watchdog import PERIOD_SECONDS, Verdict, Watch, Watchdog
@@ -149,7 +151,15 @@ def sim_engine(time: Time, pace: SimConfig, is_overlapped: bool) -> SimEngine:
     )
     spec = sim_spec(pace, load_spec(MODEL))
     options = resolve_options(ProcessConfig(ModelConfig(str(MODEL)), engine=engine), spec)
-    return SimEngine(pace, spec, options, time.clock, time.sleep)
+
+    def sleep(seconds: float) -> None:
+        """Let time pass, once the engine's thread waits for the step that another one is at."""
+        while (phase := made.progress.current) is None or not phase.keys:
+            threading.Event().wait(0.001)
+        time.sleep(seconds)
+
+    made = SimEngine(pace, spec, options, time.clock, sleep)
+    return made
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True], ids=["plain", "overlapped"])
@@ -224,6 +234,34 @@ def test_it_is_told_once_and_taken_back_and_the_end_names_what_was_open(caplog):
     last = next(record for record in caplog.records if record.levelno == logging.CRITICAL)
     assert vars(last)["requests"] == f"{KEY.handle}/0"
     assert vars(last)["at"] == "serving"
+
+
+class Unread(logging.Handler):
+    """A log that takes nothing before it is let, and then says what it took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+        self.taken: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.let.wait(60.0)
+        self.taken.append(record.getMessage())
+
+
+def test_a_log_that_nobody_reads_keeps_it_neither_from_telling_nor_from_the_end(monkeypatch):
+    monkeypatch.setattr(watchdog, "SAY_SECONDS", 0.01)
+    alarm, unread = Alarm(), Unread()
+    watchdog.log.addHandler(unread)
+    try:
+        alarm.watched.progress.output()
+        alarm.watched.time.sleep(7.0)
+        assert (alarm.told, unread.taken) == ([True], [])
+        alarm.watched.time.sleep(3.25)
+        assert (alarm.ends, unread.taken) == (1, [])
+    finally:
+        unread.let.set()
+        watchdog.log.removeHandler(unread)
 
 
 def worker_info() -> WorkerInfo:

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from baton_worker.engine.progress import Phase, Progress
 from baton_worker.faults import EXIT_FAULT
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS = 0.25
 _MOST_SEEN_SECONDS = 4 * PERIOD_SECONDS
 _MOST_NAMED = 64
+SAY_SECONDS = 1.0
+"""How long a line of the log is waited for. What holds the engine's thread may hold the log too, as
+standard error does that nobody reads: that must not keep this thread from ending the process.
+"""
 
 
 class Verdict(enum.Enum):
@@ -116,10 +121,11 @@ class Watchdog:
         verdict = self._watch.look(now)
         if (verdict is not Verdict.FINE) != self._is_suspect:
             self._is_suspect = not self._is_suspect
-            self._tell()
             self._on_suspect(self._is_suspect)
+            self._tell()
         if verdict is Verdict.STUCK:
-            log.critical("the engine is stuck; ending the process", extra=self._facts())
+            facts = self._facts()
+            _say(partial(log.critical, "the engine is stuck; ending the process", extra=facts))
             self._on_stuck()
 
     def _run(self) -> None:
@@ -128,9 +134,9 @@ class Watchdog:
 
     def _tell(self) -> None:
         if self._is_suspect:
-            log.warning("the engine makes no progress", extra=self._facts())
+            _say(partial(log.warning, "the engine makes no progress", extra=self._facts()))
         else:
-            log.info("the engine makes progress again")
+            _say(partial(log.info, "the engine makes progress again"))
 
     def _facts(self) -> dict[str, object]:
         phase = self._watch.phase
@@ -143,3 +149,9 @@ class Watchdog:
             "n_requests": len(keys),
             "requests": " ".join(f"{key.handle}/{key.attempt}" for key in keys[:_MOST_NAMED]),
         }
+
+
+def _say(line: Callable[[], None]) -> None:
+    speaker = threading.Thread(target=line, name="watchdog-log", daemon=True)
+    speaker.start()
+    speaker.join(SAY_SECONDS)
