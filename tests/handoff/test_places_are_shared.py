@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton_worker.handoff.places import PlaceLimits, Places, Reply
-from baton_worker.handoff.room import NOTHING, Amount, Wish
-from baton_worker.handoff.shares import TOLERANCE
+from baton_worker.handoff.room import NOTHING, Amount, Room, Wish
+from baton_worker.handoff.shares import TOLERANCE, Shares
 from baton_worker.identity import RequestKey, make_handle
 
 WISH = Wish(10, 10)
@@ -161,6 +161,48 @@ def test_kv_that_never_asked_has_an_end_though_it_is_small():
     places = book(slots=2, asks=3, receive_bytes=1 << 30, reserve=Amount(1, 1, 1))
     replies = [places.arrive(key(n), Wish(1, 1), "a") for n in range(7)]
     assert replies == [Reply.GRANTED] * 6 + [Reply.FULL]
+
+
+def shares(slots=1000, **held: tuple[Wish, ...]) -> Shares:
+    """Return what senders hold of so many slots, 1000 bytes and 1000 tokens."""
+    found = Shares(Room(Amount(slots, 1000, 1000)))
+    for sender, wishes in held.items():
+        for wish in wishes:
+            found.took(sender, wish)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bound", "one_more"),
+    [
+        ((Wish(0, 0),) * 625, Wish(0, 0)),
+        ((Wish(625, 0), Wish(0, 0)), Wish(1, 0)),
+        ((Wish(0, 625), Wish(0, 0)), Wish(0, 1)),
+    ],
+    ids=["slots", "bytes", "tokens"],
+)
+def test_of_two_senders_each_may_have_five_eighths_to_the_last(bound, one_more):
+    """A half, and the eighth that is let pass."""
+    *before, last = bound
+    assert not shares(a=tuple(before), b=(Wish(0, 0),)).exceeds("a", last)
+    at_the_bound = shares(a=bound, b=(Wish(0, 0),))
+    assert at_the_bound.exceeds("a", one_more)
+    assert not at_the_bound.is_anybody_greedy()
+    assert shares(a=(*bound, one_more), b=(Wish(0, 0),)).is_anybody_greedy()
+
+
+def test_one_slot_is_nobodys_excess_and_two_may_be():
+    one = (Wish(0, 0),)
+    assert not shares(slots=2, a=one, b=one, c=one).is_anybody_greedy()
+    assert shares(slots=3, a=one * 2, b=one).is_anybody_greedy()
+
+
+@pytest.mark.parametrize(("n_in_line", "makes_room"), [(1, False), (2, True)])
+def test_a_newcomer_makes_room_in_a_line_where_another_has_two(n_in_line, makes_room):
+    places = book(slots=1, asks=n_in_line, reserve=NOTHING)
+    asked(places, "a", range(1))
+    asked(places, "a", range(1, 1 + n_in_line))
+    assert places.displace("newcomer") == (key(n_in_line) if makes_room else None)
 
 
 @dataclass
