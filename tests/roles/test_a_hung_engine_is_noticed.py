@@ -116,6 +116,17 @@ def test_nothing_to_do_is_no_hang(watched):
     assert watched.progress.seconds() == 0.0
 
 
+def test_what_is_overdue_has_lasted_longer_than_it_may(watched):
+    assert not watched.progress.is_overdue()
+    watched.progress.stepping(8, (KEY,))
+    watched.wait(FIRST)
+    assert not watched.progress.is_overdue()
+    watched.wait(0.25)
+    assert watched.progress.is_overdue()
+    watched.progress.output()
+    assert not watched.progress.is_overdue()
+
+
 def test_commands_that_are_never_served_are_a_hang_too(watched):
     watched.progress.serving()
     assert Verdict.STUCK in watched.wait(11.0)
@@ -299,8 +310,15 @@ def test_gateways_give_nothing_new_while_it_drains_or_seems_to_hang():
     assert said == [True, False]
 
 
-@pytest.mark.parametrize("is_suspect", [False, True])
-def test_probes_fail_while_it_seems_to_hang(is_suspect):
+@pytest.mark.parametrize(
+    ("is_suspect", "is_overdue", "ready", "alive"),
+    [(False, False, 200, 200), (True, False, 503, 200), (True, True, 503, 503)],
+    ids=["fine", "suspect", "overdue"],
+)
+def test_it_is_unready_while_it_seems_to_hang_and_dead_when_its_time_is_over(
+    is_suspect, is_overdue, ready, alive
+):
+    """A kubelet that is told of death already in the middle of a first step would cut it short."""
     sources = HealthSources(
         engine_silence_seconds=lambda: 7.0,
         linked_gateways=lambda: 1,
@@ -310,8 +328,9 @@ def test_probes_fail_while_it_seems_to_hang(is_suspect):
         num_speculative_tokens=lambda: 0,
         max_speculative_tokens=0,
         is_suspect=lambda: is_suspect,
+        is_overdue=lambda: is_overdue,
     )
     client = TestClient(build_app(CollectorRegistry(), sources), base_url="http://localhost")
-    for path in ("/healthz", "/readyz"):
-        assert client.get(path).status_code == (503 if is_suspect else 200)
+    assert client.get("/healthz").status_code == alive
+    assert client.get("/readyz").status_code == ready
     assert client.get("/readyz").json()["engine_suspect"] is is_suspect

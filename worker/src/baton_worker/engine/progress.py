@@ -87,6 +87,11 @@ class Progress:
         current = self._current
         return 0.0 if current is None else self._clock() - current.began_at
 
+    def is_overdue(self) -> bool:
+        """Whether what is under way has lasted longer than it may."""
+        current = self._current
+        return current is not None and self._clock() - current.began_at > current.limit_seconds
+
     def _enter(
         self, kind: str, first_seconds: float = 0.0, keys: tuple[RequestKey, ...] = ()
     ) -> None:

@@ -51,7 +51,8 @@ class PlaceMetrics:
         )
         self.awaited_bytes = factory.gauge(
             "baton_handoff_awaited_bytes",
-            "Decode: KV promised a place or here and not imported, at most handoff.receive_bytes",
+            "Decode: KV promised a place or here and not imported, at most handoff.receive_bytes, "
+            "and one request more whose sender held nothing while another held too much",
         )
 
     def held_up(self, reason: str) -> None:

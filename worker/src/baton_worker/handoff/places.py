@@ -35,7 +35,8 @@ class PlaceLimits:
         kv_tokens: positions of the pool, which all granted prompts must fit into.
         asks: requests in line, granted ones not counted.
         queue_seconds: how long one may be in line, or granted without coming.
-        reserve: room beside that for senders that hold nothing while another holds too much.
+        reserve: room beside that for senders that hold nothing while another holds too much; there,
+            too, one request may be larger by itself.
     """
 
     slots: int

@@ -37,7 +37,8 @@ class HealthSources:
 
     Attributes:
         engine_silence_seconds: time that the engine's thread has been at one thing.
-        is_suspect: whether it seems to hang; then the process ends soon (see `watchdog`).
+        is_suspect: whether it seems to hang; then the process may end soon (see `watchdog`).
+        is_overdue: whether that is longer than anything may last, and the process should be gone.
         refusals: why gateways are not linked, by address; see `link.refusals`.
         is_linked: whether gateways can give work; see `linked`.
         open_requests: requests and unpulled handoffs that still need this process.
@@ -52,6 +53,7 @@ class HealthSources:
     num_speculative_tokens: Callable[[], int]
     max_speculative_tokens: int
     is_suspect: Callable[[], bool] = lambda: False
+    is_overdue: Callable[[], bool] = lambda: False
     refusals: Callable[[], Mapping[str, str]] = dict
 
     def drain_status(self) -> dict[str, object]:
@@ -70,7 +72,8 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
     """Return the health application."""
 
     async def healthz(request: Request) -> Response:
-        alive = not sources.is_suspect()
+        # Not from suspicion on: who probes would end a first step before its time.
+        alive = not sources.is_overdue()
         silence = round(sources.engine_silence_seconds(), 3)
         body = {"alive": alive, "engine_silence_seconds": silence}
         return JSONResponse(body, status_code=200 if alive else 503)

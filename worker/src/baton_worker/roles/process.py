@@ -227,6 +227,7 @@ def _health_sources(worker: _Assembled) -> HealthSources:
     return HealthSources(
         engine_silence_seconds=loop.parts.progress.seconds,
         is_suspect=lambda: worker.watchdog.is_suspect,
+        is_overdue=loop.parts.progress.is_overdue,
         linked_gateways=link.linked_gateways,
         refusals=link.refusals,
         is_linked=readiness.is_ready,
