@@ -176,3 +176,17 @@ def test_a_goal_without_room_pushes_out_what_is_not_ready_first():
     step = next_step(Rollout(target, "c", "a", (a, b, c), Budget(1, 0)))
     assert step.wanted["a"] == Counts(1, 1)
     assert step.wanted["b"].decode == 0
+
+
+def test_where_the_last_stray_may_give_nothing_another_makes_room():
+    """Found by random states: a decode pod of `d` serves two ticks, one of `a` serves one."""
+    target, budget = Counts(8, 5), Budget(1, 0)
+    a, b, c, d = (
+        Revision(name, Counts(*pods), Counts(*pods), Counts(*pods))
+        for name, pods in {"a": (2, 2), "b": (1, 1), "c": (1, 1), "d": (4, 2)}.items()
+    )
+    revisions = (a, b, c, d)
+    step = next_step(rollout_of(target, budget, "c", "b", revisions, "b"))
+    check_step(target, budget, revisions, step.wanted, "b")
+    assert step.wanted["a"] == Counts(2, 1)
+    check_end(target, budget, "c", "b", revisions, "b", (), set())

@@ -207,9 +207,30 @@ def _trade(
     is_moving = any(wanted[r.name] != r.desired for r in everyone)
     if is_moving or served < begun or begun >= reach:
         return wanted
-    lacking = _in_the_way(grow, begun + 1, rollout)
-    wanted = cleared(wanted, shrink, lacking, _spare(everyone, rollout), target)
-    return _bounded(wanted, everyone, rollout)
+    return _cleared(wanted, grow, shrink, begun + 1, rollout)
+
+
+def _cleared(
+    wanted: Mapping[str, Counts],
+    grow: Revision,
+    shrink: Sequence[Revision],
+    tick: int,
+    rollout: Rollout,
+) -> dict[str, Counts]:
+    """Return `wanted`, that moves nothing, less what is in the way of a tick of `grow`.
+
+    The last revision gives first. Where what it serves is needed, and the bounds give it all back,
+    another gives in its place: pods of one role serve more ticks in one revision than in another.
+    """
+    everyone = [*shrink, grow]
+    lacking, spare = _in_the_way(grow, tick, rollout), _spare(everyone, rollout)
+    for giver in reversed(shrink):
+        order = [*(r for r in shrink if r is not giver), giver]
+        given = cleared(wanted, order, lacking, spare, rollout.target)
+        given = _bounded(given, everyone, rollout)
+        if given != wanted:
+            return given
+    return dict(wanted)
 
 
 def _spare(revisions: Iterable[Revision], rollout: Rollout) -> Counts:
