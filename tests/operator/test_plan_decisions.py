@@ -135,6 +135,23 @@ def test_a_failed_revision_stays_failed_until_the_spec_changes(fleet):
     assert not fleet.plan.has_failed
 
 
+@pytest.mark.parametrize("update", ["a", "b"], ids=["the first revision", "without rollback"])
+def test_what_was_late_and_serves_everything_has_not_failed(fleets, update):
+    """A model that takes longer to load than the deadline: nobody would have to look at it."""
+    fleet = fleets.Fleet(fleets.make_spec(2, 4, progress_deadline_seconds=100, auto_rollback=False))
+    if update == "b":
+        fleet.settle()
+    fleet.update = update
+    fleet.broken.add(update)
+    fleet.settle()
+    assert fleet.wait(110).has_failed
+    fleet.broken.clear()
+    fleet.settle()
+    assert fleet.plan.step.phase is Phase.COMPLETE
+    assert (fleet.plan.current, fleet.plan.has_failed) == (update, False)
+    assert fleet.desired == {update: Counts(2, 4)}
+
+
 def test_a_deadline_is_missed_at_its_second_and_that_plan_turns_back_at_once(fleet):
     fleet.update = "b"
     fleet.broken.add("b")

@@ -141,6 +141,8 @@ def make_plan(
             goal = _goal(spec, memory, stable, update)
             step = _step(spec, target, goal, stable, facts, memory.answering)
     current = _current(step, goal, stable, facts)
+    if step.phase is Phase.COMPLETE and goal == update:  # late, but with nothing to go back to
+        memory = memory._replace(failed="")
     return Plan(
         scaling=scaling,
         target=target,
