@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from baton_operator.api import SERVICE, ApiError, Throttled
 from baton_operator.controller import Machine, run_one
 from baton_operator.kube import HttpKube
+from baton_operator.leader import Leadership, LeaseTimes
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.reflector import Pace, Reflector
@@ -166,16 +167,19 @@ def test_nobody_is_waited_for_longer_than_a_minute_whatever_he_asks_for(asked, w
     assert asyncio.run(scenario()) == waited
 
 
-@pytest.mark.parametrize("body", ["<html>sign in</html>", "", "[]", '{"metadata": 7}'])
+@pytest.mark.parametrize(
+    "body",
+    ["<html>sign in</html>", "", "[]", '{"metadata": 7}', b'{"metadata": {"continue": "\xe9"}}'],
+)
 def test_an_answer_that_is_none_of_kubernetes_is_a_failure_like_any_other(body):
     async def page(_):
-        return web.Response(text=body)
+        return web.Response(body=body)
 
     async def scenario():
         async with server(page) as kube:
             with pytest.raises(ApiError, match="Unreadable"):
                 await kube.list_page(SERVICE, "ns", "", is_metadata_only=True, token="")
-            if not body.startswith("{"):
+            if body != '{"metadata": 7}':
                 with pytest.raises(ApiError, match="Unreadable"):
                     await kube.has_api(SERVICE)
 
@@ -228,3 +232,66 @@ def test_a_watch_that_ends_within_a_line_goes_on_from_its_place(kubes):
     assert pauses.taken == [0.2, 0.4, 0.8]
     assert len({version for version, _ in streams}) == 1
     assert kube.reads["list", "Service"] == 1
+
+
+async def first_of_watch(answer):
+    """Return the first line that a watch of such a server yields."""
+    async with server(answer) as kube:
+        stream = kube.watch(SERVICE, "ns", "", "1", is_metadata_only=True)
+        async with contextlib.aclosing(stream):
+            return await anext(stream)
+
+
+def test_an_event_of_the_largest_object_that_the_server_takes_is_read():
+    """Annotations alone may have 256 KiB, and whoever may write a pod writes them."""
+    event = b'{"type": "MODIFIED", "object": "' + b"x" * (3 << 20) + b'"}\n'
+
+    async def streaming(_):
+        return web.Response(body=event)
+
+    assert asyncio.run(first_of_watch(streaming)) == event
+
+
+@pytest.mark.parametrize("body", [b'{"reason": "Caf\xe9", "message": ""}', b""])
+def test_a_watch_that_is_refused_by_a_page_nobody_can_read_is_refused_all_the_same(body):
+    async def refusing(_):
+        return web.Response(status=403, body=body)
+
+    with pytest.raises(ApiError) as error:
+        asyncio.run(first_of_watch(refusing))
+    assert error.value.status == 403
+
+
+def test_a_watch_whose_refusal_is_cut_is_refused_all_the_same():
+    async def cutting(request):
+        response = web.StreamResponse(status=429, headers={"Retry-After": "7"})
+        response.content_length = 1000
+        await response.prepare(request)
+        await response.write(b'{"kind": "Sta')
+        request.transport.close()
+        return response
+
+    with pytest.raises(Throttled) as error:
+        asyncio.run(first_of_watch(cutting))
+    assert error.value.retry_after_seconds == 7.0
+
+
+def test_a_lease_that_says_what_is_no_text_is_a_failed_attempt(kubes):
+    """Of a proxy that answers in its own words; a leader tries again until its time is up."""
+    kube = kubes.FakeKube()
+
+    async def garbled(*args, **kwargs):
+        return b'{"metadata": {"resourceVersion": "\xe9"}}'
+
+    kube.create = garbled
+    times = LeaseTimes(duration=15.0, renew=10.0, retry=2.0)
+    tried = []
+
+    async def resting(seconds):
+        tried.append(seconds)
+        if len(tried) == 3:
+            raise Tired
+
+    leadership = Leadership(kube, ("ns", "baton"), "a", times, clock=lambda: 0.0, sleep=resting)
+    with pytest.raises(Tired):
+        asyncio.run(leadership.acquire())

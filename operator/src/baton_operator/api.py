@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from baton_operator.names import API_VERSION
 
 Json = dict[str, Any]
@@ -64,6 +66,9 @@ def kind_of(manifest: Json) -> Kind:
 
 UNREADABLE = "Unreadable"
 """Why an answer, or a line of a watch, that is none of Kubernetes' counts as a failure."""
+
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises; of text that is not UTF-8, within JSON that is, no error of msgspec's."""
 
 
 class ApiError(Exception):

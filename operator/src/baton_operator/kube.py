@@ -23,6 +23,7 @@ from kubernetes.aio import client, config
 from yarl import URL
 
 from baton_operator.api import (
+    UNDECODABLE,
     UNREADABLE,
     AlreadyExists,
     ApiError,
@@ -224,7 +225,7 @@ class HttpKube:
         limits = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_SILENCE_SECONDS)
         async with await self._open(request, limits) as response:
             if response.status != 200:
-                raise _error(response.status, await response.read(), response.headers)
+                raise _error(response.status, await _page(response), response.headers)
             try:
                 async for line in response.content:
                     if line.strip():
@@ -240,7 +241,7 @@ class HttpKube:
         data = await self._send(request)
         try:
             return decoder.decode(data)
-        except msgspec.MsgspecError as error:  # a proxy's page, or an answer that was cut
+        except UNDECODABLE as error:  # a proxy's page, or an answer that was cut
             where = f"{request.method} {request.path}"
             raise ApiError(0, UNREADABLE, f"{where}: {error}") from error
 
@@ -294,6 +295,14 @@ class HttpKube:
         except (aiohttp.ClientError, TimeoutError) as error:
             where = f"{request.method} {request.path}"
             raise ApiError(0, "Unreachable", f"{where}: {error!r}") from error
+
+
+async def _page(response: aiohttp.ClientResponse) -> bytes:
+    """Return what a refusal says; it is one all the same when that does not come whole."""
+    try:
+        return await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return repr(error).encode()
 
 
 async def connect(observe: Observer) -> HttpKube:
@@ -364,7 +373,7 @@ def _error(
 ) -> ApiError:
     try:
         body = msgspec.json.decode(data, type=_Status)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         body = _Status("Unknown", data[:200].decode(errors="replace"))
     wait = headers.get("Retry-After", "")
     if status == 429 or (status == 503 and wait):

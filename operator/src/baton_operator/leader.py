@@ -18,7 +18,15 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from baton_operator.api import LEASE, AlreadyExists, ApiError, Conflict, Json, KubeApi
+from baton_operator.api import (
+    LEASE,
+    UNDECODABLE,
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Json,
+    KubeApi,
+)
 from baton_operator.names import FIELD_MANAGER
 
 log = logging.getLogger(__name__)
@@ -126,7 +134,7 @@ class Leadership:
         try:
             async with asyncio.timeout(self._times.retry):
                 has_it = await self._take()
-        except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
+        except (ApiError, TimeoutError, *UNDECODABLE) as error:
             log.warning("lease attempt failed", extra={"error": repr(error)})
             return False
         if has_it:  # since it asked, not since it knows: the others may count from that on

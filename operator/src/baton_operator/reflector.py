@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_operator.api import UNREADABLE, ApiError, Expired, Kind, KubeApi, Throttled
+from baton_operator.api import UNDECODABLE, UNREADABLE, ApiError, Expired, Kind, KubeApi, Throttled
 from baton_operator.heads import Head, child_of, decode_event, decode_head, owner_name
 from baton_operator.models import ObjectKey
 from baton_operator.names import CHILD_SELECTOR
@@ -232,5 +232,5 @@ def _reading() -> Iterator[None]:
     """Let what cannot be read be a failure of the server: a stream that breaks may cut a line."""
     try:
         yield
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise ApiError(0, UNREADABLE, str(error)) from error
