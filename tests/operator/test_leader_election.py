@@ -154,6 +154,29 @@ def test_a_leader_that_stood_still_stops_before_it_asks_whether_it_still_leads(k
     asyncio.run(scenario())
 
 
+def test_a_last_attempt_ends_when_the_leader_must_whatever_an_attempt_may_take(kube):
+    """Refused at once, then never answered: a whole attempt more could outlast the Lease."""
+
+    async def scenario():
+        time = Time(0.0)
+        times = LeaseTimes(duration=8001.0, renew=8000.0, retry=3000.0)
+        leader = Leadership(kube, ("system", "baton"), "a", times, clock=time, sleep=time.sleep)
+        await leader.acquire()
+
+        async def refused_then_silent(*args, **kwargs):
+            if time.naps == 1:
+                time.now = 4999.99
+                raise ApiError(500, "InternalError", "no")
+            await asyncio.Event().wait()
+
+        kube.merge = kube.get = refused_then_silent
+        with pytest.raises(LeadershipLost):
+            async with asyncio.timeout(60):
+                await leader.hold()
+
+    asyncio.run(scenario())
+
+
 def test_a_lease_counts_from_when_its_renewal_was_sent(kube):
     """An answer that takes its time says nothing of when the others saw the renewal."""
 

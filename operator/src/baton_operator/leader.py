@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -89,7 +90,8 @@ class Leadership:
             await self._sleep(self._times.retry)
             # If this process stood still, to ask first would let it write meanwhile.
             self._give_up_after(self._times.renew)
-            if not await self._attempt():
+            left = self._renewed_at + self._times.renew - self._clock()
+            if not await self._attempt(left):
                 self._give_up_after(self._times.renew - self._times.retry)
 
     def _give_up_after(self, seconds: float) -> None:
@@ -128,11 +130,11 @@ class Leadership:
         if lease is not None and _holder(lease) == self._identity:
             await self._write(lease, {"holderIdentity": None})
 
-    async def _attempt(self) -> bool:
+    async def _attempt(self, most_seconds: float = math.inf) -> bool:
         """Take or renew the Lease; False when another holds it or the server does not answer."""
         tried_at = self._clock()
         try:
-            async with asyncio.timeout(self._times.retry):
+            async with asyncio.timeout(min(self._times.retry, most_seconds)):
                 has_it = await self._take()
         except (ApiError, TimeoutError, *UNDECODABLE) as error:
             log.warning("lease attempt failed", extra={"error": repr(error)})
