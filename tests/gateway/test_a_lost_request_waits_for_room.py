@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from baton_worker.gateway.line import Line
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.slots import Slots
 from baton_worker.gateway.waiting_retries import WaitingRetries
 from baton_worker.identity import Role
+from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode, Finish
 
 OUTPUT = [100 + n for n in range(6)]
@@ -175,3 +181,43 @@ def test_all_are_tried_in_their_order_and_none_is_lost(arrivals, answers):
         assert len(line) == len(expected)
     assert line.take(lambda one: True) == list(expected)
     assert len(line) == 0
+
+
+class Many:
+    """Choices that wait for a place, more than are tried in one turn."""
+
+    def __init__(self, n):
+        self.line, self.places, self.n_looks = WaitingRetries(), 0, 0
+        for one in range(n):
+            self.line.join(one)
+
+    def __len__(self):
+        return len(self.line)
+
+    def serve(self):
+        self.n_looks += 1
+        return self.line.serve(self.begin)
+
+    def begin(self, one):
+        self.places -= 1
+        return self.places >= 0
+
+
+@pytest.mark.parametrize("n_turns", [0, 1, 2])
+def test_room_that_comes_while_a_part_of_them_was_tried_is_for_these_too(n_turns):
+    async def main():
+        ahead = Many(100)
+        metrics = GatewayMetrics(MetricFactory(CollectorRegistry(), "tiny", "gateway"))
+        line = Line(Slots(16, 16), metrics, 10.0, asyncio.get_running_loop().time, ahead)
+        line.room()
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        assert ahead.n_looks == n_turns
+        ahead.places = 100
+        line.room()
+        for _ in range(12):
+            await asyncio.sleep(0)
+        assert len(ahead) == 0
+        assert ahead.n_looks <= n_turns + 4, "and then nobody looks any more"
+
+    asyncio.run(main())

@@ -303,6 +303,27 @@ def test_short_requests_are_served_however_many_wait_for_the_one_large_worker(
     asyncio.run(main())
 
 
+def test_who_stands_behind_those_that_are_passed_is_tried_though_something_comes_in_each_turn(
+    support, tokenizer
+):
+    async def main():
+        fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 1)])
+        for _ in range(1 + 12):  # more than are tried in one turn
+            await fleet.start([200])
+        begun = await fleet.start([10])
+        waits = await fleet.start([10])
+        assert (begun in fleet.begun, waits in fleet.begun) == (True, False)
+        (live,) = (one for one in fleet.requests.live() if one.generation.request is begun)
+        fleet.requests.finish(live, None)
+        for _ in range(50):
+            fleet.table.on_room()
+            await asyncio.sleep(0)
+        assert waits in fleet.begun
+        await fleet.end_all()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [

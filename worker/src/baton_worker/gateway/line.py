@@ -83,6 +83,8 @@ class Line(Generic[T]):
         self._max_wait_seconds = max_wait_seconds
         self._clock = clock
         self._is_due = self._is_fresh = False
+        self._is_under_way = False  # a look at the line, of which a turn does a part
+        self._is_half_tried = self._is_news = False  # who is ahead; what came since they began
         self._kept: frozenset[str] = frozenset()
         self._n_passed = 0
 
@@ -121,8 +123,12 @@ class Line(Generic[T]):
         return await self._wait(ticket, undo)
 
     def room(self) -> None:
-        """Somebody may have room now: see to the line in the next turn of the event loop."""
-        self._is_fresh = True
+        """Somebody may have room now: see to the line in the next turn of the event loop.
+
+        A look that is under way is gone on with first: where something comes in each turn, who
+        stands behind others that are passed would never be tried.
+        """
+        self._is_fresh = self._is_news = True
         self._serve_soon()
 
     def _serve_soon(self) -> None:
@@ -158,33 +164,51 @@ class Line(Generic[T]):
 
     def _serve(self) -> None:
         self._is_due = False
-        is_served = True
-        with going_on("waiting_retries"):
-            is_served = self._ahead.serve()
-        if not is_served:
+        if not self._serve_ahead():
             self._serve_soon()
             return
-        if self._is_fresh:
+        if self._is_fresh and not self._is_under_way:
             self._is_fresh = False
             self._slots.pass_nobody()
             self._kept, self._n_passed = frozenset(), 0
+        self._is_under_way = True
+        is_over = self._look()
+        self._is_under_way = not is_over and self._slots.n_waiting > 0
+        if self._is_fresh or self._is_under_way:
+            self._serve_soon()
+
+    def _serve_ahead(self) -> bool:
+        """Give those ahead what room there is; False while some of them are still to be tried."""
+        if not self._is_half_tried:
+            self._is_news = False
+        is_served = True
+        with going_on("waiting_retries"):
+            is_served = self._ahead.serve()
+        self._is_half_tried = not is_served
+        if is_served and self._is_news:  # which those that were tried first have not seen
+            self._serve_soon()
+        return is_served
+
+    def _look(self) -> bool:
+        """Begin a part of those who can; True when that was the last part, or what is kept for
+        those that were passed is to be found anew.
+        """
         for _ in range(_STARTS_PER_TURN):
-            if self._is_fresh:
-                break
             ticket = self._slots.next()
             if ticket is None:
-                return
+                return True
             failed = partial(
                 self._drop, ticket, internal("the gateway failed to begin the request")
             )
             with going_on("line", failed):  # the line is everybody's
-                if not self._try(ticket):
-                    return
-        self._serve_soon()
+                if not self._try(ticket) or not self._is_under_way:
+                    return True
+        return False
 
     def _began(self) -> None:
         """What is kept for those that were passed has to be found anew: there is less room."""
         if self._n_passed:
+            self._is_under_way = False
             self.room()
 
     def _try(self, ticket: Ticket[_Waiting[T]]) -> bool:
