@@ -190,3 +190,11 @@ def test_where_the_last_stray_may_give_nothing_another_makes_room():
     check_step(target, budget, revisions, step.wanted, "b")
     assert step.wanted["a"] == Counts(2, 1)
     check_end(target, budget, "c", "b", revisions, "b", (), set())
+
+
+def test_three_revisions_that_lose_more_ticks_to_rounding_than_is_allowed_for_are_no_trap():
+    """Found by random states: any decode pod less is a tick less, and there is no room for one."""
+    target, budget = Counts(9, 5), Budget(1, 0)
+    counts = {"a": Counts(2, 2), "b": Counts(2, 2), "c": Counts(3, 2)}
+    revisions = tuple(Revision(name, have, have, have) for name, have in counts.items())
+    check_end(target, budget, "c", "b", revisions, "b", (), set())

@@ -129,7 +129,8 @@ def available_floor(target: Counts, budget: Budget) -> Counts:
 
 def served_floor(target: Counts, budget: Budget) -> int:
     """Return the fewest ticks that a step may leave served inside revisions: one pod of the smaller
-    role may be between two of them. Where nothing may surge, none is sure.
+    role may be between two of them. Where nothing may surge, none is sure. More is lost between
+    three of them: `rollout` waives it, but for one tick, where nothing could move otherwise.
     """
     n = ticks_of(target)
     if not n or not budget.surge_pairs:

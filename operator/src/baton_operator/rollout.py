@@ -5,7 +5,7 @@ A step is proposed and then bounded. What holds of every step, whatever proposed
     surge    what grows fits beside all pods that exist or are on their way (`_grow`, `_refilled`,
              `_hold`: each asks for room beside `held`, and what is held is never counted as gone)
     floor    of each role as many ready pods stay as the budget needs; of ticks that revisions
-             serve by themselves all but a role's rounding; and where nothing may be unavailable, a
+             serve by themselves all but rounding (`_cleared`); where nothing may be unavailable, a
              tick of the revision that gateways send to. Held over all ready pods, and over those
              alone that the rollout may rest on while gateways are still to come (`_bounded`)
     pause    no revision gives a pod to another: only a target that differs from what is asked for
@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import NamedTuple
 
 from baton_operator.pairs import (
@@ -221,13 +222,16 @@ def _cleared(
 
     The last revision gives first. Where what it serves is needed, and the bounds give it all back,
     another gives in its place: pods of one role serve more ticks in one revision than in another.
+    Between three revisions more is lost to rounding than the bound of ticks allows for: where it
+    would hold the rollout for ever, it is waived but for the one tick.
     """
     everyone = [*shrink, grow]
     lacking, spare = _in_the_way(grow, tick, rollout), _spare(everyone, rollout)
-    for giver in reversed(shrink):
+    floor = served_floor(rollout.target, rollout.budget)
+    for ticks, giver in product((floor, min(floor, 1)), reversed(shrink)):
         order = [*(r for r in shrink if r is not giver), giver]
         given = cleared(wanted, order, lacking, spare, rollout.target)
-        given = _bounded(given, everyone, rollout)
+        given = _bounded(given, everyone, rollout, ticks)
         if given != wanted:
             return given
     return dict(wanted)
@@ -240,12 +244,16 @@ def _spare(revisions: Iterable[Revision], rollout: Rollout) -> Counts:
 
 
 def _bounded(
-    wanted: Mapping[str, Counts], everyone: Sequence[Revision], rollout: Rollout
+    wanted: Mapping[str, Counts],
+    everyone: Sequence[Revision],
+    rollout: Rollout,
+    ticks: int | None = None,
 ) -> dict[str, Counts]:
     """Return what may be had of `wanted`: the last word on each step, whatever proposed it."""
+    floor = served_floor(rollout.target, rollout.budget)
     least = Least(
         pods=available_floor(rollout.target, rollout.budget),
-        ticks=served_floor(rollout.target, rollout.budget),
+        ticks=floor if ticks is None else ticks,
         answering="" if rollout.budget.unavailable_pairs else rollout.answering,
     )
     usable_by_gateways = [_as_counted(r, rollout) for r in everyone]
