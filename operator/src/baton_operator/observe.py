@@ -56,10 +56,17 @@ class Observed:
         return tuple(self._revision(name) for name in names)
 
     def gateways(self) -> Gateways | None:
-        """Return what the gateways are of, or None when there are none."""
+        """Return what the gateways are of, or None when there are none.
+
+        One that leaves and is ready still serves who is connected to it, by the workers of its own
+        revision; its Deployment counts it no more. On a lost node it is ready no longer.
+        """
         if self.gateway is None:
             return None
-        return Gateways(self.gateway_revision, self.gateway.is_rolled)
+        pods = (p.view for p in self.pods if p.role == Role.GATEWAY)
+        is_served_by_leaving = any(pod.is_deleting and pod.is_ready for pod in pods)
+        is_rolled = self.gateway.is_rolled and not is_served_by_leaving
+        return Gateways(self.gateway_revision, is_rolled)
 
     def scaler(self, role: Role) -> ScalerView | None:
         """Return the role's scaler, or None."""
