@@ -22,7 +22,7 @@ help: ## Print the targets
 env: .venv/.ready ## Make .venv with all that demo and tests need
 
 demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
-	@$(PY) examples/demo.py $(if $(KEEP),--keep)
+	@PYTHONPATH=tests/support $(PY) examples/demo.py $(if $(KEEP),--keep)
 
 test: env lint unit ops-cuda integration node-or-say e2e faults fuzz ## Everything: linters, unit tests, CUDA compile, real processes, faults, a real API server and node, fuzzing
 

@@ -58,22 +58,25 @@ CORES: dict[str, tuple[str, str]] = {
     "pace": (f"{WORKER}/link/pace.py", "tests/link/test_pace.py"),
     "asks": (f"{WORKER}/handoff/asks.py", "tests/handoff/test_asks.py"),
     "offers": (f"{WORKER}/handoff/offers.py", "tests/handoff/test_offers.py"),
-    "merge": (f"{WORKER}/gateway/merge.py", "tests/gateway/test_merge*.py"),
+    "merge": (f"{WORKER}/gateway/output/merge.py", "tests/gateway/test_merge*.py"),
     "balance": (
-        f"{WORKER}/gateway/balance.py",
+        f"{WORKER}/gateway/serving/balance.py",
         "tests/gateway/test_balance*.py tests/gateway/test_a_failing*.py",
     ),
     "retry": (
-        f"{WORKER}/gateway/retry.py",
+        f"{WORKER}/gateway/serving/retry.py",
         "tests/gateway/test_what_is_tried*.py tests/gateway/test_retries*.py",
     ),
-    "ejection": (f"{WORKER}/gateway/ejection.py", "tests/gateway/test_failures_in_a_row.py"),
-    "suspects": (f"{WORKER}/gateway/suspects.py", "tests/gateway/test_suspects*.py"),
-    "stops": (f"{WORKER}/gateway/stops.py", "tests/gateway/test_stop*.py"),
-    "scheduler": (f"{WORKER}/engine/scheduler.py", "tests/engine/test_scheduler.py"),
-    "admission": (f"{WORKER}/engine/admission.py", "tests/engine/test_admission.py"),
-    "prefix": (f"{WORKER}/engine/prefix.py", "tests/engine/test_prefix.py"),
-    "sampler": (f"{WORKER}/engine/sampler.py", "tests/engine/serving/test_sampler.py"),
+    "ejection": (
+        f"{WORKER}/gateway/serving/ejection.py",
+        "tests/gateway/test_failures_in_a_row.py",
+    ),
+    "suspects": (f"{WORKER}/gateway/serving/suspects.py", "tests/gateway/test_suspects*.py"),
+    "stops": (f"{WORKER}/gateway/output/stops.py", "tests/gateway/test_stop*.py"),
+    "scheduler": (f"{WORKER}/engine/scheduling/scheduler.py", "tests/engine/test_scheduler.py"),
+    "admission": (f"{WORKER}/engine/scheduling/admission.py", "tests/engine/test_admission.py"),
+    "prefix": (f"{WORKER}/engine/scheduling/prefix_cache.py", "tests/engine/test_prefix.py"),
+    "sampler": (f"{WORKER}/engine/sampling/sampler.py", "tests/engine/serving/test_sampler.py"),
     **{
         f"records.{name}": (f"{WORKER}/records/{name}.py", tests)
         for tests, names in RECORDS.items()

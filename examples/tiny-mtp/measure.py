@@ -13,9 +13,9 @@ from pathlib import Path
 from corpus import SOURCES, load_documents
 from tokenizers import Tokenizer
 
-from baton_worker.engine.reference import greedy
-from baton_worker.engine.spec import load_spec
-from baton_worker.engine.weights import load_weights
+from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.weights import load_weights
+from numpy_reference import greedy
 
 PROMPTS = 16
 TOKENS_PER_PROMPT = 64

@@ -33,9 +33,9 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from baton_worker.config import GatewayConfig, HttpConfig, ModelConfig, ProcessConfig
-from baton_worker.gateway.server import listen, serve
-from baton_worker.gateway.service import GatewayService
-from baton_worker.gateway.tokenizer import load_tokenizer
+from baton_worker.gateway.server.server import listen, serve
+from baton_worker.gateway.server.service import GatewayService
+from baton_worker.gateway.text.tokenizer import load_tokenizer
 from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.api import GatewayLinkEvent, StepMeta, StepReceived, WorkerUp
 from baton_worker.messages import Abort, Command, Submit, WorkerInfo

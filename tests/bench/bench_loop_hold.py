@@ -24,15 +24,15 @@ from typing import Any
 import uvloop
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from baton_worker.gateway.answer import GenerationAnswer
-from baton_worker.gateway.client_queue import ClientQueue
+from baton_worker.gateway.answers.answer import GenerationAnswer
+from baton_worker.gateway.answers.formats import format_for
 from baton_worker.gateway.errors import ApiError
-from baton_worker.gateway.formats import format_for
-from baton_worker.gateway.intake import Intake
-from baton_worker.gateway.output import Delta
+from baton_worker.gateway.intake.intake import Intake
+from baton_worker.gateway.output.client_queue import ClientQueue
+from baton_worker.gateway.output.sequence import Delta
 from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
-from baton_worker.gateway.requests import Generation
-from baton_worker.gateway.tokenizer import GatewayTokenizer, load_tokenizer
+from baton_worker.gateway.serving.live_requests import Generation
+from baton_worker.gateway.text.tokenizer import GatewayTokenizer, load_tokenizer
 from baton_worker.records.scored import ScoredRow
 from baton_worker.sampling import SamplingParams
 

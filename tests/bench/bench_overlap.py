@@ -34,13 +34,13 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import SimConfig
+from baton_worker.engine.backends.paddle.engine import PaddleEngine
+from baton_worker.engine.backends.sim.engine import SimEngine
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
+from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
-from baton_worker.engine.paddle_engine import PaddleEngine
-from baton_worker.engine.sim.engine import SimEngine
-from baton_worker.engine.spec import ModelSpec, load_spec
-from baton_worker.engine.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.identity import RequestKey, Role, make_handle
 from baton_worker.link.api import CommandReceived, Pressure

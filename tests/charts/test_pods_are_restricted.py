@@ -71,7 +71,7 @@ def test_hook_scripts_arrive_whole(render, chart, script):
 
 
 def test_rendered_crds_equal_the_operators(render):
-    from baton_operator.crd import render_crds
+    from baton_operator.models.crd import render_crds
 
     rendered = {
         b["metadata"]["name"]: b["spec"]

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from baton_worker.engine.reference import forward
-from baton_worker.engine.spec import load_spec
-from baton_worker.engine.weights import load_weights
+from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.weights import load_weights
+from numpy_reference import forward
 
 TOLERANCE = 5e-5
 

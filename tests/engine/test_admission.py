@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton_worker.engine.admission import (
+from baton_worker.engine.api import EngineRefusedError, EngineRequest, Handoff
+from baton_worker.engine.kv.pool import KvShape
+from baton_worker.engine.scheduling.admission import (
     KV_DTYPE,
     LOWEST_LOGPROB,
     KvIdentity,
     check_handoff,
     check_request,
 )
-from baton_worker.engine.api import EngineRefusedError, EngineRequest, Handoff
-from baton_worker.engine.kv import KvShape
-from baton_worker.engine.requests import RequestLimits
+from baton_worker.engine.scheduling.requests import RequestLimits
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DraftScores, HandoffState
 from baton_worker.records.checks import MAX_LOGPROB

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.engine.api import EngineRequest
-from baton_worker.engine.line import Line
-from baton_worker.engine.requests import RequestLimits, RequestState, new_state
+from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
+from baton_worker.engine.scheduling.waiting_queue import Line
 from baton_worker.identity import RequestKey, incarnation_of, make_handle
 from baton_worker.sampling import SamplingParams
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.engine import norm
-from baton_worker.engine.framework import as_tensor
+from baton_worker.engine.backends.paddle import norm
+from baton_worker.engine.backends.paddle.framework import as_tensor
 
 EPS = 1e-5
 WAYS = [norm.composed, *([norm.fused] if norm.has_avx512() else [])]

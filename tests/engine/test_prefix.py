@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.engine.api import EngineRequest, Handoff
-from baton_worker.engine.kv import BlockAllocator
+from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.options import EngineOptions
-from baton_worker.engine.prefix import BlockNames, PrefixCache, prefix_cache
-from baton_worker.engine.requests import RequestLimits, RequestState, new_state
+from baton_worker.engine.scheduling.prefix_cache import BlockNames, PrefixCache, prefix_cache
+from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
 from baton_worker.identity import RequestKey
 from baton_worker.sampling import LogprobParams, SamplingParams
 

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.engine.api import EngineRequest, Handoff
-from baton_worker.engine.kv import NULL_BLOCK, BlockAllocator
-from baton_worker.engine.prefix import PrefixCache
-from baton_worker.engine.requests import (
+from baton_worker.engine.kv.pool import NULL_BLOCK, BlockAllocator
+from baton_worker.engine.scheduling.prefix_cache import PrefixCache
+from baton_worker.engine.scheduling.requests import (
     Phase,
     RequestLimits,
     RequestState,
     imported_state,
     new_state,
 )
-from baton_worker.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits, StepPlan
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import HandoffState
 from baton_worker.sampling import LogprobParams, SamplingParams

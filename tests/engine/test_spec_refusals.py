@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton_worker.engine.spec import ModelSpecError, load_spec
+from baton_worker.engine.model.shape import ModelSpecError, load_spec
 
 
 @pytest.fixture

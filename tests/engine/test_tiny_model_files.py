@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from baton_worker.engine.spec import load_spec
-from baton_worker.engine.weights import load_weights
+from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.weights import load_weights
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton_worker.engine.spec import load_spec
-from baton_worker.engine.weights import load_weights
+from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.weights import load_weights
 
 pytestmark = pytest.mark.slow  # each run imports Paddle in a process of its own
 

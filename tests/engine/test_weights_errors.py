@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from baton_worker.engine.checkpoint import CheckpointError
-from baton_worker.engine.spec import load_spec
-from baton_worker.engine.weights import load_weights
+from baton_worker.engine.model.checkpoint import CheckpointError
+from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.weights import load_weights
 
 Edit = Callable[[dict[str, Any]], object]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine.spec import load_spec
-from baton_worker.engine.weights import Weights, load_weights
+from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.weights import Weights, load_weights
 
 
 def load(made: Any) -> Weights:

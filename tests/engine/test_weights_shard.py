@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine.spec import load_spec
-from baton_worker.engine.weights import Shard, load_weights
+from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.weights import Shard, load_weights
 
 
 @pytest.mark.parametrize("storage", ["F32", "BF16"])

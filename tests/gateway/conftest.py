@@ -26,9 +26,9 @@ from baton_worker.config import (
     ModelConfig,
     ProcessConfig,
 )
-from baton_worker.gateway.server import listen, serve
-from baton_worker.gateway.service import GatewayService
-from baton_worker.gateway.tokenizer import GatewayTokenizer, load_tokenizer
+from baton_worker.gateway.server.server import listen, serve
+from baton_worker.gateway.server.service import GatewayService
+from baton_worker.gateway.text.tokenizer import GatewayTokenizer, load_tokenizer
 from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.metrics import MetricFactory
 

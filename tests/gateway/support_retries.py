@@ -11,19 +11,19 @@ import itertools
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_worker.gateway.balance import Needs
-from baton_worker.gateway.client_queue import ClientQueue
 from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST, ApiError, unavailable
-from baton_worker.gateway.failures import Loss
-from baton_worker.gateway.merge import RowMerge
 from baton_worker.gateway.metrics import GatewayMetrics
-from baton_worker.gateway.output import SequenceOutput
-from baton_worker.gateway.pairing import weights_of
+from baton_worker.gateway.output.client_queue import ClientQueue
+from baton_worker.gateway.output.merge import RowMerge
+from baton_worker.gateway.output.sequence import SequenceOutput
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.requests import Generation, LiveRequest, LiveRequests
-from baton_worker.gateway.retry import Retrier
-from baton_worker.gateway.vocabulary import Vocabulary
-from baton_worker.gateway.workers import WorkerTable
+from baton_worker.gateway.serving.balance import Needs
+from baton_worker.gateway.serving.failures import Loss
+from baton_worker.gateway.serving.live_requests import Generation, LiveRequest, LiveRequests
+from baton_worker.gateway.serving.pairing import weights_of
+from baton_worker.gateway.serving.retry import Retrier
+from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.identity import RequestKey, Role, make_handle
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory

@@ -9,13 +9,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from baton_worker.gateway.balance import Needs, WorkerLoad, choose
-from baton_worker.gateway.ejection import (
+from baton_worker.gateway.serving.balance import Needs, WorkerLoad, choose
+from baton_worker.gateway.serving.ejection import (
     BACKOFF_SECONDS,
     EJECT_AFTER,
     MAX_EXCUSED,
 )
-from baton_worker.gateway.workers import WorkerTable
+from baton_worker.gateway.serving.workers import WorkerTable
 from baton_worker.identity import Role
 from baton_worker.records.columns import ErrorCode
 

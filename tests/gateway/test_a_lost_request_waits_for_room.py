@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from baton_worker.gateway.line import Line
 from baton_worker.gateway.metrics import GatewayMetrics
-from baton_worker.gateway.slots import Slots
-from baton_worker.gateway.waiting_retries import WaitingRetries
+from baton_worker.gateway.serving.slots import Slots
+from baton_worker.gateway.serving.waiting_queue import Line
+from baton_worker.gateway.serving.waiting_retries import WaitingRetries
 from baton_worker.identity import Role
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode, Finish

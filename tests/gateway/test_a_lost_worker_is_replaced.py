@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from baton_worker.gateway.merge import RowMerge
+from baton_worker.gateway.output.merge import RowMerge
 from baton_worker.identity import RequestKey, Role
 from baton_worker.messages import FEATURES, LOGPROB_PARAMS
 from baton_worker.records.columns import FLAG_ECHO, FLAG_FIRST_TOKEN, ErrorCode, Finish

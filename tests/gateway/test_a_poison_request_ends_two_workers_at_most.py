@@ -56,7 +56,7 @@ def first_token(gateway, support, submit, worker):
 
 def test_prefill_dies_under_it_twice_and_the_third_never_hears_of_it(start, support, caplog):
     gateway = start(prefills=3, decodes=1)
-    with caplog.at_level(logging.ERROR, "baton_worker.gateway.retry"):
+    with caplog.at_level(logging.ERROR, "baton_worker.gateway.serving.retry"):
         client = ask(gateway)
         killed = []
         for n in range(2):
@@ -68,7 +68,7 @@ def test_prefill_dies_under_it_twice_and_the_third_never_hears_of_it(start, supp
     assert all(worker in client.error["message"] for worker in killed)
     assert answer.headers["x-should-retry"] == "false", "clients try again after a 500 by default"
     assert len(gateway.link.sent(support.Submit)) == 2
-    record = next(r for r in caplog.records if r.name == "baton_worker.gateway.retry")
+    record = next(r for r in caplog.records if r.name == "baton_worker.gateway.serving.retry")
     assert record.request == answer.headers["x-request-id"]
     assert sorted(record.workers) == sorted(killed)
     refused = "baton_gateway_retries_refused_total"
@@ -197,7 +197,7 @@ def test_sent_again_it_ends_one_more_and_then_none(start, support, caplog):
         for n in range(total - n_killed, total):
             gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
         assert (client.result().status_code, client.error["code"]) == (500, SUSPECT_REQUEST)
-    with caplog.at_level(logging.WARNING, "baton_worker.gateway.dispatch"):
+    with caplog.at_level(logging.WARNING, "baton_worker.gateway.serving.dispatch"):
         again = ask(gateway, seed=5)
         assert (again.result().status_code, again.error["code"]) == (400, SUSPECT_REQUEST)
     assert "a suspect request is refused" in [record.message for record in caplog.records]

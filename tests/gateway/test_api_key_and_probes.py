@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from baton_worker.config import ConfigError
-from baton_worker.gateway.api_key import client_of, read_api_keys
+from baton_worker.gateway.server.api_key import client_of, read_api_keys
 
 
 @pytest.fixture

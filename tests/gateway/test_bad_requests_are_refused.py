@@ -2,9 +2,9 @@
 
 import pytest
 
+from baton_worker.gateway.intake.validate import MAX_PROMPT_LOGPROBS
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.tokenizer import GatewayTokenizer
-from baton_worker.gateway.validate import MAX_PROMPT_LOGPROBS
+from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 from baton_worker.sampling import SamplingParams
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

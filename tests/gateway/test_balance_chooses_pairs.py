@@ -5,7 +5,7 @@ import functools
 import msgspec
 import pytest
 
-from baton_worker.gateway.balance import (
+from baton_worker.gateway.serving.balance import (
     Needs,
     WorkerLoad,
     choose,
@@ -13,8 +13,8 @@ from baton_worker.gateway.balance import (
     most_choices,
     unusable_reasons,
 )
-from baton_worker.gateway.pairing import Pairing, Weights
-from baton_worker.gateway.workers import WorkerTable
+from baton_worker.gateway.serving.pairing import Pairing, Weights
+from baton_worker.gateway.serving.workers import WorkerTable
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_worker.gateway.tokenizer import GatewayTokenizer
+from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_worker.gateway import server
+from baton_worker.gateway.server import server
 from baton_worker.identity import Role
 
 LONG = 60_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.gateway.merge import RowMerge
-from baton_worker.gateway.output import SequenceOutput
-from baton_worker.gateway.vocabulary import Vocabulary
+from baton_worker.gateway.output.merge import RowMerge
+from baton_worker.gateway.output.sequence import SequenceOutput
+from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.columns import FLAG_FIRST_TOKEN, FLAG_HAS_DRAFT, Finish
 from baton_worker.records.rows import Row
 

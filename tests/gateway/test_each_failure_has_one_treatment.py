@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from baton_worker.gateway.errors import SUSPECT_REQUEST, worker_error
-from baton_worker.gateway.failures import TREATMENTS, Blame, Loss, loss_of
+from baton_worker.gateway.serving.failures import TREATMENTS, Blame, Loss, loss_of
 from baton_worker.identity import Role
 from baton_worker.records.columns import ErrorCode, Finish
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.gateway.ejection import (
+from baton_worker.gateway.serving.ejection import (
     BACKOFF_SECONDS,
     EJECT_AFTER,
     MAX_BACKOFF_SECONDS,

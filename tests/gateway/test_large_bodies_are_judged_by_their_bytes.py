@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_worker.config import GatewayConfig
-from baton_worker.gateway import body as body_module
-from baton_worker.gateway.body import (
+from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.intake import body as body_module
+from baton_worker.gateway.intake.body import (
     MAX_FIELD_BYTES,
     MAX_PROMPTS,
     MAX_STRINGS,
     SMALL_BODY_BYTES,
     read_object,
 )
-from baton_worker.gateway.errors import ApiError
-from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.intake.intake import Intake
+from baton_worker.gateway.intake.schema import decode_as, decode_object
 from baton_worker.gateway.request import Endpoint, Limits
-from baton_worker.gateway.schema import decode_as, decode_object
 
 CONTEXT = 4096
 PADDING = " " * SMALL_BODY_BYTES

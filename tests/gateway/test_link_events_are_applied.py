@@ -5,7 +5,7 @@ import time
 import msgspec
 import pytest
 
-from baton_worker.gateway.output import SequenceOutput
+from baton_worker.gateway.output.sequence import SequenceOutput
 from baton_worker.identity import Role
 
 BODY = {"model": "tiny", "prompt": "the fox", "max_tokens": 40}

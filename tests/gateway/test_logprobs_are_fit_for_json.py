@@ -5,14 +5,14 @@ import math
 import msgspec
 import pytest
 
-from baton_worker.gateway.logprob_entries import (
+from baton_worker.gateway.answers.logprob_entries import (
     FLOOR,
     chat_logprobs,
     completion_logprobs,
     finite,
 )
-from baton_worker.gateway.output import Delta
-from baton_worker.gateway.vocabulary import Vocabulary
+from baton_worker.gateway.output.sequence import Delta
+from baton_worker.gateway.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary({0: b"a", 1: b"b", 2: b"\xe4", 3: b"a", 4: b"</s>"}, frozenset({4}))
 LOWEST = -3.4028234663852886e38

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_worker.config import GatewayConfig, ModelConfig, ProcessConfig
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.service import GatewayService
+from baton_worker.gateway.server.service import GatewayService
 from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.api import WorkerDown, WorkerUp
 from baton_worker.messages import Submit

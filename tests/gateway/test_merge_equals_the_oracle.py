@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.gateway.merge import MAX_HELD_ROWS, RowMerge
+from baton_worker.gateway.output.merge import MAX_HELD_ROWS, RowMerge
 from baton_worker.records.columns import FLAG_ECHO, Finish
 from baton_worker.records.rows import Row
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton_worker.gateway.merge import (
+from baton_worker.gateway.output.merge import (
     MAX_GAP_SECONDS,
     MAX_HELD_ROWS,
     MAX_HELD_TOKENS,

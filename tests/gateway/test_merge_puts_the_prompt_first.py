@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.gateway.merge import MAX_GAP_SECONDS, Fault, RowMerge
+from baton_worker.gateway.output.merge import MAX_GAP_SECONDS, Fault, RowMerge
 from baton_worker.records.columns import Finish
 from baton_worker.records.rows import Row
 from baton_worker.records.scored import ScoredRow

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from baton_worker.config import ConfigError, HttpConfig
-from baton_worker.gateway.server import listen
+from baton_worker.gateway.server.server import listen
 
 INNER = ("/readyz", "/metrics")
 

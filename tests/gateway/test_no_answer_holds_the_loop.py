@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_worker.gateway.answer import GenerationAnswer
-from baton_worker.gateway.client_queue import ClientQueue
-from baton_worker.gateway.formats import format_for
-from baton_worker.gateway.json_pieces import BLOCK_BYTES
-from baton_worker.gateway.output import Delta, DraftScore
+from baton_worker.gateway.answers.answer import GenerationAnswer
+from baton_worker.gateway.answers.formats import format_for
+from baton_worker.gateway.answers.json_pieces import BLOCK_BYTES
+from baton_worker.gateway.output.client_queue import ClientQueue
+from baton_worker.gateway.output.sequence import Delta, DraftScore
+from baton_worker.gateway.output.slices import SLICE_ENTRIES
+from baton_worker.gateway.output.step_details import StepDetail
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.requests import Generation
-from baton_worker.gateway.slices import SLICE_ENTRIES
-from baton_worker.gateway.steps import StepDetail
-from baton_worker.gateway.vocabulary import Vocabulary
+from baton_worker.gateway.serving.live_requests import Generation
+from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.scored import ScoredRow
 from baton_worker.sampling import LogprobParams, SamplingParams
 

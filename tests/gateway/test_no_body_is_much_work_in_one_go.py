@@ -9,11 +9,11 @@ import asyncio
 import pytest
 
 from baton_worker.config import GatewayConfig
-from baton_worker.gateway import body as body_module
-from baton_worker.gateway import intake as intake_module
-from baton_worker.gateway.body import MAX_FIELD_BYTES, MAX_STRINGS, SMALL_BODY_BYTES
 from baton_worker.gateway.errors import ApiError
-from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.intake import body as body_module
+from baton_worker.gateway.intake import intake as intake_module
+from baton_worker.gateway.intake.body import MAX_FIELD_BYTES, MAX_STRINGS, SMALL_BODY_BYTES
+from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.request import Endpoint, Limits
 from large_bodies import large_bodies
 

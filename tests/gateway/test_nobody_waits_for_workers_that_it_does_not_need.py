@@ -13,14 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from baton_worker.gateway.balance import Needs, WorkerLoad, choose, has_room, to_keep
-from baton_worker.gateway.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.requests import LiveRequests
-from baton_worker.gateway.slots import Slots, Ticket
-from baton_worker.gateway.workers import WorkerTable
+from baton_worker.gateway.serving.balance import Needs, WorkerLoad, choose, has_room, to_keep
+from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
+from baton_worker.gateway.serving.live_requests import LiveRequests
+from baton_worker.gateway.serving.slots import Slots, Ticket
+from baton_worker.gateway.serving.workers import WorkerTable
 from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory

@@ -14,10 +14,15 @@ import pytest
 import numeric_edges
 from baton_worker.config import SimConfig
 from baton_worker.engine.api import EngineRequest
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
+from baton_worker.engine.model.shape import load_spec
 from baton_worker.engine.options import DraftSources, EngineOptions
-from baton_worker.engine.sim.engine import SimEngine, sim_spec
-from baton_worker.engine.spec import load_spec
-from baton_worker.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from baton_worker.gateway.intake.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 from baton_worker.identity import RequestKey
 from baton_worker.records.columns import FINISH_MASK, Finish
 from baton_worker.sampling import SAMPLING_BOUNDS, SamplingParams

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.gateway.errors import ApiError
-from baton_worker.gateway.intake import Intake
+from baton_worker.gateway.intake.intake import Intake
+from baton_worker.gateway.intake.schema import decode_object
 from baton_worker.gateway.request import Endpoint, Limits
-from baton_worker.gateway.schema import decode_object
 
 EDGES = ["1e-324", "4.9e-324", "2.2250738585072011e-308", "1.7976931348623157e308"]
 RATIO = 40

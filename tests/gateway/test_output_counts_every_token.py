@@ -2,9 +2,9 @@
 
 import pytest
 
-from baton_worker.gateway.merge import Part
-from baton_worker.gateway.output import LogprobsMissingError, SequenceOutput
-from baton_worker.gateway.vocabulary import Vocabulary
+from baton_worker.gateway.output.merge import Part
+from baton_worker.gateway.output.sequence import LogprobsMissingError, SequenceOutput
+from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.columns import Finish
 from baton_worker.records.rows import Row
 

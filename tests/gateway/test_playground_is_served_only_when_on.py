@@ -6,7 +6,7 @@ import re
 
 import httpx
 
-from baton_worker.gateway.playground import content_security_policy
+from baton_worker.gateway.server.playground import content_security_policy
 
 
 def test_it_is_off_by_default(start_gateway):

@@ -6,8 +6,8 @@ import json
 import httpx
 import pytest
 
-from baton_worker.gateway.event_stream import COMMENT as COMMENT_BYTES
-from baton_worker.gateway.event_stream import EventStream
+from baton_worker.gateway.answers.event_stream import COMMENT as COMMENT_BYTES
+from baton_worker.gateway.answers.event_stream import EventStream
 
 BODY = {"model": "tiny", "prompt": "the quick fox", "stream": True}
 COMMENT = ": nothing new yet"

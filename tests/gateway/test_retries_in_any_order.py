@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from baton_worker.gateway.failures import MAX_HARMS, TREATMENTS, Loss
+from baton_worker.gateway.serving.failures import MAX_HARMS, TREATMENTS, Loss
 from baton_worker.messages import Reserve, Submit
 
 WAITING, ENDED = "baton_gateway_waiting_retries", "baton_gateway_requests_total"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.gateway.ejection import EJECT_AFTER
-from baton_worker.gateway.slots import Slots, Ticket
+from baton_worker.gateway.serving.ejection import EJECT_AFTER
+from baton_worker.gateway.serving.slots import Slots, Ticket
 from baton_worker.identity import Role
 from baton_worker.records.columns import Finish
 

@@ -1,6 +1,6 @@
 """`min_p`, `logit_bias` and `bad_words` arrive at the worker as token ids."""
 
-from baton_worker.gateway.steering import bad_word_tokens
+from baton_worker.gateway.intake.logit_bias import bad_word_tokens
 from baton_worker.messages import Submit
 
 BODY = {

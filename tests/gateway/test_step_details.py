@@ -5,9 +5,9 @@ import json
 import httpx
 import pytest
 
-from baton_worker.gateway.merge import Part
-from baton_worker.gateway.steps import StepsOf
-from baton_worker.gateway.vocabulary import Vocabulary
+from baton_worker.gateway.output.merge import Part
+from baton_worker.gateway.output.step_details import StepsOf
+from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.columns import FLAG_FIRST_TOKEN
 from baton_worker.records.rows import Row
 

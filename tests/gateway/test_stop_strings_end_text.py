@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.gateway.stops import StopMatcher
+from baton_worker.gateway.output.stops import StopMatcher
 
 LETTERS = st.text("ab\u00e9", max_size=30)
 STOPS = st.lists(st.text("ab\u00e9", min_size=1, max_size=4), min_size=1, max_size=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.suspects import MAX_REMEMBERED, REMEMBERED_SECONDS, Suspects
+from baton_worker.gateway.serving.suspects import MAX_REMEMBERED, REMEMBERED_SECONDS, Suspects
 from baton_worker.sampling import SamplingParams
 
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from baton_worker.gateway.detokenise import Detokeniser
-from baton_worker.gateway.vocabulary import Vocabulary, read_vocabulary
+from baton_worker.gateway.text.detokenise import Detokeniser
+from baton_worker.gateway.text.vocabulary import Vocabulary, read_vocabulary
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from baton_worker.compatibility import chat_template_hash
 from baton_worker.config import ConfigError, ModelConfig, ProcessConfig
-from baton_worker.gateway.chat_template import ChatTemplate, ChatTemplateError
-from baton_worker.gateway.tokenizer import load_tokenizer
+from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from baton_worker.gateway.text.tokenizer import load_tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
 

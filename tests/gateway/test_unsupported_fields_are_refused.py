@@ -8,15 +8,15 @@ from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
 
 from baton_worker.gateway.errors import ApiError
-from baton_worker.gateway.request import Endpoint
-from baton_worker.gateway.schema import ChatBody, CompletionBody
-from baton_worker.gateway.unsupported import (
+from baton_worker.gateway.intake.schema import ChatBody, CompletionBody
+from baton_worker.gateway.intake.unsupported import (
     HARMLESS,
     NEUTRAL,
     NEUTRAL_AT,
     OF_THE_OTHER,
     refuse_unsupported,
 )
+from baton_worker.gateway.request import Endpoint
 
 BODIES = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETION: CompletionBody}
 OPENAI = {

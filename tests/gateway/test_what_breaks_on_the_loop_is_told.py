@@ -14,14 +14,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import baton_worker
-from baton_worker.gateway.answer import GenerationAnswer
-from baton_worker.gateway.client_queue import ClientQueue
+from baton_worker.gateway.answers.answer import GenerationAnswer
+from baton_worker.gateway.answers.event_stream import EventStream
 from baton_worker.gateway.errors import ApiError
-from baton_worker.gateway.event_stream import EventStream
-from baton_worker.gateway.line import unless_gone
+from baton_worker.gateway.output.client_queue import ClientQueue
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.requests import Generation, LiveRequests
-from baton_worker.gateway.retry import Retrier
+from baton_worker.gateway.serving.live_requests import Generation, LiveRequests
+from baton_worker.gateway.serving.retry import Retrier
+from baton_worker.gateway.serving.waiting_queue import unless_gone
 from baton_worker.identity import Role
 from baton_worker.logs import LOG_SECONDS
 from baton_worker.metrics import MetricFactory
@@ -171,7 +171,10 @@ def test_a_callback_that_breaks_is_counted():
 
 def test_every_task_of_ours_is_begun_by_the_one_hand():
     """But those whose result somebody waits for, each of which is named here."""
-    awaited = {("gateway/line.py", "starting"), ("gateway/server.py", "end.wait()")}
+    awaited = {
+        ("gateway/serving/waiting_queue.py", "starting"),
+        ("gateway/server/server.py", "end.wait()"),
+    }
     found = set()
     root = Path(baton_worker.__file__).parent
     for path in root.rglob("*.py"):

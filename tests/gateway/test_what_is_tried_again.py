@@ -9,10 +9,10 @@ import logging
 
 import pytest
 
-from baton_worker.gateway.balance import Needs
-from baton_worker.gateway.ejection import EJECT_AFTER
 from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST
-from baton_worker.gateway.failures import MAX_HARMS, TREATMENTS, Blame, Loss
+from baton_worker.gateway.serving.balance import Needs
+from baton_worker.gateway.serving.ejection import EJECT_AFTER
+from baton_worker.gateway.serving.failures import MAX_HARMS, TREATMENTS, Blame, Loss
 from baton_worker.messages import FEATURES, RESUME, Abort, Submit
 from baton_worker.records.columns import ErrorCode
 
@@ -136,7 +136,7 @@ def test_what_goes_further_than_the_failures_restores_a_worker_and_no_less(new, 
 def test_what_is_done_whole_restores_a_worker_whatever_it_took(new, caplog):
     gateway = new("m0", max_retries=0)
     eject(gateway, "m0", 3)
-    with caplog.at_level(logging.INFO, "baton_worker.gateway.retry"):
+    with caplog.at_level(logging.INFO, "baton_worker.gateway.serving.retry"):
         gateway.retrier.worked(gateway.ask_one(), "m0", is_whole=True)
         assert gateway.workers.ejected() == []
         assert caplog.records[-1].message == "a worker is given requests again"
@@ -177,7 +177,7 @@ def test_a_worker_that_the_first_of_two_failures_ejected_is_restored_by_the_seco
     shown = {"worker": "m0", "worker_role": "mixed"}
     gateway.fail(live, ErrorCode.INTERNAL, "m0")
     assert gateway.metric("baton_gateway_worker_ejected", **shown) == 1
-    with caplog.at_level(logging.INFO, "baton_worker.gateway.retry"):
+    with caplog.at_level(logging.INFO, "baton_worker.gateway.serving.retry"):
         gateway.fail(live, ErrorCode.INTERNAL, "m1")
     assert gateway.workers.ejected() == []
     assert gateway.metric("baton_gateway_worker_ejected", **shown) == 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton_worker.config import EngineConfig, HandoffConfig, ModelConfig, ProcessConfig
-from baton_worker.engine.line import MAX_OVERTAKEN
+from baton_worker.engine.scheduling.waiting_queue import MAX_OVERTAKEN
 from baton_worker.handoff.places import PlaceLimits, Places, Reply
 from baton_worker.handoff.room import Amount, Wish
 from baton_worker.identity import RequestKey, make_handle

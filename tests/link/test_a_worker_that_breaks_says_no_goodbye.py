@@ -25,7 +25,7 @@ from baton_worker.config import (
     dump_config,
 )
 from baton_worker.faults import EXIT_FAULT
-from baton_worker.gateway.failures import TREATMENTS, loss_of
+from baton_worker.gateway.serving.failures import TREATMENTS, loss_of
 from baton_worker.identity import make_handle
 from baton_worker.link.api import WorkerDown, WorkerUp
 from baton_worker.messages import Abort

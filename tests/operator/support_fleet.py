@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton_operator.gateways import Gateways
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.models.roles import RoleSpec, ScalingMode, ScalingSpec
 from baton_operator.models.spec import ModelSpec, Pairs, RatioBounds, RatioSpec, RolloutSpec
 from baton_operator.names import WORKER_ROLES, Role
-from baton_operator.pairs import Counts, Revision, total
-from baton_operator.plan import Facts, Memory, make_plan
+from baton_operator.planning.gateways import Gateways
+from baton_operator.planning.pairs import Counts, Revision, total
+from baton_operator.planning.plan import Facts, Memory, make_plan
 
 
 def make_spec(prefill=1, decode=1, *, surge=1, unavailable=0, **rollout):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_operator import api
+from baton_operator.cluster import api
 
 
 @dataclass(eq=False)

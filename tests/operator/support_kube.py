@@ -13,20 +13,20 @@ from collections import Counter
 
 import msgspec
 
-from baton_operator import api
-from baton_operator.api import AlreadyExists, ApiError, Conflict, Expired, ListPage
-from baton_operator.apply import Applier
-from baton_operator.children import Apis
+from baton_operator.children.apply import Applier
+from baton_operator.children.desired import Apis
+from baton_operator.children.resources.credentials import KeyPair
+from baton_operator.children.revision_records import RecordBook
+from baton_operator.cluster import api
+from baton_operator.cluster.api import AlreadyExists, ApiError, Conflict, Expired, ListPage
+from baton_operator.cluster.parents import ParentStore
+from baton_operator.cluster.reflector import Reflector
+from baton_operator.cluster.store import ChildStore
 from baton_operator.models import ObjectKey
-from baton_operator.parents import ParentStore
-from baton_operator.reconcile import Reconciler, Tools
-from baton_operator.records import RecordBook
-from baton_operator.reflector import Reflector
-from baton_operator.report import Reporter
-from baton_operator.resources.credentials import KeyPair
-from baton_operator.store import ChildStore
-from baton_operator.telemetry import Telemetry
-from baton_operator.upgrades import Upgrades
+from baton_operator.pods.telemetry import Telemetry
+from baton_operator.reconciling.reconciler import Reconciler, Tools
+from baton_operator.reconciling.upgrades import Upgrades
+from baton_operator.status.report import Reporter
 
 _LIST_KEYS = {"ownerReferences": "uid", "containers": "name", "env": "name", "volumes": "name"}
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "managedFields")

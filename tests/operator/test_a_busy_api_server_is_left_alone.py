@@ -10,16 +10,16 @@ from aiohttp import web
 from kubernetes.aio import client
 from prometheus_client import CollectorRegistry
 
-from baton_operator.api import SERVICE, ApiError, Throttled
-from baton_operator.controller import Machine, run_one
-from baton_operator.kube import HttpKube
-from baton_operator.leader import Leadership, LeaseTimes
+from baton_operator.cluster.api import SERVICE, ApiError, Throttled
+from baton_operator.cluster.kube import HttpKube
+from baton_operator.cluster.leader import Leadership, LeaseTimes
+from baton_operator.cluster.reflector import Pace, Reflector
+from baton_operator.cluster.store import ChildStore
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.reflector import Pace, Reflector
+from baton_operator.reconciling.controller import Machine, run_one
+from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.settings import Settings
-from baton_operator.store import ChildStore
-from baton_operator.workqueue import WorkQueue
 
 KEY = ObjectKey("ns", "chat")
 

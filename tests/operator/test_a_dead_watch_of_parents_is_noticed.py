@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_operator import api
-from baton_operator.api import ApiError
-from baton_operator.audit import INTERVAL_SECONDS, LATE_SECONDS, ParentAudit
-from baton_operator.health import Vitals
+from baton_operator.cluster import api
+from baton_operator.cluster.api import ApiError
+from baton_operator.cluster.audit import INTERVAL_SECONDS, LATE_SECONDS, ParentAudit
+from baton_operator.cluster.store import ChildStore
 from baton_operator.metrics import OperatorMetrics
-from baton_operator.store import ChildStore
-from baton_operator.workqueue import WorkQueue
+from baton_operator.reconciling.work_queue import WorkQueue
+from baton_operator.serving.health import Vitals
 
 
 class Clock:

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_operator.api import LEASE, PD_DEPLOYMENT, SCALER
-from baton_operator.health import Vitals
+from baton_operator.cluster.api import LEASE, PD_DEPLOYMENT, SCALER
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.process import Stopped, _Operator
+from baton_operator.reconciling.work_queue import WorkQueue
+from baton_operator.serving.health import Vitals
 from baton_operator.settings import Settings
-from baton_operator.workqueue import WorkQueue
 
 SETTINGS = Settings(identity="a", lease_namespace="system")
 

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from baton_operator import api, revision
+from baton_operator.children import revision
+from baton_operator.cluster import api
 from baton_operator.models import ObjectKey
-from baton_operator.upgrades import LOOK_SECONDS
+from baton_operator.reconciling.upgrades import LOOK_SECONDS
 
 NAMES = ("a", "b", "c", "d")
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton_operator import api
+from baton_operator.cluster import api
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_operator.api import DEPLOYMENT
+from baton_operator.cluster.api import DEPLOYMENT
 from baton_operator.models import ObjectKey
-from baton_operator.report import Reporter
-from baton_operator.telemetry import Telemetry
+from baton_operator.pods.telemetry import Telemetry
+from baton_operator.status.report import Reporter
 
 KEY = ObjectKey("ns", "chat")
 HOUR = 3600.0

@@ -11,13 +11,13 @@ import yaml
 from aiohttp import web
 from prometheus_client import Counter
 
-from baton_operator.doors import Doorkeeper
-from baton_operator.health import serve
+from baton_operator.children.resources import config, policies, services
+from baton_operator.children.resources.meta import Owner
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
-from baton_operator.probe import HttpPodProbe
-from baton_operator.resources import config, policies, services
-from baton_operator.resources.meta import Owner
+from baton_operator.pods.probe import HttpPodProbe
+from baton_operator.serving.doors import Doorkeeper
+from baton_operator.serving.health import serve
 from baton_worker.ports import port_of, reserve_port
 
 OWNER = Owner("ns", "chat", "uid-1")

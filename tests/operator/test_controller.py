@@ -8,18 +8,18 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from baton_operator.api import DEPLOYMENT, ApiError, Throttled
-from baton_operator.controller import Machine, enqueue, run_one
-from baton_operator.handlers import build_registry, kopf_settings
-from baton_operator.health import Vitals
+from baton_operator.cluster.api import DEPLOYMENT, ApiError, Throttled
+from baton_operator.cluster.parents import ParentStore
+from baton_operator.cluster.reflector import Reflector
+from baton_operator.cluster.store import Change, ChildStore
 from baton_operator.metrics import RESULTS, OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.parents import ParentStore
-from baton_operator.reconcile import FORGOTTEN, WriteFailed
-from baton_operator.reflector import Reflector
+from baton_operator.reconciling.controller import Machine, enqueue, run_one
+from baton_operator.reconciling.handlers import build_registry, kopf_settings
+from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
+from baton_operator.reconciling.work_queue import WorkQueue
+from baton_operator.serving.health import Vitals
 from baton_operator.settings import Settings
-from baton_operator.store import Change, ChildStore
-from baton_operator.workqueue import WorkQueue
 
 KEY = ObjectKey("ns", "chat")
 

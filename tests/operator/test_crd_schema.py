@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from baton_operator.crd import deployment_crd, render_crds, scaler_crd
+from baton_operator.models.crd import deployment_crd, render_crds, scaler_crd
 
 
 def schema(crd):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_operator.deadline import Verdict, Waited, charged, piece_seconds
+from baton_operator.planning.deadline import Verdict, Waited, charged, piece_seconds
 
 
 @pytest.mark.parametrize(

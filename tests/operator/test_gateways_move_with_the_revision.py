@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from baton_operator import api
-from baton_operator.gateways import Gateways, counted, gateway_revision
-from baton_operator.pairs import Counts, Revision, served_ticks
+from baton_operator.cluster import api
+from baton_operator.planning.gateways import Gateways, counted, gateway_revision
+from baton_operator.planning.pairs import Counts, Revision, served_ticks
 
 
 def revision(name, desired, ready=None):

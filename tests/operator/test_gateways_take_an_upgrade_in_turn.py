@@ -7,7 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from baton_operator import api, children, revision
+from baton_operator.children import desired as children
+from baton_operator.children import revision
+from baton_operator.cluster import api
 from baton_operator.models import ObjectKey
 from baton_operator.models.spec import GatewaySpec
 from baton_operator.names import ANNOTATION_APPLIED, ANNOTATION_MADE_FROM

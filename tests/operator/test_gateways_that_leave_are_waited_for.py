@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton_operator.gateways import Gateways
-from baton_operator.heads import PodView, Workload
-from baton_operator.observe import Observed, PodRef
+from baton_operator.cluster.observe import Observed, PodRef
+from baton_operator.cluster.partial_objects import PodView, Workload
+from baton_operator.planning.gateways import Gateways
 
 
 def pod(*, role="gateway", is_deleting=False, is_ready=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_operator import api
+from baton_operator.cluster import api
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 2}]

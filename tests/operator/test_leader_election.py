@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from baton_operator.api import LEASE, ApiError, Conflict
-from baton_operator.leader import Leadership, LeadershipLost, LeaseTimes
+from baton_operator.cluster.api import LEASE, ApiError, Conflict
+from baton_operator.cluster.leader import Leadership, LeadershipLost, LeaseTimes
 
 TIMES = LeaseTimes(duration=12, renew=8, retry=2)
 

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_operator import api
-from baton_operator.health import Vitals
+from baton_operator.cluster import api
+from baton_operator.cluster.store import ChildStore
 from baton_operator.metrics import CONDITIONS, OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.store import ChildStore
-from baton_operator.workqueue import WorkQueue
+from baton_operator.reconciling.work_queue import WorkQueue
+from baton_operator.serving.health import Vitals
 
 DEADLINE_SECONDS = 100
 

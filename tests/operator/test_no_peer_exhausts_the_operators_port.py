@@ -12,8 +12,8 @@ import uvloop
 from aiohttp import web
 from prometheus_client import Counter
 
-from baton_operator.doors import Doorkeeper
-from baton_operator.health import serve
+from baton_operator.serving.doors import Doorkeeper
+from baton_operator.serving.health import serve
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 PATIENCE_SECONDS = 60.0

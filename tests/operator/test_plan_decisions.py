@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton_operator.deadline import Waited
-from baton_operator.gateways import Gateways
 from baton_operator.models.roles import RoleSpec, ScalingMode, ScalingSpec
 from baton_operator.names import Role
-from baton_operator.pairs import Counts, Revision
-from baton_operator.plan import Facts, Memory, make_plan, scale_roles
-from baton_operator.rollout import Phase
-from baton_operator.scaling import Clamp
-from baton_operator.status import read_memory
+from baton_operator.planning.deadline import Waited
+from baton_operator.planning.gateways import Gateways
+from baton_operator.planning.pairs import Counts, Revision
+from baton_operator.planning.plan import Facts, Memory, make_plan, scale_roles
+from baton_operator.planning.rollout import Phase
+from baton_operator.planning.scaling import Clamp
+from baton_operator.status.status import read_memory
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 import yaml
 
+from baton_operator.children.resources import config
+from baton_operator.children.resources.drain import EXIT_HEADROOM_SECONDS, drain_command
+from baton_operator.children.resources.meta import Owner
+from baton_operator.children.resources.pods import gateway_template, worker_template
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
-from baton_operator.resources import config
-from baton_operator.resources.drain import EXIT_HEADROOM_SECONDS, drain_command
-from baton_operator.resources.meta import Owner
-from baton_operator.resources.pods import gateway_template, worker_template
 from baton_worker.config import load_config
 
 OWNER = Owner("ns", "chat", "uid-1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_operator.kube import environment_proxy
+from baton_operator.cluster.kube import environment_proxy
 
 SERVER = "https://api.example:6443"
 

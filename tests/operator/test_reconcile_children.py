@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from baton_operator import api
-from baton_operator.api import ApiError, Throttled
-from baton_operator.reconcile import FORGOTTEN, WriteFailed
-from baton_operator.store import Change
+from baton_operator.cluster import api
+from baton_operator.cluster.api import ApiError, Throttled
+from baton_operator.cluster.store import Change
+from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
 
 
 @pytest.fixture

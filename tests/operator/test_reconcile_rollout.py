@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from baton_operator import api
-from baton_operator.deadline import Waited
+from baton_operator.cluster import api
+from baton_operator.cluster.observe import observe
+from baton_operator.cluster.parents import PDDeployment
 from baton_operator.models import ObjectKey
-from baton_operator.observe import observe
-from baton_operator.parents import PDDeployment
-from baton_operator.status import read_memory
+from baton_operator.planning.deadline import Waited
+from baton_operator.status.status import read_memory
 
 KEY, UID = ObjectKey("ns", "chat"), "uid-1"
 

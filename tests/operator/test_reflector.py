@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from baton_operator.api import SERVICE, ApiError, Expired
+from baton_operator.cluster.api import SERVICE, ApiError, Expired
+from baton_operator.cluster.reflector import Pace, Reflector
+from baton_operator.cluster.store import Change, ChildId, ChildStore
 from baton_operator.models import ObjectKey
-from baton_operator.reflector import Pace, Reflector
-from baton_operator.store import Change, ChildId, ChildStore
 
 OWNER = ObjectKey("ns", "chat")
 

@@ -7,21 +7,21 @@ import json
 import msgspec
 import pytest
 
-from baton_operator.models import PDDeploymentSpec
-from baton_operator.names import Role
-from baton_operator.pairs import Counts
-from baton_operator.resources.credentials import KeyPair, curve_secret
-from baton_operator.resources.disruption import min_available
-from baton_operator.resources.extras import pod_monitor
-from baton_operator.resources.meta import Owner
-from baton_operator.resources.policies import network_policies
-from baton_operator.resources.services import client_service, link_service
-from baton_operator.revision import (
+from baton_operator.children.resources.credentials import KeyPair, curve_secret
+from baton_operator.children.resources.disruption import min_available
+from baton_operator.children.resources.extras import pod_monitor
+from baton_operator.children.resources.meta import Owner
+from baton_operator.children.resources.policies import network_policies
+from baton_operator.children.resources.services import client_service, link_service
+from baton_operator.children.revision import (
     make_record,
     read_record,
     record_manifest,
     revision_name,
 )
+from baton_operator.models import PDDeploymentSpec
+from baton_operator.names import Role
+from baton_operator.planning.pairs import Counts
 
 OWNER = Owner("ns", "chat", "uid-1")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton_operator.pairs import Budget, Counts, Revision
-from baton_operator.rollout import Phase, Rollout, Step, next_step
+from baton_operator.planning.pairs import Budget, Counts, Revision
+from baton_operator.planning.rollout import Phase, Rollout, Step, next_step
 
 NONE = Counts()
 

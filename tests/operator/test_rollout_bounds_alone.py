@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton_operator.pairs import Budget, Counts, Revision, served_floor, served_ticks
-from baton_operator.room import Least, cleared, spared
+from baton_operator.planning.pairs import Budget, Counts, Revision, served_floor, served_ticks
+from baton_operator.planning.step_limits import Least, cleared, spared
 
 NONE = Counts()
 

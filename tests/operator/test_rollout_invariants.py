@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from baton_operator.models import ScalingMode
-from baton_operator.pairs import (
+from baton_operator.planning.pairs import (
     Budget,
     Counts,
     available_floor,
@@ -24,7 +24,7 @@ from baton_operator.pairs import (
     ticks_of,
     total,
 )
-from baton_operator.rollout import Phase
+from baton_operator.planning.rollout import Phase
 
 PARTS = 8  # of the long run, which processors share
 

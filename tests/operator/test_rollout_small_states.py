@@ -10,8 +10,8 @@ from itertools import product
 
 import pytest
 
-from baton_operator.gateways import Gateways, countable_ticks
-from baton_operator.pairs import (
+from baton_operator.planning.gateways import Gateways, countable_ticks
+from baton_operator.planning.pairs import (
     Budget,
     Counts,
     Revision,
@@ -20,7 +20,7 @@ from baton_operator.pairs import (
     surge_limit,
     ticks_of,
 )
-from baton_operator.rollout import Phase, Rollout, next_step
+from baton_operator.planning.rollout import Phase, Rollout, next_step
 
 NAMES = ("a", "b", "c")
 BUDGETS = ((1, 0), (0, 1), (1, 1), (2, 0), (0, 2))

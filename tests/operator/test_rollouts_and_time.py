@@ -15,8 +15,8 @@ from hypothesis import Phase as Part
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from baton_operator.pairs import Budget, Counts, available_floor, surge_limit
-from baton_operator.rollout import Phase
+from baton_operator.planning.pairs import Budget, Counts, available_floor, surge_limit
+from baton_operator.planning.rollout import Phase
 
 PARTS = 2  # of the long run, which processors share
 DEADLINE_SECONDS = 600

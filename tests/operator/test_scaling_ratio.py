@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_operator.scaling import Clamp, Scaled, Wanted, scale
+from baton_operator.planning.scaling import Clamp, Scaled, Wanted, scale
 
 FREE = ((1, 4096), (4096, 1))
 

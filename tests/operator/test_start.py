@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton_operator.api import PD_DEPLOYMENT, ApiError, Throttled
+from baton_operator.cluster.api import PD_DEPLOYMENT, ApiError, Throttled
 from baton_operator.process import until_served
 
 

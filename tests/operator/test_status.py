@@ -7,24 +7,24 @@ import dataclasses
 import msgspec
 import pytest
 
-from baton_operator.ailments import Ailment
-from baton_operator.conditions import timestamp
-from baton_operator.deadline import Waited
-from baton_operator.heads import Child, PodView, Workload
+from baton_operator.cluster.observe import Observed, PodRef, WorkloadRef
+from baton_operator.cluster.partial_objects import Child, PodView, Workload
+from baton_operator.cluster.pod_failures import Ailment
+from baton_operator.cluster.store import ChildId
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES, Role
-from baton_operator.observe import Observed, PodRef, WorkloadRef
-from baton_operator.plan import Facts, Memory, Turn, make_plan
-from baton_operator.samples import Sample
-from baton_operator.scaling import Clamp, Scaled
-from baton_operator.status import (
+from baton_operator.planning.deadline import Waited
+from baton_operator.planning.plan import Facts, Memory, Turn, make_plan
+from baton_operator.planning.scaling import Clamp, Scaled
+from baton_operator.pods.samples import Sample
+from baton_operator.status.conditions import timestamp
+from baton_operator.status.status import (
     Trouble,
     deployment_status,
     invalid_status,
     read_asked,
     read_memory,
 )
-from baton_operator.store import ChildId
 
 NOW = 1_000_000.0
 ROLLED = Workload(1, 1, 1, 1)

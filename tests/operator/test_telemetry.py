@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from baton_operator import api
-from baton_operator.samples import Sample, read_sample
+from baton_operator.cluster import api
+from baton_operator.pods.samples import Sample, read_sample
 
 TEXT = """\
 # TYPE baton_wire_info gauge

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from baton_operator import api
-from baton_operator.heads import child_of, head_of
-from baton_operator.observe import observe
+from baton_operator.cluster import api
+from baton_operator.cluster.observe import observe
+from baton_operator.cluster.partial_objects import child_of, head_of
 
 ENDED = {"exitCode": 78, "reason": "Error", "message": "log line\nmodel.path: no such folder\n"}
 PULL = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}

@@ -12,15 +12,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import baton_operator
-from baton_operator.controller import Machine, working
+from baton_operator.cluster.observe import PodRef
 from baton_operator.faults import LOG_SECONDS, LoopFaults, begin
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.names import Role
-from baton_operator.observe import PodRef
+from baton_operator.pods.telemetry import Telemetry
+from baton_operator.reconciling.controller import Machine, working
+from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.settings import read_settings
-from baton_operator.telemetry import Telemetry
-from baton_operator.workqueue import WorkQueue
 
 
 class Watched:

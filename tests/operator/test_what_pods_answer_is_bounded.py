@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from baton_operator.probe import MAX_ANSWER_BYTES, HttpPodProbe
-from baton_operator.samples import Sample, read_sample
+from baton_operator.pods.probe import MAX_ANSWER_BYTES, HttpPodProbe
+from baton_operator.pods.samples import Sample, read_sample
 
 PATIENCE_SECONDS = 60.0
 WIRE = 'baton_wire_info{wire="2",accepts_min="1",accepts_max="2",config_hash="ab12"} 1.0\n'

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from baton_operator.workqueue import BACKOFF_CAP_SECONDS, WorkQueue
+from baton_operator.reconciling.work_queue import BACKOFF_CAP_SECONDS, WorkQueue
 
 
 class Clock:

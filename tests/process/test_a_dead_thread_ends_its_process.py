@@ -23,7 +23,7 @@ MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 
 WITH_A_DEFECT = """
 import sys
-from baton_worker.gateway.requests import LiveRequests
+from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.link.switchboard import Switchboard
 from baton_worker.main import main
 

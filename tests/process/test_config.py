@@ -20,7 +20,7 @@ from baton_worker.config import (
     load_config,
 )
 from baton_worker.config_errors import cannot_listen
-from baton_worker.gateway.server import listen
+from baton_worker.gateway.server.server import listen
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.curve import generate_key_files

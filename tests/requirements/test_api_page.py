@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from baton_worker.gateway.schema import (
+from baton_worker.gateway.intake.schema import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,

@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SimConfig
 from baton_worker.engine.api import EngineRequest
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
+from baton_worker.engine.model.shape import load_spec
 from baton_worker.engine.options import resolve_options
 from baton_worker.engine.progress import Progress
-from baton_worker.engine.sim.engine import SimEngine, sim_spec
-from baton_worker.engine.spec import load_spec
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import WorkerInfo
 from baton_worker.roles import watchdog

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton_worker.engine.runner import Runner
+from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import Abort, DecodeTarget, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, Finish

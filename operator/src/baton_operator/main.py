@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit code (78: a bad setting, 70: a fault)."""
     options = build_parser().parse_args(arguments)
     if options.command == "crds":
-        from baton_operator.crd import render_crds
+        from baton_operator.models.crd import render_crds
 
         sys.stdout.write(render_crds())
         return 0

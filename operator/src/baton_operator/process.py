@@ -18,7 +18,11 @@ import kopf
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from baton_operator.api import (
+from baton_operator.children.apply import Applier
+from baton_operator.children.curve import make_pair
+from baton_operator.children.desired import Apis
+from baton_operator.children.revision_records import RecordBook
+from baton_operator.cluster.api import (
     CHILD_KINDS,
     DEPLOYMENT,
     PD_DEPLOYMENT,
@@ -30,30 +34,26 @@ from baton_operator.api import (
     Kind,
     KubeApi,
 )
-from baton_operator.apply import Applier
-from baton_operator.audit import ParentAudit
-from baton_operator.children import Apis
-from baton_operator.controller import Machine, enqueue, sync, working
-from baton_operator.curve import make_pair
-from baton_operator.doors import Doorkeeper
+from baton_operator.cluster.audit import ParentAudit
+from baton_operator.cluster.kube import HttpKube, connect, own_namespace
+from baton_operator.cluster.leader import Leadership, LeaseTimes
+from baton_operator.cluster.parents import ParentStore
+from baton_operator.cluster.reflector import Reflector
+from baton_operator.cluster.store import ChildStore
 from baton_operator.faults import LoopFaults
-from baton_operator.handlers import build_registry, kopf_settings
-from baton_operator.health import Vitals, build_app, serve
-from baton_operator.kube import HttpKube, connect, own_namespace
-from baton_operator.leader import Leadership, LeaseTimes
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.parents import ParentStore
-from baton_operator.probe import HttpPodProbe
-from baton_operator.reconcile import Reconciler, Tools
-from baton_operator.records import RecordBook
-from baton_operator.reflector import Reflector
-from baton_operator.report import Reporter
+from baton_operator.pods.probe import HttpPodProbe
+from baton_operator.pods.telemetry import Telemetry
+from baton_operator.reconciling.controller import Machine, enqueue, sync, working
+from baton_operator.reconciling.handlers import build_registry, kopf_settings
+from baton_operator.reconciling.reconciler import Reconciler, Tools
+from baton_operator.reconciling.upgrades import Upgrades
+from baton_operator.reconciling.work_queue import WorkQueue
+from baton_operator.serving.doors import Doorkeeper
+from baton_operator.serving.health import Vitals, build_app, serve
 from baton_operator.settings import SettingError, Settings
-from baton_operator.store import ChildStore
-from baton_operator.telemetry import Telemetry
-from baton_operator.upgrades import Upgrades
-from baton_operator.workqueue import WorkQueue
+from baton_operator.status.report import Reporter
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import numpy_reference as reference
 from baton_worker.config import SimConfig
-from baton_worker.engine import reference
 from baton_worker.engine.api import EngineRequest, Handoff, StepResult
+from baton_worker.engine.backends.paddle.engine import PaddleEngine
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
 from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
-from baton_worker.engine.paddle_engine import PaddleEngine
-from baton_worker.engine.sim.engine import SimEngine, sim_spec
-from baton_worker.engine.spec import ModelSpec, load_spec
-from baton_worker.engine.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.records.columns import (
     FINISH_MASK,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from baton_worker.config import ConfigError, EngineConfig, ModelConfig, ProcessConfig
+from baton_worker.engine.backends.parallel import orders
+from baton_worker.engine.backends.parallel.follower import Follower
+from baton_worker.engine.backends.parallel.mirrored import MirroredModel, MirroredPool
+from baton_worker.engine.backends.parallel.shard import ModelShard, ShardSizes, build_shard
 from baton_worker.engine.build import build_engine
-from baton_worker.engine.kv import clear_blocks
-from baton_worker.engine.layout import TokenGroup
-from baton_worker.engine.parallel import orders
-from baton_worker.engine.parallel.follower import Follower
-from baton_worker.engine.parallel.mirrored import MirroredModel, MirroredPool
-from baton_worker.engine.parallel.shard import ModelShard, ShardSizes, build_shard
-from baton_worker.engine.speculative import DraftSeeds, propose, run_mtp
+from baton_worker.engine.kv.layout import TokenGroup
+from baton_worker.engine.kv.pool import clear_blocks
+from baton_worker.engine.step.mtp import DraftSeeds, propose, run_mtp
 
 BLOCKS = 24
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine import prompt as prompt_module
-from baton_worker.engine.drafting import Drafter
 from baton_worker.engine.options import DraftSources
-from baton_worker.engine.runner import Runner
+from baton_worker.engine.step import prompt_logprobs as prompt_module
+from baton_worker.engine.step.drafting import Drafter
+from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey, Role
 from baton_worker.link.parts import FrameWriter, StepPart
 from baton_worker.records.columns import ErrorCode, Finish

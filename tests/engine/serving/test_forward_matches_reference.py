@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine import reference
+import numpy_reference as reference
 
 TOLERANCE = 5e-5
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from baton_worker.engine.kv import NULL_BLOCK
+from baton_worker.engine.kv.pool import NULL_BLOCK
 
 
 def _up_to_block_end(prompt: tuple[int, ...]) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_worker.config import SimConfig
-from baton_worker.engine.kv import KvPool
+from baton_worker.engine.kv.pool import KvPool
 from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 

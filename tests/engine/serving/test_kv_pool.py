@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.engine.kv import (
+from baton_worker.engine.kv.pool import (
     NULL_BLOCK,
     TRASH_BLOCK,
     BlockAllocator,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine.batch import FedSequence
-from baton_worker.engine.requests import RequestLimits, new_state
-from baton_worker.engine.sampler import choose
+from baton_worker.engine.sampling.sampler import choose
+from baton_worker.engine.scheduling.batch import FedSequence
+from baton_worker.engine.scheduling.requests import RequestLimits, new_state
 
 
 def _run(make_bench: Any, prompts: Any, n_draft: int) -> list[Any]:

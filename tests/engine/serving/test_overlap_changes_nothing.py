@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from baton_worker.engine.api import EngineRequest
+from baton_worker.engine.backends.paddle.engine import PaddleEngine
 from baton_worker.engine.options import DraftSources, EngineOptions
-from baton_worker.engine.paddle_engine import PaddleEngine
 from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams

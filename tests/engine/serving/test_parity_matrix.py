@@ -20,8 +20,8 @@ import pytest
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.ngram import NgramSizes
-from baton_worker.engine.noise import uniforms
 from baton_worker.engine.options import NO_DRAFTS, DraftSources
+from baton_worker.engine.sampling.noise import uniforms
 from baton_worker.records.columns import Finish
 
 pytestmark = pytest.mark.slow

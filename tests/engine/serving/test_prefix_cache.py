@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton_worker.engine.prefix import BlockNames
-from baton_worker.engine.requests import RequestLimits, imported_state
+from baton_worker.engine.scheduling.prefix_cache import BlockNames
+from baton_worker.engine.scheduling.requests import RequestLimits, imported_state
 from baton_worker.records.columns import Finish
 
 SYSTEM = tuple(range(5, 53))

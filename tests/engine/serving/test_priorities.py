@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_worker.engine.line import MAX_OVERTAKEN
+from baton_worker.engine.scheduling.waiting_queue import MAX_OVERTAKEN
 
 
 def order_of_ends(bench: Any) -> list[Any]:

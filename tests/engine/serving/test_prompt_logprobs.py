@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine import prompt as prompt_module
 from baton_worker.engine.api import EngineRefusedError
+from baton_worker.engine.step import prompt_logprobs as prompt_module
 from baton_worker.records.coalesce import split_rows
 from baton_worker.records.encode import encode_step
 from baton_worker.records.header import StepHeader

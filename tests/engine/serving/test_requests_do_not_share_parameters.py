@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_worker.engine.api import EngineRequest
-from baton_worker.engine.batch import FedSequence
-from baton_worker.engine.requests import RequestLimits, RequestState, new_state
-from baton_worker.engine.sampler import choose
+from baton_worker.engine.sampling.sampler import choose
+from baton_worker.engine.scheduling.batch import FedSequence
+from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
 from baton_worker.identity import RequestKey
 from baton_worker.sampling import SamplingParams
 

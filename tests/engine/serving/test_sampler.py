@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_worker.engine.api import EngineRequest
-from baton_worker.engine.batch import FedSequence
-from baton_worker.engine.noise import as_seed, uniforms
-from baton_worker.engine.requests import RequestLimits, RequestState, new_state
-from baton_worker.engine.sampler import choose
+from baton_worker.engine.sampling.noise import as_seed, uniforms
+from baton_worker.engine.sampling.sampler import choose
+from baton_worker.engine.scheduling.batch import FedSequence
+from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
 from baton_worker.identity import RequestKey
 from baton_worker.sampling import SamplingParams
 
@@ -243,7 +243,7 @@ def test_parameters_of_one_request_do_not_reach_another() -> None:
 
 def test_uniforms_are_splitmix64() -> None:
     """Published first outputs of SplitMix64 from state 0 (rosettacode, Vigna's reference code)."""
-    from baton_worker.engine import noise
+    from baton_worker.engine.sampling import noise
 
     state = np.array([0], np.uint64)
     with np.errstate(over="ignore"):

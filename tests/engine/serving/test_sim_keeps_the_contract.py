@@ -14,7 +14,7 @@ import pytest
 
 from baton_worker.config import ConfigError, SimConfig
 from baton_worker.engine.api import EngineRefusedError, Handoff
-from baton_worker.engine.sim.engine import sim_spec
+from baton_worker.engine.backends.sim.engine import sim_spec
 from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 

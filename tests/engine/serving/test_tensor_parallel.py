@@ -20,12 +20,12 @@ import pytest
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.api import EngineRequest
+from baton_worker.engine.backends.parallel.group import RankDiedError, RankGroup
+from baton_worker.engine.backends.parallel.shard import ShardSizes
 from baton_worker.engine.build import build_engine
+from baton_worker.engine.model.shape import load_spec
 from baton_worker.engine.options import resolve_options
-from baton_worker.engine.parallel.group import RankDiedError, RankGroup
-from baton_worker.engine.parallel.shard import ShardSizes
-from baton_worker.engine.runner import Runner
-from baton_worker.engine.spec import load_spec
+from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.records.columns import ErrorCode
 from baton_worker.sampling import LogprobParams, SamplingParams

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from baton_worker.engine.framework import as_tensor
+from baton_worker.engine.backends.paddle.framework import as_tensor
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton_faults.text import SimText
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.spec import load_spec
+from baton_worker.engine.model.shape import load_spec
 from baton_worker.local.layout import LocalOptions, plan_processes
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import Ready

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from baton_worker.engine.emission import StepSnapshot
-from baton_worker.engine.scheduler import StepPlan
-from baton_worker.engine.sim import engine as sim
+from baton_worker.engine.backends.sim import engine as sim
+from baton_worker.engine.output.snapshot import StepSnapshot
+from baton_worker.engine.scheduling.scheduler import StepPlan
 from baton_worker.main import main
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from baton_worker.config import ProcessConfig
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
 from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.weights import Shard, load_weights
 from baton_worker.engine.options import EngineOptions, resolve_options
-from baton_worker.engine.sim.engine import SimEngine, sim_spec
-from baton_worker.engine.spec import ModelSpec, load_spec
-from baton_worker.engine.weights import Shard, load_weights
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +71,10 @@ def _loaded(
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],
 ) -> StepEngine:
-    from baton_worker.engine.framework import require_device
+    from baton_worker.engine.backends.paddle.framework import require_device
 
     require_device(device)
-    from baton_worker.engine.paddle_engine import PaddleEngine
+    from baton_worker.engine.backends.paddle.engine import PaddleEngine
 
     path = Path(config.model.path)
     spec = load_spec(path)
@@ -94,9 +94,9 @@ def _over_ranks(
     on_rank_death: Callable[[Exception], None],
 ) -> StepEngine:
     """Start the other ranks first: they load their shards while this one loads its own."""
-    from baton_worker.engine.paddle_engine import PaddleEngine, TensorParallel
-    from baton_worker.engine.parallel.group import RankGroup
-    from baton_worker.engine.parallel.shard import ShardSizes
+    from baton_worker.engine.backends.paddle.engine import PaddleEngine, TensorParallel
+    from baton_worker.engine.backends.parallel.group import RankGroup
+    from baton_worker.engine.backends.parallel.shard import ShardSizes
 
     size = options.tensor_parallel_size
     ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from baton_worker.engine.admission import KvIdentity, check_handoff, check_request
 from baton_worker.engine.api import (
     EngineLoad,
     EngineRefusedError,
@@ -21,16 +20,19 @@ from baton_worker.engine.api import (
     Handoff,
     StepResult,
 )
-from baton_worker.engine.emission import EmittedRow, StepOut, StepSnapshot
-from baton_worker.engine.flight import Flight, Runway, positions_of
-from baton_worker.engine.kv import BlockAllocator, KvStore, clear_blocks
-from baton_worker.engine.layout import MIN_KEYS
-from baton_worker.engine.logprobs import NO_COLUMNS, compute
-from baton_worker.engine.offer import handoff_state
+from baton_worker.engine.kv.layout import MIN_KEYS
+from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks
+from baton_worker.engine.model.shape import ModelSpec
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
-from baton_worker.engine.output import build_columns
+from baton_worker.engine.output.columns import build_columns
+from baton_worker.engine.output.handoff_state import handoff_state
+from baton_worker.engine.output.snapshot import EmittedRow, StepOut, StepSnapshot
+from baton_worker.engine.output.stats import step_stats
 from baton_worker.engine.progress import Progress
-from baton_worker.engine.requests import (
+from baton_worker.engine.sampling.logprobs import NO_COLUMNS, compute
+from baton_worker.engine.scheduling.admission import KvIdentity, check_handoff, check_request
+from baton_worker.engine.scheduling.kv_transfers import KvTransfers
+from baton_worker.engine.scheduling.requests import (
     Phase,
     RequestLimits,
     RequestState,
@@ -38,11 +40,9 @@ from baton_worker.engine.requests import (
     imported_state,
     new_state,
 )
-from baton_worker.engine.runner import Runner
-from baton_worker.engine.scheduler import Scheduler
-from baton_worker.engine.spec import ModelSpec
-from baton_worker.engine.stats import step_stats
-from baton_worker.engine.transfers import KvTransfers
+from baton_worker.engine.scheduling.scheduler import Scheduler
+from baton_worker.engine.step.in_flight import Flight, Runway, positions_of
+from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
 from baton_worker.records.columns import ErrorCode, Finish

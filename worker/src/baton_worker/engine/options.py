@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_worker.config import ConfigError, ProcessConfig, SpeculativeConfig
+from baton_worker.engine.model.shape import ModelSpec
 from baton_worker.engine.ngram import NgramSizes
-from baton_worker.engine.spec import ModelSpec
 
 MAX_DRAFTS = 5
 """Largest K: what tables, records and handoffs have room for."""

@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 from baton_worker.addresses import callable_host, http_url
 from baton_worker.config import ProcessConfig
 from baton_worker.faults import EXIT_FAULT, end_on_thread_fault
-from baton_worker.gateway.server import listen, serve
-from baton_worker.gateway.service import GatewayService
-from baton_worker.gateway.tokenizer import load_tokenizer
+from baton_worker.gateway.server.server import listen, serve
+from baton_worker.gateway.server.service import GatewayService
+from baton_worker.gateway.text.tokenizer import load_tokenizer
 from baton_worker.http_edge.server import reachable_connections
 from baton_worker.identity import GatewayIdentity
 from baton_worker.link.gateway import ZmqGatewayLink

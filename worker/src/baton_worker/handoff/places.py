@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.line import Arrival, Line
+from baton_worker.engine.scheduling.waiting_queue import Arrival, Line
 from baton_worker.handoff.room import NOTHING, Amount, Room, Wish
 from baton_worker.handoff.shares import Shares
 from baton_worker.handoff.timers import Timers

@@ -28,10 +28,10 @@ from baton_worker.compatibility import (
 from baton_worker.config import ConfigError, ProcessConfig
 from baton_worker.engine.api import DeviceError, EngineLoad
 from baton_worker.engine.build import build_engine
-from baton_worker.engine.checkpoint import CheckpointError
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
-from baton_worker.engine.spec import ModelSpecError
+from baton_worker.engine.model.checkpoint import CheckpointError
+from baton_worker.engine.model.shape import ModelSpecError
 from baton_worker.faults import EXIT_FAULT, end_on_thread_fault, ending_on_fault
 from baton_worker.handoff.address import check_advertised
 from baton_worker.handoff.ledger import HandoffLedger

@@ -1,0 +1,40 @@
+"""The Secret with CURVE keys: one pair a role, and the list of keys that may connect, each with the
+only role that its owner may have.
+
+Keys are made once. The Secret is created, never applied: applying would replace the keys of a
+running deployment and cut its links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from baton_operator import names
+from baton_operator.children.resources.meta import Manifest, Owner, manifest
+from baton_operator.names import Role
+
+
+class KeyPair(NamedTuple):
+    """Z85 text of both halves."""
+
+    public: str
+    secret: str
+
+
+def curve_secret(owner: Owner, make_pair: Callable[[], KeyPair]) -> Manifest:
+    """Return the Secret with fresh keys from `make_pair`."""
+    pairs = {role: make_pair() for role in Role}
+    data = {f"{role}.public": pair.public + "\n" for role, pair in pairs.items()}
+    data |= {f"{role}.secret": pair.secret + "\n" for role, pair in pairs.items()}
+    data["workers.allowed"] = "".join(
+        f"{pairs[role].public} role={role}\n" for role in names.WORKER_ROLES
+    )
+    return manifest(
+        owner,
+        "v1",
+        "Secret",
+        names.curve_secret(owner.name),
+        type="Opaque",
+        stringData=data,
+    )

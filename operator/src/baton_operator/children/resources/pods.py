@@ -1,0 +1,217 @@
+"""Pod templates: the user's template with ours merged over it, under restricted pod security.
+
+What the pod contract needs always wins (configuration, ports, probes, drain); what only the user
+can know passes through (resources, nodes, tolerations, claims, volumes, extra containers).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from baton_operator import names
+from baton_operator.children.resources import config
+from baton_operator.children.resources.drain import EXIT_HEADROOM_SECONDS, drain_command
+from baton_operator.children.resources.meta import Manifest, Owner, child_labels
+from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.names import ANNOTATION_RESTARTED, CONTAINER_NAME, Role
+
+POD_GROUP_ID = 65532
+_SECRET_MODE = 0o440
+_STARTUP_SECONDS = 3600
+_PREFILL_DECODE_KEYS = ("gateway.public", "workers.allowed")
+
+
+def worker_template(
+    owner: Owner, spec: PDDeploymentSpec, role: RoleSpec, revision: str
+) -> Manifest:
+    """Return the pod template of a prefill or decode worker."""
+    kind = Role(role.name)
+    template = _base(owner, kind, role.template, revision)
+    grace = role.drain.grace_seconds + EXIT_HEADROOM_SECONDS
+    template["spec"]["terminationGracePeriodSeconds"] = grace
+    container = _container(template["spec"])
+    _contract(container, spec, kind, role.image)
+    container["ports"] = _ports(container, names.WORKER_PORTS)
+    container["lifecycle"] = {
+        "preStop": {"exec": {"command": role.drain.command or drain_command(grace - 15)}}
+    }
+    _probes(container)
+    _env(container, _identity(kind, revision) + _ranks(role))
+    record = names.revision_record(owner.name, revision)
+    _mount_config(template["spec"], container, record, f"{kind}.yaml")
+    _mount(
+        template["spec"],
+        container,
+        "control",
+        {"emptyDir": {}},
+        config.CONTROL_FOLDER,
+        readOnly=False,
+    )
+    _mount_model(template["spec"], container, spec)
+    _mount_keys(template["spec"], container, owner, spec, kind)
+    return template
+
+
+def gateway_template(owner: Owner, spec: PDDeploymentSpec, config_map: str) -> Manifest:
+    """Return the gateway's pod template; `config_map` holds its configuration."""
+    gateway = spec.gateway
+    template = _base(owner, Role.GATEWAY, gateway.template, "")
+    if spec.restarted_at:
+        annotations = template["metadata"].get("annotations") or {}
+        restarted = {ANNOTATION_RESTARTED: spec.restarted_at}
+        template["metadata"]["annotations"] = annotations | restarted
+    pod = template["spec"]
+    leaving = config.GATEWAY_SETTLE_SECONDS + gateway.drain_seconds
+    pod["terminationGracePeriodSeconds"] = leaving + EXIT_HEADROOM_SECONDS
+    container = _container(pod)
+    _contract(container, spec, Role.GATEWAY, gateway.image)
+    container["ports"] = _ports(container, names.GATEWAY_PORTS)
+    _probes(container)
+    _env(container, _identity(Role.GATEWAY, ""))
+    _mount_config(pod, container, config_map, config.CONFIG_FILE)
+    _mount_model(pod, container, spec)
+    _mount_keys(pod, container, owner, spec, Role.GATEWAY)
+    if gateway.api_keys_secret:
+        source = {"secretName": gateway.api_keys_secret, "defaultMode": _SECRET_MODE}
+        _mount(pod, container, "api-keys", {"secret": source}, config.API_KEYS_FOLDER)
+    return template
+
+
+def _base(owner: Owner, role: Role, user: Manifest, revision: str) -> Manifest:
+    template = copy.deepcopy(user)
+    metadata = template["metadata"] = template.get("metadata") or {}
+    labels = metadata.get("labels") or {}
+    metadata["labels"] = {**labels, **child_labels(owner.name, role, revision)}
+    pod = template["spec"] = template.get("spec") or {}
+    pod.setdefault("serviceAccountName", names.service_account(owner.name))
+    pod["automountServiceAccountToken"] = False
+    pod["enableServiceLinks"] = False
+    pod["securityContext"] = {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "fsGroup": POD_GROUP_ID,
+        **(pod.get("securityContext") or {}),
+    }
+    pod["containers"] = [_restricted(c) for c in _with_worker(pod.get("containers") or [])]
+    if pod.get("initContainers"):
+        pod["initContainers"] = [_restricted(c) for c in pod["initContainers"]]
+    return template
+
+
+def _with_worker(containers: list[Manifest]) -> list[Manifest]:
+    """Return the containers with the worker's first."""
+    ours = [c for c in containers if c.get("name") == CONTAINER_NAME] or [{"name": CONTAINER_NAME}]
+    return ours[:1] + [c for c in containers if c.get("name") != CONTAINER_NAME]
+
+
+def _restricted(container: Manifest) -> Manifest:
+    context = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        **(container.get("securityContext") or {}),
+    }
+    return {**container, "securityContext": context}
+
+
+def _container(pod: Manifest) -> Manifest:
+    first: Manifest = pod["containers"][0]
+    return first
+
+
+def _contract(container: Manifest, spec: PDDeploymentSpec, role: Role, image: str) -> None:
+    container["image"] = image or spec.image
+    container["imagePullPolicy"] = spec.image_pull_policy
+    container.setdefault("command", ["baton-worker"])
+    path = f"{config.CONFIG_FOLDER}/{config.CONFIG_FILE}"
+    container.setdefault("args", ["--log-format", "json", role.value, "--config", path])
+    # Its last lines then say in the pod's status, and so in ours, why it ended.
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _ports(container: Manifest, ours: Mapping[str, int]) -> list[Manifest]:
+    user = [p for p in container.get("ports") or [] if p.get("name") not in ours]
+    mine = [{"name": n, "containerPort": p, "protocol": "TCP"} for n, p in ours.items()]
+    return mine + user
+
+
+def _probes(container: Manifest) -> None:
+    live = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
+    ready = {"httpGet": {"path": "/readyz", "port": "health"}, "timeoutSeconds": 5}
+    period = 2
+    container.setdefault(
+        "startupProbe",
+        {**live, "periodSeconds": period, "failureThreshold": _STARTUP_SECONDS // period},
+    )
+    container.setdefault("livenessProbe", {**live, "periodSeconds": 10, "failureThreshold": 6})
+    container.setdefault("readinessProbe", {**ready, "periodSeconds": 2, "failureThreshold": 2})
+
+
+def _identity(role: Role, revision: str) -> list[Manifest]:
+    from_pod = {
+        "BATON_POD_NAME": "metadata.name",
+        "BATON_POD_NAMESPACE": "metadata.namespace",
+        "BATON_POD_IP": "status.podIP",
+        "BATON_NODE_NAME": "spec.nodeName",
+    }
+    fields = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in from_pod.items()
+    ]
+    fixed = {"BATON_ROLE": role.value, "BATON_REVISION": revision, "HOME": "/tmp"}  # noqa: S108
+    return fields + [{"name": name, "value": value} for name, value in fixed.items()]
+
+
+def _ranks(role: RoleSpec) -> list[Manifest]:
+    return [{"name": "BATON_TENSOR_PARALLEL", "value": str(role.parallelism.tensor)}]
+
+
+def _env(container: Manifest, ours: list[Manifest]) -> None:
+    taken = {entry["name"] for entry in ours}
+    user = [e for e in container.get("env") or [] if e.get("name") not in taken]
+    container["env"] = ours + user
+
+
+def _mount(
+    pod: Manifest, container: Manifest, name: str, source: Manifest, path: str, **mount: Any
+) -> None:
+    volumes = [v for v in pod.get("volumes") or [] if v.get("name") != name]
+    pod["volumes"] = [*volumes, {"name": name, **source}]
+    mounts = [m for m in container.get("volumeMounts") or [] if m.get("mountPath") != path]
+    mine = {"name": name, "mountPath": path, "readOnly": True, **mount}
+    container["volumeMounts"] = [*mounts, mine]
+
+
+def _mount_config(pod: Manifest, container: Manifest, config_map: str, key: str) -> None:
+    source = {"name": config_map, "items": [{"key": key, "path": config.CONFIG_FILE}]}
+    _mount(pod, container, "config", {"configMap": source}, config.CONFIG_FOLDER)
+    _mount(pod, container, "tmp", {"emptyDir": {}}, "/tmp", readOnly=False)  # noqa: S108
+
+
+def _mount_model(pod: Manifest, container: Manifest, spec: PDDeploymentSpec) -> None:
+    if spec.model.pvc is not None:
+        claim = {"claimName": spec.model.pvc.claim_name, "readOnly": True}
+        _mount(pod, container, "model", {"persistentVolumeClaim": claim}, config.MODEL_MOUNT)
+    elif spec.model.image is not None:
+        image = spec.model.image
+        source = {"image": {"reference": image.reference, "pullPolicy": image.pull_policy}}
+        _mount(pod, container, "model", source, config.MODEL_MOUNT)
+
+
+def _mount_keys(
+    pod: Manifest, container: Manifest, owner: Owner, spec: PDDeploymentSpec, role: Role
+) -> None:
+    """Mount this role's key pair and what it may trust; never another role's secret key."""
+    if not spec.link.curve:
+        return
+    shared = ("workers.allowed",) if role is Role.GATEWAY else _PREFILL_DECODE_KEYS
+    items = [{"key": f"{role}.{half}", "path": f"own.{half}"} for half in ("public", "secret")]
+    items += [{"key": key, "path": key} for key in shared]
+    source = {
+        "secretName": names.curve_secret(owner.name),
+        "items": items,
+        "defaultMode": _SECRET_MODE,
+    }
+    _mount(pod, container, "curve", {"secret": source}, config.KEYS_FOLDER)

@@ -1,0 +1,92 @@
+"""Who may talk to whom: default-deny NetworkPolicies with the paths that serving needs.
+
+prefill -> gateway link, decode -> gateway link, prefill -> decode KV, clients -> gateway HTTP,
+scrapers and the operator -> health ports, every pod -> DNS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_operator import names
+from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
+from baton_operator.models import PDDeploymentSpec
+from baton_operator.names import Role
+
+_ANYWHERE: list[Manifest] = [{"namespaceSelector": {}}]
+_DNS: Manifest = {"ports": [{"protocol": p, "port": 53} for p in ("UDP", "TCP")]}
+
+
+def network_policies(owner: Owner, spec: PDDeploymentSpec, home: str = "") -> list[Manifest]:
+    """Return a policy for each role; empty when they are off.
+
+    `home` is the operator's namespace, empty outside of a cluster. It asks workers who is least
+    busy and what they serve, also where `metricsFrom` names others only.
+    """
+    if not spec.network_policy.enabled:
+        return []
+    scrape = _scrape(spec, names.PORT_HEALTH)
+    if spec.network_policy.metrics_from and home:
+        scrape["from"] = [*scrape["from"], _operator(home)]
+    gateway = _gateway(owner, spec, _scrape(spec, names.PORT_HEALTH))
+    return [_prefill(owner, scrape), _decode(owner, scrape), gateway]
+
+
+def _operator(home: str) -> Manifest:
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": home}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
+    }
+
+
+def _prefill(owner: Owner, scrape: Manifest) -> Manifest:
+    egress = [
+        _to(owner, Role.GATEWAY, names.PORT_LINK),
+        _to(owner, Role.DECODE, names.PORT_KV),
+        _DNS,
+    ]
+    return _policy(owner, Role.PREFILL, [scrape], egress)
+
+
+def _decode(owner: Owner, scrape: Manifest) -> Manifest:
+    ingress = [scrape, _from([_pods(owner, Role.PREFILL)], names.PORT_KV)]
+    return _policy(owner, Role.DECODE, ingress, [_to(owner, Role.GATEWAY, names.PORT_LINK), _DNS])
+
+
+def _gateway(owner: Owner, spec: PDDeploymentSpec, scrape: Manifest) -> Manifest:
+    clients = spec.network_policy.clients_from or _ANYWHERE
+    workers = [_pods(owner, role) for role in names.WORKER_ROLES]
+    ingress = [_from(clients, names.PORT_GATEWAY), _from(workers, names.PORT_LINK), scrape]
+    return _policy(owner, Role.GATEWAY, ingress, [_DNS])
+
+
+def _policy(owner: Owner, role: Role, ingress: list[Any], egress: list[Any]) -> Manifest:
+    return manifest(
+        owner,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        names.of_role(owner.name, role),
+        role=role,
+        spec={
+            "podSelector": {"matchLabels": selector_labels(owner.name, role)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    )
+
+
+def _pods(owner: Owner, role: Role) -> Manifest:
+    return {"podSelector": {"matchLabels": selector_labels(owner.name, role)}}
+
+
+def _from(peers: list[Manifest], port: int) -> Manifest:
+    return {"from": peers, "ports": [{"protocol": "TCP", "port": port}]}
+
+
+def _to(owner: Owner, role: Role, port: int) -> Manifest:
+    return {"to": [_pods(owner, role)], "ports": [{"protocol": "TCP", "port": port}]}
+
+
+def _scrape(spec: PDDeploymentSpec, port: int) -> Manifest:
+    return _from(spec.network_policy.metrics_from or _ANYWHERE, port)

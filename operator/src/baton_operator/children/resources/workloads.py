@@ -1,0 +1,71 @@
+"""Workloads: a Deployment for each revision's role, and the gateway's.
+
+A worker Deployment's pod template never changes after creation: a change is another revision with
+another name, and only the planner moves replicas between them.
+"""
+
+from __future__ import annotations
+
+from baton_operator import names
+from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
+from baton_operator.models import PDDeploymentSpec
+from baton_operator.names import Role
+
+
+def worker_workload(
+    owner: Owner,
+    spec: PDDeploymentSpec,
+    kind: Role,
+    revision: str,
+    template: Manifest,
+    replicas: int,
+) -> Manifest:
+    """Return the workload of one role of one revision."""
+    return manifest(
+        owner,
+        "apps/v1",
+        "Deployment",
+        names.workload(owner.name, revision, kind),
+        role=kind,
+        revision=revision,
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "minReadySeconds": spec.rollout.min_ready_seconds,
+            "progressDeadlineSeconds": spec.rollout.deadline_seconds,
+            "selector": {"matchLabels": selector_labels(owner.name, kind, revision)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+            },
+            "template": template,
+        },
+    )
+
+
+def gateway_workload(
+    owner: Owner, spec: PDDeploymentSpec, template: Manifest, revision: str
+) -> Manifest:
+    """Return the gateway's Deployment.
+
+    Its label alone names the revision: pods that need not change for a new one stay.
+    """
+    return manifest(
+        owner,
+        "apps/v1",
+        "Deployment",
+        names.gateway(owner.name),
+        role=Role.GATEWAY,
+        revision=revision,
+        spec={
+            "replicas": spec.gateway.replicas,
+            "revisionHistoryLimit": 1,
+            "progressDeadlineSeconds": spec.rollout.deadline_seconds,
+            "selector": {"matchLabels": selector_labels(owner.name, Role.GATEWAY)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+            },
+            "template": template,
+        },
+    )

@@ -1,0 +1,173 @@
+"""From the child store to the facts that planning and status need, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton_operator.cluster.partial_objects import Child, PodView, ScalerView, Workload
+from baton_operator.cluster.store import ChildId, ChildStore
+from baton_operator.models import ObjectKey
+from baton_operator.names import WORKER_ROLES, Role
+from baton_operator.planning.gateways import Gateways
+from baton_operator.planning.pairs import Counts, Revision, total
+
+_QUOTA = "exceeded quota"
+"""The server's words when a ResourceQuota has no room for a pod."""
+
+
+class WorkloadRef(NamedTuple):
+    """A worker workload that exists."""
+
+    child_id: ChildId
+    child: Child
+    role: Role
+    revision: str
+    counts: Workload
+
+
+class PodRef(NamedTuple):
+    """A pod that exists."""
+
+    name: str
+    role: str
+    revision: str
+    view: PodView
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that exists of one PDDeployment, as far as it matters."""
+
+    workloads: tuple[WorkloadRef, ...] = ()
+    gateway: Workload | None = None
+    gateway_revision: str = ""
+    gateway_made_from: str = ""
+    gateway_files: tuple[Child, ...] = ()
+    scalers: tuple[ScalerView, ...] = ()
+    pods: tuple[PodRef, ...] = ()
+    records: tuple[Child, ...] = ()
+    leaving: tuple[ChildId, ...] = ()
+
+    def revisions(self) -> tuple[Revision, ...]:
+        """Return the counts by revision, in order of name."""
+        names = sorted({w.revision for w in self.workloads})
+        return tuple(self._revision(name) for name in names)
+
+    def gateways(self) -> Gateways | None:
+        """Return what the gateways are of, or None when there are none.
+
+        One that leaves and is ready still serves who is connected to it, by the workers of its own
+        revision; its Deployment counts it no more. On a lost node it is ready no longer.
+        """
+        if self.gateway is None:
+            return None
+        pods = (p.view for p in self.pods if p.role == Role.GATEWAY)
+        is_served_by_leaving = any(pod.is_deleting and pod.is_ready for pod in pods)
+        is_rolled = self.gateway.is_rolled and not is_served_by_leaving
+        return Gateways(self.gateway_revision, is_rolled)
+
+    def scaler(self, role: Role) -> ScalerView | None:
+        """Return the role's scaler, or None."""
+        return next((s for s in self.scalers if s.role == role.value), None)
+
+    def ready(self) -> Counts:
+        """Return ready worker pods over all revisions."""
+        return total(revision.ready for revision in self.revisions())
+
+    def existing(self) -> Counts:
+        """Return worker pods over all revisions that have not begun to terminate."""
+        return total(revision.existing for revision in self.revisions())
+
+    def blocked(self) -> str:
+        """Return what the scheduler says about a pod without room, or an empty string."""
+        return next((p.view.blocked for p in self.pods if p.view.blocked), "")
+
+    def awaiting_room(self) -> frozenset[str]:
+        """Return revisions with pods that find no room while other workers are still leaving.
+
+        Pods that leave hold their place, for as long as they drain: who waits for it is not late.
+        """
+        if not any(p.view.is_deleting for p in self.pods if p.role != Role.GATEWAY):
+            return frozenset()
+        blocked = {p.revision for p in self.pods if p.view.blocked}
+        refused = {w.revision for w in self.workloads if _QUOTA in w.counts.refusal}
+        return frozenset(blocked | refused)
+
+    def refusal(self, role: Role | None = None) -> str:
+        """Return whose pods the server does not let in, and its words; of a role, or any."""
+        asked = [(w.child.name, w.counts) for w in self.workloads if role in (None, w.role)]
+        if self.gateway is not None and role in (None, Role.GATEWAY):
+            asked.append(("the gateway's Deployment", self.gateway))
+        told = (f"{name}: {counts.refusal}" for name, counts in asked if counts.refusal)
+        return next(told, "")
+
+    def ailing(self, role: Role | None = None) -> PodRef | None:
+        """Return the first pod, by name, that something keeps from running; of a role, or any."""
+        ill = (
+            pod
+            for pod in self.pods
+            if pod.view.ailment and not pod.view.is_deleting and role in (None, pod.role)
+        )
+        return min(ill, key=lambda pod: pod.name, default=None)
+
+    def _revision(self, name: str) -> Revision:
+        of_role = {w.role: w.counts for w in self.workloads if w.revision == name}
+        none = Workload(0, 0, 0, 0)
+        counts = [of_role.get(role, none) for role in WORKER_ROLES]
+        return Revision(
+            name,
+            desired=Counts(*(c.desired for c in counts)),
+            existing=Counts(*(c.existing for c in counts)),
+            ready=Counts(*(min(c.ready, c.existing) for c in counts)),
+        )
+
+
+def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
+    """Return what exists now; children of another owner of the same name do not count.
+
+    Those that lost their owner do: the next write gives them back, or retires them.
+    """
+    workloads: list[WorkloadRef] = []
+    gateway: Child | None = None
+    gateway_files: list[Child] = []
+    scalers: list[ScalerView] = []
+    pods: list[PodRef] = []
+    records: list[Child] = []
+    leaving: list[ChildId] = []
+    for key, entry in store.children(owner):
+        child = entry.child
+        if isinstance(child.view, PodView):
+            pods.append(PodRef(child.name, child.role, child.revision, child.view))
+            continue
+        if not child.is_of(uid):
+            continue
+        if child.is_deleting:
+            leaving.append(key)
+        elif isinstance(child.view, ScalerView):
+            scalers.append(child.view)
+        elif isinstance(child.view, Workload) and child.role == Role.GATEWAY:
+            gateway = child
+        elif isinstance(child.view, Workload) and child.role in _worker_names():
+            role = Role(child.role)
+            workloads.append(WorkloadRef(key, child, role, child.revision, child.view))
+        elif key.kind == "ConfigMap" and child.role == Role.GATEWAY:
+            gateway_files.append(child)
+        elif key.kind == "ConfigMap" and child.revision:
+            records.append(child)
+    return Observed(
+        workloads=tuple(workloads),
+        gateway=gateway.view if gateway and isinstance(gateway.view, Workload) else None,
+        gateway_revision=gateway.revision if gateway else "",
+        gateway_made_from=gateway.made_from if gateway else "",
+        gateway_files=tuple(gateway_files),
+        scalers=tuple(scalers),
+        pods=tuple(pods),
+        records=tuple(records),
+        leaving=tuple(leaving),
+    )
+
+
+def _worker_names() -> Iterable[str]:
+    return (role.value for role in WORKER_ROLES)

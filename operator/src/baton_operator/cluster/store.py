@@ -1,0 +1,135 @@
+"""What is known of every child, kept current by the reflectors and by our own writes.
+
+A child is *verified* when its present state is known to be what we applied: another's edit, a lost
+owner or another generation takes that away, and only an apply gives it back. Entries never go back
+in time: an event older than a known write is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import NamedTuple
+
+from baton_operator.cluster.api import Kind
+from baton_operator.cluster.partial_objects import Child
+from baton_operator.models import ObjectKey
+
+
+class ChildId(NamedTuple):
+    """A child within its PDDeployment."""
+
+    kind: str
+    name: str
+
+
+class Change(Enum):
+    """What an event means for the owner."""
+
+    NONE = auto()
+    STATUS = auto()
+    DRIFT = auto()
+
+
+class Entry(NamedTuple):
+    """A child and whether it is verified."""
+
+    child: Child
+    is_verified: bool
+
+
+class ChildStore:
+    """Children by owner. Not thread-safe; lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._owners: dict[ObjectKey, dict[ChildId, Entry]] = {}
+        self._in_writing: set[tuple[ObjectKey, ChildId]] = set()
+
+    @contextmanager
+    def in_writing(self, owner: ObjectKey, child: ChildId) -> Iterator[None]:
+        """Expect the watch to tell of a new child before its write is answered.
+
+        That is no news for the owner: the pass that writes it looks again when it has.
+        """
+        self._in_writing.add((owner, child))
+        try:
+            yield
+        finally:
+            self._in_writing.discard((owner, child))
+
+    def observed(self, owner: ObjectKey, kind: Kind, child: Child) -> Change:
+        """Enter what a list or watch reported; return what changed."""
+        children = self._owners.setdefault(owner, {})
+        key = ChildId(kind.kind, child.name)
+        known = children.get(key)
+        if known is None or known.child.uid != child.uid:
+            children[key] = Entry(child, not child.edited_at)
+            return Change.NONE if (owner, key) in self._in_writing else Change.STATUS
+        if child.version <= known.child.version:
+            return Change.NONE
+        is_same = _is_unedited(known.child, child, kind)
+        children[key] = Entry(child, known.is_verified and is_same)
+        if child.is_deleting and not known.child.is_deleting:
+            return Change.DRIFT
+        if not is_same:
+            return Change.DRIFT
+        return Change.STATUS if child.view != known.child.view else Change.NONE
+
+    def wrote(self, owner: ObjectKey, kind: Kind, child: Child) -> None:
+        """Enter the server's answer to our own write."""
+        children = self._owners.setdefault(owner, {})
+        key = ChildId(kind.kind, child.name)
+        known = children.get(key)
+        if known is None or known.child.uid != child.uid or child.version >= known.child.version:
+            children[key] = Entry(child, is_verified=True)
+
+    def gone(self, owner: ObjectKey, kind: Kind, name: str, uid: str) -> Change:
+        """Remove a child that a watch or a fresh list reports gone."""
+        children = self._owners.get(owner, {})
+        key = ChildId(kind.kind, name)
+        entry = children.get(key)
+        if entry is None or entry.child.uid != uid:
+            return Change.NONE
+        del children[key]
+        if not children:
+            del self._owners[owner]
+        return Change.DRIFT
+
+    def entry(self, owner: ObjectKey, child: ChildId) -> Entry | None:
+        """Return one child, or None."""
+        return self._owners.get(owner, {}).get(child)
+
+    def children(self, owner: ObjectKey) -> Iterator[tuple[ChildId, Entry]]:
+        """Yield every child of an owner; the store must not change meanwhile."""
+        yield from self._owners.get(owner, {}).items()
+
+    def owners(self) -> list[ObjectKey]:
+        """Return every owner that has a child."""
+        return list(self._owners)
+
+    def uids(self, kind: Kind) -> dict[tuple[ObjectKey, str], str]:
+        """Return the uid of every child of a kind, by owner and name."""
+        return {
+            (owner, key.name): entry.child.uid
+            for owner, children in self._owners.items()
+            for key, entry in children.items()
+            if key.kind == kind.kind
+        }
+
+    def size(self) -> int:
+        """Return how many children are known."""
+        return sum(map(len, self._owners.values()))
+
+
+def _is_unedited(old: Child, new: Child, kind: Kind) -> bool:
+    if kind.kind == "Pod":
+        return True
+    if not kind.has_generation:
+        return False
+    return (old.generation, old.edited_at, old.controller_uid, old.applied_hash) == (
+        new.generation,
+        new.edited_at,
+        new.controller_uid,
+        new.applied_hash,
+    )

@@ -1,0 +1,298 @@
+"""What a PDDeployment shall become next: scaling, the revision to aim at, the rollout's next step.
+
+Pure: frozen facts and `now` in, decisions out. Everything a decision rests on is in the spec, in
+counts of children, or in the last status; nothing is kept in annotations or in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton_operator.models import PDDeploymentSpec, ScalingMode
+from baton_operator.models.parse import parse_ratio
+from baton_operator.names import WORKER_ROLES, Role
+from baton_operator.planning.deadline import Waited, charged, piece_seconds
+from baton_operator.planning.gateways import Gateways, countable_ticks, counted, gateway_revision
+from baton_operator.planning.pairs import Budget, Counts, Revision, served_ticks, ticks_of, usable
+from baton_operator.planning.rollout import Phase, Rollout, Step, next_step
+from baton_operator.planning.scaling import Scaling, Wanted, scale
+
+
+class Memory(NamedTuple):
+    """What the last status says about the rollout; unix seconds.
+
+    `reached` is the most ticks that `update` has served since all its pods were last ready,
+    `progress_at` when that last grew, `waited` the time that counts towards the deadline.
+    `answering` is the revision that every gateway pod was last of.
+    """
+
+    current: str = ""
+    update: str = ""
+    failed: str = ""
+    reached: int = 0
+    progress_at: float = 0.0
+    waited: Waited = Waited()
+    is_upgrade: bool = False
+    is_gateway_upgrade: bool = False
+    answering: str = ""
+
+
+class Turn(NamedTuple):
+    """A model's turn to take what a new operator makes of its spec.
+
+    `is_upgrade`: it has it, and no user asked for the change. `waiting` is the revision that it
+    would have and has not yet, `why` says whom it, or its gateways alone, wait for.
+    """
+
+    is_upgrade: bool = False
+    waiting: str = ""
+    why: str = ""
+
+
+class Facts(NamedTuple):
+    """What exists: counts by revision, replicas that scalers ask for by role, the gateways.
+
+    `asked` holds what a scaler that is gone asked for last: its end is no wish for fewer pods.
+    `awaiting_room` names revisions with pods that have no room while others of ours are leaving.
+    """
+
+    revisions: tuple[Revision, ...] = ()
+    asked: dict[Role, int] = {}  # noqa: RUF012 - never written
+    awaiting_room: frozenset[str] = frozenset()
+    gateways: Gateways | None = None
+    turn: Turn = Turn()
+
+    def named(self, name: str) -> Revision:
+        """Return a revision's counts; one that does not exist has none."""
+        none = Revision(name, Counts(), Counts(), Counts())
+        return next((r for r in self.revisions if r.name == name), none)
+
+    def counted(self, goal: str, target: Counts) -> Facts:
+        """Return what a rollout to `goal` may count of this, before the gateways have come."""
+        return self._replace(revisions=counted(self.gateways, goal, self.revisions, target))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do next.
+
+    Attributes:
+        update: the revision that the spec names.
+        goal: the revision to aim at: `update`, or the one to fall back to.
+        current: the last revision that was rolled out fully, after this step.
+        gateway: the revision that the gateways shall be of.
+        retired: revisions that nothing needs any more.
+        look_in: seconds until the deadline needs another look; None when no clock runs.
+        turn: whether this is, or what waits for, an upgrade of the operator's.
+        asked: replicas that each role scaled from outside was last asked for.
+    """
+
+    scaling: Scaling
+    target: Counts
+    update: str
+    goal: str
+    current: str
+    gateway: str
+    step: Step
+    memory: Memory
+    retired: tuple[str, ...]
+    look_in: float | None
+    asked: Mapping[Role, int]
+    turn: Turn
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the spec's revision missed its deadline."""
+        return self.memory.failed == self.update
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """Whether another revision than the spec's is aimed at."""
+        return self.goal != self.update
+
+
+def make_plan(
+    spec: PDDeploymentSpec, update: str, facts: Facts, memory: Memory, now: float
+) -> Plan:
+    """Return the plan.
+
+    1. Scale: bounds and ratio applied to what spec and scalers ask for.
+    2. Carry the memory on: a new update revision starts anew, and so does progress. This comes
+       before the deadline, so that a pass that comes late does not fail what went well.
+    3. Step towards the spec's revision, and charge the time for which that waits for pods.
+    4. Where the deadline is missed, step towards the revision to fall back to instead.
+    5. Note completion; retire revisions that hold nothing and are not wanted.
+    """
+    scaling = scale_roles(spec, facts)
+    target = Counts() if spec.suspend else Counts(scaling.prefill.replicas, scaling.decode.replicas)
+    stable = _stable(facts, memory)
+    of_update = facts.counted(update, target)
+    memory = memory._replace(answering=_answering(memory, facts))
+    memory = _progressed(_carried(memory, update, facts, now), of_update, target, now)
+    goal = _goal(spec, memory, stable, update)
+    step = _step(spec, target, goal, stable, facts, memory.answering)
+    if stable == update or memory.failed == update:
+        memory, look_in = memory._replace(waited=Waited()), None
+    else:
+        memory, look_in = _judged(spec, memory, of_update, step, now)
+        if memory.failed == update:
+            goal = _goal(spec, memory, stable, update)
+            step = _step(spec, target, goal, stable, facts, memory.answering)
+    current = _current(step, goal, stable, facts)
+    if step.phase is Phase.COMPLETE and goal == update:  # late, but with nothing to go back to
+        memory = memory._replace(failed="")
+    return Plan(
+        scaling=scaling,
+        target=target,
+        update=update,
+        goal=goal,
+        current=current,
+        gateway=_gateway(spec, facts, goal, stable, target),
+        step=step,
+        memory=memory._replace(current=current),
+        retired=_retired(facts, step, keep={goal, current}),
+        look_in=look_in,
+        asked={r: w.replicas for r in WORKER_ROLES if (w := _wanted(spec, r, facts)).is_external},
+        turn=facts.turn,
+    )
+
+
+def scale_roles(spec: PDDeploymentSpec, facts: Facts) -> Scaling:
+    """Return both roles' replicas."""
+    bounds = spec.ratio.prefill_per_decode
+    wanted = [_wanted(spec, role, facts) for role in WORKER_ROLES]
+    return scale(wanted[0], wanted[1], parse_ratio(bounds.min), parse_ratio(bounds.max))
+
+
+def _wanted(spec: PDDeploymentSpec, role: Role, facts: Facts) -> Wanted:
+    own = spec.role(role.value)
+    if own.scaling.mode is ScalingMode.STATIC:
+        return Wanted(own.replicas)
+    asked = facts.asked.get(role, own.replicas)
+    return Wanted(asked, is_external=True, least=own.scaling.min, most=own.scaling.max)
+
+
+def _budget(spec: PDDeploymentSpec) -> Budget:
+    rollout = spec.rollout
+    return Budget(rollout.max_surge.pairs, rollout.max_unavailable.pairs)
+
+
+def _stable(facts: Facts, memory: Memory) -> str:
+    """Return the revision that was last rolled out fully, if it still exists."""
+    names = {revision.name for revision in facts.revisions}
+    return memory.current if memory.current in names else ""
+
+
+def _carried(memory: Memory, update: str, facts: Facts, now: float) -> Memory:
+    if memory.update == update:
+        return memory
+    is_upgrade = facts.turn.is_upgrade
+    return Memory(
+        memory.current,
+        update,
+        progress_at=now,
+        is_upgrade=is_upgrade,
+        answering=memory.answering,
+    )
+
+
+def _answering(memory: Memory, facts: Facts) -> str:
+    """Return the revision that gateways send to until every pod of theirs is of another."""
+    gateways = facts.gateways
+    if gateways is None or (memory.answering and not gateways.is_rolled):
+        return memory.answering
+    return gateways.revision
+
+
+def _step(
+    spec: PDDeploymentSpec, target: Counts, goal: str, stable: str, facts: Facts, answering: str
+) -> Step:
+    return next_step(
+        Rollout(
+            target=target,
+            goal=goal,
+            stable=stable or goal,
+            revisions=facts.revisions,
+            budget=_budget(spec),
+            partition_pairs=spec.rollout.partition,
+            is_paused=spec.rollout.paused,
+            answering=answering,
+            countable_ticks=countable_ticks(facts.gateways, goal, facts.revisions, target),
+        )
+    )
+
+
+def _judged(
+    spec: PDDeploymentSpec, memory: Memory, facts: Facts, step: Step, now: float
+) -> tuple[Memory, float | None]:
+    """Return the memory with the deadline judged, and when to look again.
+
+    A step that asks for pods is not waited for yet: that is the operator's own doing, or not doing.
+    """
+    ours = facts.named(memory.update)
+    wanted = step.wanted.get(memory.update, Counts())
+    is_moving = step.phase is Phase.PROGRESSING and not spec.rollout.paused
+    missing = ours.desired.capped(wanted).less(ours.ready)
+    is_waiting = is_moving and not missing.is_zero and ours.name not in facts.awaiting_room
+    deadline = spec.rollout.deadline_seconds
+    verdict = charged(memory.waited, deadline, now, is_waiting=is_waiting)
+    if is_waiting and verdict.left_seconds <= 0:
+        return memory._replace(failed=memory.update, waited=Waited()), None
+    look_in = verdict.look_in_seconds
+    if look_in is None and is_moving and not wanted.less(ours.ready).is_zero:
+        look_in = piece_seconds(deadline)
+    return memory._replace(waited=verdict.waited), look_in
+
+
+def _goal(spec: PDDeploymentSpec, memory: Memory, stable: str, update: str) -> str:
+    can_return = stable and stable != update and spec.rollout.auto_rollback
+    return stable if memory.failed == update and can_return else update
+
+
+def _progressed(memory: Memory, facts: Facts, target: Counts, now: float) -> Memory:
+    """Return the memory after what the update revision serves now.
+
+    Pods that are all ready end a wait as well: what is waited for next, after an eviction or with
+    another partition, is waited for from the beginning.
+    """
+    ours = facts.named(memory.update)
+    ticks = served_ticks(usable(ours), target)
+    if ticks > memory.reached:
+        return memory._replace(reached=ticks, progress_at=now, waited=Waited())
+    is_at_rest = ours.is_live and ours.desired.less(ours.ready).is_zero
+    return memory._replace(reached=ticks, waited=Waited()) if is_at_rest else memory
+
+
+def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:
+    """Return the goal once it alone serves everything; until then what was stable."""
+    if step.phase is Phase.COMPLETE:
+        return goal
+    if stable:
+        return stable
+    served = [r for r in facts.revisions if r.name != goal and r.is_live]
+    return served[0].name if served else ""
+
+
+def _gateway(spec: PDDeploymentSpec, facts: Facts, goal: str, stable: str, target: Counts) -> str:
+    """Return the revision for the gateways; in a pause they come to a new one only in need.
+
+    A partition that leaves the goal less than half takes them back: its last tick cannot go while
+    they send to it.
+    """
+    present = facts.gateways.revision if facts.gateways else ""
+    is_kept_small = 2 * spec.rollout.partition > ticks_of(target)
+    aim = stable if stable and is_kept_small else goal
+    aim = present if present and spec.rollout.paused else aim
+    return gateway_revision(present, aim, facts.revisions, target)
+
+
+def _retired(facts: Facts, step: Step, keep: set[str]) -> tuple[str, ...]:
+    return tuple(
+        revision.name
+        for revision in facts.revisions
+        if not revision.is_live
+        and revision.name not in keep
+        and step.wanted.get(revision.name, Counts()).is_zero
+    )

@@ -1,0 +1,98 @@
+"""What a step may and must take from revisions, role by role, pod by pod: the last word on a step.
+
+Ticks count pairs. Budgets count pods of one role, and the two differ wherever a revision's roles
+are out of step: half a pair that a tick does not count may be the ready pod that the floor needs,
+or the pod that fills the surge limit. Knows counts only, and no goal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from baton_operator.planning.pairs import Counts, Revision, growing, served_ticks, total, usable
+
+
+class Least(NamedTuple):
+    """What a step must leave of what serves: ready pods of each role, ticks that revisions serve by
+    themselves, and a tick of the revision that gateways send to ("" when none is kept so).
+    """
+
+    pods: Counts
+    ticks: int
+    answering: str
+
+
+def spared(
+    wanted: Mapping[str, Counts], order: Sequence[Revision], least: Least, target: Counts
+) -> dict[str, Counts]:
+    """Return `wanted` with as many ready pods given back as `least` lacks, in this order.
+
+    `order` has every revision that holds pods. Never more is given back than is ready now: pods
+    that broke by themselves are not the step's doing.
+    """
+    result = dict(wanted)
+    for revision in order:
+        if revision.name == least.answering:
+            tick = growing(target, min(1, _ticks(revision, target)))
+            result[revision.name] = Counts(*map(max, result[revision.name], tick))
+    result = _with_ticks(result, order, least.ticks, target)
+    ready = total(map(usable, order))
+    kept = total(usable(r).capped(result[r.name]) for r in order)
+    missing = ready.capped(least.pods).less(kept)
+    for revision in order:
+        back = usable(revision).less(result[revision.name]).capped(missing)
+        result[revision.name] = result[revision.name].plus(back)
+        missing = missing.less(back)
+    return result
+
+
+def _with_ticks(
+    wanted: dict[str, Counts], order: Sequence[Revision], least: int, target: Counts
+) -> dict[str, Counts]:
+    """Return `wanted` with pods given back until `least` ticks are served, or those served now."""
+    result = dict(wanted)
+    kept = {r.name: served_ticks(usable(r).capped(result[r.name]), target) for r in order}
+    due = min(least, sum(_ticks(r, target) for r in order))
+    missing = due - min(due, sum(kept.values()))
+    for revision in order:
+        back = min(missing, _ticks(revision, target) - kept[revision.name])
+        serving = growing(target, kept[revision.name] + back)
+        result[revision.name] = Counts(*map(max, result[revision.name], serving))
+        missing -= back
+    return result
+
+
+def _ticks(revision: Revision, target: Counts) -> int:
+    return served_ticks(usable(revision), target)
+
+
+def cleared(
+    wanted: Mapping[str, Counts],
+    olds: Sequence[Revision],
+    lacking: Counts,
+    spare: Counts,
+    target: Counts,
+) -> dict[str, Counts]:
+    """Return `wanted` less the pods that are `lacking` in room, the last revision's first.
+
+    Pods that are not ready leave first, then those that have no partner in their revision, and then
+    those that serve; of ready ones no more than `spare`.
+    """
+    result = dict(wanted)
+    for old in reversed(olds):
+        take = result[old.name].less(usable(old)).capped(lacking)
+        result[old.name] = result[old.name].less(take)
+        lacking = lacking.less(take)
+    for is_paired in (False, True):
+        for old in reversed(olds):
+            left = Counts() if is_paired else growing(target, _ticks(old, target))
+            take = result[old.name].less(left).capped(lacking).capped(spare)
+            result[old.name] = result[old.name].less(take)
+            lacking, spare = lacking.less(take), spare.less(take)
+    return result
+
+
+def excess(held: Iterable[Counts], limit: Counts) -> Counts:
+    """Return by how many pods of each role what is held exceeds the limit."""
+    return total(held).less(limit)

@@ -1,0 +1,343 @@
+"""The status of a PDDeployment, computed from plan and observation. Pure; written by `report`.
+
+Ready, Reconciling and Stalled follow kstatus, so that `helm --wait`, Argo CD and Flux understand
+them. Unknown means not observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton_operator.cluster.observe import Observed, PodRef
+from baton_operator.models import PDDeployment, PDDeploymentSpec
+from baton_operator.names import WORKER_ROLES, Role
+from baton_operator.planning.deadline import Waited
+from baton_operator.planning.gateways import Gateways
+from baton_operator.planning.pairs import Counts, served_ticks, usable
+from baton_operator.planning.plan import Memory, Plan
+from baton_operator.planning.rollout import Phase
+from baton_operator.pods.samples import Sample
+from baton_operator.status.conditions import (
+    Condition,
+    Truth,
+    merge_conditions,
+    timestamp,
+    unix_seconds,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What keeps reconciling from its goal: children of others, failed writes.
+
+    `refused` are those of `failed` that come back as long as spec and cluster are as they are.
+    """
+
+    foreign: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    invalid: str = ""
+
+
+def read_memory(status: dict[str, Any]) -> Memory:
+    """Return what the last status says about the rollout; unreadable parts count as absent."""
+    rollout = status.get("rollout") or {}
+    return Memory(
+        current=status.get("currentRevision", ""),
+        update=status.get("updateRevision", ""),
+        failed=rollout.get("failedRevision", ""),
+        reached=rollout.get("reached", 0),
+        progress_at=_time(rollout, "progressTime"),
+        is_upgrade=rollout.get("isUpgrade", False),
+        is_gateway_upgrade=rollout.get("isGatewayUpgrade", False),
+        answering=rollout.get("answeringRevision", ""),
+        waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
+    )
+
+
+def read_asked(status: dict[str, Any]) -> dict[Role, int]:
+    """Return the replicas that scalers last asked for, by role."""
+    roles = status.get("roles") or []
+    return {Role(role["name"]): role["asked"] for role in roles if "asked" in role}
+
+
+def _time(fields: dict[str, Any], name: str) -> float:
+    try:
+        return unix_seconds(fields.get(name, ""))
+    except ValueError:
+        return 0.0
+
+
+def deployment_status(
+    pdd: PDDeployment,
+    plan: Plan,
+    seen: Observed,
+    trouble: Trouble,
+    sample: Sample,
+    now: float,
+) -> dict[str, Any]:
+    """Return the whole status."""
+    ready, existing = seen.ready(), seen.existing()
+    updated = next((r.existing for r in seen.revisions() if r.name == plan.update), Counts())
+    conditions = _conditions(pdd.spec, plan, seen, trouble)
+    roles = [
+        {"name": role.value, "desired": d, "replicas": e, "ready": r, "updated": u}
+        | ({"asked": plan.asked[role]} if role in plan.asked else {})
+        for role, d, e, r, u in zip(
+            WORKER_ROLES, plan.target, existing, ready, updated, strict=True
+        )
+    ]
+    return {
+        "observedGeneration": pdd.generation,
+        "currentRevision": plan.current,
+        "updateRevision": plan.update,
+        **({"gatewayRevision": seen.gateway_revision} if seen.gateway_revision else {}),
+        "ready": next(c.status.value for c in conditions if c.type == "Ready"),
+        "prefill": f"{ready.prefill}/{plan.target.prefill}",
+        "decode": f"{ready.decode}/{plan.target.decode}",
+        "roles": roles,
+        "rollout": _rollout(plan, seen),
+        **_told(sample),
+        "conditions": merge_conditions(
+            pdd.status.get("conditions") or [], conditions, pdd.generation, now
+        ),
+    }
+
+
+def _told(sample: Sample) -> dict[str, Any]:
+    """Return what pods say of themselves; what is not known is left out."""
+    told: dict[str, Any] = {}
+    if sample.wire:
+        told["wire"] = {"range": sample.wire, "configHash": sample.config_hash}
+    if sample.acceptance is not None:
+        told["speculative"] = {"acceptance": f"{sample.acceptance:.2f}"}
+    return told
+
+
+def invalid_status(
+    status: dict[str, Any], generation: int, message: str, now: float
+) -> dict[str, Any]:
+    """Return the status of a spec that cannot be served; what runs goes on as it is."""
+    conditions = [
+        Condition("Ready", Truth.FALSE, "InvalidSpec", message),
+        Condition("Reconciling", Truth.FALSE, "InvalidSpec", message),
+        Condition("Stalled", Truth.TRUE, "InvalidSpec", message),
+        Condition("SpecValid", Truth.FALSE, "InvalidSpec", message),
+    ]
+    kept = {key: value for key, value in status.items() if key != "conditions"}
+    return kept | {
+        "observedGeneration": generation,
+        "ready": "False",
+        "conditions": merge_conditions(status.get("conditions") or [], conditions, generation, now),
+    }
+
+
+def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
+    phase = plan.step.phase.value
+    if plan.is_rolled_back:
+        phase = "RolledBack" if plan.step.phase is Phase.COMPLETE else "RollingBack"
+    elif plan.has_failed:
+        phase = "Failed"
+    entry: dict[str, Any] = {
+        "phase": phase,
+        "step": plan.step.ticks_new,
+        "steps": plan.step.ticks,
+        "reached": plan.memory.reached,
+    }
+    if plan.memory.failed:
+        entry["failedRevision"] = plan.memory.failed
+    if plan.memory.progress_at:
+        entry["progressTime"] = timestamp(plan.memory.progress_at)
+    if plan.memory.is_upgrade and plan.current != plan.update:
+        entry["isUpgrade"] = True
+    if plan.memory.is_gateway_upgrade and seen.gateway is not None and not seen.gateway.is_rolled:
+        entry["isGatewayUpgrade"] = True
+    answering = plan.memory.answering
+    is_at_rest = plan.step.phase is Phase.COMPLETE and seen.gateways() == Gateways(answering, True)
+    if answering and not is_at_rest:
+        entry["answeringRevision"] = answering
+    if plan.turn.waiting:
+        entry["waitingRevision"] = plan.turn.waiting
+    if plan.memory.waited.seconds:
+        entry["waitedSeconds"] = plan.memory.waited.seconds
+    if plan.memory.waited.since:
+        entry["waitingSince"] = timestamp(plan.memory.waited.since)
+    return entry
+
+
+def _conditions(
+    spec: PDDeploymentSpec, plan: Plan, seen: Observed, trouble: Trouble
+) -> list[Condition]:
+    parts = [*_roles(plan, seen), _gateway(spec, plan, seen)]
+    stalled = _stalled(plan, trouble)
+    ready = _ready(spec, plan, parts, trouble)
+    return [
+        ready,
+        _reconciling(plan, seen, ready, stalled, trouble),
+        stalled,
+        *parts,
+        _progressing(plan),
+        Condition("SpecValid", Truth.TRUE, "Valid"),
+        _capacity(seen),
+        _pods(seen),
+        _refused(seen),
+        _ratio(plan),
+    ]
+
+
+def _ready(
+    spec: PDDeploymentSpec, plan: Plan, parts: Sequence[Condition], trouble: Trouble
+) -> Condition:
+    if spec.suspend:
+        return Condition("Ready", Truth.FALSE, "Suspended", "spec.suspend is true")
+    broken = _broken(trouble)
+    if broken is not None:
+        return Condition("Ready", Truth.FALSE, *broken)
+    waiting = [part for part in parts if part.status is not Truth.TRUE]
+    if waiting:
+        return Condition("Ready", Truth.FALSE, waiting[0].reason, waiting[0].message)
+    pairs = plan.step.ticks
+    return Condition("Ready", Truth.TRUE, "PairsServing", f"{pairs} pair{'s' * (pairs != 1)}")
+
+
+def _broken(trouble: Trouble) -> tuple[str, str] | None:
+    """Return reason and message of what only a person can mend."""
+    if trouble.foreign:
+        names = ", ".join(trouble.foreign)
+        return "Conflict", f"not controlled by this PDDeployment, left alone: {names}"
+    return None
+
+
+def _reconciling(
+    plan: Plan, seen: Observed, ready: Condition, stalled: Condition, trouble: Trouble
+) -> Condition:
+    if trouble.failed and stalled.status is Truth.FALSE:
+        return Condition("Reconciling", Truth.TRUE, "WriteFailed", "; ".join(trouble.failed))
+    if stalled.status is Truth.TRUE:
+        return Condition("Reconciling", Truth.FALSE, stalled.reason, stalled.message)
+    if plan.step.phase is Phase.PAUSED:
+        held = f"rollout.paused is true; {_progress(plan)}"
+        return Condition("Reconciling", Truth.FALSE, "Paused", held)
+    if ready.status is Truth.TRUE:
+        return _rolling(plan, seen)
+    if plan.step.phase is Phase.SUSPENDED:
+        return Condition("Reconciling", Truth.FALSE, "UpToDate")
+    return Condition("Reconciling", Truth.TRUE, ready.reason, ready.message)
+
+
+def _rolling(plan: Plan, seen: Observed) -> Condition:
+    """Return what still changes while every role serves."""
+    if plan.step.phase is Phase.PROGRESSING:
+        message = "; ".join(filter(None, (_progress(plan), _gateways(seen))))
+        message = _with_cause(message, seen)
+        return Condition("Reconciling", Truth.TRUE, "Progressing", message)
+    if message := _gateways(seen):
+        message = _with_cause(message, seen, Role.GATEWAY)
+        return Condition("Reconciling", Truth.TRUE, "GatewayRolling", message)
+    if plan.turn.why:
+        return Condition("Reconciling", Truth.FALSE, "UpgradeWaits", plan.turn.why)
+    return Condition("Reconciling", Truth.FALSE, "UpToDate")
+
+
+def _gateways(seen: Observed) -> str:
+    """Return how far gateways are that still change, or an empty string."""
+    pods = seen.gateway
+    if pods is None or pods.is_rolled:
+        return ""
+    roll = f"gateways roll to {seen.gateway_revision}" if seen.gateway_revision else "gateways roll"
+    return f"{roll}: {pods.updated} new pods and {pods.existing - pods.updated} old ones"
+
+
+def _stalled(plan: Plan, trouble: Trouble) -> Condition:
+    broken = _broken(trouble)
+    if broken is not None:
+        return Condition("Stalled", Truth.TRUE, *broken)
+    if trouble.refused:
+        return Condition("Stalled", Truth.TRUE, "WriteFailed", "; ".join(trouble.refused))
+    if plan.has_failed:
+        message = f"revision {plan.update} made no progress within its deadline"
+        return Condition("Stalled", Truth.TRUE, "ProgressDeadlineExceeded", message)
+    return Condition("Stalled", Truth.FALSE, "Moving")
+
+
+def _roles(plan: Plan, seen: Observed) -> list[Condition]:
+    return [
+        _available(role, have, want, seen)
+        for role, have, want in zip(WORKER_ROLES, seen.ready(), plan.target, strict=True)
+    ]
+
+
+def _gateway(spec: PDDeploymentSpec, plan: Plan, seen: Observed) -> Condition:
+    if seen.gateway is None:
+        return Condition("GatewayReady", Truth.UNKNOWN, "NotObserved", "no gateway Deployment yet")
+    serving = [r.name for r in seen.revisions() if served_ticks(usable(r), plan.target)]
+    if serving and seen.gateway_revision and seen.gateway_revision not in serving:
+        message = f"gateways are of {seen.gateway_revision}, workers of {', '.join(serving)}"
+        return Condition("GatewayReady", Truth.FALSE, "GatewayOfAnotherRevision", message)
+    return _available(Role.GATEWAY, seen.gateway.ready, spec.gateway.replicas, seen)
+
+
+def _available(role: Role, have: int, want: int, seen: Observed) -> Condition:
+    name, message = role.value.capitalize(), f"{have} of {want} ready"
+    if have >= want:
+        return Condition(f"{name}Ready", Truth.TRUE, "AllReady", message)
+    message = _with_cause(message, seen, role)
+    return Condition(f"{name}Ready", Truth.FALSE, f"{name}NotReady", message)
+
+
+def _with_cause(message: str, seen: Observed, role: Role | None = None) -> str:
+    """Return a message with what keeps pods from running, or from existing, when something does."""
+    pod = seen.ailing(role)
+    cause = seen.refusal(role) if pod is None else _ailment(pod)
+    return f"{message}; {cause}" if cause else message
+
+
+def _ailment(pod: PodRef) -> str:
+    ill = pod.view.ailment
+    return f"pod {pod.name}: {ill.reason}: {ill.message}" if ill is not None else ""
+
+
+def _progress(plan: Plan) -> str:
+    return f"{plan.step.ticks_new} of {plan.step.ticks} pairs on {plan.goal}"
+
+
+def _progressing(plan: Plan) -> Condition:
+    step, message = plan.step, _progress(plan)
+    if plan.is_rolled_back:
+        return Condition("Progressing", Truth.FALSE, "RolledBack", message)
+    if plan.has_failed:
+        return Condition("Progressing", Truth.FALSE, "ProgressDeadlineExceeded", message)
+    is_moving = step.phase in (Phase.PROGRESSING, Phase.COMPLETE)
+    return Condition("Progressing", Truth.of(is_moving), step.phase.value, message)
+
+
+def _capacity(seen: Observed) -> Condition:
+    blocked = seen.blocked()
+    if blocked:
+        return Condition("CapacityBlocked", Truth.TRUE, "Unschedulable", blocked)
+    return Condition("CapacityBlocked", Truth.FALSE, "Scheduled")
+
+
+def _pods(seen: Observed) -> Condition:
+    pod = seen.ailing()
+    if pod is None or pod.view.ailment is None:
+        return Condition("PodsFailing", Truth.FALSE, "NoneFailing")
+    return Condition("PodsFailing", Truth.TRUE, pod.view.ailment.reason, _ailment(pod))
+
+
+def _refused(seen: Observed) -> Condition:
+    refusal = seen.refusal()
+    if not refusal:
+        return Condition("PodsRefused", Truth.FALSE, "NoneRefused")
+    return Condition("PodsRefused", Truth.TRUE, "FailedCreate", refusal)
+
+
+def _ratio(plan: Plan) -> Condition:
+    scaling = plan.scaling
+    message = f"{scaling.prefill.replicas} prefill to {scaling.decode.replicas} decode"
+    if not scaling.is_ratio_kept:
+        return Condition("RatioSatisfied", Truth.FALSE, "OutOfBounds", message)
+    clamped = scaling.prefill.clamped_by or scaling.decode.clamped_by
+    return Condition("RatioSatisfied", Truth.TRUE, "Clamped" if clamped else "InBounds", message)

@@ -1,0 +1,167 @@
+"""The oracle: a full-sequence forward in NumPy float64, without cache, batch or framework.
+
+Owns nothing that runs in production. Tests hold the engine's logits, logprobs and drafts against
+it, so it shares no code with the engine beyond `Weights`, and prefers plain formulas to speed:
+O(T^2) attention over the whole sequence on every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.model.shape import ModelSpec, RopeStyle
+from baton_worker.engine.model.weights import LayerWeights, Weights
+
+Float64Array = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+
+class Forward(NamedTuple):
+    """What a pass yields for each of T positions.
+
+    Attributes:
+        logits: float64 `[T, V]`; row i scores the token after the one that row i was given.
+        hidden: float64 `[T, H]`, as the next MTP pass takes it (`ModelSpec.mtp_hidden`).
+    """
+
+    logits: Float64Array
+    hidden: Float64Array
+
+
+class GreedyRun(NamedTuple):
+    """A greedy continuation and how its first drafts fared under K=1 speculation."""
+
+    token_ids: tuple[int, ...]
+    proposed: int
+    accepted: int
+
+
+def forward(weights: Weights, spec: ModelSpec, token_ids: Sequence[int]) -> Forward:
+    """Run the main model over a whole sequence starting at position 0."""
+    x = weights.embed[np.asarray(token_ids)].astype(np.float64)
+    for layer in weights.layers:
+        x = _decoder_layer(x, layer, spec)
+    return _head(x, weights.final_norm, weights, spec)
+
+
+def mtp_forward(
+    weights: Weights,
+    spec: ModelSpec,
+    hidden: Float64Array,
+    next_token_ids: Sequence[int],
+    index: int = 0,
+) -> Forward:
+    """Run MTP layer `index` over rows (h_i, t_{i+1}), i = 0..T-1: row i scores t_{i+2}.
+
+    `x_i = concat[rms(emb(t_{i+1})), rms(h_i)] @ proj`, then one decoder layer, a norm and the main
+    head (DeepSeek-V3 report, arXiv 2412.19437, equations 21-23; ERNIE-4.5 alike).
+
+    Args:
+        weights: the model.
+        spec: its shape.
+        hidden: `[T, H]`, from `forward`, or from this function for deeper drafts.
+        next_token_ids: T tokens.
+        index: which MTP layer.
+    """
+    mtp = weights.mtp[index]
+    embedded = weights.embed[np.asarray(next_token_ids)].astype(np.float64)
+    both = np.concatenate(
+        [rms_norm(embedded, mtp.emb_norm, spec), rms_norm(hidden, mtp.hidden_norm, spec)], axis=-1
+    )
+    x = _decoder_layer(both @ mtp.proj, mtp.layer, spec)
+    return _head(x, mtp.final_norm, weights, spec)
+
+
+def log_softmax(logits: Float64Array) -> Float64Array:
+    """`x - max - log(sum(exp(x - max)))` along the last axis, unclipped."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def greedy(weights: Weights, spec: ModelSpec, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
+    """Continue `prompt` with the highest logits (lowest id on ties), ignoring end of sequence.
+
+    Acceptance counts verification steps as K=1 speculation takes them: after an accepted draft,
+    the next step starts two tokens further.
+    """
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+        tokens.append(int(forward(weights, spec, tokens).logits[-1].argmax()))
+    if not weights.mtp:
+        return GreedyRun(tuple(tokens[len(prompt) :]), 0, 0)
+    hidden = forward(weights, spec, tokens[:-1]).hidden
+    drafts = mtp_forward(weights, spec, hidden, tokens[1:]).logits.argmax(axis=-1)
+    proposed = accepted = 0
+    position = len(prompt) + 1
+    while position < len(tokens):
+        hit = drafts[position - 2] == tokens[position]
+        proposed += 1
+        accepted += int(hit)
+        position += 1 + int(hit)
+    return GreedyRun(tuple(tokens[len(prompt) :]), proposed, accepted)
+
+
+def rms_norm(x: Float64Array, weight: FloatArray, spec: ModelSpec) -> Float64Array:
+    """`x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, arXiv 1910.07467)."""
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    return np.asarray(x / np.sqrt(mean_square + spec.rms_norm_eps) * weight)
+
+
+def rope(
+    x: Float64Array, positions: npt.NDArray[np.int64], theta: float, style: RopeStyle
+) -> Float64Array:
+    """Rotate pair j of `[T, heads, D]` at position m by `m * theta^(-2j/D)` (arXiv 2104.09864).
+
+    Pair j is (j, j + D/2) in style `half` and (2j, 2j + 1) in style `interleaved`; a pair is one
+    complex number here, its rotation one complex product.
+    """
+    size = x.shape[-1]
+    first, second = (
+        (slice(None, size // 2), slice(size // 2, None))
+        if style == "half"
+        else (slice(0, None, 2), slice(1, None, 2))
+    )
+    frequencies = theta ** (-2.0 * np.arange(size // 2) / size)
+    angles = positions[:, None, None] * frequencies
+    rotated = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
+    out = np.empty_like(x)
+    out[..., first] = rotated.real
+    out[..., second] = rotated.imag
+    return out
+
+
+def _head(x: Float64Array, norm: FloatArray, weights: Weights, spec: ModelSpec) -> Forward:
+    normed = rms_norm(x, norm, spec)
+    return Forward(normed @ weights.lm_head, x if spec.mtp_hidden == "pre_norm" else normed)
+
+
+def _decoder_layer(x: Float64Array, layer: LayerWeights, spec: ModelSpec) -> Float64Array:
+    x = x + _attention(rms_norm(x, layer.input_norm, spec), layer, spec)
+    gate, up = np.split(rms_norm(x, layer.post_norm, spec) @ layer.gate_up, 2, axis=-1)
+    return np.asarray(x + (gate / (1.0 + np.exp(-gate)) * up) @ layer.down)
+
+
+def _attention(x: Float64Array, layer: LayerWeights, spec: ModelSpec) -> Float64Array:
+    """Causal grouped-query attention: `softmax(q k^T / sqrt(D) + mask) v`, one head at a time.
+
+    Qwen3 norms each query and key head before it is rotated (arXiv 2505.09388, section 2).
+    """
+    length = x.shape[0]
+    positions = np.arange(length)
+    flat = np.split(x @ layer.qkv, [spec.q_size, spec.q_size + spec.kv_size], axis=-1)
+    q, k, v = (part.reshape(length, -1, spec.head_dim) for part in flat)
+    if layer.qk_norm is not None:
+        q, k = (rms_norm(x, w, spec) for x, w in zip((q, k), layer.qk_norm, strict=True))
+    q = rope(q, positions, spec.rope_theta, spec.rope_style)
+    k = rope(k, positions, spec.rope_theta, spec.rope_style)
+    future = np.triu(np.full((length, length), -np.inf), k=1)
+    heads = []
+    for head in range(spec.n_heads):
+        group = head * spec.n_kv_heads // spec.n_heads
+        scores = q[:, head] @ k[:, group].T / np.sqrt(spec.head_dim) + future
+        heads.append(np.exp(log_softmax(scores)) @ v[:, group])
+    return np.asarray(np.concatenate(heads, axis=-1) @ layer.o)

@@ -1,0 +1,256 @@
+"""The decoder's arithmetic: flat tokens in, hidden states and logits out.
+
+Owns the forward pass of the main model and of its MTP layer, as functions of weights, tokens and an
+attention plan. Knows no requests, no sampling and no block allocation. Two rewrites happen once, at
+load: interleaved RoPE becomes the half style by permuting query and key columns alike (scores do
+not change), and 1/sqrt(head_dim) moves into the query projection, or into the query heads' norm,
+which would undo it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.backends.paddle.attention import AttentionBackend
+from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
+from baton_worker.engine.backends.paddle.norm import rms_norm
+from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
+from baton_worker.engine.model.shape import ModelSpec
+from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over the ranks of a worker; the argument may be overwritten."""
+
+
+class _Layer(NamedTuple):
+    """`LayerWeights` as Paddle tensors, in the rewritten form."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    o: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    qk_norm: tuple[Tensor, Tensor] | None
+
+
+class _Mtp(NamedTuple):
+    """`MtpWeights` as Paddle tensors."""
+
+    emb_norm: Tensor
+    hidden_norm: Tensor
+    proj: Tensor
+    layer: _Layer
+    final_norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardPlan:
+    """What every layer shares: rotation `cos`, `sin` f32[P, heads, head_dim], and attention's."""
+
+    cos: Tensor
+    sin: Tensor
+    attention: Any
+
+
+class Model:
+    """A loaded model over one attention backend; see `forward.ForwardModel`.
+
+    Args:
+        max_positions: rotation angles are tabulated for positions below this.
+        use_mtp: load the first MTP layer. Further MTP layers are not used: drafts beyond the first
+            come from the same layer, autoregressively.
+        reduce: completes what this rank's heads and part of the MLP add; None when they are all.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        attention: AttentionBackend[Any],
+        max_positions: int,
+        use_mtp: bool,
+        reduce: Reduce | None = None,
+    ) -> None:
+        self.spec = spec
+        self._reduce = reduce or _whole
+        self._attention = attention
+        self._embed = as_tensor(weights.embed)
+        self._layers = [_load_layer(spec, layer) for layer in weights.layers]
+        self._mtp = _load_mtp(spec, weights.mtp[0]) if use_mtp else None
+        self._final_norm = as_tensor(weights.final_norm)
+        self._lm_head = as_tensor(weights.lm_head)
+        self._cos, self._sin = _rope_tables(spec, max_positions)
+
+    def plan(self, groups: tuple[TokenGroup, ...]) -> ForwardPlan:
+        """Prepare a forward pass over `groups`; the MTP pass over the same tokens may reuse it."""
+        positions = flat_positions(groups)
+        heads = self.spec.n_heads + self.spec.n_kv_heads
+        return ForwardPlan(
+            cos=as_tensor(np.repeat(self._cos[positions, None], heads, axis=1)),
+            sin=as_tensor(np.repeat(self._sin[positions, None], heads, axis=1)),
+            attention=self._attention.plan(groups),
+        )
+
+    def forward(self, tokens: npt.NDArray[np.int64], plan: ForwardPlan) -> Tensor:
+        """Return f32[P, H], the hidden states before the final norm, of tokens i64[N].
+
+        P is `layout.n_rows(N)`; rows behind N are padding, here and in all methods below.
+        """
+        x = paddle.gather(self._embed, as_tensor(pad_rows(tokens)))
+        for index, layer in enumerate(self._layers):
+            x = self._decoder_layer(x, layer, index, plan)
+        return x
+
+    def forward_mtp(
+        self, tokens: npt.NDArray[np.int64], hidden: Tensor, plan: ForwardPlan
+    ) -> Tensor:
+        """Run the MTP layer over pairs (hidden state at i, token at i + 1).
+
+        Args:
+            tokens: i64[N], the token after each flat token.
+            hidden: f32[P, H] from `mtp_input`.
+
+        Returns:
+            f32[P, H] before the MTP's final norm.
+        """
+        assert self._mtp is not None, "the model was loaded without its MTP layer"
+        eps = self.spec.rms_norm_eps
+        embedded = paddle.gather(self._embed, as_tensor(pad_rows(tokens)))
+        pair = [
+            rms_norm(embedded, self._mtp.emb_norm, eps),
+            rms_norm(hidden, self._mtp.hidden_norm, eps),
+        ]
+        x = paddle.matmul(paddle.concat(pair, axis=1), self._mtp.proj)
+        return self._decoder_layer(x, self._mtp.layer, len(self._layers), plan)
+
+    def mtp_input(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
+        """Return what MTP is fed for `hidden`: itself, or normed, as the model was trained."""
+        if self.spec.mtp_hidden == "pre_norm":
+            return hidden
+        return rms_norm(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
+
+    def logits(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
+        """Return f32[P, V] of hidden states f32[P, H] (before the norm)."""
+        normed = rms_norm(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
+        return paddle.matmul(normed, self._lm_head)
+
+    def select_rows(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Return rows i64[R] of `hidden` f32[*, H] as f32[n_rows(R), H], padded with its row 0."""
+        return paddle.gather(hidden, as_tensor(pad_rows(rows)))
+
+    def broken_rows(self, hidden: Tensor, count: int) -> npt.NDArray[np.bool_]:
+        """Return bool[count]: which of the first rows of f32[P, H] hold NaN or infinity.
+
+        A sum tells at the price of one pass; only where it is not finite is the row looked at.
+        """
+        rows = np.asarray(np.from_dlpack(hidden), np.float32)[:count]
+        with np.errstate(over="ignore", invalid="ignore"):
+            broken = np.asarray(~np.isfinite(rows.sum(axis=1)))
+        if broken.any():
+            broken[broken] = ~np.isfinite(rows[broken]).all(axis=1)
+        return broken
+
+    def _norm(self, from_mtp: bool) -> Tensor:
+        if not from_mtp:
+            return self._final_norm
+        assert self._mtp is not None, "the model was loaded without its MTP layer"
+        return self._mtp.final_norm
+
+    def _decoder_layer(self, x: Tensor, layer: _Layer, index: int, plan: ForwardPlan) -> Tensor:
+        spec = self.spec
+        normed = rms_norm(x, layer.input_norm, spec.rms_norm_eps)
+        qk, value = paddle.split(
+            paddle.matmul(normed, layer.qkv), [spec.q_size + spec.kv_size, spec.kv_size], axis=1
+        )
+        qk = qk.reshape([-1, spec.n_heads + spec.n_kv_heads, spec.head_dim])
+        if layer.qk_norm is not None:
+            qk = self._norm_heads(qk, layer.qk_norm)
+        query, key = paddle.split(_rotate(qk, plan), [spec.n_heads, spec.n_kv_heads], axis=1)
+        attended = self._attention.attend(plan.attention, index, query, key, value)
+        x = x + self._reduce(paddle.matmul(attended, layer.o))
+        normed = rms_norm(x, layer.post_norm, spec.rms_norm_eps)
+        gated = paddle.nn.functional.swiglu(paddle.matmul(normed, layer.gate_up))
+        return x + self._reduce(paddle.matmul(gated, layer.down))
+
+    def _norm_heads(self, qk: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+        """Norm each head of f32[P, heads, head_dim], query heads first."""
+        spec = self.spec
+        parts = []
+        for part, weight in zip(
+            paddle.split(qk, [spec.n_heads, spec.n_kv_heads], axis=1), weights, strict=True
+        ):
+            rows = rms_norm(part.reshape([-1, spec.head_dim]), weight, spec.rms_norm_eps)
+            parts.append(rows.reshape(part.shape))
+        return paddle.concat(parts, axis=1)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x
+
+
+def _rotate(qk: Tensor, plan: ForwardPlan) -> Tensor:
+    """Half-style RoPE: the signed sine turns a roll by half the head into the rotated pair."""
+    half = qk.shape[2] // 2
+    return qk * plan.cos + paddle.roll(qk, half, 2) * plan.sin
+
+
+def _rope_tables(
+    spec: ModelSpec, max_positions: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cos and signed sin, f32[max_positions, head_dim]."""
+    half = spec.head_dim // 2
+    inverse = spec.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
+    angle = np.arange(max_positions, dtype=np.float64)[:, None] * inverse
+    cos, sin = np.cos(angle), np.sin(angle)
+    return (
+        np.concatenate([cos, cos], axis=1).astype(np.float32),
+        np.concatenate([-sin, sin], axis=1).astype(np.float32),
+    )
+
+
+def _load_mtp(spec: ModelSpec, mtp: MtpWeights) -> _Mtp:
+    return _Mtp(
+        emb_norm=as_tensor(mtp.emb_norm),
+        hidden_norm=as_tensor(mtp.hidden_norm),
+        proj=as_tensor(mtp.proj),
+        layer=_load_layer(spec, mtp.layer),
+        final_norm=as_tensor(mtp.final_norm),
+    )
+
+
+def _load_layer(spec: ModelSpec, layer: LayerWeights) -> _Layer:
+    return _Layer(
+        input_norm=as_tensor(layer.input_norm),
+        qkv=as_tensor(_rewrite_qkv(spec, layer.qkv)),
+        o=as_tensor(layer.o),
+        post_norm=as_tensor(layer.post_norm),
+        gate_up=as_tensor(layer.gate_up),
+        down=as_tensor(layer.down),
+        qk_norm=_rewrite_qk_norm(spec, layer.qk_norm) if layer.qk_norm is not None else None,
+    )
+
+
+def _rewrite_qkv(spec: ModelSpec, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    rotated = spec.q_size + spec.kv_size
+    out = qkv.copy()
+    if spec.rope_style == "interleaved":
+        order = np.concatenate([np.arange(0, spec.head_dim, 2), np.arange(1, spec.head_dim, 2)])
+        heads = np.arange(rotated).reshape(-1, spec.head_dim)
+        out[:, :rotated] = qkv[:, heads[:, order].ravel()]
+    if not spec.has_qk_norm:
+        out[:, : spec.q_size] *= np.float32(spec.head_dim**-0.5)
+    return out
+
+
+def _rewrite_qk_norm(
+    spec: ModelSpec, qk_norm: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+) -> tuple[Tensor, Tensor]:
+    assert spec.rope_style == "half", "an interleaved head would need its norm permuted too"
+    query, key = qk_norm
+    return as_tensor(query * np.float32(spec.head_dim**-0.5)), as_tensor(key.copy())

@@ -1,0 +1,87 @@
+"""The engine over Paddle: which parts serve a loaded checkpoint.
+
+Owns how model, pool and scheduler are put together, over one rank or several. Importing it loads
+Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from baton_worker.engine.backends.paddle.decoder import Reduce
+from baton_worker.engine.backends.parallel.group import RankGroup
+from baton_worker.engine.backends.parallel.mirrored import MirroredModel, MirroredPool
+from baton_worker.engine.backends.parallel.shard import ShardSizes, build_shard
+from baton_worker.engine.engine import EngineParts, StepEngine
+from baton_worker.engine.kv.pool import BlockAllocator, KvStore
+from baton_worker.engine.model.shape import ModelSpec, fingerprint
+from baton_worker.engine.model.weights import Weights
+from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.scheduling.prefix_cache import prefix_cache
+from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton_worker.engine.step.forward import ForwardModel
+from baton_worker.engine.step.runner import Runner
+
+
+class PaddleEngine(StepEngine):
+    """`Engine` over Paddle.
+
+    Args:
+        spec: the model's shape.
+        weights: the model; `weights.mtp` may be empty when `options.use_mtp` is false.
+        options: resolved limits.
+        clock: monotonic seconds, for the times in `StepStats`.
+        parallel: the other ranks and the sum over all; then `weights` are rank 0's shard.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        options: EngineOptions,
+        clock: Callable[[], float],
+        parallel: TensorParallel | None = None,
+    ) -> None:
+        super().__init__(_build_parts(spec, weights, options, parallel), options, clock)
+        self._ranks = parallel.ranks if parallel is not None else None
+
+    def close(self) -> None:
+        """End the other ranks, if there are any; no step may be under way."""
+        super().close()
+        if self._ranks is not None:
+            self._ranks.close()
+
+
+class TensorParallel(NamedTuple):
+    """The group that rank 0 has joined."""
+
+    ranks: RankGroup
+    reduce: Reduce
+
+
+def _build_parts(
+    spec: ModelSpec, weights: Weights, options: EngineOptions, parallel: TensorParallel | None
+) -> EngineParts:
+    sizes = ShardSizes.of(options)
+    model: ForwardModel
+    pool: KvStore
+    if parallel is None:
+        model, pool = build_shard(spec, weights, sizes)
+    else:
+        ranks = parallel.ranks
+        shard = build_shard(spec, weights, sizes, ranks.size, parallel.reduce)
+        model, pool = MirroredModel(shard.model, ranks), MirroredPool(shard.pool, ranks)
+    allocator = BlockAllocator(options.n_blocks)
+    return EngineParts(
+        spec=spec,
+        fingerprint=fingerprint(spec, weights.identity),
+        allocator=allocator,
+        pool=pool,
+        scheduler=Scheduler(
+            SchedulerLimits.of(options),
+            allocator,
+            prefix_cache(allocator, options, fingerprint(spec, weights.identity)),
+        ),
+        runner=Runner(model, options.use_mtp, options.drafts),
+    )

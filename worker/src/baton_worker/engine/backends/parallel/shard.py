@@ -1,0 +1,89 @@
+"""One rank's share of a model: its heads, its part of the MLP, its heads' KV.
+
+Owns the sizes that model, attention and pool of a rank must share; a worker without tensor
+parallelism is the one rank of a group of one. Rank 0 alone computes logits, so only it keeps the
+head; embeddings and norms are on every rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton_worker.engine.backends.paddle.attention import CpuPagedAttention
+from baton_worker.engine.backends.paddle.decoder import Model, Reduce
+from baton_worker.engine.kv.pool import KvPool, KvShape
+from baton_worker.engine.model.shape import ModelSpec
+from baton_worker.engine.model.weights import Weights
+from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSizes:
+    """What every rank of a worker is sized by.
+
+    Attributes:
+        max_positions: rotation angles are tabulated for positions below this.
+        use_mtp: load the MTP layer and keep its KV.
+    """
+
+    block_size: int
+    n_blocks: int
+    max_positions: int
+    use_mtp: bool
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> ShardSizes:
+        """Return the sizes of a worker with these limits."""
+        max_positions = options.max_model_len + 2 * (MAX_DRAFTS + 1)
+        return cls(options.block_size, options.n_blocks, max_positions, options.use_mtp)
+
+
+class ModelShard(NamedTuple):
+    """A rank's model over its own pool."""
+
+    model: Model
+    pool: KvPool
+
+
+def local_spec(spec: ModelSpec, size: int) -> ModelSpec:
+    """Return the shape that one of `size` ranks computes, whose sizes divide."""
+    return dataclasses.replace(
+        spec,
+        n_heads=spec.n_heads // size,
+        n_kv_heads=spec.n_kv_heads // size,
+        intermediate_size=spec.intermediate_size // size,
+    )
+
+
+def kv_shape(spec: ModelSpec, sizes: ShardSizes) -> KvShape:
+    """Return the pool of a model, or of a rank when `spec` is its local one."""
+    return KvShape(
+        n_layers=spec.n_layers + int(sizes.use_mtp),
+        kv_heads=spec.n_kv_heads,
+        block_size=sizes.block_size,
+        head_dim=spec.head_dim,
+        n_blocks=sizes.n_blocks,
+    )
+
+
+def build_shard(
+    spec: ModelSpec,
+    weights: Weights,
+    sizes: ShardSizes,
+    size: int = 1,
+    reduce: Reduce | None = None,
+) -> ModelShard:
+    """Return one rank of `size`.
+
+    Args:
+        spec: the whole model.
+        weights: this rank's.
+        reduce: sums a tensor over the ranks; None for a group of one.
+    """
+    local = local_spec(spec, size)
+    pool = KvPool(kv_shape(local, sizes))
+    attention = CpuPagedAttention(pool, local.n_heads)
+    model = Model(local, weights, attention, sizes.max_positions, sizes.use_mtp, reduce)
+    return ModelShard(model, pool)

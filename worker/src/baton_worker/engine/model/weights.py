@@ -1,0 +1,239 @@
+"""A model's weights as the engine wants them: fused, `[in, out]`, float32, framework-free.
+
+Owns the dataclasses and the step from a checkpoint's tensors to them. Which key holds what is
+`naming`'s business, how bytes are read is `checkpoint`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.model import naming
+from baton_worker.engine.model.checkpoint import (
+    CheckpointError,
+    StoredTensor,
+    identity,
+    open_checkpoint,
+)
+from baton_worker.engine.model.shape import ModelSpec
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a tensor-parallel group: heads and the intermediate width are split."""
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"shard rank {self.rank} is not in 0..{self.size - 1}")
+
+
+WHOLE = Shard()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One decoder layer; all arrays float32 and C-contiguous. Sizes are this shard's.
+
+    Attributes:
+        input_norm: `[H]`, before attention.
+        qkv: `[H, (n_heads + 2 * n_kv_heads) * head_dim]`: all query heads, then keys, then values.
+        o: `[n_heads * head_dim, H]`.
+        post_norm: `[H]`, before the MLP.
+        gate_up: `[H, 2 * I]`: gate, then up.
+        down: `[I, H]`.
+        qk_norm: `[head_dim]` each, of query and key heads; None for families without.
+    """
+
+    input_norm: Float32Array
+    qkv: Float32Array
+    o: Float32Array
+    post_norm: Float32Array
+    gate_up: Float32Array
+    down: Float32Array
+    qk_norm: tuple[Float32Array, Float32Array] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MtpWeights:
+    """One MTP layer: `layer(concat[rms(emb(t+1), emb_norm), rms(h, hidden_norm)] @ proj)`.
+
+    The draft logits are `rms(output, final_norm) @ Weights.lm_head`.
+
+    Attributes:
+        emb_norm, hidden_norm: `[H]`.
+        proj: `[2 * H, H]`; rows `:H` take the embedding, rows `H:` the hidden state.
+        layer: the decoder layer.
+        final_norm: `[H]`; the main model's unless the checkpoint has one of its own.
+    """
+
+    emb_norm: Float32Array
+    hidden_norm: Float32Array
+    proj: Float32Array
+    layer: LayerWeights
+    final_norm: Float32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A whole model, or one shard of it.
+
+    Attributes:
+        embed: `[V, H]`.
+        final_norm: `[H]`.
+        lm_head: `[H, V]`, contiguous of its own also when tied to `embed`; `[H, 0]` on shards
+            other than 0, which compute no logits.
+        identity: hash of the checkpoint's tensors, equal on every shard; see `spec.fingerprint`.
+    """
+
+    embed: Float32Array
+    layers: tuple[LayerWeights, ...]
+    mtp: tuple[MtpWeights, ...]
+    final_norm: Float32Array
+    lm_head: Float32Array
+    identity: str
+
+
+def load_weights(model_dir: Path, spec: ModelSpec, shard: Shard = WHOLE) -> Weights:
+    """Read the checkpoint in `model_dir` into fused float32 arrays; only the shard's part is read.
+
+    Raises:
+        CheckpointError: unreadable files, or a key that is missing, unknown, of another shape than
+            `spec` says, or a copy that differs from its original; the message names it.
+        ValueError: the spec's heads or intermediate width do not divide by `shard.size`.
+    """
+    _check_divides(spec, shard)
+    checkpoint = open_checkpoint(model_dir)
+    reader = _Reader(checkpoint, spec, shard)
+    embed = reader.matrix(naming.EMBED, (spec.vocab_size, spec.hidden_size))
+    final_norm = reader.norm(naming.FINAL_NORM)
+    weights = Weights(
+        embed=embed,
+        layers=tuple(reader.layer(naming.main_layer(i)) for i in range(spec.n_layers)),
+        mtp=tuple(reader.mtp(i, final_norm) for i in range(spec.n_mtp_layers)),
+        final_norm=final_norm,
+        lm_head=reader.head(embed),
+        identity=identity(checkpoint),
+    )
+    reader.refuse_unread()
+    return weights
+
+
+def _check_divides(spec: ModelSpec, shard: Shard) -> None:
+    for name in ("n_heads", "n_kv_heads", "intermediate_size"):
+        if getattr(spec, name) % shard.size:
+            raise ValueError(f"{name} {getattr(spec, name)} does not divide by {shard.size} shards")
+
+
+class _Reader:
+    """Reads weights of one shard and remembers which keys it used."""
+
+    def __init__(
+        self, checkpoint: Mapping[str, StoredTensor], spec: ModelSpec, shard: Shard
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._spec = spec
+        self._shard = shard
+        self._read: set[str] = set()
+
+    def layer(self, keys: naming.LayerKeys) -> LayerWeights:
+        spec = self._spec
+        widths = (spec.q_size, spec.kv_size, spec.kv_size)
+        return LayerWeights(
+            input_norm=self.norm(keys.input_norm),
+            qkv=self._fused_columns(keys.qkv, widths),
+            o=self._row_split(keys.o, spec.q_size),
+            post_norm=self.norm(keys.post_norm),
+            gate_up=self._fused_columns(keys.gate_up, (spec.intermediate_size,) * 2),
+            down=self._row_split(keys.down, spec.intermediate_size),
+            qk_norm=self._qk_norm(keys) if spec.has_qk_norm else None,
+        )
+
+    def mtp(self, index: int, shared_norm: Float32Array) -> MtpWeights:
+        spec = self._spec
+        keys = naming.mtp_layer(index, spec.n_layers, self._checkpoint, spec.tie_word_embeddings)
+        for copy, original in keys.copies:
+            self._check_copy(copy, original)
+        has_own_norm = keys.final_norm in self._checkpoint
+        return MtpWeights(
+            emb_norm=self.norm(keys.emb_norm),
+            hidden_norm=self.norm(keys.hidden_norm),
+            proj=self._transposed(keys.proj, (spec.hidden_size, 2 * spec.hidden_size)),
+            layer=self.layer(keys.layer),
+            final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
+        )
+
+    def head(self, embed: Float32Array) -> Float32Array:
+        if self._shard.rank:
+            self._read.add(naming.LM_HEAD)
+            return np.empty((self._spec.hidden_size, 0), np.float32)
+        if not self._spec.tie_word_embeddings:
+            return self._transposed(naming.LM_HEAD, embed.shape)
+        self._check_copy(naming.LM_HEAD, naming.EMBED)
+        return np.ascontiguousarray(embed.T)
+
+    def norm(self, key: str) -> Float32Array:
+        return self._stored(key, (self._spec.hidden_size,)).float32()
+
+    def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Float32Array, Float32Array]:
+        query, key = keys.qk_norm
+        shape = (self._spec.head_dim,)
+        return self._stored(query, shape).float32(), self._stored(key, shape).float32()
+
+    def matrix(self, key: str, shape: tuple[int, ...]) -> Float32Array:
+        return self._stored(key, shape).float32()
+
+    def refuse_unread(self) -> None:
+        unknown = sorted(
+            key for key in self._checkpoint.keys() - self._read if not naming.is_ignorable(key)
+        )
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
+            raise CheckpointError(f"{unknown[0]}: unknown key{more} for {self._expectation()}")
+
+    def _fused_columns(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
+        parts = [
+            self._stored(key, (width, self._spec.hidden_size)).float32(rows=self._part(width))
+            for key, width in zip(keys, widths, strict=True)
+        ]
+        return np.ascontiguousarray(np.concatenate(parts).T)
+
+    def _row_split(self, key: str, width: int) -> Float32Array:
+        stored = self._stored(key, (self._spec.hidden_size, width))
+        return np.ascontiguousarray(stored.float32(columns=self._part(width)).T)
+
+    def _transposed(self, key: str, shape: tuple[int, ...]) -> Float32Array:
+        return np.ascontiguousarray(self.matrix(key, shape).T)
+
+    def _part(self, width: int) -> slice:
+        local = width // self._shard.size
+        return slice(self._shard.rank * local, (self._shard.rank + 1) * local)
+
+    def _check_copy(self, copy: str, original: str) -> None:
+        if copy not in self._checkpoint:
+            return
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        if not np.array_equal(self.matrix(copy, shape), self.matrix(original, shape)):
+            raise CheckpointError(f"{copy}: must equal {original}, and does not")
+
+    def _stored(self, key: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._checkpoint.get(key)
+        if stored is None:
+            raise CheckpointError(f"{key}: missing key for {self._expectation()}")
+        self._read.add(key)
+        if stored.shape != shape:
+            raise CheckpointError(f"{key}: expected shape {shape}, found {stored.shape}")
+        return stored
+
+    def _expectation(self) -> str:
+        spec = self._spec
+        return f"{spec.model_type} with {spec.n_layers} layers and {spec.n_mtp_layers} MTP layers"

@@ -1,0 +1,262 @@
+"""One request's life inside the engine: its tokens, its blocks, its finish.
+
+Owns the per-request state that outlives a step and the rule that ends a request. Knows neither
+queues nor the model; the scheduler moves a request between phases, the runner feeds it tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.api import EngineRequest, Handoff
+from baton_worker.engine.kv.pool import NULL_BLOCK
+from baton_worker.engine.ngram import NgramIndex
+from baton_worker.engine.scheduling.logit_bias import Steering, steering_of
+from baton_worker.engine.scheduling.waiting_queue import Arrival
+from baton_worker.identity import RequestKey
+from baton_worker.messages import NO_DRAFT_SCORES, DraftScores
+from baton_worker.records.columns import ErrorCode, Finish
+from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
+
+
+class Phase(enum.Enum):
+    """Where a request is: queued, stepping, or prefilled and offered for handoff."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    HELD = enum.auto()
+
+
+class Penalties:
+    """Which tokens came before, dense over the vocabulary and updated token by token.
+
+    Attributes:
+        seen: bool[V], in the prompt or the output.
+        counts: i32[V], occurrences in the output.
+    """
+
+    __slots__ = ("counts", "seen")
+
+    def __init__(self, vocab_size: int, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.seen = np.zeros(vocab_size, np.bool_)
+        self.seen[list(prompt)] = True
+        self.counts = np.zeros(vocab_size, np.int32)
+        self.add(output)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Count emitted tokens."""
+        for token in tokens:
+            self.seen[token] = True
+            self.counts[token] += 1
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request that the engine holds.
+
+    Attributes:
+        tokens: prompt, then output.
+        stop_ids: tokens that end it.
+        table: i32[W] block table; entries past `n_blocks` are the null block.
+        n_computed: positions whose KV is valid in every layer.
+        n_reused: prompt tokens whose KV was at hand when it was first admitted.
+        drafts: proposals for the positions after `tokens`.
+        draft_scores: logprobs of the first of them, when the request wants them told.
+        n_prompt_told: prompt positions whose logprobs were told; the first has none.
+        may_reuse_kv: whether cached blocks may stand for its first tokens; not when every row of
+            the prompt is wanted.
+        has_foreign_kv: whether its KV came with a handoff.
+        cache_salt: KV is shared within it only.
+        block_names: contents of its full blocks, see `prefix_cache`; `n_named` were offered.
+        ngrams: its n-gram index, once lookup has drafted for it.
+        priority: lower is served first; see `waiting_queue` for this, `turn`, its place among its
+            gateway's requests, `arrival`, its place among all, `n_overtaken`, later ones admitted
+            before it, and `is_promoted`.
+        incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
+        submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
+    """
+
+    key: RequestKey
+    sampling: SamplingParams
+    logprobs_k: int
+    hand_over: bool
+    traceparent: str
+    n_prompt: int
+    tokens: list[int]
+    stop_ids: frozenset[int]
+    max_total_tokens: int
+    table: npt.NDArray[np.int32]
+    submitted_at: float
+    penalties: Penalties | None = None
+    steering: Steering | None = None
+    logprobs: LogprobParams = RAW_LOGPROBS
+    priority: int = 0
+    turn: int = 0
+    arrival: Arrival = (0, 0)
+    n_overtaken: int = 0
+    is_promoted: bool = False
+    incoming: Handoff | None = None
+    n_imported_blocks: int = 0
+    phase: Phase = Phase.WAITING
+    admitted_at: float | None = None
+    n_blocks: int = 0
+    n_computed: int = 0
+    n_reused: int = 0
+    drafts: tuple[int, ...] = ()
+    draft_scores: DraftScores = NO_DRAFT_SCORES
+    n_prompt_told: int = 1
+    may_reuse_kv: bool = True
+    has_foreign_kv: bool = False
+    block_names: list[bytes] = field(default_factory=list)
+    n_named: int = 0
+    cache_salt: bytes = b""
+    ngrams: NgramIndex | None = None
+
+    @property
+    def n_output(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def width(self) -> int:
+        """Logprob columns per token: 0 none, 1 sampled only, 1 + k with alternatives."""
+        return 0 if self.logprobs_k < 0 else 1 + self.logprobs_k
+
+    @property
+    def draft_k(self) -> int:
+        """Alternatives per draft to score drafts with; -1: do not score them."""
+        return self.logprobs_k if self.logprobs.draft_logprobs else -1
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the newest token lacks KV, so that drafts can be verified behind it."""
+        n_tokens = len(self.tokens)
+        return self.n_computed == n_tokens - 1 and n_tokens > self.n_prompt
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks it owns, in position order."""
+        return [int(block) for block in self.table[: self.n_blocks]]
+
+    def output_tail(self, count: int) -> tuple[int, ...]:
+        """Return the last `count` tokens of the output, or all of fewer."""
+        return tuple(self.tokens[max(len(self.tokens) - count, self.n_prompt) :])
+
+    def usable_drafts(self) -> tuple[int, ...]:
+        """Return the drafts that could be emitted if all were accepted."""
+        most = self.max_total_tokens - len(self.tokens) - 1
+        return self.drafts if len(self.drafts) <= most else self.drafts[: max(most, 0)]
+
+    def accept(self, tokens: Sequence[int]) -> Accepted:
+        """Append what the step emitted, up to the token that ends the request.
+
+        A stop token wins over the length when both end it at the same token.
+        """
+        finish = Finish.NONE
+        kept = 0
+        for token in tokens:
+            self.tokens.append(token)
+            kept += 1
+            if token in self.stop_ids:
+                finish = Finish.STOP
+            elif len(self.tokens) >= self.max_total_tokens:
+                finish = Finish.LENGTH
+            if finish is not Finish.NONE:
+                break
+        if self.penalties is not None:
+            self.penalties.add(tokens[:kept])
+        return Accepted(kept, finish)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """How many of a step's tokens a request kept, and whether they ended it."""
+
+    n_kept: int
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A request that ended outside a forward pass: aborted or failed."""
+
+    key: RequestKey
+    position: int
+    finish: Finish
+    code: ErrorCode | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What new requests are checked against, and what their state is sized by."""
+
+    vocab_size: int
+    max_model_len: int
+    max_top_k: int
+    table_width: int
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+def new_state(request: EngineRequest, limits: RequestLimits, now: float) -> RequestState:
+    """Return the state of a freshly submitted prompt, or of one that goes on after an output."""
+    state = _state(request, limits, now, request.output_token_ids)
+    if request.output_token_ids:
+        state.n_prompt_told = state.n_prompt
+    return state
+
+
+def imported_state(handoff: Handoff, limits: RequestLimits, now: float) -> RequestState:
+    """Return the state of a handoff: its first token emitted elsewhere, its KV still to import."""
+    source = handoff.state
+    request = EngineRequest(
+        key=RequestKey(source.handle, source.attempt),
+        prompt_token_ids=source.prompt_token_ids,
+        sampling=source.sampling,
+        logprobs_k=source.logprobs_k,
+        traceparent=source.traceparent,
+        logprobs=source.logprobs,
+        priority=source.priority,
+        cache_salt=source.cache_salt,
+    )
+    state = _state(request, limits, now, (*source.output_token_ids, source.first_token))
+    state.incoming = handoff
+    state.drafts = source.drafts
+    state.draft_scores = source.draft_scores
+    state.n_reused = source.n_reused
+    state.has_foreign_kv = True
+    state.n_prompt_told = state.n_prompt
+    return state
+
+
+def _state(
+    request: EngineRequest, limits: RequestLimits, now: float, output: tuple[int, ...]
+) -> RequestState:
+    sampling, prompt = request.sampling, request.prompt_token_ids
+    eos = frozenset[int]() if sampling.ignore_eos else limits.eos_token_ids
+    penalties = Penalties(limits.vocab_size, prompt, output) if sampling.has_penalties else None
+    return RequestState(
+        key=request.key,
+        sampling=sampling,
+        logprobs_k=request.logprobs_k,
+        hand_over=request.hand_over,
+        traceparent=request.traceparent,
+        n_prompt=len(prompt),
+        tokens=[*prompt, *output],
+        stop_ids=eos | frozenset(sampling.stop_token_ids),
+        max_total_tokens=min(len(prompt) + sampling.max_tokens, limits.max_model_len),
+        table=np.full(limits.table_width, NULL_BLOCK, np.int32),
+        submitted_at=now,
+        penalties=penalties,
+        steering=steering_of(sampling),
+        logprobs=request.logprobs,
+        may_reuse_kv=request.logprobs.prompt_k < 0,
+        priority=request.priority,
+        turn=request.turn,
+        cache_salt=request.cache_salt,
+    )

@@ -1,0 +1,319 @@
+"""Who runs in the next step: admission, chunked prefill, preemption.
+
+Owns the queues and the block accounting, as policy without clock, model or tensors. Prompts and
+handoffs wait in one queue (`waiting_queue` owns its order), to which a preempted request returns. A
+request is admitted only when all its known tokens fit, so a prefill never stalls half-way; only
+growth, of what decodes or because K was raised, can run out of blocks, and then the least urgent
+running request is recomputed later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton_worker.engine.kv.pool import NULL_BLOCK, BlockAllocator
+from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.scheduling.prefix_cache import PrefixCache
+from baton_worker.engine.scheduling.requests import Phase, RequestState
+from baton_worker.engine.scheduling.waiting_queue import Line
+from baton_worker.identity import RequestKey, incarnation_of
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Feed this request's next `n_tokens` known tokens."""
+
+    request: RequestState
+    n_tokens: int
+
+
+class PrefixHits(NamedTuple):
+    """Tokens of admitted requests: those looked up in the prefix cache, and those found."""
+
+    queried_tokens: int
+    hit_tokens: int
+
+
+NO_HITS = PrefixHits(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does.
+
+    Attributes:
+        admitted: requests that left the line in this step.
+        imports: requests whose KV comes from a handoff and is not all here; they decode from the
+            step after it is.
+        decode: requests that feed their newest token and drafts.
+        prefill: chunks, at most the token budget together.
+        preempted: requests that lost their blocks.
+        most_tokens: what the step may feed at most, as the plan foresees it (R29).
+        prefix: what the prefix cache gave to the admitted.
+    """
+
+    admitted: tuple[RequestState, ...]
+    imports: tuple[RequestState, ...]
+    decode: tuple[RequestState, ...]
+    prefill: tuple[PrefillChunk, ...]
+    preempted: tuple[RequestState, ...]
+    most_tokens: int
+    prefix: PrefixHits = NO_HITS
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """`prefill_tokens`: prompt tokens per step, all requests together."""
+
+    block_size: int
+    max_running: int
+    max_waiting: int
+    prefill_tokens: int
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> SchedulerLimits:
+        """Return the scheduler's share of an engine's limits."""
+        return cls(
+            block_size=options.block_size,
+            max_running=options.max_running,
+            max_waiting=options.max_waiting,
+            prefill_tokens=options.prefill_tokens,
+        )
+
+
+class Scheduler:
+    """The engine's queues. Every request it holds is in exactly one of waiting, running, held.
+
+    Args:
+        prefix: shares blocks between requests of equal beginnings; None for no sharing.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        allocator: BlockAllocator,
+        prefix: PrefixCache | None = None,
+    ) -> None:
+        self._limits = limits
+        self._allocator = allocator
+        self._prefix = prefix
+        self._waiting = Line[RequestState]()
+        self._running = Line[RequestState]()
+        self._held: dict[RequestKey, RequestState] = {}
+        self._paused: frozenset[int] = frozenset()
+
+    @property
+    def n_running(self) -> int:
+        """Requests that step."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests in line."""
+        return len(self._waiting)
+
+    @property
+    def n_held(self) -> int:
+        """Prefilled requests whose blocks wait for the handoff's acknowledgement."""
+        return len(self._held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more: a slot that is free counts before who waits has got it."""
+        n_held = len(self._waiting) + len(self._running)
+        return n_held >= self._limits.max_running + self._limits.max_waiting
+
+    def requests(self) -> Iterator[RequestState]:
+        """Yield every request held."""
+        yield from self._waiting
+        yield from self._running
+        yield from self._held.values()
+
+    def enqueue(self, request: RequestState) -> None:
+        """Put a new request in line."""
+        self._waiting.join(request, (other for other in self._running if not other.is_decoding))
+
+    def set_paused(self, incarnations: frozenset[int]) -> None:
+        """Hold back the requests of these gateways, in their places and with their blocks."""
+        self._paused = incarnations
+
+    def can_progress(self, n_model_drafts: int) -> bool:
+        """Whether `plan` would yield anything."""
+        return bool(self._stepping()) or self._next_admissible(n_model_drafts) is not None
+
+    def plan(self, n_model_drafts: int) -> StepPlan:
+        """Decide the next step, taking and freeing blocks.
+
+        Args:
+            n_model_drafts: drafts that the MTP layer makes per sequence and step; each but the
+                first writes KV ahead of the tokens known.
+        """
+        self._remember(*self._running)
+        preempted = self._grow(n_model_drafts)
+        admitted = [] if preempted else self._admit(n_model_drafts)
+        decode: list[RequestState] = []
+        prefill: list[RequestState] = []
+        imports: list[RequestState] = []
+        for request in self._stepping():
+            if request.incoming is not None:
+                imports.append(request)
+            else:
+                (decode if request.is_decoding else prefill).append(request)
+        chunks = self._chunks(prefill)
+        return StepPlan(
+            admitted=tuple(admitted),
+            imports=tuple(imports),
+            decode=tuple(decode),
+            prefill=chunks,
+            preempted=tuple(preempted),
+            most_tokens=_most_tokens(decode, chunks),
+            prefix=self._prefix_hits(admitted),
+        )
+
+    def hold(self, request: RequestState) -> None:
+        """Stop stepping a prefilled request, its blocks kept."""
+        self._running.remove(request)
+        self._remember(request)
+        request.phase = Phase.HELD
+        self._held[request.key] = request
+
+    def remove(self, request: RequestState) -> None:
+        """Forget a request and free its blocks."""
+        if request.phase is Phase.WAITING:
+            self._waiting.remove(request)
+        elif request.phase is Phase.RUNNING:
+            self._running.remove(request)
+        else:
+            del self._held[request.key]
+        self._release(request)
+
+    def _grow(self, n_model_drafts: int) -> list[RequestState]:
+        """Give each running request the blocks of its next step, the most urgent first.
+
+        A prompt got its own at admission, and those of the drafting behind it; it is given more
+        when K has been raised since, before its last chunk drafts.
+        """
+        preempted: list[RequestState] = []
+        ahead = max(n_model_drafts - 1, 0)
+        for request in self._stepping():
+            decodes = request.is_decoding
+            fed = request.n_computed + 1 + len(request.drafts) if decodes else len(request.tokens)
+            missing = self._missing(request, fed + ahead)
+            while missing > self._allocator.n_free and request.phase is Phase.RUNNING:
+                preempted.append(self._preempt_least_urgent())
+            if missing and request.phase is Phase.RUNNING:
+                self._extend(request, missing)
+        return preempted
+
+    def _preempt_least_urgent(self) -> RequestState:
+        victim = self._stepping()[-1]
+        self._running.remove(victim)
+        self._release(victim)
+        victim.n_computed = victim.n_imported_blocks = 0
+        if victim.incoming is None:  # else its KV is at hand and is imported once more
+            victim.drafts = ()
+            victim.has_foreign_kv = False
+        victim.phase = Phase.WAITING
+        self._waiting.add(victim)
+        return victim
+
+    def _admit(self, n_model_drafts: int) -> list[RequestState]:
+        admitted: list[RequestState] = []
+        while (request := self._next_admissible(n_model_drafts)) is not None:
+            self._waiting.remove(request)
+            for line in (self._waiting, self._running):
+                line.let_pass(request, self._waits_its_turn)
+            self._reuse(request, self._cached(request))
+            self._extend(request, self._wanted(request, n_model_drafts))
+            request.phase = Phase.RUNNING
+            self._running.add(request)
+            admitted.append(request)
+        return admitted
+
+    def _next_admissible(self, n_model_drafts: int) -> RequestState | None:
+        """Return the first in line if it fits and leaves each running request a block to grow."""
+        if len(self._running) >= self._limits.max_running:
+            return None
+        request = next((r for r in self._waiting if not self._is_paused(r)), None)
+        if request is None:
+            return None
+        cached = self._cached(request)
+        taken = sum(map(self._allocator.is_idle, cached)) - len(cached)
+        spare = self._allocator.n_free - self._wanted(request, n_model_drafts) - taken
+        return request if spare >= len(self._running) else None
+
+    def _stepping(self) -> list[RequestState]:
+        """Return the running requests that are not held back, the most urgent first."""
+        if not self._paused:
+            return list(self._running)
+        return [request for request in self._running if not self._is_paused(request)]
+
+    def _waits_its_turn(self, request: RequestState) -> bool:
+        """Whether others' admission delays it: it waits, or its prompt is not computed yet."""
+        return not self._is_paused(request) and not request.is_decoding
+
+    def _is_paused(self, request: RequestState) -> bool:
+        return bool(self._paused) and incarnation_of(request.key.handle) in self._paused
+
+    def _wanted(self, request: RequestState, n_model_drafts: int) -> int:
+        """Blocks for all known tokens and the drafting behind them."""
+        return self._missing(request, len(request.tokens) + max(n_model_drafts - 1, 0))
+
+    def _chunks(self, requests: list[RequestState]) -> tuple[PrefillChunk, ...]:
+        budget = self._limits.prefill_tokens
+        chunks: list[PrefillChunk] = []
+        for request in requests:
+            n_tokens = min(len(request.tokens) - request.n_computed, budget)
+            if n_tokens <= 0:
+                break
+            chunks.append(PrefillChunk(request, n_tokens))
+            budget -= n_tokens
+        return tuple(chunks)
+
+    def _missing(self, request: RequestState, n_positions: int) -> int:
+        """Blocks that `n_positions` need beyond those owned; positions past the end need none."""
+        n_positions = min(n_positions, request.max_total_tokens)
+        return max(-(-n_positions // self._limits.block_size) - request.n_blocks, 0)
+
+    def _extend(self, request: RequestState, count: int) -> None:
+        blocks = self._allocator.allocate(count)
+        request.table[request.n_blocks : request.n_blocks + count] = blocks
+        request.n_blocks += count
+
+    def _cached(self, request: RequestState) -> list[int]:
+        return self._prefix.match(request) if self._prefix is not None else []
+
+    def _reuse(self, request: RequestState, blocks: list[int]) -> None:
+        """Start a request behind the positions that cached blocks hold."""
+        self._allocator.share(blocks)
+        request.table[: len(blocks)] = blocks
+        request.n_blocks = request.n_named = len(blocks)
+        request.n_computed = len(blocks) * self._limits.block_size
+        if request.admitted_at is None and request.incoming is None:
+            request.n_reused = min(request.n_computed, request.n_prompt)
+
+    def _remember(self, *requests: RequestState) -> None:
+        if self._prefix is not None:
+            for request in requests:
+                self._prefix.remember(request)
+
+    def _prefix_hits(self, admitted: list[RequestState]) -> PrefixHits:
+        if self._prefix is None or not admitted:
+            return NO_HITS
+        asked = [r for r in admitted if r.may_reuse_kv and r.incoming is None]
+        hit_tokens = sum(request.n_computed for request in asked)
+        return PrefixHits(sum(len(request.tokens) for request in asked), hit_tokens)
+
+    def _release(self, request: RequestState) -> None:
+        self._remember(request)
+        self._allocator.free(request.blocks)
+        request.table[:] = NULL_BLOCK
+        request.n_blocks = request.n_named = 0
+
+
+def _most_tokens(decode: list[RequestState], chunks: tuple[PrefillChunk, ...]) -> int:
+    """Each decode row at the longest proposal's length, and the chunks."""
+    per_row = 1 + max((len(request.drafts) for request in decode), default=0)
+    return len(decode) * per_row + sum(chunk.n_tokens for chunk in chunks)

@@ -1,0 +1,101 @@
+"""Which drafts a request gets: from the MTP layer, from prompt lookup, or from both in turn.
+
+Owns the split of K between the two sources. Drafts are proposals only, so nothing here can change
+what is emitted. Knows nothing of acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import baton_ops
+from baton_worker.engine.ngram import NgramIndex
+from baton_worker.engine.options import DraftSources
+from baton_worker.engine.output.outcome import KeptRow
+from baton_worker.engine.scheduling.requests import RequestState
+from baton_worker.engine.step.failures import Failures
+from baton_worker.engine.step.forward import Array, ForwardModel
+from baton_worker.engine.step.mtp import DraftSeeds, Proposal, propose
+from baton_worker.messages import NO_DRAFT_SCORES, DraftScores
+
+
+class Drafter:
+    """Proposes drafts for the sequences that a step leaves running."""
+
+    def __init__(self, model: ForwardModel, sources: DraftSources) -> None:
+        self._model = model
+        self._sources = sources
+
+    def propose(
+        self, output: Array | None, rows: Sequence[KeptRow], n_draft: int, failures: Failures
+    ) -> None:
+        """Set each row's request up with at most `n_draft` drafts.
+
+        Args:
+            output: f32[P, H] of `run_mtp` over the step's tokens; None without an MTP layer.
+            rows: sequences that go on, their tokens kept and `n_computed` advanced.
+            n_draft: K.
+            failures: told of requests whose drafts could not be computed.
+        """
+        if not rows or not n_draft:
+            return
+        n_model = self._sources.model_steps(n_draft)
+        nothing = [((), NO_DRAFT_SCORES)] * len(rows)
+        by_model = self._by_model(output, rows, n_model, failures) if n_model else nothing
+        for row, (drafts, scores) in zip(rows, by_model, strict=True):
+            row.request.drafts = drafts + self._by_lookup(row.request, drafts, n_draft - n_model)
+            row.request.draft_scores = scores
+
+    def _by_model(
+        self, output: Array, rows: Sequence[KeptRow], count: int, failures: Failures
+    ) -> list[tuple[tuple[int, ...], DraftScores]]:
+        k = np.array([row.request.draft_k for row in rows], np.int32)
+        seeds = DraftSeeds(
+            rows=np.array([row.start + row.n_accepted for row in rows]),
+            positions=np.array([row.request.n_computed - 1 for row in rows]),
+            tables=np.array([row.request.table for row in rows]),
+            k=k,
+        )
+        proposal = propose(self._model, output, seeds, count)
+        for row, is_broken in zip(rows, proposal.broken.tolist(), strict=True):
+            if is_broken:
+                failures.add(row.request, "draft logits")
+        drafts = map(tuple, proposal.tokens.tolist())
+        return list(zip(drafts, _scores_by_row(proposal, k), strict=True))
+
+    def _by_lookup(
+        self, request: RequestState, drafts: tuple[int, ...], count: int
+    ) -> tuple[int, ...]:
+        sizes = self._sources.ngram
+        if sizes is None or count <= 0:
+            return ()
+        if request.ngrams is None:
+            request.ngrams = NgramIndex(sizes)
+        return request.ngrams.propose(request.tokens, drafts, count)
+
+
+def _scores_by_row(proposal: Proposal, k: npt.NDArray[np.int32]) -> list[DraftScores]:
+    """Return each sequence's logprobs over all draft positions."""
+    if not proposal.scores:
+        return [NO_DRAFT_SCORES] * len(k)
+    places = baton_ops.offsets(k)
+    found = []
+    for at, top, count in zip(places.row.tolist(), places.topk.tolist(), k.tolist(), strict=False):
+        if count < 0:
+            found.append(NO_DRAFT_SCORES)
+            continue
+        ends = slice(top, top + count)
+        found.append(
+            DraftScores(
+                logprobs=tuple(float(step.logprob[at]) for step in proposal.scores),
+                ranks=tuple(int(step.rank[at]) for step in proposal.scores),
+                topk_tokens=tuple(t for s in proposal.scores for t in s.topk_token[ends].tolist()),
+                topk_logprobs=tuple(
+                    v for s in proposal.scores for v in s.topk_logprob[ends].tolist()
+                ),
+            )
+        )
+    return found

@@ -1,0 +1,69 @@
+"""A step under way: launched, and not yet collected.
+
+Owns where a launched step runs: at once on the caller's thread, or on a thread of its own so that
+the caller builds the step before's output meanwhile (Paddle, and NumPy and baton_ops over large
+arrays, release the GIL while they compute). While a step is in flight nobody but it changes the
+requests that it carries: the end of one of them is noted and takes effect when it has landed. Knows
+no model and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from baton_worker.engine.output.snapshot import NO_SNAPSHOT, StepSnapshot
+from baton_worker.engine.scheduling.scheduler import StepPlan
+from baton_worker.identity import RequestKey
+from baton_worker.messages import HandoffState
+
+Work = Callable[[], StepSnapshot]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """One launched step.
+
+    Attributes:
+        n_draft: K of this step.
+        started: engine clock at the launch, seconds.
+        imports: the handoffs whose import was completed at the launch.
+        refused: those whose KV was found unfit, and why.
+        positions: every request it carries, with the output position it stood at.
+        landed: waits for the forward pass and returns its snapshot; raises what it raised.
+    """
+
+    plan: StepPlan
+    n_draft: int
+    started: float
+    imports: Mapping[RequestKey, HandoffState]
+    refused: Mapping[RequestKey, str]
+    positions: Mapping[RequestKey, int]
+    landed: Work
+
+
+class Runway:
+    """Runs steps one after the other.
+
+    Args:
+        overlap: run them on a thread of their own; it ends with this object.
+    """
+
+    def __init__(self, overlap: bool) -> None:
+        self._executor = ThreadPoolExecutor(1, "engine-step") if overlap else None
+
+    def launch(self, work: Work | None) -> Work:
+        """Start `work` (None: a step without a forward pass) and return how to wait for it."""
+        if work is None:
+            return lambda: NO_SNAPSHOT
+        if self._executor is None:
+            snapshot = work()
+            return lambda: snapshot
+        return self._executor.submit(work).result
+
+
+def positions_of(plan: StepPlan) -> dict[RequestKey, int]:
+    """Return the requests that a launch of `plan` reads or changes, and where each one stands."""
+    carried = (*plan.imports, *plan.decode, *(chunk.request for chunk in plan.prefill))
+    return {request.key: request.n_output for request in carried}

@@ -1,0 +1,138 @@
+"""One forward step: a plan in, emitted tokens with logprobs and new drafts out.
+
+Owns the order inside a step: feed, choose, keep, run MTP, draft. It changes request state only by
+what was fed, emitted and proposed, and returns a snapshot that later steps do not touch, so that
+logprobs and rows may be made of it while the next step runs. Knows neither queues nor records.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.options import DraftSources
+from baton_worker.engine.output.outcome import KeptRow, freeze, verified_drafts
+from baton_worker.engine.output.snapshot import StepSnapshot
+from baton_worker.engine.sampling.logprobs import EmittedTokens
+from baton_worker.engine.sampling.sampler import Chosen, choose
+from baton_worker.engine.sampling.scoring import scoring_of
+from baton_worker.engine.scheduling.batch import Batch, assemble, next_tokens
+from baton_worker.engine.scheduling.scheduler import StepPlan
+from baton_worker.engine.step.drafting import Drafter
+from baton_worker.engine.step.failures import Failures
+from baton_worker.engine.step.forward import Array, ForwardModel
+from baton_worker.engine.step.mtp import run_mtp
+from baton_worker.engine.step.prompt_logprobs import score_prompts
+from baton_worker.records.columns import Finish
+
+
+class Runner:
+    """Executes step plans over one model.
+
+    Args:
+        use_mtp: keep MTP's KV current, also while no drafts are asked for.
+        drafts: where drafts come from; by default all from the MTP layer.
+    """
+
+    def __init__(
+        self, model: ForwardModel, use_mtp: bool, drafts: DraftSources | None = None
+    ) -> None:
+        self._model = model
+        self._drafter = Drafter(model, drafts or DraftSources())
+        self._use_mtp = use_mtp
+
+    def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
+        """Advance every sequence of `plan` and propose `n_draft` drafts for those that go on.
+
+        1. Forward. 2. Choose tokens from the sampled rows' raw logits; set apart what logprobs are
+        taken from; score prompt tokens. 3. Keep them up to a finish. 4. MTP over all fed tokens.
+        5. Drafts. 6. Freeze what was emitted. Sequences whose numbers are not finite go through
+        all that like the others, which they do not touch, and are named in the snapshot.
+        """
+        batch = assemble(plan.decode, plan.prefill)
+        assert len(batch.tokens) <= plan.most_tokens, "the plan's bound holds (R29)"
+        forward_plan = self._model.plan(batch.groups)
+        hidden = self._model.forward(batch.tokens, forward_plan)
+        failures, n_tokens = Failures(), len(batch.tokens)
+        failures.of_rows(batch, self._model.broken_rows(hidden, n_tokens), "hidden states")
+        logits = self._raw_logits(batch, hidden)
+        raw = _read_only(logits[: len(batch.sampled_rows)])
+        scoring = scoring_of(logits, raw, batch.sampled)
+        chosen = choose(raw, batch.sampled)
+        for index in np.flatnonzero(chosen.broken).tolist():
+            failures.add(batch.sampled[index].request, "logits")
+        prompts = score_prompts(self._model, hidden, batch, raw.shape[1], failures)
+        rows = _keep(batch, chosen)
+        following = next_tokens(batch, chosen.token) if self._use_mtp else None
+        _advance(batch, rows)
+        output = None
+        if following is not None:
+            output = run_mtp(self._model, hidden, following, forward_plan)
+            broken = self._model.broken_rows(output, n_tokens)
+            failures.of_rows(batch, broken, "draft layer's hidden states")
+        going_on = [row for row in rows if row.finish is Finish.NONE]
+        self._drafter.propose(output, going_on, n_draft, failures)
+        frozen = tuple(freeze(row) for row in rows)
+        emitted = _emitted(batch, chosen, rows)
+        return StepSnapshot(frozen, emitted, scoring, prompts, failures.reasons)
+
+    def _raw_logits(self, batch: Batch, hidden: Array) -> npt.NDArray[np.float32]:
+        """Return the sampled rows' logits f32[R, V], and padding behind them: the model's memory.
+
+        A view made once: the model's own tensor would have to be taken apart by each op again.
+        """
+        if len(batch.sampled_rows) != len(batch.tokens):
+            hidden = self._model.select_rows(hidden, batch.sampled_rows)
+        return np.asarray(np.from_dlpack(self._model.logits(hidden)), np.float32)
+
+
+def _read_only(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a view for sampling: a write would change the logprobs, so it raises."""
+    raw = logits.view()
+    raw.flags.writeable = False
+    return raw
+
+
+def _keep(batch: Batch, chosen: Chosen) -> tuple[KeptRow, ...]:
+    """Append each sequence's tokens to its request and return what it kept."""
+    rows = []
+    n_accepted = chosen.n_accepted.tolist()
+    for sequence, accepted, tokens in zip(
+        batch.sampled, n_accepted, chosen.token.tolist(), strict=True
+    ):
+        request = sequence.request
+        position = request.n_output
+        told = verified_drafts(request, sequence.drafts) if sequence.verified else None
+        kept = request.accept(tokens[: accepted + 1])
+        rows.append(
+            KeptRow(
+                request=request,
+                start=sequence.start,
+                position=position,
+                n_tokens=kept.n_kept,
+                finish=kept.finish,
+                n_proposed=len(sequence.drafts),
+                n_accepted=accepted,
+                verified=sequence.verified,
+                verified_drafts=told,
+            )
+        )
+    return tuple(rows)
+
+
+def _emitted(batch: Batch, chosen: Chosen, rows: tuple[KeptRow, ...]) -> EmittedTokens:
+    return EmittedTokens(
+        token=chosen.token,
+        n_kept=[row.n_tokens for row in rows],
+        first_row=batch.first_rows,
+        logprobs_k=[row.request.logprobs_k for row in rows],
+    )
+
+
+def _advance(batch: Batch, rows: tuple[KeptRow, ...]) -> None:
+    """Move `n_computed` behind what now has valid KV; verified drafts are used up."""
+    for chunk in batch.chunks:
+        chunk.request.n_computed += chunk.n_tokens
+    for row in rows[: batch.n_decode]:
+        row.request.n_computed += row.n_accepted + 1
+        row.request.drafts = ()

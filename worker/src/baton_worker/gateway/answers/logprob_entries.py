@@ -1,0 +1,152 @@
+"""Logprobs in OpenAI's two shapes: chat's entries and completions' parallel lists.
+
+Pure. Owns that a delta has exactly one entry per token and that JSON never sees NaN or an infinity.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from baton_worker.gateway.output.sequence import Delta, DraftScore
+from baton_worker.gateway.text.vocabulary import Vocabulary
+
+FLOOR = -9999.0
+"""What OpenAI shows for a token that is all but impossible (float32's lowest, or -inf)."""
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One alternative at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One output token; `top_logprobs` are the k most likely, whether or not it is among them."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """`choices[].logprobs` of the chat endpoint."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """`choices[].logprobs` of the completion endpoint: four lists of one item per token.
+
+    Null stands for an echoed prompt's first token alone, which nothing precedes (`choice_parts`).
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class ChatDraftLogprobs(msgspec.Struct, frozen=True):
+    """`choices[].draft_logprobs` of the chat endpoint: null where there is none for a token."""
+
+    content: list[TokenLogprob | None]
+
+
+class CompletionDraftLogprobs(msgspec.Struct, frozen=True):
+    """`choices[].draft_logprobs` of the completion endpoint: an item per token, some null."""
+
+    tokens: list[str | None]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+def chat_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> ChatDraftLogprobs:
+    """Return what the draft model said of each of a delta's tokens."""
+    return ChatDraftLogprobs([draft and _chat_entry(draft, vocabulary) for draft in delta.drafts])
+
+
+def completion_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> CompletionDraftLogprobs:
+    """Return what the draft model said of each of a delta's tokens, as parallel lists."""
+    name = vocabulary.names.__getitem__
+    entries = [draft and _chat_entry(draft, vocabulary) for draft in delta.drafts]
+    return CompletionDraftLogprobs(
+        [entry.token if entry else None for entry in entries],
+        [entry.logprob if entry else None for entry in entries],
+        [
+            draft
+            and {name(draft.token_id): finite([draft.logprob])[0]}
+            | first_wins(list(map(name, draft.topk_tokens)), finite(draft.topk_logprobs))
+            for draft in delta.drafts
+        ],
+    )
+
+
+def _chat_entry(draft: DraftScore, vocabulary: Vocabulary) -> TokenLogprob:
+    name, data = vocabulary.names.__getitem__, vocabulary.byte_lists.__getitem__
+    top = map(
+        TopLogprob,
+        map(name, draft.topk_tokens),
+        finite(draft.topk_logprobs),
+        map(data, draft.topk_tokens),
+    )
+    token = draft.token_id
+    return TokenLogprob(name(token), finite([draft.logprob])[0], data(token), list(top))
+
+
+def chat_logprobs(delta: Delta, vocabulary: Vocabulary, k: int) -> ChatLogprobs:
+    """Return a delta's entries, each with its `k` alternatives."""
+    name, data = vocabulary.names.__getitem__, vocabulary.byte_lists.__getitem__
+    ids = delta.topk_tokens
+    top = list(map(TopLogprob, map(name, ids), finite(delta.topk_logprobs), map(data, ids)))
+    tokens, logprobs = delta.token_ids, finite(delta.logprobs)
+    return ChatLogprobs(
+        [
+            TokenLogprob(name(token), logprob, data(token), top[i * k : (i + 1) * k])
+            for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True))
+        ]
+    )
+
+
+def completion_logprobs(
+    delta: Delta, vocabulary: Vocabulary, k: int, n_before: int = 0
+) -> CompletionLogprobs:
+    """Return a delta's lists; the dictionaries hold the `k` alternatives and the token itself.
+
+    `n_before`: characters that the answer has before its output.
+    """
+    name = vocabulary.names.__getitem__
+    names, logprobs = list(map(name, delta.token_ids)), finite(delta.logprobs)
+    top_names, top_logprobs = list(map(name, delta.topk_tokens)), finite(delta.topk_logprobs)
+    top: list[dict[str, float] | None] = []
+    for i, (token, logprob) in enumerate(zip(names, logprobs, strict=True)):
+        part = slice(i * k, (i + 1) * k)
+        alternatives = dict(zip(top_names[part], top_logprobs[part], strict=True))
+        if len(alternatives) < k:  # two tokens of one text: the more likely one counts
+            alternatives = first_wins(top_names[part], top_logprobs[part])
+        alternatives.setdefault(token, logprob)
+        top.append(alternatives)
+    offsets = delta.text_offsets
+    if n_before:
+        offsets = [n_before + offset for offset in offsets]
+    return CompletionLogprobs(names, list(logprobs), top, offsets)
+
+
+def first_wins(names: list[str], logprobs: list[float]) -> dict[str, float]:
+    """Return logprobs by name; of two tokens of one text the first, more likely one counts."""
+    alternatives: dict[str, float] = {}
+    for name, logprob in zip(names, logprobs, strict=True):
+        alternatives.setdefault(name, logprob)
+    return alternatives
+
+
+def finite(logprobs: list[float]) -> list[float]:
+    """Return `logprobs` with FLOOR for what JSON or a reader could not digest (NaN included)."""
+    if not logprobs or (min(logprobs) > FLOOR and math.isfinite(sum(logprobs))):
+        return logprobs
+    return [value if FLOOR < value < 1.0 else FLOOR for value in logprobs]

@@ -1,0 +1,118 @@
+"""A prompt in the answer: its logprobs in vLLM's shape, and its text and logprobs for `echo`.
+
+Pure. Has one entry per prompt token that is told; who joins them puts a null before, for the first
+token, because nothing comes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from baton_worker.gateway.answers.json_pieces import JsonText
+from baton_worker.gateway.answers.logprob_entries import finite, first_wins
+from baton_worker.gateway.output.slices import SLICE_ENTRIES
+from baton_worker.gateway.text.detokenise import Detokeniser
+from baton_worker.gateway.text.vocabulary import Vocabulary
+from baton_worker.records.scored import ScoredRow
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One candidate at a prompt position."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""`choices[].prompt_logprobs`: candidates by token id, per prompt token; the first is null."""
+
+
+class EchoedLogprobs(NamedTuple):
+    """Two of the four lists of completions' logprobs, for prompt tokens."""
+
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptText:
+    """What a prompt's tokens add to the text, found once and a slice at a time.
+
+    Attributes:
+        text: as far as it is found; special tokens add nothing to it, as in the output.
+        offsets: the characters before each token, as far as they are found.
+        json: the text, encoded.
+    """
+
+    __slots__ = ("_detokeniser", "_n_characters", "_prompt", "json", "offsets", "text")
+
+    def __init__(self, prompt: Sequence[int], vocabulary: Vocabulary) -> None:
+        self._prompt = prompt
+        self._detokeniser = Detokeniser(vocabulary.text_bytes)
+        self._n_characters = 0
+        self.text = ""
+        self.offsets: list[int] = []
+        self.json = JsonText()
+
+    def find(self) -> Iterator[int]:
+        """Find the rest; yields after each slice how many tokens it had."""
+        for start in range(len(self.offsets), len(self._prompt), SLICE_ENTRIES):
+            tokens = self._prompt[start : start + SLICE_ENTRIES]
+            pieces = []
+            for token in tokens:
+                self.offsets.append(self._n_characters)
+                pieces.append(self._detokeniser.feed((token,)))
+                self._n_characters += len(pieces[-1])
+            if len(self.offsets) == len(self._prompt):
+                pieces.append(self._detokeniser.flush())
+            self.json.add("".join(pieces))
+            self.text += "".join(pieces)
+            yield len(tokens)
+
+
+class _Entry(NamedTuple):
+    """One prompt token, and its alternatives, the likeliest first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+def prompt_logprobs(told: Sequence[ScoredRow], k: int, vocabulary: Vocabulary) -> PromptLogprobs:
+    """Return the entries of these prompt tokens: the token itself, and the `k` likeliest."""
+    names = vocabulary.names
+    found: PromptLogprobs = []
+    for entry in _entries(told, k):
+        candidates = {
+            str(entry.token): PromptLogprob(entry.logprob, entry.rank, names[entry.token])
+        }
+        for place, (token, logprob) in enumerate(entry.top, 1):
+            candidates.setdefault(str(token), PromptLogprob(logprob, place, names[token]))
+        found.append(candidates)
+    return found
+
+
+def echoed_logprobs(told: Sequence[ScoredRow], k: int, vocabulary: Vocabulary) -> EchoedLogprobs:
+    """Return what completions' logprobs tell of these prompt tokens, besides name and offset."""
+    names = vocabulary.names
+    found = EchoedLogprobs([], [])
+    for entry in _entries(told, k):
+        found.token_logprobs.append(entry.logprob)
+        top = first_wins([names[token] for token, _ in entry.top], [v for _, v in entry.top])
+        top.setdefault(names[entry.token], entry.logprob)
+        found.top_logprobs.append(top)
+    return found
+
+
+def _entries(told: Sequence[ScoredRow], k: int) -> Iterator[_Entry]:
+    for row in told:
+        wide = row.width - 1
+        values, top_values = finite(row.logprobs), finite(row.topk_logprobs)
+        for i, token in enumerate(row.tokens):
+            part = slice(i * wide, i * wide + k)
+            top = list(zip(row.topk_tokens[part], top_values[part], strict=True))
+            yield _Entry(token, values[i], row.ranks[i], top)

@@ -1,0 +1,330 @@
+"""From a request body to a `GenerationRequest`: the whole judgement before a worker is touched.
+
+Joins schema, validation, tokenizer and the workers' limits. Knows nothing of HTTP beyond the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from baton_worker.gateway.errors import ApiError, bad_request
+from baton_worker.gateway.intake.body import (
+    MAX_PROMPTS,
+    TokenIds,
+    TokenLists,
+    read_object,
+    too_many_tokens,
+)
+from baton_worker.gateway.intake.logit_bias import bad_word_tokens
+from baton_worker.gateway.intake.schema import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    Prompt,
+    TokenizeBody,
+    convert,
+)
+from baton_worker.gateway.intake.unsupported import refuse_unsupported
+from baton_worker.gateway.intake.validate import bind, chat_options, check_ids, completion_options
+from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.text.chat_template import ChatTemplateError
+from baton_worker.gateway.text.tokenizer import GatewayTokenizer
+
+_ROLES = ("system", "developer", "user", "assistant")
+_SEED_BITS = 63
+_OFF_LOOP_BYTES = 16_384
+"""Longer texts are tokenised in a thread: 16 Ki take a few ms."""
+_OFF_LOOP_BAD_WORDS_BYTES = 4096
+"""Of all of them: each is tokenised twice, alone."""
+_BYTES_OF_A_CHARACTER = 4
+_OFF_LOOP_MESSAGES = 256
+_OFF_LOOP_TEXTS = 256
+_CHECKED_IDS = 4096
+"""Token ids that are looked at between two turns of the event loop."""
+_LONG_TEXTS_AT_ONCE = 2
+"""A text of megabytes takes hundreds of them while it is tokenised."""
+_UNKNOWN_CONTEXT_TOKENS = 1 << 17
+"""The bound of what is tokenised and back while no worker says what a context is."""
+
+
+class Intake:
+    """Judges bodies for one served model."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: GatewayTokenizer,
+        worker_limits: Callable[[], Limits],
+        max_top_k: int,
+    ) -> None:
+        """`worker_limits` may raise ApiError 503; `max_top_k` is the configured bound."""
+        self._model = model
+        self._tokenizer = tokenizer
+        self._worker_limits = worker_limits
+        self._max_top_k = max_top_k
+        self._long_texts = asyncio.Semaphore(_LONG_TEXTS_AT_ONCE)
+
+    async def generation(self, endpoint: Endpoint, raw: bytes) -> GenerationRequest:
+        """Return the validated request.
+
+        Raises:
+            ApiError: 400 naming the field, 404 for another model, 503 when no pair is usable.
+        """
+        value = await read_object(raw, self._most_tokens())
+        refuse_unsupported(endpoint, value)
+        seed = secrets.randbits(_SEED_BITS)
+        if endpoint is Endpoint.CHAT:
+            chat = convert(value, ChatBody)
+            self.check_model(chat.model)
+            options, limits = chat_options(chat, seed), self._limits()
+            text = await self._rendered(
+                chat.messages, chat.add_generation_prompt, chat.chat_template_kwargs
+            )
+            self._check_length("messages", text, limits.context_tokens)
+            prompts: Sequence[Sequence[int]] = await self.encode([text], add_special_tokens=False)
+        else:
+            given = value.get("prompt")
+            if isinstance(given, TokenLists | TokenIds):
+                value["prompt"] = []
+            completion = convert(value, CompletionBody)
+            self.check_model(completion.model)
+            options, limits = completion_options(completion, seed), self._limits()
+            if isinstance(given, TokenLists):
+                prompts = given
+            elif isinstance(given, TokenIds) and given:
+                prompts = [given]
+            else:
+                prompts = await self._completion_prompts(completion, limits)
+        name = "messages" if endpoint is Endpoint.CHAT else "prompt"
+        prompts = await _checked(name, prompts, limits.vocab_size)
+        return bind(options, prompts, limits, await self._bad_word_tokens(options.bad_words))
+
+    def check_model(self, model: str | None) -> None:
+        """Accept the served model's name, or none.
+
+        Raises:
+            ApiError: 404.
+        """
+        if model is not None and model != self._model:
+            message = f"the model {model!r} does not exist: this gateway serves {self._model!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt text of a conversation.
+
+        Raises:
+            ApiError: 400: no chat template, a message it cannot take.
+        """
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise bad_request("messages", f"the model {self._model!r} has no chat template")
+        turns = [_turn(i, message) for i, message in enumerate(messages)]
+        try:
+            return template.render(
+                turns,
+                add_generation_prompt=add_generation_prompt is not False,
+                variables=variables,
+            )
+        except ChatTemplateError as error:
+            raise bad_request("messages", f"messages: {error}") from error
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return each text's token ids, off the event loop when there is much to do.
+
+        Raises:
+            ApiError: 400 for text that is not Unicode.
+        """
+
+        def work(encode: Callable[..., list[int]]) -> list[list[int]]:
+            return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        try:
+            if _bytes_at_most(texts) > _OFF_LOOP_BYTES or len(texts) > _OFF_LOOP_TEXTS:
+                async with self._long_texts:
+                    return await asyncio.to_thread(work, self._tokenizer.encode_long)
+            return work(self._tokenizer.encode)
+        except UnicodeEncodeError as error:
+            raise bad_request(None, f"the text is not valid Unicode: {error.reason}") from error
+
+    async def tokenize(self, raw: bytes) -> list[int]:
+        """Return the token ids of a tokenize request.
+
+        Raises:
+            ApiError: 400, 404.
+        """
+        body = convert(await read_object(raw, self._most_tokens()), TokenizeBody)
+        self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            text, special = await self._rendered(body.messages, body.add_generation_prompt), False
+        else:
+            text, special = body.prompt or "", True
+        if body.add_special_tokens is not None:
+            special = body.add_special_tokens
+        name = "prompt" if body.messages is None else "messages"
+        self._check_length(name, text, self._most_tokens())
+        return (await self.encode([text], add_special_tokens=special))[0]
+
+    async def detokenize(self, raw: bytes) -> str:
+        """Return the text of a detokenize request, special tokens written out.
+
+        Raises:
+            ApiError: 400, 404.
+        """
+        most = self._most_tokens()
+        value = await read_object(raw, most)
+        given = value.get("tokens")
+        if isinstance(given, TokenIds):
+            value["tokens"] = []
+        body = convert(value, DetokenizeBody)
+        self.check_model(body.model)
+        tokens = given if isinstance(given, TokenIds) else body.tokens
+        if len(tokens) > most:
+            raise too_many_tokens("tokens", most)
+        await _check_slices("tokens", tokens, self._tokenizer.vocabulary.size)
+        return await asyncio.to_thread(self._tokenizer.decode, tokens)
+
+    def _most_tokens(self) -> int:
+        """Return the longest context, as far as it is known."""
+        try:
+            return self._worker_limits().context_tokens
+        except ApiError:
+            return _UNKNOWN_CONTEXT_TOKENS
+
+    def _limits(self) -> Limits:
+        limits = self._worker_limits()
+        return replace(limits, max_top_k=min(limits.max_top_k, self._max_top_k))
+
+    async def _bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Tokenise the words, off the event loop when there is much to do."""
+
+        def work(encode: Callable[..., list[int]]) -> tuple[tuple[int, ...], ...]:
+            return bad_word_tokens(words, lambda text: encode(text, add_special_tokens=False))
+
+        try:
+            if _bytes_at_most(words) > _OFF_LOOP_BAD_WORDS_BYTES:
+                return await asyncio.to_thread(work, self._tokenizer.encode_long)
+            return work(self._tokenizer.encode)
+        except UnicodeEncodeError as error:
+            raise bad_request(
+                "bad_words", f"bad_words is not valid Unicode: {error.reason}"
+            ) from error
+
+    async def _rendered(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return `render`'s text, made off the event loop when there is much to do."""
+        if len(messages) > _OFF_LOOP_MESSAGES:
+            return await asyncio.to_thread(self.render, messages, add_generation_prompt, variables)
+        return self.render(messages, add_generation_prompt, variables)
+
+    def _check_length(self, name: str, text: str, context_tokens: int) -> None:
+        """Refuse a text that cannot fit even if every token were the longest one, before it costs
+        time and memory: a token costs a hundred times its bytes while it is being found.
+        """
+        most = context_tokens * self._tokenizer.vocabulary.longest
+        if len(text) > most:
+            raise bad_request(
+                name,
+                f"{name}: the prompt has {len(text)} characters, and no {context_tokens}"
+                f" tokens, the whole context, hold more than {most}",
+                "context_length_exceeded",
+            )
+
+    async def _completion_prompts(
+        self, body: CompletionBody, limits: Limits
+    ) -> Sequence[Sequence[int]]:
+        texts, ids = _split_prompt(body.prompt)
+        if ids:
+            return ids
+        for text in texts:
+            self._check_length("prompt", text, limits.context_tokens)
+        return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _turn(i: int, message: ChatMessage) -> dict[str, Any]:
+    if message.role not in _ROLES:
+        raise bad_request(
+            f"messages[{i}].role", f"messages[{i}].role is {message.role!r}: not one of {_ROLES}"
+        )
+    turn: dict[str, Any] = {"role": message.role, "content": _content(i, message)}
+    if message.name is not None:
+        turn["name"] = message.name
+    return turn
+
+
+def _content(i: int, message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    if message.content is None:
+        raise bad_request(f"messages[{i}].content", f"messages[{i}].content is missing")
+    for j, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            field = f"messages[{i}].content[{j}]"
+            raise bad_request(field, f"{field}: only parts of type text are supported")
+    return "\n".join(part.text or "" for part in message.content)
+
+
+def _bytes_at_most(texts: Sequence[str]) -> int:
+    """Return what texts take to tokenise, which goes by bytes, without encoding them first."""
+    return sum(len(text) * (1 if text.isascii() else _BYTES_OF_A_CHARACTER) for text in texts)
+
+
+async def _checked(
+    name: str, prompts: Sequence[Sequence[int]], vocab_size: int
+) -> list[tuple[int, ...]]:
+    """Return prompts whose ids are in the vocabulary, with turns of the event loop between.
+
+    Raises:
+        ApiError: 400: an empty one, an id outside.
+    """
+    found, n_ids = [], 0
+    for prompt in prompts:
+        check_ids(name, prompt[:1], vocab_size)
+        await _check_slices(name, prompt, vocab_size)
+        found.append(tuple(prompt))
+        n_ids += len(prompt)
+        if n_ids > _CHECKED_IDS:
+            n_ids = 0
+            await asyncio.sleep(0)
+    return found
+
+
+async def _check_slices(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary, with turns of the event loop between."""
+    for start in range(0, len(ids), _CHECKED_IDS):
+        if start:
+            await asyncio.sleep(0)
+        check_ids(name, ids[start : start + _CHECKED_IDS], vocab_size)
+
+
+def _split_prompt(prompt: Prompt) -> tuple[list[str], list[list[int]]]:
+    """Return the prompt as texts, or as lists of token ids; the other is empty."""
+    if isinstance(prompt, str):
+        return [prompt], []
+    kinds = set(map(type, prompt))
+    if kinds != {int} and len(prompt) > MAX_PROMPTS:
+        raise bad_request("prompt", f"prompt has more than {MAX_PROMPTS} prompts")
+    if kinds == {str}:
+        return [str(text) for text in prompt], []
+    if kinds == {int}:
+        return [], [[token for token in prompt if isinstance(token, int)]]
+    if kinds == {list}:
+        return [], [ids for ids in prompt if isinstance(ids, list)]
+    raise bad_request(
+        "prompt", "prompt must be a string, a list of strings, of token ids or of lists of ids"
+    )

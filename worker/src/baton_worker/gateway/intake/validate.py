@@ -1,0 +1,303 @@
+"""Ranges and relations of request fields: from a typed body to a `GenerationRequest`.
+
+Owns every numeric limit of the API. Pure: the tokenizer, the clock and the workers stay outside;
+what the workers can take comes in as `Limits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
+from baton_worker.gateway.intake.logprob_params import has_echo, logprob_params, prompt_logprobs_k
+from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, GenerationBody
+from baton_worker.gateway.request import SEED_MASK, Endpoint, GenerationRequest, Limits, salt_digest
+from baton_worker.sampling import (
+    MAX_INT32,
+    MAX_PRIORITY,
+    SAMPLING_BOUNDS,
+    LogprobParams,
+    SamplingParams,
+)
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_SALT_CHARACTERS = 1024
+MAX_PROMPT_LOGPROBS = 1 << 22
+"""Of all choices: some 64 bytes of JSON each, and a few bytes ask for as many as there are."""
+COMPLETION_DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything about a request that can be judged without tokenizer and workers.
+
+    `max_tokens` None means as many as the context leaves room for. `bad_words` are still text.
+    """
+
+    endpoint: Endpoint
+    n: int
+    sampling: SamplingParams
+    max_tokens: int | None
+    max_tokens_field: str
+    logprobs_k: int
+    logprobs_field: str
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    step_details: bool
+    bad_words: tuple[str, ...]
+    logprobs: LogprobParams
+    prompt_logprobs_k: int
+    echo: bool
+    priority: int
+    cache_salt: bytes
+
+
+def chat_options(body: ChatBody, random_seed: int) -> Options:
+    """Judge a chat request. `random_seed` is used when the client gave none.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    if not body.messages:
+        raise bad_request("messages", "messages must not be empty")
+    k = -1
+    if body.logprobs:
+        k = _integer("top_logprobs", body.top_logprobs, 0, 0)
+    elif body.top_logprobs:
+        raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+    if body.max_completion_tokens is not None:
+        field, max_tokens = "max_completion_tokens", body.max_completion_tokens
+    else:
+        field, max_tokens = "max_tokens", body.max_tokens  # type: ignore[assignment]
+    return _options(Endpoint.CHAT, body, random_seed, (field, max_tokens), ("top_logprobs", k))
+
+
+def completion_options(body: CompletionBody, random_seed: int) -> Options:
+    """Judge a completion request; see `chat_options`."""
+    k = -1 if body.logprobs is None else _integer("logprobs", body.logprobs, 0, 0)
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        max_tokens = COMPLETION_DEFAULT_MAX_TOKENS
+    return _options(
+        Endpoint.COMPLETION, body, random_seed, ("max_tokens", max_tokens), ("logprobs", k)
+    )
+
+
+def bind(
+    options: Options,
+    prompts: Sequence[tuple[int, ...]],
+    limits: Limits,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> GenerationRequest:
+    """Join judged options, checked prompts (`check_ids`) and tokenised bad words, within what the
+    workers can take.
+
+    Raises:
+        ApiError: 400 naming the field: too long a prompt, too many output tokens, too large a k, a
+            token id outside the vocabulary, more logprobs of prompts in all than an
+            answer may have.
+    """
+    name = "messages" if options.endpoint is Endpoint.CHAT else "prompt"
+    if options.logprobs_k > limits.max_top_k:
+        raise bad_request(
+            options.logprobs_field,
+            f"{options.logprobs_field} is {options.logprobs_k}: the most is {limits.max_top_k}",
+        )
+    if options.prompt_logprobs_k > limits.max_top_k:
+        raise bad_request(
+            "prompt_logprobs",
+            f"prompt_logprobs is {options.prompt_logprobs_k}: the most is {limits.max_top_k}",
+        )
+    check_ids("stop_token_ids", options.sampling.stop_token_ids, limits.vocab_size, minimum=0)
+    biased = tuple(token for token, _ in options.sampling.logit_bias)
+    check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
+    max_tokens = _output_tokens(options, max(map(len, prompts)), name, limits.context_tokens)
+    if options.sampling.min_tokens > max_tokens:
+        least = options.sampling.min_tokens
+        raise bad_request(
+            "min_tokens", f"min_tokens is {least}, more than the {max_tokens} output tokens"
+        )
+    request = GenerationRequest(
+        endpoint=options.endpoint,
+        prompts=tuple(prompts),
+        n=options.n,
+        sampling=msgspec.structs.replace(
+            options.sampling, max_tokens=max(max_tokens, 1), bad_words=bad_words
+        ),
+        scores_only=max_tokens == 0,
+        logprobs_k=options.logprobs_k,
+        logprobs=options.logprobs,
+        prompt_logprobs_k=options.prompt_logprobs_k,
+        echo=options.echo,
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+        stops=options.stops,
+        stream=options.stream,
+        include_usage=options.include_usage,
+        return_token_ids=options.return_token_ids,
+        step_details=options.step_details,
+    )
+    _check_prompt_logprobs(request)
+    return request
+
+
+def _check_prompt_logprobs(request: GenerationRequest) -> None:
+    """Refuse an answer whose every part is within bounds, and the whole beyond all memory."""
+    n = request.n_prompt_logprobs
+    if n > MAX_PROMPT_LOGPROBS:
+        told = "prompt_logprobs" if request.prompt_logprobs_k >= 0 else "logprobs"
+        raise bad_request(
+            "n" if request.n > 1 else told,
+            f"{request.n_choices} choices would have {n} logprobs of prompt tokens and their"
+            f" alternatives together: the most is {MAX_PROMPT_LOGPROBS}",
+        )
+
+
+def _options(
+    endpoint: Endpoint,
+    body: GenerationBody,
+    random_seed: int,
+    max_tokens: tuple[str, int | None],
+    logprobs: tuple[str, int],
+) -> Options:
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options", "stream_options needs stream to be true")
+    _check_max_tokens(*max_tokens, has_echo(body) or prompt_logprobs_k(body) >= 0)
+    return Options(
+        endpoint=endpoint,
+        n=_integer("n", body.n, 1, 1, MAX_N),
+        sampling=_sampling(body, random_seed),
+        max_tokens=max_tokens[1],
+        max_tokens_field=max_tokens[0],
+        logprobs_k=logprobs[1],
+        logprobs_field=logprobs[0],
+        stops=_stops(body.stop),
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+        step_details=bool(body.include_step_details),
+        bad_words=check_bad_words(body.bad_words),
+        logprobs=logprob_params(body, logprobs[1]),
+        prompt_logprobs_k=prompt_logprobs_k(body),
+        echo=has_echo(body),
+        priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
+        cache_salt=_salt(body.cache_salt),
+    )
+
+
+def _salt(cache_salt: str | None) -> bytes:
+    if cache_salt == "":
+        raise bad_request("cache_salt", "cache_salt is empty: leave it out, or name one")
+    if cache_salt is not None and len(cache_salt) > MAX_SALT_CHARACTERS:
+        message = f"cache_salt has {len(cache_salt)} characters: the most is {MAX_SALT_CHARACTERS}"
+        raise bad_request("cache_salt", message)
+    return salt_digest(cache_salt)
+
+
+def _check_max_tokens(name: str, value: int | None, tells_prompt: bool) -> None:
+    """Refuse a number of output tokens that is none; 0 is one where the prompt is asked about."""
+    least = 0 if tells_prompt else 1
+    if value is not None and value < least:
+        hint = "" if tells_prompt else "; with echo or prompt_logprobs 0 scores the prompt alone"
+        raise bad_request(name, f"{name} is {value}: the least is {least}{hint}")
+
+
+def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
+    stop_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
+    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+        raise bad_request("stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS} stop_token_ids")
+    return SamplingParams(
+        temperature=_number("temperature", body.temperature, 1.0),
+        top_p=_number("top_p", body.top_p, 1.0),
+        top_k=max(0, _integer("top_k", body.top_k, 0, -1)),
+        seed=_seed(body.seed, random_seed),
+        presence_penalty=_number("presence_penalty", body.presence_penalty, 0.0),
+        frequency_penalty=_number("frequency_penalty", body.frequency_penalty, 0.0),
+        repetition_penalty=_number("repetition_penalty", body.repetition_penalty, 1.0),
+        min_tokens=_integer("min_tokens", body.min_tokens, 0, 0),
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=stop_ids,
+        min_p=_number("min_p", body.min_p, 0.0),
+        logit_bias=logit_bias(body.logit_bias),
+    )
+
+
+def _seed(seed: int | None, random_seed: int) -> int:
+    """Any signed or unsigned 64-bit number is a seed; a negative one keeps its bit pattern."""
+    if seed is None:
+        return random_seed
+    if not -(1 << 63) <= seed <= SEED_MASK:
+        raise bad_request("seed", f"seed is {seed}: it must fit in 64 bits")
+    return seed & SEED_MASK
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop or ()))
+    if len(stops) > MAX_STOP_STRINGS:
+        raise bad_request("stop", f"{len(stops)} stop strings: the most is {MAX_STOP_STRINGS}")
+    for text in stops:
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            raise bad_request(
+                "stop", f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, not {len(text)}"
+            )
+    return stops
+
+
+def _integer(name: str, value: int | None, default: int, low: int, high: int = MAX_INT32) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise bad_request(name, f"{name} is {value}: it must be {low} to {high}")
+    return value
+
+
+def _number(name: str, value: float | None, default: float) -> float:
+    if value is None:
+        return default
+    bounds = SAMPLING_BOUNDS[name]
+    if not bounds.hold(value):
+        raise bad_request(name, f"{name} is {value}: it must be {bounds}")
+    return float(value)
+
+
+def check_ids(name: str, ids: Sequence[int], vocab_size: int, minimum: int = 1) -> None:
+    """Refuse ids outside the vocabulary, and fewer than `minimum`.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    if len(ids) < minimum:
+        raise bad_request(name, f"{name} has no tokens")
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise bad_request(name, f"{name}: token id {wrong} is not in 0..{vocab_size - 1}")
+
+
+def _output_tokens(options: Options, prompt_tokens: int, name: str, context_tokens: int) -> int:
+    room = context_tokens - prompt_tokens
+    if room < 1:
+        raise bad_request(
+            name,
+            f"the prompt has {prompt_tokens} tokens and the context is {context_tokens}: no token"
+            " could be generated",
+            "context_length_exceeded",
+        )
+    if options.max_tokens is None:
+        return room
+    if options.max_tokens > room:
+        raise bad_request(
+            options.max_tokens_field,
+            f"{prompt_tokens} prompt tokens and {options.max_tokens} output tokens are more than"
+            f" the context of {context_tokens}",
+            "context_length_exceeded",
+        )
+    return options.max_tokens

@@ -1,0 +1,217 @@
+"""The gateway without its sockets: every part joined to a link, and the loop's housekeeping.
+
+Owns the crossing from the link's thread to the event loop (one wake-up per batch) and the measuring
+of how far the loop lags behind. Knows nothing of processes and signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from baton_worker.compatibility import chat_template_hash, tokenizer_hash
+from baton_worker.config import ProcessConfig
+from baton_worker.gateway.intake.intake import Intake
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.output.merge import MAX_GAP_SECONDS
+from baton_worker.gateway.server.api_key import read_api_keys
+from baton_worker.gateway.server.health import HealthParts, build_health_app
+from baton_worker.gateway.server.http import HttpParts, build_app
+from baton_worker.gateway.serving.apply import Applier
+from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
+from baton_worker.gateway.serving.live_requests import LiveRequests
+from baton_worker.gateway.serving.pairing import Pairing
+from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.text.tokenizer import GatewayTokenizer
+from baton_worker.http_edge.gate import Gate
+from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.identity import GatewayIdentity
+from baton_worker.link.api import GatewayLink, GatewayLinkEvent
+from baton_worker.metrics import MetricFactory
+from baton_worker.supervision import begin, going_on
+from baton_worker.tracing.build import build_tracing
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.1
+_STOOD_STILL_SECONDS = 1.0
+
+
+class GatewayService:
+    """A gateway on a link.
+
+    Attributes:
+        app: the ASGI application.
+        health_app: that of `gateway.health`'s port.
+        gates: the bounds of both listeners.
+        requests: what is alive.
+        dispatcher: starts and cancels requests.
+        faults: what breaks on the loop.
+        broken: set when that cannot be lived with: end the process.
+    """
+
+    def __init__(
+        self,
+        config: ProcessConfig,
+        link: GatewayLink,
+        tokenizer: GatewayTokenizer,
+        identity: GatewayIdentity,
+        factory: MetricFactory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Join the parts; `identity` is the one the link announces.
+
+        Raises:
+            ConfigError: the API key file cannot be used.
+        """
+        self._link = link
+        self._clock = clock
+        self._worst_lag_seconds = 0.0
+        self._judges_from = -math.inf
+        self._idle = asyncio.Event()
+        self.broken = asyncio.Event()
+        self._ticker: asyncio.Task[None] | None = None
+        self._settle_seconds = config.gateway.settle_seconds
+        self._drain_seconds = config.gateway.drain_seconds
+        self._metrics = GatewayMetrics(factory)
+        workers = self._workers = WorkerTable(
+            config.served_name,
+            tokenizer_hash(config),
+            Pairing(across_revisions=config.gateway.pair_across_revisions),
+            clock,
+            chat_template_hash=chat_template_hash(config),
+        )
+        self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
+        self.requests = LiveRequests(link, workers, self._metrics, self._tracing)
+        self.dispatcher = Dispatcher(
+            link,
+            workers,
+            self.requests,
+            tokenizer.vocabulary,
+            self._metrics,
+            _limits(config),
+            identity,
+            clock,
+        )
+        self._applier = Applier(
+            link, workers, self.requests, self._metrics, self.dispatcher.retrier, clock
+        )
+        http, inner = HttpMetrics(factory), config.gateway.health or config.gateway.http
+        self.faults = http.faults
+        self.gates = (
+            Gate("api", config.gateway.http.limits, http),
+            Gate("health", inner.limits, http),
+        )
+        health = HealthParts(self.dispatcher, workers, factory.registry, self.faults)
+        self.health_app = build_health_app(health)
+        self.app = build_app(self._http_parts(config, tokenizer, workers, health))
+
+    def start(self) -> None:
+        """Start the link; called on the running event loop, once."""
+        loop = asyncio.get_running_loop()
+
+        def on_events(events: Sequence[GatewayLinkEvent]) -> None:
+            loop.call_soon_threadsafe(self._apply, events, self._clock())
+
+        self.faults.watch(self._on_fatal)
+        self._link.start(on_events)
+        self._ticker = begin("housekeeping", self._tick(), is_essential=True)
+
+    async def drain(self) -> None:
+        """Serve on until no balancer sends clients here and no request is live, or time is up."""
+        self.dispatcher.is_leaving = True
+        log.info("draining", extra={"requests": len(self.requests)})
+        await asyncio.sleep(self._settle_seconds)
+        self._idle.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_seconds):
+                await self._idle.wait()
+
+    def refuse_and_end(self) -> None:
+        """Refuse new requests; end the live ones with an explicit error."""
+        self.dispatcher.close()
+
+    async def close(self) -> None:
+        """Stop housekeeping and close the link."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.wait([self._ticker])
+        await asyncio.to_thread(self._link.close)
+        await asyncio.to_thread(self._tracing.close)
+
+    def _on_fatal(self) -> None:
+        self.broken.set()
+        self._idle.set()  # nobody may look after it any more
+
+    def _apply(self, events: Sequence[GatewayLinkEvent], received: float) -> None:
+        lag = self._clock() - received
+        self._metrics.lag.observe(lag)
+        self._worst_lag_seconds = max(self._worst_lag_seconds, lag)
+        self._applier.apply(events)
+
+    async def _tick(self) -> None:
+        """Report the worst lag of each interval, this timer's own included; close old gaps; end
+        retries that waited in vain; notice workers that are due to be tried, and when no request is
+        live.
+        """
+        while True:
+            asleep = self._clock()
+            await asyncio.sleep(_TICK_SECONDS)
+            own_lag = self._clock() - asleep - _TICK_SECONDS
+            lag = max(own_lag, self._worst_lag_seconds, 0.0)
+            self._worst_lag_seconds = 0.0
+            with going_on("report_lag"):
+                self._link.set_lag(lag)
+            if lag >= _STOOD_STILL_SECONDS:
+                log.warning("the event loop stood still", extra={"seconds": lag})
+                self._judges_from = self._clock() + MAX_GAP_SECONDS
+            # What came while this process did not listen may close a gap, or be room.
+            if self._clock() >= self._judges_from:
+                with going_on("expire_gaps"):
+                    self._applier.expire_gaps()
+                with going_on("expire_retries"):
+                    self.dispatcher.retrier.expire()
+            with going_on("look_at_workers"):
+                self._workers.look()
+            if not (len(self.requests) or self.dispatcher.n_waiting):
+                self._idle.set()
+
+    def _http_parts(
+        self,
+        config: ProcessConfig,
+        tokenizer: GatewayTokenizer,
+        workers: WorkerTable,
+        health: HealthParts,
+    ) -> HttpParts:
+        model, dispatcher = config.served_name, self.dispatcher
+        top_k = config.logprobs.max_top_k
+        return HttpParts(
+            model=model,
+            started_unix_seconds=int(time.time()),
+            tokenizer=tokenizer,
+            intake=Intake(model, tokenizer, dispatcher.worker_limits, top_k),
+            dispatcher=dispatcher,
+            workers=workers,
+            metrics=self._metrics,
+            api_keys=read_api_keys(config.gateway.api_keys_file),
+            has_playground=config.gateway.playground,
+            sse_comment_seconds=config.gateway.sse_comment_seconds,
+            health=None if config.gateway.health else health,
+        )
+
+
+def _limits(config: ProcessConfig) -> DispatchLimits:
+    gateway = config.gateway
+    return DispatchLimits(
+        gateway.max_outstanding_requests,
+        gateway.request_timeout_seconds,
+        gateway.client_queue_tokens,
+        gateway.max_retries,
+        gateway.max_choices,
+        gateway.max_waiting_requests,
+        gateway.max_wait_seconds,
+    )

@@ -1,0 +1,376 @@
+"""Starts requests: admission in fair order, and the choice of workers that are put to work.
+
+Runs on the event loop. Who waits for room, and for how long, is the matter of `waiting_queue` and
+`slots`; what the workers answer is `apply`'s; how requests end is `live_requests`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from baton_worker.gateway.errors import (
+    WORKER_LOST,
+    ApiError,
+    bad_request,
+    internal,
+    suspect_again,
+    unavailable,
+)
+from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.output.client_queue import ClientQueue
+from baton_worker.gateway.output.merge import RowMerge
+from baton_worker.gateway.output.sequence import PromptAlone, SequenceOutput
+from baton_worker.gateway.output.slices import SLICE_ENTRIES
+from baton_worker.gateway.output.step_details import StepsOf
+from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.serving.balance import Needs, Pair
+from baton_worker.gateway.serving.commands import commands_of, send_all
+from baton_worker.gateway.serving.failures import MAX_HARMS, Loss
+from baton_worker.gateway.serving.live_requests import Generation, LiveRequest, LiveRequests
+from baton_worker.gateway.serving.pairing import weights_of
+from baton_worker.gateway.serving.retry import Retrier
+from baton_worker.gateway.serving.slots import Slots
+from baton_worker.gateway.serving.waiting_queue import Lack, Line
+from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.text.vocabulary import Vocabulary
+from baton_worker.identity import GatewayIdentity, RequestKey
+from baton_worker.link.api import GatewayLink
+from baton_worker.supervision import going_on
+
+log = logging.getLogger(__name__)
+
+_ENTRIES_PER_COMMAND = 16
+_TOKENS_PER_ENTRY = 16
+"""What it costs to send a request, in the entries of `slices`."""
+
+
+class DispatchLimits(NamedTuple):
+    """Bounds from the gateway's configuration."""
+
+    max_outstanding_requests: int
+    request_timeout_seconds: float
+    client_queue_tokens: int
+    max_retries: int
+    max_choices: int
+    max_waiting_requests: int
+    max_wait_seconds: float
+
+
+class _Plan(NamedTuple):
+    live: LiveRequest
+    pair: Pair
+
+
+class _Begun(NamedTuple):
+    """A request that is accounted to workers, which have not been told yet."""
+
+    generation: Generation
+    plans: list[_Plan]
+
+
+class Dispatcher:
+    """Takes validated requests to workers.
+
+    Attributes:
+        retrier: moves requests of lost workers to others.
+        is_leaving: the gateway is told to stop: it still serves, and no longer says it is ready.
+    """
+
+    def __init__(
+        self,
+        link: GatewayLink,
+        workers: WorkerTable,
+        requests: LiveRequests,
+        vocabulary: Vocabulary,
+        metrics: GatewayMetrics,
+        limits: DispatchLimits,
+        identity: GatewayIdentity,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._workers = workers
+        self._requests = requests
+        self._vocabulary = vocabulary
+        self._metrics = metrics
+        self._limits = limits
+        self._identity = identity
+        self._clock = clock
+        self._closing = False
+        self._turns = itertools.count(1)
+        self.retrier = Retrier(
+            link,
+            workers,
+            requests,
+            metrics,
+            max_retries=limits.max_retries,
+            max_wait_seconds=limits.max_wait_seconds,
+            reserve_seconds=limits.request_timeout_seconds,
+        )
+        self.is_leaving = False
+        self._slots = Slots[Any](limits.max_outstanding_requests, limits.max_waiting_requests)
+        self._line = Line[_Begun](
+            self._slots, metrics, limits.max_wait_seconds, clock, self.retrier
+        )
+        workers.on_room = self._line.room
+        requests.on_end = self._freed
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait in line for room."""
+        return len(self._line)
+
+    def worker_limits(self) -> Limits:
+        """Return what the workers that are up can take.
+
+        Raises:
+            ApiError: 503 when no pair is usable, or the gateway is shutting down.
+        """
+        limits = self._workers.limits
+        if self._closing:
+            raise unavailable("the gateway is shutting down", "shutting_down")
+        if limits is None:
+            reasons = "; ".join(self._workers.unusable_reasons())
+            raise unavailable(f"no usable workers: {reasons}", "no_usable_pair")
+        return limits
+
+    def now(self) -> float:
+        """Return seconds of the steady clock that requests are timed by."""
+        return self._clock()
+
+    async def start(
+        self,
+        request: GenerationRequest,
+        arrived: float,
+        traceparent: str = "",
+        request_id: str = "",
+        client: str = "",
+    ) -> Generation:
+        """Send a request to workers; its deltas come through the generation's queue.
+
+        Args:
+            request: validated.
+            arrived: when its body began to be read, by `now`.
+            traceparent: the client's trace context, or "".
+            request_id: what the client will know it by.
+            client: with whom it shares its part of the slots.
+
+        Raises:
+            ApiError: 400 for more choices than the gateway or its workers have room for, and for
+                what workers failed under before, 429 when there was no room for too long, or the
+                line is full, 503 when no pair is usable.
+        """
+        self.worker_limits()
+        bound = min(self._limits.max_choices, self._slots.most)
+        if request.n_choices > bound:
+            raise _too_many(request, bound)
+        generation = Generation(
+            request,
+            ClientQueue(self._limits.client_queue_tokens),
+            arrived,
+            request_id=request_id,
+            client=client,
+        )
+        self._note_verdicts(generation)
+        begin = partial(self._begin, generation, traceparent)
+        begun = await self._line.begin(client, request.n_choices, begin, self._undo)
+        try:
+            await self._send_all(begun)
+        except asyncio.CancelledError:
+            self._undo(begun)
+            raise
+        except Exception:
+            error = internal("the gateway failed to send the request")
+            self._requests.fail(generation, error, discard=True)
+            raise
+        return generation
+
+    def _note_verdicts(self, generation: Generation) -> None:
+        """Note how often such a request was found suspect; refuse it when that was too often."""
+        suspects = self.retrier.suspects
+        generation.verdicts = suspects.verdicts(generation.request, self._clock())
+        generation.judged_at = suspects.n_condemned
+        if generation.verdicts >= MAX_HARMS:
+            log.warning("a suspect request is refused", extra={"request": generation.request_id})
+            raise suspect_again()
+
+    def _begin(
+        self, generation: Generation, traceparent: str, kept: frozenset[str]
+    ) -> _Begun | Lack:
+        """Take slots and account every choice to workers, or say why it cannot be now."""
+        self.worker_limits()
+        if generation.judged_at != self.retrier.suspects.n_condemned:  # while it was in line
+            self._note_verdicts(generation)
+        plans = self._plan(generation, kept)
+        if isinstance(plans, Lack):
+            return plans
+        self._slots.take(generation.client, generation.request.n_choices)
+        with going_on("tracing"):
+            self._requests.trace(generation, traceparent)
+        for plan in plans:
+            self._requests.add(plan.live)
+        generation.deadline = asyncio.get_running_loop().call_later(
+            self._limits.request_timeout_seconds, self._expire, generation
+        )
+        return _Begun(generation, plans)
+
+    async def _send_all(self, begun: _Begun) -> None:
+        """Tell the workers; the event loop has its turn between large commands."""
+        generation, entries = begun.generation, 0
+        for plan in begun.plans:
+            if entries >= SLICE_ENTRIES:
+                entries = 0
+                await asyncio.sleep(0)
+            if not generation.live:  # an earlier choice could not be sent, or the client left
+                return
+            # A worker that went meanwhile has had the choice sent elsewhere, or ended.
+            if plan.live.key.handle in generation.live and not plan.live.key.attempt:
+                self._send(plan)
+            entries += _ENTRIES_PER_COMMAND + len(plan.live.choice.prompt) // _TOKENS_PER_ENTRY
+        if generation.live:
+            self._metrics.prompt_tokens.inc(generation.request.prompt_tokens)
+
+    def _undo(self, begun: _Begun) -> None:
+        self.cancel(begun.generation, "client_gone")
+
+    def _freed(self, generation: Generation) -> None:
+        self._slots.release(generation.client)
+        self._line.room()
+
+    def cancel(self, generation: Generation, reason: str) -> None:
+        """End a generation because of its client; nothing happens if it has ended."""
+        if generation.live:
+            self._metrics.client_aborted(reason)
+            error = ApiError(499, "the client closed the connection", code=reason)
+            self._requests.fail(generation, error, outcome=reason, discard=True)
+
+    def close(self) -> None:
+        """Refuse new requests and end the live ones with an explicit error."""
+        self._closing = True
+        self._line.close(unavailable("the gateway is shutting down", "shutting_down"))
+        for generation in self._requests.generations():
+            self._requests.fail(
+                generation,
+                unavailable("the gateway is shutting down", "shutting_down"),
+                outcome="shutting_down",
+            )
+
+    def _plan(self, generation: Generation, kept: frozenset[str]) -> list[_Plan] | Lack:
+        """Account every choice to workers before any of them is told; those that are `kept` have
+        room for others alone.
+        """
+        request = generation.request
+        choices = list(request.choices())
+        needs = [
+            Needs(len(c.prompt), c.sampling.max_tokens, request.logprobs_k, request.features)
+            for c in choices
+        ]
+        pairs = self._workers.assign_all(needs, kept=kept)
+        if pairs is None:
+            return self._lack(request, needs, kept)
+        with contextlib.ExitStack() as undo:  # a defect must not keep what was accounted
+            undo.callback(self._unassign, pairs, needs)
+            plans = [
+                _Plan(self._live(generation, *planned), planned[-1])
+                for planned in zip(choices, needs, pairs, strict=True)
+            ]
+            undo.pop_all()
+        return plans
+
+    def _unassign(self, pairs: Sequence[Pair], needs: Sequence[Needs]) -> None:
+        for pair, its_needs in zip(pairs, needs, strict=True):
+            self._workers.unassign(pair, its_needs)
+
+    def _lack(
+        self, request: GenerationRequest, needs: Sequence[Needs], kept: frozenset[str]
+    ) -> Lack:
+        """Say what would make room, or refuse what nothing would.
+
+        Raises:
+            ApiError: 503 for what no workers can do that are there now, 400 for more choices than
+                all could ever have.
+        """
+        least, most = min(needs), max(needs)  # of one request: they differ in their prompts alone
+        missing = self._workers.missing_features(most)
+        if missing:
+            names = ", ".join(missing)
+            raise unavailable(f"no linked worker can do {names}", "no_feature")
+        if not self._workers.most_choices(most):
+            raise unavailable("no linked workers can take this request", "no_usable_pair")
+        too_many = self._workers.too_many(needs)
+        if too_many is not None:
+            raise _too_many(request, too_many[1], too_many[0].tokens if least != most else 0)
+        if not self._workers.are_usable(needs):
+            return Lack()
+        kept |= self._workers.to_keep(needs)
+        return Lack(kept, is_for_all=not self._workers.has_room(kept))
+
+    def _live(
+        self, generation: Generation, choice: Choice, needs: Needs, pair: Pair
+    ) -> LiveRequest:
+        request = generation.request
+        kind = PromptAlone if request.scores_only else SequenceOutput
+        output = kind(
+            choice.choice_index,
+            self._vocabulary,
+            stops=request.stops,
+            min_tokens=choice.sampling.min_tokens,
+            logprobs_k=request.logprobs_k,
+            want_offsets=request.logprobs_k >= 0 and request.endpoint is Endpoint.COMPLETION,
+            want_drafts=request.logprobs.draft_logprobs,
+            steps_of=self._steps_of(request, pair),
+        )
+        return LiveRequest(
+            key=RequestKey(self._identity.new_handle(), 0),
+            generation=generation,
+            choice=choice,
+            needs=needs,
+            merge=RowMerge(
+                prompt_tokens=len(choice.prompt) if request.logprobs.prompt_k >= 0 else 0
+            ),
+            output=output,
+            holders=pair.worker_ids,
+            sources=pair.worker_ids,
+            weights=weights_of(pair.prefill.info),
+            begun=self._workers.now(),
+            turn=next(self._turns),
+        )
+
+    def _steps_of(self, request: GenerationRequest, pair: Pair) -> StepsOf | None:
+        if not request.step_details:
+            return None
+        return StepsOf(self._vocabulary, is_pair=pair.decode is not None)
+
+    def _send(self, plan: _Plan) -> None:
+        live = plan.live
+        commands = commands_of(live, plan.pair, self._limits.request_timeout_seconds)
+        unsent = send_all(self._link, commands)
+        if unsent is None:
+            return
+        worker_id, error = unsent
+        ended: ApiError | None = error
+        if error.code == WORKER_LOST:
+            ended = self.retrier.recover(live, Loss.NOT_SENT, worker_id, error)
+        if ended is not None:
+            log.warning("a request could not be sent", extra={"detail": ended.message})
+            self._requests.fail(live.generation, ended, outcome=ended.code or "error")
+
+    def _expire(self, generation: Generation) -> None:
+        seconds = self._limits.request_timeout_seconds
+        error = ApiError(504, f"the request took longer than {seconds:g} s", code="timeout")
+        self._requests.fail(generation, error, outcome="timeout")
+
+
+def _too_many(request: GenerationRequest, most: int, tokens: int = 0) -> ApiError:
+    """Return the answer to a request that no waiting would make room for; `tokens`: how long the
+    choices are that there are too many of, where they differ.
+    """
+    field = "n" if len(request.prompts) == 1 else "prompt"
+    which = f": of those of {tokens} tokens or more" if tokens else ":"
+    return bad_request(field, f"{request.n_choices} choices at once{which} the most is {most}")

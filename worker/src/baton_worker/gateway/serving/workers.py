@@ -1,0 +1,310 @@
+"""The workers that are linked, and what each has been given: the mutable side of `balance`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from baton_worker.gateway.request import Limits
+from baton_worker.gateway.serving.balance import (
+    WITHIN_REVISIONS,
+    Needs,
+    Pair,
+    WorkerLoad,
+    choose,
+    has_room,
+    has_usable_pair,
+    limits,
+    most_choices,
+    tiers,
+    to_keep,
+    unusable_reasons,
+    usable_choices,
+)
+from baton_worker.gateway.serving.pairing import Pairing
+from baton_worker.identity import Role
+from baton_worker.messages import WorkerInfo
+
+
+class WorkerTable:
+    """Linked workers by id, for one model; `on_room` is told when they may have more room."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer_hash: str = "",
+        pairing: Pairing = WITHIN_REVISIONS,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        chat_template_hash: str = "",
+    ) -> None:
+        """Keep out workers of another model or tokenizer.
+
+        Args:
+            model: the served name.
+            tokenizer_hash: of the tokenizer that turns this gateway's tokens into text.
+            pairing: which of them may be a pair.
+            clock: seconds; ejected workers are tried again by it.
+            chat_template_hash: of the template that turns chats into this gateway's prompts.
+        """
+        self.on_room: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._model = model
+        self._tokenizer_hash = tokenizer_hash
+        self._pairing = pairing
+        self._turned_away: dict[str, tuple[int, str]] = {}
+        self._loads: dict[str, WorkerLoad] = {}
+        self._in_use: tuple[WorkerLoad, ...] = ()
+        self._limits: Limits | None = None
+        self._chat_template_hash = chat_template_hash
+        self._doubted: set[str] = set()
+
+    @property
+    def limits(self) -> Limits | None:
+        """What at least one usable pair can take, or None when there is no usable pair."""
+        return self._limits
+
+    def loads(self) -> tuple[WorkerLoad, ...]:
+        """Return the linked workers that serve this model."""
+        return tuple(self._loads.values())
+
+    def unusable_reasons(self) -> list[str]:
+        """Return why there is no usable pair, in words; empty when there is one."""
+        return unusable_reasons(self.loads(), self._pairing)
+
+    def epoch(self, worker_id: str) -> int | None:
+        """Return the epoch of a linked worker, or None."""
+        load = self._loads.get(worker_id)
+        return load.epoch if load else None
+
+    def role(self, worker_id: str) -> Role | None:
+        """Return the role of a linked worker, or None."""
+        load = self._loads.get(worker_id)
+        return Role(load.info.role) if load else None
+
+    def count(self, role: Role) -> int:
+        """Return how many workers of a role are linked."""
+        return sum(load.info.role == role for load in self._loads.values())
+
+    def turned_away(self) -> list[str]:
+        """Return why linked workers are not used, in words for `/readyz`."""
+        away = [f"{worker_id} {why}" for worker_id, (_, why) in self._turned_away.items()]
+        used = {load.info.worker_id for load in self._in_use}
+        return away + [
+            f"{worker_id} has another chat template than this gateway, and is spared while a pair "
+            "has its own"
+            for worker_id in self._loads
+            if worker_id not in used
+        ]
+
+    def up(self, worker_id: str, epoch: int, info: WorkerInfo) -> bool:
+        """Enter a worker, or its changed facts. False if it is turned away."""
+        reason = self._misfit(info)
+        if reason:
+            self._turned_away[worker_id] = (epoch, reason)
+            return False
+        self._turned_away.pop(worker_id, None)
+        known = self._loads.get(worker_id)
+        if known is not None and known.epoch == epoch:
+            known.info = info
+        else:
+            self._loads[worker_id] = WorkerLoad(info, epoch)
+            self._doubted.discard(worker_id)
+        self._count()
+        return True
+
+    def down(self, worker_id: str) -> None:
+        """Remove a worker; its requests must have been released before."""
+        self._loads.pop(worker_id, None)
+        self._doubted.discard(worker_id)
+        self._count()
+
+    def _count(self) -> None:
+        """Take note of who is there: workers with another chat template are made for other prompts
+        than this gateway's, and are the second choice.
+        """
+        fitting = tuple(load for load in self._loads.values() if self._is_prompted_by(load.info))
+        self._in_use = fitting if has_usable_pair(fitting, self._pairing) else self.loads()
+        self._limits = limits(self._in_use, self._pairing)
+        self.on_room()
+
+    def _is_prompted_by(self, info: WorkerInfo) -> bool:
+        hashes = {info.chat_template_hash, self._chat_template_hash} - {""}
+        return len(hashes) < 2
+
+    def _misfit(self, info: WorkerInfo) -> str:
+        if info.model != self._model:
+            return f"serves model {info.model!r}, not {self._model!r}"
+        if info.tokenizer_hash and info.tokenizer_hash != self._tokenizer_hash:
+            return "has another tokenizer than this gateway"
+        return ""
+
+    def forget(self, worker_id: str, epoch: int) -> None:
+        """Forget a process that was turned away, now that it is gone."""
+        if self._turned_away.get(worker_id, (None, ""))[0] == epoch:
+            del self._turned_away[worker_id]
+
+    def now(self) -> float:
+        """Return the time by which attempts and failures are told apart."""
+        return self._clock()
+
+    def ejected(self) -> list[str]:
+        """Return which workers are ejected and why, in words for `/readyz`."""
+        return [
+            f"{worker_id} is ejected: {load.circuit.failures} failures in a row, the last:"
+            f" {load.circuit.reason}"
+            for worker_id, load in self._loads.items()
+            if load.circuit.is_ejected
+        ]
+
+    def failed(
+        self, worker_id: str, begun: float, reason: str, *, is_full: bool, n_rows: int = 0
+    ) -> bool:
+        """Note an attempt that a worker failed; True if it is ejected by that."""
+        load = self._loads.get(worker_id)
+        if load is None:
+            return False
+        self._doubted.add(worker_id)
+        now = self._clock()
+        return load.circuit.failed(begun, now, reason, is_full=is_full, n_rows=n_rows)
+
+    def is_doubted(self, worker_id: str) -> bool:
+        """Whether what it does well matters: it has failed, and nothing has gone well since."""
+        return worker_id in self._doubted
+
+    def worked(self, worker_id: str, begun: float, n_rows: float = math.inf) -> bool:
+        """Note an attempt that goes well, as `Circuit.worked`; True if the worker is restored."""
+        load = self._loads.get(worker_id)
+        if load is None:
+            return False
+        is_restored = load.circuit.worked(begun, n_rows)
+        if not (load.circuit.failures or load.circuit.excused):
+            self._doubted.discard(worker_id)
+        if is_restored:
+            self.on_room()
+        return is_restored
+
+    def excuse(self, worker_id: str) -> bool:
+        """Take back a failure that was the request's, as `Circuit.excuse`; True if that restores
+        the worker.
+        """
+        load = self._loads.get(worker_id)
+        is_restored = load is not None and load.circuit.excuse()
+        if is_restored:
+            self.on_room()
+        return is_restored
+
+    def look(self) -> None:
+        """Notice ejected workers whose trial has become due: that is room, and no event tells it.
+
+        Call it now and then.
+        """
+        now = self._clock()
+        due = [
+            load for load in self._loads.values() if load.is_ejected and load.circuit.admits(now)
+        ]
+        for load in due:
+            load.is_ejected = False
+        if due:
+            self.on_room()
+
+    def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
+        """Choose a pair and account the choice to it; None when no pair can take it."""
+        pairs = self.assign_all([needs], avoided)
+        return pairs[0] if pairs else None
+
+    def assign_all(
+        self,
+        needs: Sequence[Needs],
+        avoided: frozenset[str] = frozenset(),
+        kept: frozenset[str] = frozenset(),
+    ) -> list[Pair] | None:
+        """Choose a pair for each choice of one request, which tries an ejected worker that is due
+        as a whole; None when not all of them can be taken. `kept`: workers whose room is kept for
+        others, as `to_keep` says.
+        """
+        loads, now = self._usable(avoided), self._clock()
+        pairs: dict[int, Pair] = {}
+        # The longest first: fewest workers can take it.
+        for i in sorted(range(len(needs)), key=lambda i: -needs[i].tokens):
+            pair = choose(loads, needs[i], self._pairing, kept)
+            if pair is None:
+                for given, of_choice in pairs.items():
+                    self.unassign(of_choice, needs[given])
+                return None
+            pairs[i] = pair
+            for load in filter(None, pair):
+                load.circuit.given(now)
+                load.outstanding_tokens += self.cost(load.info, needs[i])
+                load.outstanding_requests += 1
+                load.dispatched += 1
+        return [pairs[i] for i in range(len(needs))]
+
+    def _usable(self, avoided: frozenset[str] = frozenset()) -> list[WorkerLoad]:
+        """Return the workers in use, knowing of each whether it is ejected now."""
+        loads = [load for load in self._in_use if load.info.worker_id not in avoided]
+        now = self._clock()
+        for load in loads:
+            load.is_ejected = not load.circuit.admits(now)
+        return loads
+
+    def unassign(self, pair: Pair, needs: Needs) -> None:
+        """Undo `assign` for a choice that is not sent: who waits for room has no more of it."""
+        for load in filter(None, pair):
+            load.circuit.not_given()
+            load.dispatched -= 1
+            self._take_off(load, needs)
+
+    def most_choices(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> int:
+        """Return how many such choices the workers could have at once if they had nothing else."""
+        loads = [load for load in self._in_use if load.info.worker_id not in avoided]
+        return most_choices(loads, needs, self._pairing)
+
+    def too_many(self, needs: Sequence[Needs]) -> tuple[Needs, int] | None:
+        """Return what of a request there could never be room for at once: one of the choices of
+        which there are too many, and how many of these there could be; None when all could.
+        """
+        for one, n_choices in tiers(self._in_use, needs):
+            most = self.most_choices(one)
+            if most < n_choices:
+                return one, most
+        return None
+
+    def are_usable(self, needs: Sequence[Needs]) -> bool:
+        """Whether workers could have all choices of a request without those ejected now."""
+        loads = self._usable()
+        return all(
+            usable_choices(loads, one, self._pairing) >= n_choices
+            for one, n_choices in tiers(loads, needs)
+        )
+
+    def to_keep(self, needs: Sequence[Needs]) -> frozenset[str]:
+        """Return the workers whose room is to be kept for a request that waits for it."""
+        return to_keep(self._usable(), needs, self._pairing)
+
+    def has_room(self, kept: frozenset[str]) -> bool:
+        """Whether any request may have room at workers that are not in `kept`."""
+        return has_room(self._usable(), kept, self._pairing)
+
+    def missing_features(self, needs: Needs) -> list[str]:
+        """Return which of the needed features no linked worker has."""
+        known = {feature for load in self._loads.values() for feature in load.info.features}
+        return [feature for feature in needs.features if feature not in known]
+
+    def release(self, worker_id: str, needs: Needs) -> None:
+        """Take a request off a worker's account."""
+        load = self._loads.get(worker_id)
+        if load is not None:
+            self._take_off(load, needs)
+            self.on_room()
+
+    def _take_off(self, load: WorkerLoad, needs: Needs) -> None:
+        load.outstanding_tokens -= self.cost(load.info, needs)
+        load.outstanding_requests -= 1
+
+    @staticmethod
+    def cost(info: WorkerInfo, needs: Needs) -> int:
+        """Return the tokens a worker has to handle at most: a prefill worker only the prompt."""
+        output = 0 if info.role == Role.PREFILL else needs.max_tokens
+        return needs.prompt_tokens + output

@@ -1,0 +1,90 @@
+"""The model's tokenizer: text to ids, ids to text, and the vocabulary behind both.
+
+Reads a Hugging Face folder (`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`).
+Knows nothing of requests; the chat template is rendered by `chat_template`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from baton_worker.compatibility import chat_source
+from baton_worker.config import ConfigError
+from baton_worker.gateway.text.chat_template import ChatTemplate
+from baton_worker.gateway.text.vocabulary import (
+    UnsupportedTokenizerError,
+    Vocabulary,
+    read_vocabulary,
+)
+
+
+class GatewayTokenizer:
+    """A loaded tokenizer. `chat_template` is None for a model that has none."""
+
+    __slots__ = ("_tokenizer", "chat_template", "vocabulary")
+
+    def __init__(
+        self, tokenizer: Any, vocabulary: Vocabulary, chat_template: ChatTemplate | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.chat_template = chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a short text; other threads stand still meanwhile."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_long(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the same ids; other threads run on, since of the library's calls only those that
+        take many texts release the GIL. Costs more for a short text, and half for a long one.
+        """
+        found = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found[0].ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a whole sequence, special tokens written out; other threads run on."""
+        texts: list[str] = self._tokenizer.decode_batch(
+            [list(token_ids)], skip_special_tokens=False
+        )
+        return texts[0]
+
+
+def load_tokenizer(folder: Path) -> GatewayTokenizer:
+    """Load the tokenizer of the model in `folder`.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or the tokenizer is of an unsupported kind.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        text = path.read_text()
+        document = json.loads(text)
+        tokenizer = Tokenizer.from_str(text)
+    except OSError as error:
+        raise ConfigError(f"model.path: {path}: {error.strerror}") from error
+    except Exception as error:  # the library raises bare Exception for every malformed file
+        raise ConfigError(f"model.path: {path}: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    try:
+        vocabulary = _vocabulary(tokenizer, document)
+    except UnsupportedTokenizerError as error:
+        raise ConfigError(f"model.path: {path}: {error}") from error
+    source = chat_source(folder)
+    return GatewayTokenizer(tokenizer, vocabulary, ChatTemplate(*source) if source else None)
+
+
+def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:
+    added = {
+        i: (token.content, bool(token.special))
+        for i, token in tokenizer.get_added_tokens_decoder().items()
+    }
+    tokens = tokenizer.get_vocab(with_added_tokens=False)
+    return read_vocabulary(document.get("decoder"), tokens, added)
