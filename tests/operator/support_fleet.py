@@ -1,7 +1,8 @@
 """A cluster's pods as a planner sees them: workloads that follow their desired counts.
 
 Enforces what the workload controllers do: pods are created unready, removed unready first; a broken
-revision's pods never become ready. Gateways of one revision stay until those of the next are ready.
+revision's pods never become ready. Gateways of one revision stay until those of the next are ready,
+and may then take their time to leave.
 `TimedFleet` adds the time that pods take, the room that nodes have, and an operator that may be
 away or have a clock that jumps.
 """
@@ -44,6 +45,7 @@ class Fleet:
         self.gateways: Gateways | None = None
         self.answering = ""
         self.broken_gateways: set[str] = set()
+        self.old_gateways_until = 0.0
         self.asked: dict[Role, int] = {}
         self.plan = None
 
@@ -58,7 +60,13 @@ class Fleet:
 
     def facts(self):
         revisions = tuple(self.revision(name) for name in sorted(self.pods))
-        return Facts(revisions, self.asked, gateways=self.gateways)
+        left = self.old_gateways_until - self._clock()
+        leave_by = self.now + left if left > 0 else 0.0
+        gateways = self.gateways and self.gateways._replace(others_leave_by=leave_by)
+        return Facts(revisions, self.asked, gateways=gateways)
+
+    def _clock(self):
+        return self.now
 
     def ready(self):
         return Counts(*(sum(sum(p[r]) for p in self.pods.values()) for r in (0, 1)))
@@ -169,6 +177,7 @@ class TimedFleet(Fleet):
 
     START = 100.0
     DRAIN = 150.0
+    GATEWAY_DRAIN = 700.0
 
     def __init__(self, spec, update="a"):
         super().__init__(spec, update)
@@ -198,8 +207,16 @@ class TimedFleet(Fleet):
         }
         return facts._replace(awaiting_room=frozenset(homeless))
 
+    def _clock(self):
+        return self.time
+
     def _gateways_begin(self):
         self.gateways_ready_at = self.time + self.START
+
+    def gateways_roll(self):
+        if self.gateways and not self.gateways.is_rolled and self.answering:
+            self.old_gateways_until = self.time + self.GATEWAY_DRAIN
+        super().gateways_roll()
 
     def _follow(self, name, role, count):
         pods = sorted(self.pods[name][role], key=lambda pod: pod.is_ready, reverse=True)
@@ -254,6 +271,8 @@ class TimedFleet(Fleet):
             yield from role
         if self.time < self.gateways_ready_at:
             yield self.gateways_ready_at
+        if self.time < self.old_gateways_until:
+            yield self.old_gateways_until
 
     def _live(self):
         for name, roles in self.pods.items():

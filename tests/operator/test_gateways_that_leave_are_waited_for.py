@@ -1,37 +1,223 @@
-"""A gateway pod that leaves goes on serving for a while: until then the old workers are needed."""
+"""A gateway that leaves serves who is connected to it: the old workers stay until it is gone."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
+
+import msgspec
 import pytest
 
-from baton_operator.cluster.observe import Observed, PodRef
-from baton_operator.cluster.partial_objects import PodView, Workload
+from baton_operator.cluster.observe import GRACE_ALLOWANCE_SECONDS, Observed, PodRef
+from baton_operator.cluster.partial_objects import PodView, Workload, child_of, decode_head
+from baton_operator.planning.deadline import Waited
 from baton_operator.planning.gateways import Gateways
+from baton_operator.planning.pairs import Counts, served_ticks
+from baton_operator.planning.rollout import Phase
+from baton_operator.status.conditions import timestamp
+
+NOW = 1_800_000_000.0
+GRACE_ENDS_AT = NOW + 620
+GIVEN_UP_AT = GRACE_ENDS_AT + GRACE_ALLOWANCE_SECONDS
 
 
-def pod(*, role="gateway", is_deleting=False, is_ready=True):
-    view = PodView(is_ready=is_ready, is_deleting=is_deleting, ip="", blocked="", deletion_cost="")
+def pod(*, role="gateway", template="new", leaves=False, is_ready=True, has_ended=False):
+    grace_ends_at = GRACE_ENDS_AT if leaves else 0.0
+    view = PodView(is_ready, leaves, "", "", "", None, template, grace_ends_at, has_ended)
     return PodRef("some-pod", role, "new", view)
 
 
-def seen(*pods, updated=2):
+def seen(*pods, updated=2, at=NOW):
     gateway = Workload(desired=2, existing=2, ready=2, updated=updated)
-    return Observed(gateway=gateway, gateway_revision="new", pods=(pod(), pod(), *pods))
+    return Observed(gateway=gateway, gateway_revision="new", pods=(pod(), pod(), *pods), at=at)
+
+
+def old(**how):
+    return pod(template="old", leaves=True, **how)
 
 
 def test_gateways_have_come_when_every_pod_is_new():
     assert seen().gateways() == Gateways("new", is_rolled=True)
+    assert seen().gateways().are_one
     assert seen(updated=1).gateways() == Gateways("new", is_rolled=False)
+    assert not seen(updated=1).gateways().are_one
 
 
-def test_one_that_leaves_and_serves_is_waited_for_though_its_deployment_counts_it_no_more():
-    assert seen(pod(is_deleting=True)).gateways() == Gateways("new", is_rolled=False)
+@pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "unready, as from SIGTERM on"])
+def test_one_that_leaves_is_waited_for_to_its_end_though_its_deployment_counts_it_no_more(is_ready):
+    gateways = seen(old(is_ready=is_ready)).gateways()
+    assert gateways == Gateways("new", is_rolled=True, others_leave_by=GIVEN_UP_AT)
+    assert not gateways.are_one
+
+
+def test_the_last_of_several_is_waited_for():
+    later = old()
+    later = later._replace(view=PodView(*[*astuple(later.view)[:-2], GRACE_ENDS_AT + 5, False]))
+    gateways = seen(old(), later, old()).gateways()
+    assert gateways.others_leave_by == GIVEN_UP_AT + 5
+
+
+def astuple(view):
+    return tuple(getattr(view, name) for name in view.__struct_fields__)
 
 
 @pytest.mark.parametrize(
     "other",
-    [pod(is_deleting=True, is_ready=False), pod(role="decode", is_deleting=True)],
-    ids=["not ready, as on a lost node", "a worker"],
+    [
+        old(has_ended=True),
+        old(role="decode"),
+        pod(leaves=True),
+        pod(template="old", has_ended=True),
+        pod(template=""),
+    ],
+    ids=[
+        "its containers have ended: a finalizer holds it",
+        "a worker",
+        "of the same template: fewer gateways, or an eviction",
+        "evicted, and kept as it ended",
+        "of no Deployment",
+    ],
 )
-def test_nobody_waits_for_what_serves_no_client(other):
-    assert seen(other).gateways() == Gateways("new", is_rolled=True)
+def test_nobody_waits_for_what_needs_no_old_worker(other):
+    assert seen(other).gateways().are_one
+
+
+def test_one_that_outlives_its_grace_is_on_a_lost_node_and_is_waited_for_no_more():
+    assert not seen(old(), at=GIVEN_UP_AT - 1).gateways().are_one
+    assert seen(old(), at=GIVEN_UP_AT).gateways() == Gateways("new", is_rolled=True)
+
+
+def test_a_deployments_counts_may_come_before_its_pods_are_known_to_leave():
+    stale = pod(template="old")
+    assert not seen(stale).gateways().are_one
+
+
+@pytest.mark.parametrize(
+    ("phase", "has_ended"), [("Running", False), ("Succeeded", True), ("Failed", True)]
+)
+def test_the_end_of_a_pods_grace_is_read_from_the_wire(phase, has_ended):
+    metadata = {
+        "name": "tiny-gateway-x", "namespace": "ns",
+        "labels": {"pod-template-hash": "abc", "baton.dev/role": "gateway"},
+        "deletionTimestamp": timestamp(GRACE_ENDS_AT),
+    }  # fmt: skip
+    body = {"metadata": metadata, "status": {"phase": phase}}
+    view = child_of(decode_head(json.dumps(body).encode()), "Pod").view
+    assert (view.is_deleting, view.template, view.has_ended) == (True, "abc", has_ended)
+    assert datetime.fromtimestamp(view.grace_ends_at, UTC) == datetime.fromtimestamp(
+        GRACE_ENDS_AT, UTC
+    )
+
+
+DEADLINE_SECONDS = 100
+"""Of the rollouts below; the old gateway leaves for several of them."""
+LEAVES_SECONDS = 600
+
+
+def rolled_gateways(fleets, prefill, decode, **how):
+    """Return a rollout to `b` whose gateways have all come, and whose old one leaves."""
+    spec = fleets.make_spec(prefill, decode, progress_deadline_seconds=DEADLINE_SECONDS, **how)
+    fleet = fleets.Fleet(spec)
+    fleet.settle()
+    fleet.update = "b"
+    while fleet.answering != "b":
+        fleet.step()
+        fleet.all_ready()
+    fleet.old_gateways_until = fleet.now + LEAVES_SECONDS
+    return fleet
+
+
+def at_rest(fleet):
+    """Plan until nothing moves, with every healthy pod ready, and no time passed."""
+    fleet.settle()
+    return fleet.plan
+
+
+SIZES = [(1, 1), (2, 2), (1, 4), (5, 3)]
+BUDGETS = [{"surge": 1}, {"surge": 0, "unavailable": 1}, {"surge": 2, "unavailable": 1}]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 4), (5, 3)])
+def test_the_old_workers_serve_what_is_connected_to_a_gateway_that_leaves(
+    fleets, prefill, decode, budget
+):
+    fleet = rolled_gateways(fleets, prefill, decode, **budget)
+    target = Counts(prefill, decode)
+    at_rest(fleet)
+    assert served_ticks(fleet.revision("a").ready, target)
+    fleet.wait(LEAVES_SECONDS - 1)
+    at_rest(fleet)
+    assert served_ticks(fleet.revision("a").ready, target)
+    fleet.old_gateways_until = 0.0
+    at_rest(fleet)
+    assert {name: c for name, c in fleet.desired.items() if not c.is_zero} == {"b": target}
+
+
+def test_the_only_old_pair_stays_for_a_gateway_that_leaves(fleets):
+    fleet = rolled_gateways(fleets, 1, 1)
+    at_rest(fleet)
+    assert fleet.desired == {"a": Counts(1, 1), "b": Counts(1, 1)}
+    fleet.old_gateways_until = 0.0
+    assert at_rest(fleet).current == "b"
+
+
+@pytest.mark.parametrize(("prefill", "decode"), SIZES)
+def test_the_wait_for_a_gateway_that_leaves_is_no_fault_of_the_new_revision(
+    fleets, prefill, decode
+):
+    fleet = rolled_gateways(fleets, prefill, decode)
+    at_rest(fleet)
+    plan = fleet.wait(LEAVES_SECONDS - 1)
+    assert (plan.has_failed, plan.memory.waited) == (False, Waited())
+    assert plan.step.phase is Phase.PROGRESSING
+
+
+def test_pods_that_do_not_come_are_late_meanwhile(fleets):
+    fleet = rolled_gateways(fleets, 2, 2)
+    at_rest(fleet)
+    fleet.broken.add("b")
+    fleet.set_ready("b", 0, 0, False)
+    plan = fleet.wait(DEADLINE_SECONDS + 20)
+    assert plan.has_failed
+    assert plan.goal == "a"
+
+
+@pytest.mark.parametrize("goal", ["b", "a"], ids=["on", "back"])
+def test_nobody_tells_of_a_lost_node_and_yet_the_rollout_goes_on(fleets, goal):
+    """No pod changes, so nothing but the plan's own look asks again."""
+    fleet = rolled_gateways(fleets, 2, 2)
+    at_rest(fleet)
+    fleet.update = goal
+    assert fleet.step().look_in <= LEAVES_SECONDS
+    fleet.wait(LEAVES_SECONDS)
+    at_rest(fleet)
+    assert fleet.desired[goal] == Counts(2, 2)
+    assert fleet.plan.step.phase is Phase.COMPLETE
+    assert fleet.plan.look_in is None
+
+
+def test_a_model_that_is_suspended_waits_for_no_gateway(fleets):
+    fleet = rolled_gateways(fleets, 2, 2)
+    fleet.spec = msgspec.structs.replace(fleet.spec, suspend=True)
+    fleet.step()
+    assert set(fleet.desired.values()) == {Counts()}
+
+
+def test_a_partition_of_less_than_half_is_reached_when_the_old_gateways_are_gone(fleets):
+    fleet = rolled_gateways(fleets, 4, 4)
+    fleet.rollout(partition=1)
+    at_rest(fleet)
+    assert fleet.plan.step.phase is Phase.PROGRESSING
+    assert served_ticks(fleet.revision("a").ready, Counts(4, 4)) >= 2
+    fleet.old_gateways_until = 0.0
+    at_rest(fleet)
+    assert fleet.plan.step.phase is Phase.PARTITIONED
+    assert fleet.desired == {"a": Counts(1, 1), "b": Counts(3, 3)}
+
+
+def test_who_answered_is_the_old_revision_until_its_last_gateway_is_gone(fleets):
+    fleet = rolled_gateways(fleets, 2, 2)
+    assert fleet.step().memory.answering == "a"
+    fleet.old_gateways_until = 0.0
+    assert fleet.step().memory.answering == "b"

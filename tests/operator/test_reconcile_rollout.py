@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from baton_operator.cluster import api
-from baton_operator.cluster.observe import observe
+from baton_operator.cluster.observe import GRACE_ALLOWANCE_SECONDS, observe
 from baton_operator.cluster.parents import PDDeployment
 from baton_operator.models import ObjectKey
 from baton_operator.planning.deadline import Waited
+from baton_operator.status.conditions import unix_seconds
 from baton_operator.status.status import read_memory
 
 KEY, UID = ObjectKey("ns", "chat"), "uid-1"
@@ -186,12 +187,51 @@ def test_pods_without_room_are_not_late_while_the_old_ones_leave(cluster):
         blocked = {"type": "PodScheduled", "reason": "Unschedulable", "message": "no room"}
         cluster.kube.edit(api.POD, "d0", {"status": {"conditions": [blocked]}}, "cm", "status")
         await cluster.pump()
-        assert observe(cluster.children, KEY, UID).awaiting_room() == frozenset()
+        assert observe(cluster.children, KEY, UID, 0.0).awaiting_room() == frozenset()
         await add_pod(cluster, old, "d1", "10.0.0.1")
         leaving = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
         cluster.kube.edit(api.POD, "d1", leaving, "cm")
         await cluster.pump()
-        assert observe(cluster.children, KEY, UID).awaiting_room() == frozenset({"rnew"})
+        assert observe(cluster.children, KEY, UID, 0.0).awaiting_room() == frozenset({"rnew"})
+
+    asyncio.run(scenario())
+
+
+GATEWAYS_LEAVE_AT = "2026-01-01T00:10:20Z"
+
+
+async def replace_a_gateway(cluster):
+    """Add a new gateway's pod, and an old one's that is unready and must have left by then."""
+    await add_pod(cluster, "", "new", "10.0.0.1", role="gateway", template="new")
+    await add_pod(cluster, "", "old", "10.0.0.2", role="gateway", template="old")
+    conditions = [{"type": "Ready", "status": "False"}]
+    cluster.kube.edit(api.POD, "old", {"status": {"conditions": conditions}}, "kubelet", "status")
+    leaving = {"metadata": {"deletionTimestamp": GATEWAYS_LEAVE_AT}}
+    cluster.kube.edit(api.POD, "old", leaving, "cm")
+
+
+@pytest.mark.parametrize("end", ["it ends", "its node is lost"])
+def test_old_workers_leave_when_the_last_old_gateway_does_or_its_time_is_up(cluster, end):
+    async def scenario():
+        old = await serving(cluster)
+        leave_at = unix_seconds(GATEWAYS_LEAVE_AT)
+        cluster.now = leave_at - 100
+        await replace_a_gateway(cluster)
+        cluster.change(image="worker:2")
+        for _ in range(10):
+            wait = await cluster.reconcile()
+            cluster.follow()
+        assert by_revision(cluster)[old] == {"prefill": 1, "decode": 3}
+        gives_up_at = leave_at + GRACE_ALLOWANCE_SECONDS
+        assert cluster.now + wait <= gives_up_at
+        if end == "it ends":
+            cluster.kube.edit(
+                api.POD, "old", {"status": {"phase": "Succeeded"}}, "kubelet", "status"
+            )
+        else:
+            cluster.now = gives_up_at
+        await cluster.settle()
+        assert by_revision(cluster).keys() == {cluster.status()["updateRevision"]}
 
     asyncio.run(scenario())
 
@@ -282,12 +322,13 @@ def test_budgets_follow_the_live_counts(cluster):
     asyncio.run(scenario())
 
 
-async def add_pod(cluster, revision, name, ip):
+async def add_pod(cluster, revision, name, ip, role="decode", template=""):
     labels = {
         "app.kubernetes.io/managed-by": "baton-operator",
         "baton.dev/name": "chat",
-        "baton.dev/role": "decode",
+        "baton.dev/role": role,
         "baton.dev/revision": revision,
+        "pod-template-hash": template,
     }
     pod = {
         "apiVersion": "v1",

@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from baton_operator.cluster.observe import Observed, PodRef, WorkloadRef
+from baton_operator.cluster.observe import GRACE_ALLOWANCE_SECONDS, Observed, PodRef, WorkloadRef
 from baton_operator.cluster.partial_objects import Child, PodView, Workload
 from baton_operator.cluster.pod_failures import Ailment
 from baton_operator.cluster.store import ChildId
@@ -98,6 +98,21 @@ def rolling(world):
     world.memory = Memory("a", "b", reached=1, progress_at=NOW)
     world.see(workloads=(*pair("a"), *pair("b", 1, 1)))
     return world
+
+
+def test_a_rollout_says_that_old_gateways_are_waited_for_and_until_when(rolling):
+    present = PodRef("new", "gateway", "", PodView(True, False, "", "", "", template="b"))
+    leaving = PodView(False, True, "", "", "", template="a", grace_ends_at=NOW + 100)
+    rolling.memory = rolling.memory._replace(answering="a")
+    rolling.see(gateway_revision="b", pods=(present, PodRef("old", "gateway", "", leaving)), at=NOW)
+    _, _, message = rolling.condition("Reconciling")
+    until = timestamp(NOW + 100 + GRACE_ALLOWANCE_SECONDS)
+    assert message == (
+        f"1 of 4 pairs on b; old gateways end their connections, by {until} at latest"
+    )
+    assert rolling.status()["rollout"]["answeringRevision"] == "a"
+    rolling.see(pods=(present,))
+    assert rolling.condition("Reconciling")[2] == "1 of 4 pairs on b"
 
 
 def test_a_model_at_rest_is_ready_and_every_condition_says_so(world):

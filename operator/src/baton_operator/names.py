@@ -22,6 +22,7 @@ LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_NAME: Final = f"{GROUP}/name"
 LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_REVISION: Final = f"{GROUP}/revision"
+LABEL_TEMPLATE: Final = "pod-template-hash"
 CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 
 ANNOTATION_APPLIED: Final = f"{GROUP}/applied-hash"

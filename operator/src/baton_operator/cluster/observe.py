@@ -13,6 +13,11 @@ from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.planning.gateways import Gateways
 from baton_operator.planning.pairs import Counts, Revision, total
 
+GRACE_ALLOWANCE_SECONDS = 30.0
+"""How much later than its grace period a pod may be seen to end: by a kubelet's own pace, and by
+clocks that differ. Who is there longer is on a node that nobody hears of, and is not waited for.
+"""
+
 _QUOTA = "exceeded quota"
 """The server's words when a ResourceQuota has no room for a pod."""
 
@@ -38,7 +43,9 @@ class PodRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything that exists of one PDDeployment, as far as it matters."""
+    """Everything that exists of one PDDeployment `at` a time (unix seconds), as far as it
+    matters.
+    """
 
     workloads: tuple[WorkloadRef, ...] = ()
     gateway: Workload | None = None
@@ -49,6 +56,7 @@ class Observed:
     pods: tuple[PodRef, ...] = ()
     records: tuple[Child, ...] = ()
     leaving: tuple[ChildId, ...] = ()
+    at: float = 0.0
 
     def revisions(self) -> tuple[Revision, ...]:
         """Return the counts by revision, in order of name."""
@@ -58,15 +66,24 @@ class Observed:
     def gateways(self) -> Gateways | None:
         """Return what the gateways are of, or None when there are none.
 
-        One that leaves and is ready still serves who is connected to it, by the workers of its own
-        revision; its Deployment counts it no more. On a lost node it is ready no longer.
+        A pod that leaves is unready at once, and serves who is connected to it until nobody is; its
+        Deployment counts it no more. Pods may be known later than the Deployment's counts: those of
+        two templates that are both to stay are not all new, whatever it counts.
         """
         if self.gateway is None:
             return None
-        pods = (p.view for p in self.pods if p.role == Role.GATEWAY)
-        is_served_by_leaving = any(pod.is_deleting and pod.is_ready for pod in pods)
-        is_rolled = self.gateway.is_rolled and not is_served_by_leaving
-        return Gateways(self.gateway_revision, is_rolled)
+        serving = [pod for pod in self._gateway_pods() if not pod.has_ended]
+        present = {pod.template for pod in serving if not pod.is_deleting and pod.template}
+        ends = (
+            pod.grace_ends_at + GRACE_ALLOWANCE_SECONDS
+            for pod in serving
+            if pod.is_deleting and pod.template not in present
+        )
+        return Gateways(
+            self.gateway_revision,
+            is_rolled=self.gateway.is_rolled and len(present) <= 1,
+            others_leave_by=max((end for end in ends if end > self.at), default=0.0),
+        )
 
     def scaler(self, role: Role) -> ScalerView | None:
         """Return the role's scaler, or None."""
@@ -112,6 +129,9 @@ class Observed:
         )
         return min(ill, key=lambda pod: pod.name, default=None)
 
+    def _gateway_pods(self) -> Iterable[PodView]:
+        return (pod.view for pod in self.pods if pod.role == Role.GATEWAY)
+
     def _revision(self, name: str) -> Revision:
         of_role = {w.role: w.counts for w in self.workloads if w.revision == name}
         none = Workload(0, 0, 0, 0)
@@ -124,8 +144,8 @@ class Observed:
         )
 
 
-def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
-    """Return what exists now; children of another owner of the same name do not count.
+def observe(store: ChildStore, owner: ObjectKey, uid: str, now: float) -> Observed:
+    """Return what exists `now` (unix seconds); children of another owner of that name do not count.
 
     Those that lost their owner do: the next write gives them back, or retires them.
     """
@@ -166,6 +186,7 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
         pods=tuple(pods),
         records=tuple(records),
         leaving=tuple(leaving),
+        at=now,
     )
 
 

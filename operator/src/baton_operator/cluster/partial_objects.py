@@ -6,6 +6,7 @@ keeps the operator small. Owns the mapping from wire to these views, and no poli
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from baton_operator.names import (
     LABEL_NAME,
     LABEL_REVISION,
     LABEL_ROLE,
+    LABEL_TEMPLATE,
     SEED_MANAGER,
 )
 
@@ -54,7 +56,7 @@ class Metadata(_Wire, frozen=True):
     resource_version: str = "0"
     generation: int = 0
     creation_timestamp: str = ""
-    deletion_timestamp: str | None = None
+    deletion_timestamp: datetime | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: list[OwnerReference] = []
@@ -136,6 +138,9 @@ class Workload(msgspec.Struct, frozen=True):
 class PodView(msgspec.Struct, frozen=True):
     """One pod. `blocked` is the scheduler's message when it finds no room; `ailment`, what keeps
     its containers from running.
+
+    `template` is the same for pods of one Deployment and template. `grace_ends_at` (unix seconds)
+    is when a pod that is deleted must have ended, 0 for another; `has_ended`, that it has.
     """
 
     is_ready: bool
@@ -144,6 +149,9 @@ class PodView(msgspec.Struct, frozen=True):
     blocked: str
     deletion_cost: str
     ailment: Ailment | None = None
+    template: str = ""
+    grace_ends_at: float = 0.0
+    has_ended: bool = False
 
 
 class ScalerView(msgspec.Struct, frozen=True):
@@ -286,11 +294,15 @@ def _pod(head: Head) -> PodView:
     conditions = {c.type: c for c in head.status.conditions}
     scheduled = conditions.get("PodScheduled", WireCondition())
     blocked = scheduled.message if scheduled.reason == "Unschedulable" else ""
+    deleted = head.metadata.deletion_timestamp  # the server adds the grace period to it
     return PodView(
         is_ready=conditions.get("Ready", WireCondition()).status == "True",
-        is_deleting=head.metadata.deletion_timestamp is not None,
+        is_deleting=deleted is not None,
         ip=head.status.pod_ip,
         blocked=blocked,
         deletion_cost=head.metadata.annotations.get(ANNOTATION_DELETION_COST, ""),
         ailment=ailment([*head.status.init_container_statuses, *head.status.container_statuses]),
+        template=head.metadata.labels.get(LABEL_TEMPLATE, ""),
+        grace_ends_at=deleted.timestamp() if deleted else 0.0,
+        has_ended=head.status.phase in ("Succeeded", "Failed"),
     )

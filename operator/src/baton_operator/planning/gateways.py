@@ -4,7 +4,8 @@ Gateways hold a revision's tokenizer and chat template, and turn away workers th
 are one Deployment, so they are of one revision at a time: of the new one from the moment that it
 serves half of the ticks. Until they have moved, the old side keeps the other half: the revision
 that the gateways leave and the one that they come to both serve while they do, and gateways that
-do not get ready hold the rollout as workers would, until its deadline. Pure.
+do not get ready hold the rollout as workers would, until its deadline. A gateway that leaves serves
+its connections to the end, by workers of its own revision: they stay until it is gone. Pure.
 """
 
 from __future__ import annotations
@@ -17,11 +18,20 @@ from baton_operator.planning.pairs import Counts, Revision, growing, served_tick
 
 class Gateways(NamedTuple):
     """The gateways as they are: the revision they are made from, "" when nobody knows, and whether
-    every pod is.
+    every pod is that is to stay.
+
+    `others_leave_by` (unix seconds) is when the last of the pods must be gone that are of something
+    else, and leave; 0 without one.
     """
 
     revision: str
     is_rolled: bool
+    others_leave_by: float = 0.0
+
+    @property
+    def are_one(self) -> bool:
+        """Whether every pod that serves anybody is of the revision."""
+        return self.is_rolled and not self.others_leave_by
 
 
 def gateway_revision(present: str, goal: str, revisions: Sequence[Revision], target: Counts) -> str:
@@ -47,7 +57,7 @@ def countable_ticks(
     It is less than half while another revision lives and the gateways are not the goal's. None are
     gateways that do not exist, which nobody waits for: then nothing is served anyway.
     """
-    has_moved = gateways is None or gateways == Gateways(goal, is_rolled=True)
+    has_moved = gateways is None or (gateways.revision == goal and gateways.are_one)
     is_alone = not any(r.is_live for r in revisions if r.name != goal)
     return None if has_moved or is_alone else max(0, ticks_of(target) - 1) // 2
 

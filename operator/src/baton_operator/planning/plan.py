@@ -25,7 +25,7 @@ class Memory(NamedTuple):
 
     `reached` is the most ticks that `update` has served since all its pods were last ready,
     `progress_at` when that last grew, `waited` the time that counts towards the deadline.
-    `answering` is the revision that every gateway pod was last of.
+    `answering` is the revision that every serving gateway pod was last of.
     """
 
     current: str = ""
@@ -73,6 +73,13 @@ class Facts(NamedTuple):
         """Return what a rollout to `goal` may count of this, before the gateways have come."""
         return self._replace(revisions=counted(self.gateways, goal, self.revisions, target))
 
+    def awaited(self, goal: str, target: Counts) -> Facts:
+        """Return the same as far as a deadline counts the wait for it: gateways that leave have a
+        bound of their own, and are no fault of the goal's.
+        """
+        present = self.gateways and self.gateways._replace(others_leave_by=0.0)
+        return self._replace(gateways=present).counted(goal, target)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -84,7 +91,8 @@ class Plan:
         current: the last revision that was rolled out fully, after this step.
         gateway: the revision that the gateways shall be of.
         retired: revisions that nothing needs any more.
-        look_in: seconds until the deadline needs another look; None when no clock runs.
+        look_in: seconds until the deadline, or gateways that leave, need another look; None when
+            no clock runs.
         turn: whether this is, or what waits for, an upgrade of the operator's.
         asked: replicas that each role scaled from outside was last asked for.
     """
@@ -136,7 +144,7 @@ def make_plan(
     if stable == update or memory.failed == update:
         memory, look_in = memory._replace(waited=Waited()), None
     else:
-        memory, look_in = _judged(spec, memory, of_update, step, now)
+        memory, look_in = _judged(spec, memory, facts.awaited(update, target), step, now)
         if memory.failed == update:
             goal = _goal(spec, memory, stable, update)
             step = _step(spec, target, goal, stable, facts, memory.answering)
@@ -153,7 +161,7 @@ def make_plan(
         step=step,
         memory=memory._replace(current=current),
         retired=_retired(facts, step, keep={goal, current}),
-        look_in=look_in,
+        look_in=_until_gateways_left(look_in, facts, now),
         asked={r: w.replicas for r in WORKER_ROLES if (w := _wanted(spec, r, facts)).is_external},
         turn=facts.turn,
     )
@@ -201,7 +209,7 @@ def _carried(memory: Memory, update: str, facts: Facts, now: float) -> Memory:
 def _answering(memory: Memory, facts: Facts) -> str:
     """Return the revision that gateways send to until every pod of theirs is of another."""
     gateways = facts.gateways
-    if gateways is None or (memory.answering and not gateways.is_rolled):
+    if gateways is None or (memory.answering and not gateways.are_one):
         return memory.answering
     return gateways.revision
 
@@ -244,6 +252,16 @@ def _judged(
     if look_in is None and is_moving and not wanted.less(ours.ready).is_zero:
         look_in = piece_seconds(deadline)
     return memory._replace(waited=verdict.waited), look_in
+
+
+def _until_gateways_left(look_in: float | None, facts: Facts, now: float) -> float | None:
+    """Return when to look again, at the latest when gateways that leave are waited for no more: of
+    one on a lost node nothing will be told.
+    """
+    if facts.gateways is None or not facts.gateways.others_leave_by:
+        return look_in
+    left = max(0.0, facts.gateways.others_leave_by - now)
+    return left if look_in is None else min(look_in, left)
 
 
 def _goal(spec: PDDeploymentSpec, memory: Memory, stable: str, update: str) -> str:

@@ -110,7 +110,7 @@ class Reconciler:
         return await self._pass(parent, is_fresh=is_fresh)
 
     async def _pass(self, pdd: PDDeployment, *, is_fresh: bool) -> float | None:
-        seen = observe(self._tools.children, pdd.key, pdd.uid)
+        seen = self._observe(pdd)
         update, turn = await self._turn(pdd)
         plan = self._plan(pdd, seen, update, turn)
         records = await self._records(pdd, plan)
@@ -129,7 +129,7 @@ class Reconciler:
         await self._retire(pdd.key, seen, plan)
         await applier.remove_all(pdd.key, _outdated_files(pdd.key.name, seen, wanted, results))
         trouble = _trouble(results)
-        seen = observe(self._tools.children, pdd.key, pdd.uid)
+        seen = self._observe(pdd)
         self._tools.telemetry.refresh(pdd.key, seen.pods)
         sample = self._tools.telemetry.sample(pdd.key)
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
@@ -138,6 +138,9 @@ class Reconciler:
             raise WriteFailed("; ".join(trouble.failed))
         turn_in = LOOK_SECONDS if plan.turn.why else None
         return _soonest(wait, plan.look_in, turn_in, _retry_in(results))
+
+    def _observe(self, pdd: PDDeployment) -> Observed:
+        return observe(self._tools.children, pdd.key, pdd.uid, self._tools.now())
 
     async def _turn(self, pdd: PDDeployment) -> tuple[str, Turn]:
         """Return the revision to aim at: one that nobody knows how to make again cannot be kept."""

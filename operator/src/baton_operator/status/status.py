@@ -155,8 +155,8 @@ def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
     if plan.memory.is_gateway_upgrade and seen.gateway is not None and not seen.gateway.is_rolled:
         entry["isGatewayUpgrade"] = True
     answering = plan.memory.answering
-    is_at_rest = plan.step.phase is Phase.COMPLETE and seen.gateways() == Gateways(answering, True)
-    if answering and not is_at_rest:
+    is_over = plan.step.phase is Phase.COMPLETE
+    if answering and not (is_over and _are_of(answering, seen.gateways())):
         entry["answeringRevision"] = answering
     if plan.turn.waiting:
         entry["waitingRevision"] = plan.turn.waiting
@@ -165,6 +165,10 @@ def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
     if plan.memory.waited.since:
         entry["waitingSince"] = timestamp(plan.memory.waited.since)
     return entry
+
+
+def _are_of(revision: str, gateways: Gateways | None) -> bool:
+    return gateways is not None and gateways.revision == revision and gateways.are_one
 
 
 def _conditions(
@@ -230,7 +234,7 @@ def _reconciling(
 def _rolling(plan: Plan, seen: Observed) -> Condition:
     """Return what still changes while every role serves."""
     if plan.step.phase is Phase.PROGRESSING:
-        message = "; ".join(filter(None, (_progress(plan), _gateways(seen))))
+        message = "; ".join(filter(None, (_progress(plan), _gateways(seen) or _leaving(seen))))
         message = _with_cause(message, seen)
         return Condition("Reconciling", Truth.TRUE, "Progressing", message)
     if message := _gateways(seen):
@@ -248,6 +252,14 @@ def _gateways(seen: Observed) -> str:
         return ""
     roll = f"gateways roll to {seen.gateway_revision}" if seen.gateway_revision else "gateways roll"
     return f"{roll}: {pods.updated} new pods and {pods.existing - pods.updated} old ones"
+
+
+def _leaving(seen: Observed) -> str:
+    """Return until when a rollout waits for gateways that leave, or an empty string."""
+    gateways = seen.gateways()
+    if gateways is None or not gateways.others_leave_by:
+        return ""
+    return f"old gateways end their connections, by {timestamp(gateways.others_leave_by)} at latest"
 
 
 def _stalled(plan: Plan, trouble: Trouble) -> Condition:
