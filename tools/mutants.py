@@ -63,6 +63,18 @@ CORES: dict[str, tuple[str, str]] = {
         f"{WORKER}/gateway/serving/balance.py",
         "tests/gateway/test_balance*.py tests/gateway/test_a_failing*.py",
     ),
+    "assignment": (
+        f"{WORKER}/gateway/serving/assignment.py",
+        "tests/gateway/test_choices_are_placed*.py tests/gateway/test_balance*.py",
+    ),
+    "capacity": (
+        f"{WORKER}/gateway/serving/capacity.py",
+        "tests/gateway/test_choices_are_placed*.py tests/gateway/test_nobody*.py",
+    ),
+    "pair_counts": (
+        f"{WORKER}/gateway/serving/pair_counts.py",
+        "tests/gateway/test_choices_are_placed*.py",
+    ),
     "retry": (
         f"{WORKER}/gateway/serving/retry.py",
         "tests/gateway/test_what_is_tried*.py tests/gateway/test_retries*.py",

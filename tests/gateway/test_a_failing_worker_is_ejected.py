@@ -9,7 +9,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from baton_worker.gateway.serving.balance import Needs, WorkerLoad, choose
+from baton_worker.gateway.serving.assignment import choose_all
+from baton_worker.gateway.serving.balance import Needs, WorkerLoad
 from baton_worker.gateway.serving.ejection import (
     BACKOFF_SECONDS,
     EJECT_AFTER,
@@ -22,6 +23,12 @@ from baton_worker.records.columns import ErrorCode
 NEEDS = Needs(prompt_tokens=10, max_tokens=20, logprobs_k=0)
 OUTPUT = [100, 101, 102]
 BODY = {"model": "tiny", "prompt": [70, 71, 72], "max_tokens": 3}
+
+
+def choose(loads, needs, *rules, **more):
+    """Return the pair of a request of one choice."""
+    pairs = choose_all(loads, [needs], *rules, **more)
+    return pairs[0] if pairs else None
 
 
 def test_a_worker_that_refuses_at_once_draws_a_handful_of_a_thousand(support):

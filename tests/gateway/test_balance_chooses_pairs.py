@@ -5,20 +5,21 @@ import functools
 import msgspec
 import pytest
 
-from baton_worker.gateway.serving.balance import (
-    Needs,
-    WorkerLoad,
-    choose,
-    limits,
-    most_choices,
-    unusable_reasons,
-)
+from baton_worker.gateway.serving.assignment import choose_all
+from baton_worker.gateway.serving.balance import Needs, WorkerLoad, limits, unusable_reasons
+from baton_worker.gateway.serving.capacity import most_choices
 from baton_worker.gateway.serving.pairing import Pairing, Weights
 from baton_worker.gateway.serving.workers import WorkerTable
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
 
 NEEDS = Needs(prompt_tokens=10, max_tokens=20, logprobs_k=0)
+
+
+def choose(loads, needs, *rules, **more):
+    """Return the pair of a request of one choice."""
+    pairs = choose_all(loads, [needs], *rules, **more)
+    return pairs[0] if pairs else None
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from prometheus_client import CollectorRegistry
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.request import Endpoint, GenerationRequest
-from baton_worker.gateway.serving.balance import Needs, WorkerLoad, choose, has_room, to_keep
+from baton_worker.gateway.serving.assignment import choose_all
+from baton_worker.gateway.serving.balance import Needs, WorkerLoad
+from baton_worker.gateway.serving.capacity import has_room, to_keep
 from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.gateway.serving.slots import Slots, Ticket
@@ -102,8 +104,8 @@ def test_as_many_places_are_kept_as_choices_that_only_these_workers_can_take(sup
     assert to_keep(loads, needs(100, 100)) == {"big"}
     assert to_keep(loads, needs(10, 10)) == frozenset()
     assert to_keep(loads, needs(10, 100, 100)) == {"big"}
-    assert choose(loads, needs(10)[0], kept={"big"}).worker_ids == ("small",)
-    assert choose(loads, needs(100)[0], kept={"big"}) is None
+    assert [pair.worker_ids for pair in choose_all(loads, needs(10), kept={"big"})] == [("small",)]
+    assert choose_all(loads, needs(100), kept={"big"}) is None
     assert has_room(loads, {"big"})
     assert not has_room(loads, {"big", "small"})
 

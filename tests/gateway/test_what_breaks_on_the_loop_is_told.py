@@ -363,10 +363,10 @@ def test_a_request_in_line_that_breaks_ends_alone(start_gateway, monkeypatch):
         wait_for(lambda: dispatcher.n_waiting == len(waiting))
     plan = dispatcher._plan
 
-    def breaks_for_one(generation, *args):
-        if generation.request.prompts == ((99,),):
+    def breaks_for_one(asked, *args):
+        if asked.generation.request.prompts == ((99,),):
             breaks()
-        return plan(generation, *args)
+        return plan(asked, *args)
 
     monkeypatch.setattr(dispatcher, "_plan", breaks_for_one)
     link.resume()

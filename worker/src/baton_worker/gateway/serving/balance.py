@@ -1,23 +1,26 @@
-"""Which workers serve a request: the pure choice of a prefill and decode pair, or a mixed worker.
+"""Workers and what they have been given, and whether they can serve a request: pure.
 
-Owns what the least loaded one is; `pairing` says which pairs there are. Knows no link and no clock;
-the loads are given.
+`pairing` says which pairs there are, `capacity` how many choices they have places for, `assignment`
+which of them a request gets. Knows no link and no clock; the loads are given.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton_worker.gateway.request import Limits
 from baton_worker.gateway.serving.ejection import Circuit
-from baton_worker.gateway.serving.pairing import Pairing, Weights, weights_of
+from baton_worker.gateway.serving.pairing import Kind, Pairing, Weights, kind_of, weights_of
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
 
 WITHIN_REVISIONS = Pairing()
+
+_MAX_MISMATCHES = 8
+"""Reasons that are told at once of why none are a pair."""
 
 
 @dataclass(slots=True)
@@ -79,105 +82,44 @@ class Needs(NamedTuple):
         return self.prompt_tokens + self.max_tokens
 
 
-def choose(
-    loads: Iterable[WorkerLoad],
-    needs: Needs,
-    pairing: Pairing = WITHIN_REVISIONS,
-    kept: Container[str] = frozenset(),
-) -> Pair | None:
-    """Return the pair with the fewest outstanding tokens, or None when none can take the request.
-
-    An ejected worker is chosen where all of its kind are ejected: the last way to serve stays open.
-    The room of those in `kept` is somebody else's.
-    """
-    fitting = _trusted([load for load in loads if _fits(load.info, needs)], pairing)
-    able = [load for load in fitting if not load.is_full and load.info.worker_id not in kept]
-    return min(_least_loaded_pairs(able, pairing), key=_cost, default=None)
-
-
-def _trusted(loads: Sequence[WorkerLoad], pairing: Pairing) -> Sequence[WorkerLoad]:
+def trusted(loads: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
     """Return the workers without those that are ejected and have others of their kind, which may be
     full: a worker that refuses everything would be no help to them.
     """
     if not any(load.is_ejected for load in loads):
         return loads
-    kinds = {_kind(load, pairing) for load in loads if not (load.is_ejected or load.info.draining)}
-    return [load for load in loads if not load.is_ejected or _kind(load, pairing) not in kinds]
+    kinds = {kind_of(load.info) for load in loads if not (load.is_ejected or load.info.draining)}
+    return [load for load in loads if not load.is_ejected or kind_of(load.info) not in kinds]
 
 
-def most_choices(
-    loads: Iterable[WorkerLoad], needs: Needs, pairing: Pairing = WITHIN_REVISIONS
-) -> int:
-    """Return how many such choices workers that have nothing else could have at once, at most."""
-    fitting = [load for load in loads if not load.info.draining and _fits(load.info, needs)]
-    pairs = _least_loaded_pairs(fitting, pairing)
-    kinds = {_kind(load, pairing) for pair in pairs for load in pair if load is not None}
-    room: Counter[int] = Counter()
-    for load in fitting:
-        if _kind(load, pairing) in kinds:
-            room[load.info.role] += load.info.max_running + load.info.max_waiting
-    return room[Role.MIXED] + min(room[Role.PREFILL], room[Role.DECODE])
-
-
-def usable_choices(
-    loads: Iterable[WorkerLoad], needs: Needs, pairing: Pairing = WITHIN_REVISIONS
-) -> int:
-    """Return the same of those workers alone that would be chosen while some are ejected."""
-    return most_choices(
-        _trusted([load for load in loads if _fits(load.info, needs)], pairing), needs, pairing
-    )
-
-
-def tiers(loads: Iterable[WorkerLoad], needs: Sequence[Needs]) -> Iterator[tuple[Needs, int]]:
-    """Yield a choice of each length that tells workers apart, and how many are at least as long."""
-    rising = sorted(needs, key=lambda one: one.tokens)
-    for smaller in sorted({0, *(_context_tokens(load.info) for load in loads)}):
-        longer = [one for one in rising if one.tokens > smaller]
-        if longer:
-            yield longer[0], len(longer)
-
-
-def to_keep(
-    loads: Sequence[WorkerLoad], needs: Sequence[Needs], pairing: Pairing = WITHIN_REVISIONS
-) -> frozenset[str]:
-    """Return the workers of which nobody else may be given any while a request waits for room.
-
-    `needs` are those of its choices, which differ in their length alone. Of each kind of workers as
-    many places as it has choices that only these can take are left to it, so that what others are
-    given never keeps it waiting: whatever is freed there is for it until there is enough.
+def partners_of(loads: Iterable[WorkerLoad], pairing: Pairing) -> dict[Kind, list[Kind]]:
+    """Return which kinds of decode each kind of prefill may pair with, of these workers; a mixed
+    one has no partner and needs none.
     """
-    fitting = _trusted([load for load in loads if _fits(load.info, min(needs))], pairing)
-    kept: set[str] = set()
-    smaller = 0
-    for context in sorted({_context_tokens(load.info) for load in fitting}):
-        n_choices = sum(one.tokens > smaller for one in needs)
-        smaller = context
-        pools: dict[tuple[int, tuple[object, ...]], list[WorkerLoad]] = {}
-        for load in fitting:
-            if _context_tokens(load.info) >= context and not load.info.draining:
-                pools.setdefault(_kind(load, pairing), []).append(load)
-        for pool in pools.values():
-            if sum(max(load.room, 0) for load in pool) <= n_choices:
-                kept.update(load.info.worker_id for load in pool if n_choices)
-    return frozenset(kept)
-
-
-def has_room(
-    loads: Iterable[WorkerLoad], kept: Container[str], pairing: Pairing = WITHIN_REVISIONS
-) -> bool:
-    """Whether some request may have room at workers whose room is not kept."""
-    able = [load for load in loads if not load.is_full and load.info.worker_id not in kept]
-    return has_usable_pair(able, pairing)
+    infos = {kind_of(load.info): load.info for load in loads}.values()
+    return pairing.partners(
+        [info for info in infos if info.role == Role.PREFILL],
+        [info for info in infos if info.role == Role.DECODE],
+    )
 
 
 def has_usable_pair(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> bool:
     """Whether any request could be served, fullness aside."""
-    return next(_least_loaded_pairs(loads, pairing), None) is not None
+    able = [load for load in loads if not load.info.draining]
+    is_mixed = any(load.info.role == Role.MIXED for load in able)
+    return is_mixed or any(partners_of(able, pairing).values())
 
 
-def limits(loads: Sequence[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> Limits | None:
+def limits(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> Limits | None:
     """Return what at least one usable pair can take, or None when there is no usable pair."""
-    found = (_pair_limits(pair) for pair in _all_pairs(loads, pairing))
+    roomiest: dict[Kind, WorkerInfo] = {}
+    able = [load for load in loads if not load.info.draining]
+    for load in able:
+        kind = kind_of(load.info)
+        roomiest[kind] = max(roomiest.get(kind, load.info), load.info, key=context_tokens)
+    found = [_limits_of(info) for info in roomiest.values() if info.role == Role.MIXED]
+    for prefill, decodes in partners_of(able, pairing).items():
+        found += [_limits_of(roomiest[prefill], roomiest[decode]) for decode in decodes]
     return max(found, key=lambda one: one.context_tokens, default=None)
 
 
@@ -193,7 +135,12 @@ def unusable_reasons(loads: Sequence[WorkerLoad], pairing: Pairing = WITHIN_REVI
         elif all(load.info.draining for load in of_role):
             reasons.append(f"every {role.label} worker is draining")
     if not reasons:
-        reasons = [_mismatch(p, d, pairing) for p in loads for d in loads if _is_pd(p, d)]
+        firsts: dict[tuple[Kind, bool], WorkerLoad] = {}
+        for load in loads:
+            firsts.setdefault((kind_of(load.info), load.info.draining), load)
+        of_kinds = itertools.product(firsts.values(), firsts.values())
+        mismatches = (_mismatch(p, d, pairing) for p, d in of_kinds if _is_pd(p, d))
+        reasons = list(itertools.islice(mismatches, _MAX_MISMATCHES))
     return reasons
 
 
@@ -208,62 +155,34 @@ def _is_pd(prefill: WorkerLoad, decode: WorkerLoad) -> bool:
     return prefill.info.role == Role.PREFILL and decode.info.role == Role.DECODE
 
 
-def _least_loaded_pairs(loads: Iterable[WorkerLoad], pairing: Pairing) -> Iterator[Pair]:
-    """Yield the best pair of each combination of groups: the sum is least where both parts are."""
-    best: dict[tuple[int, tuple[object, ...]], WorkerLoad] = {}
-    for load in loads:
-        if load.info.draining:
-            continue
-        key = _kind(load, pairing)
-        best[key] = min(best.get(key, load), load, key=_rank)
-    yield from _all_pairs(list(best.values()), pairing)
-
-
-def _kind(load: WorkerLoad, pairing: Pairing) -> tuple[int, tuple[object, ...]]:
-    return (load.info.role, pairing.group(load.info))
-
-
-def _all_pairs(loads: Sequence[WorkerLoad], pairing: Pairing) -> Iterator[Pair]:
-    open_loads = [load for load in loads if not load.info.draining]
-    decodes = [load for load in open_loads if load.info.role == Role.DECODE]
-    for load in open_loads:
-        if load.info.role == Role.MIXED:
-            yield Pair(load, None)
-        elif load.info.role == Role.PREFILL:
-            yield from (Pair(load, d) for d in decodes if pairing.allows(load.info, d.info))
-
-
-def _rank(load: WorkerLoad) -> tuple[int, int, str]:
-    return (load.outstanding_tokens, load.dispatched, load.info.worker_id)
-
-
-def _cost(pair: Pair) -> tuple[int, int, int, tuple[str, ...]]:
-    parts = [load for load in pair if load is not None]
-    return (
-        sum(load.is_ejected for load in parts),
-        sum(load.outstanding_tokens for load in parts),
-        sum(load.dispatched for load in parts),
-        pair.worker_ids,
-    )
-
-
-def _context_tokens(info: WorkerInfo) -> int:
+def context_tokens(info: WorkerInfo) -> int:
+    """Return the most tokens of prompt and output that a worker can hold of one choice."""
     return min(info.max_model_len, info.kv_capacity_tokens)
 
 
-def _fits(info: WorkerInfo, needs: Needs) -> bool:
+def serves(info: WorkerInfo, needs: Needs) -> bool:
+    """Whether a worker can do what is asked, however long it is."""
     return (
-        needs.tokens <= _context_tokens(info)
-        and needs.logprobs_k <= info.max_top_k
+        needs.logprobs_k <= info.max_top_k
         and all(feature in info.features for feature in needs.features)
         and (needs.weights is None or weights_of(info).are_those_of(needs.weights))
     )
 
 
-def _pair_limits(pair: Pair) -> Limits:
-    infos = [load.info for load in pair if load is not None]
+def fits(info: WorkerInfo, needs: Needs) -> bool:
+    """Whether a worker could have such a choice."""
+    return needs.tokens <= context_tokens(info) and serves(info, needs)
+
+
+def cost_tokens(info: WorkerInfo, needs: Needs) -> int:
+    """Return the tokens a worker has to handle at most: a prefill worker only the prompt."""
+    output = 0 if info.role == Role.PREFILL else needs.max_tokens
+    return needs.prompt_tokens + output
+
+
+def _limits_of(*infos: WorkerInfo) -> Limits:
     return Limits(
-        context_tokens=min(map(_context_tokens, infos)),
+        context_tokens=min(map(context_tokens, infos)),
         vocab_size=min(info.vocab_size for info in infos),
         max_top_k=min(info.max_top_k for info in infos),
     )

@@ -68,6 +68,15 @@ class _Plan(NamedTuple):
     pair: Pair
 
 
+class _Asked(NamedTuple):
+    """A request as it is tried, again and again."""
+
+    generation: Generation
+    traceparent: str
+    choices: list[Choice]
+    needs: list[Needs]
+
+
 class _Begun(NamedTuple):
     """A request that is accounted to workers, which have not been told yet."""
 
@@ -178,7 +187,7 @@ class Dispatcher:
             client=client,
         )
         self._note_verdicts(generation)
-        begin = partial(self._begin, generation, traceparent)
+        begin = partial(self._begin, _asked(generation, traceparent))
         begun = await self._line.begin(client, request.n_choices, begin, self._undo)
         try:
             await self._send_all(begun)
@@ -200,19 +209,18 @@ class Dispatcher:
             log.warning("a suspect request is refused", extra={"request": generation.request_id})
             raise suspect_again()
 
-    def _begin(
-        self, generation: Generation, traceparent: str, kept: frozenset[str]
-    ) -> _Begun | Lack:
+    def _begin(self, asked: _Asked, kept: frozenset[str]) -> _Begun | Lack:
         """Take slots and account every choice to workers, or say why it cannot be now."""
+        generation = asked.generation
         self.worker_limits()
         if generation.judged_at != self.retrier.suspects.n_condemned:  # while it was in line
             self._note_verdicts(generation)
-        plans = self._plan(generation, kept)
+        plans = self._plan(asked, kept)
         if isinstance(plans, Lack):
             return plans
         self._slots.take(generation.client, generation.request.n_choices)
         with going_on("tracing"):
-            self._requests.trace(generation, traceparent)
+            self._requests.trace(generation, asked.traceparent)
         for plan in plans:
             self._requests.add(plan.live)
         generation.deadline = asyncio.get_running_loop().call_later(
@@ -261,24 +269,18 @@ class Dispatcher:
                 outcome="shutting_down",
             )
 
-    def _plan(self, generation: Generation, kept: frozenset[str]) -> list[_Plan] | Lack:
+    def _plan(self, asked: _Asked, kept: frozenset[str]) -> list[_Plan] | Lack:
         """Account every choice to workers before any of them is told; those that are `kept` have
         room for others alone.
         """
-        request = generation.request
-        choices = list(request.choices())
-        needs = [
-            Needs(len(c.prompt), c.sampling.max_tokens, request.logprobs_k, request.features)
-            for c in choices
-        ]
-        pairs = self._workers.assign_all(needs, kept=kept)
+        pairs = self._workers.assign_all(asked.needs, kept=kept)
         if pairs is None:
-            return self._lack(request, needs, kept)
+            return self._lack(asked.generation.request, asked.needs, kept)
         with contextlib.ExitStack() as undo:  # a defect must not keep what was accounted
-            undo.callback(self._unassign, pairs, needs)
+            undo.callback(self._unassign, pairs, asked.needs)
             plans = [
-                _Plan(self._live(generation, *planned), planned[-1])
-                for planned in zip(choices, needs, pairs, strict=True)
+                _Plan(self._live(asked.generation, *planned), planned[-1])
+                for planned in zip(asked.choices, asked.needs, pairs, strict=True)
             ]
             undo.pop_all()
         return plans
@@ -305,7 +307,8 @@ class Dispatcher:
             raise unavailable("no linked workers can take this request", "no_usable_pair")
         too_many = self._workers.too_many(needs)
         if too_many is not None:
-            raise _too_many(request, too_many[1], too_many[0].tokens if least != most else 0)
+            tokens = too_many.shortest.tokens if least != most else 0
+            raise _too_many(request, too_many.most, tokens)
         if not self._workers.are_usable(needs):
             return Lack()
         kept |= self._workers.to_keep(needs)
@@ -365,6 +368,16 @@ class Dispatcher:
         seconds = self._limits.request_timeout_seconds
         error = ApiError(504, f"the request took longer than {seconds:g} s", code="timeout")
         self._requests.fail(generation, error, outcome="timeout")
+
+
+def _asked(generation: Generation, traceparent: str) -> _Asked:
+    request = generation.request
+    choices = list(request.choices())
+    needs = [
+        Needs(len(c.prompt), c.sampling.max_tokens, request.logprobs_k, request.features)
+        for c in choices
+    ]
+    return _Asked(generation, traceparent, choices, needs)
 
 
 def _too_many(request: GenerationRequest, most: int, tokens: int = 0) -> ApiError:

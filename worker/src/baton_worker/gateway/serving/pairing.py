@@ -7,14 +7,23 @@ load and no link.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from baton_worker.messages import WorkerInfo
 
 _EQUAL = ("model", "semantic_hash", "config_hash")
 _SHOWN_DIGITS = 12
+
+Kind = tuple[object, ...]
+"""What makes workers interchangeable: those of a kind may pair with the same ones."""
+
+kind_of = attrgetter("role", *_EQUAL, "model_fingerprint", "revision", "wire_min", "wire_max")
+"""The kind of a `WorkerInfo`."""
+
+_equal_facts = attrgetter(*_EQUAL)
 
 
 class Weights(NamedTuple):
@@ -70,10 +79,27 @@ class Pairing:
                 f"{decode.wire_min}-{decode.wire_max})"
             )
 
-    def group(self, info: WorkerInfo) -> tuple[object, ...]:
-        """Return what makes workers of a role interchangeable."""
-        facts = (*(getattr(info, name) for name in _EQUAL), info.model_fingerprint, info.revision)
-        return (*facts, info.wire_min, info.wire_max)
+    def partners(
+        self, prefills: Iterable[WorkerInfo], decodes: Iterable[WorkerInfo]
+    ) -> dict[Kind, list[Kind]]:
+        """Return which kinds of decode each kind of prefill may pair with; one worker a kind is
+        given. It takes no longer for kinds that nothing could make a pair of.
+        """
+        near: dict[tuple[object, ...], list[WorkerInfo]] = {}
+        for decode in decodes:
+            near.setdefault(self._bounds(decode), []).append(decode)
+        return {
+            kind_of(prefill): [
+                kind_of(decode)
+                for decode in near.get(self._bounds(prefill), ())
+                if self.allows(prefill, decode)
+            ]
+            for prefill in prefills
+        }
+
+    def _bounds(self, info: WorkerInfo) -> tuple[object, ...]:
+        """Return what must be equal of a pair."""
+        return (_equal_facts(info), "" if self.across_revisions else info.revision)
 
 
 def _shown(info: WorkerInfo) -> str:

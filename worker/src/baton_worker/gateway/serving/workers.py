@@ -7,21 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 
 from baton_worker.gateway.request import Limits
+from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import (
     WITHIN_REVISIONS,
     Needs,
     Pair,
     WorkerLoad,
-    choose,
-    has_room,
+    cost_tokens,
     has_usable_pair,
     limits,
-    most_choices,
-    tiers,
-    to_keep,
     unusable_reasons,
-    usable_choices,
 )
+from baton_worker.gateway.serving.capacity import Tier, has_room, most_choices, tiers, to_keep
 from baton_worker.gateway.serving.pairing import Pairing
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
@@ -225,21 +222,16 @@ class WorkerTable:
         others, as `to_keep` says.
         """
         loads, now = self._usable(avoided), self._clock()
-        pairs: dict[int, Pair] = {}
-        # The longest first: fewest workers can take it.
-        for i in sorted(range(len(needs)), key=lambda i: -needs[i].tokens):
-            pair = choose(loads, needs[i], self._pairing, kept)
-            if pair is None:
-                for given, of_choice in pairs.items():
-                    self.unassign(of_choice, needs[given])
-                return None
-            pairs[i] = pair
+        pairs = choose_all(loads, needs, self._pairing, kept)
+        if pairs is None:
+            return None
+        for pair, one in zip(pairs, needs, strict=True):
             for load in filter(None, pair):
                 load.circuit.given(now)
-                load.outstanding_tokens += self.cost(load.info, needs[i])
+                load.outstanding_tokens += cost_tokens(load.info, one)
                 load.outstanding_requests += 1
                 load.dispatched += 1
-        return [pairs[i] for i in range(len(needs))]
+        return pairs
 
     def _usable(self, avoided: frozenset[str] = frozenset()) -> list[WorkerLoad]:
         """Return the workers in use, knowing of each whether it is ejected now."""
@@ -261,27 +253,20 @@ class WorkerTable:
         loads = [load for load in self._in_use if load.info.worker_id not in avoided]
         return most_choices(loads, needs, self._pairing)
 
-    def too_many(self, needs: Sequence[Needs]) -> tuple[Needs, int] | None:
-        """Return what of a request there could never be room for at once: one of the choices of
-        which there are too many, and how many of these there could be; None when all could.
+    def too_many(self, needs: Sequence[Needs]) -> Tier | None:
+        """Return what of a request there could never be room for at once; None when there could be
+        for all.
         """
-        for one, n_choices in tiers(self._in_use, needs):
-            most = self.most_choices(one)
-            if most < n_choices:
-                return one, most
-        return None
+        return _scarce(tiers(self._in_use, needs, self._pairing))
 
     def are_usable(self, needs: Sequence[Needs]) -> bool:
         """Whether workers could have all choices of a request without those ejected now."""
-        loads = self._usable()
-        return all(
-            usable_choices(loads, one, self._pairing) >= n_choices
-            for one, n_choices in tiers(loads, needs)
-        )
+        found = tiers(self._usable(), needs, self._pairing, spares_ejected=True)
+        return _scarce(found) is None
 
     def to_keep(self, needs: Sequence[Needs]) -> frozenset[str]:
         """Return the workers whose room is to be kept for a request that waits for it."""
-        return to_keep(self._usable(), needs, self._pairing)
+        return to_keep(self._usable(), needs)
 
     def has_room(self, kept: frozenset[str]) -> bool:
         """Whether any request may have room at workers that are not in `kept`."""
@@ -300,11 +285,10 @@ class WorkerTable:
             self.on_room()
 
     def _take_off(self, load: WorkerLoad, needs: Needs) -> None:
-        load.outstanding_tokens -= self.cost(load.info, needs)
+        load.outstanding_tokens -= cost_tokens(load.info, needs)
         load.outstanding_requests -= 1
 
-    @staticmethod
-    def cost(info: WorkerInfo, needs: Needs) -> int:
-        """Return the tokens a worker has to handle at most: a prefill worker only the prompt."""
-        output = 0 if info.role == Role.PREFILL else needs.max_tokens
-        return needs.prompt_tokens + output
+
+def _scarce(found: Sequence[Tier]) -> Tier | None:
+    """Return the first tier that there are too few places for."""
+    return next((tier for tier in found if tier.most < tier.n_choices), None)
