@@ -26,7 +26,7 @@ import numpy as np
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import load_weights
 from numpy_reference import forward
 
@@ -199,7 +199,7 @@ class Scrape:
         return 1e3 * self.value(f"{histogram}_sum") / count if count else math.nan
 
 
-def largest_error(spec: ModelSpec, stream: Stream) -> float:
+def largest_error(spec: ModelShape, stream: Stream) -> float:
     """Return max |streamed logprob - float64 log-softmax of the full forward| over all tokens."""
     weights = load_weights(MODEL, spec)
     sequence = [*stream.prompt_ids, *stream.token_ids]
@@ -272,7 +272,7 @@ def main() -> int:
     with deployment(options.port) as (processes, local):
         stream = chat(options.port, options.max_tokens)
         scrapes = {p.role: Scrape(p.metrics_url) for p in processes}
-        error = largest_error(load_spec(MODEL), stream)
+        error = largest_error(load_shape(MODEL), stream)
         missing = report(stream, scrapes, error)
         if options.keep and not missing:
             serve(options.port, local)

@@ -13,7 +13,7 @@ from pathlib import Path
 from corpus import SOURCES, load_documents
 from tokenizers import Tokenizer
 
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 from numpy_reference import greedy
 
@@ -41,7 +41,7 @@ class Acceptance:
 
 def measure_acceptance(model_dir: Path, texts: list[str], seed: int) -> Acceptance:
     """Continue the beginnings of 16 long paragraphs by 64 tokens each."""
-    spec = load_spec(model_dir)
+    spec = load_shape(model_dir)
     weights = load_weights(model_dir, spec)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     long = [text for text in texts if len(text) > 2 * _PROMPT_CHARACTERS]

@@ -116,7 +116,7 @@ class Runner:
         return Sample(tokens, rows, time.process_time() - cpu, time.perf_counter() - wall)
 
     def _settle(self) -> None:
-        flight = self.engine._flight
+        flight = self.engine._in_flight
         if flight is not None:
             flight.landed()
 

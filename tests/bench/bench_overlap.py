@@ -38,7 +38,7 @@ from baton_worker.engine.backends.paddle.engine import PaddleEngine
 from baton_worker.engine.backends.sim.engine import SimEngine
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
-from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
 from baton_worker.handoff.ledger import HandoffLedger
@@ -163,7 +163,7 @@ class Worker:
         return (time.perf_counter() - started) / BLOCK_TURNS * 1e3
 
     def _settle(self) -> None:
-        flight = self.engine._flight
+        flight = self.engine._in_flight
         if flight is not None:
             flight.landed()
 
@@ -217,13 +217,13 @@ def _options(shape: Shape, overlap: bool) -> EngineOptions:
 class Model(NamedTuple):
     """What an engine serves."""
 
-    spec: ModelSpec
+    spec: ModelShape
     source: Weights | SimConfig
 
 
 def model_of(name: str) -> Model:
     """Return the committed model, one with random weights, or a simulated one."""
-    tiny = load_spec(TINY)
+    tiny = load_shape(TINY)
     if name == "tiny":
         return Model(tiny, load_weights(TINY, tiny))
     if name == "sim":
@@ -242,7 +242,7 @@ def model_of(name: str) -> Model:
     return Model(spec, _random_weights(spec, np.random.default_rng(0)))
 
 
-def _random_weights(spec: ModelSpec, rng: np.random.Generator) -> Weights:
+def _random_weights(spec: ModelShape, rng: np.random.Generator) -> Weights:
     def matrix(rows: int, columns: int) -> Any:
         return rng.standard_normal((rows, columns), np.float32) * np.float32(rows**-0.5)
 

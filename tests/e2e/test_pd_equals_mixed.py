@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 from numpy_reference import forward
 
@@ -57,7 +57,7 @@ def test_tokens_and_logprobs_agree(pair, mixed, sampling):
 
 
 def test_every_logprob_is_the_full_forwards_first_token_included(pair, model_dir):
-    spec = load_spec(model_dir)
+    spec = load_shape(model_dir)
     weights = load_weights(model_dir, spec)
     many = prompts(6, seed=2)
     for prompt, choice in zip(many, choices(pair, many, logprobs=0, seed=5), strict=True):
@@ -112,7 +112,7 @@ def test_draft_logprobs_stand_at_their_positions_and_change_no_token(pair):
 
 
 def test_prompt_logprobs_are_the_full_forwards_whoever_computes_them(pair, mixed, model_dir):
-    spec = load_spec(model_dir)
+    spec = load_shape(model_dir)
     weights = load_weights(model_dir, spec)
     many = [prompt for prompt in prompts(6, seed=4) if len(prompt) > 1]
     told = [choices(d, many, prompt_logprobs=2, seed=5) for d in (pair, mixed)]
@@ -150,7 +150,7 @@ def test_an_echoed_prompt_is_scored_like_any_output(pair):
 
 
 def test_a_prompt_without_output_is_scored_by_the_full_forward(pair, mixed, model_dir):
-    spec = load_spec(model_dir)
+    spec = load_shape(model_dir)
     weights = load_weights(model_dir, spec)
     for prompt in prompts(4, seed=9):
         logits = forward(weights, spec, prompt).logits[:-1]

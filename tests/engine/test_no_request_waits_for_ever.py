@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
-from baton_worker.engine.scheduling.waiting_queue import Line
+from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of, make_handle
 from baton_worker.sampling import SamplingParams
 
@@ -25,26 +25,28 @@ def request(number: int, priority: int) -> RequestState:
     return state
 
 
-def admit(line: Line, minds: Callable[[RequestState], bool] = lambda _: True) -> RequestState:
+def admit(
+    line: WaitingQueue, minds: Callable[[RequestState], bool] = lambda _: True
+) -> RequestState:
     first = next(iter(line))
     line.remove(first)
     line.let_pass(first, minds)
     return first
 
 
-def served(line: Line) -> int:
+def served(line: WaitingQueue) -> int:
     return admit(line).key.handle
 
 
 def test_lower_priority_numbers_come_first_and_equal_ones_by_arrival() -> None:
-    line = Line()
+    line = WaitingQueue()
     for number, priority in enumerate((0, 5, -1, 0, 5, -1)):
         line.add(request(number, priority))
     assert [served(line) for _ in range(6)] == [2, 5, 0, 3, 1, 4]
 
 
 def test_a_request_that_returns_is_where_it_was() -> None:
-    line = Line()
+    line = WaitingQueue()
     first, second = request(0, 0), request(1, 0)
     line.add(first)
     admit(line)
@@ -58,7 +60,7 @@ def test_a_request_that_returns_is_where_it_was() -> None:
     most=st.integers(1, 4),
 )
 def test_nobody_is_overtaken_more_often_than_allowed(moves: list[Any], most: int) -> None:
-    line = Line(max_overtaken=most)
+    line = WaitingQueue(max_overtaken=most)
     waiting: list[int] = []
     running: list[RequestState] = []
     overtaken: Counter[int] = Counter()
@@ -86,7 +88,7 @@ def test_nobody_is_overtaken_more_often_than_allowed(moves: list[Any], most: int
 
 def test_whoever_is_held_back_gains_nothing_by_waiting() -> None:
     """A gateway that takes no records must not come to the front for it."""
-    line = Line(max_overtaken=1)
+    line = WaitingQueue(max_overtaken=1)
     paused = request(0, 9)
     line.add(paused)
     for number in range(1, 5):
@@ -97,7 +99,7 @@ def test_whoever_is_held_back_gains_nothing_by_waiting() -> None:
 
 def test_only_the_more_urgent_overtake() -> None:
     """Who is served first anyway loses nothing when a less urgent request begins beside it."""
-    running = Line(max_overtaken=1)
+    running = WaitingQueue(max_overtaken=1)
     urgent, patient = request(0, -1), request(1, 5)
     running.add(urgent)
     running.add(patient)
@@ -106,7 +108,7 @@ def test_only_the_more_urgent_overtake() -> None:
 
 
 def test_the_promoted_are_served_by_arrival_alone() -> None:
-    line = Line(max_overtaken=1)
+    line = WaitingQueue(max_overtaken=1)
     for number, priority in enumerate((1, 0, -1)):
         line.add(request(number, priority))
     assert [served(line) for _ in range(3)] == [2, 0, 1]
@@ -118,19 +120,19 @@ def newcomer(gateway: int, turn: int, priority: int = 0) -> RequestState:
     return new_state(source, LIMITS, 0.0)
 
 
-def order(line: Line) -> list[tuple[int, int]]:
+def order(line: WaitingQueue) -> list[tuple[int, int]]:
     return [(incarnation_of(r.key.handle), r.turn) for r in line]
 
 
 def test_one_that_was_held_up_stands_before_those_its_gateway_gave_out_later() -> None:
-    line = Line()
+    line = WaitingQueue()
     for gateway, turn in ((1, 1), (2, 7), (1, 3), (2, 8), (1, 4), (1, 2)):
         line.join(newcomer(gateway, turn))
     assert order(line) == [(1, 1), (2, 7), (1, 2), (1, 3), (2, 8), (1, 4)]
 
 
 def test_turns_say_nothing_across_gateways_and_priorities() -> None:
-    line = Line()
+    line = WaitingQueue()
     for gateway, turn, priority in ((1, 9, 0), (2, 1, 0), (3, 5, 1), (3, 4, 0)):
         line.join(newcomer(gateway, turn, priority))
     assert order(line) == [(1, 9), (2, 1), (3, 4), (3, 5)]
@@ -138,7 +140,7 @@ def test_turns_say_nothing_across_gateways_and_priorities() -> None:
 
 def test_without_turns_the_order_is_that_of_coming() -> None:
     """As of an older gateway's requests."""
-    line, came = Line(), [newcomer(1, 0) for _ in range(3)]
+    line, came = WaitingQueue(), [newcomer(1, 0) for _ in range(3)]
     line.join(newcomer(1, 5))
     for one in came:
         line.join(one)
@@ -146,7 +148,7 @@ def test_without_turns_the_order_is_that_of_coming() -> None:
 
 
 def test_one_that_was_held_up_passes_what_left_the_line_and_is_not_served_yet() -> None:
-    line, running = Line(), Line()
+    line, running = WaitingQueue(), WaitingQueue()
     later, other = newcomer(1, 2), newcomer(2, 1)
     for one in (other, later):
         line.join(one)
@@ -166,7 +168,7 @@ def test_one_that_was_held_up_passes_what_left_the_line_and_is_not_served_yet() 
 )
 def test_whoever_waits_is_served_in_the_order_of_its_gateway(moves: list[Any]) -> None:
     """The gateways' words come in any order, with holes between them, and while others leave."""
-    line, free = Line(), {gateway: list(range(1, 70)) for gateway in (1, 2, 3)}
+    line, free = WaitingQueue(), {gateway: list(range(1, 70)) for gateway in (1, 2, 3)}
     for move in moves:
         if move == "serve":
             if len(line):

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import LayerWeights, Weights, load_weights
 from numpy_reference import forward, greedy, log_softmax, mtp_forward, rope
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    spec: ModelSpec
+    spec: ModelShape
     weights: Weights
 
 
@@ -26,7 +26,7 @@ class Loaded:
 def load(make_checkpoint: Callable[..., Any]) -> Callable[..., Loaded]:
     def make(**arguments: Any) -> Loaded:
         path = make_checkpoint(**arguments).path
-        spec = load_spec(path)
+        spec = load_shape(path)
         return Loaded(spec, load_weights(path, spec))
 
     return make
@@ -92,7 +92,7 @@ def permute_heads(matrix: np.ndarray, head_dim: int) -> np.ndarray:
     return matrix.reshape(matrix.shape[0], -1, head_dim)[..., order].reshape(matrix.shape)
 
 
-def to_half(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:
+def to_half(layer: LayerWeights, spec: ModelShape) -> LayerWeights:
     rotated = spec.q_size + spec.kv_size
     qkv = [permute_heads(layer.qkv[:, :rotated], spec.head_dim), layer.qkv[:, rotated:]]
     return dataclasses.replace(layer, qkv=np.concatenate(qkv, axis=1))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 from numpy_reference import forward
 
@@ -67,7 +67,7 @@ def test_logits_are_those_of_other_implementations(
         tie_word_embeddings=is_tied,
         rope_theta=5000.0,
     )
-    spec = load_spec(made.path)
+    spec = load_shape(made.path)
     ids = np.random.default_rng(1).integers(0, 96, 50).tolist()
     logits = forward(load_weights(made.path, spec), spec, ids).logits
     np.testing.assert_allclose(logits[0, :4], first_row, rtol=0, atol=2e-5)

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json become one ModelSpec."""
+"""config.json and generation_config.json become one ModelShape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton_worker.engine.model.shape import ModelSpec, fingerprint, load_spec
+from baton_worker.engine.model.shape import ModelShape, fingerprint, load_shape
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def write_config(make_checkpoint: Callable[..., Any]) -> Callable[..., Path]:
 
 
 def test_every_field_is_read(write_config: Callable[..., Path]) -> None:
-    spec = load_spec(write_config(baton_mtp_hidden="post_norm", rms_norm_eps=1e-6))
-    assert spec == ModelSpec(
+    spec = load_shape(write_config(baton_mtp_hidden="post_norm", rms_norm_eps=1e-6))
+    assert spec == ModelShape(
         model_type="ernie4_5",
         vocab_size=96,
         hidden_size=32,
@@ -55,7 +55,7 @@ def test_every_field_is_read(write_config: Callable[..., Path]) -> None:
 def test_llama_rotates_halves_and_does_not_tie_by_default(
     write_config: Callable[..., Path],
 ) -> None:
-    spec = load_spec(
+    spec = load_shape(
         write_config(
             drop=("tie_word_embeddings", "rope_theta"),
             model_type="llama",
@@ -68,7 +68,7 @@ def test_llama_rotates_halves_and_does_not_tie_by_default(
 
 def test_qwen3_norms_heads_whose_size_is_apart(make_checkpoint: Callable[..., Any]) -> None:
     made = make_checkpoint("qwen3", head_dim=20, use_sliding_window=False, sliding_window=4096)
-    spec = load_spec(made.path)
+    spec = load_shape(made.path)
     assert (spec.rope_style, spec.has_qk_norm, spec.head_dim) == ("half", True, 20)
     assert spec.q_size == 80 != spec.hidden_size
     assert fingerprint(spec, "w") != fingerprint(dataclasses.replace(spec, has_qk_norm=False), "w")
@@ -78,7 +78,7 @@ def test_qwen3_norms_heads_whose_size_is_apart(make_checkpoint: Callable[..., An
 def test_an_absent_epsilon_is_the_familys(
     make_checkpoint: Callable[..., Any], family: str, eps: float
 ) -> None:
-    assert load_spec(make_checkpoint(family, rms_norm_eps=None).path).rms_norm_eps == eps
+    assert load_shape(make_checkpoint(family, rms_norm_eps=None).path).rms_norm_eps == eps
 
 
 def test_absent_fields_take_the_family_defaults(write_config: Callable[..., Path]) -> None:
@@ -93,7 +93,7 @@ def test_absent_fields_take_the_family_defaults(write_config: Callable[..., Path
         "architectures",
         "torch_dtype",
     )
-    spec = load_spec(write_config(drop=drop))
+    spec = load_shape(write_config(drop=drop))
     assert (spec.tie_word_embeddings, spec.rope_theta) == (True, 500000.0)
     assert (spec.n_kv_heads, spec.head_dim, spec.n_mtp_layers) == (4, 8, 0)
     assert (spec.bos_token_id, spec.eos_token_ids) == (None, ())
@@ -102,14 +102,16 @@ def test_absent_fields_take_the_family_defaults(write_config: Callable[..., Path
 
 def test_rope_parameters_of_newer_configs_are_read(write_config: Callable[..., Path]) -> None:
     block = {"rope_theta": 250000.0, "rope_type": "default"}
-    assert load_spec(write_config(drop=("rope_theta",), rope_parameters=block)).rope_theta == 250000
+    assert (
+        load_shape(write_config(drop=("rope_theta",), rope_parameters=block)).rope_theta == 250000
+    )
 
 
 @pytest.mark.parametrize("scaling", [None, {"type": "default"}, {"rope_type": "none"}])
 def test_a_rope_scaling_that_scales_nothing_is_accepted(
     write_config: Callable[..., Path], scaling: object
 ) -> None:
-    assert load_spec(write_config(rope_scaling=scaling)).rope_theta == 10000.0
+    assert load_shape(write_config(rope_scaling=scaling)).rope_theta == 10000.0
 
 
 @pytest.mark.parametrize(
@@ -130,12 +132,12 @@ def test_end_of_sequence_ids_of_both_files_count_once_each(
 ) -> None:
     folder = write_config(eos_token_id=config_eos)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_eos}))
-    assert load_spec(folder).eos_token_ids == expected
+    assert load_shape(folder).eos_token_ids == expected
 
 
 def test_fields_that_decide_nothing_are_ignored(write_config: Callable[..., Path]) -> None:
-    plain = load_spec(write_config())
-    assert load_spec(write_config(transformers_version="5.3", attention_dropout=0.0)) == plain
+    plain = load_shape(write_config())
+    assert load_shape(write_config(transformers_version="5.3", attention_dropout=0.0)) == plain
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_fields_that_decide_nothing_are_ignored(write_config: Callable[..., Path
 def test_the_fingerprint_follows_what_decides_kv(
     write_config: Callable[..., Path], change: dict[str, Any]
 ) -> None:
-    spec = load_spec(write_config())
+    spec = load_shape(write_config())
     assert fingerprint(spec, "w") == fingerprint(dataclasses.replace(spec), "w")
     assert fingerprint(spec, "w") != fingerprint(dataclasses.replace(spec, **change), "w")
     assert fingerprint(spec, "w") != fingerprint(spec, "other weights")
@@ -163,5 +165,5 @@ def test_the_fingerprint_follows_what_decides_kv(
 def test_the_fingerprint_ignores_what_does_not(
     write_config: Callable[..., Path], change: dict[str, Any]
 ) -> None:
-    spec = load_spec(write_config())
+    spec = load_shape(write_config())
     assert fingerprint(spec, "w") == fingerprint(dataclasses.replace(spec, **change), "w")

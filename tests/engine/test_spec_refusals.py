@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton_worker.engine.model.shape import ModelSpecError, load_spec
+from baton_worker.engine.model.shape import ModelShapeError, load_shape
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
     def check(message: str, **fields: Any) -> None:
         path: Path = made.path / "config.json"
         path.write_text(json.dumps(made.config | fields))
-        with pytest.raises(ModelSpecError, match=re.escape(message)) as caught:
-            load_spec(made.path)
+        with pytest.raises(ModelShapeError, match=re.escape(message)) as caught:
+            load_shape(made.path)
         assert str(path) in str(caught.value)
 
     return check
@@ -85,8 +85,8 @@ def test_an_absent_size_is_named(make_checkpoint: Callable[..., Any]) -> None:
     made = make_checkpoint()
     del made.config["hidden_size"]
     (made.path / "config.json").write_text(json.dumps(made.config))
-    with pytest.raises(ModelSpecError, match="hidden_size"):
-        load_spec(made.path)
+    with pytest.raises(ModelShapeError, match="hidden_size"):
+        load_shape(made.path)
 
 
 @pytest.mark.parametrize("field", ["head_dim", "num_key_value_heads"])
@@ -95,17 +95,17 @@ def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
 ) -> None:
     made = make_checkpoint("qwen3")
     (made.path / "config.json").write_text(json.dumps(made.config | {field: None}))
-    with pytest.raises(ModelSpecError, match=f"{field} is None, supported is a number"):
-        load_spec(made.path)
+    with pytest.raises(ModelShapeError, match=f"{field} is None, supported is a number"):
+        load_shape(made.path)
 
 
 def test_an_absent_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelSpecError, match=re.escape(str(tmp_path / "config.json"))):
-        load_spec(tmp_path)
+    with pytest.raises(ModelShapeError, match=re.escape(str(tmp_path / "config.json"))):
+        load_shape(tmp_path)
 
 
 def test_a_malformed_generation_config_is_named(make_checkpoint: Callable[..., Any]) -> None:
     path = make_checkpoint().path / "generation_config.json"
     path.write_text("{")
-    with pytest.raises(ModelSpecError, match=re.escape(str(path))):
-        load_spec(path.parent)
+    with pytest.raises(ModelShapeError, match=re.escape(str(path))):
+        load_shape(path.parent)

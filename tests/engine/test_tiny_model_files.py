@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
 
@@ -44,7 +44,7 @@ def render(config: dict[str, Any], messages: list[dict[str, str]], prompt: bool)
 
 
 def test_the_weights_load_and_are_small_enough_to_commit(tiny_model_dir: Path) -> None:
-    spec = load_spec(tiny_model_dir)
+    spec = load_shape(tiny_model_dir)
     weights = load_weights(tiny_model_dir, spec)
     assert (spec.n_layers, spec.n_mtp_layers, len(weights.mtp)) == (2, 1, 1)
     assert spec.rope_style == "interleaved"
@@ -60,7 +60,7 @@ def test_any_text_round_trips_through_the_tokenizer(tokenizer: Tokenizer, text: 
 def test_encoding_puts_the_beginning_of_sequence_in_front(
     tokenizer: Tokenizer, tiny_model_dir: Path
 ) -> None:
-    spec = load_spec(tiny_model_dir)
+    spec = load_shape(tiny_model_dir)
     assert tokenizer.encode("a licence").ids[0] == spec.bos_token_id
     assert spec.bos_token_id not in tokenizer.encode("a licence", add_special_tokens=False).ids
 
@@ -68,7 +68,7 @@ def test_encoding_puts_the_beginning_of_sequence_in_front(
 def test_token_ids_agree_across_the_files(
     tokenizer: Tokenizer, tokenizer_config: dict[str, Any], tiny_model_dir: Path
 ) -> None:
-    spec = load_spec(tiny_model_dir)
+    spec = load_shape(tiny_model_dir)
     assert tokenizer.get_vocab_size() == spec.vocab_size
     assert tokenizer.token_to_id(tokenizer_config["bos_token"]) == spec.bos_token_id
     ends = (tokenizer_config["eos_token"], "<|end|>")

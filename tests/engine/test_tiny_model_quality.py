@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from baton_worker.engine.backends.paddle.framework import paddle
-from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import Weights, load_weights
 from numpy_reference import forward, greedy, log_softmax, mtp_forward
 
@@ -27,7 +27,7 @@ SENTENCES = (
 
 
 class Tiny(NamedTuple):
-    spec: ModelSpec
+    spec: ModelShape
     weights: Weights
     tokenizer: Tokenizer
 
@@ -38,7 +38,7 @@ class Tiny(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tiny(tiny_model_dir: Path) -> Tiny:
-    spec = load_spec(tiny_model_dir)
+    spec = load_shape(tiny_model_dir)
     tokenizer = Tokenizer.from_file(str(tiny_model_dir / "tokenizer.json"))
     return Tiny(spec, load_weights(tiny_model_dir, spec), tokenizer)
 

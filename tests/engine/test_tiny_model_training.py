@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
 pytestmark = pytest.mark.slow  # each run imports Paddle in a process of its own
@@ -34,9 +34,9 @@ def test_two_steps_on_python_text_make_a_loadable_folder(
     output = run(script, "--corpus", "python", "--steps", "2", "--out", str(tmp_path / "model"))
     assert "step 2/2" in output
     assert "first-draft acceptance" in output
-    spec = load_spec(tmp_path / "model")
+    spec = load_shape(tmp_path / "model")
     assert load_weights(tmp_path / "model", spec).embed.shape == (512, 64)
-    assert spec == load_spec(tiny_model_dir)
+    assert spec == load_shape(tiny_model_dir)
     tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == spec.vocab_size
 

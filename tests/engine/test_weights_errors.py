@@ -13,14 +13,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from baton_worker.engine.model.checkpoint import CheckpointError
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
 Edit = Callable[[dict[str, Any]], object]
 
 
 def load(folder: Path) -> object:
-    return load_weights(folder, load_spec(folder))
+    return load_weights(folder, load_shape(folder))
 
 
 def drop(key: str) -> Edit:

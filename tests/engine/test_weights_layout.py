@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import Weights, load_weights
 
 
 def load(made: Any) -> Weights:
-    return load_weights(made.path, load_spec(made.path))
+    return load_weights(made.path, load_shape(made.path))
 
 
 def arrays(weights: Weights) -> Iterator[tuple[str, np.ndarray]]:

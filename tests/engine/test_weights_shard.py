@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import Shard, load_weights
 
 
@@ -17,7 +17,7 @@ def test_two_shards_put_together_are_the_whole(
     make_checkpoint: Callable[..., Any], storage: str
 ) -> None:
     path = make_checkpoint(storage=storage).path
-    spec = load_spec(path)
+    spec = load_shape(path)
     whole = load_weights(path, spec)
     halves = [load_weights(path, spec, Shard(rank, 2)) for rank in (0, 1)]
     q, kv = spec.q_size // 2, spec.kv_size // 2
@@ -52,7 +52,7 @@ def test_a_size_that_does_not_divide_is_refused_by_field(
 ) -> None:
     path = make_checkpoint(**config).path
     with pytest.raises(ValueError, match=f"^{field} does not divide by {size} shards"):
-        load_weights(path, load_spec(path), Shard(0, size))
+        load_weights(path, load_shape(path), Shard(0, size))
 
 
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0)])

@@ -37,7 +37,7 @@ from baton_worker.handoff.offers import OfferBook, address_of
 from baton_worker.handoff.places import PlaceLimits, Places, Reply
 from baton_worker.handoff.room import Amount, Wish
 from baton_worker.identity import GatewayIdentity, RequestKey, Role, make_handle
-from baton_worker.link.gateway_end import GatewaySettings, Standing
+from baton_worker.link.gateway_end import GatewaySettings, LinkState
 from baton_worker.link.inbox import InboxPolicy
 from baton_worker.link.metrics import GatewayLinkMetrics, WorkerLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
@@ -307,7 +307,7 @@ class GatewayMachine:
             encode_control(self.table.out.popleft().message)
         self.table.expelled.clear()
         for end in self.table.ends.values():
-            if end.standing is not Standing.UP:
+            if end.standing is not LinkState.UP:
                 continue
             while end.out:
                 encode_control(end.out.popleft())

@@ -14,8 +14,8 @@ import pytest
 import numeric_edges
 from baton_worker.config import SimConfig
 from baton_worker.engine.api import EngineRequest
-from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import DraftSources, EngineOptions
 from baton_worker.gateway.intake.schema import (
     ChatBody,
@@ -49,7 +49,7 @@ def _values(field):
 
 @pytest.fixture(scope="module")
 def spec():
-    found = sim_spec(SimConfig(), load_spec(TINY_MODEL))
+    found = sim_shape(SimConfig(), load_shape(TINY_MODEL))
     return dataclasses.replace(found, vocab_size=512)
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton_worker.handoff.ledger import HandoffLedger, Verdict
+from baton_worker.handoff.ledger import HandoffLedger, OfferVerdict
 from baton_worker.identity import RequestKey, make_handle
 
 KEY = RequestKey(make_handle(3, 1), 0)
@@ -20,24 +20,24 @@ def ledger() -> HandoffLedger:
 
 def test_a_reserved_handoff_is_admitted_once_and_a_repeat_is_known(ledger):
     assert ledger.reserve(KEY, 5.0, now=0.0)
-    assert ledger.arrive(KEY, now=1.0) is Verdict.ADMIT
-    assert ledger.arrive(KEY, now=1.1) is Verdict.ALREADY_PENDING
+    assert ledger.arrive(KEY, now=1.0) is OfferVerdict.ADMIT
+    assert ledger.arrive(KEY, now=1.1) is OfferVerdict.ALREADY_PENDING
     ledger.imported(KEY, now=1.2)
-    assert ledger.arrive(KEY, now=2.0) is Verdict.ALREADY_IMPORTED
+    assert ledger.arrive(KEY, now=2.0) is OfferVerdict.ALREADY_IMPORTED
     assert ledger.n_open == 0
 
 
 def test_a_handoff_that_outruns_its_reservation_is_admitted(ledger):
-    assert ledger.arrive(KEY, now=0.0) is Verdict.ADMIT
+    assert ledger.arrive(KEY, now=0.0) is OfferVerdict.ADMIT
     assert ledger.reserve(KEY, 5.0, now=0.1)
     ledger.expire(now=100.0)
-    assert ledger.arrive(KEY, now=100.0) is Verdict.ALREADY_PENDING
+    assert ledger.arrive(KEY, now=100.0) is OfferVerdict.ALREADY_PENDING
 
 
 def test_a_handoff_after_its_abort_is_turned_away(ledger):
     ledger.reserve(KEY, 5.0, now=0.0)
     ledger.close(KEY, now=0.5)
-    assert ledger.arrive(KEY, now=1.0) is Verdict.CLOSED
+    assert ledger.arrive(KEY, now=1.0) is OfferVerdict.CLOSED
 
 
 def test_a_reservation_without_a_handoff_expires_once_and_stays_closed(ledger):
@@ -45,7 +45,7 @@ def test_a_reservation_without_a_handoff_expires_once_and_stays_closed(ledger):
     assert ledger.expire(now=4.9) == ()
     assert ledger.expire(now=5.0) == (KEY,)
     assert ledger.expire(now=5.1) == ()
-    assert ledger.arrive(KEY, now=6.0) is Verdict.CLOSED
+    assert ledger.arrive(KEY, now=6.0) is OfferVerdict.CLOSED
 
 
 def test_only_a_pending_handoff_is_given_up_and_a_repeat_is_turned_away(ledger):
@@ -55,7 +55,7 @@ def test_only_a_pending_handoff_is_given_up_and_a_repeat_is_turned_away(ledger):
     ledger.arrive(KEY, 1.0)
     assert ledger.give_up(KEY, 2.0)
     assert ledger.n_open == 0
-    assert ledger.arrive(KEY, 3.0) is Verdict.CLOSED
+    assert ledger.arrive(KEY, 3.0) is OfferVerdict.CLOSED
 
 
 def test_everything_is_forgotten_in_the_end(ledger):
@@ -69,8 +69,8 @@ def test_everything_is_forgotten_in_the_end(ledger):
 def test_a_full_ledger_refuses_reservations_and_unreserved_handoffs(ledger):
     keys = [RequestKey(make_handle(3, i), 0) for i in range(3)]
     assert [ledger.reserve(key, 5.0, now=0.0) for key in keys] == [True, True, False]
-    assert ledger.arrive(keys[2], now=0.0) is Verdict.FULL
-    assert ledger.arrive(keys[0], now=0.0) is Verdict.ADMIT
+    assert ledger.arrive(keys[2], now=0.0) is OfferVerdict.FULL
+    assert ledger.arrive(keys[0], now=0.0) is OfferVerdict.ADMIT
 
 
 def test_a_place_that_was_refused_is_not_given_when_another_becomes_free(ledger):
@@ -78,7 +78,7 @@ def test_a_place_that_was_refused_is_not_given_when_another_becomes_free(ledger)
     for key in keys:
         ledger.reserve(key, 5.0, now=0.0)
     ledger.close(keys[0], now=1.0)
-    assert ledger.arrive(keys[2], now=1.0) is Verdict.FULL
+    assert ledger.arrive(keys[2], now=1.0) is OfferVerdict.FULL
     assert ledger.n_open == 1
 
 
@@ -141,7 +141,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def arrive(self, key):
-        if self.ledger.arrive(key, self.now) is Verdict.ADMIT:
+        if self.ledger.arrive(key, self.now) is OfferVerdict.ADMIT:
             assert key not in self.admitted
             assert key not in self.refused
             self.admitted.add(key)
@@ -171,6 +171,6 @@ TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30, d
 
 def test_a_handoff_waits_for_ten_minutes_unless_told_otherwise() -> None:
     ledger = HandoffLedger(capacity=1, memory_seconds=1.0)
-    assert ledger.arrive(KEY, 0.0) is Verdict.ADMIT
+    assert ledger.arrive(KEY, 0.0) is OfferVerdict.ADMIT
     assert ledger.expire(599.5) == ()
     assert ledger.expire(600.0) == (KEY,)

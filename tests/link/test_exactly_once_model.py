@@ -26,7 +26,7 @@ from baton_worker.link.api import (
     WorkerDown,
     WorkerUp,
 )
-from baton_worker.link.gateway_end import GatewaySettings, Standing
+from baton_worker.link.gateway_end import GatewaySettings, LinkState
 from baton_worker.link.inbox import InboxPolicy
 from baton_worker.link.metrics import GatewayLinkMetrics, WorkerLinkMetrics
 from baton_worker.link.outbox import OutboxLimits, Push
@@ -140,7 +140,7 @@ class Link(RuleBasedStateMachine):
             route, message = self.table.out.popleft()
             self.to_worker(route, message)
         for end in self.table.ends.values():
-            if end.standing is not Standing.UP:
+            if end.standing is not LinkState.UP:
                 continue
             while end.out:
                 self.to_worker(end.route, end.out.popleft())
@@ -220,7 +220,7 @@ class Link(RuleBasedStateMachine):
     @rule()
     def command(self) -> None:
         for end in self.table.ends.values():
-            if end.standing is Standing.UP:
+            if end.standing is LinkState.UP:
                 number = next(self.fresh)
                 if end.command(str(number).encode(), self.now):
                     key = (self.incarnation, end.epoch)
@@ -422,7 +422,7 @@ class Link(RuleBasedStateMachine):
 
     def is_shut_out(self) -> bool:
         end = self.table.ends.get(self.info.worker_id)
-        return bool(end and end.standing is Standing.QUARANTINED)
+        return bool(end and end.standing is LinkState.QUARANTINED)
 
     def is_quiet(self) -> bool:
         commands = [len(end.outbox) for end in self.table.ends.values()]

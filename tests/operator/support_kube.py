@@ -16,7 +16,7 @@ import msgspec
 from baton_operator.children.apply import Applier
 from baton_operator.children.desired import Apis
 from baton_operator.children.resources.credentials import KeyPair
-from baton_operator.children.revision_records import RecordBook
+from baton_operator.children.revision_records import RevisionRecords
 from baton_operator.cluster import api
 from baton_operator.cluster.api import AlreadyExists, ApiError, Conflict, Expired, ListPage
 from baton_operator.cluster.parents import ParentStore
@@ -399,7 +399,7 @@ class Cluster:
             parents=self.parents,
             children=self.children,
             applier=applier,
-            records=RecordBook(self.kube, self.children),
+            records=RevisionRecords(self.kube, self.children),
             reporter=self.reporter,
             probe=self.probe,
             telemetry=Telemetry(self.probe, lambda: self.now, self.woken.append),

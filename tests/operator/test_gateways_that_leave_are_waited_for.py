@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton_operator.cluster.observe import GRACE_ALLOWANCE_SECONDS, Observed, PodRef
-from baton_operator.cluster.partial_objects import PodView, Workload, child_of, decode_head
+from baton_operator.cluster.partial_objects import PodView, Workload, child_of, decode_partial
 from baton_operator.planning.deadline import Waited
 from baton_operator.planning.gateways import Gateways
 from baton_operator.planning.pairs import Counts, served_ticks
@@ -102,7 +102,7 @@ def test_the_end_of_a_pods_grace_is_read_from_the_wire(phase, has_ended):
         "deletionTimestamp": timestamp(GRACE_ENDS_AT),
     }  # fmt: skip
     body = {"metadata": metadata, "status": {"phase": phase}}
-    view = child_of(decode_head(json.dumps(body).encode()), "Pod").view
+    view = child_of(decode_partial(json.dumps(body).encode()), "Pod").view
     assert (view.is_deleting, view.template, view.has_ended) == (True, "abc", has_ended)
     assert datetime.fromtimestamp(view.grace_ends_at, UTC) == datetime.fromtimestamp(
         GRACE_ENDS_AT, UTC

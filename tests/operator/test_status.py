@@ -9,7 +9,7 @@ import pytest
 
 from baton_operator.cluster.observe import GRACE_ALLOWANCE_SECONDS, Observed, PodRef, WorkloadRef
 from baton_operator.cluster.partial_objects import Child, PodView, Workload
-from baton_operator.cluster.pod_failures import Ailment
+from baton_operator.cluster.pod_failures import PodFailure
 from baton_operator.cluster.store import ChildId
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES, Role
@@ -38,8 +38,8 @@ def workload(role, revision, desired, existing, ready, refusal=""):
     return WorkloadRef(ChildId("Deployment", name), child, role, revision, view)
 
 
-def pod(name, role=Role.DECODE, blocked="", ailment=None):
-    return PodRef(name, role.value, "a", PodView(False, False, "", blocked, "", ailment))
+def pod(name, role=Role.DECODE, blocked="", pod_failure=None):
+    return PodRef(name, role.value, "a", PodView(False, False, "", blocked, "", pod_failure))
 
 
 def pair(revision, prefill=2, decode=4, ready=None):
@@ -332,7 +332,9 @@ def test_of_several_parts_that_are_not_ready_the_first_is_told(world):
 
 
 def test_a_role_that_is_not_ready_tells_what_keeps_its_pods(world):
-    world.see(workloads=pair("a", ready=1), pods=(pod("d0", ailment=Ailment("Oops", "no image")),))
+    world.see(
+        workloads=pair("a", ready=1), pods=(pod("d0", pod_failure=PodFailure("Oops", "no image")),)
+    )
     told = "pod d0: Oops: no image"
     assert world.condition("PrefillReady")[2] == "1 of 2 ready"
     assert world.condition("DecodeReady")[2] == f"1 of 4 ready; {told}"

@@ -8,7 +8,7 @@ import pytest
 
 from baton_operator.cluster import api
 from baton_operator.cluster.observe import observe
-from baton_operator.cluster.partial_objects import child_of, head_of
+from baton_operator.cluster.partial_objects import child_of, partial_of
 
 ENDED = {"exitCode": 78, "reason": "Error", "message": "log line\nmodel.path: no such folder\n"}
 PULL = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
@@ -34,8 +34,8 @@ def pod(*containers, name="p", role="decode", **more):
     }
 
 
-def ailment_of(*containers):
-    return child_of(head_of(pod(*containers)), "Pod").view.ailment
+def failure_of(*containers):
+    return child_of(partial_of(pod(*containers)), "Pod").view.pod_failure
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def ailment_of(*containers):
     ids=["image", "ended", "killed"],
 )
 def test_a_container_that_cannot_run_says_why(status, reason, message):
-    assert ailment_of(status) == (reason, message)
+    assert failure_of(status) == (reason, message)
 
 
 def test_what_it_said_stays_while_it_is_tried_again():
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
     told = {
-        ailment_of(container(state, {"terminated": ENDED}))
+        failure_of(container(state, {"terminated": ENDED}))
         for state in (back_off, RUNNING, {"terminated": ENDED})
     }
     assert len(told) == 1
@@ -80,12 +80,12 @@ def test_what_it_said_stays_while_it_is_tried_again():
     ids=["creating", "unknown", "not ready yet", "recovered", "done"],
 )
 def test_a_container_that_starts_or_serves_is_not_ill(status):
-    assert ailment_of(status) is None
+    assert failure_of(status) is None
 
 
 def test_the_first_ill_container_is_told_and_a_long_text_by_its_end():
     long = {"waiting": {"reason": "ErrImagePull", "message": "x" * 5000 + " the cause"}}
-    reason, message = ailment_of(container(RUNNING, ready=True), container(long, name="side"))
+    reason, message = failure_of(container(RUNNING, ready=True), container(long, name="side"))
     assert reason == "ErrImagePull"
     assert message.startswith("side waits: ...")
     assert message.endswith(" the cause")

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SimConfig
 from baton_worker.engine.api import EngineRequest
-from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import resolve_options
 from baton_worker.engine.progress import Progress
 from baton_worker.identity import RequestKey, make_handle
@@ -22,7 +22,7 @@ from baton_worker.messages import WorkerInfo
 from baton_worker.roles import watchdog
 from baton_worker.roles.announced import Announced
 from baton_worker.roles.health import HealthSources, build_app
-from baton_worker.roles.watchdog import PERIOD_SECONDS, Verdict, Watch, Watchdog
+from baton_worker.roles.watchdog import PERIOD_SECONDS, EngineHealth, Watch, Watchdog
 from baton_worker.sampling import SamplingParams
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
@@ -54,16 +54,16 @@ class Watched:
         self.time = Time()
         self.progress = Progress(STUCK, FIRST, self.time.clock)
         self.watch = Watch(self.progress)
-        self.seen: list[Verdict] = []
+        self.seen: list[EngineHealth] = []
         self.time.look = lambda now: self.seen.append(self.watch.look(now))
 
-    def wait(self, seconds: float) -> set[Verdict]:
+    def wait(self, seconds: float) -> set[EngineHealth]:
         """Let time pass and return all that was said."""
         self.seen.clear()
         self.time.sleep(seconds)
         return set(self.seen)
 
-    def step(self, n_tokens: int, seconds: float) -> set[Verdict]:
+    def step(self, n_tokens: int, seconds: float) -> set[EngineHealth]:
         self.progress.stepping(n_tokens, (KEY,))
         return self.wait(seconds)
 
@@ -74,13 +74,13 @@ def watched() -> Watched:
 
 
 def test_a_step_that_never_comes_back_is_suspect_and_then_stuck(watched):
-    assert watched.step(8, 1.0) == {Verdict.FINE}
-    assert watched.step(8, 5.0) == {Verdict.FINE}
+    assert watched.step(8, 1.0) == {EngineHealth.FINE}
+    assert watched.step(8, 5.0) == {EngineHealth.FINE}
     watched.progress.output()
     watched.progress.stepping(8, (KEY,))
-    assert watched.wait(24.0) == {Verdict.FINE}, "others of its size took five seconds"
-    assert watched.wait(20.0) == {Verdict.FINE, Verdict.SUSPECT}
-    assert watched.wait(10.0) == {Verdict.SUSPECT, Verdict.STUCK}
+    assert watched.wait(24.0) == {EngineHealth.FINE}, "others of its size took five seconds"
+    assert watched.wait(20.0) == {EngineHealth.FINE, EngineHealth.SUSPECT}
+    assert watched.wait(10.0) == {EngineHealth.SUSPECT, EngineHealth.STUCK}
     assert watched.watch.phase is not None
     assert watched.watch.phase.keys == (KEY,)
 
@@ -89,30 +89,30 @@ def test_quick_steps_leave_the_bound_at_what_is_configured(watched):
     for _ in range(10):
         watched.step(8, 0.25)
     watched.progress.stepping(8, (KEY,))
-    assert watched.wait(4.75) == {Verdict.FINE}
-    assert watched.wait(5.0) == {Verdict.FINE, Verdict.SUSPECT}
-    assert watched.wait(1.0) == {Verdict.SUSPECT, Verdict.STUCK}
+    assert watched.wait(4.75) == {EngineHealth.FINE}
+    assert watched.wait(5.0) == {EngineHealth.FINE, EngineHealth.SUSPECT}
+    assert watched.wait(1.0) == {EngineHealth.SUSPECT, EngineHealth.STUCK}
 
 
 def test_a_step_of_a_new_size_may_compile(watched):
     watched.step(8, 0.25)
-    assert Verdict.SUSPECT in watched.step(9, 6.0), "like 8 to 15"
-    assert watched.step(200, 59.0) == {Verdict.FINE}, "like no other"
-    assert watched.wait(60.0) == {Verdict.FINE, Verdict.SUSPECT}
-    assert watched.wait(2.0) == {Verdict.SUSPECT, Verdict.STUCK}
+    assert EngineHealth.SUSPECT in watched.step(9, 6.0), "like 8 to 15"
+    assert watched.step(200, 59.0) == {EngineHealth.FINE}, "like no other"
+    assert watched.wait(60.0) == {EngineHealth.FINE, EngineHealth.SUSPECT}
+    assert watched.wait(2.0) == {EngineHealth.SUSPECT, EngineHealth.STUCK}
 
 
 def test_progress_takes_the_suspicion_back(watched):
     watched.step(8, 1.0)
     watched.progress.output()
-    assert Verdict.SUSPECT in watched.wait(6.0)
+    assert EngineHealth.SUSPECT in watched.wait(6.0)
     watched.progress.serving()
-    assert watched.wait(1.0) == {Verdict.FINE}
+    assert watched.wait(1.0) == {EngineHealth.FINE}
 
 
 def test_nothing_to_do_is_no_hang(watched):
     watched.progress.rest()
-    assert watched.wait(1000.0) == {Verdict.FINE}
+    assert watched.wait(1000.0) == {EngineHealth.FINE}
     assert watched.progress.seconds() == 0.0
 
 
@@ -129,7 +129,7 @@ def test_what_is_overdue_has_lasted_longer_than_it_may(watched):
 
 def test_commands_that_are_never_served_are_a_hang_too(watched):
     watched.progress.serving()
-    assert Verdict.STUCK in watched.wait(11.0)
+    assert EngineHealth.STUCK in watched.wait(11.0)
 
 
 def test_time_that_the_process_stood_still_hangs_nothing(watched):
@@ -137,7 +137,7 @@ def test_time_that_the_process_stood_still_hangs_nothing(watched):
     watched.progress.stepping(8, (KEY,))
     watched.wait(1.0)
     watched.time.now += 600.0
-    assert watched.wait(1.0) == {Verdict.FINE}
+    assert watched.wait(1.0) == {EngineHealth.FINE}
     assert watched.watch.waited_seconds < 4.0
 
 
@@ -160,7 +160,7 @@ def sim_engine(time: Time, pace: SimConfig, is_overlapped: bool) -> SimEngine:
         stuck_seconds=STUCK,
         first_step_seconds=FIRST,
     )
-    spec = sim_spec(pace, load_spec(MODEL))
+    spec = sim_shape(pace, load_shape(MODEL))
     options = resolve_options(ProcessConfig(ModelConfig(str(MODEL)), engine=engine), spec)
 
     def sleep(seconds: float) -> None:
@@ -178,7 +178,7 @@ def test_a_long_prompt_is_no_hang_however_long_it_takes(is_overlapped):
     """Each of its chunks is progress: 12 of 48 s each, with a bound of 120 s."""
     time = Time()
     engine = sim_engine(time, SimConfig(prefill_token_seconds=3.0), is_overlapped)
-    watch, seen = Watch(engine.progress), list[Verdict]()
+    watch, seen = Watch(engine.progress), list[EngineHealth]()
     time.look = lambda now: seen.append(watch.look(now))
     prompt = tuple(range(8, 8 + 12 * 16))
     engine.submit(EngineRequest(KEY, prompt, SamplingParams(max_tokens=3), logprobs_k=0))
@@ -187,7 +187,7 @@ def test_a_long_prompt_is_no_hang_however_long_it_takes(is_overlapped):
         engine.step()
         time.look(time.now)
     assert time.now - began > 500.0
-    assert set(seen) == {Verdict.FINE}
+    assert set(seen) == {EngineHealth.FINE}
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True], ids=["plain", "overlapped"])

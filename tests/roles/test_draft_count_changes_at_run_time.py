@@ -14,8 +14,8 @@ from baton_worker.identity import make_handle
 from baton_worker.messages import Submit
 from baton_worker.records.columns import Finish
 from baton_worker.roles.control import Orders, build_app
+from baton_worker.roles.event_queue import DraftCountRequested
 from baton_worker.roles.health import HealthSources
-from baton_worker.roles.inbox import DraftCountRequested
 from baton_worker.sampling import SamplingParams
 
 GATEWAY = 77

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton_worker.roles.inbox import DrainRequested, Inbox, InboxEvent, StopRequested
+from baton_worker.roles.event_queue import DrainRequested, EventQueue, StopRequested, WorkerEvent
 
 FIRST, FROM_A_SIGNAL = DrainRequested(), StopRequested("SIGTERM")
 
@@ -45,8 +45,8 @@ class Interrupted:
         return self._trace
 
 
-def take_all(inbox: Inbox) -> list[InboxEvent]:
-    taken: list[InboxEvent] = []
+def take_all(inbox: EventQueue) -> list[WorkerEvent]:
+    taken: list[WorkerEvent] = []
     while len(inbox):
         taken += inbox.take(0.0)
     return taken
@@ -55,7 +55,7 @@ def take_all(inbox: Inbox) -> list[InboxEvent]:
 def test_a_signal_at_any_instruction_of_a_take_loses_no_event() -> None:
     """Its handler runs on the thread that takes, with the lock held or not."""
     for at in range(10_000):
-        inbox = Inbox()
+        inbox = EventQueue()
         inbox.put(FIRST)
         with Interrupted("take", at, lambda inbox=inbox: inbox.put(FROM_A_SIGNAL)) as signal:
             taken = inbox.take(0.0)

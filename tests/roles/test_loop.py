@@ -10,7 +10,7 @@ from baton_worker.identity import make_handle
 from baton_worker.link.api import GatewayLost, Pressure
 from baton_worker.messages import Abort, DecodeTarget, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, Finish
-from baton_worker.roles.inbox import DrainRequested, StopRequested
+from baton_worker.roles.event_queue import DrainRequested, StopRequested
 from baton_worker.sampling import SamplingParams
 
 GATEWAY = 77

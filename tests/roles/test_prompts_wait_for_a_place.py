@@ -10,7 +10,7 @@ from baton_worker.identity import make_handle
 from baton_worker.messages import HANDOFF_PLACES, Abort, DecodeTarget, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.records.rows import rows
-from baton_worker.roles.inbox import StopRequested
+from baton_worker.roles.event_queue import StopRequested
 from baton_worker.sampling import SamplingParams
 
 GATEWAY = 77

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.model.shape import ModelSpec, RopeStyle
+from baton_worker.engine.model.shape import ModelShape, RopeStyle
 from baton_worker.engine.model.weights import LayerWeights, Weights
 
 Float64Array = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ class Forward(NamedTuple):
 
     Attributes:
         logits: float64 `[T, V]`; row i scores the token after the one that row i was given.
-        hidden: float64 `[T, H]`, as the next MTP pass takes it (`ModelSpec.mtp_hidden`).
+        hidden: float64 `[T, H]`, as the next MTP pass takes it (`ModelShape.mtp_hidden`).
     """
 
     logits: Float64Array
@@ -40,7 +40,7 @@ class GreedyRun(NamedTuple):
     accepted: int
 
 
-def forward(weights: Weights, spec: ModelSpec, token_ids: Sequence[int]) -> Forward:
+def forward(weights: Weights, spec: ModelShape, token_ids: Sequence[int]) -> Forward:
     """Run the main model over a whole sequence starting at position 0."""
     x = weights.embed[np.asarray(token_ids)].astype(np.float64)
     for layer in weights.layers:
@@ -50,7 +50,7 @@ def forward(weights: Weights, spec: ModelSpec, token_ids: Sequence[int]) -> Forw
 
 def mtp_forward(
     weights: Weights,
-    spec: ModelSpec,
+    spec: ModelShape,
     hidden: Float64Array,
     next_token_ids: Sequence[int],
     index: int = 0,
@@ -82,7 +82,7 @@ def log_softmax(logits: Float64Array) -> Float64Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def greedy(weights: Weights, spec: ModelSpec, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
+def greedy(weights: Weights, spec: ModelShape, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
     """Continue `prompt` with the highest logits (lowest id on ties), ignoring end of sequence.
 
     Acceptance counts verification steps as K=1 speculation takes them: after an accepted draft,
@@ -105,7 +105,7 @@ def greedy(weights: Weights, spec: ModelSpec, prompt: Sequence[int], max_tokens:
     return GreedyRun(tuple(tokens[len(prompt) :]), proposed, accepted)
 
 
-def rms_norm(x: Float64Array, weight: FloatArray, spec: ModelSpec) -> Float64Array:
+def rms_norm(x: Float64Array, weight: FloatArray, spec: ModelShape) -> Float64Array:
     """`x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, arXiv 1910.07467)."""
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
     return np.asarray(x / np.sqrt(mean_square + spec.rms_norm_eps) * weight)
@@ -134,18 +134,18 @@ def rope(
     return out
 
 
-def _head(x: Float64Array, norm: FloatArray, weights: Weights, spec: ModelSpec) -> Forward:
+def _head(x: Float64Array, norm: FloatArray, weights: Weights, spec: ModelShape) -> Forward:
     normed = rms_norm(x, norm, spec)
     return Forward(normed @ weights.lm_head, x if spec.mtp_hidden == "pre_norm" else normed)
 
 
-def _decoder_layer(x: Float64Array, layer: LayerWeights, spec: ModelSpec) -> Float64Array:
+def _decoder_layer(x: Float64Array, layer: LayerWeights, spec: ModelShape) -> Float64Array:
     x = x + _attention(rms_norm(x, layer.input_norm, spec), layer, spec)
     gate, up = np.split(rms_norm(x, layer.post_norm, spec) @ layer.gate_up, 2, axis=-1)
     return np.asarray(x + (gate / (1.0 + np.exp(-gate)) * up) @ layer.down)
 
 
-def _attention(x: Float64Array, layer: LayerWeights, spec: ModelSpec) -> Float64Array:
+def _attention(x: Float64Array, layer: LayerWeights, spec: ModelShape) -> Float64Array:
     """Causal grouped-query attention: `softmax(q k^T / sqrt(D) + mask) v`, one head at a time.
 
     Qwen3 norms each query and key head before it is rotated (arXiv 2505.09388, section 2).

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from baton_operator.children.apply import Applier
 from baton_operator.children.curve import make_pair
 from baton_operator.children.desired import Apis
-from baton_operator.children.revision_records import RecordBook
+from baton_operator.children.revision_records import RevisionRecords
 from baton_operator.cluster.api import (
     CHILD_KINDS,
     DEPLOYMENT,
@@ -94,7 +94,7 @@ async def run_operator(settings: Settings) -> None:
             parents=parents,
             children=children,
             applier=applier,
-            records=RecordBook(kube, children),
+            records=RevisionRecords(kube, children),
             reporter=reporter,
             probe=probe,
             telemetry=Telemetry(probe, time.monotonic, queue.add),

@@ -15,9 +15,9 @@ import numpy_reference as reference
 from baton_worker.config import SimConfig
 from baton_worker.engine.api import EngineRequest, Handoff, StepResult
 from baton_worker.engine.backends.paddle.engine import PaddleEngine
-from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.engine import StepEngine
-from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
 from baton_worker.identity import RequestKey, make_handle
@@ -40,7 +40,7 @@ TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-mtp"
 class LoadedModel:
     """A model's shape and weights, and its float64 oracle."""
 
-    spec: ModelSpec
+    spec: ModelShape
     weights: Weights
 
     def logprobs(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -218,7 +218,7 @@ def key_fixture() -> Callable[..., RequestKey]:
 @pytest.fixture(scope="session")
 def tiny() -> LoadedModel:
     """The committed model: trained, so its drafts are accepted about half the time."""
-    spec = load_spec(TINY_MODEL)
+    spec = load_shape(TINY_MODEL)
     return LoadedModel(spec, load_weights(TINY_MODEL, spec))
 
 
@@ -227,7 +227,7 @@ def load_model() -> Callable[[Path], LoadedModel]:
     """`load(folder)`: a Hugging Face folder's model."""
 
     def load(folder: Path) -> LoadedModel:
-        spec = load_spec(folder)
+        spec = load_shape(folder)
         return LoadedModel(spec, load_weights(folder, spec))
 
     return load
@@ -253,7 +253,7 @@ def make_model(tiny: LoadedModel) -> Callable[..., LoadedModel]:
     return make
 
 
-def random_weights(spec: ModelSpec, rng: np.random.Generator) -> Weights:
+def random_weights(spec: ModelShape, rng: np.random.Generator) -> Weights:
     def matrix(rows: int, columns: int) -> Any:
         return rng.normal(0.0, 1.5 * rows**-0.5, (rows, columns)).astype(np.float32)
 
@@ -321,7 +321,7 @@ def make_sim_bench(tiny: LoadedModel) -> Callable[..., Bench]:
         sizes = {"block_size": 16, "use_mtp": True, "drafts": DraftSources(), "overlap": False}
         resolved = EngineOptions(**(defaults | sizes | options))
         clock = Clock()
-        engine = SimEngine(sim, sim_spec(sim, tiny.spec), resolved, clock, clock.sleep)
+        engine = SimEngine(sim, sim_shape(sim, tiny.spec), resolved, clock, clock.sleep)
         return Bench(engine, reader or Reader())
 
     return make

@@ -59,7 +59,7 @@ def _steps(bench: Any, moved: Moved, bound: int) -> list[Any]:
     results = []
     while bench.engine.has_work():
         moved.taken()
-        n_launched = 2 if bench.engine.options.overlap and not bench.engine._flight else 1
+        n_launched = 2 if bench.engine.options.overlap and not bench.engine._in_flight else 1
         results.append(bench.step())
         imported, exported = moved.taken()
         assert imported <= bound * n_launched, "an overlapped engine launches two at first"

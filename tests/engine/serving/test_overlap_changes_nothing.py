@@ -245,7 +245,7 @@ def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: 
     finishing: list[bool] = []
 
     def clock() -> float:
-        if finishing == [False] and engine._flight is not None:
+        if finishing == [False] and engine._in_flight is not None:
             finishing[0] = watched.begun.acquire(timeout=20.0)
         return 0.0
 
@@ -256,7 +256,7 @@ def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: 
     engine.submit(EngineRequest(key(1), tuple(range(5, 25)), sampling, logprobs_k=2))
     landed = engine._collect(engine._launch())
     assert watched.begun.acquire(timeout=20.0)
-    engine._flight = engine._launch()
+    engine._in_flight = engine._launch()
     finishing.append(False)
     result = engine._finish(landed)
     assert finishing == [True]

@@ -111,7 +111,7 @@ def test_ten_thousand_mixed_requests_leave_no_entry_and_no_object(
         assert not engine._requests
         assert not engine._terminals
         assert not engine._endings
-        assert engine._flight is None
+        assert engine._in_flight is None
         assert not list(engine._parts.scheduler.requests())
         assert not bench.reader.streams
     assert _objects() - after_1000 < N_REQUESTS / 100, "something grows with the requests served"

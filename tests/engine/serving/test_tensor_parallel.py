@@ -23,7 +23,7 @@ from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.backends.parallel.group import RankDiedError, RankGroup
 from baton_worker.engine.backends.parallel.shard import ShardSizes
 from baton_worker.engine.build import build_engine
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import resolve_options
 from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey, make_handle
@@ -280,7 +280,7 @@ def test_a_dead_rank_is_named_at_once_idle_or_not(tiny_model_dir: Path, busy: bo
 
 def test_a_rank_that_cannot_start_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
     """Where it looks there is no checkpoint."""
-    spec = load_spec(tiny_model_dir)
+    spec = load_shape(tiny_model_dir)
     sizes = ShardSizes.of(resolve_options(_config(tiny_model_dir), spec))
     ranks = RankGroup(tmp_path, 2, sizes, lambda error: None)
     with closing(ranks), pytest.raises(RankDiedError, match=r"rank 1 .* ended with code 1"):

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton_faults.text import SimText
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.local.layout import LocalOptions, plan_processes
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import Ready
@@ -53,7 +53,7 @@ def wait_until(wanted: str, look: Callable[[], T], claim: Callable[[T], bool]) -
 
 def sim_text(seed: int = 0) -> SimText:
     """Return what the example model's simulation says."""
-    spec = load_spec(MODEL)
+    spec = load_shape(MODEL)
     return SimText(spec.vocab_size, spec.eos_token_ids, seed)
 
 

@@ -35,7 +35,7 @@ from baton_operator.cluster.api import (
     KubeApi,
     kind_of,
 )
-from baton_operator.cluster.partial_objects import Child, child_of, decode_head, head_of
+from baton_operator.cluster.partial_objects import Child, child_of, decode_partial, partial_of
 from baton_operator.cluster.store import ChildId, ChildStore
 from baton_operator.models import ObjectKey
 from baton_operator.names import ANNOTATION_APPLIED, FIELD_MANAGER, SEED_MANAGER
@@ -68,7 +68,7 @@ class Result:
     error: ApiError | None = None
 
 
-class Extra(NamedTuple):
+class Unwanted(NamedTuple):
     """A child that shall not exist."""
 
     kind: Kind
@@ -108,11 +108,11 @@ class Applier:
             self.is_settled(owner, uid, wish, semantic_hash(wish.manifest)) for wish in wishes
         )
 
-    def unwished(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Extra]:
+    def unwished(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Unwanted]:
         """Return our children that the spec switched off: nothing wishes them any more."""
         wished = {wish.child_id for wish in wishes}
         return [
-            Extra(_SWITCHED[key.kind], entry.child)
+            Unwanted(_SWITCHED[key.kind], entry.child)
             for key, entry in self._store.children(owner)
             if key.kind in _SWITCHED
             and key not in wished
@@ -141,7 +141,7 @@ class Applier:
             self._count(result.child.kind, result.outcome)
         return results
 
-    async def remove_all(self, owner: ObjectKey, extras: Iterable[Extra]) -> None:
+    async def remove_all(self, owner: ObjectKey, extras: Iterable[Unwanted]) -> None:
         """Delete children; the watch reports when they are gone."""
         await asyncio.gather(
             *(self._kube.delete(e.kind, owner.namespace, e.child.name, e.child.uid) for e in extras)
@@ -192,7 +192,7 @@ class Applier:
             answer = await self._create(kind, wish, wanted_hash)
         else:
             answer = await self._apply(kind, owner, _stamped(wish.manifest, wanted_hash), child)
-        self._store.wrote(owner, kind, child_of(decode_head(answer), kind.kind))
+        self._store.wrote(owner, kind, child_of(decode_partial(answer), kind.kind))
         return Outcome.CREATED if child is None else Outcome.APPLIED
 
     async def _create(self, kind: Kind, wish: Wish, wanted_hash: str) -> bytes:
@@ -210,7 +210,7 @@ class Applier:
 
     async def _look(self, owner: ObjectKey, kind: Kind, name: str) -> Child | None:
         body = await self._kube.get(kind, owner.namespace, name, is_metadata_only=True)
-        return None if body is None else child_of(head_of(body), kind.kind)
+        return None if body is None else child_of(partial_of(body), kind.kind)
 
 
 def _stamped(manifest: Manifest, wanted_hash: str) -> Manifest:

@@ -8,7 +8,7 @@ import msgspec
 
 from baton_operator.children.revision import RevisionRecord, read_record
 from baton_operator.cluster.api import CONFIG_MAP, KubeApi
-from baton_operator.cluster.partial_objects import child_of, head_of
+from baton_operator.cluster.partial_objects import child_of, partial_of
 from baton_operator.cluster.store import ChildId, ChildStore
 from baton_operator.models import ObjectKey
 from baton_operator.names import revision_record
@@ -19,7 +19,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RevisionRecord).decode
 
 
-class RecordBook:
+class RevisionRecords:
     """Records by owner and revision, packed: hundreds of them are held for hours."""
 
     def __init__(self, kube: KubeApi, children: ChildStore) -> None:
@@ -39,7 +39,7 @@ class RecordBook:
         if self._children.entry(owner, ChildId(CONFIG_MAP.kind, name)) is None:
             return None
         body = await self._kube.get(CONFIG_MAP, owner.namespace, name)
-        if body is None or not child_of(head_of(body), CONFIG_MAP.kind).is_of(uid):
+        if body is None or not child_of(partial_of(body), CONFIG_MAP.kind).is_of(uid):
             return None
         try:
             record = read_record(body)

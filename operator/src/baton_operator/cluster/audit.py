@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from baton_operator.cluster.api import PD_DEPLOYMENT, ApiError, KubeApi
 from baton_operator.cluster.parents import ParentStore
-from baton_operator.cluster.partial_objects import decode_head
+from baton_operator.cluster.partial_objects import decode_partial
 from baton_operator.models import ObjectKey
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ParentAudit:
                 PD_DEPLOYMENT, self._namespace, "", is_metadata_only=True, token=token
             )
             for item in page.items:
-                meta = decode_head(item).metadata
+                meta = decode_partial(item).metadata
                 found[ObjectKey(meta.namespace, meta.name)] = int(meta.resource_version)
             token = page.token
             if not token:

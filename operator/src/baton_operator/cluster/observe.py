@@ -125,7 +125,7 @@ class Observed:
         ill = (
             pod
             for pod in self.pods
-            if pod.view.ailment and not pod.view.is_deleting and role in (None, pod.role)
+            if pod.view.pod_failure and not pod.view.is_deleting and role in (None, pod.role)
         )
         return min(ill, key=lambda pod: pod.name, default=None)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.cluster.pod_failures import Ailment, ContainerStatus, ailment
+from baton_operator.cluster.pod_failures import ContainerStatus, PodFailure, pod_failure
 from baton_operator.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_DELETION_COST,
@@ -101,7 +101,7 @@ class StatusView(_Wire, frozen=True):
     clamped_by: str = ""
 
 
-class Head(_Wire, frozen=True):
+class PartialObject(_Wire, frozen=True):
     """An object as decoded from the wire."""
 
     metadata: Metadata
@@ -136,8 +136,8 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class PodView(msgspec.Struct, frozen=True):
-    """One pod. `blocked` is the scheduler's message when it finds no room; `ailment`, what keeps
-    its containers from running.
+    """One pod. `blocked` is the scheduler's message when it finds no room; `pod_failure`, what
+    keeps its containers from running.
 
     `template` is the same for pods of one Deployment and template. `grace_ends_at` (unix seconds)
     is when a pod that is deleted must have ended, 0 for another; `has_ended`, that it has.
@@ -148,7 +148,7 @@ class PodView(msgspec.Struct, frozen=True):
     ip: str
     blocked: str
     deletion_cost: str
-    ailment: Ailment | None = None
+    pod_failure: PodFailure | None = None
     template: str = ""
     grace_ends_at: float = 0.0
     has_ended: bool = False
@@ -202,26 +202,26 @@ class Child(msgspec.Struct, frozen=True):
         return self.controller_uid == uid or (not self.controller_uid and bool(self.applied_hash))
 
 
-_decode_head = msgspec.json.Decoder(Head).decode
+_decode_head = msgspec.json.Decoder(PartialObject).decode
 decode_event = msgspec.json.Decoder(WatchEvent).decode
 
 
-def decode_head(data: bytes | msgspec.Raw) -> Head:
-    """Return the head of an object's JSON."""
+def decode_partial(data: bytes | msgspec.Raw) -> PartialObject:
+    """Return the view of an object's JSON."""
     return _decode_head(data)
 
 
-def head_of(body: dict[str, Any]) -> Head:
-    """Return the head of an object that is decoded already."""
-    return msgspec.convert(body, Head)
+def partial_of(body: dict[str, Any]) -> PartialObject:
+    """Return the view of an object that is decoded already."""
+    return msgspec.convert(body, PartialObject)
 
 
-def owner_name(head: Head) -> str:
+def owner_name(head: PartialObject) -> str:
     """Return the PDDeployment that the labels name, or an empty string."""
     return head.metadata.labels.get(LABEL_NAME, "")
 
 
-def child_of(head: Head, kind: str) -> Child:
+def child_of(head: PartialObject, kind: str) -> Child:
     """Return what the store keeps of a child of this kind."""
     meta = head.metadata
     return Child(
@@ -256,7 +256,7 @@ def _created_entry(meta: Metadata) -> int | None:
     return None if "Apply" in places else places.get("Update")
 
 
-def _view(head: Head, kind: str) -> View:
+def _view(head: PartialObject, kind: str) -> View:
     if kind == "Deployment":
         return _workload(head)
     if kind == "Pod":
@@ -275,7 +275,7 @@ def _view(head: Head, kind: str) -> View:
     return None
 
 
-def _workload(head: Head) -> Workload:
+def _workload(head: PartialObject) -> Workload:
     status = head.status
     desired = 1 if head.spec.replicas is None else head.spec.replicas
     is_current = status.observed_generation >= head.metadata.generation
@@ -290,7 +290,7 @@ def _workload(head: Head) -> Workload:
     )
 
 
-def _pod(head: Head) -> PodView:
+def _pod(head: PartialObject) -> PodView:
     conditions = {c.type: c for c in head.status.conditions}
     scheduled = conditions.get("PodScheduled", WireCondition())
     blocked = scheduled.message if scheduled.reason == "Unschedulable" else ""
@@ -301,7 +301,9 @@ def _pod(head: Head) -> PodView:
         ip=head.status.pod_ip,
         blocked=blocked,
         deletion_cost=head.metadata.annotations.get(ANNOTATION_DELETION_COST, ""),
-        ailment=ailment([*head.status.init_container_statuses, *head.status.container_statuses]),
+        pod_failure=pod_failure(
+            [*head.status.init_container_statuses, *head.status.container_statuses]
+        ),
         template=head.metadata.labels.get(LABEL_TEMPLATE, ""),
         grace_ends_at=deleted.timestamp() if deleted else 0.0,
         has_ended=head.status.phase in ("Succeeded", "Failed"),

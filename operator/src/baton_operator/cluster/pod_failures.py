@@ -45,30 +45,30 @@ class ContainerStatus(_Wire, frozen=True):
     last_state: _State = _State()
 
 
-class Ailment(NamedTuple):
+class PodFailure(NamedTuple):
     """What keeps a pod from being ready."""
 
     reason: str
     message: str
 
 
-def ailment(containers: list[ContainerStatus]) -> Ailment | None:
+def pod_failure(containers: list[ContainerStatus]) -> PodFailure | None:
     """Return what ails the first container that is ill, or None."""
     return next(filter(None, map(_of_container, containers)), None)
 
 
-def _of_container(container: ContainerStatus) -> Ailment | None:
+def _of_container(container: ContainerStatus) -> PodFailure | None:
     if container.ready:
         return None
     ended = container.state.terminated or container.last_state.terminated
     if ended is not None and ended.exit_code:
         said = f": {_shortened(ended.message)}" if ended.message else ""
         code = f"{container.name} exited with code {ended.exit_code}"
-        return Ailment(ended.reason or "Error", f"{code}{said}")
+        return PodFailure(ended.reason or "Error", f"{code}{said}")
     waiting = container.state.waiting
     if waiting is None or waiting.reason in _STARTING:
         return None
-    return Ailment(waiting.reason, f"{container.name} waits: {_shortened(waiting.message)}")
+    return PodFailure(waiting.reason, f"{container.name} waits: {_shortened(waiting.message)}")
 
 
 def _shortened(text: str) -> str:

@@ -28,10 +28,10 @@ from baton_operator.cluster.api import (
     Throttled,
 )
 from baton_operator.cluster.partial_objects import (
-    Head,
+    PartialObject,
     child_of,
     decode_event,
-    decode_head,
+    decode_partial,
     owner_name,
 )
 from baton_operator.cluster.store import Change, ChildStore
@@ -166,7 +166,7 @@ class Reflector:
             )
             for item in page.items:
                 with _reading():
-                    head = decode_head(item)
+                    head = decode_partial(item)
                 place = self._observe(head)
                 if place is not None:
                     seen.add(place)
@@ -206,7 +206,7 @@ class Reflector:
             raise kind(failure.code, failure.reason, failure.message)
         if event.type == "BOOKMARK":
             return msgspec.json.decode(event.object, type=_Bookmark).metadata.resource_version
-        head = decode_head(event.object)
+        head = decode_partial(event.object)
         self._news += 1
         if event.type == "DELETED":
             self._forget(head)
@@ -214,7 +214,7 @@ class Reflector:
             self._observe(head)
         return head.metadata.resource_version
 
-    def _observe(self, head: Head) -> tuple[ObjectKey, str] | None:
+    def _observe(self, head: PartialObject) -> tuple[ObjectKey, str] | None:
         name = owner_name(head)
         if not name:
             return None
@@ -223,7 +223,7 @@ class Reflector:
         self._notify(owner, self._store.observed(owner, self._kind, child))
         return owner, child.name
 
-    def _forget(self, head: Head) -> None:
+    def _forget(self, head: PartialObject) -> None:
         owner = ObjectKey(head.metadata.namespace, owner_name(head))
         change = self._store.gone(owner, self._kind, head.metadata.name, head.metadata.uid)
         self._notify(owner, change)

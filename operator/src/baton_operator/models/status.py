@@ -13,7 +13,7 @@ from msgspec import field
 from baton_operator.models.fields import Model, about
 
 
-class Condition(Model, frozen=True):
+class StatusCondition(Model, frozen=True):
     """A condition after KEP-1623."""
 
     type: Annotated[str, about("Name of the condition, positive.", max_length=316)]
@@ -124,7 +124,7 @@ class PDDeploymentStatus(Model, frozen=True):
     wire: Annotated[WireStatus | None, about("The record format in use.")] = None
     speculative: Annotated[SpeculativeStatus | None, about("Speculative decoding.")] = None
     conditions: Annotated[
-        list[Condition],
+        list[StatusCondition],
         about("Ready, Reconciling, Stalled and what they rest on.", max_length=32,
               extra_json_schema={"x-kubernetes-list-type": "map",
                                  "x-kubernetes-list-map-keys": ["type"]}),

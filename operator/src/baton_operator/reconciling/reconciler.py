@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from baton_operator.children.apply import Applier, Extra, Outcome, Result
+from baton_operator.children.apply import Applier, Outcome, Result, Unwanted
 from baton_operator.children.desired import Apis, Inputs, is_made_otherwise, of_gateways, wishes
 from baton_operator.children.resources.credentials import KeyPair
 from baton_operator.children.resources.meta import Owner
 from baton_operator.children.revision import RevisionRecord, make_record
-from baton_operator.children.revision_records import RecordBook
+from baton_operator.children.revision_records import RevisionRecords
 from baton_operator.children.wish import Wish
 from baton_operator.cluster.api import (
     CONFIG_MAP,
@@ -62,7 +62,7 @@ class Tools:
     parents: ParentStore
     children: ChildStore
     applier: Applier
-    records: RecordBook
+    records: RevisionRecords
     reporter: Reporter
     probe: PodProbe
     telemetry: Telemetry
@@ -289,10 +289,10 @@ class Reconciler:
         applier = self._tools.applier
         await applier.remove_all(
             key,
-            (Extra(DEPLOYMENT, w.child) for w in seen.workloads if w.revision in plan.retired),
+            (Unwanted(DEPLOYMENT, w.child) for w in seen.workloads if w.revision in plan.retired),
         )
         records = [child for child in seen.records if child.revision not in kept]
-        await applier.remove_all(key, (Extra(CONFIG_MAP, child) for child in records))
+        await applier.remove_all(key, (Unwanted(CONFIG_MAP, child) for child in records))
         self._tools.records.drop(key, {child.revision for child in records})
 
 
@@ -310,7 +310,7 @@ def _trouble(results: list[Result]) -> Trouble:
 
 def _outdated_files(
     name: str, seen: Observed, wanted: list[Wish], results: list[Result]
-) -> list[Extra]:
+) -> list[Unwanted]:
     """Return files of gateways that are gone: every gateway is as it shall be, with a file of its
     own.
     """
@@ -319,7 +319,7 @@ def _outdated_files(
     if not is_over or ChildId(DEPLOYMENT.kind, gateway(name)) not in untouched:
         return []
     kept = {wish.child_id.name for wish in wanted}
-    return [Extra(CONFIG_MAP, file) for file in seen.gateway_files if file.name not in kept]
+    return [Unwanted(CONFIG_MAP, file) for file in seen.gateway_files if file.name not in kept]
 
 
 def _errors(results: Iterable[Result]) -> tuple[str, ...]:

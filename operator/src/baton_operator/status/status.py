@@ -302,12 +302,12 @@ def _available(role: Role, have: int, want: int, seen: Observed) -> Condition:
 def _with_cause(message: str, seen: Observed, role: Role | None = None) -> str:
     """Return a message with what keeps pods from running, or from existing, when something does."""
     pod = seen.ailing(role)
-    cause = seen.refusal(role) if pod is None else _ailment(pod)
+    cause = seen.refusal(role) if pod is None else _pod_failure(pod)
     return f"{message}; {cause}" if cause else message
 
 
-def _ailment(pod: PodRef) -> str:
-    ill = pod.view.ailment
+def _pod_failure(pod: PodRef) -> str:
+    ill = pod.view.pod_failure
     return f"pod {pod.name}: {ill.reason}: {ill.message}" if ill is not None else ""
 
 
@@ -334,9 +334,9 @@ def _capacity(seen: Observed) -> Condition:
 
 def _pods(seen: Observed) -> Condition:
     pod = seen.ailing()
-    if pod is None or pod.view.ailment is None:
+    if pod is None or pod.view.pod_failure is None:
         return Condition("PodsFailing", Truth.FALSE, "NoneFailing")
-    return Condition("PodsFailing", Truth.TRUE, pod.view.ailment.reason, _ailment(pod))
+    return Condition("PodsFailing", Truth.TRUE, pod.view.pod_failure.reason, _pod_failure(pod))
 
 
 def _refused(seen: Observed) -> Condition:

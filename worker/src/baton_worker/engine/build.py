@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.backends.sim.engine import SimEngine, sim_spec
+from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.engine import StepEngine
-from baton_worker.engine.model.shape import ModelSpec, load_spec
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import Shard, load_weights
 from baton_worker.engine.options import EngineOptions, resolve_options
 
@@ -61,7 +61,7 @@ def build_engine(
 
 def _simulated(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
     sim = config.engine.sim
-    spec = sim_spec(sim, load_spec(Path(config.model.path)))
+    spec = sim_shape(sim, load_shape(Path(config.model.path)))
     return SimEngine(sim, spec, resolve_options(config, spec), clock)
 
 
@@ -77,7 +77,7 @@ def _loaded(
     from baton_worker.engine.backends.paddle.engine import PaddleEngine
 
     path = Path(config.model.path)
-    spec = load_spec(path)
+    spec = load_shape(path)
     options = resolve_options(config, spec)
     if spec.n_mtp_layers > 1:
         log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
@@ -88,7 +88,7 @@ def _loaded(
 
 def _over_ranks(
     path: Path,
-    spec: ModelSpec,
+    spec: ModelShape,
     options: EngineOptions,
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],

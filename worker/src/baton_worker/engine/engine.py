@@ -22,7 +22,7 @@ from baton_worker.engine.api import (
 )
 from baton_worker.engine.kv.layout import MIN_KEYS
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks
-from baton_worker.engine.model.shape import ModelSpec
+from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
 from baton_worker.engine.output.columns import build_columns
 from baton_worker.engine.output.handoff_state import handoff_state
@@ -41,7 +41,7 @@ from baton_worker.engine.scheduling.requests import (
     new_state,
 )
 from baton_worker.engine.scheduling.scheduler import Scheduler
-from baton_worker.engine.step.in_flight import Flight, Runway, positions_of
+from baton_worker.engine.step.in_flight import InFlightStep, StepLauncher, positions_of
 from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
@@ -56,7 +56,7 @@ class EngineParts:
         fingerprint: hash of the model's weights and shapes; only equal ones exchange handoffs.
     """
 
-    spec: ModelSpec
+    spec: ModelShape
     fingerprint: str
 
     allocator: BlockAllocator
@@ -66,7 +66,7 @@ class EngineParts:
 
 
 class _Ending(NamedTuple):
-    """How a request that a flight carries shall end once it has landed."""
+    """How a request that a launched step carries shall end once it has landed."""
 
     finish: Finish
     code: ErrorCode | None
@@ -77,7 +77,7 @@ class _Ending(NamedTuple):
 class _Landed:
     """A collected step, its ended requests' rows removed, ready for its output work."""
 
-    flight: Flight
+    launched: InFlightStep
     snapshot: StepSnapshot
     terminals: tuple[Terminal, ...]
     imports: tuple[HandoffState, ...]
@@ -110,13 +110,13 @@ class StepEngine:
             eos_token_ids=frozenset(spec.eos_token_ids),
         )
         self._parts = parts
-        self._runway = Runway(options.overlap)
+        self._launcher = StepLauncher(options.overlap)
         self.progress = Progress(options.stuck_seconds, options.first_step_seconds, clock)
         self._transfers = KvTransfers(parts.pool, options.kv_bytes_per_step)
         self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
         self._requests: dict[RequestKey, RequestState] = {}
         self._terminals: list[Terminal] = []
-        self._flight: Flight | None = None
+        self._in_flight: InFlightStep | None = None
         self._endings: dict[RequestKey, _Ending] = {}
         self._finished_at = float("-inf")
 
@@ -182,7 +182,7 @@ class StepEngine:
 
     def has_work(self) -> bool:
         """See `Engine.has_work`."""
-        is_busy = self._flight is not None or self._transfers.is_exporting
+        is_busy = self._in_flight is not None or self._transfers.is_exporting
         return is_busy or bool(self._terminals) or self._can_launch()
 
     def load(self) -> EngineLoad:
@@ -205,18 +205,18 @@ class StepEngine:
         if there is work. 3. Only then do the output work of the collected one: logprobs, columns,
         KV of prompts to hand over. All of that comes from the collected snapshot (R16).
         """
-        landed = self._collect(self._flight or self._launch())
+        landed = self._collect(self._in_flight or self._launch())
         if self.options.overlap:
             before_next()
-            self._flight = self._launch() if self._can_launch() else None
+            self._in_flight = self._launch() if self._can_launch() else None
         self.progress.output()
         return self._finish(landed)
 
     def close(self) -> None:
         """Wait for a step in flight and drop it; the engine is of no use afterwards."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.landed()
+        launched, self._in_flight = self._in_flight, None
+        if launched is not None:
+            launched.landed()
 
     def check_integrity(self) -> None:
         """Verify that blocks and maps account for each other exactly.
@@ -238,7 +238,7 @@ class StepEngine:
     def _can_launch(self) -> bool:
         return self._parts.scheduler.can_progress(self._model_steps)
 
-    def _launch(self) -> Flight:
+    def _launch(self) -> InFlightStep:
         """Plan a step, import some KV of handoffs (they decode once all is in), run."""
         started, n_draft = self._clock(), self._n_draft
         plan = self._parts.scheduler.plan(self._model_steps)
@@ -251,25 +251,25 @@ class StepEngine:
         work = partial(self._parts.runner.run, plan, n_draft)
         if not self.options.overlap:  # it is run here
             self.progress.stepping(plan.most_tokens, tuple(positions))
-        landed = self._runway.launch(work if plan.decode or plan.prefill else None)
-        return Flight(plan, n_draft, started, *imports, positions, landed)
+        landed = self._launcher.launch(work if plan.decode or plan.prefill else None)
+        return InFlightStep(plan, n_draft, started, *imports, positions, landed)
 
-    def _collect(self, flight: Flight) -> _Landed:
-        """Wait for the flight, then end what ended in it or was ended meanwhile.
+    def _collect(self, launched: InFlightStep) -> _Landed:
+        """Wait for the step, then end what ended in it or was ended meanwhile.
 
         A request that was ended from outside while its step was in flight leaves no other trace of
         that step: its rows are dropped and its blocks become free only now.
         """
-        self._flight = None
+        self._in_flight = None
         if self.options.overlap:
-            self.progress.stepping(flight.plan.most_tokens, tuple(flight.positions))
-        snapshot = flight.landed()
+            self.progress.stepping(launched.plan.most_tokens, tuple(launched.positions))
+        snapshot = launched.landed()
         self.progress.output()
-        failed = self._failed(flight, snapshot)
+        failed = self._failed(launched, snapshot)
         endings = {f.key: _Ending(Finish.ERROR, f.code, f.message) for f in failed} | self._endings
         snapshot, self._endings = snapshot.without(endings), {}
         for key, ending in endings.items():
-            self._terminals.append(Terminal(key, flight.positions[key], *ending))
+            self._terminals.append(Terminal(key, launched.positions[key], *ending))
             self._forget(self._requests[key])
         for row in snapshot.rows:
             if row.prefilled is not None:
@@ -277,10 +277,10 @@ class StepEngine:
             elif row.finish is not Finish.NONE:
                 self._forget(self._requests[row.key])
         terminals, self._terminals = tuple(self._terminals), []
-        imports = tuple(state for key, state in flight.imports.items() if key not in endings)
-        return _Landed(flight, snapshot, terminals, imports, failed)
+        imports = tuple(state for key, state in launched.imports.items() if key not in endings)
+        return _Landed(launched, snapshot, terminals, imports, failed)
 
-    def _failed(self, flight: Flight, snapshot: StepSnapshot) -> tuple[FailedRequest, ...]:
+    def _failed(self, launched: InFlightStep, snapshot: StepSnapshot) -> tuple[FailedRequest, ...]:
         """Return the requests that cannot go on, and bar the KV of broken ones from everybody else.
 
         A NaN that stayed in a block would spoil its next owner, and one found by its name whoever
@@ -290,7 +290,7 @@ class StepEngine:
             self._parts.allocator.taint(self._requests[key].blocks)
         found = (
             (ErrorCode.ARITHMETIC, snapshot.failures),
-            (ErrorCode.INCOMPATIBLE, flight.refused),
+            (ErrorCode.INCOMPATIBLE, launched.refused),
         )
         return tuple(
             FailedRequest(key, code, reason)
@@ -300,7 +300,7 @@ class StepEngine:
         )
 
     def _finish(self, landed: _Landed) -> StepResult:
-        snapshot, flight = landed.snapshot, landed.flight
+        snapshot, launched = landed.snapshot, landed.launched
         scores = NO_COLUMNS
         if snapshot.emitted is not None and snapshot.scoring is not None:
             scores = compute(snapshot.scoring, snapshot.emitted, self._clock)
@@ -310,12 +310,12 @@ class StepEngine:
             state = handoff_state(row, out, self._identity)
             self._transfers.begin_export(self._requests[row.key], state)
         handoffs = self._transfers.export_some(self._is_here)
-        started, self._finished_at = max(flight.started, self._finished_at), self._clock()
+        started, self._finished_at = max(launched.started, self._finished_at), self._clock()
         return StepResult(
             columns=columns,
             handoffs=handoffs,
             imported=tuple(RequestKey(state.handle, state.attempt) for state in landed.imports),
-            stats=step_stats(flight.plan, out, flight.n_draft, started, self._finished_at),
+            stats=step_stats(launched.plan, out, launched.n_draft, started, self._finished_at),
             failed=landed.failed,
         )
 
@@ -342,7 +342,7 @@ class StepEngine:
         request = self._requests.get(key)
         if request is None or key in self._endings:
             return False
-        if self._flight is not None and key in self._flight.positions:
+        if self._in_flight is not None and key in self._in_flight.positions:
             self._endings[key] = _Ending(finish, code, message)
             return True
         self._terminals.append(Terminal(key, request.n_output, finish, code, message))

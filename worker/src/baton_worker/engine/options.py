@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_worker.config import ConfigError, ProcessConfig, SpeculativeConfig
-from baton_worker.engine.model.shape import ModelSpec
+from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.ngram import NgramSizes
 
 MAX_DRAFTS = 5
@@ -81,7 +81,7 @@ class EngineOptions:
     first_step_seconds: float = 120.0
 
 
-def resolve_options(config: ProcessConfig, spec: ModelSpec) -> EngineOptions:
+def resolve_options(config: ProcessConfig, spec: ModelShape) -> EngineOptions:
     """Fill in the defaults that depend on the model.
 
     Raises:
@@ -140,7 +140,7 @@ def _draft_sources(speculative: SpeculativeConfig) -> DraftSources:
             return NO_DRAFTS
 
 
-def _check_divides(spec: ModelSpec, size: int) -> None:
+def _check_divides(spec: ModelShape, size: int) -> None:
     shared = {
         "num_attention_heads": spec.n_heads,
         "num_key_value_heads": spec.n_kv_heads,

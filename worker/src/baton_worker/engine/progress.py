@@ -25,7 +25,7 @@ after some hundred steps.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Phase:
+class Activity:
     """One thing that the engine's thread is at; `keys`: of the requests in a step."""
 
     kind: str
@@ -58,10 +58,10 @@ class Progress:
         self._first_step_seconds = max(first_step_seconds, stuck_seconds)
         self._clock = clock
         self._slowest: dict[str, float] = {}
-        self._current: Phase | None = None
+        self._current: Activity | None = None
 
     @property
-    def current(self) -> Phase | None:
+    def current(self) -> Activity | None:
         """What is under way; None while there is nothing to do."""
         return self._current
 
@@ -99,7 +99,7 @@ class Progress:
         self._finish(now)
         slowest = self._slowest.get(kind)
         known = first_seconds if slowest is None else _FACTOR * slowest
-        self._current = Phase(kind, max(self._stuck_seconds, known), now, keys)
+        self._current = Activity(kind, max(self._stuck_seconds, known), now, keys)
 
     def _finish(self, now: float) -> None:
         done = self._current

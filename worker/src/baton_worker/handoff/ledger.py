@@ -14,7 +14,7 @@ from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey, incarnation_of
 
 
-class Standing(enum.Enum):
+class OfferState(enum.Enum):
     """Where a request stands in the ledger."""
 
     RESERVED = "reserved"
@@ -24,7 +24,7 @@ class Standing(enum.Enum):
     CLOSED = "closed"
 
 
-class Verdict(enum.Enum):
+class OfferVerdict(enum.Enum):
     """What to do with an arriving offer."""
 
     ADMIT = "admit"
@@ -34,7 +34,7 @@ class Verdict(enum.Enum):
     FULL = "full"
 
 
-_OPEN = frozenset({Standing.RESERVED, Standing.PENDING})
+_OPEN = frozenset({OfferState.RESERVED, OfferState.PENDING})
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class HandoffLedger:
     memory_seconds: float
     queue_seconds: float = 600.0
     n_open: int = field(default=0, init=False)
-    _entries: dict[RequestKey, Standing] = field(default_factory=dict, init=False)
+    _entries: dict[RequestKey, OfferState] = field(default_factory=dict, init=False)
     _expiry: Timers[RequestKey] = field(default_factory=Timers, init=False)
     _reserved: dict[int, dict[RequestKey, None]] = field(default_factory=dict, init=False)
 
@@ -66,7 +66,7 @@ class HandoffLedger:
         if self.n_open >= self.capacity:
             self.refuse(key, now)
             return False
-        self._put(key, Standing.RESERVED, now + deadline_seconds)
+        self._put(key, OfferState.RESERVED, now + deadline_seconds)
         return True
 
     def refuse(self, key: RequestKey, now: float) -> None:
@@ -74,36 +74,36 @@ class HandoffLedger:
 
         Who asked was told, and expects nothing of this worker any more.
         """
-        self._put(key, Standing.REFUSED, now + self.memory_seconds)
+        self._put(key, OfferState.REFUSED, now + self.memory_seconds)
 
-    def arrive(self, key: RequestKey, now: float) -> Verdict:
+    def arrive(self, key: RequestKey, now: float) -> OfferVerdict:
         """Judge an offer; ADMIT moves it to pending. Unreserved ones are taken if there is room."""
         standing = self._entries.get(key)
         if standing is None:
             if self.n_open >= self.capacity:
-                return Verdict.FULL
-        elif standing is Standing.PENDING:
-            return Verdict.ALREADY_PENDING
-        elif standing is Standing.IMPORTED:
-            return Verdict.ALREADY_IMPORTED
-        elif standing is Standing.REFUSED:
-            return Verdict.FULL
-        elif standing is Standing.CLOSED:
-            return Verdict.CLOSED
-        self._put(key, Standing.PENDING, now + self.queue_seconds)
-        return Verdict.ADMIT
+                return OfferVerdict.FULL
+        elif standing is OfferState.PENDING:
+            return OfferVerdict.ALREADY_PENDING
+        elif standing is OfferState.IMPORTED:
+            return OfferVerdict.ALREADY_IMPORTED
+        elif standing is OfferState.REFUSED:
+            return OfferVerdict.FULL
+        elif standing is OfferState.CLOSED:
+            return OfferVerdict.CLOSED
+        self._put(key, OfferState.PENDING, now + self.queue_seconds)
+        return OfferVerdict.ADMIT
 
     def imported(self, key: RequestKey, now: float) -> None:
         """The engine copied the KV: the request is its own from here on."""
-        self._put(key, Standing.IMPORTED, now + self.memory_seconds)
+        self._put(key, OfferState.IMPORTED, now + self.memory_seconds)
 
     def close(self, key: RequestKey, now: float) -> None:
         """The request ended or was refused: a later offer of it must be turned away."""
-        self._put(key, Standing.CLOSED, now + self.memory_seconds)
+        self._put(key, OfferState.CLOSED, now + self.memory_seconds)
 
     def give_up(self, key: RequestKey, now: float) -> bool:
         """Close a handoff that the engine will not import any more; False if none is pending."""
-        if self._entries.get(key) is not Standing.PENDING:
+        if self._entries.get(key) is not OfferState.PENDING:
             return False
         self.close(key, now)
         return True
@@ -119,9 +119,9 @@ class HandoffLedger:
             standing = self._entries[key]
             if standing in _OPEN:
                 late.append(key)
-            if standing is Standing.RESERVED:
+            if standing is OfferState.RESERVED:
                 self.close(key, now)
-            elif standing is not Standing.PENDING:
+            elif standing is not OfferState.PENDING:
                 self._drop(key)
         return tuple(late)
 
@@ -134,11 +134,11 @@ class HandoffLedger:
         """All entries, remembered ones included."""
         return len(self._entries)
 
-    def _put(self, key: RequestKey, standing: Standing, expires_at_seconds: float) -> None:
+    def _put(self, key: RequestKey, standing: OfferState, expires_at_seconds: float) -> None:
         self._drop(key)
         self._entries[key] = standing
         self.n_open += standing in _OPEN
-        if standing is Standing.RESERVED:
+        if standing is OfferState.RESERVED:
             self._reserved.setdefault(incarnation_of(key.handle), {})[key] = None
         self._expiry.set(key, expires_at_seconds)
 
@@ -148,7 +148,7 @@ class HandoffLedger:
             return
         self._expiry.drop(key)
         self.n_open -= standing in _OPEN
-        if standing is Standing.RESERVED:
+        if standing is OfferState.RESERVED:
             incarnation = incarnation_of(key.handle)
             del self._reserved[incarnation][key]
             if not self._reserved[incarnation]:

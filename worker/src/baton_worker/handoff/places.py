@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.scheduling.waiting_queue import Arrival, Line
+from baton_worker.engine.scheduling.waiting_queue import Arrival, WaitingQueue
 from baton_worker.handoff.room import NOTHING, Amount, Room, Wish
 from baton_worker.handoff.shares import Shares
 from baton_worker.handoff.timers import Timers
@@ -111,7 +111,7 @@ class Places:
     def __init__(self, limits: PlaceLimits) -> None:
         self._limits = limits
         self._places: dict[RequestKey, _Place] = {}
-        self._line = Line[_Place]()
+        self._line = WaitingQueue[_Place]()
         self._over: OrderedDict[RequestKey, None] = OrderedDict()
         self._expiry = Timers[RequestKey]()
         self._common = Room(Amount(limits.slots, limits.receive_bytes, limits.kv_tokens))

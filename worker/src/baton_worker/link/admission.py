@@ -16,7 +16,7 @@ import msgspec
 from baton_worker.identity import Role
 from baton_worker.link.curve import is_key
 from baton_worker.link.endpoints import is_endpoint
-from baton_worker.link.gateway_end import GatewayEnd, Standing
+from baton_worker.link.gateway_end import GatewayEnd, LinkState
 from baton_worker.link.refusals import ENDPOINT_TAKEN, KEY_BOUND, NAME_TAKEN, QUARANTINED
 from baton_worker.messages import WorkerInfo
 from baton_worker.records.control import Hello
@@ -112,9 +112,9 @@ def conflict(
         return "too_many_workers"
     if holder is not None:
         is_same = holder.epoch == hello.epoch
-        if is_same and holder.standing is Standing.QUARANTINED:
+        if is_same and holder.standing is LinkState.QUARANTINED:
             return QUARANTINED
-        if holder.standing is Standing.UP and holder.user_id != user_id:
+        if holder.standing is LinkState.UP and holder.user_id != user_id:
             return KEY_BOUND
         if not is_same and speaker is not holder and _is_alive(holder):
             return NAME_TAKEN
@@ -128,4 +128,4 @@ def conflict(
 
 def _is_alive(end: GatewayEnd) -> bool:
     """Whether a worker is up over a connection that stands, as far as is known."""
-    return end.standing is Standing.UP and not end.is_cut_off
+    return end.standing is LinkState.UP and not end.is_cut_off

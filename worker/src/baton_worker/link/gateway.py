@@ -21,7 +21,7 @@ from baton_worker.config_errors import cannot_listen
 from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLinkEvent, WorkerDown, WorkerUp
 from baton_worker.link.curve import load_identity, server_options
-from baton_worker.link.gateway_end import GatewaySettings, Standing
+from baton_worker.link.gateway_end import GatewaySettings, LinkState
 from baton_worker.link.inbox import InboxPolicy
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
@@ -106,7 +106,7 @@ class ZmqGatewayLink:
         if len(body) > _MAX_COMMAND_BYTES:
             raise ValueError(f"command of {len(body)} bytes exceeds {_MAX_COMMAND_BYTES}")
         end = self._table.ends.get(worker_id)
-        if end is None or end.standing is not Standing.UP:
+        if end is None or end.standing is not LinkState.UP:
             return False
         self._commands.append(QueuedCommand(end, body))
         self._wakeup.set()
@@ -224,7 +224,7 @@ class ZmqGatewayLink:
     def _tell(self, events: list[GatewayLinkEvent]) -> None:
         if any(isinstance(event, WorkerUp | WorkerDown) for event in events):
             ends = self._table.ends.values()
-            self._metrics.workers_up.set(sum(end.standing is Standing.UP for end in ends))
+            self._metrics.workers_up.set(sum(end.standing is LinkState.UP for end in ends))
         if events:
             self._on_events(events)
 

@@ -37,7 +37,7 @@ QUARANTINE_WINDOW_SECONDS = 60.0
 _HEARTBEATS_TO_RESEND = 2
 
 
-class Standing(enum.Enum):
+class LinkState(enum.Enum):
     """Whether the worker counts: greeted and heard of, silent, or refused too often."""
 
     UP = enum.auto()
@@ -74,7 +74,7 @@ class GatewayEnd:
     ) -> None:
         self.epoch = hello.epoch
         self.set_info(info)
-        self.standing = Standing.DOWN
+        self.standing = LinkState.DOWN
         self.route = b""
         self.user_id = ""
         self.heard_at = now
@@ -195,7 +195,7 @@ class GatewayEnd:
     def is_silent(self, now: float) -> bool:
         """Whether it is up but has not been heard for the dead time."""
         silence = now - self.heard_at
-        return self.standing is Standing.UP and silence >= self._settings.dead_after_seconds
+        return self.standing is LinkState.UP and silence >= self._settings.dead_after_seconds
 
     @property
     def is_cut_off(self) -> bool:
@@ -218,9 +218,9 @@ class GatewayEnd:
     def is_given_up(self, now: float) -> bool:
         """Whether it is up, cut off, and not back in time."""
         is_late = now >= self.back_by and self.is_cut_read_out(now)
-        return self.standing is Standing.UP and is_late
+        return self.standing is LinkState.UP and is_late
 
-    def fall(self, standing: Standing) -> int:
+    def fall(self, standing: LinkState) -> int:
         """Take the worker off: forget its route and what it was told. Returns commands dropped.
 
         Their requests end here; a worker that comes back must not start them.

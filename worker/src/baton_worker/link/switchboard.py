@@ -16,7 +16,7 @@ import zmq
 
 from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLinkEvent
-from baton_worker.link.gateway_end import LOOK_SECONDS, GatewayEnd, Standing
+from baton_worker.link.gateway_end import LOOK_SECONDS, GatewayEnd, LinkState
 from baton_worker.link.hangup import Connection, hang_up, note
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.multipart import Multipart
@@ -132,7 +132,7 @@ class Switchboard:
         now = time.monotonic()
         while queue:
             end, body = queue.popleft()
-            if end.standing is not Standing.UP:
+            if end.standing is not LinkState.UP:
                 self._metrics.dropped_commands.inc("worker_down")
             elif end.command(body, now):
                 self._active.add(end)
@@ -158,7 +158,7 @@ class Switchboard:
             events = self._table.tick(now, judge_silence=drained)
             self._active.update(self._table.ends.values())
         for end in self._active:
-            if end.standing is Standing.UP:
+            if end.standing is LinkState.UP:
                 end.tick(self._table.lag_seconds, now)
         return events
 
@@ -169,7 +169,7 @@ class Switchboard:
             self._send(route, message)
         is_ack_due = False
         for end in self._active:
-            if end.standing is Standing.UP:
+            if end.standing is LinkState.UP:
                 self._flush_end(end)
                 is_ack_due |= end.inbox.ack_due_at is not None
         self._active.clear()

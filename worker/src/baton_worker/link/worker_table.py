@@ -22,7 +22,7 @@ from baton_worker.link.api import (
     WorkerDown,
     WorkerUp,
 )
-from baton_worker.link.gateway_end import GatewayEnd, GatewaySettings, Standing
+from baton_worker.link.gateway_end import GatewayEnd, GatewaySettings, LinkState
 from baton_worker.link.inbox import Verdict
 from baton_worker.link.metrics import GatewayLinkMetrics
 from baton_worker.link.received import contradiction, meta_of, n_rows_of
@@ -219,7 +219,7 @@ class WorkerTable:
         """
         events: list[GatewayLinkEvent] = []
         for end in list(self.ends.values()):
-            if end.standing is Standing.UP:
+            if end.standing is LinkState.UP:
                 end.tick(self.lag_seconds, now)
                 if judge_silence:
                     events += self._judge(end, now)
@@ -232,9 +232,9 @@ class WorkerTable:
             self._tell_of_cut(end)
         if end.is_silent(now):
             self._metrics.heartbeat_timeouts.inc()
-            return self._take_down(end, "silent", Standing.DOWN)
+            return self._take_down(end, "silent", LinkState.DOWN)
         if end.is_given_up(now):
-            return self._take_down(end, "disconnected", Standing.DOWN)
+            return self._take_down(end, "disconnected", LinkState.DOWN)
         return []
 
     def _tell_of_cut(self, end: GatewayEnd) -> None:
@@ -265,9 +265,9 @@ class WorkerTable:
         self._routes.pop(end.route, None)
         self._routes[route] = end
         end.route, end.user_id = route, user_id
-        if end.standing is not Standing.UP or end.info != info:
+        if end.standing is not LinkState.UP or end.info != info:
             events.append(WorkerUp(info.worker_id, end.epoch, info))
-            end.standing = Standing.UP
+            end.standing = LinkState.UP
             end.set_info(info)
         lost = end.greet(hello, now)
         if lost:
@@ -284,11 +284,11 @@ class WorkerTable:
             log.warning("a worker refuses this gateway", extra=facts)
             return []
         before = self._settings.incarnation
-        events = self._take_down(end, INCARNATION_TAKEN, Standing.DOWN)
+        events = self._take_down(end, INCARNATION_TAKEN, LinkState.DOWN)
         if self._settings.identity.redraw():
             log.warning("incarnation taken, another drawn", extra=facts | {"was": before})
             for other in self.ends.values():
-                if other.standing is Standing.UP:
+                if other.standing is LinkState.UP:
                     other.out.append(Who(self._settings.incarnation, 0))
         else:
             log.error("incarnation taken by another gateway", extra=facts | {"it": before})
@@ -379,15 +379,15 @@ class WorkerTable:
     def _quarantine(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
         self._metrics.quarantines.inc()
         self._turn_away(end.route, end.epoch, QUARANTINED)
-        return self._take_down(end, f"quarantined: {reason}", Standing.QUARANTINED)
+        return self._take_down(end, f"quarantined: {reason}", LinkState.QUARANTINED)
 
     def _retire(self, end: GatewayEnd, reason: str) -> list[GatewayLinkEvent]:
         self._door.retire(end.epoch, reason)
         del self.ends[end.worker_id]
-        return self._take_down(end, reason, Standing.DOWN) if end.standing is Standing.UP else []
+        return self._take_down(end, reason, LinkState.DOWN) if end.standing is LinkState.UP else []
 
     def _take_down(
-        self, end: GatewayEnd, reason: str, standing: Standing
+        self, end: GatewayEnd, reason: str, standing: LinkState
     ) -> list[GatewayLinkEvent]:
         if reason != _GOODBYE:
             self._tell_of_cut(end)

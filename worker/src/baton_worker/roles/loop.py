@@ -26,7 +26,7 @@ from baton_worker.handoff.api import (
     HandoffFailed,
     HandoffGranted,
 )
-from baton_worker.handoff.ledger import Verdict
+from baton_worker.handoff.ledger import OfferVerdict
 from baton_worker.identity import RequestKey, incarnation_of
 from baton_worker.link.api import (
     CommandReceived,
@@ -37,14 +37,14 @@ from baton_worker.link.api import (
 )
 from baton_worker.messages import HANDOFF_PLACES, Abort, Command, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, StepColumns
-from baton_worker.roles.inbox import (
+from baton_worker.roles.event_queue import (
     DraftCountRequested,
     DrainRequested,
-    Inbox,
-    InboxEvent,
+    EventQueue,
     StopRequested,
+    WorkerEvent,
 )
-from baton_worker.roles.live import LiveRequests
+from baton_worker.roles.open_requests import OpenRequests
 from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.placeless import Placeless
 from baton_worker.roles.rows import by_incarnation, emitting_keys, ended_keys, error_columns
@@ -59,9 +59,9 @@ class WorkerLoop:
     """Runs one worker until it is told to stop."""
 
     parts: LoopParts
-    inbox: Inbox = field(default_factory=Inbox)
+    inbox: EventQueue = field(default_factory=EventQueue)
     clock: Callable[[], float] = time.monotonic
-    live: LiveRequests = field(default_factory=LiveRequests)
+    live: OpenRequests = field(default_factory=OpenRequests)
     is_draining: bool = False
     _stopping: bool = False
     _stop_reason: str | None = None
@@ -119,7 +119,7 @@ class WorkerLoop:
         """Requests that still need this process: running, queued, or with KV not yet pulled."""
         return len(self.live) + self.parts.ledger.n_open
 
-    def _serve(self, event: InboxEvent) -> None:
+    def _serve(self, event: WorkerEvent) -> None:
         match event:
             case CommandReceived(_, command):
                 self._obey(command)
@@ -247,15 +247,15 @@ class WorkerLoop:
     def _take_over(self, handoff: Handoff) -> None:
         key = RequestKey(handoff.state.handle, handoff.state.attempt)
         verdict = self.parts.ledger.arrive(key, self.clock())
-        if verdict is Verdict.ALREADY_IMPORTED:
+        if verdict is OfferVerdict.ALREADY_IMPORTED:
             self.parts.transport.acknowledge(key)
             if not self.live.holds(key):
                 self.parts.transport.leave(key)
-        elif verdict is Verdict.CLOSED:
+        elif verdict is OfferVerdict.CLOSED:
             self.parts.transport.refuse(key, ErrorCode.HANDOFF_REFUSED, "the request is over")
-        elif verdict is Verdict.FULL:
+        elif verdict is OfferVerdict.FULL:
             self.parts.transport.refuse(key, ErrorCode.DECODE_FULL, "no place left")
-        elif verdict is Verdict.ADMIT:
+        elif verdict is OfferVerdict.ADMIT:
             self._admit(key, handoff)
 
     def _admit(self, key: RequestKey, handoff: Handoff) -> None:

@@ -31,7 +31,7 @@ from baton_worker.engine.build import build_engine
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.engine.model.checkpoint import CheckpointError
-from baton_worker.engine.model.shape import ModelSpecError
+from baton_worker.engine.model.shape import ModelShapeError
 from baton_worker.faults import EXIT_FAULT, end_on_thread_fault, ending_on_fault
 from baton_worker.handoff.address import check_advertised
 from baton_worker.handoff.ledger import HandoffLedger
@@ -50,13 +50,13 @@ from baton_worker.readiness import Ready
 from baton_worker.records.layout import MAJOR
 from baton_worker.roles.announced import Announced
 from baton_worker.roles.control import ControlServer, Orders
-from baton_worker.roles.health import HealthServer, HealthSources
-from baton_worker.roles.inbox import (
+from baton_worker.roles.event_queue import (
     DraftCountRequested,
     DrainRequested,
-    Inbox,
+    EventQueue,
     StopRequested,
 )
+from baton_worker.roles.health import HealthServer, HealthSources
 from baton_worker.roles.linked import LinkedReadiness
 from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
@@ -133,13 +133,15 @@ def _check(config: ProcessConfig, role: Role) -> None:
 def _load_engine(config: ProcessConfig) -> StepEngine:
     try:
         return build_engine(config, on_rank_death=_end_on_rank_death)
-    except (ModelSpecError, CheckpointError) as error:
+    except (ModelShapeError, CheckpointError) as error:
         raise ConfigError(f"model.path: {error}") from error
     except DeviceError as error:
         raise ConfigError(str(error)) from error
 
 
-def _announcing(inbox: Inbox, announce: Callable[[], None]) -> Callable[[WorkerLinkEvent], None]:
+def _announcing(
+    inbox: EventQueue, announce: Callable[[], None]
+) -> Callable[[WorkerLinkEvent], None]:
     """Return the link's event sink: it queues, and announces readiness at the first gateway."""
     pending = [announce]
 
@@ -154,7 +156,7 @@ def _announcing(inbox: Inbox, announce: Callable[[], None]) -> Callable[[WorkerL
 def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembled:
     registry = CollectorRegistry()
     factory = MetricFactory(registry, config.served_name, role.label)
-    inbox = Inbox()
+    inbox = EventQueue()
     http = HttpMetrics(factory)
     health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
     config = _named(config, role, health.port)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from baton_worker.engine.progress import Phase, Progress
+from baton_worker.engine.progress import Activity, Progress
 from baton_worker.faults import EXIT_FAULT
 from baton_worker.identity import RequestKey
 
@@ -31,7 +31,7 @@ standard error does that nobody reads: that must not keep this thread from endin
 """
 
 
-class Verdict(enum.Enum):
+class EngineHealth(enum.Enum):
     """How the engine's thread does."""
 
     FINE = enum.auto()
@@ -48,12 +48,12 @@ class Watch:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._seen: Phase | None = None
+        self._seen: Activity | None = None
         self._waited_seconds = 0.0
         self._looked_at: float | None = None
 
     @property
-    def phase(self) -> Phase | None:
+    def phase(self) -> Activity | None:
         """What was under way at the last look."""
         return self._seen
 
@@ -62,19 +62,19 @@ class Watch:
         """How long, as far as that was seen."""
         return self._waited_seconds
 
-    def look(self, now: float) -> Verdict:
+    def look(self, now: float) -> EngineHealth:
         """Return how it does."""
         passed = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         current = self._progress.current
         if current is None or current is not self._seen:
             self._seen, self._waited_seconds = current, 0.0
-            return Verdict.FINE
+            return EngineHealth.FINE
         self._waited_seconds += min(passed, _MOST_SEEN_SECONDS)
         if self._waited_seconds >= current.limit_seconds:
-            return Verdict.STUCK
+            return EngineHealth.STUCK
         is_late = self._waited_seconds >= current.limit_seconds / 2
-        return Verdict.SUSPECT if is_late else Verdict.FINE
+        return EngineHealth.SUSPECT if is_late else EngineHealth.FINE
 
 
 class Watchdog:
@@ -119,11 +119,11 @@ class Watchdog:
     def look(self, now: float) -> None:
         """Look once, and do what follows."""
         verdict = self._watch.look(now)
-        if (verdict is not Verdict.FINE) != self._is_suspect:
+        if (verdict is not EngineHealth.FINE) != self._is_suspect:
             self._is_suspect = not self._is_suspect
             self._on_suspect(self._is_suspect)
             self._tell()
-        if verdict is Verdict.STUCK:
+        if verdict is EngineHealth.STUCK:
             facts = self._facts()
             _say(partial(log.critical, "the engine is stuck; ending the process", extra=facts))
             self._on_stuck()

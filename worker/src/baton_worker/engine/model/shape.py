@@ -65,12 +65,12 @@ _LACKS = {
 """Well-known families and what Baton lacks for them, for the refusal's text only."""
 
 
-class ModelSpecError(ValueError):
+class ModelShapeError(ValueError):
     """A model folder's configuration is unreadable or unsupported; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelShape:
     """A dense decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, no biases, optional MTP.
 
     `head_dim` is a size of its own: `n_heads * head_dim` need not be `hidden_size`.
@@ -193,11 +193,11 @@ _AT_LEAST_ONE = (
 _MUST_BE_ONE = ("partial_rotary_factor", "compression_ratio")
 
 
-def load_spec(model_dir: Path) -> ModelSpec:
+def load_shape(model_dir: Path) -> ModelShape:
     """Read `config.json` (and `generation_config.json`, if there) of a Hugging Face folder.
 
     Raises:
-        ModelSpecError: a file is missing or malformed, or a field has a value that Baton cannot
+        ModelShapeError: a file is missing or malformed, or a field has a value that Baton cannot
             run; the message names the file, the field and the value.
     """
     path = model_dir / "config.json"
@@ -213,12 +213,12 @@ def load_spec(model_dir: Path) -> ModelSpec:
         _check_sizes(raw)
         spec = _to_spec(raw, generation)
         _check_spec(spec)
-    except ModelSpecError as error:
-        raise ModelSpecError(f"{path}: {error}") from error
+    except ModelShapeError as error:
+        raise ModelShapeError(f"{path}: {error}") from error
     return spec
 
 
-def fingerprint(spec: ModelSpec, weights_identity: str) -> str:
+def fingerprint(spec: ModelShape, weights_identity: str) -> str:
     """Return 32 hex digits that are equal when two workers may exchange KV, and otherwise differ.
 
     `weights_identity` comes from the checkpoint (`Weights.identity`). Where a sequence ends and
@@ -235,9 +235,9 @@ def _decode(path: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise ModelSpecError(f"{path}: {error.strerror}") from error
+        raise ModelShapeError(f"{path}: {error.strerror}") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ModelSpecError(f"{path}: {error}") from error
+        raise ModelShapeError(f"{path}: {error}") from error
 
 
 def _refuse_unsupported(raw: _RawConfig) -> None:
@@ -282,12 +282,12 @@ def _refuse_rope_scaling(name: str, block: dict[str, object]) -> None:
 
 
 def _refuse(field: str, value: object, supported: str) -> NoReturn:
-    raise ModelSpecError(f"{field} is {value!r}, supported is {supported}")
+    raise ModelShapeError(f"{field} is {value!r}, supported is {supported}")
 
 
-def _to_spec(raw: _RawConfig, generation: _RawGeneration) -> ModelSpec:
+def _to_spec(raw: _RawConfig, generation: _RawGeneration) -> ModelShape:
     family = _FAMILIES[raw.model_type]
-    return ModelSpec(
+    return ModelShape(
         model_type=raw.model_type,
         vocab_size=raw.vocab_size,
         hidden_size=raw.hidden_size,
@@ -343,7 +343,7 @@ def _check_sizes(raw: _RawConfig) -> None:
         _refuse("num_key_value_heads", raw.num_key_value_heads, f"a divisor of {heads} heads")
 
 
-def _check_spec(spec: ModelSpec) -> None:
+def _check_spec(spec: ModelShape) -> None:
     if spec.head_dim < 2 or spec.head_dim % 2:
         _refuse("head_dim", spec.head_dim, "an even number >= 2")
     bos = () if spec.bos_token_id is None else (spec.bos_token_id,)

@@ -20,7 +20,7 @@ from baton_worker.engine.model.checkpoint import (
     identity,
     open_checkpoint,
 )
-from baton_worker.engine.model.shape import ModelSpec
+from baton_worker.engine.model.shape import ModelShape
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -103,7 +103,7 @@ class Weights:
     identity: str
 
 
-def load_weights(model_dir: Path, spec: ModelSpec, shard: Shard = WHOLE) -> Weights:
+def load_weights(model_dir: Path, spec: ModelShape, shard: Shard = WHOLE) -> Weights:
     """Read the checkpoint in `model_dir` into fused float32 arrays; only the shard's part is read.
 
     Raises:
@@ -128,7 +128,7 @@ def load_weights(model_dir: Path, spec: ModelSpec, shard: Shard = WHOLE) -> Weig
     return weights
 
 
-def _check_divides(spec: ModelSpec, shard: Shard) -> None:
+def _check_divides(spec: ModelShape, shard: Shard) -> None:
     for name in ("n_heads", "n_kv_heads", "intermediate_size"):
         if getattr(spec, name) % shard.size:
             raise ValueError(f"{name} {getattr(spec, name)} does not divide by {shard.size} shards")
@@ -138,7 +138,7 @@ class _Reader:
     """Reads weights of one shard and remembers which keys it used."""
 
     def __init__(
-        self, checkpoint: Mapping[str, StoredTensor], spec: ModelSpec, shard: Shard
+        self, checkpoint: Mapping[str, StoredTensor], spec: ModelShape, shard: Shard
     ) -> None:
         self._checkpoint = checkpoint
         self._spec = spec

@@ -24,7 +24,7 @@ def is_processed(request: RequestState) -> bool:
     """Whether `process` would change the request's next logits."""
     return (
         request.penalties is not None
-        or request.steering is not None
+        or request.logit_bias is not None
         or request.n_output < request.sampling.min_tokens
     )
 
@@ -42,14 +42,14 @@ def process(logits: Logits, sequences: Sequence[FedSequence]) -> None:
 def _process_sequence(logits: Logits, sequence: FedSequence) -> None:
     request, drafts = sequence.request, sequence.drafts
     n_masked = request.sampling.min_tokens - request.n_output
-    steering = request.steering
+    logit_bias = request.logit_bias
     for row, values in enumerate(logits):
-        if steering is not None:
-            values[steering.bias_ids] += steering.bias
+        if logit_bias is not None:
+            values[logit_bias.bias_ids] += logit_bias.bias
         if request.penalties is not None:
             _penalise(values, request, drafts[:row])
-        if steering is not None:
-            forbidden = steering.forbidden(request.output_tail(steering.reach), drafts[:row])
+        if logit_bias is not None:
+            forbidden = logit_bias.forbidden(request.output_tail(logit_bias.reach), drafts[:row])
             values[forbidden] = -np.inf
         if row < n_masked and request.stop_ids:
             values[list(request.stop_ids)] = -np.inf

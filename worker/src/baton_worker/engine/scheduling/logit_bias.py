@@ -17,7 +17,7 @@ Words = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steering:
+class LogitBias:
     """One request's bias and bad words.
 
     Attributes:
@@ -49,12 +49,12 @@ class Steering:
         return found
 
 
-def steering_of(sampling: SamplingParams) -> Steering | None:
-    """Return the steering that `sampling` asks for; None when it asks for none."""
+def logit_bias_of(sampling: SamplingParams) -> LogitBias | None:
+    """Return the bias that `sampling` asks for; None when it asks for none."""
     if not sampling.logit_bias and not sampling.bad_words:
         return None
     words = tuple(word for word in sampling.bad_words if len(word) > 1)
-    return Steering(
+    return LogitBias(
         bias_ids=np.array([token for token, _ in sampling.logit_bias], np.int64),
         bias=np.array([value for _, value in sampling.logit_bias], np.float32),
         always=tuple(word[0] for word in sampling.bad_words if len(word) == 1),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from baton_worker.engine.api import EngineRequest, Handoff
 from baton_worker.engine.kv.pool import NULL_BLOCK
 from baton_worker.engine.ngram import NgramIndex
-from baton_worker.engine.scheduling.logit_bias import Steering, steering_of
+from baton_worker.engine.scheduling.logit_bias import LogitBias, logit_bias_of
 from baton_worker.engine.scheduling.waiting_queue import Arrival
 from baton_worker.identity import RequestKey
 from baton_worker.messages import NO_DRAFT_SCORES, DraftScores
@@ -93,7 +93,7 @@ class RequestState:
     table: npt.NDArray[np.int32]
     submitted_at: float
     penalties: Penalties | None = None
-    steering: Steering | None = None
+    logit_bias: LogitBias | None = None
     logprobs: LogprobParams = RAW_LOGPROBS
     priority: int = 0
     turn: int = 0
@@ -253,7 +253,7 @@ def _state(
         table=np.full(limits.table_width, NULL_BLOCK, np.int32),
         submitted_at=now,
         penalties=penalties,
-        steering=steering_of(sampling),
+        logit_bias=logit_bias_of(sampling),
         logprobs=request.logprobs,
         may_reuse_kv=request.logprobs.prompt_k < 0,
         priority=request.priority,

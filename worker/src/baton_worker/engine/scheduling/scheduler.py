@@ -17,7 +17,7 @@ from baton_worker.engine.kv.pool import NULL_BLOCK, BlockAllocator
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.prefix_cache import PrefixCache
 from baton_worker.engine.scheduling.requests import Phase, RequestState
-from baton_worker.engine.scheduling.waiting_queue import Line
+from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of
 
 
@@ -99,8 +99,8 @@ class Scheduler:
         self._limits = limits
         self._allocator = allocator
         self._prefix = prefix
-        self._waiting = Line[RequestState]()
-        self._running = Line[RequestState]()
+        self._waiting = WaitingQueue[RequestState]()
+        self._running = WaitingQueue[RequestState]()
         self._held: dict[RequestKey, RequestState] = {}
         self._paused: frozenset[int] = frozenset()
 

@@ -22,7 +22,7 @@ Arrival = tuple[int, int]
 """A place among all that ever came, and the turn, which orders those that share a place."""
 
 
-class InLine(Protocol):
+class Queued(Protocol):
     """What the order needs to know of a request."""
 
     @property
@@ -42,10 +42,10 @@ class InLine(Protocol):
     is_promoted: bool
 
 
-R = TypeVar("R", bound=InLine)
+R = TypeVar("R", bound=Queued)
 
 
-class Line(Generic[R]):
+class WaitingQueue(Generic[R]):
     """Requests, most urgent first.
 
     Args:
@@ -127,12 +127,12 @@ class Line(Generic[R]):
                 self.add(request)
 
 
-def urgency(request: InLine) -> tuple[bool, int, Arrival]:
+def urgency(request: Queued) -> tuple[bool, int, Arrival]:
     """Return the sorting key of requests: the lowest is served first."""
     if request.is_promoted:
         return False, 0, request.arrival
     return True, request.priority, request.arrival
 
 
-def _class_of(request: InLine) -> tuple[bool, int]:
+def _class_of(request: Queued) -> tuple[bool, int]:
     return urgency(request)[:2]

@@ -22,7 +22,7 @@ Work = Callable[[], StepSnapshot]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class InFlightStep:
     """One launched step.
 
     Attributes:
@@ -43,7 +43,7 @@ class Flight:
     landed: Work
 
 
-class Runway:
+class StepLauncher:
     """Runs steps one after the other.
 
     Args:

@@ -20,7 +20,7 @@ from baton_worker.engine.backends.paddle.attention import AttentionBackend
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
 from baton_worker.engine.backends.paddle.norm import rms_norm
 from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
-from baton_worker.engine.model.shape import ModelSpec
+from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
 
 Reduce = Callable[[Tensor], Tensor]
@@ -70,7 +70,7 @@ class Model:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: ModelShape,
         weights: Weights,
         attention: AttentionBackend[Any],
         max_positions: int,
@@ -201,7 +201,7 @@ def _rotate(qk: Tensor, plan: ForwardPlan) -> Tensor:
 
 
 def _rope_tables(
-    spec: ModelSpec, max_positions: int
+    spec: ModelShape, max_positions: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Return cos and signed sin, f32[max_positions, head_dim]."""
     half = spec.head_dim // 2
@@ -214,7 +214,7 @@ def _rope_tables(
     )
 
 
-def _load_mtp(spec: ModelSpec, mtp: MtpWeights) -> _Mtp:
+def _load_mtp(spec: ModelShape, mtp: MtpWeights) -> _Mtp:
     return _Mtp(
         emb_norm=as_tensor(mtp.emb_norm),
         hidden_norm=as_tensor(mtp.hidden_norm),
@@ -224,7 +224,7 @@ def _load_mtp(spec: ModelSpec, mtp: MtpWeights) -> _Mtp:
     )
 
 
-def _load_layer(spec: ModelSpec, layer: LayerWeights) -> _Layer:
+def _load_layer(spec: ModelShape, layer: LayerWeights) -> _Layer:
     return _Layer(
         input_norm=as_tensor(layer.input_norm),
         qkv=as_tensor(_rewrite_qkv(spec, layer.qkv)),
@@ -236,7 +236,7 @@ def _load_layer(spec: ModelSpec, layer: LayerWeights) -> _Layer:
     )
 
 
-def _rewrite_qkv(spec: ModelSpec, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _rewrite_qkv(spec: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     rotated = spec.q_size + spec.kv_size
     out = qkv.copy()
     if spec.rope_style == "interleaved":
@@ -249,7 +249,7 @@ def _rewrite_qkv(spec: ModelSpec, qkv: npt.NDArray[np.float32]) -> npt.NDArray[n
 
 
 def _rewrite_qk_norm(
-    spec: ModelSpec, qk_norm: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+    spec: ModelShape, qk_norm: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 ) -> tuple[Tensor, Tensor]:
     assert spec.rope_style == "half", "an interleaved head would need its norm permuted too"
     query, key = qk_norm

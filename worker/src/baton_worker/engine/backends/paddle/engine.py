@@ -15,7 +15,7 @@ from baton_worker.engine.backends.parallel.mirrored import MirroredModel, Mirror
 from baton_worker.engine.backends.parallel.shard import ShardSizes, build_shard
 from baton_worker.engine.engine import EngineParts, StepEngine
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore
-from baton_worker.engine.model.shape import ModelSpec, fingerprint
+from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.model.weights import Weights
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
@@ -37,7 +37,7 @@ class PaddleEngine(StepEngine):
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: ModelShape,
         weights: Weights,
         options: EngineOptions,
         clock: Callable[[], float],
@@ -61,7 +61,7 @@ class TensorParallel(NamedTuple):
 
 
 def _build_parts(
-    spec: ModelSpec, weights: Weights, options: EngineOptions, parallel: TensorParallel | None
+    spec: ModelShape, weights: Weights, options: EngineOptions, parallel: TensorParallel | None
 ) -> EngineParts:
     sizes = ShardSizes.of(options)
     model: ForwardModel

@@ -19,7 +19,7 @@ from baton_worker.engine.backends.parallel import orders
 from baton_worker.engine.backends.parallel.collective import join
 from baton_worker.engine.backends.parallel.shard import ShardSizes, build_shard
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.model.shape import load_spec
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import Shard, load_weights
 from baton_worker.engine.step.forward import Array, ForwardModel
 from baton_worker.readiness import die_with_parent
@@ -73,7 +73,7 @@ def _load(pipe: Connection) -> Follower:
     start = orders.decode_order(pipe.recv_bytes())
     assert isinstance(start, orders.Start), "rank 0 sends it first"
     path = Path(start.model_path)
-    spec = load_spec(path)
+    spec = load_shape(path)
     weights = load_weights(path, spec, Shard(start.rank, start.size))
     pipe.send_bytes(orders.encode(orders.Loaded(weights.identity)))
     meeting = orders.decode_order(pipe.recv_bytes())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from baton_worker.engine.backends.paddle.attention import CpuPagedAttention
 from baton_worker.engine.backends.paddle.decoder import Model, Reduce
 from baton_worker.engine.kv.pool import KvPool, KvShape
-from baton_worker.engine.model.shape import ModelSpec
+from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import Weights
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
 
@@ -47,7 +47,7 @@ class ModelShard(NamedTuple):
     pool: KvPool
 
 
-def local_spec(spec: ModelSpec, size: int) -> ModelSpec:
+def local_shape(spec: ModelShape, size: int) -> ModelShape:
     """Return the shape that one of `size` ranks computes, whose sizes divide."""
     return dataclasses.replace(
         spec,
@@ -57,7 +57,7 @@ def local_spec(spec: ModelSpec, size: int) -> ModelSpec:
     )
 
 
-def kv_shape(spec: ModelSpec, sizes: ShardSizes) -> KvShape:
+def kv_shape(spec: ModelShape, sizes: ShardSizes) -> KvShape:
     """Return the pool of a model, or of a rank when `spec` is its local one."""
     return KvShape(
         n_layers=spec.n_layers + int(sizes.use_mtp),
@@ -69,7 +69,7 @@ def kv_shape(spec: ModelSpec, sizes: ShardSizes) -> KvShape:
 
 
 def build_shard(
-    spec: ModelSpec,
+    spec: ModelShape,
     weights: Weights,
     sizes: ShardSizes,
     size: int = 1,
@@ -82,7 +82,7 @@ def build_shard(
         weights: this rank's.
         reduce: sums a tensor over the ranks; None for a group of one.
     """
-    local = local_spec(spec, size)
+    local = local_shape(spec, size)
     pool = KvPool(kv_shape(local, sizes))
     attention = CpuPagedAttention(pool, local.n_heads)
     model = Model(local, weights, attention, sizes.max_positions, sizes.use_mtp, reduce)

@@ -15,7 +15,7 @@ from baton_worker.config import ConfigError, SimConfig
 from baton_worker.engine.backends.sim.model import HEAD_DIM, SimModel
 from baton_worker.engine.engine import EngineParts, StepEngine
 from baton_worker.engine.kv.pool import BlockAllocator, KvPool, KvShape
-from baton_worker.engine.model.shape import ModelSpec, fingerprint
+from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.output.snapshot import StepSnapshot
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
@@ -30,7 +30,7 @@ class Time(NamedTuple):
     sleep: Callable[[float], None]
 
 
-def sim_spec(config: SimConfig, spec: ModelSpec) -> ModelSpec:
+def sim_shape(config: SimConfig, spec: ModelShape) -> ModelShape:
     """Return the shape of the model that is simulated in place of `spec`; it always drafts.
 
     Raises:
@@ -78,7 +78,7 @@ class SimEngine(StepEngine):
 
     Args:
         config: what to pretend.
-        spec: `sim_spec`'s.
+        spec: `sim_shape`'s.
         options: resolved limits.
         clock: monotonic seconds.
         sleep: waits so many seconds of that clock.
@@ -87,7 +87,7 @@ class SimEngine(StepEngine):
     def __init__(
         self,
         config: SimConfig,
-        spec: ModelSpec,
+        spec: ModelShape,
         options: EngineOptions,
         clock: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
@@ -97,7 +97,7 @@ class SimEngine(StepEngine):
 
 
 def _build_parts(
-    config: SimConfig, spec: ModelSpec, options: EngineOptions, time: Time
+    config: SimConfig, spec: ModelShape, options: EngineOptions, time: Time
 ) -> EngineParts:
     shape = KvShape(
         n_layers=1,

@@ -13,7 +13,7 @@ from baton_worker.messages import DecodeTarget
 
 
 @dataclass(slots=True)
-class LiveRequests:
+class OpenRequests:
     """The open requests of one worker process."""
 
     _targets: dict[RequestKey, DecodeTarget | None] = field(default_factory=dict, init=False)

@@ -37,17 +37,17 @@ class DraftCountRequested:
     num_speculative_tokens: int
 
 
-InboxEvent = WorkerLinkEvent | HandoffEvent | StopRequested | DrainRequested | DraftCountRequested
+WorkerEvent = WorkerLinkEvent | HandoffEvent | StopRequested | DrainRequested | DraftCountRequested
 
 
-class Inbox:
+class EventQueue:
     """A thread-safe event queue with one consumer."""
 
     def __init__(self) -> None:
-        self._events: deque[InboxEvent] = deque()
+        self._events: deque[WorkerEvent] = deque()
         self._wake = threading.Condition()
 
-    def put(self, event: InboxEvent) -> None:
+    def put(self, event: WorkerEvent) -> None:
         """Add an event and wake the consumer."""
         with self._wake:
             self._events.append(event)
@@ -56,7 +56,7 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._events)
 
-    def take(self, timeout_seconds: float) -> list[InboxEvent]:
+    def take(self, timeout_seconds: float) -> list[WorkerEvent]:
         """Return all queued events; wait for one up to `timeout_seconds` (0: do not wait)."""
         with self._wake:
             if not self._events and timeout_seconds > 0:
