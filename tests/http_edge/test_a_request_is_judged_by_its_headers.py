@@ -13,10 +13,9 @@ from starlette.routing import Route
 from uvicorn.server import ServerState
 
 from baton_worker.config import HttpLimits
-from baton_worker.http_edge.application import application
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
-from baton_worker.http_edge.server import server_config
+from baton_worker.http_edge.server import application, server_config
 from baton_worker.metrics import MetricFactory
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"

@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from baton_worker.config import HttpLimits
-from baton_worker.http_edge.application import application
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.http_edge.server import application
 from baton_worker.metrics import MetricFactory
 from baton_worker.roles.serving import ThreadServer
 

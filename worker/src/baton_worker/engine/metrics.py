@@ -11,9 +11,9 @@ from bisect import bisect_left
 from prometheus_client import Counter
 
 from baton_worker.engine.api import EngineLoad, StepStats
+from baton_worker.engine.options import MAX_DRAFTS
 from baton_worker.metrics import MetricFactory
 
-_MAX_DRAFTS = 5
 _K_UPPER_BOUNDS = (0, 5, 20, 64)
 K_LABELS = ("0", "1-5", "6-20", "21-64")
 """Ranges of k as label values: one series for each k would be 65."""
@@ -99,7 +99,7 @@ class _DraftMetrics:
         self._lengths = factory.histogram(
             "baton_accept_length_tokens",
             "Tokens that verification yielded per decode row: accepted drafts + 1",
-            range(1, _MAX_DRAFTS + 2),
+            range(1, MAX_DRAFTS + 2),
         )
 
     def observe(self, stats: StepStats) -> None:
@@ -116,7 +116,7 @@ class _DraftMetrics:
 def _by_position(factory: MetricFactory, name: str, documentation: str) -> list[Counter]:
     """Return one bound counter per draft position 1..5."""
     counter = factory.counter(name, documentation, labels=("position",))
-    return [counter.labels(*factory.values(str(p + 1))) for p in range(_MAX_DRAFTS)]
+    return [counter.labels(*factory.values(str(p + 1))) for p in range(MAX_DRAFTS)]
 
 
 class _LogprobMetrics:

@@ -1,11 +1,16 @@
-"""uvicorn's configuration for every HTTP listener of a process: bounded, quiet, one parser."""
+"""Every HTTP listener of a process: its application and uvicorn's configuration, bounded, quiet."""
 
 from __future__ import annotations
 
 import logging
 import resource
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from baton_worker.http_edge.gate import Gate
@@ -15,6 +20,21 @@ log = logging.getLogger(__name__)
 
 _OTHER_DESCRIPTORS = 256
 """What a process opens beside connections: libraries, sockets of the link, files."""
+
+
+def application(
+    routes: Sequence[BaseRoute],
+    middleware: Sequence[Middleware] = (),
+    exception_handlers: Mapping[Any, Any] | None = None,
+) -> Starlette:
+    """Return the application, which redirects nobody.
+
+    Starlette sends a path with a slash too many to the host that the request names, in the clear
+    behind a proxy that speaks TLS: body and API key would follow.
+    """
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=exception_handlers)
+    app.router.redirect_slashes = False
+    return app
 
 
 def server_config(app: ASGIApp, gate: Gate, grace_seconds: int | None = None) -> uvicorn.Config:

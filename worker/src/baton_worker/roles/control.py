@@ -25,9 +25,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton_worker.config import ConfigError, ControlConfig, HttpLimits
 from baton_worker.config_errors import cannot_listen
-from baton_worker.http_edge.application import application
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.http_edge.server import application
 from baton_worker.roles.health import HealthSources
 from baton_worker.roles.serving import ThreadServer
 

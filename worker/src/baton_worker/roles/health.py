@@ -20,9 +20,9 @@ from starlette.routing import Route
 from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
-from baton_worker.http_edge.application import application
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
+from baton_worker.http_edge.server import application
 from baton_worker.link.refusals import WHY
 from baton_worker.roles.serving import ThreadServer
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from baton_worker.compatibility import KV_DTYPE
 from baton_worker.engine.output.snapshot import EmittedRow, StepOut
-from baton_worker.engine.scheduling.admission import KV_DTYPE, KvIdentity
+from baton_worker.engine.scheduling.admission import KvIdentity
 from baton_worker.messages import HandoffState
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baton_worker.compatibility import KV_DTYPE
 from baton_worker.engine.api import EngineRefusedError, EngineRequest, Handoff
 from baton_worker.engine.kv.pool import KvShape
 from baton_worker.engine.scheduling.requests import RequestLimits
@@ -25,7 +26,6 @@ from baton_worker.sampling import (
 )
 
 MAX_HANDOFF_DRAFTS = 5
-KV_DTYPE = "float32"
 
 LOWEST_LOGPROB = -float(np.finfo(np.float32).max)
 """What the logprob op gives for a probability of 0."""

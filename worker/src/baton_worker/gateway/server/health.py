@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from baton_worker.gateway.serving.dispatch import Dispatcher
 from baton_worker.gateway.serving.workers import WorkerTable
-from baton_worker.http_edge.application import application
+from baton_worker.http_edge.server import application
 from baton_worker.supervision import LoopFaults
 
 

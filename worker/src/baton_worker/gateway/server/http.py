@@ -33,7 +33,7 @@ from baton_worker.gateway.serving.dispatch import Dispatcher
 from baton_worker.gateway.serving.waiting_queue import unless_gone
 from baton_worker.gateway.serving.workers import WorkerTable
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
-from baton_worker.http_edge.application import application
+from baton_worker.http_edge.server import application
 from baton_worker.tracing.api import valid_traceparent
 
 
