@@ -1,4 +1,4 @@
-"""What holds for every test process: one BLAS thread, and no test that fails for being slow.
+"""What holds for every test process: one BLAS thread, asyncio, and no test that fails by slowness.
 
 OpenBLAS threads spin while they wait for each other. On a busy two-core machine that made the
 float64 reference 20 times slower than one thread (measured: 23 s against 1.2 s for 300 forwards).
@@ -13,6 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Imported before any test freezes the garbage collector: hypothesis asks it who refers to the
 # random generators that plugins register, and after a freeze nobody does, which is a warning.
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a red test is the change's doing and runs red again.
@@ -28,3 +29,9 @@ settings.register_profile(
     derandomize="BATON_EXPLORE" not in os.environ,
 )
 settings.load_profile("baton")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run tests that are coroutines on asyncio, which is what the processes run on."""
+    return "asyncio"

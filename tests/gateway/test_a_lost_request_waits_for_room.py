@@ -204,20 +204,17 @@ class Many:
 
 
 @pytest.mark.parametrize("n_turns", [0, 1, 2])
-def test_room_that_comes_while_a_part_of_them_was_tried_is_for_these_too(n_turns):
-    async def main():
-        ahead = Many(100)
-        metrics = GatewayMetrics(MetricFactory(CollectorRegistry(), "tiny", "gateway"))
-        line = Line(Slots(16, 16), metrics, 10.0, asyncio.get_running_loop().time, ahead)
-        line.room()
-        for _ in range(n_turns):
-            await asyncio.sleep(0)
-        assert ahead.n_looks == n_turns
-        ahead.places = 100
-        line.room()
-        for _ in range(30):
-            await asyncio.sleep(0)
-        assert len(ahead) == 0
-        assert ahead.n_looks <= n_turns + 14, "and then nobody looks any more"
-
-    asyncio.run(main())
+async def test_room_that_comes_while_a_part_of_them_was_tried_is_for_these_too(n_turns):
+    ahead = Many(100)
+    metrics = GatewayMetrics(MetricFactory(CollectorRegistry(), "tiny", "gateway"))
+    line = Line(Slots(16, 16), metrics, 10.0, asyncio.get_running_loop().time, ahead)
+    line.room()
+    for _ in range(n_turns):
+        await asyncio.sleep(0)
+    assert ahead.n_looks == n_turns
+    ahead.places = 100
+    line.room()
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert len(ahead) == 0
+    assert ahead.n_looks <= n_turns + 14, "and then nobody looks any more"

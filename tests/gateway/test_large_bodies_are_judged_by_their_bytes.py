@@ -168,30 +168,27 @@ def test_nothing_is_made_of_what_a_field_cannot_be(place, field):
     assert peak < 4 * MAX_FIELD_BYTES * 24 + 4 * len(raw)
 
 
-def test_lists_of_ids_are_neither_converted_nor_checked_in_one_go(tokenizer):
+async def test_lists_of_ids_are_neither_converted_nor_checked_in_one_go(tokenizer):
     """Between the lists of a prompt others have their turn, from its bytes to the request."""
     intake = Intake("tiny", tokenizer, lambda: Limits(CONTEXT, 512, 20), 20)
     raw = json.dumps({"prompt": [[7] * (CONTEXT - 16)] * 40}).encode()
     turns = []
 
-    async def main():
-        work = asyncio.create_task(intake.generation(Endpoint.COMPLETION, raw))
-        while not work.done():
-            turns.append(1)
-            await asyncio.sleep(0)
-        return await work
-
-    assert asyncio.run(main()).prompts == ((7,) * (CONTEXT - 16),) * 40
+    work = asyncio.create_task(intake.generation(Endpoint.COMPLETION, raw))
+    while not work.done():
+        turns.append(1)
+        await asyncio.sleep(0)
+    assert (await work).prompts == ((7,) * (CONTEXT - 16),) * 40
     assert len(turns) >= 60
 
 
 @pytest.mark.parametrize("text", ["", "a"])
 @pytest.mark.parametrize("n", [MAX_PROMPTS + 1, 30_000])
-def test_more_texts_than_anybody_may_have_are_refused(tokenizer, n, text):
+async def test_more_texts_than_anybody_may_have_are_refused(tokenizer, n, text):
     intake = Intake("tiny", tokenizer, lambda: Limits(CONTEXT, 512, 20), 20)
     raw = json.dumps({"prompt": [text] * n}).encode()
     with pytest.raises(ApiError, match="more than 2048") as caught:
-        asyncio.run(intake.generation(Endpoint.COMPLETION, raw))
+        await intake.generation(Endpoint.COMPLETION, raw)
     assert caught.value.param == "prompt"
 
 
@@ -216,19 +213,16 @@ def test_a_list_of_more_ids_than_a_context_is_refused_undecoded(decoded):
     assert decoded == [len(json.dumps(prompt)), len("[7]")], "the outer list, and what fits"
 
 
-def test_lists_of_ids_are_decoded_with_a_turn_after_each():
+async def test_lists_of_ids_are_decoded_with_a_turn_after_each():
     """A second task has its turn between any two lists."""
     raw = json.dumps({"prompt": [list(range(CONTEXT))] * 40}).encode()
     turns = []
 
-    async def main():
-        work = asyncio.create_task(read_object(raw, CONTEXT))
-        while not work.done():
-            turns.append(1)
-            await asyncio.sleep(0)
-        return await work
-
-    assert asyncio.run(main())["prompt"] == [list(range(CONTEXT))] * 40
+    work = asyncio.create_task(read_object(raw, CONTEXT))
+    while not work.done():
+        turns.append(1)
+        await asyncio.sleep(0)
+    assert (await work)["prompt"] == [list(range(CONTEXT))] * 40
     assert len(turns) >= 40
 
 
@@ -247,19 +241,16 @@ class Bytes(bytes):
     [b'"' + b"x" * (4 << 20) + b'"', b"[" + b"7," * (2 << 20) + b"7]"],
     ids=["text", "ids"],
 )
-def test_a_body_is_looked_through_in_slices(prompt):
+async def test_a_body_is_looked_through_in_slices(prompt):
     """Each is a window, of as many marks as there are to look for, and not the whole body."""
     raw = Bytes(b'{"prompt":' + prompt + b"}")
     raw.looked_through = [0]
 
-    async def main():
-        work = asyncio.create_task(read_object(raw, CONTEXT))
-        while not work.done():
-            raw.looked_through.append(0)
-            await asyncio.sleep(0)
-        work.exception()
-
-    asyncio.run(main())
+    work = asyncio.create_task(read_object(raw, CONTEXT))
+    while not work.done():
+        raw.looked_through.append(0)
+        await asyncio.sleep(0)
+    work.exception()
     assert sum(raw.looked_through) >= len(raw)
     assert max(raw.looked_through) <= 2 * (1 << 18)
 
@@ -303,7 +294,7 @@ def test_a_message_of_a_wrong_shape_is_named():
     assert refusal({"messages": messages}).param == "messages[3].role"
 
 
-def test_bad_words_are_tokenised_off_the_loop_when_they_are_many(tokenizer):
+async def test_bad_words_are_tokenised_off_the_loop_when_they_are_many(tokenizer):
     threads = set()
 
     class Watched:
@@ -324,7 +315,7 @@ def test_bad_words_are_tokenised_off_the_loop_when_they_are_many(tokenizer):
     for some in (words, words[:1]):
         intake = Intake("tiny", Watched, lambda: Limits(CONTEXT, 512, 20), 20)
         raw = json.dumps({"prompt": "a", "bad_words": some}).encode()
-        requests.append(asyncio.run(intake.generation(Endpoint.COMPLETION, raw)))
+        requests.append(await intake.generation(Endpoint.COMPLETION, raw))
     assert requests[0].sampling.bad_words[:2] == requests[1].sampling.bad_words
     assert len({thread for thread, is_word in threads if is_word}) >= 2
 

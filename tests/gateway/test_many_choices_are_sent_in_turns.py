@@ -77,16 +77,14 @@ async def started(link, model_folder, tokenizer, support, during):
     return submits, handles
 
 
-def test_each_long_command_has_a_turn_of_its_own(model_folder, tokenizer, support):
+async def test_each_long_command_has_a_turn_of_its_own(model_folder, tokenizer, support):
     link = RecordingLink()
-    submits, handles = asyncio.run(
-        started(link, model_folder, tokenizer, support, lambda service: None)
-    )
+    submits, handles = await started(link, model_folder, tokenizer, support, lambda service: None)
     assert {submit.handle for _, _, submit in submits} == handles
     assert len({turn for turn, _, _ in submits}) == len(submits) == CHOICES
 
 
-def test_a_worker_lost_between_two_commands_leaves_each_choice_told_once(
+async def test_a_worker_lost_between_two_commands_leaves_each_choice_told_once(
     model_folder, tokenizer, support
 ):
     """Those that were for it and not yet sent go elsewhere, and are not sent a second time."""
@@ -97,7 +95,7 @@ def test_a_worker_lost_between_two_commands_leaves_each_choice_told_once(
             lost = link.up.pop("mixed-0")
             service._applier.apply([WorkerDown("mixed-0", lost.epoch, "bye")])
 
-    submits, handles = asyncio.run(started(link, model_folder, tokenizer, support, lose))
+    submits, handles = await started(link, model_folder, tokenizer, support, lose)
     at_the_other = [submit.handle for _, worker, submit in submits if worker == "mixed-1"]
     assert sorted(at_the_other) == sorted(handles), "each once"
     assert len(handles) == CHOICES

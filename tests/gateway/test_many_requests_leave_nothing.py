@@ -37,20 +37,15 @@ async def one(client, random_state, i, outcomes):
 
 
 @pytest.mark.slow
-def test_500_mixed_requests_leave_no_trace(start_gateway, support):
+async def test_500_mixed_requests_leave_no_trace(start_gateway, support):
     gateway = start_gateway(per_step=3)
     gateway.link.up("mixed-0", Role.MIXED)
     random_state, outcomes = random.Random(3), []
 
-    async def run():
-        limits = httpx.Limits(max_connections=64)
-        patience = httpx.Timeout(30, pool=None)  # most of them wait for one of the connections
-        async with httpx.AsyncClient(
-            base_url=gateway.url, limits=limits, timeout=patience
-        ) as client:
-            await asyncio.gather(*(one(client, random_state, i, outcomes) for i in range(500)))
-
-    asyncio.run(run())
+    limits = httpx.Limits(max_connections=64)
+    patience = httpx.Timeout(30, pool=None)  # most of them wait for one of the connections
+    async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=patience) as client:
+        await asyncio.gather(*(one(client, random_state, i, outcomes) for i in range(500)))
     link = gateway.link
     link.wait_until(lambda: gateway.service.requests.is_empty, seconds=60)
     link.do(lambda: None)

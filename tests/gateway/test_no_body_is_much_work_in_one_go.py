@@ -86,23 +86,23 @@ class Untold:
 
 
 @pytest.mark.parametrize(("name", "raw"), [pytest.param(*b, id=b[0]) for b in large_bodies()])
-def test_of_each_body_little_is_done_between_two_turns(monkeypatch, tokenizer, name, raw):
+async def test_of_each_body_little_is_done_between_two_turns(monkeypatch, tokenizer, name, raw):
     assert len(raw) <= BODY_BYTES
     limits = Limits(LONGEST_CONTEXT, 512, 20)
     intake, work = Intake("tiny", Untold(tokenizer), lambda: limits, 20), Work(monkeypatch)
-    result = asyncio.run(work.take(intake, raw))
+    result = await work.take(intake, raw)
     assert max(work.stretches) <= MOST_VALUES
     assert sum(work.stretches) > 1 or isinstance(result, ApiError)
 
 
-def test_a_long_list_of_ids_is_taken_whole(monkeypatch, tokenizer):
+async def test_a_long_list_of_ids_is_taken_whole(monkeypatch, tokenizer):
     """What was decoded in parts is what was sent, and the counting sees each id three times."""
     ids = [i % 300 for i in range(300_000)]
     raw = b'{"prompt":[' + b" , ".join(b"%d" % i for i in ids) + b"]}"
     assert len(raw) > SMALL_BODY_BYTES
     limits = Limits(LONGEST_CONTEXT, 512, 20)
     intake, work = Intake("tiny", Untold(tokenizer), lambda: limits, 20), Work(monkeypatch)
-    request = asyncio.run(work.take(intake, raw))
+    request = await work.take(intake, raw)
     assert request.prompts == (tuple(ids),)
     assert 2 * len(ids) <= sum(work.stretches) <= 4 * len(ids)
 
@@ -110,7 +110,7 @@ def test_a_long_list_of_ids_is_taken_whole(monkeypatch, tokenizer):
 @pytest.mark.parametrize("wrong", [b"7.5", b'"a,b"', b"[1,2]", b"9" * 30, b"null"])
 @pytest.mark.parametrize("at", [0, 100_000, 199_999])
 @pytest.mark.parametrize("form", [b'{"prompt":%b}', b'{"prompt":[%b,[1]]}', b'{"tokens":%b}'])
-def test_what_is_no_id_is_refused_by_its_field_wherever_it_stands(tokenizer, wrong, at, form):
+async def test_what_is_no_id_is_refused_by_its_field_wherever_it_stands(tokenizer, wrong, at, form):
     items = [b"7"] * 200_000
     items[at] = wrong
     raw = form % (b"[" + b",".join(items) + b"]")
@@ -119,7 +119,7 @@ def test_what_is_no_id_is_refused_by_its_field_wherever_it_stands(tokenizer, wro
         intake.detokenize(raw) if b"tokens" in form else intake.generation(Endpoint.COMPLETION, raw)
     )
     with pytest.raises(ApiError) as caught:
-        asyncio.run(work)
+        await work
     name = "tokens" if b"tokens" in form else "prompt"
     assert caught.value.status == 400
     assert str(caught.value.param).startswith(name)

@@ -237,20 +237,19 @@ STEPS = st.lists(st.none() | st.lists(SIZES, min_size=1, max_size=3), max_size=3
 
 @settings(max_examples=60, deadline=None)
 @given(workers=WORKERS, steps=STEPS)
-def test_requests_that_compete_for_a_worker_keep_their_order(support, tokenizer, workers, steps):
+async def test_requests_that_compete_for_a_worker_keep_their_order(
+    support, tokenizer, workers, steps
+):
     """And nothing is left in line, nor accounted, when all that could be served was."""
 
-    async def main():
-        fleet = Fleet(support, tokenizer.vocabulary, workers)
-        for step in steps:
-            if step is None:
-                await fleet.end_oldest()
-            else:
-                await fleet.start(step)
-        await fleet.end_all()
-        assert fleet.passed == []
-
-    asyncio.run(main())
+    fleet = Fleet(support, tokenizer.vocabulary, workers)
+    for step in steps:
+        if step is None:
+            await fleet.end_oldest()
+        else:
+            await fleet.start(step)
+    await fleet.end_all()
+    assert fleet.passed == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -266,64 +265,55 @@ def test_requests_that_compete_for_a_worker_keep_their_order(support, tokenizer,
     wide=st.lists(SIZES, min_size=1, max_size=4),
     flood=st.lists(SIZES, min_size=1, max_size=4),
 )
-def test_a_flood_of_later_ones_never_starves_who_waits(
+async def test_a_flood_of_later_ones_never_starves_who_waits(
     support, tokenizer, workers, before, wide, flood
 ):
     """It begins when what was there before it has ended, at the latest."""
 
-    async def main():
-        fleet = Fleet(support, tokenizer.vocabulary, workers)
-        earlier = [await fleet.start([size]) for size in before]
-        waiting = await fleet.start(wide)
-        _, begins = fleet.tasks[-1]
-        for _ in range(len(before)):
-            for size in flood:
-                await fleet.start([size])
-            await fleet.end_oldest(earlier)
-        assert begins.done(), "nothing of before it is left"
-        assert (waiting in fleet.begun) != (begins.exception() is not None)
-        await fleet.end_all()
-
-    asyncio.run(main())
+    fleet = Fleet(support, tokenizer.vocabulary, workers)
+    earlier = [await fleet.start([size]) for size in before]
+    waiting = await fleet.start(wide)
+    _, begins = fleet.tasks[-1]
+    for _ in range(len(before)):
+        for size in flood:
+            await fleet.start([size])
+        await fleet.end_oldest(earlier)
+    assert begins.done(), "nothing of before it is left"
+    assert (waiting in fleet.begun) != (begins.exception() is not None)
+    await fleet.end_all()
 
 
 @pytest.mark.parametrize("n_long", [1, 40])
-def test_short_requests_are_served_however_many_wait_for_the_one_large_worker(
+async def test_short_requests_are_served_however_many_wait_for_the_one_large_worker(
     support, tokenizer, n_long
 ):
     """Beyond sixteen that are passed the others wait, so that looking at the line has a bound."""
 
-    async def main():
-        fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 2)])
-        for _ in range(1 + n_long):
-            await fleet.start([200])
-        short = [await fleet.start([10]) for _ in range(2)]
-        assert [one in fleet.begun for one in short] == [n_long <= 16] * 2
-        await fleet.end_all()
-        assert fleet.passed == []
-
-    asyncio.run(main())
+    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 2)])
+    for _ in range(1 + n_long):
+        await fleet.start([200])
+    short = [await fleet.start([10]) for _ in range(2)]
+    assert [one in fleet.begun for one in short] == [n_long <= 16] * 2
+    await fleet.end_all()
+    assert fleet.passed == []
 
 
-def test_who_stands_behind_those_that_are_passed_is_tried_though_something_comes_in_each_turn(
+async def test_who_stands_behind_those_that_are_passed_is_tried_though_something_comes_in_each_turn(
     support, tokenizer
 ):
-    async def main():
-        fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 1)])
-        for _ in range(1 + 12):  # more than are tried in one turn
-            await fleet.start([200])
-        begun = await fleet.start([10])
-        waits = await fleet.start([10])
-        assert (begun in fleet.begun, waits in fleet.begun) == (True, False)
-        (live,) = (one for one in fleet.requests.live() if one.generation.request is begun)
-        fleet.requests.finish(live, None)
-        for _ in range(50):
-            fleet.table.on_room()
-            await asyncio.sleep(0)
-        assert waits in fleet.begun
-        await fleet.end_all()
-
-    asyncio.run(main())
+    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 1)])
+    for _ in range(1 + 12):  # more than are tried in one turn
+        await fleet.start([200])
+    begun = await fleet.start([10])
+    waits = await fleet.start([10])
+    assert (begun in fleet.begun, waits in fleet.begun) == (True, False)
+    (live,) = (one for one in fleet.requests.live() if one.generation.request is begun)
+    fleet.requests.finish(live, None)
+    for _ in range(50):
+        fleet.table.on_room()
+        await asyncio.sleep(0)
+    assert waits in fleet.begun
+    await fleet.end_all()
 
 
 @pytest.mark.parametrize(
@@ -334,26 +324,22 @@ def test_who_stands_behind_those_that_are_passed_is_tried_though_something_comes
         ([10, 10, 10, 10], "4 choices at once: the most is 3"),
     ],
 )
-def test_more_long_choices_than_could_ever_run_are_refused_at_once(support, tokenizer, sizes, told):
-    async def main():
-        fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 1)])
-        await fleet.start(sizes)
-        _, task = fleet.tasks[0]
-        error = task.exception()
-        assert (error.status, error.message) == (400, told)
+async def test_more_long_choices_than_could_ever_run_are_refused_at_once(
+    support, tokenizer, sizes, told
+):
+    fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 1)])
+    await fleet.start(sizes)
+    _, task = fleet.tasks[0]
+    error = task.exception()
+    assert (error.status, error.message) == (400, told)
 
-    asyncio.run(main())
 
-
-def test_the_longest_choice_of_a_request_is_given_its_worker_first(support, tokenizer):
+async def test_the_longest_choice_of_a_request_is_given_its_worker_first(support, tokenizer):
     """However they stand in it: the short ones would fill the worker that the long one needs."""
 
-    async def main():
-        fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 2)])
-        wide = await fleet.start([10, 10, 10, 100])
-        assert fleet.begun == [wide]
-        prompts = [live.choice.prompt for live in fleet.requests.live()]
-        assert list(map(len, prompts)) == [10, 10, 10, 100]
-        await fleet.end_all()
-
-    asyncio.run(main())
+    fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 2)])
+    wide = await fleet.start([10, 10, 10, 100])
+    assert fleet.begun == [wide]
+    prompts = [live.choice.prompt for live in fleet.requests.live()]
+    assert list(map(len, prompts)) == [10, 10, 10, 100]
+    await fleet.end_all()

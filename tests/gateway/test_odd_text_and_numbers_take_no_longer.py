@@ -1,6 +1,5 @@
 """What is slow to read by its kind, not its size, holds the event loop no longer than the rest."""
 
-import asyncio
 import json
 import math
 import threading
@@ -54,7 +53,9 @@ def test_a_number_beyond_a_double_is_refused_by_its_fields_name(text):
 
 @pytest.mark.parametrize("character", ["\u4f60", "\U0001f600", "\u00e9"])
 @pytest.mark.parametrize("field", ["prompt", "bad_words"])
-def test_text_beyond_ascii_counts_by_its_bytes_where_it_is_tokenised(tokenizer, field, character):
+async def test_text_beyond_ascii_counts_by_its_bytes_where_it_is_tokenised(
+    tokenizer, field, character
+):
     threads = set()
 
     class Watched:
@@ -73,6 +74,6 @@ def test_text_beyond_ascii_counts_by_its_bytes_where_it_is_tokenised(tokenizer, 
     words = [character * 100 + str(i) for i in range(20)]
     value = {"prompt": character * 12_000} if field == "prompt" else {"prompt": "a", field: words}
     intake = Intake("tiny", Watched, lambda: Limits(1 << 17, 512, 20), 20)
-    asyncio.run(intake.generation(Endpoint.COMPLETION, json.dumps(value).encode()))
+    await intake.generation(Endpoint.COMPLETION, json.dumps(value).encode())
     assert threads
     assert threading.get_ident() not in threads

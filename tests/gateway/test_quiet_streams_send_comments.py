@@ -67,7 +67,7 @@ def test_an_early_error_has_its_status_where_nothing_was_sent_before(start_gatew
         assert COMMENT not in answer.read().decode()
 
 
-def test_a_comment_never_stands_within_an_event_that_is_sent_in_pieces():
+async def test_a_comment_never_stands_within_an_event_that_is_sent_in_pieces():
     sent, commented = [], None
 
     async def send(message):
@@ -75,47 +75,40 @@ def test_a_comment_never_stands_within_an_event_that_is_sent_in_pieces():
         if sent[-1] == COMMENT_BYTES:
             commented.set()
 
-    async def scenario():
-        nonlocal commented
-        commented = asyncio.Event()
-        async with EventStream(send, [], 0.001) as stream:
-            await stream.begin()
-            for piece in (b"data: ", b"{", b"}", b"\n\n"):
-                await stream.send(body(piece))
-                await asyncio.sleep(0.05)
-            commented.clear()
-            await commented.wait()
-            await stream.send(body(b"data: [DONE]\n\n", more=False))
+    commented = asyncio.Event()
+    async with EventStream(send, [], 0.001) as stream:
+        await stream.begin()
+        for piece in (b"data: ", b"{", b"}", b"\n\n"):
+            await stream.send(body(piece))
             await asyncio.sleep(0.05)
-
-    asyncio.run(scenario())
+        commented.clear()
+        await commented.wait()
+        await stream.send(body(b"data: [DONE]\n\n", more=False))
+        await asyncio.sleep(0.05)
     assert sent[0] == b"start"
     assert sent[-1] == b"data: [DONE]\n\n", "nothing comes behind the end"
     at = sent.index(b"data: ")
     assert sent[at : at + 4] == [b"data: ", b"{", b"}", b"\n\n"]
 
 
-def test_the_end_waits_for_the_status_line_that_a_comment_is_sending():
+async def test_the_end_waits_for_the_status_line_that_a_comment_is_sending():
     """A connection that is full, as behind an answer that was asked for before, takes it late."""
     sent = []
 
-    async def scenario():
-        began, is_free = asyncio.Event(), asyncio.Event()
+    began, is_free = asyncio.Event(), asyncio.Event()
 
-        async def send(message):
-            began.set()
-            await is_free.wait()
-            sent.append(message["type"])
+    async def send(message):
+        began.set()
+        await is_free.wait()
+        sent.append(message["type"])
 
-        async with EventStream(send, [], 0.001) as stream:
-            await began.wait()
-            assert stream.has_begun
-            end = asyncio.create_task(stream.send(body(b"data: error\n\n", more=False)))
-            await asyncio.sleep(0)
-            is_free.set()
-            await end
-
-    asyncio.run(scenario())
+    async with EventStream(send, [], 0.001) as stream:
+        await began.wait()
+        assert stream.has_begun
+        end = asyncio.create_task(stream.send(body(b"data: error\n\n", more=False)))
+        await asyncio.sleep(0)
+        is_free.set()
+        await end
     assert sent[0] == "http.response.start"
     assert sent.count("http.response.start") == 1
 

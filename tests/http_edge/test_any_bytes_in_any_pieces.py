@@ -147,7 +147,9 @@ def requests(draw: st.DrawFn) -> bytes:
     """A request that is sound but for its bounds."""
     target = "/" + "t" * draw(st.sampled_from([0, 0, 0, 30, 45]))
     lines = [f"{name}: {value}" for name, value in draw(HEADERS)]
-    size = draw(st.sampled_from([0, 10, 49, 51, 70]))
+    # Where there is no route the answer comes before the body, whose rest is then thrown away.
+    is_read_whole = target == "/" or len(target) > LIMITS.max_target_bytes
+    size = draw(st.sampled_from([0, 10, 49, 51, 70] if is_read_whole else [0, 10, 49]))
     if draw(st.booleans()):
         body = "".join(f"1\r\n{'y'}\r\n" for _ in range(size)) + "0\r\n\r\n"
         lines.append("transfer-encoding: chunked")
@@ -167,11 +169,11 @@ PLACES = st.lists(st.integers(0, 400), max_size=12)
 
 @settings(deadline=None)
 @given(request=requests(), places=PLACES)
-def test_how_a_request_is_cut_into_pieces_changes_nothing_of_its_answer(
+async def test_how_a_request_is_cut_into_pieces_changes_nothing_of_its_answer(
     request: bytes, places: list[int]
 ) -> None:
-    whole = asyncio.run(talk([request]))
-    in_pieces = asyncio.run(talk(cut(request, places)))
+    whole = await talk([request])
+    in_pieces = await talk(cut(request, places))
     assert in_pieces == whole
     assert whole[0].startswith(b"HTTP/1.1 "), "every whole request has an answer"
     assert whole[0].count(b"HTTP/1.1 ") == 1
@@ -183,9 +185,9 @@ def test_how_a_request_is_cut_into_pieces_changes_nothing_of_its_answer(
     lost=st.integers(0, 60),
     places=PLACES,
 )
-def test_any_bytes_end_in_at_most_one_refusal(
+async def test_any_bytes_end_in_at_most_one_refusal(
     parts: list[bytes], lost: int, places: list[int]
 ) -> None:
     data = b"".join(parts)
-    _, refused = asyncio.run(talk(cut(data[: max(len(data) - lost, 0)], places)))
+    _, refused = await talk(cut(data[: max(len(data) - lost, 0)], places))
     assert refused <= 1

@@ -100,24 +100,21 @@ class Passes:
         raise Throttled(429, "later", 1.0)
 
 
-def test_a_pass_that_is_throttled_again_and_again_comes_ever_more_seldom():
+async def test_a_pass_that_is_throttled_again_and_again_comes_ever_more_seldom():
     clock = Clock()
     queue = WorkQueue(clock)
     machine = Machine(queue, Passes(), (), OperatorMetrics(CollectorRegistry()), Settings())
     waits = []
 
-    async def passes():
-        queue.add(KEY)
-        for _ in range(12):
-            await queue.get()
-            await run_one(machine, KEY)
-            queue.done(KEY)
-            when, release = clock.due[-1]
-            waits.append(when - clock.now)
-            clock.now = when
-            release()
-
-    asyncio.run(passes())
+    queue.add(KEY)
+    for _ in range(12):
+        await queue.get()
+        await run_one(machine, KEY)
+        queue.done(KEY)
+        when, release = clock.due[-1]
+        waits.append(when - clock.now)
+        clock.now = when
+        release()
     assert waits[:5] == [pytest.approx(1.0)] * 5
     assert waits[-1] == pytest.approx(60.0)
 
@@ -154,39 +151,33 @@ async def server(answer):
         ("", 1.0),
     ],
 )
-def test_nobody_is_waited_for_longer_than_a_minute_whatever_he_asks_for(asked, waited):
+async def test_nobody_is_waited_for_longer_than_a_minute_whatever_he_asks_for(asked, waited):
     async def busy(_):
         return web.Response(status=429, headers={"Retry-After": asked}, text="{}")
 
-    async def scenario():
-        async with server(busy) as kube:
-            with pytest.raises(Throttled) as error:
-                await kube.get(SERVICE, "ns", "x")
-        return error.value.retry_after_seconds
-
-    assert asyncio.run(scenario()) == waited
+    async with server(busy) as kube:
+        with pytest.raises(Throttled) as error:
+            await kube.get(SERVICE, "ns", "x")
+    assert error.value.retry_after_seconds == waited
 
 
 @pytest.mark.parametrize(
     "body",
     ["<html>sign in</html>", "", "[]", '{"metadata": 7}', b'{"metadata": {"continue": "\xe9"}}'],
 )
-def test_an_answer_that_is_none_of_kubernetes_is_a_failure_like_any_other(body):
+async def test_an_answer_that_is_none_of_kubernetes_is_a_failure_like_any_other(body):
     async def page(_):
         return web.Response(body=body)
 
-    async def scenario():
-        async with server(page) as kube:
+    async with server(page) as kube:
+        with pytest.raises(ApiError, match="Unreadable"):
+            await kube.list_page(SERVICE, "ns", "", is_metadata_only=True, token="")
+        if body != '{"metadata": 7}':
             with pytest.raises(ApiError, match="Unreadable"):
-                await kube.list_page(SERVICE, "ns", "", is_metadata_only=True, token="")
-            if body != '{"metadata": 7}':
-                with pytest.raises(ApiError, match="Unreadable"):
-                    await kube.has_api(SERVICE)
-
-    asyncio.run(scenario())
+                await kube.has_api(SERVICE)
 
 
-def test_a_watch_that_ends_within_a_line_goes_on_from_its_place(kubes):
+async def test_a_watch_that_ends_within_a_line_goes_on_from_its_place(kubes):
     cut = b'{"type": "MODIFIED", "object": {"metad'
     kube, pauses, streams = kubes.FakeKube(), Pauses(1), []
 
@@ -228,7 +219,7 @@ def test_a_watch_that_ends_within_a_line_goes_on_from_its_place(kubes):
         pace=Pace(pauses.clock, resting, lambda low, high: 1.0),
     )
     with pytest.raises(Tired):
-        asyncio.run(reflector.run())
+        await reflector.run()
     assert pauses.taken == [0.2, 0.4, 0.8]
     assert len({version for version, _ in streams}) == 1
     assert kube.reads["list", "Service"] == 1
@@ -242,27 +233,27 @@ async def first_of_watch(answer):
             return await anext(stream)
 
 
-def test_an_event_of_the_largest_object_that_the_server_takes_is_read():
+async def test_an_event_of_the_largest_object_that_the_server_takes_is_read():
     """Annotations alone may have 256 KiB, and whoever may write a pod writes them."""
     event = b'{"type": "MODIFIED", "object": "' + b"x" * (3 << 20) + b'"}\n'
 
     async def streaming(_):
         return web.Response(body=event)
 
-    assert asyncio.run(first_of_watch(streaming)) == event
+    assert await first_of_watch(streaming) == event
 
 
 @pytest.mark.parametrize("body", [b'{"reason": "Caf\xe9", "message": ""}', b""])
-def test_a_watch_that_is_refused_by_a_page_nobody_can_read_is_refused_all_the_same(body):
+async def test_a_watch_that_is_refused_by_a_page_nobody_can_read_is_refused_all_the_same(body):
     async def refusing(_):
         return web.Response(status=403, body=body)
 
     with pytest.raises(ApiError) as error:
-        asyncio.run(first_of_watch(refusing))
+        await first_of_watch(refusing)
     assert error.value.status == 403
 
 
-def test_a_watch_whose_refusal_is_cut_is_refused_all_the_same():
+async def test_a_watch_whose_refusal_is_cut_is_refused_all_the_same():
     async def cutting(request):
         response = web.StreamResponse(status=429, headers={"Retry-After": "7"})
         response.content_length = 1000
@@ -272,11 +263,11 @@ def test_a_watch_whose_refusal_is_cut_is_refused_all_the_same():
         return response
 
     with pytest.raises(Throttled) as error:
-        asyncio.run(first_of_watch(cutting))
+        await first_of_watch(cutting)
     assert error.value.retry_after_seconds == 7.0
 
 
-def test_a_lease_that_says_what_is_no_text_is_a_failed_attempt(kubes):
+async def test_a_lease_that_says_what_is_no_text_is_a_failed_attempt(kubes):
     """Of a proxy that answers in its own words; a leader tries again until its time is up."""
     kube = kubes.FakeKube()
 
@@ -294,4 +285,4 @@ def test_a_lease_that_says_what_is_no_text_is_a_failed_attempt(kubes):
 
     leadership = Leadership(kube, ("ns", "baton"), "a", times, clock=lambda: 0.0, sleep=resting)
     with pytest.raises(Tired):
-        asyncio.run(leadership.acquire())
+        await leadership.acquire()

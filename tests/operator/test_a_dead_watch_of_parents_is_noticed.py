@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -33,9 +31,9 @@ class Bench:
             self.cluster.kube, self.cluster.parents, clock=lambda: self.clock.now
         )
 
-    def look(self, after=0.0):
+    async def look(self, after=0.0):
         self.clock.now += after
-        asyncio.run(self.audit.look())
+        await self.audit.look()
         return self.audit.problems()
 
     def edit(self, image):
@@ -44,68 +42,68 @@ class Bench:
 
 
 @pytest.fixture
-def bench(kubes):
+async def bench(anyio_backend, kubes):
     bench = Bench(kubes)
-    asyncio.run(bench.cluster.create())
+    await bench.cluster.create()
     return bench
 
 
-def test_what_was_told_is_no_problem_however_long_nothing_happens(bench):
+async def test_what_was_told_is_no_problem_however_long_nothing_happens(bench):
     for _ in range(10):
-        assert bench.look(INTERVAL_SECONDS) == []
+        assert await bench.look(INTERVAL_SECONDS) == []
 
 
-def test_a_change_that_is_never_told_is_a_problem_after_two_minutes(bench):
+async def test_a_change_that_is_never_told_is_a_problem_after_two_minutes(bench):
     bench.edit("worker:2")
-    assert bench.look() == []
-    assert bench.look(LATE_SECONDS - 1) == []
-    (problem,) = bench.look(1)
+    assert await bench.look() == []
+    assert await bench.look(LATE_SECONDS - 1) == []
+    (problem,) = await bench.look(1)
     assert "told nothing of 1 changes for 120 s" in problem
 
 
-def test_a_change_that_is_told_late_ends_the_problem(bench):
+async def test_a_change_that_is_told_late_ends_the_problem(bench):
     event = bench.edit("worker:2")
-    bench.look()
-    assert bench.look(LATE_SECONDS)
+    await bench.look()
+    assert await bench.look(LATE_SECONDS)
     bench.cluster.parents.seen(event, is_event=True)
     assert bench.audit.problems() == []
-    assert bench.look(LATE_SECONDS) == []
+    assert await bench.look(LATE_SECONDS) == []
 
 
-def test_an_object_that_changes_between_every_two_looks_is_no_problem(bench):
+async def test_an_object_that_changes_between_every_two_looks_is_no_problem(bench):
     for number in range(10):
         event = bench.edit(f"worker:{number}")
-        assert bench.look(INTERVAL_SECONDS) == []
+        assert await bench.look(INTERVAL_SECONDS) == []
         bench.cluster.parents.seen(event, is_event=True)
 
 
-def test_a_new_object_that_is_never_told_is_a_problem(bench):
+async def test_a_new_object_that_is_never_told_is_a_problem(bench):
     body = {
         "apiVersion": api.PD_DEPLOYMENT.api_version,
         "kind": "PDDeployment",
         "metadata": {"name": "other", "namespace": "ns"},
         "spec": {},
     }
-    asyncio.run(bench.cluster.kube.create(api.PD_DEPLOYMENT, body, "kubectl"))
-    assert bench.look() == []
-    assert bench.look(LATE_SECONDS)
+    await bench.cluster.kube.create(api.PD_DEPLOYMENT, body, "kubectl")
+    assert await bench.look() == []
+    assert await bench.look(LATE_SECONDS)
 
 
-def test_an_end_that_is_never_told_is_a_problem(bench):
+async def test_an_end_that_is_never_told_is_a_problem(bench):
     bench.cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
-    assert bench.look() == []
-    assert bench.look(LATE_SECONDS)
+    assert await bench.look() == []
+    assert await bench.look(LATE_SECONDS)
 
 
-def test_health_says_so(bench):
+async def test_health_says_so(bench):
     vitals = Vitals(
         WorkQueue(bench.clock), ChildStore(), [], OperatorMetrics(CollectorRegistry()), 300.0
     )
     vitals.audit = bench.audit
     assert vitals.problems() == []
     bench.edit("worker:2")
-    bench.look()
-    bench.look(LATE_SECONDS)
+    await bench.look()
+    await bench.look(LATE_SECONDS)
     assert "PDDeployment" in vitals.problems()[0]
 
 
@@ -113,7 +111,7 @@ class Enough(Exception):
     """The loop was seen."""
 
 
-def test_a_server_that_does_not_answer_is_asked_again_and_proves_nothing(bench):
+async def test_a_server_that_does_not_answer_is_asked_again_and_proves_nothing(bench):
     turns = []
 
     async def sleep(seconds):
@@ -126,6 +124,6 @@ def test_a_server_that_does_not_answer_is_asked_again_and_proves_nothing(bench):
         bench.cluster.kube, bench.cluster.parents, clock=lambda: bench.clock.now, sleep=sleep
     )
     with pytest.raises(Enough):
-        asyncio.run(audit.run())
+        await audit.run()
     assert turns == [INTERVAL_SECONDS] * 3
     assert audit.problems() == []

@@ -49,21 +49,18 @@ def operator_of(cluster):
     return _Operator(SETTINGS, cluster.kube, tools, queue, vitals), queue
 
 
-def test_who_is_told_to_stop_stops_writing_before_it_releases_the_lease(kubes):
-    async def scenario():
-        cluster = kubes.Cluster()
-        operator, queue = operator_of(cluster)
-        slow = Slow(cluster.kube)
+async def test_who_is_told_to_stop_stops_writing_before_it_releases_the_lease(kubes):
+    cluster = kubes.Cluster()
+    operator, queue = operator_of(cluster)
+    slow = Slow(cluster.kube)
 
-        async def kopf():
-            queue.add(await cluster.create())
-            await slow.writing.wait()
+    async def kopf():
+        queue.add(await cluster.create())
+        await slow.writing.wait()
 
-        operator._kopf = kopf
-        async with asyncio.timeout(60):
-            with pytest.RaisesGroup(Stopped):
-                async with asyncio.TaskGroup() as group:
-                    await operator.run(group)
-        return slow.released_amid
-
-    assert asyncio.run(scenario()) == [False]
+    operator._kopf = kopf
+    async with asyncio.timeout(60):
+        with pytest.RaisesGroup(Stopped):
+            async with asyncio.TaskGroup() as group:
+                await operator.run(group)
+    assert slow.released_amid == [False]

@@ -82,162 +82,129 @@ def test_models_roll_one_after_the_other_in_order_of_name(fleet):
     asyncio.run(scenario())
 
 
-def test_who_waits_serves_on_and_says_for_whom(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
+async def test_who_waits_serves_on_and_says_for_whom(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look()
+    before = fleet.cluster.kube.version
+    await fleet.look("d")
+    assert fleet.cluster.kube.version == before
+    assert fleet.moved() == ["a"]
+    assert fleet.cluster.condition("Ready", "d") == ("True", "PairsServing")
+    assert fleet.cluster.condition("Reconciling", "d") == ("False", "UpgradeWaits")
+    told = {c["type"]: c["message"] for c in fleet.cluster.status("d")["conditions"]}
+    waiting = fleet.cluster.status("d")["rollout"]["waitingRevision"]
+    assert told["Reconciling"] == f"{waiting}, as this operator makes it, waits for ns/a"
+    assert await fleet.cluster.reconcile("d") == LOOK_SECONDS
+
+
+async def test_the_end_of_a_rollout_wakes_the_next(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look()
+    fleet.cluster.woken.clear()
+    await fleet.cluster.settle("a")
+    assert fleet.cluster.woken == [ObjectKey("ns", "b")]
+
+
+async def test_the_end_of_a_model_wakes_the_next(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look()
+    fleet.cluster.woken.clear()
+    uid = fleet.cluster.kube.find(api.PD_DEPLOYMENT, "a")["metadata"]["uid"]
+    fleet.cluster.parents.gone(ObjectKey("ns", "a"), uid)
+    await fleet.cluster.reconciler.reconcile(ObjectKey("ns", "a"))
+    assert fleet.cluster.woken == [ObjectKey("ns", "b")]
+
+
+async def test_what_a_user_changes_waits_for_nobody(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look()
+    fleet.cluster.change("d", image="worker:2")
+    await fleet.look()
+    assert fleet.moved() == ["a", "d"]
+    assert "isUpgrade" not in fleet.cluster.status("d")["rollout"]
+    assert fleet.cluster.status("a")["rollout"]["isUpgrade"]
+
+
+async def test_a_change_that_rolls_nothing_does_not_jump_the_queue(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look()
+    fleet.cluster.change("d", roles=[{"name": "prefill"}, {"name": "decode", "replicas": 3}])
+    await fleet.look()
+    assert fleet.moved() == ["a"]
+    assert fleet.cluster.replicas()[fleet.old["d"], "decode"] == 3
+
+
+async def test_a_rollout_that_failed_keeps_its_place(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look()
+    fleet.cluster.broken.add(fleet.updates()["a"])
+    for _ in range(60):
+        fleet.cluster.now += 90
         await fleet.look()
-        before = fleet.cluster.kube.version
-        await fleet.look("d")
-        assert fleet.cluster.kube.version == before
-        assert fleet.moved() == ["a"]
-        assert fleet.cluster.condition("Ready", "d") == ("True", "PairsServing")
-        assert fleet.cluster.condition("Reconciling", "d") == ("False", "UpgradeWaits")
-        told = {c["type"]: c["message"] for c in fleet.cluster.status("d")["conditions"]}
-        waiting = fleet.cluster.status("d")["rollout"]["waitingRevision"]
-        assert told["Reconciling"] == f"{waiting}, as this operator makes it, waits for ns/a"
-        assert await fleet.cluster.reconcile("d") == LOOK_SECONDS
-
-    asyncio.run(scenario())
+    assert fleet.cluster.status("a")["rollout"]["phase"] == "RolledBack"
+    assert fleet.moved() == ["a"]
 
 
-def test_the_end_of_a_rollout_wakes_the_next(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        await fleet.look()
-        fleet.cluster.woken.clear()
-        await fleet.cluster.settle("a")
-        assert fleet.cluster.woken == [ObjectKey("ns", "b")]
-
-    asyncio.run(scenario())
-
-
-def test_the_end_of_a_model_wakes_the_next(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        await fleet.look()
-        fleet.cluster.woken.clear()
-        uid = fleet.cluster.kube.find(api.PD_DEPLOYMENT, "a")["metadata"]["uid"]
-        fleet.cluster.parents.gone(ObjectKey("ns", "a"), uid)
-        await fleet.cluster.reconciler.reconcile(ObjectKey("ns", "a"))
-        assert fleet.cluster.woken == [ObjectKey("ns", "b")]
-
-    asyncio.run(scenario())
+async def test_a_new_leader_goes_on_where_the_last_one_was(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look()
+    fleet.cluster.start()
+    for name in NAMES:
+        body = await fleet.cluster.kube.get(api.PD_DEPLOYMENT, "ns", name)
+        fleet.cluster.parents.seen(body, is_event=True)
+    await fleet.look("b", "c", "d")
+    assert fleet.moved() == ["a"]
 
 
-def test_what_a_user_changes_waits_for_nobody(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        await fleet.look()
-        fleet.cluster.change("d", image="worker:2")
-        await fleet.look()
-        assert fleet.moved() == ["a", "d"]
-        assert "isUpgrade" not in fleet.cluster.status("d")["rollout"]
-        assert fleet.cluster.status("a")["rollout"]["isUpgrade"]
-
-    asyncio.run(scenario())
+async def test_a_paused_or_suspended_model_holds_nobody_up(fleet):
+    await fleet.begin()
+    fleet.cluster.change("a", suspend=True)
+    fleet.cluster.change("b", rollout={"paused": True})
+    await fleet.look()
+    await fleet.look()
+    await fleet.upgrade()
+    await fleet.look()
+    assert "c" in fleet.moved()
+    assert "d" not in fleet.moved()
 
 
-def test_a_change_that_rolls_nothing_does_not_jump_the_queue(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        await fleet.look()
-        fleet.cluster.change("d", roles=[{"name": "prefill"}, {"name": "decode", "replicas": 3}])
-        await fleet.look()
-        assert fleet.moved() == ["a"]
-        assert fleet.cluster.replicas()[fleet.old["d"], "decode"] == 3
-
-    asyncio.run(scenario())
-
-
-def test_a_rollout_that_failed_keeps_its_place(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        await fleet.look()
-        fleet.cluster.broken.add(fleet.updates()["a"])
-        for _ in range(60):
-            fleet.cluster.now += 90
-            await fleet.look()
-        assert fleet.cluster.status("a")["rollout"]["phase"] == "RolledBack"
-        assert fleet.moved() == ["a"]
-
-    asyncio.run(scenario())
-
-
-def test_a_new_leader_goes_on_where_the_last_one_was(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        await fleet.look()
-        fleet.cluster.start()
-        for name in NAMES:
-            body = await fleet.cluster.kube.get(api.PD_DEPLOYMENT, "ns", name)
-            fleet.cluster.parents.seen(body, is_event=True)
-        await fleet.look("b", "c", "d")
-        assert fleet.moved() == ["a"]
-
-    asyncio.run(scenario())
-
-
-def test_a_paused_or_suspended_model_holds_nobody_up(fleet):
-    async def scenario():
-        await fleet.begin()
-        fleet.cluster.change("a", suspend=True)
-        fleet.cluster.change("b", rollout={"paused": True})
-        await fleet.look()
-        await fleet.look()
-        await fleet.upgrade()
-        await fleet.look()
-        assert "c" in fleet.moved()
-        assert "d" not in fleet.moved()
-
-    asyncio.run(scenario())
-
-
-def test_a_revision_that_nobody_can_make_again_is_not_kept(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        fleet.cluster.kube.remove(api.CONFIG_MAP, f"d-{fleet.old['d']}")
-        await fleet.look()
-        assert fleet.moved() == ["a", "d"]
-
-    asyncio.run(scenario())
+async def test_a_revision_that_nobody_can_make_again_is_not_kept(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    fleet.cluster.kube.remove(api.CONFIG_MAP, f"d-{fleet.old['d']}")
+    await fleet.look()
+    assert fleet.moved() == ["a", "d"]
 
 
 @pytest.mark.parametrize("limit", [2, 4])
-def test_so_many_roll_at_once_as_the_setting_says(kubes, monkeypatch, limit):
+async def test_so_many_roll_at_once_as_the_setting_says(kubes, monkeypatch, limit):
     fleet = Fleet(kubes, monkeypatch, limit)
 
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        await fleet.look(ready=False)
-        await fleet.look(ready=False)
-        assert fleet.moved() == list(NAMES[:limit])
-
-    asyncio.run(scenario())
+    await fleet.begin()
+    await fleet.upgrade()
+    await fleet.look(ready=False)
+    await fleet.look(ready=False)
+    assert fleet.moved() == list(NAMES[:limit])
 
 
-def test_models_that_are_told_of_one_by_one_at_a_start_do_not_all_find_nobody_ahead(fleet):
+async def test_models_that_are_told_of_one_by_one_at_a_start_do_not_all_find_nobody_ahead(fleet):
     """The watch tells of each in its own time, and a pass takes time before its status says so."""
 
-    async def scenario():
-        await fleet.begin()
-        fleet.monkeypatch.setattr(revision, "RENDER_VERSION", revision.RENDER_VERSION + 1)
-        fleet.cluster.start()
-        passes = []
-        for name in reversed(NAMES):
-            body = await fleet.cluster.kube.get(api.PD_DEPLOYMENT, "ns", name)
-            fleet.cluster.parents.seen(body, is_event=True)
-            passes.append(asyncio.create_task(fleet.cluster.reconcile(name)))
-            await asyncio.sleep(0)
-        await asyncio.gather(*passes)
-        assert fleet.moved() == ["d"]
-
-    asyncio.run(scenario())
+    await fleet.begin()
+    fleet.monkeypatch.setattr(revision, "RENDER_VERSION", revision.RENDER_VERSION + 1)
+    fleet.cluster.start()
+    passes = []
+    for name in reversed(NAMES):
+        body = await fleet.cluster.kube.get(api.PD_DEPLOYMENT, "ns", name)
+        fleet.cluster.parents.seen(body, is_event=True)
+        passes.append(asyncio.create_task(fleet.cluster.reconcile(name)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*passes)
+    assert fleet.moved() == ["d"]

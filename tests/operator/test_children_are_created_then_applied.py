@@ -51,32 +51,29 @@ def managers(cluster, kind, name):
     return {(entry["manager"], entry["operation"]) for entry in entries}
 
 
-def test_pods_are_asked_for_when_their_guards_are_there_and_before_anything_else(cluster):
-    async def scenario():
-        key = await cluster.create()
-        await cluster.pump()
-        sent, waves, answers = [], [], asyncio.Condition()
-        create = cluster.kube.create
+async def test_pods_are_asked_for_when_their_guards_are_there_and_before_anything_else(cluster):
+    key = await cluster.create()
+    await cluster.pump()
+    sent, waves, answers = [], [], asyncio.Condition()
+    create = cluster.kube.create
 
-        async def slow(kind, manifest, manager):
-            sent.append(kind.kind)
-            async with answers:
-                await answers.wait()
-            return await create(kind, manifest, manager)
+    async def slow(kind, manifest, manager):
+        sent.append(kind.kind)
+        async with answers:
+            await answers.wait()
+        return await create(kind, manifest, manager)
 
-        cluster.kube.create = slow
-        passing = asyncio.create_task(cluster.reconciler.reconcile(key))
-        while not passing.done():
-            for _ in range(100):
-                await asyncio.sleep(0)
-            waves.append(list(sent))
-            sent.clear()
-            async with answers:
-                answers.notify_all()
-        await passing
-        return [wave for wave in waves if wave]
-
-    waves = run(scenario())
+    cluster.kube.create = slow
+    passing = asyncio.create_task(cluster.reconciler.reconcile(key))
+    while not passing.done():
+        for _ in range(100):
+            await asyncio.sleep(0)
+        waves.append(list(sent))
+        sent.clear()
+        async with answers:
+            answers.notify_all()
+    await passing
+    waves = [wave for wave in waves if wave]
     assert waves[0] == GUARDS
     assert waves[1] == WORKLOADS
     children = [kind for wave in waves for kind in wave if kind != "Event"]
@@ -88,114 +85,95 @@ def test_pods_are_asked_for_when_their_guards_are_there_and_before_anything_else
     [(api.NETWORK_POLICY, "chat-decode"), (api.SECRET, "chat-curve")],
     ids=["policy", "keys"],
 )
-def test_no_pod_is_asked_for_while_a_guard_cannot_be_written(cluster, kind, name):
-    async def scenario():
-        await cluster.create()
-        await cluster.pump()
-        cluster.kube.fault("create", kind, ApiError(500, "InternalError", "x"), name)
-        with pytest.raises(WriteFailed):
-            await cluster.reconcile()
-        assert cluster.kube.names(api.DEPLOYMENT) == []
-        assert cluster.applied["Deployment", "held"] == 3
-        assert cluster.kube.names(api.SERVICE) == ["chat", "chat-link"]
-        await cluster.settle()
-        assert cluster.condition("Ready") == ("True", "PairsServing")
-
-    run(scenario())
+async def test_no_pod_is_asked_for_while_a_guard_cannot_be_written(cluster, kind, name):
+    await cluster.create()
+    await cluster.pump()
+    cluster.kube.fault("create", kind, ApiError(500, "InternalError", "x"), name)
+    with pytest.raises(WriteFailed):
+        await cluster.reconcile()
+    assert cluster.kube.names(api.DEPLOYMENT) == []
+    assert cluster.applied["Deployment", "held"] == 3
+    assert cluster.kube.names(api.SERVICE) == ["chat", "chat-link"]
+    await cluster.settle()
+    assert cluster.condition("Ready") == ("True", "PairsServing")
 
 
-def test_workloads_that_exist_are_kept_as_they_shall_be_while_a_guard_cannot_be_written(cluster):
-    async def scenario():
-        await served(cluster)
-        cluster.kube.remove(api.NETWORK_POLICY, "chat-decode")
-        cluster.kube.edit(api.DEPLOYMENT, GATEWAY, {"spec": {"replicas": 7}}, "kubectl")
-        fault = ApiError(500, "InternalError", "x")
-        cluster.kube.fault("create", api.NETWORK_POLICY, fault, "chat-decode")
-        with pytest.raises(WriteFailed):
-            await cluster.reconcile()
-        assert cluster.kube.find(api.DEPLOYMENT, GATEWAY)["spec"]["replicas"] == 1
+async def test_workloads_that_exist_are_kept_as_they_shall_be_while_a_guard_cannot_be_written(
+    cluster,
+):
+    await served(cluster)
+    cluster.kube.remove(api.NETWORK_POLICY, "chat-decode")
+    cluster.kube.edit(api.DEPLOYMENT, GATEWAY, {"spec": {"replicas": 7}}, "kubectl")
+    fault = ApiError(500, "InternalError", "x")
+    cluster.kube.fault("create", api.NETWORK_POLICY, fault, "chat-decode")
+    with pytest.raises(WriteFailed):
+        await cluster.reconcile()
+    assert cluster.kube.find(api.DEPLOYMENT, GATEWAY)["spec"]["replicas"] == 1
 
-    run(scenario())
 
-
-def test_a_new_object_costs_no_apply_and_no_hand_over(cluster):
-    run(served(cluster))
+async def test_a_new_object_costs_no_apply_and_no_hand_over(cluster):
+    await served(cluster)
     verbs = {verb for verb, _ in cluster.kube.writes}
     assert verbs == {"create", "status"}
 
 
-def test_what_a_later_spec_drops_leaves_a_child_that_was_created_with_it(cluster):
-    async def scenario():
-        await served(cluster, gateway=variables("OLD", "KEPT"))
-        assert {"OLD", "KEPT"} <= env_of(cluster)
-        cluster.change(gateway=variables("KEPT"))
-        await cluster.settle()
-
-    run(scenario())
+async def test_what_a_later_spec_drops_leaves_a_child_that_was_created_with_it(cluster):
+    await served(cluster, gateway=variables("OLD", "KEPT"))
+    assert {"OLD", "KEPT"} <= env_of(cluster)
+    cluster.change(gateway=variables("KEPT"))
+    await cluster.settle()
     assert "OLD" not in env_of(cluster)
     assert "KEPT" in env_of(cluster)
     assert managers(cluster, api.DEPLOYMENT, GATEWAY) >= {("baton-operator", "Apply")}
     assert ("baton-operator", "Update") not in managers(cluster, api.DEPLOYMENT, GATEWAY)
 
 
-def test_a_child_is_handed_over_at_its_first_change_only(cluster):
-    async def scenario():
-        await served(cluster)
-        for name in ("A", "B", "C"):
-            cluster.change(gateway=variables(name))
-            await cluster.settle()
-
-    run(scenario())
+async def test_a_child_is_handed_over_at_its_first_change_only(cluster):
+    await served(cluster)
+    for name in ("A", "B", "C"):
+        cluster.change(gateway=variables(name))
+        await cluster.settle()
     assert cluster.kube.writes["hand over", "Deployment"] == 1
     assert cluster.kube.writes["apply", "Deployment"] == 3
 
 
-def test_a_restarted_operator_knows_what_was_created_and_what_was_applied(cluster):
-    async def scenario():
-        await served(cluster, gateway=variables("OLD"))
-        for name in ("A", "B"):
-            cluster.start()
-            body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
-            cluster.parents.seen(body, is_event=True)
-            cluster.change(gateway=variables(name))
-            await cluster.settle()
-
-    run(scenario())
+async def test_a_restarted_operator_knows_what_was_created_and_what_was_applied(cluster):
+    await served(cluster, gateway=variables("OLD"))
+    for name in ("A", "B"):
+        cluster.start()
+        body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.parents.seen(body, is_event=True)
+        cluster.change(gateway=variables(name))
+        await cluster.settle()
     assert cluster.kube.writes["hand over", "Deployment"] == 1
     assert env_of(cluster) & {"OLD", "A", "B"} == {"B"}
 
 
-def test_a_hand_over_that_finds_other_managers_looks_again(cluster):
+async def test_a_hand_over_that_finds_other_managers_looks_again(cluster):
     """Another's entry came in front of ours, and no watch has told yet."""
 
-    async def scenario():
-        key = await served(cluster, gateway=variables("OLD"))
-        place = ("Deployment", "ns", GATEWAY)
-        mine = cluster.kube.owners[place]
-        cluster.kube.owners[place] = {("other", "Update"): {("spec", "paused")}} | mine
-        labels = {"metadata": {"labels": {"mine": "1"}}}
-        cluster.kube.edit(api.DEPLOYMENT, GATEWAY, labels, "other")
-        cluster.change(gateway=variables("NEW"))
-        cluster.kube.reads.clear()
-        await cluster.reconciler.reconcile(key)
-        return cluster.kube.reads["Deployment"]
-
-    assert run(scenario()) == 1
+    key = await served(cluster, gateway=variables("OLD"))
+    place = ("Deployment", "ns", GATEWAY)
+    mine = cluster.kube.owners[place]
+    cluster.kube.owners[place] = {("other", "Update"): {("spec", "paused")}} | mine
+    labels = {"metadata": {"labels": {"mine": "1"}}}
+    cluster.kube.edit(api.DEPLOYMENT, GATEWAY, labels, "other")
+    cluster.change(gateway=variables("NEW"))
+    cluster.kube.reads.clear()
+    await cluster.reconciler.reconcile(key)
+    assert cluster.kube.reads["Deployment"] == 1
     assert env_of(cluster) & {"OLD", "NEW"} == {"NEW"}
     assert cluster.kube.find(api.DEPLOYMENT, GATEWAY)["metadata"]["labels"]["mine"] == "1"
 
 
-def test_an_apply_that_fails_after_its_hand_over_is_made_up_for(cluster):
-    async def scenario():
-        key = await served(cluster, gateway=variables("OLD"))
-        cluster.change(gateway=variables("NEW"))
-        cluster.kube.fault("apply", api.DEPLOYMENT, ApiError(500, "InternalError", "x"), GATEWAY)
-        with pytest.raises(WriteFailed, match=GATEWAY):
-            await cluster.reconciler.reconcile(key)
-        cluster.change(gateway=variables("NEW"), restartedAt="again")
+async def test_an_apply_that_fails_after_its_hand_over_is_made_up_for(cluster):
+    key = await served(cluster, gateway=variables("OLD"))
+    cluster.change(gateway=variables("NEW"))
+    cluster.kube.fault("apply", api.DEPLOYMENT, ApiError(500, "InternalError", "x"), GATEWAY)
+    with pytest.raises(WriteFailed, match=GATEWAY):
         await cluster.reconciler.reconcile(key)
-
-    run(scenario())
+    cluster.change(gateway=variables("NEW"), restartedAt="again")
+    await cluster.reconciler.reconcile(key)
     assert env_of(cluster) & {"OLD", "NEW"} == {"NEW"}
     assert cluster.kube.writes["hand over", "Deployment"] == 1
 

@@ -23,41 +23,35 @@ class Watch:
         return self.seconds
 
 
-def test_counts_are_written_in_their_interval(kubes):
+async def test_counts_are_written_in_their_interval(kubes):
     """An object's counts change, the clock goes back by an hour, and they change again."""
     watch = Watch()
 
-    async def scenario():
-        cluster = kubes.Cluster()
-        cluster.reporter._clock, cluster.reporter._interval = watch, 1.0
-        await cluster.create()
-        await cluster.settle()
-        before = cluster.status()
-        cluster.now -= HOUR
-        watch.seconds += 2.0
-        workloads = cluster.kube.names(DEPLOYMENT)
-        worker = next(name for name in workloads if "prefill" in name)
-        cluster.kube.edit(DEPLOYMENT, worker, {"status": {"replicas": 3}}, "cm", "status")
-        wait = await cluster.reconcile()
-        return before, cluster.status(), wait
-
-    before, after, wait = asyncio.run(scenario())
+    cluster = kubes.Cluster()
+    cluster.reporter._clock, cluster.reporter._interval = watch, 1.0
+    await cluster.create()
+    await cluster.settle()
+    before = cluster.status()
+    cluster.now -= HOUR
+    watch.seconds += 2.0
+    workloads = cluster.kube.names(DEPLOYMENT)
+    worker = next(name for name in workloads if "prefill" in name)
+    cluster.kube.edit(DEPLOYMENT, worker, {"status": {"replicas": 3}}, "cm", "status")
+    wait = await cluster.reconcile()
+    before, after, wait = before, cluster.status(), wait
     assert (after != before, wait is None or wait < HOUR) == (True, True)
 
 
-def test_the_first_status_of_a_young_machine_is_written_at_once(kubes):
+async def test_the_first_status_of_a_young_machine_is_written_at_once(kubes):
     """A clock that counts from the start of the machine may say less than the interval."""
     reporter = Reporter(kubes.FakeKube(), None, lambda: 1e9, 30.0, Watch())
     assert reporter._written_at == {}
 
-    async def scenario():
-        cluster = kubes.Cluster()
-        cluster.reporter._clock, cluster.reporter._interval = Watch(), 30.0
-        await cluster.create()
-        await cluster.settle()
-        return cluster.status()
-
-    assert asyncio.run(scenario())["conditions"]
+    cluster = kubes.Cluster()
+    cluster.reporter._clock, cluster.reporter._interval = Watch(), 30.0
+    await cluster.create()
+    await cluster.settle()
+    assert cluster.status()["conditions"]
 
 
 class Probe:
@@ -76,15 +70,12 @@ class Pod:
     role, view = "decode", View()
 
 
-def test_pods_are_asked_in_their_interval_and_at_once_after_a_start():
+async def test_pods_are_asked_in_their_interval_and_at_once_after_a_start():
     probe, watch = Probe(), Watch()
 
-    async def scenario():
-        telemetry = Telemetry(probe, watch, lambda key: None)
-        for seconds, n_asked in ((0.0, 1), (29.0, 1), (1.0, 2)):
-            watch.seconds += seconds
-            telemetry.refresh(KEY, [Pod()])
-            await asyncio.gather(*telemetry._tasks)
-            assert probe.asked == n_asked
-
-    asyncio.run(scenario())
+    telemetry = Telemetry(probe, watch, lambda key: None)
+    for seconds, n_asked in ((0.0, 1), (29.0, 1), (1.0, 2)):
+        watch.seconds += seconds
+        telemetry.refresh(KEY, [Pod()])
+        await asyncio.gather(*telemetry._tasks)
+        assert probe.asked == n_asked

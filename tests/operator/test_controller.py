@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
@@ -53,12 +52,12 @@ class Passes:
         return self.outcome
 
 
-def run(outcome):
+async def run(outcome):
     """Run one pass; return when the key is next due, and the result that was counted."""
     clock = Clock()
     metrics = OperatorMetrics(CollectorRegistry())
     machine = Machine(WorkQueue(clock), Passes(outcome), (), metrics, Settings())
-    asyncio.run(run_one(machine, KEY))
+    await run_one(machine, KEY)
     text = generate_latest(metrics.registry).decode()
     counts = [
         line for line in text.splitlines() if line.startswith("baton_operator_reconcile_total")
@@ -67,18 +66,18 @@ def run(outcome):
     return clock.due, [line for line in counts if not line.endswith(" 0.0")]
 
 
-def test_a_pass_without_a_wish_comes_back_at_the_resync():
-    due, counted = run(None)
+async def test_a_pass_without_a_wish_comes_back_at_the_resync():
+    due, counted = await run(None)
     assert 0.8 * 1800 <= due[0] <= 1.2 * 1800
     assert counted == ['baton_operator_reconcile_total{result="ok"} 1.0']
 
 
-def test_a_pass_comes_back_when_it_asked_to():
-    assert run(7.0)[0] == [7.0]
+async def test_a_pass_comes_back_when_it_asked_to():
+    assert (await run(7.0))[0] == [7.0]
 
 
-def test_an_object_that_is_gone_has_no_next_pass():
-    due, counted = run(FORGOTTEN)
+async def test_an_object_that_is_gone_has_no_next_pass():
+    due, counted = await run(FORGOTTEN)
     assert due == []
     assert counted == ['baton_operator_reconcile_total{result="ok"} 1.0']
 
@@ -93,8 +92,8 @@ def test_an_object_that_is_gone_has_no_next_pass():
     ],
     ids=["children", "api", "throttled", "bug"],
 )
-def test_a_failed_pass_is_retried_and_counted(outcome, delay, result):
-    due, counted = run(outcome)
+async def test_a_failed_pass_is_retried_and_counted(outcome, delay, result):
+    due, counted = await run(outcome)
     assert due == [delay]
     assert counted == [f'baton_operator_reconcile_total{{result="{result}"}} 1.0']
 
@@ -147,36 +146,36 @@ def test_a_leader_is_ready_when_every_kind_is_listed_and_a_standby_always(vitals
     assert health.is_ready()
 
 
-def deliver(type_, parents, queue, version="1", uid="u"):
+async def deliver(type_, parents, queue, version="1", uid="u"):
     registry = build_registry(parents, queue)
     handler = next(h for h in registry._watching._handlers if h.id.endswith("on_deployment"))
     metadata = {"namespace": "ns", "name": "chat", "uid": uid, "resourceVersion": version}
-    asyncio.run(handler.fn(event={"type": type_, "object": {"metadata": metadata, "spec": {}}}))
+    await handler.fn(event={"type": type_, "object": {"metadata": metadata, "spec": {}}})
 
 
-def test_a_handler_enqueues_the_key_once_for_each_news():
+async def test_a_handler_enqueues_the_key_once_for_each_news():
     parents, queue = ParentStore(), WorkQueue(Clock())
-    deliver(None, parents, queue)
+    await deliver(None, parents, queue)
     assert queue.depth == 1
-    asyncio.run(queue.get())
+    await queue.get()
     queue.done(KEY)
     parents.take_fresh(KEY)
-    deliver("MODIFIED", parents, queue)
+    await deliver("MODIFIED", parents, queue)
     assert queue.depth == 0, "the same version is no news"
-    deliver("MODIFIED", parents, queue, version="2")
+    await deliver("MODIFIED", parents, queue, version="2")
     assert queue.depth == 1
-    deliver("DELETED", parents, queue, version="3")
+    await deliver("DELETED", parents, queue, version="3")
     assert parents.get(KEY) is None
 
 
-def test_the_end_of_an_earlier_object_of_the_name_does_not_end_the_new_one():
+async def test_the_end_of_an_earlier_object_of_the_name_does_not_end_the_new_one():
     parents, queue = ParentStore(), WorkQueue(Clock())
-    deliver("ADDED", parents, queue, version="1", uid="old")
-    deliver("ADDED", parents, queue, version="5", uid="new")
-    deliver("MODIFIED", parents, queue, version="3", uid="old")
-    deliver("DELETED", parents, queue, version="4", uid="old")
+    await deliver("ADDED", parents, queue, version="1", uid="old")
+    await deliver("ADDED", parents, queue, version="5", uid="new")
+    await deliver("MODIFIED", parents, queue, version="3", uid="old")
+    await deliver("DELETED", parents, queue, version="4", uid="old")
     assert parents.get(KEY).uid == "new"
-    deliver("DELETED", parents, queue, version="6", uid="new")
+    await deliver("DELETED", parents, queue, version="6", uid="new")
     assert parents.get(KEY) is None
 
 

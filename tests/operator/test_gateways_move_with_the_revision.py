@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from baton_operator.cluster import api
@@ -209,32 +207,29 @@ def other_model(path="/models/other"):
     return {"image": "worker:2", "model": {"servedName": "chat", "path": path}}
 
 
-def test_gateways_keep_image_and_model_until_half_of_the_new_revision_serves(cluster):
-    async def scenario():
-        old = await serving(cluster)
-        before = gateway(cluster)
-        assert before == ("worker:1", "/models/m", old)
-        cluster.change(**other_model())
+async def test_gateways_keep_image_and_model_until_half_of_the_new_revision_serves(cluster):
+    old = await serving(cluster)
+    before = gateway(cluster)
+    assert before == ("worker:1", "/models/m", old)
+    cluster.change(**other_model())
+    await cluster.reconcile()
+    new = cluster.status()["updateRevision"]
+    assert gateway(cluster) == before
+    for _ in range(40):
         await cluster.reconcile()
-        new = cluster.status()["updateRevision"]
-        assert gateway(cluster) == before
-        for _ in range(40):
-            await cluster.reconcile()
-            status = cluster.status()
-            moved = gateway(cluster) == ("worker:2", "/models/other", new)
-            assert moved or gateway(cluster) == before
-            assert moved or status["gatewayRevision"] == old
-            if moved:
-                break
-            cluster.follow()
-        assert cluster.replicas()[old, "decode"] >= 1
-        await cluster.settle()
-        assert cluster.status()["gatewayRevision"] == new
-        assert cluster.condition("Ready") == ("True", "PairsServing")
-        files = [n for n in cluster.kube.names(api.CONFIG_MAP) if n.startswith("chat-gateway-")]
-        assert len(files) == 1
-
-    asyncio.run(scenario())
+        status = cluster.status()
+        moved = gateway(cluster) == ("worker:2", "/models/other", new)
+        assert moved or gateway(cluster) == before
+        assert moved or status["gatewayRevision"] == old
+        if moved:
+            break
+        cluster.follow()
+    assert cluster.replicas()[old, "decode"] >= 1
+    await cluster.settle()
+    assert cluster.status()["gatewayRevision"] == new
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+    files = [n for n in cluster.kube.names(api.CONFIG_MAP) if n.startswith("chat-gateway-")]
+    assert len(files) == 1
 
 
 async def until_rolled_back(cluster, follow):
@@ -247,20 +242,17 @@ async def until_rolled_back(cluster, follow):
     raise AssertionError("not rolled back")
 
 
-def test_a_revision_that_fails_never_gets_the_gateways(cluster):
-    async def scenario():
-        old = await serving(cluster, rollout={"progressDeadlineSeconds": 60})
-        before = gateway(cluster)
-        cluster.change(**other_model())
-        await cluster.reconcile()
-        cluster.broken.add(cluster.status()["updateRevision"])
-        await until_rolled_back(cluster, type(cluster).follow)
-        assert cluster.status()["rollout"]["phase"] == "RolledBack"
-        assert gateway(cluster) == before
-        assert cluster.condition("Ready") == ("True", "PairsServing")
-        assert cluster.status()["gatewayRevision"] == old
-
-    asyncio.run(scenario())
+async def test_a_revision_that_fails_never_gets_the_gateways(cluster):
+    old = await serving(cluster, rollout={"progressDeadlineSeconds": 60})
+    before = gateway(cluster)
+    cluster.change(**other_model())
+    await cluster.reconcile()
+    cluster.broken.add(cluster.status()["updateRevision"])
+    await until_rolled_back(cluster, type(cluster).follow)
+    assert cluster.status()["rollout"]["phase"] == "RolledBack"
+    assert gateway(cluster) == before
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+    assert cluster.status()["gatewayRevision"] == old
 
 
 def follow_but_new_gateways(cluster):
@@ -272,62 +264,50 @@ def follow_but_new_gateways(cluster):
         cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", {"status": status}, "cm", "status")
 
 
-def test_gateways_that_cannot_start_end_the_rollout_and_are_taken_back(cluster):
-    async def scenario():
-        old = await serving(cluster, rollout={"progressDeadlineSeconds": 60})
-        before = gateway(cluster)
-        cluster.change(**other_model())
-        for _ in range(30):
-            await cluster.reconcile()
-            follow_but_new_gateways(cluster)
-        image, _, new = gateway(cluster)
-        assert (image, new) == ("worker:2", cluster.status()["updateRevision"])
-        assert cluster.condition("Ready") == ("True", "PairsServing")
-        told = cluster.status()["conditions"][1]["message"]
-        assert f"gateways roll to {new}: 1 new pods and 1 old ones" in told
-        assert cluster.replicas()[old, "decode"] >= 2
-        await until_rolled_back(cluster, follow_but_new_gateways)
-        assert gateway(cluster) == before
-        assert cluster.status()["rollout"]["phase"] == "RolledBack"
-        assert cluster.replicas() == {(old, "prefill"): 2, (old, "decode"): 4}
-
-    asyncio.run(scenario())
-
-
-def test_what_is_the_gateways_own_follows_the_spec_in_a_rollout(cluster):
-    async def scenario():
-        old = await serving(cluster)
-        cluster.change(**other_model(), gateway={"replicas": 3, "drainSeconds": 7})
+async def test_gateways_that_cannot_start_end_the_rollout_and_are_taken_back(cluster):
+    old = await serving(cluster, rollout={"progressDeadlineSeconds": 60})
+    before = gateway(cluster)
+    cluster.change(**other_model())
+    for _ in range(30):
         await cluster.reconcile()
-        assert gateway(cluster) == ("worker:1", "/models/m", old)
-        body = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")
-        assert body["spec"]["replicas"] == 3
-        assert body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7 + 5 + 15
-
-    asyncio.run(scenario())
-
-
-def test_a_revision_that_gateways_need_not_change_for_changes_no_gateway_pod(cluster):
-    async def scenario():
-        await serving(cluster)
-        before = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]["template"]
-        cluster.change(engine={"maxRunning": 7})
-        await cluster.settle()
-        assert cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]["template"] == before
-        assert cluster.status()["gatewayRevision"] == cluster.status()["currentRevision"]
-
-    asyncio.run(scenario())
+        follow_but_new_gateways(cluster)
+    image, _, new = gateway(cluster)
+    assert (image, new) == ("worker:2", cluster.status()["updateRevision"])
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+    told = cluster.status()["conditions"][1]["message"]
+    assert f"gateways roll to {new}: 1 new pods and 1 old ones" in told
+    assert cluster.replicas()[old, "decode"] >= 2
+    await until_rolled_back(cluster, follow_but_new_gateways)
+    assert gateway(cluster) == before
+    assert cluster.status()["rollout"]["phase"] == "RolledBack"
+    assert cluster.replicas() == {(old, "prefill"): 2, (old, "decode"): 4}
 
 
-def test_a_restart_restarts_the_gateways(cluster):
-    async def scenario():
-        await serving(cluster)
-        cluster.change(restartedAt="now")
-        await cluster.settle()
-        metadata = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]["template"]["metadata"]
-        assert metadata["annotations"] == {"baton.dev/restarted-at": "now"}
+async def test_what_is_the_gateways_own_follows_the_spec_in_a_rollout(cluster):
+    old = await serving(cluster)
+    cluster.change(**other_model(), gateway={"replicas": 3, "drainSeconds": 7})
+    await cluster.reconcile()
+    assert gateway(cluster) == ("worker:1", "/models/m", old)
+    body = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")
+    assert body["spec"]["replicas"] == 3
+    assert body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7 + 5 + 15
 
-    asyncio.run(scenario())
+
+async def test_a_revision_that_gateways_need_not_change_for_changes_no_gateway_pod(cluster):
+    await serving(cluster)
+    before = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]["template"]
+    cluster.change(engine={"maxRunning": 7})
+    await cluster.settle()
+    assert cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]["template"] == before
+    assert cluster.status()["gatewayRevision"] == cluster.status()["currentRevision"]
+
+
+async def test_a_restart_restarts_the_gateways(cluster):
+    await serving(cluster)
+    cluster.change(restartedAt="now")
+    await cluster.settle()
+    metadata = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]["template"]["metadata"]
+    assert metadata["annotations"] == {"baton.dev/restarted-at": "now"}
 
 
 def without_gateway(record):
@@ -336,35 +316,31 @@ def without_gateway(record):
     return text[: text.index(',"gateway":{')] + "}"
 
 
-def test_gateways_of_an_earlier_operator_stay_as_they_are_until_the_new_revision_serves(cluster):
-    async def scenario():
-        old = await serving(cluster)
-        record = cluster.kube.find(api.CONFIG_MAP, f"chat-{old}")
-        edit = {"data": {"templates.json": without_gateway(record)}}
-        cluster.kube.edit(api.CONFIG_MAP, f"chat-{old}", edit, "baton-operator")
-        unlabelled = {"metadata": {"labels": {"baton.dev/revision": None}}}
-        cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", unlabelled, "baton-operator")
-        before = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]
-        cluster.start()
-        body = cluster.kube.edit(api.PD_DEPLOYMENT, "chat", {"spec": other_model()}, "kubectl")
-        cluster.parents.seen(body, is_event=True)
-        await cluster.reconcile()
-        assert cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"] == before
-        await cluster.settle()
-        assert gateway(cluster)[:2] == ("worker:2", "/models/other")
+async def test_gateways_of_an_earlier_operator_stay_as_they_are_until_the_new_revision_serves(
+    cluster,
+):
+    old = await serving(cluster)
+    record = cluster.kube.find(api.CONFIG_MAP, f"chat-{old}")
+    edit = {"data": {"templates.json": without_gateway(record)}}
+    cluster.kube.edit(api.CONFIG_MAP, f"chat-{old}", edit, "baton-operator")
+    unlabelled = {"metadata": {"labels": {"baton.dev/revision": None}}}
+    cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", unlabelled, "baton-operator")
+    before = cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"]
+    cluster.start()
+    body = cluster.kube.edit(api.PD_DEPLOYMENT, "chat", {"spec": other_model()}, "kubectl")
+    cluster.parents.seen(body, is_event=True)
+    await cluster.reconcile()
+    assert cluster.kube.find(api.DEPLOYMENT, "chat-gateway")["spec"] == before
+    await cluster.settle()
+    assert gateway(cluster)[:2] == ("worker:2", "/models/other")
 
-    asyncio.run(scenario())
 
-
-def test_gateways_of_another_revision_than_the_workers_are_not_ready(cluster):
-    async def scenario():
-        old = await serving(cluster)
-        other = {"metadata": {"labels": {"baton.dev/revision": "r0"}}}
-        cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", other, "baton-operator")
-        await cluster.reconcile()
-        assert cluster.condition("GatewayReady") == ("False", "GatewayOfAnotherRevision")
-        assert cluster.condition("Ready") == ("False", "GatewayOfAnotherRevision")
-        message = cluster.status()["conditions"][0]["message"]
-        assert message == f"gateways are of r0, workers of {old}"
-
-    asyncio.run(scenario())
+async def test_gateways_of_another_revision_than_the_workers_are_not_ready(cluster):
+    old = await serving(cluster)
+    other = {"metadata": {"labels": {"baton.dev/revision": "r0"}}}
+    cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", other, "baton-operator")
+    await cluster.reconcile()
+    assert cluster.condition("GatewayReady") == ("False", "GatewayOfAnotherRevision")
+    assert cluster.condition("Ready") == ("False", "GatewayOfAnotherRevision")
+    message = cluster.status()["conditions"][0]["message"]
+    assert message == f"gateways are of r0, workers of {old}"

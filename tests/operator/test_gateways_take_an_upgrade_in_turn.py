@@ -84,180 +84,150 @@ def fleet(kubes, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_no_more_models_than_the_limit_roll_their_gateways_at_once(kubes, monkeypatch, limit):
+async def test_no_more_models_than_the_limit_roll_their_gateways_at_once(kubes, monkeypatch, limit):
     fleet = Fleet(kubes, monkeypatch, limit)
 
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        most = 0
-        for _ in range(7):
-            await fleet.look(*reversed(NAMES), frozen=NAMES)
-            most = max(most, len(fleet.rolling()))
-            await fleet.look(frozen=fleet.rolling()[1:])
-            most = max(most, len(fleet.rolling()))
-        assert most == limit
-        assert fleet.moved() == list(NAMES)
-        for name in NAMES:
-            assert fleet.told(name)["reason"] == "UpToDate"
-            assert "isGatewayUpgrade" not in fleet.cluster.status(name)["rollout"]
-
-    asyncio.run(scenario())
+    await fleet.begin()
+    await fleet.upgrade()
+    most = 0
+    for _ in range(7):
+        await fleet.look(*reversed(NAMES), frozen=NAMES)
+        most = max(most, len(fleet.rolling()))
+        await fleet.look(frozen=fleet.rolling()[1:])
+        most = max(most, len(fleet.rolling()))
+    assert most == limit
+    assert fleet.moved() == list(NAMES)
+    for name in NAMES:
+        assert fleet.told(name)["reason"] == "UpToDate"
+        assert "isGatewayUpgrade" not in fleet.cluster.status(name)["rollout"]
 
 
-def test_who_waits_serves_on_and_says_for_whom(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        fleet.stuck = {"a"}
+async def test_who_waits_serves_on_and_says_for_whom(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    fleet.stuck = {"a"}
+    await fleet.look()
+    await fleet.look()
+    assert fleet.moved() == ["a"]
+    assert fleet.cluster.status("a")["rollout"]["isGatewayUpgrade"] is True
+    before = fleet.cluster.kube.version
+    await fleet.look("d")
+    assert fleet.cluster.kube.version == before
+    assert fleet.cluster.condition("Ready", "d") == ("True", "PairsServing")
+    assert fleet.told("d")["reason"] == "UpgradeWaits"
+    expected = "gateways, as this operator makes them, wait for ns/a"
+    assert fleet.told("d")["message"] == expected
+
+
+async def test_gateways_that_do_not_get_ready_keep_their_place_also_for_the_next_leader(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    fleet.stuck = {"a"}
+    for _ in range(5):
         await fleet.look()
-        await fleet.look()
-        assert fleet.moved() == ["a"]
-        assert fleet.cluster.status("a")["rollout"]["isGatewayUpgrade"] is True
-        before = fleet.cluster.kube.version
-        await fleet.look("d")
-        assert fleet.cluster.kube.version == before
-        assert fleet.cluster.condition("Ready", "d") == ("True", "PairsServing")
-        assert fleet.told("d")["reason"] == "UpgradeWaits"
-        expected = "gateways, as this operator makes them, wait for ns/a"
-        assert fleet.told("d")["message"] == expected
-
-    asyncio.run(scenario())
+    await fleet.restart()
+    await fleet.look("b", "c", "d")
+    await fleet.look()
+    assert fleet.moved() == ["a"]
+    fleet.stuck = set()
+    fleet.cluster.follow()
+    fleet.cluster.woken.clear()
+    await fleet.look("a")
+    assert [key.name for key in fleet.cluster.woken] == ["b"]
 
 
-def test_gateways_that_do_not_get_ready_keep_their_place_also_for_the_next_leader(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        fleet.stuck = {"a"}
-        for _ in range(5):
-            await fleet.look()
-        await fleet.restart()
-        await fleet.look("b", "c", "d")
-        await fleet.look()
-        assert fleet.moved() == ["a"]
-        fleet.stuck = set()
-        fleet.cluster.follow()
-        fleet.cluster.woken.clear()
-        await fleet.look("a")
-        assert [key.name for key in fleet.cluster.woken] == ["b"]
-
-    asyncio.run(scenario())
+async def test_what_a_user_asks_of_gateways_waits_for_nobody(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    fleet.stuck = {"a"}
+    await fleet.look()
+    fleet.cluster.change("d", gateway={"drainSeconds": 77})
+    await fleet.look()
+    assert fleet.moved() == ["a", "d"]
 
 
-def test_what_a_user_asks_of_gateways_waits_for_nobody(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        fleet.stuck = {"a"}
-        await fleet.look()
-        fleet.cluster.change("d", gateway={"drainSeconds": 77})
-        await fleet.look()
-        assert fleet.moved() == ["a", "d"]
-
-    asyncio.run(scenario())
-
-
-def test_what_a_user_asks_of_workers_takes_no_gateways_along(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        fleet.stuck = {"a"}
-        await fleet.look()
-        fleet.cluster.change("d", roles=[{"name": "prefill"}, {"name": "decode", "replicas": 3}])
-        await fleet.look()
-        await fleet.look()
-        assert fleet.moved() == ["a"]
-        assert 3 in fleet.cluster.replicas().values()
-
-    asyncio.run(scenario())
+async def test_what_a_user_asks_of_workers_takes_no_gateways_along(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    fleet.stuck = {"a"}
+    await fleet.look()
+    fleet.cluster.change("d", roles=[{"name": "prefill"}, {"name": "decode", "replicas": 3}])
+    await fleet.look()
+    await fleet.look()
+    assert fleet.moved() == ["a"]
+    assert 3 in fleet.cluster.replicas().values()
 
 
 @pytest.mark.parametrize("hold", [{"suspend": True}, {"rollout": {"paused": True}}])
-def test_a_held_model_keeps_its_gateways_and_holds_nobody_up(fleet, hold):
-    async def scenario():
-        await fleet.begin()
-        fleet.cluster.change("a", **hold)
-        for _ in range(3):
-            await fleet.look()
-        await fleet.upgrade()
-        for _ in range(8):
-            await fleet.look()
-        assert fleet.moved() == ["b", "c", "d"]
-        fleet.cluster.change("a", suspend=False, rollout={"paused": False})
-        for _ in range(4):
-            await fleet.look()
-        assert fleet.moved() == list(NAMES)
-
-    asyncio.run(scenario())
+async def test_a_held_model_keeps_its_gateways_and_holds_nobody_up(fleet, hold):
+    await fleet.begin()
+    fleet.cluster.change("a", **hold)
+    for _ in range(3):
+        await fleet.look()
+    await fleet.upgrade()
+    for _ in range(8):
+        await fleet.look()
+    assert fleet.moved() == ["b", "c", "d"]
+    fleet.cluster.change("a", suspend=False, rollout={"paused": False})
+    for _ in range(4):
+        await fleet.look()
+    assert fleet.moved() == list(NAMES)
 
 
-def test_gateways_wait_with_the_workers_that_wait_and_come_with_them(fleet):
+async def test_gateways_wait_with_the_workers_that_wait_and_come_with_them(fleet):
     """Pods of both kinds are made otherwise: gateways roll once, with their model's turn."""
 
-    async def scenario():
-        await fleet.begin()
-        before = fleet.cluster.status("a")["updateRevision"]
-        fleet.monkeypatch.setattr(revision, "RENDER_VERSION", revision.RENDER_VERSION + 1)
-        await fleet.upgrade()
-        rolled = {name: 0 for name in NAMES}
-        seen = fleet.templates()
-        for _ in range(25):
-            await fleet.look(frozen=fleet.rolling()[1:])
-            assert len(fleet.rolling()) <= 1
-            now = fleet.templates()
-            for name in NAMES:
-                rolled[name] += now[name] != seen[name]
-            seen = now
-        assert rolled == dict.fromkeys(NAMES, 1)
-        assert fleet.cluster.status("a")["currentRevision"] != before
-
-    asyncio.run(scenario())
-
-
-def test_gateways_of_an_operator_that_left_no_note_wait_too_and_their_pods_stay(fleet):
-    async def scenario():
-        await fleet.begin()
+    await fleet.begin()
+    before = fleet.cluster.status("a")["updateRevision"]
+    fleet.monkeypatch.setattr(revision, "RENDER_VERSION", revision.RENDER_VERSION + 1)
+    await fleet.upgrade()
+    rolled = {name: 0 for name in NAMES}
+    seen = fleet.templates()
+    for _ in range(25):
+        await fleet.look(frozen=fleet.rolling()[1:])
+        assert len(fleet.rolling()) <= 1
+        now = fleet.templates()
         for name in NAMES:
-            notes = {ANNOTATION_MADE_FROM: None, ANNOTATION_APPLIED: "older"}
-            older = {"metadata": {"annotations": notes}}
-            fleet.cluster.kube.edit(api.DEPLOYMENT, f"{name}-gateway", older, "baton-operator")
-        await fleet.restart()
-        await fleet.cluster.pump()
-        due, looks = [ObjectKey("ns", name) for name in NAMES], 0
-        while due:  # passes run beside each other; who is not woken would wait for minutes
-            fleet.cluster.woken.clear()
-            await asyncio.gather(*map(fleet.cluster.reconciler.reconcile, due))
-            due, looks = sorted(set(fleet.cluster.woken)), looks + 1
-        assert looks > 1, "nobody had to wait"
-        assert fleet.moved() == []
-        for name in NAMES:
-            assert ANNOTATION_MADE_FROM in fleet.deployment(name)["metadata"]["annotations"]
-            assert fleet.told(name)["reason"] in ("UpToDate", "UpgradeWaits")
-
-    asyncio.run(scenario())
+            rolled[name] += now[name] != seen[name]
+        seen = now
+    assert rolled == dict.fromkeys(NAMES, 1)
+    assert fleet.cluster.status("a")["currentRevision"] != before
 
 
-def test_gateways_that_are_gone_are_made_at_once(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        fleet.stuck = {"a"}
-        await fleet.look()
-        fleet.cluster.kube.remove(api.DEPLOYMENT, "d-gateway")
-        await fleet.look("d")
-        assert fleet.moved() == ["a", "d"]
+async def test_gateways_of_an_operator_that_left_no_note_wait_too_and_their_pods_stay(fleet):
+    await fleet.begin()
+    for name in NAMES:
+        notes = {ANNOTATION_MADE_FROM: None, ANNOTATION_APPLIED: "older"}
+        older = {"metadata": {"annotations": notes}}
+        fleet.cluster.kube.edit(api.DEPLOYMENT, f"{name}-gateway", older, "baton-operator")
+    await fleet.restart()
+    await fleet.cluster.pump()
+    due, looks = [ObjectKey("ns", name) for name in NAMES], 0
+    while due:  # passes run beside each other; who is not woken would wait for minutes
+        fleet.cluster.woken.clear()
+        await asyncio.gather(*map(fleet.cluster.reconciler.reconcile, due))
+        due, looks = sorted(set(fleet.cluster.woken)), looks + 1
+    assert looks > 1, "nobody had to wait"
+    assert fleet.moved() == []
+    for name in NAMES:
+        assert ANNOTATION_MADE_FROM in fleet.deployment(name)["metadata"]["annotations"]
+        assert fleet.told(name)["reason"] in ("UpToDate", "UpgradeWaits")
 
-    asyncio.run(scenario())
+
+async def test_gateways_that_are_gone_are_made_at_once(fleet):
+    await fleet.begin()
+    await fleet.upgrade()
+    fleet.stuck = {"a"}
+    await fleet.look()
+    fleet.cluster.kube.remove(api.DEPLOYMENT, "d-gateway")
+    await fleet.look("d")
+    assert fleet.moved() == ["a", "d"]
 
 
-def test_gateways_of_a_model_are_replaced_one_by_one_and_none_is_missing(fleet):
-    async def scenario():
-        await fleet.begin()
-        strategy = fleet.deployment("a")["spec"]["strategy"]
-        assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-
-    asyncio.run(scenario())
+async def test_gateways_of_a_model_are_replaced_one_by_one_and_none_is_missing(fleet):
+    await fleet.begin()
+    strategy = fleet.deployment("a")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
 def test_a_later_schemas_new_field_is_not_taken_for_a_users_wish():

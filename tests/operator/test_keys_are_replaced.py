@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -46,73 +45,66 @@ def events(cluster):
     return {event["reason"]: event["message"] for event in found}
 
 
-def test_new_keys_cut_off_running_pods_and_a_restart_alone_runs_into_its_deadline(cluster, pods):
+async def test_new_keys_cut_off_running_pods_and_a_restart_alone_runs_into_its_deadline(
+    cluster, pods
+):
     """Why the procedure suspends: gateways with old keys would have to link workers with new."""
 
-    async def scenario():
-        await serving(cluster, pods)
-        old = cluster.status()["updateRevision"]
-        assert "KeysReplaced" not in events(cluster)
-        await lose_keys(cluster, pods)
-        assert cluster.condition("Ready")[0] == "False"
-        assert "docs/security.md" in events(cluster)["KeysReplaced"]
-        cluster.change(restartedAt="2026-11-22")
-        await pods.look(40, seconds=5)
-        assert cluster.status()["rollout"]["phase"] == "RollingBack"
-        assert cluster.status()["rollout"]["failedRevision"] != old
-        assert cluster.condition("Ready")[0] == "False"
-
-    asyncio.run(scenario())
+    await serving(cluster, pods)
+    old = cluster.status()["updateRevision"]
+    assert "KeysReplaced" not in events(cluster)
+    await lose_keys(cluster, pods)
+    assert cluster.condition("Ready")[0] == "False"
+    assert "docs/security.md" in events(cluster)["KeysReplaced"]
+    cluster.change(restartedAt="2026-11-22")
+    await pods.look(40, seconds=5)
+    assert cluster.status()["rollout"]["phase"] == "RollingBack"
+    assert cluster.status()["rollout"]["failedRevision"] != old
+    assert cluster.condition("Ready")[0] == "False"
 
 
 @pytest.mark.parametrize("state", ["healthy", "keys were lost", "a restart was rolled back"])
-def test_all_keys_are_replaced_while_no_worker_runs(cluster, pods, state):
-    async def scenario():
-        await serving(cluster, pods)
-        before = pods.secret()
-        if state != "healthy":
-            before = await lose_keys(cluster, pods)
-        if state == "a restart was rolled back":
-            cluster.change(restartedAt="2026-11-21")
-            await pods.look(40, seconds=5)
-        cluster.change(suspend=True)
-        await pods.look(4)
-        assert cluster.status()["prefill"] == cluster.status()["decode"] == "0/0"
-        await lose_keys(cluster, pods)
-        cluster.change(suspend=False, restartedAt="2026-11-22")
-        await pods.look(10)
+async def test_all_keys_are_replaced_while_no_worker_runs(cluster, pods, state):
+    await serving(cluster, pods)
+    before = pods.secret()
+    if state != "healthy":
+        before = await lose_keys(cluster, pods)
+    if state == "a restart was rolled back":
+        cluster.change(restartedAt="2026-11-21")
+        await pods.look(40, seconds=5)
+    cluster.change(suspend=True)
+    await pods.look(4)
+    assert cluster.status()["prefill"] == cluster.status()["decode"] == "0/0"
+    await lose_keys(cluster, pods)
+    cluster.change(suspend=False, restartedAt="2026-11-22")
+    await pods.look(10)
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+    assert cluster.condition("Reconciling") == ("False", "UpToDate")
+    assert cluster.status()["rollout"]["phase"] == "Complete"
+    held = {pod.gateway_key for role in ("prefill", "decode") for pod in pods.of(role)}
+    assert held == {pod.own for pod in pods.of("gateway")}
+    assert held.isdisjoint({before["gateway.public"].strip()})
+
+
+async def test_worker_keys_are_replaced_while_everything_serves(cluster, pods):
+    await serving(cluster, pods)
+    before = dict(pods.secret())
+    new = {role: f"new-{role}" for role in ("prefill", "decode")}
+    lines = "".join(f"{key} role={role}\n" for role, key in new.items())
+    pods.edit(
+        prefill_public=new["prefill"], decode_public=new["decode"],
+        workers_allowed=before["workers.allowed"] + lines,
+    )  # fmt: skip
+    cluster.change(restartedAt="2026-11-22")
+    for _ in range(20):
+        await pods.look()
         assert cluster.condition("Ready") == ("True", "PairsServing")
-        assert cluster.condition("Reconciling") == ("False", "UpToDate")
-        assert cluster.status()["rollout"]["phase"] == "Complete"
-        held = {pod.gateway_key for role in ("prefill", "decode") for pod in pods.of(role)}
-        assert held == {pod.own for pod in pods.of("gateway")}
-        assert held.isdisjoint({before["gateway.public"].strip()})
-
-    asyncio.run(scenario())
-
-
-def test_worker_keys_are_replaced_while_everything_serves(cluster, pods):
-    async def scenario():
-        await serving(cluster, pods)
-        before = dict(pods.secret())
-        new = {role: f"new-{role}" for role in ("prefill", "decode")}
-        lines = "".join(f"{key} role={role}\n" for role, key in new.items())
-        pods.edit(
-            prefill_public=new["prefill"], decode_public=new["decode"],
-            workers_allowed=before["workers.allowed"] + lines,
-        )  # fmt: skip
-        cluster.change(restartedAt="2026-11-22")
-        for _ in range(20):
-            await pods.look()
-            assert cluster.condition("Ready") == ("True", "PairsServing")
-        assert cluster.status()["rollout"]["phase"] == "Complete"
-        assert {pod.own for role in new for pod in pods.of(role)} == set(new.values())
-        pods.edit(workers_allowed=lines)
-        await pods.look(4)
-        assert cluster.condition("Ready") == ("True", "PairsServing")
-        assert pods.secret()["workers.allowed"] == lines
-
-    asyncio.run(scenario())
+    assert cluster.status()["rollout"]["phase"] == "Complete"
+    assert {pod.own for role in new for pod in pods.of(role)} == set(new.values())
+    pods.edit(workers_allowed=lines)
+    await pods.look(4)
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+    assert pods.secret()["workers.allowed"] == lines
 
 
 def test_the_page_has_the_procedure_that_is_tried_here():

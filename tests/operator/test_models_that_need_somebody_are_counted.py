@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -54,41 +52,32 @@ async def miss_the_deadline(cluster):
         await cluster.reconcile()
 
 
-def test_models_at_rest_count_nowhere(cluster):
-    asyncio.run(two_models(cluster))
+async def test_models_at_rest_count_nowhere(cluster):
+    await two_models(cluster)
     assert counted(cluster) == NONE
 
 
-def test_a_rollout_that_failed_is_counted_until_somebody_asks_for_another(cluster):
-    async def scenario():
-        await two_models(cluster)
-        await miss_the_deadline(cluster)
-        assert cluster.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
-        assert counted(cluster) == NONE | {"Stalled": 1.0}
-        cluster.change(image="worker:2")
-        await cluster.settle()
-
-    asyncio.run(scenario())
+async def test_a_rollout_that_failed_is_counted_until_somebody_asks_for_another(cluster):
+    await two_models(cluster)
+    await miss_the_deadline(cluster)
+    assert cluster.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+    assert counted(cluster) == NONE | {"Stalled": 1.0}
+    cluster.change(image="worker:2")
+    await cluster.settle()
     assert counted(cluster) == NONE
 
 
-def test_a_model_that_is_gone_is_counted_no_more(cluster):
-    async def scenario():
-        await two_models(cluster)
-        await miss_the_deadline(cluster)
-
-    asyncio.run(scenario())
+async def test_a_model_that_is_gone_is_counted_no_more(cluster):
+    await two_models(cluster)
+    await miss_the_deadline(cluster)
     uid = cluster.kube.find(api.PD_DEPLOYMENT, "chat")["metadata"]["uid"]
     cluster.parents.gone(ObjectKey("ns", "chat"), uid)
     assert counted(cluster) == NONE
 
 
-def test_a_spec_that_cannot_be_served_is_counted(cluster):
-    async def scenario():
-        await two_models(cluster)
-        cluster.change(roles=[{"name": "prefill"}])
-        await cluster.reconcile()
-
-    asyncio.run(scenario())
+async def test_a_spec_that_cannot_be_served_is_counted(cluster):
+    await two_models(cluster)
+    cluster.change(roles=[{"name": "prefill"}])
+    await cluster.reconcile()
     assert cluster.condition("Stalled") == ("True", "InvalidSpec")
     assert counted(cluster) == NONE | {"Stalled": 1.0}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
@@ -45,76 +43,64 @@ def bench(kubes):
     return Bench(kubes)
 
 
-def test_a_list_of_several_pages_is_read_to_its_end(bench):
-    async def scenario():
-        for number in range(12):
-            await bench.kube.create(SERVICE, service(f"s{number}"), "x")
-        await bench.reflector.list_all()
-
-    asyncio.run(scenario())
+async def test_a_list_of_several_pages_is_read_to_its_end(bench):
+    for number in range(12):
+        await bench.kube.create(SERVICE, service(f"s{number}"), "x")
+    await bench.reflector.list_all()
     assert all(bench.knows(f"s{number}") for number in range(12))
     assert bench.reflector.health.has_synced.is_set()
 
 
-def test_a_watch_follows_from_the_list(bench):
-    async def scenario():
-        version = await bench.reflector.list_all()
-        await bench.kube.create(SERVICE, service("new"), "x")
-        version = await bench.reflector.watch_once(version)
-        assert bench.knows("new")
-        bench.kube.remove(SERVICE, "new")
-        await bench.reflector.watch_once(version)
-
-    asyncio.run(scenario())
+async def test_a_watch_follows_from_the_list(bench):
+    version = await bench.reflector.list_all()
+    await bench.kube.create(SERVICE, service("new"), "x")
+    version = await bench.reflector.watch_once(version)
+    assert bench.knows("new")
+    bench.kube.remove(SERVICE, "new")
+    await bench.reflector.watch_once(version)
     assert not bench.knows("new")
     assert bench.changes == [(OWNER, Change.STATUS), (OWNER, Change.DRIFT)]
 
 
-def test_an_expired_version_lists_again_and_finds_what_is_gone(bench):
-    async def scenario():
-        await bench.kube.create(SERVICE, service("old"), "x")
-        version = await bench.reflector.list_all()
-        bench.kube.remove(SERVICE, "old")
-        bench.kube.forget_history()
-        with pytest.raises(Expired):
-            await bench.reflector.watch_once(version)
-        await bench.reflector.list_all()
-
-    asyncio.run(scenario())
+async def test_an_expired_version_lists_again_and_finds_what_is_gone(bench):
+    await bench.kube.create(SERVICE, service("old"), "x")
+    version = await bench.reflector.list_all()
+    bench.kube.remove(SERVICE, "old")
+    bench.kube.forget_history()
+    with pytest.raises(Expired):
+        await bench.reflector.watch_once(version)
+    await bench.reflector.list_all()
     assert not bench.knows("old")
 
 
-def test_a_stream_that_ends_without_a_word_is_a_sign_of_life(bench):
+async def test_a_stream_that_ends_without_a_word_is_a_sign_of_life(bench):
     async def silent(*args, **kwargs):
         return
         yield
 
     bench.kube.watch = silent
-    assert asyncio.run(bench.reflector.watch_once("5")) == "5"
+    assert await bench.reflector.watch_once("5") == "5"
     assert bench.reflector.health.heard_at > 0
 
 
-def test_a_server_that_cannot_be_reached_is_not(bench):
+async def test_a_server_that_cannot_be_reached_is_not(bench):
     async def broken(*args, **kwargs):
         raise ApiError(0, "Unreachable", "x")
         yield
 
     bench.kube.watch = broken
     with pytest.raises(ApiError):
-        asyncio.run(bench.reflector.watch_once("5"))
+        await bench.reflector.watch_once("5")
     assert bench.reflector.health.heard_at == 0
 
 
-def test_an_older_event_never_replaces_what_we_wrote(bench):
-    async def scenario():
-        version = await bench.reflector.list_all()
-        await bench.kube.create(SERVICE, service("s"), "x")
-        await bench.reflector.watch_once(version)
-        newest = bench.store.entry(OWNER, ChildId("Service", "s")).child.version
-        await bench.reflector.watch_once(version)
-        assert bench.store.entry(OWNER, ChildId("Service", "s")).child.version == newest
-
-    asyncio.run(scenario())
+async def test_an_older_event_never_replaces_what_we_wrote(bench):
+    version = await bench.reflector.list_all()
+    await bench.kube.create(SERVICE, service("s"), "x")
+    await bench.reflector.watch_once(version)
+    newest = bench.store.entry(OWNER, ChildId("Service", "s")).child.version
+    await bench.reflector.watch_once(version)
+    assert bench.store.entry(OWNER, ChildId("Service", "s")).child.version == newest
     assert bench.changes == [(OWNER, Change.STATUS)]
 
 
@@ -179,17 +165,17 @@ def only_a_bookmark():
     ("watch", "why"),
     [(expired, "expired"), (broken, "error"), (empty, "empty"), (only_a_bookmark, "empty")],
 )
-def test_what_ends_at_once_is_tried_again_ever_more_seldom_and_counted(bench, watch, why):
+async def test_what_ends_at_once_is_tried_again_ever_more_seldom_and_counted(bench, watch, why):
     pauses = Pauses(12)
     with pytest.raises(Tired):
-        asyncio.run(reflector_with(bench, pauses, watch).run())
+        await reflector_with(bench, pauses, watch).run()
     assert pauses.taken[:4] == [0.2, 0.4, 0.8, 1.6]
     assert pauses.taken[-1] == 30.0
     assert pauses.counted == [("Service", why)] * 12
     assert bench.kube.reads["list", "Service"] <= 13
 
 
-def test_a_quiet_stream_that_lasts_is_opened_again_at_once_and_not_counted(bench):
+async def test_a_quiet_stream_that_lasts_is_opened_again_at_once_and_not_counted(bench):
     pauses = Pauses(1)
 
     def quiet():
@@ -199,12 +185,12 @@ def test_a_quiet_stream_that_lasts_is_opened_again_at_once_and_not_counted(bench
         return iter(())
 
     with pytest.raises(Tired):
-        asyncio.run(reflector_with(bench, pauses, quiet).run())
+        await reflector_with(bench, pauses, quiet).run()
     assert pauses.taken == []
     assert pauses.counted == []
 
 
-def test_news_end_the_back_off(bench):
+async def test_news_end_the_back_off(bench):
     pauses = Pauses(4)
 
     def news():
@@ -212,5 +198,5 @@ def test_news_end_the_back_off(bench):
 
     turns = iter([empty, empty, news, empty, empty])
     with pytest.raises(Tired):
-        asyncio.run(reflector_with(bench, pauses, lambda: next(turns)()).run())
+        await reflector_with(bench, pauses, lambda: next(turns)()).run()
     assert pauses.taken == [0.2, 0.4, 0.2, 0.4]

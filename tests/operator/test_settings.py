@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -90,13 +89,13 @@ def test_each_setting_is_on_the_operators_page(field):
     assert f"`{name}`" in page or (tail and f"`{tail}`" in page)
 
 
-def test_a_taken_port_is_a_setting_and_named():
+async def test_a_taken_port_is_a_setting_and_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = replace(
             read_settings({}), http_host="127.0.0.1", http_port=taken.getsockname()[1]
         )
         with pytest.raises(SettingError, match=r"BATON_HTTP_PORT \d+: cannot listen .*in use"):
-            asyncio.run(run_operator(settings))
+            await run_operator(settings)
 
 
 def test_a_cluster_that_nothing_names_ends_the_operator_with_a_sentence(tmp_path):

@@ -34,34 +34,31 @@ def test_no_draft_yet_is_absent_and_not_zero():
     assert read_sample('baton_draft_proposed_tokens_total{position="1"} 0.0\n').acceptance is None
 
 
-def test_a_ready_decode_pod_fills_the_columns(kubes):
-    async def scenario():
-        cluster = kubes.Cluster()
-        key = await cluster.create()
-        await cluster.settle()
-        labels = {
-            "app.kubernetes.io/managed-by": "baton-operator",
-            "baton.dev/name": "chat",
-            "baton.dev/role": "decode",
-            "baton.dev/revision": cluster.status()["updateRevision"],
-        }
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "d", "namespace": "ns", "labels": labels},
-            "spec": {"nodeName": "n"},
-        }
-        await cluster.kube.create(api.POD, pod, "cm")
-        status = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-        cluster.kube.edit(api.POD, "d", {"status": status}, "cm", "status")
-        cluster.probe.texts["10.0.0.1"] = TEXT
-        assert "wire" not in cluster.status()
-        await cluster.reconcile()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert cluster.woken == [key]
-        await cluster.reconcile()
-        assert cluster.status()["wire"] == {"range": "1-2", "configHash": "ab12"}
-        assert cluster.status()["speculative"] == {"acceptance": "0.75"}
-
-    asyncio.run(scenario())
+async def test_a_ready_decode_pod_fills_the_columns(kubes):
+    cluster = kubes.Cluster()
+    key = await cluster.create()
+    await cluster.settle()
+    labels = {
+        "app.kubernetes.io/managed-by": "baton-operator",
+        "baton.dev/name": "chat",
+        "baton.dev/role": "decode",
+        "baton.dev/revision": cluster.status()["updateRevision"],
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "d", "namespace": "ns", "labels": labels},
+        "spec": {"nodeName": "n"},
+    }
+    await cluster.kube.create(api.POD, pod, "cm")
+    status = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.kube.edit(api.POD, "d", {"status": status}, "cm", "status")
+    cluster.probe.texts["10.0.0.1"] = TEXT
+    assert "wire" not in cluster.status()
+    await cluster.reconcile()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert cluster.woken == [key]
+    await cluster.reconcile()
+    assert cluster.status()["wire"] == {"range": "1-2", "configHash": "ab12"}
+    assert cluster.status()["speculative"] == {"acceptance": "0.75"}

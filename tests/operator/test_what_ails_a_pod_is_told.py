@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from baton_operator.cluster import api
@@ -110,15 +108,12 @@ async def with_pods(cluster, *pods):
     await cluster.reconcile()
 
 
-def test_a_first_start_that_cannot_pull_says_so_where_people_look_first(cluster):
-    async def scenario():
-        await cluster.create()
-        await cluster.reconcile()
-        cluster.follow(ready=False)
-        ill = [pod(container(PULL), name=f"chat-{r}", role=r) for r in ("decode", "prefill")]
-        await with_pods(cluster, *ill)
-
-    asyncio.run(scenario())
+async def test_a_first_start_that_cannot_pull_says_so_where_people_look_first(cluster):
+    await cluster.create()
+    await cluster.reconcile()
+    cluster.follow(ready=False)
+    ill = [pod(container(PULL), name=f"chat-{r}", role=r) for r in ("decode", "prefill")]
+    await with_pods(cluster, *ill)
     assert cluster.condition("Ready") == ("False", "PrefillNotReady")
     assert message(cluster, "Ready") == (
         "0 of 1 ready; pod chat-prefill: ErrImagePull: worker waits: no such tag"
@@ -129,17 +124,14 @@ def test_a_first_start_that_cannot_pull_says_so_where_people_look_first(cluster)
     assert "pod chat-decode: ErrImagePull" in message(cluster, "PodsFailing")
 
 
-def test_a_rollout_that_hangs_says_why_while_the_old_revision_serves(cluster):
-    async def scenario():
-        await cluster.create()
-        await cluster.settle()
-        cluster.change(image="worker:nope")
-        await cluster.reconcile()
-        cluster.broken.add(cluster.status()["updateRevision"])
-        cluster.follow()
-        await with_pods(cluster, pod(container(PULL)))
-
-    asyncio.run(scenario())
+async def test_a_rollout_that_hangs_says_why_while_the_old_revision_serves(cluster):
+    await cluster.create()
+    await cluster.settle()
+    cluster.change(image="worker:nope")
+    await cluster.reconcile()
+    cluster.broken.add(cluster.status()["updateRevision"])
+    cluster.follow()
+    await with_pods(cluster, pod(container(PULL)))
     assert cluster.condition("Ready") == ("True", "PairsServing")
     assert cluster.condition("Reconciling") == ("True", "Progressing")
     assert message(cluster, "Reconciling").endswith(
@@ -147,14 +139,11 @@ def test_a_rollout_that_hangs_says_why_while_the_old_revision_serves(cluster):
     )
 
 
-def test_a_pod_that_leaves_ails_nobody(cluster):
-    async def scenario():
-        await cluster.create()
-        await cluster.settle()
-        gone = pod(container({"terminated": ENDED}), deletionTimestamp="2026-01-01T00:00:00Z")
-        await with_pods(cluster, gone)
-
-    asyncio.run(scenario())
+async def test_a_pod_that_leaves_ails_nobody(cluster):
+    await cluster.create()
+    await cluster.settle()
+    gone = pod(container({"terminated": ENDED}), deletionTimestamp="2026-01-01T00:00:00Z")
+    await with_pods(cluster, gone)
     assert cluster.condition("PodsFailing") == ("False", "NoneFailing")
     assert cluster.condition("Reconciling") == ("False", "UpToDate")
 
@@ -164,21 +153,18 @@ def events(cluster):
     return [(body["reason"], body["message"]) for body in found]
 
 
-def test_the_event_of_a_failed_rollout_keeps_what_the_status_will_forget(cluster):
-    async def scenario():
-        await cluster.create(rollout={"progressDeadlineSeconds": 10})
-        await cluster.settle()
-        cluster.change(image="worker:nope")
+async def test_the_event_of_a_failed_rollout_keeps_what_the_status_will_forget(cluster):
+    await cluster.create(rollout={"progressDeadlineSeconds": 10})
+    await cluster.settle()
+    cluster.change(image="worker:nope")
+    await cluster.reconcile()
+    cluster.broken.add(cluster.status()["updateRevision"])
+    cluster.follow()
+    await with_pods(cluster, pod(container(PULL)))
+    for _ in range(12):
         await cluster.reconcile()
-        cluster.broken.add(cluster.status()["updateRevision"])
-        cluster.follow()
-        await with_pods(cluster, pod(container(PULL)))
-        for _ in range(12):
-            await cluster.reconcile()
-        cluster.kube.remove(api.POD, "p")
-        await cluster.settle()
-
-    asyncio.run(scenario())
+    cluster.kube.remove(api.POD, "p")
+    await cluster.settle()
     assert cluster.condition("PodsFailing") == ("False", "NoneFailing")
     (told,) = [text for reason, text in events(cluster) if reason == "RolloutFailed"]
     assert told.endswith(
@@ -186,49 +172,40 @@ def test_the_event_of_a_failed_rollout_keeps_what_the_status_will_forget(cluster
     )
 
 
-def test_who_goes_back_to_an_earlier_revision_is_told_again(cluster):
-    async def scenario():
-        await cluster.create()
+async def test_who_goes_back_to_an_earlier_revision_is_told_again(cluster):
+    await cluster.create()
+    await cluster.settle()
+    for image in ("worker:2", "worker:1", "worker:2", "worker:1"):
+        cluster.change(image=image)
         await cluster.settle()
-        for image in ("worker:2", "worker:1", "worker:2", "worker:1"):
-            cluster.change(image=image)
-            await cluster.settle()
-
-    asyncio.run(scenario())
     complete = [text for reason, text in events(cluster) if reason == "RolloutComplete"]
     assert len(complete) == 5
     assert len(set(complete)) == 2
 
 
-def test_a_pause_is_named_where_one_asks_why_nothing_moves(cluster):
-    async def scenario():
-        await cluster.create()
-        await cluster.settle()
-        cluster.change(image="worker:2", rollout={"paused": True})
-        await cluster.settle()
-
-    asyncio.run(scenario())
+async def test_a_pause_is_named_where_one_asks_why_nothing_moves(cluster):
+    await cluster.create()
+    await cluster.settle()
+    cluster.change(image="worker:2", rollout={"paused": True})
+    await cluster.settle()
     assert cluster.condition("Reconciling") == ("False", "Paused")
     assert message(cluster, "Reconciling").startswith("rollout.paused is true; 0 of 1 pairs on r")
 
 
-def test_a_rolling_gateway_is_reconciling_until_no_old_one_is_left(cluster):
-    async def scenario():
-        await cluster.create()
-        await cluster.settle()
-        cluster.change(gateway={"drainSeconds": 7})
+async def test_a_rolling_gateway_is_reconciling_until_no_old_one_is_left(cluster):
+    await cluster.create()
+    await cluster.settle()
+    cluster.change(gateway={"drainSeconds": 7})
+    await cluster.reconcile()
+    assert cluster.condition("Reconciling") == ("True", "GatewayRolling")
+    counts = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 1}
+    for status in (counts, counts | {"replicas": 1, "updatedReplicas": 0}):
+        cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", {"status": status}, "cm", "status")
         await cluster.reconcile()
+        assert cluster.condition("Ready") == ("True", "PairsServing")
         assert cluster.condition("Reconciling") == ("True", "GatewayRolling")
-        counts = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 1}
-        for status in (counts, counts | {"replicas": 1, "updatedReplicas": 0}):
-            cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", {"status": status}, "cm", "status")
-            await cluster.reconcile()
-            assert cluster.condition("Ready") == ("True", "PairsServing")
-            assert cluster.condition("Reconciling") == ("True", "GatewayRolling")
-        await cluster.settle()
-        assert cluster.condition("Reconciling") == ("False", "UpToDate")
-
-    asyncio.run(scenario())
+    await cluster.settle()
+    assert cluster.condition("Reconciling") == ("False", "UpToDate")
 
 
 QUOTA = (
@@ -250,61 +227,50 @@ def refuse(cluster, name, message):
     cluster.kube.edit(api.DEPLOYMENT, name, {"status": told}, "cm", "status")
 
 
-def test_what_the_server_says_to_pods_that_it_refuses_is_in_status_and_an_event(cluster):
-    async def scenario():
-        await cluster.create()
-        await cluster.settle()
-        name = next(n for n in cluster.kube.names(api.DEPLOYMENT) if n.endswith("-decode"))
-        refuse(cluster, name, QUOTA)
-        await cluster.reconcile()
-        await cluster.reconcile()
-        told = {c["type"]: c["message"] for c in cluster.status()["conditions"]}
-        assert cluster.condition("PodsRefused") == ("True", "FailedCreate")
-        assert told["PodsRefused"] == f"{name}: {QUOTA}"
-        assert told["DecodeReady"] == f"0 of 1 ready; {name}: {QUOTA}"
-        assert told["Ready"] == told["DecodeReady"]
-        assert [text for why, text in events(cluster) if why == "PodsRefused"] == [
-            f"{name}: {QUOTA}"
-        ]
-        cluster.follow()
-        conditions = {"status": {"conditions": []}}
-        cluster.kube.edit(api.DEPLOYMENT, name, conditions, "cm", "status")
-        await cluster.settle()
-
-    asyncio.run(scenario())
+async def test_what_the_server_says_to_pods_that_it_refuses_is_in_status_and_an_event(cluster):
+    await cluster.create()
+    await cluster.settle()
+    name = next(n for n in cluster.kube.names(api.DEPLOYMENT) if n.endswith("-decode"))
+    refuse(cluster, name, QUOTA)
+    await cluster.reconcile()
+    await cluster.reconcile()
+    told = {c["type"]: c["message"] for c in cluster.status()["conditions"]}
+    assert cluster.condition("PodsRefused") == ("True", "FailedCreate")
+    assert told["PodsRefused"] == f"{name}: {QUOTA}"
+    assert told["DecodeReady"] == f"0 of 1 ready; {name}: {QUOTA}"
+    assert told["Ready"] == told["DecodeReady"]
+    assert [text for why, text in events(cluster) if why == "PodsRefused"] == [f"{name}: {QUOTA}"]
+    cluster.follow()
+    conditions = {"status": {"conditions": []}}
+    cluster.kube.edit(api.DEPLOYMENT, name, conditions, "cm", "status")
+    await cluster.settle()
     assert cluster.condition("PodsRefused") == ("False", "NoneRefused")
     assert cluster.condition("Ready") == ("True", "PairsServing")
 
 
-def test_a_gateway_that_is_refused_is_told_too(cluster):
-    async def scenario():
-        await cluster.create()
-        await cluster.settle()
-        refuse(cluster, "chat-gateway", "violates PodSecurity")
-        await cluster.reconcile()
-
-    asyncio.run(scenario())
+async def test_a_gateway_that_is_refused_is_told_too(cluster):
+    await cluster.create()
+    await cluster.settle()
+    refuse(cluster, "chat-gateway", "violates PodSecurity")
+    await cluster.reconcile()
     told = {c["type"]: c["message"] for c in cluster.status()["conditions"]}
     assert "violates PodSecurity" in told["GatewayReady"]
     assert cluster.condition("PodsRefused")[0] == "True"
 
 
-def test_a_quota_that_leaving_pods_fill_makes_nobody_late(cluster):
-    async def scenario():
-        key = await cluster.create()
-        await cluster.settle()
-        name = next(n for n in cluster.kube.names(api.DEPLOYMENT) if n.endswith("-decode"))
-        revision = cluster.status()["updateRevision"]
-        uid = cluster.kube.find(api.PD_DEPLOYMENT, "chat")["metadata"]["uid"]
-        leaving = pod(container({"running": {}}), deletionTimestamp="2026-01-01T00:00:00Z")
-        await with_pods(cluster, leaving)
+async def test_a_quota_that_leaving_pods_fill_makes_nobody_late(cluster):
+    key = await cluster.create()
+    await cluster.settle()
+    name = next(n for n in cluster.kube.names(api.DEPLOYMENT) if n.endswith("-decode"))
+    revision = cluster.status()["updateRevision"]
+    uid = cluster.kube.find(api.PD_DEPLOYMENT, "chat")["metadata"]["uid"]
+    leaving = pod(container({"running": {}}), deletionTimestamp="2026-01-01T00:00:00Z")
+    await with_pods(cluster, leaving)
 
-        async def waiting(message):
-            refuse(cluster, name, message)
-            await cluster.pump()
-            return observe(cluster.children, key, uid, 0.0).awaiting_room()
+    async def waiting(message):
+        refuse(cluster, name, message)
+        await cluster.pump()
+        return observe(cluster.children, key, uid, 0.0).awaiting_room()
 
-        assert await waiting(QUOTA) == {revision}
-        assert await waiting("violates PodSecurity") == frozenset()
-
-    asyncio.run(scenario())
+    assert await waiting(QUOTA) == {revision}
+    assert await waiting("violates PodSecurity") == frozenset()

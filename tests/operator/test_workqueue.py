@@ -123,16 +123,13 @@ def test_the_age_counts_waiting_and_work(queue, clock):
     assert queue.oldest_seconds == 1
 
 
-def test_a_waiting_worker_is_woken(clock):
-    async def scenario():
-        queue = WorkQueue(clock)
-        workers = [asyncio.create_task(queue.get()) for _ in range(2)]
-        await asyncio.sleep(0)
-        queue.add("a")
-        queue.add("b")
-        return await asyncio.wait_for(asyncio.gather(*workers), 1)
-
-    assert sorted(asyncio.run(scenario())) == ["a", "b"]
+async def test_a_waiting_worker_is_woken(clock):
+    queue = WorkQueue(clock)
+    workers = [asyncio.create_task(queue.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue.add("a")
+    queue.add("b")
+    assert sorted(await asyncio.wait_for(asyncio.gather(*workers), 1)) == ["a", "b"]
 
 
 def test_passes_that_are_asked_for_again_before_their_time_leave_nothing(queue, clock):
