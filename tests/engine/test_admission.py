@@ -23,7 +23,7 @@ from baton_worker.engine.scheduling.admission import (
 from baton_worker.engine.scheduling.requests import RequestLimits
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DraftScores, HandoffState
-from baton_worker.records.checks import MAX_LOGPROB
+from baton_worker.records.table import MAX_LOGPROB
 from baton_worker.sampling import LogprobParams, SamplingParams
 
 EOS = 1

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.records import columns, layout
-from baton_worker.records.columns import ErrorCode, Finish
+from baton_worker.records.columns import ROW_DTYPE, ErrorCode, Finish
 from baton_worker.records.layout import ExtensionType, Limits, MessageType
 
 CODES: dict[type[enum.IntEnum], str] = {
@@ -36,7 +36,7 @@ def test_flags_are_the_bits_they_were() -> None:
 
 
 def test_sizes_and_places_are_what_they_were() -> None:
-    assert (layout.MAJOR, layout.PREFIX_BYTES, layout.ROW_BYTES) == (1, 32, 16)
+    assert (layout.MAJOR, layout.PREFIX_BYTES, ROW_DTYPE.itemsize) == (1, 32, 16)
     assert (layout.STEP_HEADER_BYTES, layout.STEP_HEADER_CRC_AT) == (96, 92)
     sizes = (layout.CONTROL_BYTES, layout.CONTROL_FIELDS_BYTES, layout.CONTROL_CRC_AT)
     assert sizes == (64, 28, 60)

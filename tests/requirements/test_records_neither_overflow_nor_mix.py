@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from baton_worker.identity import RequestKey, Role, make_handle
 from baton_worker.link.parts import FrameWriter
-from baton_worker.records.coalesce import coalesce
+from baton_worker.records.coalesce import coalesce, select_rows
 from baton_worker.records.columns import (
     FLAG_ECHO,
     FLAG_FIRST_TOKEN,
@@ -26,7 +26,7 @@ from baton_worker.records.encode import encode_step
 from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.header import StepHeader
 from baton_worker.records.rows import rows
-from baton_worker.roles.rows import error_columns, select_rows
+from baton_worker.roles.rows import error_columns
 
 HEADER = StepHeader(epoch=1, seq=2, step_id=3, role=Role.DECODE, semantic_hash=4, sent_unix_ns=5)
 MAX_DRAFTS = 5

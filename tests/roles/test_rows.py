@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.identity import RequestKey, make_handle
+from baton_worker.records.coalesce import select_rows
 from baton_worker.records.columns import ErrorCode, Finish, RowError, StepColumns
 from baton_worker.records.scored import ScoredRow, ScoredTokens
-from baton_worker.roles.rows import by_incarnation, ended_keys, error_columns, select_rows
+from baton_worker.roles.rows import by_incarnation, ended_keys, error_columns
 
 ROW = st.tuples(
     st.integers(1, 3),  # incarnation

@@ -15,20 +15,14 @@ import numpy.typing as npt
 
 from baton_worker.identity import RequestKey, Role
 from baton_worker.link.outbox import Weight
-from baton_worker.records.coalesce import FIXED_BYTES, coalesce, split_rows
-from baton_worker.records.columns import FINISH_MASK, StepColumns
+from baton_worker.records.coalesce import coalesce, most_bytes, split_rows
+from baton_worker.records.columns import FINISH_MASK, ROW_COLUMNS, StepColumns
 from baton_worker.records.encode import encode_step
 from baton_worker.records.errors import RecordError
-from baton_worker.records.extensions import error_entry_bytes
 from baton_worker.records.header import StepHeader
-from baton_worker.records.layout import (
-    DEFAULT_LIMITS,
-    ROW_BYTES,
-    SOFT_FRAME_BYTES,
-    Limits,
-)
+from baton_worker.records.layout import DEFAULT_LIMITS, SOFT_FRAME_BYTES, Limits
+from baton_worker.records.table import empty
 
-_OPTIONAL_ROW_BYTES = 3
 _ONE_ROW = Limits(rows=1)
 TAIL_LIMIT = Weight(
     SOFT_FRAME_BYTES,
@@ -90,20 +84,13 @@ def _grouped(rows: Sequence[StepPart]) -> list[tuple[int, list[StepPart]]]:
 
 
 def weigh(columns: StepColumns) -> Weight:
-    """Return an upper bound of what `columns` add to a frame.
-
-    Optional columns count as present: merged with a step that has them, they will be.
-    """
-    n_rows, n_topk, n_drafts = columns.n_rows, len(columns.topk_token), len(columns.draft)
-    errors = sum(error_entry_bytes(error) for error in columns.errors)
-    n_bytes = (
-        FIXED_BYTES
-        + (ROW_BYTES + _OPTIONAL_ROW_BYTES) * n_rows
-        + 4 * (len(columns.token) + n_drafts)
-        + 8 * (len(columns.logprob) + n_topk)
-        + errors
-    )
-    return Weight(n_bytes, n_rows, len(columns.token), n_topk, n_drafts)
+    """Return an upper bound of what `columns` add to a frame."""
+    counts = columns.counts
+    n_tokens, n_topk = counts.tokens, counts.topk
+    for told in columns.beside():
+        if told.n_rows:
+            n_tokens, n_topk = max(n_tokens, len(told.token)), max(n_topk, len(told.topk_token))
+    return Weight(most_bytes(columns), counts.rows, n_tokens, n_topk, counts.drafts)
 
 
 def is_terminal(columns: StepColumns) -> bool:
@@ -185,20 +172,4 @@ class FrameWriter:
 
     def blank(self, epoch: int, seq: int) -> bytes:
         """Return an empty record: what stands in the ring for one that may not be delivered."""
-        return self.write([StepPart(_no_rows(), 0)], epoch, seq, 0)
-
-
-def _no_rows() -> StepColumns:
-    return StepColumns(
-        handle=np.empty(0, np.uint64),
-        position=np.empty(0, np.uint32),
-        n_tokens=np.empty(0, np.uint8),
-        width=np.empty(0, np.uint8),
-        flags=np.empty(0, np.uint8),
-        attempt=np.empty(0, np.uint8),
-        token=np.empty(0, np.int32),
-        logprob=np.empty(0, np.float32),
-        rank=np.empty(0, np.int32),
-        topk_token=np.empty(0, np.int32),
-        topk_logprob=np.empty(0, np.float32),
-    )
+        return self.write([StepPart(StepColumns(**empty(ROW_COLUMNS)), 0)], epoch, seq, 0)

@@ -6,10 +6,13 @@ columns; knows nothing of frames.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.records.columns import (
+    COLUMNS,
     FINISH_MASK,
     FLAG_ECHO,
     FLAG_FIRST_TOKEN,
@@ -18,12 +21,14 @@ from baton_worker.records.columns import (
     StepColumns,
 )
 from baton_worker.records.errors import RecordError, RefusalReason
-from baton_worker.records.header import Counts
 from baton_worker.records.layout import Limits
-from baton_worker.records.scored import NO_SCORED, ScoredTokens
+from baton_worker.records.scored import COLUMNS as SCORED_COLUMNS
+from baton_worker.records.scored import NO_SCORED
+from baton_worker.records.table import TOKEN_IDS, Counts, Range
 
-MAX_LOGPROB = 1e-3
-"""A logprob may exceed 0 by rounding only."""
+_RANGES = [(column.name, column.values) for column in COLUMNS if column.values]
+_SCORED_RANGES = [(column.name, column.values) for column in SCORED_COLUMNS if column.values]
+_highest, _lowest = np.maximum.reduce, np.minimum.reduce
 _ALL_BYTES = bytes(range(256))
 _KNOWN_ROW_FLAGS = FINISH_MASK | FLAG_HAS_DRAFT | FLAG_FIRST_TOKEN | FLAG_ECHO
 _GOOD_FLAGS = bytes(
@@ -94,26 +99,35 @@ def check_values(columns: StepColumns, limits: Limits) -> None:
             VERIFICATION.
     """
     _check_flags(columns)
-    _check_token_ids(columns.draft, limits.vocab_size)
-    for part in (columns, columns.verified_drafts, columns.prompt_tokens):
-        if part is not NO_SCORED:
-            _check_scored(part, limits.vocab_size)
-    if len(columns.n_proposed) and (columns.n_accepted > columns.n_proposed).any():
+    _check_ranges(_RANGES, columns, limits.vocab_size)
+    for tokens in columns.beside():
+        if tokens is not NO_SCORED:
+            _check_ranges(_SCORED_RANGES, tokens, limits.vocab_size)
+    if len(columns.n_proposed) and 1 in (columns.n_accepted > columns.n_proposed).tobytes():
         raise RecordError(RefusalReason.VERIFICATION, "a row accepts more drafts than it proposed")
     shown = columns.verified_drafts
     if shown.n_rows and (not len(columns.n_proposed) or (shown.count > columns.n_proposed).any()):
         raise RecordError(RefusalReason.VERIFICATION, "a row shows more drafts than it proposed")
 
 
-def _check_scored(part: StepColumns | ScoredTokens, vocab_size: int | None) -> None:
-    _check_token_ids(part.token, vocab_size)
-    _check_token_ids(part.topk_token, vocab_size)
+def _check_ranges(
+    ranges: Sequence[tuple[str, Range]], columns: object, vocab_size: int | None
+) -> None:
     # Signalling NaNs in a hostile frame must not become a RuntimeWarning.
     with np.errstate(invalid="ignore"):
-        _check_logprobs(part.logprob)
-        _check_logprobs(part.topk_logprob)
-    if len(part.rank) and (lowest := int(part.rank.min())) < 1:
-        raise RecordError(RefusalReason.RANK_RANGE, f"rank {lowest} is below 1")
+        for name, values in ranges:
+            array = getattr(columns, name)
+            if not len(array):
+                continue
+            if values is TOKEN_IDS:
+                _check_token_ids(array, vocab_size)
+                continue
+            reason, least, most = values
+            # The extremes propagate NaN, and NaN fails every comparison.
+            if most is not None and not (highest := _highest(array)) <= most:
+                raise RecordError(reason, f"{name} {highest} is not at most {most}")
+            if least is not None and not (lowest := _lowest(array)) >= least:
+                raise RecordError(reason, f"{name} {lowest} is not at least {least}")
 
 
 def _check_max(reason: RefusalReason, column: npt.NDArray[np.uint8], cap: int) -> None:
@@ -141,19 +155,8 @@ def _flag_error(bad: bytes) -> RecordError:
 
 
 def _check_token_ids(tokens: npt.NDArray[np.int32], vocab_size: int | None) -> None:
-    if not len(tokens):
-        return
     bound = 1 << 31 if vocab_size is None else vocab_size
     # Read as unsigned, a negative id is huge: one pass checks both ends.
-    highest = int(tokens.view(np.uint32).max())
+    highest = int(_highest(tokens.view(np.uint32)))
     if highest >= bound:
         raise RecordError(RefusalReason.TOKEN_RANGE, f"0x{highest:08x} is not in [0, {bound})")
-
-
-def _check_logprobs(logprobs: npt.NDArray[np.float32]) -> None:
-    if not len(logprobs):
-        return
-    highest = float(logprobs.max())
-    # max() propagates NaN, and NaN fails every comparison: one test covers NaN, +inf and > 0.
-    if not highest <= MAX_LOGPROB:
-        raise RecordError(RefusalReason.LOGPROB_RANGE, f"{highest} is not <= 0")

@@ -6,48 +6,66 @@ Pure. Rows keep their order and are never merged with each other, so `coalesce(s
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.records.columns import RowError, StepColumns
+from baton_worker.records.columns import (
+    BESIDE,
+    COLUMNS,
+    DRAFT_COLUMNS,
+    EXTENSION_COLUMNS,
+    RowError,
+    StepColumns,
+)
 from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.extensions import error_entry_bytes
 from baton_worker.records.layout import (
     DEFAULT_LIMITS,
     EXTENSION,
-    ROW_BYTES,
-    ROW_FIELDS,
     SOFT_FRAME_BYTES,
     STEP_HEADER_BYTES,
     ExtensionType,
     Limits,
 )
+from baton_worker.records.scored import COLUMNS as SCORED_COLUMNS
+from baton_worker.records.scored import ROW_COLUMNS as SCORED_ROW_COLUMNS
 from baton_worker.records.scored import concatenated
+from baton_worker.records.table import (
+    Sizes,
+    bytes_each,
+    joined,
+    running_total,
+    running_totals,
+    selection,
+    span,
+    summed,
+    taken,
+    total_bytes,
+)
 
-_PER_VALUE = ("token", "logprob", "rank", "topk_token", "topk_logprob", "draft")
-_OPTIONAL = ("draft_count", "n_proposed", "n_accepted", "n_reused")
-_BESIDE = ("verified_drafts", "prompt_tokens")
-_PADDING_BYTES = 3
-FIXED_BYTES = STEP_HEADER_BYTES + len(ExtensionType) * EXTENSION.size + 4 * _PADDING_BYTES
+_MOST_PADDING_BYTES = 3
+_PADDED_BLOCKS = (DRAFT_COLUMNS, *EXTENSION_COLUMNS.values(), *[SCORED_COLUMNS] * len(BESIDE))
+FIXED_BYTES = STEP_HEADER_BYTES + len(ExtensionType) * EXTENSION.size
+FIXED_BYTES += _MOST_PADDING_BYTES * sum(
+    any(column.dtype.itemsize % 4 for column in table) for table in _PADDED_BLOCKS
+)
 """What a record takes besides its rows, at most."""
+_ALL_BYTES: Final = bytes_each((*COLUMNS, *SCORED_ROW_COLUMNS * len(BESIDE)))
 
 
 class RowSizes(NamedTuple):
     """What each row adds to a record, i64[R] each; or running totals of it, i64[R + 1].
 
-    `beside`, `beside_topk`: tokens and alternatives that are told besides the output.
+    `beside`: how much is told besides the output. `bytes`: of all of it.
     """
 
-    tokens: npt.NDArray[np.int64]
-    logprobs: npt.NDArray[np.int64]
-    topk: npt.NDArray[np.int64]
-    drafts: npt.NDArray[np.int64]
-    beside: npt.NDArray[np.int64]
-    beside_topk: npt.NDArray[np.int64]
+    output: Sizes
+    beside: Sizes
     bytes: npt.NDArray[np.int64]
 
 
@@ -64,14 +82,27 @@ def coalesce(parts: Sequence[StepColumns]) -> StepColumns:
     first, *others = parts
     if not others:
         return first
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in (*ROW_FIELDS, *_PER_VALUE)
-    }
-    joined.update((name, _join_optional(parts, name)) for name in _OPTIONAL)
-    for name in _BESIDE:
-        joined[name] = concatenated([(part.n_rows, getattr(part, name)) for part in parts])
-    return StepColumns(**joined, errors=_join_errors(parts))
+    return StepColumns(
+        **joined(COLUMNS, [(part.counts, part) for part in parts]),
+        verified_drafts=concatenated([(part.n_rows, part.verified_drafts) for part in parts]),
+        prompt_tokens=concatenated([(part.n_rows, part.prompt_tokens) for part in parts]),
+        errors=_join_errors(parts),
+    )
+
+
+def select_rows(columns: StepColumns, keep: npt.NDArray[np.bool_]) -> StepColumns:
+    """Return the rows where `keep` (bool[R]) holds, with their share of every column."""
+    new_index = np.cumsum(keep) - 1 if columns.errors else keep
+    return StepColumns(
+        **taken(COLUMNS, columns, selection(columns.sizes(), keep)),
+        verified_drafts=columns.verified_drafts.where(keep),
+        prompt_tokens=columns.prompt_tokens.where(keep),
+        errors=tuple(
+            replace(error, row=int(new_index[error.row]))
+            for error in columns.errors
+            if keep[error.row]
+        ),
+    )
 
 
 def row_sizes(columns: StepColumns) -> RowSizes:
@@ -80,24 +111,27 @@ def row_sizes(columns: StepColumns) -> RowSizes:
     `bytes` is the row's exact share but for section padding and extension heads; a record of these
     rows is at most FIXED_BYTES longer than their sum.
     """
-    n = columns.n_tokens.astype(np.int64)
-    width = columns.width.astype(np.int64)
-    logprobs = np.where(width > 0, n, 0)
-    topk = n * width - logprobs
-    drafts = columns.draft_count.astype(np.int64) if len(columns.draft_count) else np.zeros_like(n)
-    n_bytes = ROW_BYTES + 4 * n + 8 * (logprobs + topk) + 4 * drafts
-    n_bytes += (len(columns.draft_count) > 0) + 2 * (len(columns.n_proposed) > 0)
-    n_bytes += 4 * (len(columns.n_reused) > 0)
+    output = columns.sizes()
+    present = [column for column in COLUMNS if len(getattr(columns, column.name))]
+    n_bytes = summed(output, bytes_each(present))
     for error in columns.errors:
         n_bytes[error.row] += error_entry_bytes(error)
-    beside, beside_topk = np.zeros_like(n), np.zeros_like(n)
-    for part in (columns.verified_drafts, columns.prompt_tokens):
-        if part.n_rows:
-            counts = part.entry_counts()
-            beside += counts.tokens
-            beside_topk += counts.topk
-            n_bytes += part.row_bytes()
-    return RowSizes(n, logprobs, topk, drafts, beside, beside_topk, n_bytes)
+    beside = Sizes(*(np.zeros_like(size) for size in output))
+    for tokens in columns.beside():
+        if tokens.n_rows:
+            beside = Sizes(*map(operator.add, beside, tokens.sizes()))
+            n_bytes += tokens.row_bytes()
+    return RowSizes(output, beside, n_bytes)
+
+
+def most_bytes(columns: StepColumns) -> int:
+    """Return how many bytes `columns` add to a record of several steps, at most.
+
+    Columns that are left out count as there: joined with a step that has them, they will be.
+    """
+    n_bytes = FIXED_BYTES + total_bytes(_ALL_BYTES, columns.counts)
+    n_bytes += sum([error_entry_bytes(error) for error in columns.errors])
+    return n_bytes + sum([told.entry_bytes() for told in columns.beside() if told.n_rows])
 
 
 def split_rows(
@@ -113,7 +147,10 @@ def split_rows(
     Raises:
         RecordError: FRAME_SIZE when a single row does not fit.
     """
-    edges = RowSizes(*(_running_total(size) for size in row_sizes(columns)))
+    sizes = row_sizes(columns)
+    edges = RowSizes(
+        running_totals(sizes.output), running_totals(sizes.beside), running_total(sizes.bytes)
+    )
     pieces = []
     start = 0
     while start < columns.n_rows:
@@ -123,23 +160,9 @@ def split_rows(
             raise RecordError(
                 RefusalReason.FRAME_SIZE, f"row {start} of {size} bytes exceeds {max_bytes}"
             )
-        pieces.append(_slice(columns, edges, start, stop))
+        pieces.append(_slice(columns, edges.output, start, stop))
         start = stop
     return pieces or [columns]
-
-
-def _running_total(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-
-
-def _join_optional(parts: Sequence[StepColumns], name: str) -> npt.NDArray[Any]:
-    columns = [getattr(part, name) for part in parts]
-    if any(len(column) for column in columns):
-        columns = [
-            column if len(column) else np.zeros(part.n_rows, column.dtype)
-            for part, column in zip(parts, columns, strict=True)
-        ]
-    return np.concatenate(columns)
 
 
 def _join_errors(parts: Sequence[StepColumns]) -> tuple[RowError, ...]:
@@ -154,39 +177,27 @@ def _join_errors(parts: Sequence[StepColumns]) -> tuple[RowError, ...]:
 def _last_fit(edges: RowSizes, start: int, max_bytes: int, limits: Limits) -> int:
     bounds = (
         (edges.bytes, max_bytes - FIXED_BYTES),
-        (edges.tokens, limits.tokens),
-        (edges.topk, limits.topk),
-        (edges.drafts, limits.drafts),
-        (edges.beside, limits.tokens),
-        (edges.beside_topk, limits.topk),
+        (edges.output.rows, limits.rows),
+        (edges.output.tokens, limits.tokens),
+        (edges.output.topk, limits.topk),
+        (edges.output.drafts, limits.drafts),
+        (edges.beside.tokens, limits.tokens),
+        (edges.beside.topk, limits.topk),
     )
     ends = [int(np.searchsorted(edge, edge[start] + cap, side="right")) - 1 for edge, cap in bounds]
-    return max(start, min(start + limits.rows, *ends))
+    return max(start, min(ends))
 
 
-def _slice(columns: StepColumns, edges: RowSizes, start: int, stop: int) -> StepColumns:
+def _slice(columns: StepColumns, edges: Sizes, start: int, stop: int) -> StepColumns:
     if start == 0 and stop == columns.n_rows:
         return columns
-
-    def span(column: npt.NDArray[Any], edge: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        return column[edge[start] : edge[stop]]
-
-    sliced: dict[str, Any] = {
-        name: getattr(columns, name)[start:stop] for name in (*ROW_FIELDS, *_OPTIONAL)
-    }
     return StepColumns(
-        **sliced,
-        token=span(columns.token, edges.tokens),
-        logprob=span(columns.logprob, edges.logprobs),
-        rank=span(columns.rank, edges.logprobs),
-        topk_token=span(columns.topk_token, edges.topk),
-        topk_logprob=span(columns.topk_logprob, edges.topk),
-        draft=span(columns.draft, edges.drafts),
+        **taken(COLUMNS, columns, span(edges, start, stop)),
+        verified_drafts=columns.verified_drafts.between(start, stop),
+        prompt_tokens=columns.prompt_tokens.between(start, stop),
         errors=tuple(
             replace(error, row=error.row - start)
             for error in columns.errors
             if start <= error.row < stop
         ),
-        verified_drafts=columns.verified_drafts.between(start, stop),
-        prompt_tokens=columns.prompt_tokens.between(start, stop),
     )

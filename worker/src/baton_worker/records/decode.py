@@ -7,22 +7,26 @@ allocated before the caps hold and a reader on another machine refuses for the s
 
 from __future__ import annotations
 
-from typing import Any
-
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.records.checks import check_caps, check_rows, check_values
-from baton_worker.records.columns import StepColumns
+from baton_worker.records.columns import (
+    DRAFT_COLUMNS,
+    NO_DRAFT_COUNTS,
+    ROW_COLUMNS,
+    ROW_DTYPE,
+    TOKEN_COLUMNS,
+    StepColumns,
+    columns_bytes,
+)
 from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.extensions import NO_EXTENSIONS, parse_extensions
 from baton_worker.records.header import (
-    Counts,
     StepFields,
     StepHeader,
     check_role,
-    columns_bytes,
     read_step_fields,
     step_header_of,
 )
@@ -31,17 +35,14 @@ from baton_worker.records.layout import (
     DEFAULT_LIMITS,
     FLAG_BODY_CHECKSUM,
     FLAG_EXTENSIONS,
-    ROW_BYTES,
-    ROW_DTYPE,
-    ROW_FIELDS,
     STEP_FLAGS,
     STEP_HEADER_BYTES,
     STEP_HEADER_CRC_AT,
     Limits,
     MessageType,
-    padded,
 )
 from baton_worker.records.prefix import Prefix, check_lengths, read_prefix
+from baton_worker.records.table import Arrays, Counts, block_bytes, read_block
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -66,21 +67,17 @@ def decode_step(
     fields = _checked_fields(view, octets, prefix, limits)
     end_of_columns = _checked_sections(octets, prefix, fields)
     arrays = _arrays(octets, prefix.header_len, fields.counts)
-    check_rows(arrays["n_tokens"], arrays["width"], arrays["draft_count"], fields.counts, limits)
+    check_rows(
+        arrays["n_tokens"],
+        arrays["width"],
+        arrays["draft_count"] if fields.counts.drafts else NO_DRAFT_COUNTS,
+        fields.counts,
+        limits,
+    )
     extensions = NO_EXTENSIONS
     if fields.extension_offset:
-        extensions = parse_extensions(
-            view[end_of_columns:], fields.counts.rows, arrays["flags"], limits
-        )
-    columns = StepColumns(
-        **arrays,
-        n_proposed=extensions.n_proposed,
-        n_accepted=extensions.n_accepted,
-        n_reused=extensions.n_reused,
-        errors=extensions.errors,
-        verified_drafts=extensions.verified_drafts,
-        prompt_tokens=extensions.prompt_tokens,
-    )
+        extensions = parse_extensions(view[end_of_columns:], fields.counts, arrays["flags"], limits)
+    columns = StepColumns(**arrays, **extensions.columns, errors=extensions.errors)
     check_values(columns, limits)
     return step_header_of(prefix, fields, extensions.ignored), columns
 
@@ -124,24 +121,12 @@ def _checked_sections(octets: _Bytes, prefix: Prefix, fields: StepFields) -> int
     return end_of_columns
 
 
-def _arrays(octets: _Bytes, start: int, counts: Counts) -> dict[str, npt.NDArray[Any]]:
-    words_at = start + ROW_BYTES * counts.rows
+def _arrays(octets: _Bytes, start: int, counts: Counts) -> Arrays:
+    words_at = start + ROW_DTYPE.itemsize * counts.rows
     rows = octets[start:words_at].view(ROW_DTYPE)
-    words_end = words_at + 4 * counts.tokens + 8 * counts.logprobs + 8 * counts.topk
-    words = octets[words_at:words_end].view(np.int32)
-    floats = words.view(np.float32)
-    logprob = counts.tokens
-    rank = logprob + counts.logprobs
-    topk_token = rank + counts.logprobs
-    topk_logprob = topk_token + counts.topk
-    count_bytes = padded(counts.rows) if counts.drafts else 0
-    draft_at = words_end + count_bytes
-    arrays: dict[str, npt.NDArray[Any]] = {name: rows[name] for name in ROW_FIELDS}
-    arrays["token"] = words[:logprob]
-    arrays["logprob"] = floats[logprob:rank]
-    arrays["rank"] = words[rank:topk_token]
-    arrays["topk_token"] = words[topk_token:topk_logprob]
-    arrays["topk_logprob"] = floats[topk_logprob:]
-    arrays["draft_count"] = octets[words_end:draft_at][: counts.rows]
-    arrays["draft"] = octets[draft_at : draft_at + 4 * counts.drafts].view(np.int32)
+    arrays: Arrays = {column.name: rows[column.name] for column in ROW_COLUMNS}
+    arrays |= read_block(TOKEN_COLUMNS, octets[words_at:], counts)
+    if counts.drafts:
+        drafts_at = words_at + block_bytes(TOKEN_COLUMNS, counts)
+        arrays |= read_block(DRAFT_COLUMNS, octets[drafts_at:], counts)
     return arrays

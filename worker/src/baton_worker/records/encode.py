@@ -7,58 +7,43 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
 from baton_worker.records.checks import check_caps, check_rows, check_values
 from baton_worker.records.columns import (
+    DRAFT_COLUMNS,
+    EXTENSION_COLUMNS,
     FINISH_MASK,
     FLAG_HAS_DRAFT,
+    ROW_COLUMNS,
+    ROW_DTYPE,
+    TOKEN_COLUMNS,
     Finish,
     StepColumns,
+    columns_bytes,
 )
 from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.extensions import encode_extensions
-from baton_worker.records.header import (
-    BodyShape,
-    Counts,
-    StepHeader,
-    columns_bytes,
-    pack_step_header,
-)
+from baton_worker.records.header import BodyShape, StepHeader, pack_step_header
 from baton_worker.records.layout import (
     CRC,
     DEFAULT_LIMITS,
     FLAG_BODY_CHECKSUM,
     FLAG_EXTENSIONS,
     FLAG_REPLAYED,
-    ROW_DTYPE,
-    ROW_FIELDS,
     SOFT_FRAME_BYTES,
     STEP_HEADER_BYTES,
     STEP_HEADER_CRC_AT,
     Limits,
-    padded,
 )
+from baton_worker.records.table import Counts, block, check_shapes
 
-_SHAPED = (
-    *((name, "rows", ROW_DTYPE[name]) for name in ROW_FIELDS),
-    ("token", "tokens", np.dtype(np.int32)),
-    ("logprob", "logprobs", np.dtype(np.float32)),
-    ("rank", "logprobs", np.dtype(np.int32)),
-    ("topk_token", "topk", np.dtype(np.int32)),
-    ("topk_logprob", "topk", np.dtype(np.float32)),
-    ("draft", "drafts", np.dtype(np.int32)),
-)
-_OPTIONAL: dict[str, np.dtype[Any]] = {
-    "draft_count": np.dtype(np.uint8),
-    "n_proposed": np.dtype(np.uint8),
-    "n_accepted": np.dtype(np.uint8),
-    "n_reused": np.dtype(np.uint32),
-}
+_ALWAYS: Final = (*ROW_COLUMNS, *TOKEN_COLUMNS)
+_WHERE_THERE: Final = (*((column,) for column in DRAFT_COLUMNS), *EXTENSION_COLUMNS.values())
+_NOTHING: Final = Counts(0, 0)
 _DRAFT_BIT = np.uint8(FLAG_HAS_DRAFT)
 _REPLAY_FLAG_AT = 7
 _SEQ = struct.Struct("<Q")
@@ -141,38 +126,21 @@ def checked_counts(columns: StepColumns, limits: Limits) -> Counts:
         RecordError: COLUMN_SHAPE, a *_CAP, ROW_TOKENS, ROW_WIDTH, ROW_SUMS, ERROR_DETAIL or
             SCORED_TOKENS.
     """
-    counts = Counts(
-        len(columns.handle),
-        len(columns.token),
-        len(columns.logprob),
-        len(columns.topk_token),
-        len(columns.draft),
-    )
-    _check_shapes(columns, counts)
+    counts = columns.counts
+    check_shapes(_ALWAYS, columns, counts)
+    for group in _WHERE_THERE:
+        for column in group:
+            if len(getattr(columns, column.name)):
+                check_shapes(group, columns, counts)
+                break
+        else:
+            check_shapes(group, columns, _NOTHING)
     check_caps(counts, limits)
     check_rows(columns.n_tokens, columns.width, columns.draft_count, counts, limits)
     _check_errors(columns)
     columns.verified_drafts.check(counts.rows, limits)
     columns.prompt_tokens.check(counts.rows, limits)
     return counts
-
-
-def _check_shapes(columns: StepColumns, counts: Counts) -> None:
-    for name, section, dtype in _SHAPED:
-        _check_array(name, getattr(columns, name), getattr(counts, section), dtype)
-    for name, dtype in _OPTIONAL.items():
-        array = getattr(columns, name)
-        _check_array(name, array, counts.rows if len(array) else 0, dtype)
-    if len(columns.n_proposed) != len(columns.n_accepted):
-        raise RecordError(RefusalReason.COLUMN_SHAPE, "n_proposed without n_accepted, or reverse")
-
-
-def _check_array(name: str, array: npt.NDArray[Any], length: int, dtype: np.dtype[Any]) -> None:
-    if array.dtype != dtype or array.shape != (length,):
-        raise RecordError(
-            RefusalReason.COLUMN_SHAPE,
-            f"{name} is {array.dtype}{array.shape}, expected {dtype}({length},)",
-        )
 
 
 def _check_errors(columns: StepColumns) -> None:
@@ -189,20 +157,11 @@ def _check_errors(columns: StepColumns) -> None:
 
 def _sections(columns: StepColumns, counts: Counts) -> list[Any]:
     rows = np.empty(counts.rows, ROW_DTYPE)
-    for name in ROW_FIELDS:
-        rows[name] = getattr(columns, name)
-    parts: list[Any] = [
-        rows,
-        columns.token,
-        columns.logprob,
-        columns.rank,
-        columns.topk_token,
-        columns.topk_logprob,
-    ]
-    if counts.drafts:
-        count_padding = padded(counts.rows) - counts.rows
-        parts += [columns.draft_count, np.zeros(count_padding, np.uint8), columns.draft]
-    return [np.ascontiguousarray(part) for part in parts if len(part)]
+    for column in ROW_COLUMNS:
+        rows[column.name] = getattr(columns, column.name)
+    parts = [rows] if counts.rows else []
+    parts += block(TOKEN_COLUMNS, columns)
+    return parts + block(DRAFT_COLUMNS, columns) if counts.drafts else parts
 
 
 def _crc(parts: list[Any]) -> int:

@@ -8,12 +8,20 @@ and reported.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.records.columns import FINISH_MASK, ErrorCode, Finish, RowError, StepColumns
+from baton_worker.records.columns import (
+    BESIDE,
+    EXTENSION_COLUMNS,
+    FINISH_MASK,
+    ErrorCode,
+    Finish,
+    RowError,
+    StepColumns,
+)
 from baton_worker.records.errors import RecordError, RefusalReason
 from baton_worker.records.layout import (
     ERROR_ENTRY,
@@ -25,30 +33,30 @@ from baton_worker.records.layout import (
     Limits,
     padded,
 )
-from baton_worker.records.scored import NO_SCORED, ScoredTokens, from_bytes
+from baton_worker.records.scored import from_bytes
+from baton_worker.records.table import Arrays, Counts, block, block_bytes, read_block
 
 _TRUNCATION_MARK = "…".encode()
 _CODES = {code.value: code for code in ErrorCode}
-
-
-_NO_COUNTS = np.empty(0, np.uint8)
-_REUSED = np.dtype("<u4")
-_NONE_REUSED = np.empty(0, np.uint32)
+_BROKEN: dict[int, RefusalReason] = {
+    ExtensionType.VERIFICATION: RefusalReason.VERIFICATION,
+    ExtensionType.REUSED_TOKENS: RefusalReason.REUSED_TOKENS,
+}
+"""Why columns of a wrong length are refused; for other types EXTENSION_LENGTH."""
 
 
 class Extensions(NamedTuple):
-    """What a record's extensions say; `ignored` holds the skipped types, in order, deduplicated."""
+    """What a record's extensions say; `ignored` holds the skipped types, in order, deduplicated.
 
-    n_proposed: npt.NDArray[np.uint8] = _NO_COUNTS
-    n_accepted: npt.NDArray[np.uint8] = _NO_COUNTS
+    `columns`: those of `StepColumns` that they carry, by name.
+    """
+
+    columns: Arrays
     errors: tuple[RowError, ...] = ()
     ignored: tuple[int, ...] = ()
-    verified_drafts: ScoredTokens = NO_SCORED
-    prompt_tokens: ScoredTokens = NO_SCORED
-    n_reused: npt.NDArray[np.uint32] = _NONE_REUSED
 
 
-NO_EXTENSIONS = Extensions()
+NO_EXTENSIONS = Extensions({})
 
 
 class _Item(NamedTuple):
@@ -61,32 +69,25 @@ class _Item(NamedTuple):
 def encode_extensions(columns: StepColumns) -> bytes:
     """Return the extension bytes of `columns`, empty when it needs none."""
     parts = []
-    if len(columns.n_proposed):
-        value = columns.n_proposed.tobytes() + columns.n_accepted.tobytes()
-        parts.append(_pack(ExtensionType.VERIFICATION, value))
-    if len(columns.n_reused):
-        value = columns.n_reused.astype(_REUSED, copy=False).tobytes()
-        parts.append(_pack(ExtensionType.REUSED_TOKENS, value))
+    for kind, table in EXTENSION_COLUMNS.items():
+        if len(getattr(columns, table[0].name)):
+            parts.append(_pack(kind, b"".join(block(table, columns))))
     if columns.errors:
-        value = b"".join(_pack_error(error) for error in columns.errors)
-        parts.append(_pack(ExtensionType.ERRORS, value))
-    for kind, tokens in (
-        (ExtensionType.VERIFIED_DRAFTS, columns.verified_drafts),
-        (ExtensionType.PROMPT_TOKENS, columns.prompt_tokens),
-    ):
-        if tokens.n_rows:
+        parts.append(_pack(ExtensionType.ERRORS, b"".join(map(_pack_error, columns.errors))))
+    for kind, name in BESIDE.items():
+        if (tokens := getattr(columns, name)).n_rows:
             parts.append(_pack(kind, tokens.to_bytes()))
     return b"".join(parts)
 
 
 def parse_extensions(
-    section: memoryview, n_rows: int, flags: npt.NDArray[np.uint8], limits: Limits
+    section: memoryview, counts: Counts, flags: npt.NDArray[np.uint8], limits: Limits
 ) -> Extensions:
     """Parse the bytes behind the columns.
 
     Args:
         section: from the extension offset to the frame's end.
-        n_rows: R.
+        counts: what the columns have, which are before them.
         flags: u8[R] row flags; error detail is allowed for rows that finish with ERROR only.
         limits: the reader's caps.
 
@@ -94,7 +95,8 @@ def parse_extensions(
         RecordError: EXTENSION_COUNT, EXTENSION_LENGTH, EXTENSION_CRITICAL, EXTENSION_DUPLICATE,
             VERIFICATION, REUSED_TOKENS, ERROR_DETAIL or SCORED_TOKENS.
     """
-    found: dict[str, Any] = {}
+    found: Arrays = {}
+    errors: tuple[RowError, ...] = ()
     seen: list[int] = []
     ignored: list[int] = []
     for item in _items(section):
@@ -102,21 +104,17 @@ def parse_extensions(
         if item.type in seen:
             raise RecordError(RefusalReason.EXTENSION_DUPLICATE, f"type {item.type} comes twice")
         seen.append(item.type)
-        if item.type == ExtensionType.VERIFICATION:
-            found["n_proposed"], found["n_accepted"] = _parse_verification(value, n_rows)
-        elif item.type == ExtensionType.ERRORS:
-            found["errors"] = _parse_errors(value, flags)
-        elif item.type == ExtensionType.VERIFIED_DRAFTS:
-            found["verified_drafts"] = from_bytes(value, n_rows, limits)
-        elif item.type == ExtensionType.PROMPT_TOKENS:
-            found["prompt_tokens"] = from_bytes(value, n_rows, limits)
-        elif item.type == ExtensionType.REUSED_TOKENS:
-            found["n_reused"] = _parse_reused(value, n_rows)
+        if item.type == ExtensionType.ERRORS:
+            errors = _parse_errors(value, flags)
+        elif item.type in BESIDE:
+            found[BESIDE[item.type]] = from_bytes(value, counts.rows, limits)
+        elif item.type in EXTENSION_COLUMNS:
+            found |= _parse_columns(item.type, value, counts)
         elif item.is_critical:
             raise RecordError(RefusalReason.EXTENSION_CRITICAL, f"type {item.type} not understood")
         else:
             ignored.append(item.type)
-    return Extensions(**found, ignored=tuple(ignored))
+    return Extensions(found, errors, tuple(ignored))
 
 
 def error_message_bytes(message: str) -> bytes:
@@ -133,7 +131,7 @@ def error_entry_bytes(error: RowError) -> int:
     return ERROR_ENTRY.size + padded(len(error_message_bytes(error.message)))
 
 
-def _pack(kind: ExtensionType, value: bytes) -> bytes:
+def _pack(kind: int, value: bytes) -> bytes:
     return EXTENSION.pack(kind, 0, len(value)) + value + bytes(padded(len(value)) - len(value))
 
 
@@ -163,21 +161,13 @@ def _items(section: memoryview) -> list[_Item]:
     return items
 
 
-def _parse_verification(
-    value: memoryview, n_rows: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    if len(value) != 2 * n_rows:
-        raise RecordError(RefusalReason.VERIFICATION, f"{len(value)} bytes for {n_rows} rows")
-    if not n_rows:
-        return _NO_COUNTS, _NO_COUNTS
-    both = np.frombuffer(value, np.uint8)
-    return both[:n_rows], both[n_rows:]
-
-
-def _parse_reused(value: memoryview, n_rows: int) -> npt.NDArray[np.uint32]:
-    if len(value) != _REUSED.itemsize * n_rows:
-        raise RecordError(RefusalReason.REUSED_TOKENS, f"{len(value)} bytes for {n_rows} rows")
-    return np.frombuffer(value, _REUSED) if n_rows else _NONE_REUSED
+def _parse_columns(kind: int, value: memoryview, counts: Counts) -> Arrays:
+    table = EXTENSION_COLUMNS[kind]
+    expected = block_bytes(table, counts)
+    if len(value) != expected:
+        reason = _BROKEN.get(kind, RefusalReason.EXTENSION_LENGTH)
+        raise RecordError(reason, f"{len(value)} bytes where {counts} call for {expected}")
+    return read_block(table, np.frombuffer(value, np.uint8), counts)
 
 
 def _parse_errors(value: memoryview, flags: npt.NDArray[np.uint8]) -> tuple[RowError, ...]:

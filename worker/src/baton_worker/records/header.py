@@ -19,13 +19,12 @@ from baton_worker.records.layout import (
     FLAG_REPLAYED,
     MINOR,
     PREFIX_BYTES,
-    ROW_BYTES,
     STEP_HEADER,
     STEP_HEADER_BYTES,
     MessageType,
-    padded,
 )
 from baton_worker.records.prefix import Prefix, pack_prefix
+from baton_worker.records.table import Counts
 
 _ROLES = frozenset(role.value for role in Role)
 
@@ -60,24 +59,6 @@ class StepHeader:
     is_replayed: bool = False
     frame_bytes: int = 0
     ignored_extensions: tuple[int, ...] = ()
-
-
-class Counts(NamedTuple):
-    """Section sizes of one record: rows R, tokens T, logprobs L, top-k entries K, drafts D."""
-
-    rows: int
-    tokens: int
-    logprobs: int
-    topk: int
-    drafts: int
-
-
-def columns_bytes(counts: Counts) -> int:
-    """Return how many bytes the columns of a record take, without header and extensions."""
-    drafts = padded(counts.rows) + 4 * counts.drafts if counts.drafts else 0
-    return (
-        ROW_BYTES * counts.rows + 4 * counts.tokens + 8 * counts.logprobs + 8 * counts.topk + drafts
-    )
 
 
 class StepFields(NamedTuple):

@@ -1,6 +1,7 @@
 """The record layout, major 1: every offset, size, code and cap of the frames on the link.
 
-Owns numbers and nothing else: no frame is read or written here. Little-endian, no alignment is
+Owns numbers and nothing else: no frame is read or written here, and what the columns are is said in
+`columns`. Little-endian, no alignment is
 assumed, one frame is one ZeroMQ message. A newer minor may lengthen a header at its end and add
 extension types; nothing is reordered or reused.
 
@@ -18,8 +19,6 @@ import enum
 import struct
 from dataclasses import dataclass
 from typing import Final
-
-import numpy as np
 
 MAGIC: Final = b"PDT1"
 MAJOR: Final = 1
@@ -65,19 +64,6 @@ CONTROL_BYTES: Final = 64
 CONTROL_FIELDS_BYTES: Final = 28
 CONTROL_CRC_AT: Final = 60
 CRC: Final = struct.Struct("<I")
-
-ROW_DTYPE: Final = np.dtype(
-    [
-        ("handle", "<u8"),
-        ("position", "<u4"),
-        ("n_tokens", "u1"),
-        ("width", "u1"),
-        ("flags", "u1"),
-        ("attempt", "u1"),
-    ]
-)
-ROW_FIELDS: Final = ("handle", "position", "n_tokens", "width", "flags", "attempt")
-ROW_BYTES: Final = ROW_DTYPE.itemsize
 
 EXTENSION: Final = struct.Struct("<HHI")
 """Extension head: type, flags, value bytes; the value follows, padded to 4 bytes."""

@@ -15,23 +15,44 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.records.errors import RecordError, RefusalReason
-from baton_worker.records.layout import Limits, padded
+from baton_worker.records.layout import Limits
+from baton_worker.records.table import (
+    LOGPROBS,
+    RANKS,
+    TOKEN_IDS,
+    Column,
+    Counts,
+    Per,
+    Sizes,
+    block,
+    block_bytes,
+    bytes_each,
+    check_shapes,
+    empty,
+    joined,
+    read_block,
+    running_totals,
+    selection,
+    span,
+    summed,
+    taken,
+    total_bytes,
+)
 
-_Fields = tuple[tuple[str, np.dtype[Any]], ...]
-_PER_ROW: Final[_Fields] = (
-    ("first", np.dtype("<u4")),
-    ("count", np.dtype("<u2")),
-    ("scored", np.dtype("<u2")),
-    ("width", np.dtype("u1")),
+COLUMNS: Final = (
+    Column("first", np.dtype("<u4"), Per.ROW),
+    Column("count", np.dtype("<u2"), Per.ROW),
+    Column("scored", np.dtype("<u2"), Per.ROW),
+    Column("width", np.dtype("u1"), Per.ROW),
+    Column("token", np.dtype("<i4"), Per.TOKEN, values=TOKEN_IDS),
+    Column("logprob", np.dtype("<f4"), Per.LOGPROB, values=LOGPROBS),
+    Column("rank", np.dtype("<i4"), Per.LOGPROB, values=RANKS),
+    Column("topk_token", np.dtype("<i4"), Per.TOPK, values=TOKEN_IDS),
+    Column("topk_logprob", np.dtype("<f4"), Per.TOPK, values=LOGPROBS),
 )
-_PER_ENTRY: Final[tuple[tuple[str, str, np.dtype[Any]], ...]] = (
-    ("token", "tokens", np.dtype("<i4")),
-    ("logprob", "scored", np.dtype("<f4")),
-    ("rank", "scored", np.dtype("<i4")),
-    ("topk_token", "topk", np.dtype("<i4")),
-    ("topk_logprob", "topk", np.dtype("<f4")),
-)
-ROW_BYTES: Final = sum(dtype.itemsize for _, dtype in _PER_ROW)
+ROW_COLUMNS: Final = tuple(column for column in COLUMNS if column.per is Per.ROW)
+_BYTES: Final = bytes_each(COLUMNS)
+ROW_BYTES: Final = _BYTES[Per.ROW]
 
 
 class ScoredRow(NamedTuple):
@@ -47,14 +68,6 @@ class ScoredRow(NamedTuple):
     ranks: list[int]
     topk_tokens: list[int]
     topk_logprobs: list[float]
-
-
-class EntryCounts(NamedTuple):
-    """What each row adds, i64[R] each: tokens, those with a logprob, top-k entries."""
-
-    tokens: npt.NDArray[np.int64]
-    scored: npt.NDArray[np.int64]
-    topk: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,39 +116,43 @@ class ScoredTokens:
         """R, or 0 for none."""
         return len(self.first)
 
-    def entry_counts(self) -> EntryCounts:
-        """Return what each row adds."""
+    @property
+    def counts(self) -> Counts:
+        """How many values the columns have."""
+        return Counts(self.n_rows, len(self.token), len(self.logprob), len(self.topk_token))
+
+    def sizes(self) -> Sizes:
+        """Return how many of these values each row has."""
         scored = self.scored.astype(np.int64)
         topk = scored * np.maximum(self.width.astype(np.int64) - 1, 0)
-        return EntryCounts(self.count.astype(np.int64), scored, topk)
+        none = np.zeros_like(scored)
+        return Sizes(none + 1, self.count.astype(np.int64), scored, topk, none)
 
     def row_bytes(self) -> npt.NDArray[np.int64]:
         """Return i64[R]: each row's bytes, padding aside."""
-        counts = self.entry_counts()
-        return ROW_BYTES + 4 * counts.tokens + 8 * (counts.scored + counts.topk)
+        return summed(self.sizes(), _BYTES)
+
+    def entry_bytes(self) -> int:
+        """Return the bytes of all that is not per row."""
+        return total_bytes(_BYTES, self.counts._replace(rows=0))
 
     def where(self, keep: npt.NDArray[np.bool_]) -> ScoredTokens:
         """Return the rows where `keep` bool[R] holds."""
         if not self.n_rows:
             return self
-        counts = self.entry_counts()._asdict()
-        kept: dict[str, Any] = {name: getattr(self, name)[keep] for name, _ in _PER_ROW}
-        for name, size, _ in _PER_ENTRY:
-            kept[name] = getattr(self, name)[np.repeat(keep, counts[size])]
-        return ScoredTokens(**kept)
+        return ScoredTokens(**taken(COLUMNS, self, selection(self.sizes(), keep)))
 
     def between(self, start: int, stop: int) -> ScoredTokens:
         """Return rows `start` to `stop`; NO_SCORED when they have no tokens."""
         if not self.n_rows or not self.count[start:stop].any():
             return NO_SCORED
-        rows = np.zeros(self.n_rows, np.bool_)
-        rows[start:stop] = True
-        return self.where(rows)
+        edges = running_totals(self.sizes())
+        return ScoredTokens(**taken(COLUMNS, self, span(edges, start, stop)))
 
     def rows(self) -> Iterator[ScoredRow | None]:
         """Yield each row, None for one without tokens."""
-        columns = {name: getattr(self, name).tolist() for name, _, _ in _PER_ENTRY}
-        shape = [getattr(self, name).tolist() for name, _ in _PER_ROW]
+        columns = {column.name: getattr(self, column.name).tolist() for column in COLUMNS}
+        shape = [columns[column.name] for column in ROW_COLUMNS]
         t = s = k = 0
         for first, count, scored, width in zip(*shape, strict=True):
             t_end, s_end, k_end = t + count, s + scored, k + scored * max(width - 1, 0)
@@ -163,13 +180,9 @@ class ScoredTokens:
             return  # what nearly every record has
         if not self.n_rows:
             n_rows = 0
-        for name, dtype in _PER_ROW:
-            _check_array(name, getattr(self, name), n_rows, dtype)
+        check_shapes(ROW_COLUMNS, self, Counts(n_rows, 0))
         self._check_rows(limits)
-        totals = {n: int(c.sum()) for n, c in self.entry_counts()._asdict().items()}
-        _check_caps(totals, limits)
-        for name, size, dtype in _PER_ENTRY:
-            _check_array(name, getattr(self, name), totals[size], dtype)
+        check_shapes(COLUMNS, self, self._called_for(limits))
 
     def _check_rows(self, limits: Limits) -> None:
         if (self.scored > self.count).any():
@@ -177,13 +190,16 @@ class ScoredTokens:
         if ((self.width > 0) != (self.scored > 0)).any() or (self.width > limits.width).any():
             raise _refusal(f"a width is not 0 without logprobs, else 1 to {limits.width}")
 
+    def _called_for(self, limits: Limits) -> Counts:
+        """Return how many values the rows call for, if they may be so many."""
+        counts = Counts(*(int(size.sum()) for size in self.sizes()))
+        if counts.tokens > limits.tokens or counts.topk > limits.topk:
+            raise _refusal(f"{counts} exceed {limits.tokens} tokens or {limits.topk} alternatives")
+        return counts
+
     def to_bytes(self) -> bytes:
         """Return the extension's value, unpadded at its end."""
-        parts = [np.ascontiguousarray(getattr(self, name)).tobytes() for name, _ in _PER_ROW]
-        unpadded = ROW_BYTES * self.n_rows
-        parts.append(bytes(padded(unpadded) - unpadded))
-        parts += [np.ascontiguousarray(getattr(self, n)).tobytes() for n, _, _ in _PER_ENTRY]
-        return b"".join(parts)
+        return b"".join(block(COLUMNS, self))
 
 
 def from_bytes(value: memoryview, n_rows: int, limits: Limits) -> ScoredTokens:
@@ -192,55 +208,30 @@ def from_bytes(value: memoryview, n_rows: int, limits: Limits) -> ScoredTokens:
     Raises:
         RecordError: SCORED_TOKENS.
     """
-    if not n_rows or padded(ROW_BYTES * n_rows) > len(value):
+    rows_alone = Counts(n_rows, 0)
+    if not n_rows or block_bytes(COLUMNS, rows_alone) > len(value):
         raise _refusal(f"{len(value)} bytes for {n_rows} rows")
-    arrays: dict[str, Any] = {}
-    at = 0
-    for name, dtype in _PER_ROW:
-        arrays[name] = np.frombuffer(value, dtype, n_rows, at)
-        at += n_rows * dtype.itemsize
-    at = padded(at)
-    head = ScoredTokens(**arrays, **_NO_ENTRIES)
+    octets = np.frombuffer(value, np.uint8)
+    head = ScoredTokens(**read_block(COLUMNS, octets, rows_alone))
     head._check_rows(limits)
-    totals = {name: int(column.sum()) for name, column in head.entry_counts()._asdict().items()}
-    _check_caps(totals, limits)
-    expected = at + 4 * totals["tokens"] + 8 * (totals["scored"] + totals["topk"])
+    counts = head._called_for(limits)
+    expected = block_bytes(COLUMNS, counts)
     if expected != len(value):
         raise _refusal(f"rows call for {expected} bytes, the extension has {len(value)}")
-    for name, size, dtype in _PER_ENTRY:
-        arrays[name] = np.frombuffer(value, dtype, totals[size], at)
-        at += 4 * totals[size]
-    return ScoredTokens(**arrays)
+    return ScoredTokens(**read_block(COLUMNS, octets, counts))
 
 
 def concatenated(parts: Sequence[tuple[int, ScoredTokens]]) -> ScoredTokens:
     """Return several records' columns as one; each part comes with its record's number of rows."""
     if not any(part.n_rows for _, part in parts):
         return NO_SCORED
-    full = [part if part.n_rows else _blank(n_rows) for n_rows, part in parts]
-    names = [name for name, _ in _PER_ROW] + [name for name, _, _ in _PER_ENTRY]
-    return ScoredTokens(**{n: np.concatenate([getattr(part, n) for part in full]) for n in names})
-
-
-def _blank(n_rows: int) -> ScoredTokens:
-    return ScoredTokens(**{n: np.zeros(n_rows, dtype) for n, dtype in _PER_ROW}, **_NO_ENTRIES)
+    return ScoredTokens(
+        **joined(COLUMNS, [(part.counts._replace(rows=rows), part) for rows, part in parts])
+    )
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> npt.NDArray[Any]:
     return np.array([value for values in lists for value in values], dtype)
-
-
-def _check_caps(totals: dict[str, int], limits: Limits) -> None:
-    if totals["tokens"] > limits.tokens or totals["topk"] > limits.topk:
-        raise _refusal(f"{totals} exceed {limits.tokens} tokens or {limits.topk} alternatives")
-
-
-def _check_array(name: str, array: npt.NDArray[Any], length: int, dtype: np.dtype[Any]) -> None:
-    if array.dtype != dtype or array.shape != (length,):
-        raise RecordError(
-            RefusalReason.COLUMN_SHAPE,
-            f"{name} beside the output is {array.dtype}{array.shape}, expected {dtype}({length},)",
-        )
 
 
 def _refusal(detail: str) -> RecordError:
@@ -248,5 +239,4 @@ def _refusal(detail: str) -> RecordError:
 
 
 _NO_ROW: Final = ScoredRow(0, [], 0, [], [], [], [])
-_NO_ENTRIES: Final[dict[str, Any]] = {name: np.empty(0, dtype) for name, _, dtype in _PER_ENTRY}
-NO_SCORED: Final = ScoredTokens(**{n: np.empty(0, d) for n, d in _PER_ROW}, **_NO_ENTRIES)
+NO_SCORED: Final = ScoredTokens(**empty(COLUMNS))

@@ -15,8 +15,8 @@ from baton_worker.engine.api import EngineRefusedError, EngineRequest, Handoff
 from baton_worker.engine.kv.pool import KvShape
 from baton_worker.engine.scheduling.requests import RequestLimits
 from baton_worker.messages import HandoffState
-from baton_worker.records.checks import MAX_LOGPROB
 from baton_worker.records.columns import ErrorCode
+from baton_worker.records.table import MAX_LOGPROB
 from baton_worker.sampling import (
     MAX_LOGIT_BIAS,
     MAX_PRIORITY,

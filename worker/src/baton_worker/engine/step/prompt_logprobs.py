@@ -18,8 +18,8 @@ from baton_worker.engine.scheduling.batch import Batch
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.forward import Array, ForwardModel
-from baton_worker.records.checks import MAX_LOGPROB
 from baton_worker.records.scored import ScoredRow
+from baton_worker.records.table import MAX_LOGPROB
 
 LOGITS_BYTES = 32 << 20
 """Memory for the logits of prompt rows that are scored at once; a chunk may have more rows."""
