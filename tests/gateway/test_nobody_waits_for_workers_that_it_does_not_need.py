@@ -5,6 +5,7 @@ and is not passed at its own: what becomes free there is for it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import Counter
 
@@ -140,6 +141,17 @@ def test_slots_of_who_is_passed_are_kept_for_it():
     assert slots.used == 8
 
 
+def test_who_is_passed_keeps_no_slots_that_others_have():
+    slots = Slots(16, 9)
+    slots.take("a", 14)
+    wide, other = Ticket("b", 4, None), Ticket("c", 2, None)
+    for one in (wide, other):
+        slots.join(one)
+    slots.let_pass(wide, is_kept_for=True)
+    assert not wide.is_kept_for
+    assert slots.next() is other
+
+
 # The whole line, on made-up fleets.
 
 
@@ -158,7 +170,7 @@ class Link:
 class Fleet:
     """A dispatcher over workers that serve until they are told to end."""
 
-    def __init__(self, support, vocabulary, workers):
+    def __init__(self, support, vocabulary, workers, n_slots=1000):
         factory = MetricFactory(CollectorRegistry(), "tiny", "gateway")
         metrics, link = GatewayMetrics(factory), Link(self.told)
         self.table = WorkerTable("tiny")
@@ -169,7 +181,7 @@ class Fleet:
             self.contexts[name] = context
             self.table.up(name, 1, support.worker_info(name, Role.MIXED, **facts))
         self.requests = LiveRequests(link, self.table, metrics)
-        limits = DispatchLimits(1000, 3600, 1000, 0, 100, 1000, 3600)
+        limits = DispatchLimits(n_slots, 3600, 1000, 0, 100, 1000, 3600)
         self.dispatcher = Dispatcher(
             link, self.table, self.requests, vocabulary, metrics, limits, GatewayIdentity(1)
         )
@@ -283,17 +295,90 @@ async def test_a_flood_of_later_ones_never_starves_who_waits(
     await fleet.end_all()
 
 
-@pytest.mark.parametrize("n_long", [1, 40])
+@pytest.mark.parametrize("n_long", [1, 17, 200])
 async def test_short_requests_are_served_however_many_wait_for_the_one_large_worker(
     support, tokenizer, n_long
 ):
-    """Beyond sixteen that are passed the others wait, so that looking at the line has a bound."""
-
     fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 2)])
-    for _ in range(1 + n_long):
-        await fleet.start([200])
+    for n in range(1 + n_long):
+        await fleet.start([200 - n % 50])
     short = [await fleet.start([10]) for _ in range(2)]
-    assert [one in fleet.begun for one in short] == [n_long <= 16] * 2
+    assert [one in fleet.begun for one in short] == [True, True]
+    await fleet.end_all()
+    assert fleet.passed == []
+
+
+@pytest.mark.parametrize(("n_kinds", "is_served"), [(16, True), (17, False)])
+async def test_beyond_sixteen_kinds_that_wait_for_few_workers_the_others_wait_as_well(
+    support, tokenizer, n_kinds, is_served
+):
+    """So that looking at the line has a bound: of each kind one is tried."""
+
+    fleet = Fleet(support, tokenizer.vocabulary, [(256, 20), (64, 2)])
+    await fleet.start([200] * 20)
+    for n in range(1, 1 + n_kinds):
+        await fleet.start([200] * n)
+    short = await fleet.start([10])
+    assert (short in fleet.begun) is is_served
+    await fleet.end_all()
+
+
+async def test_a_look_at_the_line_tries_one_of_each_kind(support, tokenizer):
+    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 2)])
+    await fleet.start([200])
+    short = await fleet.start([10])
+    for n in range(100):
+        await fleet.start([150 + n % 50])
+        await fleet.start([100, 10])
+    tried, assign_all = [], fleet.table.assign_all
+
+    def counted(needs, *args, **kwargs):
+        tried.append(len(needs))
+        return assign_all(needs, *args, **kwargs)
+
+    fleet.table.assign_all = counted
+    await fleet.end_oldest([short])
+    assert sorted(set(tried)) == [1, 2]
+    assert len(tried) <= 2 * 2, "of two hundred, in two looks at most"
+    await fleet.end_all()
+
+
+async def test_as_many_choices_begin_in_one_turn_as_leave_the_loop_to_others(support, tokenizer):
+    fleet = Fleet(support, tokenizer.vocabulary, [(256, 2000)])
+    for _ in range(8 + 8):
+        await fleet.start([10] * 100)
+    assert len(fleet.begun) == 8, "of a thousand slots one client has seven eighths"
+    for live in fleet.requests.live():
+        fleet.requests.finish(live, None)
+    begun = [len(fleet.requests.generations())]
+    while begun[-1] < 8:
+        await asyncio.sleep(0)
+        begun.append(len(fleet.requests.generations()))
+    assert max(after - before for before, after in itertools.pairwise(begun)) == 2
+    await fleet.end_all()
+
+
+@pytest.mark.parametrize("n_slots", [8, 24])
+@pytest.mark.parametrize("n_long", [3, 20])
+async def test_a_flood_starves_none_of_many_that_wait_for_one_worker_though_slots_are_few(
+    support, tokenizer, n_slots, n_long
+):
+    """Their slots are kept for them as far as there are any, or are waited for in their turn."""
+
+    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 50)], n_slots)
+    for _ in range(n_slots):
+        await fleet.start([10])
+    long = [await fleet.start([200]) for _ in range(n_long)]
+    n_rounds = 0
+    while not all(one in fleet.begun for one in long):
+        assert n_rounds <= (n_slots + 1) * (n_long + 1), "each ends the one that runs longest"
+        n_rounds += 1
+        await fleet.start([10])
+        await fleet.end_oldest()
+        if long[0] in fleet.begun:
+            running = [one.generation.request for one in fleet.requests.live()]
+            assert any(one in running for one in long), "the next begins when one ends"
+    assert [one for one in fleet.begun if one in long] == long
     await fleet.end_all()
     assert fleet.passed == []
 
@@ -301,9 +386,10 @@ async def test_short_requests_are_served_however_many_wait_for_the_one_large_wor
 async def test_who_stands_behind_those_that_are_passed_is_tried_though_something_comes_in_each_turn(
     support, tokenizer
 ):
-    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 1)])
-    for _ in range(1 + 12):  # more than are tried in one turn
-        await fleet.start([200])
+    fleet = Fleet(support, tokenizer.vocabulary, [(256, 12), (64, 1)])
+    await fleet.start([200] * 12)
+    for n in range(1, 1 + 12):  # more kinds than are tried in one turn
+        await fleet.start([200] * n)
     begun = await fleet.start([10])
     waits = await fleet.start([10])
     assert (begun in fleet.begun, waits in fleet.begun) == (True, False)

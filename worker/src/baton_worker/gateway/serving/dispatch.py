@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -187,8 +188,10 @@ class Dispatcher:
             client=client,
         )
         self._note_verdicts(generation)
-        begin = partial(self._begin, _asked(generation, traceparent))
-        begun = await self._line.begin(client, request.n_choices, begin, self._undo)
+        asked = _asked(generation, traceparent)
+        begin = partial(self._begin, asked)
+        kind = partial(self._workers.kind_of, Counter(asked.needs))
+        begun = await self._line.begin(client, request.n_choices, begin, self._undo, kind)
         try:
             await self._send_all(begun)
         except asyncio.CancelledError:

@@ -112,9 +112,12 @@ class Slots(Generic[T]):
         return [ticket for line in self._line.values() for ticket in line]
 
     def let_pass(self, ticket: Ticket[T], *, is_kept_for: bool) -> None:
-        """Let others begin before a request in line; `is_kept_for`: but not with its slots."""
+        """Let others begin before a request in line; `is_kept_for`: but not with its slots, if
+        there are as many.
+        """
         ticket.is_passed = True
-        if is_kept_for and not ticket.is_kept_for:
+        may_keep = is_kept_for and not ticket.is_kept_for
+        if may_keep and self._fits(ticket.client, ticket.n_slots):
             ticket.is_kept_for = True
             self._kept[ticket.client] += ticket.n_slots
 

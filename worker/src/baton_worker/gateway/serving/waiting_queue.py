@@ -6,7 +6,7 @@ Lives on the event loop. Whose turn it is is `slots`'; what it takes to begin is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -19,11 +19,16 @@ from baton_worker.supervision import going_on
 T = TypeVar("T")
 
 _STARTS_PER_TURN = 8
-"""Requests that begin in one turn of the event loop: each may have many choices."""
+_CHOICES_PER_TURN = 128
+"""Requests that are tried in one turn of the event loop, and their choices: none is tried behind
+so many. One costs a millisecond or two, a choice that begins some 20 microseconds.
+"""
 
+_MAX_KEEPING = 16
+"""Kinds of requests that others may pass: of each one is tried whenever there may be room."""
 
-_MAX_PASSED = 16
-"""Requests that others may pass: each is tried again whenever there may be room."""
+_MAX_KEPT_FOR = 16
+"""Requests whose slots are kept while others pass them."""
 
 
 class Lack(NamedTuple):
@@ -53,14 +58,18 @@ class Ahead(Protocol):
 Begin = Callable[[frozenset[str]], T | Lack]
 """Begins a request without the workers that are given, or says what it lacks."""
 
+KindOf = Callable[[], Hashable]
+"""Says which requests lack what this one lacks: all of an equal kind do."""
+
 
 class _Waiting(Generic[T]):
     """A request in line: what begins it, and who waits for that."""
 
-    __slots__ = ("begin", "lacks", "made")
+    __slots__ = ("begin", "kind", "lacks", "made")
 
-    def __init__(self, begin: Begin[T], lacks: str) -> None:
+    def __init__(self, begin: Begin[T], kind: KindOf, lacks: str) -> None:
         self.begin = begin
+        self.kind = kind
         self.lacks = lacks
         self.made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -86,13 +95,19 @@ class Line(Generic[T]):
         self._is_under_way = False  # a look at the line, of which a turn does a part
         self._is_half_tried = self._is_news = False  # who is ahead; what came since they began
         self._kept: frozenset[str] = frozenset()
-        self._n_passed = 0
+        self._lacking: set[Hashable] = set()  # kinds that were passed
+        self._n_keeping = self._n_kept_for = 0
 
     def __len__(self) -> int:
         return self._slots.n_waiting
 
     async def begin(
-        self, client: str, n_slots: int, begin: Begin[T], undo: Callable[[T], None]
+        self,
+        client: str,
+        n_slots: int,
+        begin: Begin[T],
+        undo: Callable[[T], None],
+        kind: KindOf,
     ) -> T:
         """Return what `begin` makes, when there is room and it is this request's turn.
 
@@ -101,12 +116,13 @@ class Line(Generic[T]):
             n_slots: what the request takes; `begin` takes them from the slots.
             begin: says what it lacks when no worker has room; its errors end the request.
             undo: ends what was begun for a caller that is gone.
+            kind: asked each time, for it may change with the workers.
 
         Raises:
             ApiError: 429 when the line is full or the wait was too long, and what `begin` raises.
         """
         lacks = "gateway_full"
-        is_promised = self._is_due and (len(self._ahead) > 0 or self._n_passed > 0)
+        is_promised = self._is_due and (len(self._ahead) > 0 or self._n_keeping > 0)
         if not is_promised and self._slots.is_open_to(client, n_slots):
             made = begin(self._kept if self._slots.n_waiting else frozenset())
             if not isinstance(made, Lack):
@@ -115,7 +131,7 @@ class Line(Generic[T]):
             lacks = "workers_full"
         if not self._max_wait_seconds:
             raise self._refusal(lacks)
-        ticket = Ticket(client, n_slots, _Waiting(begin, lacks))
+        ticket = Ticket(client, n_slots, _Waiting(begin, kind, lacks))
         dropped = self._slots.join(ticket)
         if dropped is not None:
             _fail(dropped, full("the waiting line is full", "line_full"))
@@ -170,7 +186,9 @@ class Line(Generic[T]):
         if self._is_fresh and not self._is_under_way:
             self._is_fresh = False
             self._slots.pass_nobody()
-            self._kept, self._n_passed = frozenset(), 0
+            self._kept = frozenset()
+            self._lacking = set()
+            self._n_keeping = self._n_kept_for = 0
         self._is_under_way = True
         is_over = self._look()
         self._is_under_way = not is_over and self._slots.n_waiting > 0
@@ -193,10 +211,14 @@ class Line(Generic[T]):
         """Begin a part of those who can; True when that was the last part, or what is kept for
         those that were passed is to be found anew.
         """
+        n_choices = 0
         for _ in range(_STARTS_PER_TURN):
+            if n_choices >= _CHOICES_PER_TURN:
+                break
             ticket = self._slots.next()
             if ticket is None:
                 return True
+            n_choices += ticket.n_slots
             failed = partial(
                 self._drop, ticket, internal("the gateway failed to begin the request")
             )
@@ -207,12 +229,16 @@ class Line(Generic[T]):
 
     def _began(self) -> None:
         """What is kept for those that were passed has to be found anew: there is less room."""
-        if self._n_passed:
+        if self._n_keeping:
             self._is_under_way = False
             self.room()
 
     def _try(self, ticket: Ticket[_Waiting[T]]) -> bool:
         """Begin a request, or end it; False if nobody behind it may begin now."""
+        kind = ticket.value.kind()
+        if kind in self._lacking:  # it came after the others were passed
+            self._pass_kind(kind, ticket, is_kept_for=False)
+            return True
         try:
             made = ticket.value.begin(self._kept)
         except ApiError as error:
@@ -225,12 +251,25 @@ class Line(Generic[T]):
             return True
         ticket.value.lacks = "workers_full"
         if made.kept:
-            self._n_passed += 1
-            if made.is_for_all or self._n_passed > _MAX_PASSED:
+            self._n_keeping += 1
+            if made.is_for_all or self._n_keeping > _MAX_KEEPING:
                 return False
             self._kept = made.kept
-        self._slots.let_pass(ticket, is_kept_for=bool(made.kept))
+        self._lacking.add(kind)
+        self._pass_kind(kind, ticket, is_kept_for=bool(made.kept))
         return True
+
+    def _pass_kind(self, kind: Hashable, first: Ticket[_Waiting[T]], *, is_kept_for: bool) -> None:
+        """Let others pass all requests of a kind: what one lacks they all do, so that they need not
+        be tried; the workers that are kept for it are kept for all, who have them in turn.
+        """
+        alike = [one for one in self._slots.waiting() if one.value.kind() == kind]
+        for one in sorted(alike, key=lambda one: (one is not first, one.number)):
+            one.value.lacks = "workers_full"
+            had = one.is_kept_for
+            may_keep = is_kept_for and self._n_kept_for < _MAX_KEPT_FOR
+            self._slots.let_pass(one, is_kept_for=may_keep)
+            self._n_kept_for += one.is_kept_for and not had
 
     def _drop(self, ticket: Ticket[_Waiting[T]], error: ApiError) -> None:
         self._slots.leave(ticket)

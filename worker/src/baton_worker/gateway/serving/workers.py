@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from baton_worker.gateway.request import Limits
 from baton_worker.gateway.serving.assignment import choose_all
@@ -13,6 +15,7 @@ from baton_worker.gateway.serving.balance import (
     Needs,
     Pair,
     WorkerLoad,
+    context_tokens,
     cost_tokens,
     has_usable_pair,
     limits,
@@ -22,6 +25,9 @@ from baton_worker.gateway.serving.capacity import Tier, has_room, most_choices, 
 from baton_worker.gateway.serving.pairing import Pairing
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
+
+_MAX_DIFFERENT = 4
+"""Lengths in one request up to which it is compared with others."""
 
 
 class WorkerTable:
@@ -54,6 +60,7 @@ class WorkerTable:
         self._loads: dict[str, WorkerLoad] = {}
         self._in_use: tuple[WorkerLoad, ...] = ()
         self._limits: Limits | None = None
+        self._contexts: list[int] = []
         self._chat_template_hash = chat_template_hash
         self._doubted: set[str] = set()
 
@@ -124,6 +131,7 @@ class WorkerTable:
         fitting = tuple(load for load in self._loads.values() if self._is_prompted_by(load.info))
         self._in_use = fitting if has_usable_pair(fitting, self._pairing) else self.loads()
         self._limits = limits(self._in_use, self._pairing)
+        self._contexts = sorted({context_tokens(load.info) for load in self._in_use})
         self.on_room()
 
     def _is_prompted_by(self, info: WorkerInfo) -> bool:
@@ -263,6 +271,18 @@ class WorkerTable:
         """Whether workers could have all choices of a request without those ejected now."""
         found = tiers(self._usable(), needs, self._pairing, spares_ejected=True)
         return _scarce(found) is None
+
+    def kind_of(self, needs: Mapping[Needs, int]) -> Hashable:
+        """Return what is equal of requests that the same workers have room for, or lack it: as many
+        choices for each of them. `needs` are counted; too many different ones have no equals.
+        """
+        if len(needs) > _MAX_DIFFERENT:
+            return id(needs)
+        counts: Counter[tuple[object, ...]] = Counter()
+        for one, n in needs.items():
+            n_too_small = bisect_left(self._contexts, one.tokens)
+            counts[n_too_small, one.logprobs_k, one.features] += n
+        return frozenset(counts.items())
 
     def to_keep(self, needs: Sequence[Needs]) -> frozenset[str]:
         """Return the workers whose room is to be kept for a request that waits for it."""
