@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
-from baton_worker.engine.api import EngineRequest, StepStats
+from baton_worker.engine.api import StepStats
 from baton_worker.engine.build import build_engine
-from baton_worker.identity import RequestKey, make_handle
+from baton_worker.identity import make_handle
+from baton_worker.messages import Submit
 from baton_worker.records.rows import rows
 from baton_worker.sampling import SamplingParams
 
@@ -78,7 +79,7 @@ def run(
     )
     built = build_engine(config)
     for number, prompt in enumerate(prompts):
-        built.submit(EngineRequest(RequestKey(make_handle(1, number), 0), prompt, sampling))
+        built.submit(Submit(make_handle(1, number), 0, prompt_token_ids=prompt, sampling=sampling))
     output: list[list[int]] = [[] for _ in prompts]
     stats = []
     started = time.process_time()

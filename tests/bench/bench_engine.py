@@ -29,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from engine_report import (
     MODES,
@@ -44,10 +45,10 @@ from engine_report import (
 )
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.engine import StepEngine
 from baton_worker.identity import RequestKey, make_handle
+from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-mtp"
@@ -89,7 +90,8 @@ class Runner:
         samples = []
         for logprobs_k in order:
             for key in self._running:
-                self.engine._requests[key].logprobs_k = logprobs_k
+                state = self.engine._requests[key]
+                state.params = msgspec.structs.replace(state.params, logprobs_k=logprobs_k)
             self.engine.step()  # with overlap it brings the last step of the block before
             self._settle()
             samples.append(self._block(steps))
@@ -130,7 +132,7 @@ class Runner:
         for key in self._running:
             prompt = tuple(self._rng.integers(5, 500, PROMPT_TOKENS).tolist())
             sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-            self.engine.submit(EngineRequest(key, prompt, sampling))
+            self.engine.submit(Submit(*key, prompt_token_ids=prompt, sampling=sampling))
         self.engine.step()
         self._settle()
         # No request can end before: one token came with the prompt, then at most K + 1 a step; the

@@ -34,7 +34,7 @@ from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
 from baton_worker.gateway.serving.live_requests import Generation
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer, load_tokenizer
 from baton_worker.records.scored import ScoredRow
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import RequestParams, SamplingParams
 
 Case = Callable[[], Awaitable[Any]]
 CONTEXT_TOKENS = 32_768
@@ -42,8 +42,9 @@ _IDS = 300
 
 
 def _request(endpoint: Endpoint, prompt: tuple[int, ...], **facts: Any) -> GenerationRequest:
+    params = RequestParams(sampling=SamplingParams(), logprobs_k=facts.pop("logprobs_k", -1))
     values: dict[str, Any] = {
-        "n": 1, "sampling": SamplingParams(), "logprobs_k": -1, "stops": (), "stream": False,
+        "n": 1, "params": params, "stops": (), "stream": False,
         "include_usage": False, "return_token_ids": False,
     }  # fmt: skip
     return GenerationRequest(endpoint, (prompt,), **(values | facts))

@@ -176,7 +176,13 @@ class Worker:
             prompt = tuple(rng.integers(5, 500, PROMPT_TOKENS).tolist())
             sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
             handle = make_handle(GATEWAY, next(self._numbers))
-            submit = Submit(handle, 0, prompt, sampling, self._shape.logprobs_k)
+            submit = Submit(
+                handle,
+                0,
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                logprobs_k=self._shape.logprobs_k,
+            )
             self.loop.inbox.put(CommandReceived(GATEWAY, submit))
         for _ in range(2):
             self.loop.turn(0.0)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton_worker.engine.api import EngineRefusedError, EngineRequest, Handoff
+from baton_worker.engine.api import EngineRefusedError, Handoff
 from baton_worker.engine.kv.pool import KvShape
 from baton_worker.engine.scheduling.admission import (
     KV_DTYPE,
@@ -21,8 +21,7 @@ from baton_worker.engine.scheduling.admission import (
     check_request,
 )
 from baton_worker.engine.scheduling.requests import RequestLimits
-from baton_worker.identity import RequestKey
-from baton_worker.messages import DraftScores, HandoffState
+from baton_worker.messages import DraftScores, HandoffState, Submit
 from baton_worker.records.table import MAX_LOGPROB
 from baton_worker.sampling import LogprobParams, SamplingParams
 
@@ -35,16 +34,11 @@ IDENTITY = KvIdentity("model", SHAPE)
 PROMPT = (0, 7, 2)
 
 
-def request(
-    *, sampling: dict[str, Any] | None = None, prompt_k: int = -1, **fields: Any
-) -> EngineRequest:
+def request(*, sampling: dict[str, Any] | None = None, prompt_k: int = -1, **fields: Any) -> Submit:
     params = SamplingParams(**({"max_tokens": 5} | (sampling or {})))
     defaults: dict[str, Any] = {"prompt_token_ids": PROMPT}
-    return EngineRequest(
-        key=RequestKey(1, 0),
-        sampling=params,
-        logprobs=LogprobParams(prompt_k=prompt_k),
-        **(defaults | fields),
+    return Submit(
+        1, 0, sampling=params, logprobs=LogprobParams(prompt_k=prompt_k), **(defaults | fields)
     )
 
 
@@ -71,10 +65,10 @@ def handoff(*, n_prompt: int = 3, kv: Sequence[Any] | None = None, **fields: Any
     return Handoff(HandoffState(**(defaults | fields)), tuple(arrays))
 
 
-def refusal(item: EngineRequest | Handoff, limits: RequestLimits = LIMITS) -> str:
+def refusal(item: Submit | Handoff, limits: RequestLimits = LIMITS) -> str:
     """Return why the item is refused, or an empty string."""
     try:
-        if isinstance(item, EngineRequest):
+        if isinstance(item, Submit):
             check_request(item, limits)
         else:
             check_handoff(item, IDENTITY, limits)
@@ -111,7 +105,7 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("item", ALLOWED.values(), ids=ALLOWED.keys())
-def test_a_request_at_a_bound_is_let_in(item: EngineRequest) -> None:
+def test_a_request_at_a_bound_is_let_in(item: Submit) -> None:
     assert not refusal(item)
 
 
@@ -156,7 +150,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "item"), REFUSED.items(), ids=REFUSED.keys())
-def test_a_request_beyond_a_bound_is_refused_by_name(words: str, item: EngineRequest) -> None:
+def test_a_request_beyond_a_bound_is_refused_by_name(words: str, item: Submit) -> None:
     with pytest.raises(EngineRefusedError, match=words):
         check_request(item, LIMITS)
     assert refusal(item).startswith("INVALID_REQUEST: ")

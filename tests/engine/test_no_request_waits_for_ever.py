@@ -9,17 +9,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
 from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of, make_handle
+from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
 LIMITS = RequestLimits(vocab_size=8, max_model_len=8, max_top_k=0, table_width=1)
 
 
 def request(number: int, priority: int) -> RequestState:
-    source = EngineRequest(RequestKey(number, 0), (1,), SamplingParams(), priority=priority)
+    source = Submit(number, 0, prompt_token_ids=(1,), sampling=SamplingParams(), priority=priority)
     state = new_state(source, LIMITS, 0.0)
     state.arrival = (number, 0)
     return state
@@ -116,7 +116,9 @@ def test_the_promoted_are_served_by_arrival_alone() -> None:
 
 def newcomer(gateway: int, turn: int, priority: int = 0) -> RequestState:
     key = RequestKey(make_handle(gateway, turn), 0)
-    source = EngineRequest(key, (1,), SamplingParams(), priority=priority, turn=turn)
+    source = Submit(
+        *key, prompt_token_ids=(1,), sampling=SamplingParams(), priority=priority, turn=turn
+    )
     return new_state(source, LIMITS, 0.0)
 
 

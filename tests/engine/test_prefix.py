@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.engine.api import EngineRequest, Handoff
+from baton_worker.engine.api import Handoff
 from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.prefix_cache import BlockNames, PrefixCache, prefix_cache
 from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
-from baton_worker.identity import RequestKey
+from baton_worker.messages import Submit
 from baton_worker.sampling import LogprobParams, SamplingParams
 
 BLOCK = 4
@@ -28,7 +28,7 @@ def names_of(tokens: list[int], salt: bytes = b"", size: int = BLOCK) -> list[by
 
 def request(n_tokens: int, prompt_k: int = -1) -> RequestState:
     prompt, params = tuple(range(n_tokens)), LogprobParams(prompt_k=prompt_k)
-    source = EngineRequest(RequestKey(1, 0), prompt, SamplingParams(), logprobs=params)
+    source = Submit(1, 0, prompt_token_ids=prompt, sampling=SamplingParams(), logprobs=params)
     return new_state(source, LIMITS, 0.0)
 
 

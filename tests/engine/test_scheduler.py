@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_worker.engine.api import EngineRequest, Handoff
+from baton_worker.engine.api import Handoff
 from baton_worker.engine.kv.pool import NULL_BLOCK, BlockAllocator
 from baton_worker.engine.scheduling.prefix_cache import PrefixCache
 from baton_worker.engine.scheduling.requests import (
@@ -20,7 +20,7 @@ from baton_worker.engine.scheduling.requests import (
 )
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits, StepPlan
 from baton_worker.identity import RequestKey, make_handle
-from baton_worker.messages import HandoffState
+from baton_worker.messages import HandoffState, Submit
 from baton_worker.sampling import LogprobParams, SamplingParams
 
 BLOCK = 4
@@ -34,10 +34,10 @@ def request(
     max_tokens = fields.pop("max_tokens", 40)
     prompt = tuple(10 * number + index % 10 for index in range(n_prompt))
     key = RequestKey(make_handle(gateway, number), 0)
-    source = EngineRequest(
-        key,
-        prompt,
-        SamplingParams(max_tokens=max_tokens),
+    source = Submit(
+        *key,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=max_tokens),
         logprobs=LogprobParams(prompt_k=prompt_k),
         **fields,
     )

@@ -28,7 +28,7 @@ from baton_worker.identity import RequestKey, Role, make_handle
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.rows import Row
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import RequestParams, SamplingParams
 
 WORDS = Vocabulary({0: b"", 1: b"a"}, frozenset({0}))
 
@@ -84,7 +84,14 @@ class Books:
         """Give a request of `n` choices to workers; None when they have no room."""
         sampling = SamplingParams(max_tokens=4)
         request = GenerationRequest(
-            Endpoint.COMPLETION, (prompt,), n, sampling, -1, (), False, False, False
+            Endpoint.COMPLETION,
+            (prompt,),
+            n,
+            RequestParams(sampling=sampling),
+            (),
+            False,
+            False,
+            False,
         )
         needs = Needs(len(prompt), 4, -1)
         pairs = self.workers.assign_all([needs] * n)

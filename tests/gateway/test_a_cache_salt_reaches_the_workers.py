@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton_worker.messages import CACHE_SALT, FEATURES, Submit
+from baton_worker.messages import FEATURES, Submit
+from baton_worker.sampling import CACHE_SALT
 
 TEXT = {"model": "tiny", "prompt": "a stop here"}
 

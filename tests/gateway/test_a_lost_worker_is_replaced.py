@@ -10,10 +10,11 @@ import pytest
 
 from baton_worker.gateway.output.merge import RowMerge
 from baton_worker.identity import RequestKey, Role
-from baton_worker.messages import FEATURES, LOGPROB_PARAMS
+from baton_worker.messages import FEATURES
 from baton_worker.records.columns import FLAG_ECHO, FLAG_FIRST_TOKEN, ErrorCode, Finish
 from baton_worker.records.rows import Row
 from baton_worker.records.scored import ScoredRow
+from baton_worker.sampling import LOGPROB_PARAMS
 
 OUTPUT = [100 + n for n in range(12)]
 BODY = {

@@ -5,7 +5,7 @@ import pytest
 from baton_worker.gateway.intake.validate import MAX_PROMPT_LOGPROBS
 from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import RequestParams, SamplingParams
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -272,11 +272,13 @@ def test_parts_within_bounds_make_no_answer_beyond_memory(gateway):
 
 def test_what_an_answer_tells_of_prompts_is_counted_as_it_is_told():
     """Neither what the output may become nor a prompt that is echoed as text is a logprob of it."""
-    asked = {"prompts": ((1, 2, 3), (4,)), "n": 5, "sampling": SamplingParams(max_tokens=9)}
+    asked = {"prompts": ((1, 2, 3), (4,)), "n": 5}
     shape = {"endpoint": Endpoint.COMPLETION, "stops": (), "stream": False, "include_usage": False}
 
-    def count(**more):
-        return GenerationRequest(**asked, **shape, return_token_ids=False, **more).n_prompt_logprobs
+    def count(logprobs_k, **more):
+        params = RequestParams(sampling=SamplingParams(max_tokens=9), logprobs_k=logprobs_k)
+        request = GenerationRequest(**asked, **shape, params=params, return_token_ids=False, **more)
+        return request.n_prompt_logprobs
 
     assert count(logprobs_k=20) == count(logprobs_k=-1, echo=True) == 0
     assert count(logprobs_k=-1, prompt_logprobs_k=0) == 20

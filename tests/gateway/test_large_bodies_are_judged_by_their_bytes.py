@@ -316,7 +316,7 @@ async def test_bad_words_are_tokenised_off_the_loop_when_they_are_many(tokenizer
         intake = Intake("tiny", Watched, lambda: Limits(CONTEXT, 512, 20), 20)
         raw = json.dumps({"prompt": "a", "bad_words": some}).encode()
         requests.append(await intake.generation(Endpoint.COMPLETION, raw))
-    assert requests[0].sampling.bad_words[:2] == requests[1].sampling.bad_words
+    assert requests[0].params.sampling.bad_words[:2] == requests[1].params.sampling.bad_words
     assert len({thread for thread, is_word in threads if is_word}) >= 2
 
 

@@ -13,7 +13,7 @@ from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.api import WorkerDown, WorkerUp
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import RequestParams, SamplingParams
 
 PROMPT = tuple(range(100, 356)) * 128  # 32,768 tokens
 CHOICES = 40
@@ -53,7 +53,7 @@ def service_of(link, model_folder, tokenizer):
 def request_of(n):
     sampling = SamplingParams(max_tokens=4)
     return GenerationRequest(
-        Endpoint.COMPLETION, (PROMPT,), n, sampling, -1, (), False, False, False
+        Endpoint.COMPLETION, (PROMPT,), n, RequestParams(sampling=sampling), (), False, False, False
     )
 
 

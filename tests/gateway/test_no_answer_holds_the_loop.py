@@ -24,7 +24,7 @@ from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.serving.live_requests import Generation
 from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.scored import ScoredRow
-from baton_worker.sampling import LogprobParams, SamplingParams
+from baton_worker.sampling import LogprobParams, RequestParams, SamplingParams
 
 N_IDS = 512
 MOST_BETWEEN_TURNS = 2048
@@ -63,10 +63,10 @@ def vocabulary(work):
 
 
 def request_of(endpoint, prompt, **facts):
+    asked = {name: facts.pop(name) for name in ("logprobs_k", "logprobs") if name in facts}
     values = {
         "n": 1,
-        "sampling": SamplingParams(),
-        "logprobs_k": -1,
+        "params": RequestParams(sampling=SamplingParams(), **asked),
         "stops": (),
         "stream": False,
         "include_usage": False,

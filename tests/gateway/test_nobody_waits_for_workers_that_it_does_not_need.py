@@ -28,7 +28,7 @@ from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import Finish
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import RequestParams, SamplingParams
 
 BODY = {"model": "tiny", "max_tokens": 4}
 LONG, SHORT = [70] * 100, [71]
@@ -202,8 +202,10 @@ class Fleet:
     async def start(self, sizes):
         request = GenerationRequest(
             Endpoint.COMPLETION, tuple((len(self.tasks) % 300,) * size for size in sizes), n=1,
-            sampling=SamplingParams(max_tokens=1), logprobs_k=-1, stops=(), stream=False,
-            include_usage=False, return_token_ids=False, cache_salt=b"%d" % len(self.tasks),
+            params=RequestParams(
+                sampling=SamplingParams(max_tokens=1), cache_salt=b"%d" % len(self.tasks)
+            ),
+            stops=(), stream=False, include_usage=False, return_token_ids=False,
         )  # fmt: skip
         start = self.dispatcher.start(request, 0.0, client="one")
         self.tasks.append((request, asyncio.ensure_future(start)))
@@ -426,6 +428,6 @@ async def test_the_longest_choice_of_a_request_is_given_its_worker_first(support
     fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 2)])
     wide = await fleet.start([10, 10, 10, 100])
     assert fleet.begun == [wide]
-    prompts = [live.choice.prompt for live in fleet.requests.live()]
+    prompts = [live.choice.params.prompt_token_ids for live in fleet.requests.live()]
     assert list(map(len, prompts)) == [10, 10, 10, 100]
     await fleet.end_all()

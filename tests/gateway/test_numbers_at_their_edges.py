@@ -13,7 +13,6 @@ import pytest
 
 import numeric_edges
 from baton_worker.config import SimConfig
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import DraftSources, EngineOptions
@@ -24,6 +23,7 @@ from baton_worker.gateway.intake.schema import (
     TokenizeBody,
 )
 from baton_worker.identity import RequestKey
+from baton_worker.messages import Submit
 from baton_worker.records.columns import FINISH_MASK, Finish
 from baton_worker.sampling import SAMPLING_BOUNDS, SamplingParams
 
@@ -62,21 +62,13 @@ def _survives(spec, submit):
     )  # fmt: skip
     instant = SimConfig(prefill_token_seconds=0.0, decode_step_seconds=0.0, decode_row_seconds=0.0)
     engine = SimEngine(instant, spec, options, lambda: 0.0)
-    key = RequestKey(submit.handle, submit.attempt)
     neighbour = RequestKey(1, 0)
-    engine.submit(EngineRequest(neighbour, (5, 6), SamplingParams(max_tokens=4)))
     engine.submit(
-        EngineRequest(
-            key=key,
-            prompt_token_ids=submit.prompt_token_ids,
-            sampling=msgspec.structs.replace(
-                submit.sampling, max_tokens=min(submit.sampling.max_tokens, 8)
-            ),
-            logprobs_k=submit.logprobs_k,
-            logprobs=submit.logprobs,
-            priority=submit.priority,
-        )
+        Submit(*neighbour, prompt_token_ids=(5, 6), sampling=SamplingParams(max_tokens=4))
     )
+    max_tokens = min(submit.sampling.max_tokens, 8)
+    sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+    engine.submit(msgspec.structs.replace(submit, sampling=sampling, decode=None))
     ends = {}
     while engine.has_work():
         columns = engine.step().columns

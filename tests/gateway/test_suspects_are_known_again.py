@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.serving.suspects import MAX_REMEMBERED, REMEMBERED_SECONDS, Suspects
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import RequestParams, SamplingParams
 
 
 def wanted(tokens, seed=1, **changes):
     sampling = SamplingParams(max_tokens=4, seed=seed, **changes)
     return GenerationRequest(
-        Endpoint.COMPLETION, (tokens,), 1, sampling, -1, (), False, False, False
+        Endpoint.COMPLETION, (tokens,), 1, RequestParams(sampling=sampling), (), False, False, False
     )
 
 

@@ -26,7 +26,7 @@ from baton_worker.identity import Role
 from baton_worker.logs import LOG_SECONDS
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode
-from baton_worker.sampling import SamplingParams
+from baton_worker.sampling import RequestParams, SamplingParams
 from baton_worker.supervision import CALLBACK, LoopFaults, begin, going_on
 
 BODY = {"model": "tiny", "prompt": [70, 71], "max_tokens": 4}
@@ -309,7 +309,7 @@ def test_a_lost_worker_s_requests_are_moved_one_by_one(start_gateway, support, m
     recover = Retrier.recover
 
     def breaks_for_one(self, live, *args):
-        if live.choice.prompt == (99,):
+        if live.choice.params.prompt_token_ids == (99,):
             breaks()
         return recover(self, live, *args)
 
@@ -429,7 +429,7 @@ def test_a_request_that_cannot_be_sent_for_a_defect_keeps_no_slot(
 
 def generation():
     request = GenerationRequest(
-        Endpoint.CHAT, ((1,),), n=1, sampling=SamplingParams(), logprobs_k=-1, stops=(),
+        Endpoint.CHAT, ((1,),), n=1, params=RequestParams(sampling=SamplingParams()), stops=(),
         stream=True, include_usage=False, return_token_ids=False,
     )  # fmt: skip
     return Generation(request, ClientQueue(9), 0.0)

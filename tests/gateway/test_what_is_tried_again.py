@@ -13,8 +13,9 @@ from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST
 from baton_worker.gateway.serving.balance import Needs
 from baton_worker.gateway.serving.ejection import EJECT_AFTER
 from baton_worker.gateway.serving.failures import MAX_HARMS, TREATMENTS, Blame, Loss
-from baton_worker.messages import FEATURES, RESUME, Abort, Submit
+from baton_worker.messages import FEATURES, Abort, Submit
 from baton_worker.records.columns import ErrorCode
+from baton_worker.sampling import RESUME
 
 ONE_PLACE = {"max_running": 1, "max_waiting": 0}
 RETRIED, REFUSED = "baton_gateway_retries_total", "baton_gateway_retries_refused_total"

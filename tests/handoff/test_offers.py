@@ -312,7 +312,7 @@ def test_every_offer_ends_once_whatever_is_said_and_breaks(steps):
         target, at = (HERE, AT) if n % 2 else (THERE, OTHER)
         match what:
             case "o" if key(n) not in opened:
-                state = SimpleNamespace(handle=key(n).handle, attempt=0)
+                state = SimpleNamespace(key=key(n))
                 book.open(target, Handoff(state, (np.zeros(10 * n, np.uint8),)), 5.0, now)
                 opened.add(key(n))
             case "c":

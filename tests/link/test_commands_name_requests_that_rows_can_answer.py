@@ -20,7 +20,7 @@ INFO = WorkerInfo("w", 3, 1, 1, 1, "c", "", "m", 512, 512, 20, 8, 8, 4096)
 
 def commands(handle: int, attempt: int) -> list[object]:
     return [
-        Submit(handle, attempt, (1, 2), SamplingParams()),
+        Submit(handle, attempt, prompt_token_ids=(1, 2), sampling=SamplingParams()),
         Reserve(handle, attempt, 2, 16, 10.0),
         Abort(handle, attempt),
     ]

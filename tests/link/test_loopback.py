@@ -54,7 +54,8 @@ def test_the_ring_empties_once_rows_are_applied(pair, columns, read_metric) -> N
 def test_commands_reach_the_worker_once_and_in_order(pair) -> None:
     gateway, worker = pair
     commands = [
-        Submit(make_handle(77, n), 0, (1, 2, 3), SamplingParams(seed=n)) for n in range(300)
+        Submit(make_handle(77, n), 0, prompt_token_ids=(1, 2, 3), sampling=SamplingParams(seed=n))
+        for n in range(300)
     ]
     for command in commands:
         assert gateway.link.send("decode-0", command)
@@ -72,7 +73,10 @@ def test_a_command_beyond_a_frame_is_an_error_at_once(pair) -> None:
     gateway, _ = pair
     prompt = tuple([70_000] * 300_000)
     with pytest.raises(ValueError, match="exceeds"):
-        gateway.link.send("decode-0", Submit(make_handle(77, 1), 0, prompt, SamplingParams(seed=1)))
+        gateway.link.send(
+            "decode-0",
+            Submit(make_handle(77, 1), 0, prompt_token_ids=prompt, sampling=SamplingParams(seed=1)),
+        )
 
 
 def test_changed_info_is_told_again(pair, new_info) -> None:

@@ -12,13 +12,12 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SimConfig
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import resolve_options
 from baton_worker.engine.progress import Progress
 from baton_worker.identity import RequestKey, make_handle
-from baton_worker.messages import WorkerInfo
+from baton_worker.messages import Submit, WorkerInfo
 from baton_worker.roles import watchdog
 from baton_worker.roles.announced import Announced
 from baton_worker.roles.health import HealthSources, build_app
@@ -181,7 +180,9 @@ def test_a_long_prompt_is_no_hang_however_long_it_takes(is_overlapped):
     watch, seen = Watch(engine.progress), list[EngineHealth]()
     time.look = lambda now: seen.append(watch.look(now))
     prompt = tuple(range(8, 8 + 12 * 16))
-    engine.submit(EngineRequest(KEY, prompt, SamplingParams(max_tokens=3), logprobs_k=0))
+    engine.submit(
+        Submit(*KEY, prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=3), logprobs_k=0)
+    )
     began = time.now
     while engine.has_work():
         engine.step()
@@ -197,7 +198,11 @@ def test_a_step_names_the_requests_that_it_carries_and_no_others(is_overlapped):
     found = set[tuple[RequestKey, ...]]()
     waiting = RequestKey(make_handle(78, 6), 0)
     for key in (KEY, waiting):
-        engine.submit(EngineRequest(key, (8, 9), SamplingParams(max_tokens=9), logprobs_k=0))
+        engine.submit(
+            Submit(
+                *key, prompt_token_ids=(8, 9), sampling=SamplingParams(max_tokens=9), logprobs_k=0
+            )
+        )
     engine.set_paused(frozenset({78}))
 
     def look(now: float) -> None:

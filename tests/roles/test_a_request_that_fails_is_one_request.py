@@ -26,7 +26,9 @@ def handle(n: int) -> int:
 def submit(n: int, decode: str | None, **sampling) -> Submit:
     params = SamplingParams(**{"temperature": 0.8, "seed": n, "max_tokens": LENGTH} | sampling)
     target = None if decode is None else DecodeTarget(decode, "memory")
-    return Submit(handle(n), 0, PROMPT, params, logprobs_k=2, decode=target)
+    return Submit(
+        handle(n), 0, prompt_token_ids=PROMPT, sampling=params, logprobs_k=2, decode=target
+    )
 
 
 def counted(worker, reason: str) -> float:

@@ -62,7 +62,9 @@ def call() -> Callable[[Any], Call]:
 
 def submit(n: int, prompt: tuple[int, ...]) -> Submit:
     sampling = SamplingParams(temperature=0.7 * (n % 2), seed=n, max_tokens=24, ignore_eos=True)
-    return Submit(make_handle(GATEWAY, n), 0, prompt, sampling, logprobs_k=2)
+    return Submit(
+        make_handle(GATEWAY, n), 0, prompt_token_ids=prompt, sampling=sampling, logprobs_k=2
+    )
 
 
 PROMPTS = [tuple(range(20 + n, 60 + 3 * n)) * 2 for n in range(6)]

@@ -24,7 +24,14 @@ def handle(n: int = 1) -> int:
 def submit(n: int = 1, decode: str | None = "decode-0", **sampling) -> Submit:
     sampling = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, **sampling}
     target = None if decode is None else DecodeTarget(decode, "memory")
-    return Submit(handle(n), 0, PROMPT, SamplingParams(**sampling), logprobs_k=2, decode=target)
+    return Submit(
+        handle(n),
+        0,
+        prompt_token_ids=PROMPT,
+        sampling=SamplingParams(**sampling),
+        logprobs_k=2,
+        decode=target,
+    )
 
 
 def reserve(n: int = 1, seconds: float = 60.0) -> Reserve:

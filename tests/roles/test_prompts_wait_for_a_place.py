@@ -32,7 +32,9 @@ def submit(
 ) -> Submit:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     target = DecodeTarget("d", "memory", "", features)
-    return Submit(handle(n), 0, prompt, sampling, decode=target, turn=turn)
+    return Submit(
+        handle(n), 0, prompt_token_ids=prompt, sampling=sampling, decode=target, turn=turn
+    )
 
 
 @pytest.fixture(params=[False, True], ids=["", "overlap"])

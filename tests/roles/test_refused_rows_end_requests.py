@@ -22,7 +22,9 @@ def handle(n: int = 1) -> int:
 def submit(n: int, decode: str | None = None, max_tokens: int = 200) -> Submit:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     target = None if decode is None else DecodeTarget(decode, "memory")
-    return Submit(handle(n), 0, PROMPT, sampling, logprobs_k=1, decode=target)
+    return Submit(
+        handle(n), 0, prompt_token_ids=PROMPT, sampling=sampling, logprobs_k=1, decode=target
+    )
 
 
 def counted(worker, name: str, **labels: str) -> float:

@@ -42,7 +42,13 @@ def test_queue_and_prefill_are_prefills_and_first_emit_is_decodes(measured):
         decode.command(Reserve(handle, 0, len(PROMPT), 6, 60.0))
         sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
         prefill.command(
-            Submit(handle, 0, PROMPT, sampling, decode=DecodeTarget("decode-0", "memory"))
+            Submit(
+                handle,
+                0,
+                prompt_token_ids=PROMPT,
+                sampling=sampling,
+                decode=DecodeTarget("decode-0", "memory"),
+            )
         )
     for _ in range(4):
         prefill.run()
@@ -65,7 +71,15 @@ def test_first_emit_begins_where_the_handoff_ends_and_echoes_do_not_end_it(make_
     handle = make_handle(77, 1)
     decode.command(Reserve(handle, 0, len(PROMPT), 6, 60.0))
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    prefill.command(Submit(handle, 0, PROMPT, sampling, decode=DecodeTarget("decode-0", "memory")))
+    prefill.command(
+        Submit(
+            handle,
+            0,
+            prompt_token_ids=PROMPT,
+            sampling=sampling,
+            decode=DecodeTarget("decode-0", "memory"),
+        )
+    )
     prefill.run()
     decode.now[0] = 100.0
     decode.turn()

@@ -13,7 +13,7 @@ import pytest
 
 import numpy_reference as reference
 from baton_worker.config import SimConfig
-from baton_worker.engine.api import EngineRequest, Handoff, StepResult
+from baton_worker.engine.api import Handoff, StepResult
 from baton_worker.engine.backends.paddle.engine import PaddleEngine
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.engine import StepEngine
@@ -21,6 +21,7 @@ from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights, load_weights
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
 from baton_worker.identity import RequestKey, make_handle
+from baton_worker.messages import DecodeTarget, Submit
 from baton_worker.records.columns import (
     FINISH_MASK,
     FLAG_ECHO,
@@ -179,12 +180,20 @@ class Bench:
     engine: StepEngine
     reader: Reader
 
-    def submit(self, number: int, prompt: Sequence[int], **options: Any) -> RequestKey:
-        """Submit a prompt; keywords go to EngineRequest or else to SamplingParams."""
-        of_request = set(EngineRequest.__dataclass_fields__)
+    def submit(
+        self, number: int, prompt: Sequence[int], *, hand_over: bool = False, **options: Any
+    ) -> RequestKey:
+        """Submit a prompt; keywords go to Submit or else to SamplingParams."""
+        of_request = set(Submit.__struct_fields__)
         fields = {name: options.pop(name) for name in [*options] if name in of_request}
         options.setdefault("ignore_eos", True)
-        request = EngineRequest(key(number), tuple(prompt), SamplingParams(**options), **fields)
+        request = Submit(
+            *key(number),
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(**options),
+            decode=DecodeTarget("decode-0", "") if hand_over else None,
+            **fields,
+        )
         self.engine.submit(request)
         return request.key
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import numeric_edges
-from baton_worker.engine.api import EngineRefusedError, EngineRequest
+from baton_worker.engine.api import EngineRefusedError
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode, Finish
@@ -94,16 +94,7 @@ def _batches(cases: list[Any], size: int) -> list[list[Any]]:
 
 def _submit(bench: Any, number: int, submit: Submit) -> RequestKey:
     key = RequestKey(make_handle(1, number), 0)
-    bench.engine.submit(
-        EngineRequest(
-            key=key,
-            prompt_token_ids=submit.prompt_token_ids,
-            sampling=submit.sampling,
-            logprobs_k=submit.logprobs_k,
-            logprobs=submit.logprobs,
-            priority=submit.priority,
-            output_token_ids=submit.output_token_ids,
-        )
-    )
+    own = {"handle": key.handle, "attempt": key.attempt, "decode": None}
+    bench.engine.submit(msgspec.structs.replace(submit, **own))
     bench.reader[key].tokens.extend(submit.output_token_ids)
     return key

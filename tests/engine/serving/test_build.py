@@ -34,11 +34,17 @@ def _config(speculative: SpeculativeConfig | None = None, **engine: Any) -> Proc
 
 
 def test_an_engine_from_a_folder_serves(key: Any) -> None:
-    from baton_worker.engine.api import EngineRequest
+    from baton_worker.messages import Submit
     from baton_worker.sampling import SamplingParams
 
     engine = build_engine(_config(max_model_len=64))
-    engine.submit(EngineRequest(key(1), (5, 6, 7), SamplingParams(max_tokens=3, temperature=0.0)))
+    engine.submit(
+        Submit(
+            *key(1),
+            prompt_token_ids=(5, 6, 7),
+            sampling=SamplingParams(max_tokens=3, temperature=0.0),
+        )
+    )
     emitted = 0
     while engine.has_work():
         emitted += engine.step().stats.emitted_tokens

@@ -39,8 +39,7 @@ def test_processed_sampling_reports_raw_logprobs_with_and_without_drafts(
 
 def test_sampling_cannot_write_the_logits_it_is_given(make_bench: Any) -> None:
     """Every processing step runs on a copy: the view is read-only and its bytes stay."""
-    from baton_worker.engine.api import EngineRequest
-    from baton_worker.identity import RequestKey
+    from baton_worker.messages import Submit
     from baton_worker.sampling import SamplingParams
 
     rng = np.random.default_rng(0)
@@ -53,7 +52,7 @@ def test_sampling_cannot_write_the_logits_it_is_given(make_bench: Any) -> None:
         for t in (0.0, 0.7)
     ]
     states = [
-        new_state(EngineRequest(RequestKey(n, 0), (3, 4), p), limits, 0.0)
+        new_state(Submit(n, 0, prompt_token_ids=(3, 4), sampling=p), limits, 0.0)
         for n, p in enumerate(params)
     ]
     for subset in (states, states[:1] * 2, states[1:] * 2):

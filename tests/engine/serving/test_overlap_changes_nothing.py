@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.backends.paddle.engine import PaddleEngine
 from baton_worker.engine.options import DraftSources, EngineOptions
 from baton_worker.identity import RequestKey
+from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
 
@@ -253,7 +253,9 @@ def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: 
     watched = _Watched(engine._parts.runner._model)
     engine._parts.runner._model = watched  # type: ignore[assignment]
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    engine.submit(EngineRequest(key(1), tuple(range(5, 25)), sampling, logprobs_k=2))
+    engine.submit(
+        Submit(*key(1), prompt_token_ids=tuple(range(5, 25)), sampling=sampling, logprobs_k=2)
+    )
     landed = engine._collect(engine._launch())
     assert watched.begun.acquire(timeout=20.0)
     engine._in_flight = engine._launch()
@@ -281,7 +283,7 @@ def test_the_plan_bounds_what_a_step_feeds(tiny: Any, key: Any) -> None:
             temperature=0.0, max_tokens=int(rng.integers(1, 30)), ignore_eos=True
         )
         prompt = tuple(rng.integers(5, 500, rng.integers(1, 40)).tolist())
-        engine.submit(EngineRequest(key(number), prompt, sampling))
+        engine.submit(Submit(*key(number), prompt_token_ids=prompt, sampling=sampling))
         engine.set_num_speculative_tokens(int(rng.integers(0, 6)))
         engine.step()
     while engine.has_work():
@@ -294,7 +296,7 @@ def test_the_plan_bounds_what_a_step_feeds(tiny: Any, key: Any) -> None:
 def test_a_step_beyond_its_bound_is_stopped_before_the_model_is_fed(tiny: Any, key: Any) -> None:
     engine = _engine(tiny, lambda: 0.0)
     sampling = SamplingParams(temperature=0.0, max_tokens=3)
-    engine.submit(EngineRequest(key(1), tuple(range(5, 25)), sampling))
+    engine.submit(Submit(*key(1), prompt_token_ids=tuple(range(5, 25)), sampling=sampling))
     plan = engine._parts.scheduler.plan(1)
     object.__setattr__(plan, "most_tokens", plan.most_tokens - 1)
     with pytest.raises(AssertionError, match="bound"):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_worker.engine.api import EngineRequest
+from baton_worker.messages import Submit
 from baton_worker.records.columns import Finish
 from baton_worker.sampling import SamplingParams
 
 
 def _submit(bench: Any, key: Any, max_tokens: int = 8) -> Any:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    bench.engine.submit(EngineRequest(key, tuple(range(5, 25)), sampling))
+    bench.engine.submit(Submit(*key, prompt_token_ids=tuple(range(5, 25)), sampling=sampling))
     return key
 
 

@@ -198,7 +198,7 @@ def test_a_salt_goes_over_with_the_handoff_for_what_decode_may_compute_anew(
     (handoff,) = prefill.handoffs()
     assert handoff.state.cache_salt == b"mine"
     limits = RequestLimits(vocab_size=512, max_model_len=128, max_top_k=20, table_width=8)
-    assert imported_state(handoff, limits, 0.0).cache_salt == b"mine"
+    assert imported_state(handoff, limits, 0.0).params.cache_salt == b"mine"
 
 
 def test_names_depend_on_every_token_and_on_what_computed_them() -> None:

@@ -8,11 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.sampling.sampler import choose
 from baton_worker.engine.scheduling.batch import FedSequence
 from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
-from baton_worker.identity import RequestKey
+from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
 VOCAB = 400
@@ -32,7 +31,7 @@ params = st.fixed_dictionaries(
 
 
 def new_request(number: int, options: dict[str, Any]) -> RequestState:
-    request = EngineRequest(RequestKey(number, 0), (2, 3), SamplingParams(**options))
+    request = Submit(number, 0, prompt_token_ids=(2, 3), sampling=SamplingParams(**options))
     state = new_state(request, LIMITS, 0.0)
     state.accept([4, 4, 5])
     return state

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.sampling.noise import as_seed, uniforms
 from baton_worker.engine.sampling.sampler import choose
 from baton_worker.engine.scheduling.batch import FedSequence
 from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
-from baton_worker.identity import RequestKey
+from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
 VOCAB = 24
@@ -23,7 +22,7 @@ LIMITS = RequestLimits(VOCAB, 64, 4, 8, frozenset({1}))
 
 
 def _state(prompt: list[int], output: list[int], **params: Any) -> RequestState:
-    request = EngineRequest(RequestKey(1, 0), tuple(prompt), SamplingParams(**params))
+    request = Submit(1, 0, prompt_token_ids=tuple(prompt), sampling=SamplingParams(**params))
     state = new_state(request, LIMITS, 0.0)
     state.accept(output)
     return state
@@ -169,7 +168,7 @@ def test_truncation_keeps_the_lower_ids_of_many_equal_tokens() -> None:
     for name, value in (("top_k", 7), ("top_p", 6.5 / np.count_nonzero(raw))):
         for seed in range(60):
             params = SamplingParams(temperature=1.0, seed=seed, **{name: value})
-            state = new_state(EngineRequest(RequestKey(1, 0), (2,), params), limits, 0.0)
+            state = new_state(Submit(1, 0, prompt_token_ids=(2,), sampling=params), limits, 0.0)
             picked[name].add(int(choose(raw, [FedSequence(state, 0, (), False)]).token[0, 0]))
     assert picked == {"top_k": set(best), "top_p": set(best)}
 

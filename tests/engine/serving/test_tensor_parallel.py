@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
-from baton_worker.engine.api import EngineRequest
 from baton_worker.engine.backends.parallel.group import RankDiedError, RankGroup
 from baton_worker.engine.backends.parallel.shard import ShardSizes
 from baton_worker.engine.build import build_engine
@@ -27,6 +26,7 @@ from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import resolve_options
 from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey, make_handle
+from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode
 from baton_worker.sampling import LogprobParams, SamplingParams
 
@@ -263,7 +263,9 @@ def test_a_dead_rank_is_named_at_once_idle_or_not(tiny_model_dir: Path, busy: bo
     config = _config(tiny_model_dir, tensor_parallel_size=2)
     with closing(build_engine(config, on_rank_death=on_death)) as engine:
         sampling = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-        request = EngineRequest(RequestKey(make_handle(1, 1), 0), tuple(range(5, 40)), sampling)
+        request = Submit(
+            make_handle(1, 1), 0, prompt_token_ids=tuple(range(5, 40)), sampling=sampling
+        )
         engine.submit(request)
         engine.step()
         (pid,) = engine._ranks.pids  # type: ignore[attr-defined]

@@ -11,21 +11,15 @@ from typing import Annotated
 
 import msgspec
 
-from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
+from baton_worker.identity import RequestKey
+from baton_worker.sampling import REQUEST_FEATURES, RequestParams
 
 MAX_TOP_K = 64
 """Most top-k logprobs per token that the record can carry (its width byte allows 1 + 64)."""
 
-LOGPROB_PARAMS = "logprob_params"
-"""Feature of a worker that reads `Submit.logprobs`; an older one would give raw logprobs."""
-RESUME = "resume"
-"""Feature of a worker that reads `Submit.output_token_ids`; an older one would begin anew."""
-CACHE_SALT = "cache_salt"
-"""Feature of a worker that reads `Submit.cache_salt` and `HandoffState.cache_salt`; an older one
-would share KV, and tell of it by its speed and `usage`, across salts."""
 HANDOFF_PLACES = "handoff_places"
 """Feature of a decode worker that answers asks for a place; an older one cannot read them."""
-FEATURES = (LOGPROB_PARAMS, RESUME, CACHE_SALT, HANDOFF_PLACES)
+FEATURES = (*REQUEST_FEATURES, HANDOFF_PLACES)
 """What this version's workers can do beyond the first version's."""
 
 
@@ -112,38 +106,27 @@ class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):
     features: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
 
 
-class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
+class Submit(RequestParams, frozen=True, omit_defaults=True, tag="submit"):
     """Run this prompt: all of it (mixed), or up to the first token and hand over (`decode` set).
 
     Attributes:
         handle, attempt: the request (`identity.RequestKey`).
-        prompt_token_ids: at least one token.
-        sampling: validated parameters, with `seed` filled in.
-        logprobs_k: -1 none, 0 sampled token only, 1..64 that many alternatives.
         decode: None for a mixed worker.
         gateway_sent_unix_ns: for the queue-time metric only, never for logic.
-        traceparent: W3C trace context, or "".
-        logprobs: which distribution logprobs describe.
-        priority: lower is served first.
-        output_token_ids: what an earlier attempt gave out; the request goes on behind it.
-        cache_salt: KV is shared between requests of one salt only (a digest of the client's).
         turn: the request's place among all that this gateway process gave out, from 1; it stays
             with later attempts. Lines that it stands in keep this order. 0: an older gateway's.
     """
 
     handle: Word64
     attempt: Byte
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    logprobs_k: Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOP_K)] = -1
     decode: DecodeTarget | None = None
     gateway_sent_unix_ns: int = 0
-    traceparent: Text = ""
-    logprobs: LogprobParams = RAW_LOGPROBS
-    priority: int = 0
-    output_token_ids: tuple[int, ...] = ()
-    cache_salt: bytes = b""
     turn: Amount = 0
+
+    @property
+    def key(self) -> RequestKey:
+        """The request's attempt."""
+        return RequestKey(self.handle, self.attempt)
 
 
 class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
@@ -186,8 +169,10 @@ class DraftScores(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_DRAFT_SCORES = DraftScores()
 
 
-class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
+class HandoffState(RequestParams, frozen=True, omit_defaults=False):
     """All that decode needs besides the KV blocks to continue exactly where prefill stopped.
+
+    Written with its defaults: the version before takes some of them (`logprobs_k`) for required.
 
     KV frames follow in layer order, K then V, MTP layers last: 2 * n_layers arrays of
     `[ceil(n_cached / block_size), kv_heads, block_size, head_dim]`, dtype `dtype`, unused tail of
@@ -197,13 +182,12 @@ class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
         model_fingerprint: hash of the weights' identity and shapes; decode refuses another.
         n_cached: positions whose KV is present in every layer: the prompt's, and those of
             output_token_ids.
-        first_token, first_logprob, first_rank, topk_*: t0 and its logprob columns, so that decode
-            can echo position 0 (`width` as in the record: 0 none, 1 sampled, 1 + k).
+        first_token, first_logprob, first_rank, topk_*: t0, which stands behind output_token_ids,
+            and its logprob columns, so that decode can echo it (`width` as in the record: 0 none,
+            1 sampled, 1 + k).
         drafts: every draft token that prefill proposed after t0, 0..5.
-        output_token_ids: what an earlier attempt gave out; t0 stands behind it.
         draft_scores: their logprobs, for a request that wants to see them.
         n_reused: prompt tokens whose KV prefill did not have to compute.
-        cache_salt: as in Submit, for KV that decode computes anew after a preemption.
     """
 
     handle: int
@@ -215,9 +199,6 @@ class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
     block_size: int
     head_dim: int
     n_cached: int
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    logprobs_k: int
     first_token: int
     width: int = 0
     first_logprob: float = 0.0
@@ -225,10 +206,10 @@ class HandoffState(msgspec.Struct, frozen=True, omit_defaults=True):
     topk_tokens: tuple[int, ...] = ()
     topk_logprobs: tuple[float, ...] = ()
     drafts: tuple[int, ...] = ()
-    traceparent: str = ""
-    logprobs: LogprobParams = RAW_LOGPROBS
-    priority: int = 0
     draft_scores: DraftScores = NO_DRAFT_SCORES
-    output_token_ids: tuple[int, ...] = ()
     n_reused: int = 0
-    cache_salt: bytes = b""
+
+    @property
+    def key(self) -> RequestKey:
+        """The request's attempt."""
+        return RequestKey(self.handle, self.attempt)

@@ -1,5 +1,7 @@
-"""Per-request parameters, as they travel from the gateway to the engine: sampling and logprobs.
+"""What is asked of the workers for one sequence, in one record that everything on its way holds.
 
+`Submit` and `HandoffState` are this record and what is their own; the gateway's choices, the
+engine's requests and what prefill leaves hold it. So a field that is added here gets everywhere.
 Stop *strings* are not here: text exists only in the gateway, which ends such a request itself.
 The engine sees token ids alone.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -143,3 +145,55 @@ class LogprobParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
 
 RAW_LOGPROBS = LogprobParams()
+
+
+LOGPROB_PARAMS: Final = "logprob_params"
+"""Feature of a worker that reads `logprobs`; an older one would give raw logprobs."""
+RESUME: Final = "resume"
+"""Feature of a worker that reads `output_token_ids`; an older one would begin anew."""
+CACHE_SALT: Final = "cache_salt"
+"""Feature of a worker that reads `cache_salt`; an older one would share KV, and tell of it by its
+speed and `usage`, across salts."""
+REQUEST_FEATURES: Final = (LOGPROB_PARAMS, RESUME, CACHE_SALT)
+"""What this version's workers read of a request beyond what the first version's did."""
+
+
+class RequestParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """All that was asked of one sequence, and what of it was given out before.
+
+    Attributes:
+        prompt_token_ids: at least one token where it is one sequence's.
+        sampling: validated parameters, with `seed` filled in.
+        logprobs_k: -1 none, 0 sampled token only, 1..64 that many alternatives.
+        logprobs: which distribution logprobs describe.
+        priority: lower is served first; requests of equal priority in the order of their arrival.
+        output_token_ids: what an earlier attempt gave out; the request goes on behind it. They
+            count as output in all respects.
+        cache_salt: KV is shared between requests of one salt only (a digest of the client's).
+        traceparent: W3C trace context, or "".
+    """
+
+    prompt_token_ids: tuple[int, ...] = ()
+    sampling: SamplingParams
+    logprobs_k: int = -1
+    logprobs: LogprobParams = RAW_LOGPROBS
+    priority: int = 0
+    output_token_ids: tuple[int, ...] = ()
+    cache_salt: bytes = b""
+    traceparent: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What its workers must be able to do beyond the first version's.
+
+        Ids of drafts are a courtesy: an older worker tells their number all the same.
+        """
+        needed = msgspec.structs.replace(self.logprobs, draft_ids=False)
+        return (
+            *(() if needed == RAW_LOGPROBS else (LOGPROB_PARAMS,)),
+            *((CACHE_SALT,) if self.cache_salt else ()),
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return what was asked by field, for the message that is to carry it."""
+        return {name: getattr(self, name) for name in RequestParams.__struct_fields__}

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.identity import RequestKey
-from baton_worker.messages import HandoffState
+from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode, StepColumns
-from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
 
 
 class EngineRefusedError(Exception):
@@ -29,32 +28,6 @@ class EngineRefusedError(Exception):
 
 class DeviceError(RuntimeError):
     """What is installed cannot serve the configured device. Not worth a retry."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A prompt to run. `hand_over`: stop after the first token and offer a handoff.
-
-    `output_token_ids`: what an earlier attempt gave out. They count as output in all respects; the
-    first row stands behind them.
-
-    `priority`: lower is served first; requests of equal priority in the order of their arrival.
-    `turn`: its place among all requests of its gateway, which is the order of those; 0: not told.
-
-    `cache_salt`: KV is shared between requests of one salt only.
-    """
-
-    key: RequestKey
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    logprobs_k: int = -1
-    hand_over: bool = False
-    traceparent: str = ""
-    logprobs: LogprobParams = RAW_LOGPROBS
-    priority: int = 0
-    output_token_ids: tuple[int, ...] = ()
-    cache_salt: bytes = b""
-    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,8 +128,8 @@ class EngineLoad:
 class Engine(Protocol):
     """What a role needs of an engine."""
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue a prompt.
+    def submit(self, request: Submit) -> None:
+        """Queue a prompt; with `decode` set it is offered for handoff after its first token.
 
         Raises:
             EngineRefusedError: queue full, prompt too long, or a duplicate key.

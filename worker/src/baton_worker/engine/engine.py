@@ -15,7 +15,6 @@ from typing import NamedTuple
 from baton_worker.engine.api import (
     EngineLoad,
     EngineRefusedError,
-    EngineRequest,
     FailedRequest,
     Handoff,
     StepResult,
@@ -44,7 +43,7 @@ from baton_worker.engine.scheduling.scheduler import Scheduler
 from baton_worker.engine.step.in_flight import InFlightStep, StepLauncher, positions_of
 from baton_worker.engine.step.runner import Runner
 from baton_worker.identity import RequestKey
-from baton_worker.messages import HandoffState
+from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode, Finish
 
 
@@ -146,7 +145,7 @@ class StepEngine:
             )
         self._n_draft = count
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: Submit) -> None:
         """See `Engine.submit`."""
         self._check_new(request.key)
         check_request(request, self._limits)
@@ -154,7 +153,7 @@ class StepEngine:
 
     def admit_handoff(self, handoff: Handoff) -> None:
         """See `Engine.admit_handoff`."""
-        self._check_new(RequestKey(handoff.state.handle, handoff.state.attempt))
+        self._check_new(handoff.state.key)
         check_handoff(handoff, self._identity, self._limits)
         self._enqueue(imported_state(handoff, self._limits, self._clock()))
 
@@ -314,7 +313,7 @@ class StepEngine:
         return StepResult(
             columns=columns,
             handoffs=handoffs,
-            imported=tuple(RequestKey(state.handle, state.attempt) for state in landed.imports),
+            imported=tuple(state.key for state in landed.imports),
             stats=step_stats(launched.plan, out, launched.n_draft, started, self._finished_at),
             failed=landed.failed,
         )

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton_worker.messages import CACHE_SALT, LOGPROB_PARAMS
-from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
+from baton_worker.sampling import RequestParams
 
 SEED_MASK = (1 << 64) - 1
 _SALT_BYTES = 16
@@ -35,8 +34,7 @@ class Choice(NamedTuple):
     """One sequence to generate."""
 
     choice_index: int
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
+    params: RequestParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,51 +53,31 @@ class GenerationRequest:
     Attributes:
         prompts: token ids, one tuple per prompt.
         n: choices per prompt.
-        sampling: parameters of the first choice; the others differ by seed alone.
-        logprobs_k: -1 none, 0 the sampled token, 1.. that many alternatives.
+        params: what is asked for each choice, but for its prompt; the seed is the first ones'.
         stops: stop strings.
         step_details: tell what each engine step did.
-        logprobs: which distribution logprobs describe.
-        prompt_logprobs_k: as `logprobs_k`, for the prompt's tokens.
+        prompt_logprobs_k: as `params.logprobs_k`, for the prompt's tokens.
         echo: the prompt stands before the output (completions).
         scores_only: there is no output; workers make one token, which nobody is given.
-        priority: lower is served first; 0 unless the client says otherwise.
-        cache_salt: KV is shared between requests of one salt only; see `salt_digest`.
     """
 
     endpoint: Endpoint
     prompts: tuple[tuple[int, ...], ...]
     n: int
-    sampling: SamplingParams
-    logprobs_k: int
+    params: RequestParams
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
     return_token_ids: bool
     step_details: bool = False
-    logprobs: LogprobParams = RAW_LOGPROBS
     prompt_logprobs_k: int = -1
     echo: bool = False
-    priority: int = 0
     scores_only: bool = False
-    cache_salt: bytes = b""
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """What its workers must be able to do beyond the first version's.
-
-        Ids of drafts are a courtesy: an older worker tells their number all the same.
-        """
-        needed = msgspec.structs.replace(self.logprobs, draft_ids=False)
-        return (
-            *(() if needed == RAW_LOGPROBS else (LOGPROB_PARAMS,)),
-            *((CACHE_SALT,) if self.cache_salt else ()),
-        )
 
     @property
     def shows_tokens(self) -> bool:
         """Whether the answer tells tokens apart, so that one that adds no text is told too."""
-        return self.logprobs_k >= 0 or self.return_token_ids or self.step_details
+        return self.params.logprobs_k >= 0 or self.return_token_ids or self.step_details
 
     @property
     def n_choices(self) -> int:
@@ -109,7 +87,7 @@ class GenerationRequest:
     @property
     def n_prompt_logprobs(self) -> int:
         """Logprobs of prompt tokens and their alternatives that the answer has, in all choices."""
-        echoed = self.logprobs_k + 1 if self.echo else 0
+        echoed = self.params.logprobs_k + 1 if self.echo else 0
         return self.n * self.prompt_tokens * (self.prompt_logprobs_k + 1 + echoed)
 
     @property
@@ -124,11 +102,13 @@ class GenerationRequest:
     def choices(self) -> Iterator[Choice]:
         """Yield every choice; the index is `prompt_index * n + i`, as OpenAI numbers them."""
         for i in range(self.n):
-            sampling = msgspec.structs.replace(
-                self.sampling, seed=choice_seed(self.sampling.seed, i)
-            )
-            for prompt_index, prompt in enumerate(self.prompts):
-                yield Choice(prompt_index * self.n + i, prompt, sampling)
+            sampling = self.params.sampling
+            sampling = msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, i))
+            for index, prompt in enumerate(self.prompts):
+                params = msgspec.structs.replace(
+                    self.params, prompt_token_ids=prompt, sampling=sampling
+                )
+                yield Choice(index * self.n + i, params)
 
 
 def choice_seed(seed: int, i: int) -> int:

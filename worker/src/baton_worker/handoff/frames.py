@@ -165,7 +165,7 @@ def decode_offer(frames: Sequence[Any]) -> Handoff:
         state = msgspec.msgpack.decode(frames[1], type=HandoffState)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HandoffFormatError(f"handoff state: {error}") from error
-    key = RequestKey(state.handle, state.attempt)
+    key = state.key
     try:
         _check_state(state)
         return Handoff(state, _views(state, frames[2:]))

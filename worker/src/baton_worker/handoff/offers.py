@@ -114,7 +114,7 @@ class OfferBook:
         self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float, now: float
     ) -> None:
         """Start an offer behind those before it."""
-        key = RequestKey(handoff.state.handle, handoff.state.attempt)
+        key = handoff.state.key
         kv_bytes = sum(array.nbytes for array in handoff.kv)
         serial = next(self._serials)
         offer = Offer(key, target, handoff, kv_bytes, serial, now, deadline_seconds)

@@ -191,7 +191,7 @@ class Receiver:
     def _offered(self, route: bytes, frames: Sequence[Any]) -> None:
         handoff = decode_offer(frames)
         state = handoff.state
-        key = RequestKey(state.handle, state.attempt)
+        key = state.key
         self._keep_route(key, route)
         received = sum(array.nbytes for array in handoff.kv)
         self._metrics.received_bytes.inc(received)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from baton_worker.engine.api import (
     EngineRefusedError,
-    EngineRequest,
     FailedRequest,
     Handoff,
     StepResult,
@@ -172,33 +171,20 @@ class WorkerLoop:
                 self._abort(handle, attempt)
 
     def _submit(self, submit: Submit) -> None:
-        key = RequestKey(submit.handle, submit.attempt)
+        key = submit.key
         if self.live.holds(key):
             return  # the link delivers once per epoch; a replay under a new epoch may repeat
         if not self._admits(key):
             return
-        request = EngineRequest(
-            key=key,
-            prompt_token_ids=submit.prompt_token_ids,
-            sampling=submit.sampling,
-            logprobs_k=submit.logprobs_k,
-            hand_over=submit.decode is not None,
-            traceparent=submit.traceparent,
-            output_token_ids=submit.output_token_ids,
-            logprobs=submit.logprobs,
-            priority=submit.priority,
-            cache_salt=submit.cache_salt,
-            turn=submit.turn,
-        )
         self.live.enter(key, submit.decode)
         self.parts.traces.submitted(key, submit.traceparent)
         if submit.decode is None or HANDOFF_PLACES not in submit.decode.features:
-            self._begin(request)
-        elif not self._placeless.ask(request, submit.decode):
+            self._begin(submit)
+        elif not self._placeless.ask(submit, submit.decode):
             message = f"{len(self._placeless)} requests wait for a place at decode"
             self._end(key, ErrorCode.QUEUE_FULL, message)
 
-    def _begin(self, request: EngineRequest) -> None:
+    def _begin(self, request: Submit) -> None:
         try:
             self.parts.engine.submit(request)
         except EngineRefusedError as refusal:
@@ -245,7 +231,7 @@ class WorkerLoop:
                 self.parts.transport.leave(key)
 
     def _take_over(self, handoff: Handoff) -> None:
-        key = RequestKey(handoff.state.handle, handoff.state.attempt)
+        key = handoff.state.key
         verdict = self.parts.ledger.arrive(key, self.clock())
         if verdict is OfferVerdict.ALREADY_IMPORTED:
             self.parts.transport.acknowledge(key)
@@ -307,7 +293,7 @@ class WorkerLoop:
             self._note_failure(failure)
         self._publish(result.columns)
         for handoff in result.handoffs:
-            key = RequestKey(handoff.state.handle, handoff.state.attempt)
+            key = handoff.state.key
             target = self.live.target(key)
             if target is None:
                 self.parts.engine.release_handoff(key)

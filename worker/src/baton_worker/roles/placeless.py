@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton_worker.engine.api import Engine, EngineRequest
+from baton_worker.engine.api import Engine
 from baton_worker.handoff.api import KvTransport
 from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
-from baton_worker.messages import DecodeTarget
+from baton_worker.messages import DecodeTarget, Submit
 
 
 @dataclass(slots=True)
@@ -26,12 +26,12 @@ class Placeless:
     transport: KvTransport
     most: int
     deadline_seconds: float
-    _requests: dict[RequestKey, EngineRequest] = field(default_factory=dict, init=False)
+    _requests: dict[RequestKey, Submit] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def ask(self, request: EngineRequest, decode: DecodeTarget) -> bool:
+    def ask(self, request: Submit, decode: DecodeTarget) -> bool:
         """Hold a prompt back and ask for its place; False when too many are held."""
         if len(self._requests) >= self.most:
             return False
@@ -42,7 +42,7 @@ class Placeless:
         self.transport.ask(decode, request.key, wish, self.deadline_seconds)
         return True
 
-    def take(self, key: RequestKey) -> EngineRequest | None:
+    def take(self, key: RequestKey) -> Submit | None:
         """Return the prompt that may be computed now; None if it has left meanwhile."""
         return self._requests.pop(key, None)
 

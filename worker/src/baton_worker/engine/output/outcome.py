@@ -37,7 +37,7 @@ def verified_drafts(request: RequestState, drafts: tuple[int, ...]) -> ScoredRow
     To be called before the step's tokens are appended: the first draft stands at the next output
     position. As many drafts have logprobs as the draft model made (R28).
     """
-    params = request.logprobs
+    params = request.params.logprobs
     if not drafts or not (params.draft_ids or params.draft_logprobs):
         return None
     scores, k = request.draft_scores, max(request.draft_k, 0)
@@ -66,7 +66,7 @@ def freeze(row: KeptRow) -> EmittedRow:
         n_proposed=row.n_proposed,
         n_accepted=row.n_accepted,
         verified=row.verified,
-        logprobs_k=request.logprobs_k,
+        logprobs_k=request.params.logprobs_k,
         waits=None if row.position else Waits(request.submitted_at, request.admitted_at),
         drafts=request.drafts if request.hand_over else (),
         prefilled=_prefilled(request) if goes_over else None,
@@ -77,15 +77,9 @@ def freeze(row: KeptRow) -> EmittedRow:
 
 def _prefilled(request: RequestState) -> Prefilled:
     return Prefilled(
-        prompt_token_ids=tuple(request.tokens[: request.n_prompt]),
+        params=request.params,
         n_cached=request.n_computed,
-        output_token_ids=tuple(request.tokens[request.n_prompt : -1]),
         first_token=request.tokens[-1],
-        sampling=request.sampling,
-        traceparent=request.traceparent,
-        logprobs=request.logprobs,
-        priority=request.priority,
         draft_scores=request.draft_scores,
         n_reused=request.n_reused,
-        cache_salt=request.cache_salt,
     )

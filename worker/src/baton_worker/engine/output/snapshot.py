@@ -16,7 +16,7 @@ from baton_worker.identity import RequestKey
 from baton_worker.messages import DraftScores
 from baton_worker.records.columns import Finish
 from baton_worker.records.scored import ScoredRow
-from baton_worker.sampling import LogprobParams, SamplingParams
+from baton_worker.sampling import RequestParams
 
 
 class Waits(NamedTuple):
@@ -31,22 +31,16 @@ class Prefilled:
     """A prompt to hand over: what its KV holds, which stays its own until it is released.
 
     Attributes:
+        params: what was asked.
         n_cached: positions whose KV is valid in every layer.
-        output_token_ids: what an earlier attempt gave out.
         first_token: the token that all these chose.
     """
 
-    prompt_token_ids: tuple[int, ...]
+    params: RequestParams
     n_cached: int
-    output_token_ids: tuple[int, ...]
     first_token: int
-    sampling: SamplingParams
-    traceparent: str
-    logprobs: LogprobParams
-    priority: int
     draft_scores: DraftScores
     n_reused: int
-    cache_salt: bytes
 
 
 class EmittedRow(NamedTuple):

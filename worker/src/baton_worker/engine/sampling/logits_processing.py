@@ -25,7 +25,7 @@ def is_processed(request: RequestState) -> bool:
     return (
         request.penalties is not None
         or request.logit_bias is not None
-        or request.n_output < request.sampling.min_tokens
+        or request.n_output < request.params.sampling.min_tokens
     )
 
 
@@ -41,7 +41,7 @@ def process(logits: Logits, sequences: Sequence[FedSequence]) -> None:
 
 def _process_sequence(logits: Logits, sequence: FedSequence) -> None:
     request, drafts = sequence.request, sequence.drafts
-    n_masked = request.sampling.min_tokens - request.n_output
+    n_masked = request.params.sampling.min_tokens - request.n_output
     logit_bias = request.logit_bias
     for row, values in enumerate(logits):
         if logit_bias is not None:
@@ -58,7 +58,11 @@ def _process_sequence(logits: Logits, sequence: FedSequence) -> None:
 def _penalise(values: Logits, request: RequestState, assumed: tuple[int, ...]) -> None:
     """Apply repetition, frequency and presence penalties to one row, in that order (OpenAI)."""
     assert request.penalties is not None, "caller checks"
-    sampling, counts, seen = request.sampling, request.penalties.counts, request.penalties.seen
+    sampling, counts, seen = (
+        request.params.sampling,
+        request.penalties.counts,
+        request.penalties.seen,
+    )
     if assumed:
         counts, seen = counts.copy(), seen.copy()
         np.add.at(counts, list(assumed), 1)

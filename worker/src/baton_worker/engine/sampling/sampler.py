@@ -52,7 +52,7 @@ def choose(raw: Logits, sequences: Sequence[FedSequence]) -> Chosen:
     """
     if not sequences:
         return Chosen(np.empty(0, np.int32), np.empty((0, 1), np.int32), np.empty(0, np.bool_))
-    is_greedy = [s.request.sampling.temperature == 0.0 for s in sequences]
+    is_greedy = [s.request.params.sampling.temperature == 0.0 for s in sequences]
     if all(is_greedy):
         return _choose_greedy(raw, sequences)
     if not any(is_greedy):
@@ -129,7 +129,9 @@ def _drafts(sequences: Sequence[FedSequence]) -> _Drafts:
 
 
 def _uniform(sequences: Sequence[FedSequence]) -> npt.NDArray[np.float64]:
-    seeds = [as_seed(s.request.sampling.seed) for s in sequences for _ in range(len(s.drafts) + 1)]
+    seeds = [
+        as_seed(s.request.params.sampling.seed) for s in sequences for _ in range(len(s.drafts) + 1)
+    ]
     positions = [s.request.n_output + j for s in sequences for j in range(len(s.drafts) + 1)]
     return uniforms(np.array(seeds, np.uint64), np.array(positions, np.uint64))
 
@@ -146,7 +148,7 @@ class _RowParams:
     @classmethod
     def of(cls, sequences: Sequence[FedSequence]) -> _RowParams:
         repeats = [len(s.drafts) + 1 for s in sequences]
-        params = [s.request.sampling for s in sequences]
+        params = [s.request.params.sampling for s in sequences]
         return cls(
             np.repeat(np.array([p.temperature for p in params], np.float32), repeats),
             np.repeat(np.array([p.top_k for p in params], np.int64), repeats),

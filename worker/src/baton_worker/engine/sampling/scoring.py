@@ -64,12 +64,14 @@ def scoring_of(model_logits: Logits, raw: Logits, sequences: Sequence[FedSequenc
 
 
 def _wants_other(request: RequestState) -> bool:
-    return request.logprobs_k >= 0 and not request.logprobs.is_raw
+    return request.params.logprobs_k >= 0 and not request.params.logprobs.is_raw
 
 
 def _temperature(request: RequestState) -> float:
-    temperature = request.sampling.temperature
-    if temperature == 0.0 or not (request.logprobs.processed or request.logprobs.temp_scaled):
+    temperature = request.params.sampling.temperature
+    if temperature == 0.0 or not (
+        request.params.logprobs.processed or request.params.logprobs.temp_scaled
+    ):
         return 1.0
     return max(temperature, MIN_TEMPERATURE)
 
@@ -77,10 +79,10 @@ def _temperature(request: RequestState) -> float:
 def _transform(rows: Logits, sequence: FedSequence, temperature: float) -> None:
     """Change one sequence's rows as its parameters say, but for the temperature."""
     request = sequence.request
-    if request.logprobs.processed:
+    if request.params.logprobs.processed:
         process(rows, [sequence])
-    if request.logprobs.top_p_normalized and request.sampling.top_p < 1.0:
-        _keep_nucleus(rows, temperature, request.sampling.top_p)
+    if request.params.logprobs.top_p_normalized and request.params.sampling.top_p < 1.0:
+        _keep_nucleus(rows, temperature, request.params.sampling.top_p)
 
 
 def _keep_nucleus(rows: Logits, temperature: float, top_p: float) -> None:

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from baton_worker.compatibility import KV_DTYPE
-from baton_worker.engine.api import EngineRefusedError, EngineRequest, Handoff
+from baton_worker.engine.api import EngineRefusedError, Handoff
 from baton_worker.engine.kv.pool import KvShape
 from baton_worker.engine.scheduling.requests import RequestLimits
-from baton_worker.messages import HandoffState
+from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode
 from baton_worker.records.table import MAX_LOGPROB
 from baton_worker.sampling import (
     MAX_LOGIT_BIAS,
     MAX_PRIORITY,
     SAMPLING_BOUNDS,
-    LogprobParams,
+    RequestParams,
     SamplingParams,
 )
 
@@ -39,23 +39,19 @@ class KvIdentity:
     shape: KvShape
 
 
-def check_request(request: EngineRequest, limits: RequestLimits) -> None:
+def check_request(request: Submit, limits: RequestLimits) -> None:
     """Refuse a prompt that cannot be served.
 
     Raises:
         EngineRefusedError: INVALID_REQUEST, naming the field and its value.
     """
-    _check_tokens("prompt_token_ids", request.prompt_token_ids, limits)
     n_known = len(request.prompt_token_ids) + len(request.output_token_ids)
     if n_known >= limits.max_model_len:
         _invalid(
             f"prompt of {n_known} tokens leaves no room to generate within "
             f"max_model_len {limits.max_model_len}"
         )
-    _check_sampling(request.sampling, limits)
-    _check_output(request.output_token_ids, request.sampling, limits)
-    _check_logprobs(request.logprobs_k, request.logprobs, limits)
-    _check_priority(request.priority)
+    _check_params(request, request.output_token_ids, limits)
 
 
 def check_handoff(handoff: Handoff, identity: KvIdentity, limits: RequestLimits) -> None:
@@ -70,7 +66,6 @@ def check_handoff(handoff: Handoff, identity: KvIdentity, limits: RequestLimits)
     state = handoff.state
     _check_layout(state, identity)
     _check_arrays(handoff, identity.shape)
-    _check_tokens("prompt_token_ids", state.prompt_token_ids, limits)
     _check_tokens("first_token", (state.first_token,), limits)
     if state.drafts:
         _check_tokens("drafts", state.drafts, limits)
@@ -84,12 +79,25 @@ def check_handoff(handoff: Handoff, identity: KvIdentity, limits: RequestLimits)
             f"prompt of {state.n_cached} tokens leaves nothing to decode within "
             f"max_model_len {limits.max_model_len}"
         )
-    _check_sampling(state.sampling, limits)
-    _check_output((*state.output_token_ids, state.first_token), state.sampling, limits)
-    _check_logprobs(state.logprobs_k, state.logprobs, limits)
-    _check_priority(state.priority)
+    _check_params(state, (*state.output_token_ids, state.first_token), limits)
     _check_first_columns(state, limits)
     _check_draft_scores(state, limits)
+
+
+def _check_params(params: RequestParams, output: tuple[int, ...], limits: RequestLimits) -> None:
+    """Check what was asked, whoever brings it; `output`: the tokens that were given out."""
+    _check_tokens("prompt_token_ids", params.prompt_token_ids, limits)
+    _check_sampling(params.sampling, limits)
+    _check_output(output, params.sampling, limits)
+    most = min(limits.max_top_k, limits.vocab_size)
+    for name, k in (
+        ("logprobs_k", params.logprobs_k),
+        ("logprobs.prompt_k", params.logprobs.prompt_k),
+    ):
+        if not -1 <= k <= most:
+            _invalid(f"{name} is {k}, allowed are -1..{most}")
+    if not -MAX_PRIORITY <= params.priority <= MAX_PRIORITY:
+        _invalid(f"priority is {params.priority}, allowed are -{MAX_PRIORITY}..{MAX_PRIORITY}")
 
 
 def _check_layout(state: HandoffState, identity: KvIdentity) -> None:
@@ -188,18 +196,6 @@ def _check_tokens(name: str, tokens: tuple[int, ...], limits: RequestLimits) -> 
     if min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         bad = next(t for t in tokens if not 0 <= t < limits.vocab_size)
         _invalid(f"{name} holds {bad}, ids are 0..{limits.vocab_size - 1}")
-
-
-def _check_logprobs(k: int, params: LogprobParams, limits: RequestLimits) -> None:
-    most = min(limits.max_top_k, limits.vocab_size)
-    for name, value in (("logprobs_k", k), ("logprobs.prompt_k", params.prompt_k)):
-        if not -1 <= value <= most:
-            _invalid(f"{name} is {value}, allowed are -1..{most}")
-
-
-def _check_priority(priority: int) -> None:
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        _invalid(f"priority is {priority}, allowed are -{MAX_PRIORITY}..{MAX_PRIORITY}")
 
 
 def _check_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:

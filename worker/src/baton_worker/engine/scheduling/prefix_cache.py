@@ -64,7 +64,7 @@ class PrefixCache:
         """Return the blocks that hold the longest known prefix of the request's tokens."""
         if not request.may_reuse_kv or request.incoming is not None:
             return []
-        self._names.extend(request.block_names, request.tokens, request.cache_salt)
+        self._names.extend(request.block_names, request.tokens, request.params.cache_salt)
         blocks: list[int] = []
         for name in request.block_names:
             block = self._allocator.find(name)
@@ -84,7 +84,7 @@ class PrefixCache:
         n_final = min(request.n_computed, len(request.tokens) - 1) // self._block_size
         if n_final <= request.n_named:
             return
-        self._names.extend(request.block_names, request.tokens, request.cache_salt)
+        self._names.extend(request.block_names, request.tokens, request.params.cache_salt)
         for index in range(request.n_named, n_final):
             self._allocator.name(int(request.table[index]), request.block_names[index])
         request.n_named = n_final

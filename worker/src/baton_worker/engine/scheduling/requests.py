@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import EngineRequest, Handoff
+from baton_worker.engine.api import Handoff
 from baton_worker.engine.kv.pool import NULL_BLOCK
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.scheduling.logit_bias import LogitBias, logit_bias_of
 from baton_worker.engine.scheduling.waiting_queue import Arrival
 from baton_worker.identity import RequestKey
-from baton_worker.messages import NO_DRAFT_SCORES, DraftScores
+from baton_worker.messages import NO_DRAFT_SCORES, DraftScores, Submit
 from baton_worker.records.columns import ErrorCode, Finish
-from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
+from baton_worker.sampling import RequestParams
 
 
 class Phase(enum.Enum):
@@ -60,6 +60,7 @@ class RequestState:
     """A request that the engine holds.
 
     Attributes:
+        params: what was asked.
         tokens: prompt, then output.
         stop_ids: tokens that end it.
         table: i32[W] block table; entries past `n_blocks` are the null block.
@@ -68,24 +69,17 @@ class RequestState:
         drafts: proposals for the positions after `tokens`.
         draft_scores: logprobs of the first of them, when the request wants them told.
         n_prompt_told: prompt positions whose logprobs were told; the first has none.
-        may_reuse_kv: whether cached blocks may stand for its first tokens; not when every row of
-            the prompt is wanted.
         has_foreign_kv: whether its KV came with a handoff.
-        cache_salt: KV is shared within it only.
         block_names: contents of its full blocks, see `prefix_cache`; `n_named` were offered.
         ngrams: its n-gram index, once lookup has drafted for it.
-        priority: lower is served first; see `waiting_queue` for this, `turn`, its place among its
-            gateway's requests, `arrival`, its place among all, `n_overtaken`, later ones admitted
-            before it, and `is_promoted`.
+        turn: its place among its gateway's requests; see `waiting_queue` for this, `arrival`, its
+            place among all, `n_overtaken`, later ones admitted before it, and `is_promoted`.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
         submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
     """
 
     key: RequestKey
-    sampling: SamplingParams
-    logprobs_k: int
-    hand_over: bool
-    traceparent: str
+    params: RequestParams
     n_prompt: int
     tokens: list[int]
     stop_ids: frozenset[int]
@@ -94,8 +88,7 @@ class RequestState:
     submitted_at: float
     penalties: Penalties | None = None
     logit_bias: LogitBias | None = None
-    logprobs: LogprobParams = RAW_LOGPROBS
-    priority: int = 0
+    hand_over: bool = False
     turn: int = 0
     arrival: Arrival = (0, 0)
     n_overtaken: int = 0
@@ -110,11 +103,9 @@ class RequestState:
     drafts: tuple[int, ...] = ()
     draft_scores: DraftScores = NO_DRAFT_SCORES
     n_prompt_told: int = 1
-    may_reuse_kv: bool = True
     has_foreign_kv: bool = False
     block_names: list[bytes] = field(default_factory=list)
     n_named: int = 0
-    cache_salt: bytes = b""
     ngrams: NgramIndex | None = None
 
     @property
@@ -123,14 +114,21 @@ class RequestState:
         return len(self.tokens) - self.n_prompt
 
     @property
-    def width(self) -> int:
-        """Logprob columns per token: 0 none, 1 sampled only, 1 + k with alternatives."""
-        return 0 if self.logprobs_k < 0 else 1 + self.logprobs_k
+    def priority(self) -> int:
+        """Lower is served first."""
+        return self.params.priority
+
+    @property
+    def may_reuse_kv(self) -> bool:
+        """Whether cached blocks may stand for its first tokens; not when every row of the prompt is
+        wanted.
+        """
+        return self.params.logprobs.prompt_k < 0
 
     @property
     def draft_k(self) -> int:
         """Alternatives per draft to score drafts with; -1: do not score them."""
-        return self.logprobs_k if self.logprobs.draft_logprobs else -1
+        return self.params.logprobs_k if self.params.logprobs.draft_logprobs else -1
 
     @property
     def is_decoding(self) -> bool:
@@ -203,9 +201,11 @@ class RequestLimits:
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
 
 
-def new_state(request: EngineRequest, limits: RequestLimits, now: float) -> RequestState:
+def new_state(request: Submit, limits: RequestLimits, now: float) -> RequestState:
     """Return the state of a freshly submitted prompt, or of one that goes on after an output."""
-    state = _state(request, limits, now, request.output_token_ids)
+    state = _state(request.key, request, request.output_token_ids, limits, now)
+    state.hand_over = request.decode is not None
+    state.turn = request.turn
     if request.output_token_ids:
         state.n_prompt_told = state.n_prompt
     return state
@@ -214,17 +214,8 @@ def new_state(request: EngineRequest, limits: RequestLimits, now: float) -> Requ
 def imported_state(handoff: Handoff, limits: RequestLimits, now: float) -> RequestState:
     """Return the state of a handoff: its first token emitted elsewhere, its KV still to import."""
     source = handoff.state
-    request = EngineRequest(
-        key=RequestKey(source.handle, source.attempt),
-        prompt_token_ids=source.prompt_token_ids,
-        sampling=source.sampling,
-        logprobs_k=source.logprobs_k,
-        traceparent=source.traceparent,
-        logprobs=source.logprobs,
-        priority=source.priority,
-        cache_salt=source.cache_salt,
-    )
-    state = _state(request, limits, now, (*source.output_token_ids, source.first_token))
+    output = (*source.output_token_ids, source.first_token)
+    state = _state(source.key, source, output, limits, now)
     state.incoming = handoff
     state.drafts = source.drafts
     state.draft_scores = source.draft_scores
@@ -235,17 +226,18 @@ def imported_state(handoff: Handoff, limits: RequestLimits, now: float) -> Reque
 
 
 def _state(
-    request: EngineRequest, limits: RequestLimits, now: float, output: tuple[int, ...]
+    key: RequestKey,
+    params: RequestParams,
+    output: tuple[int, ...],
+    limits: RequestLimits,
+    now: float,
 ) -> RequestState:
-    sampling, prompt = request.sampling, request.prompt_token_ids
+    sampling, prompt = params.sampling, params.prompt_token_ids
     eos = frozenset[int]() if sampling.ignore_eos else limits.eos_token_ids
     penalties = Penalties(limits.vocab_size, prompt, output) if sampling.has_penalties else None
     return RequestState(
-        key=request.key,
-        sampling=sampling,
-        logprobs_k=request.logprobs_k,
-        hand_over=request.hand_over,
-        traceparent=request.traceparent,
+        key=key,
+        params=params,
         n_prompt=len(prompt),
         tokens=[*prompt, *output],
         stop_ids=eos | frozenset(sampling.stop_token_ids),
@@ -254,9 +246,4 @@ def _state(
         submitted_at=now,
         penalties=penalties,
         logit_bias=logit_bias_of(sampling),
-        logprobs=request.logprobs,
-        may_reuse_kv=request.logprobs.prompt_k < 0,
-        priority=request.priority,
-        turn=request.turn,
-        cache_salt=request.cache_salt,
     )

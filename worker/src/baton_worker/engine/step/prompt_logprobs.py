@@ -40,7 +40,7 @@ def score_prompts(
     start = batch.n_decode * batch.groups[0].q_len if batch.n_decode else 0
     for chunk in batch.chunks:
         request = chunk.request
-        if request.logprobs.prompt_k >= 0:
+        if request.params.logprobs.prompt_k >= 0:
             first = max(request.n_computed + 1, request.n_prompt_told)
             stop = min(request.n_computed + 1 + chunk.n_tokens, request.n_prompt)
             row_of = start - request.n_computed - 1
@@ -57,7 +57,7 @@ def score_prompts(
 
 
 def _most_tokens(request: RequestState) -> int:
-    return ROW_BYTES // (12 + 8 * request.logprobs.prompt_k)
+    return ROW_BYTES // (12 + 8 * request.params.logprobs.prompt_k)
 
 
 def _slices(first: int, stop: int, size: int) -> Iterator[range]:
@@ -74,7 +74,7 @@ def _scored(
 ) -> ScoredRow:
     """Score the prompt tokens at `positions`, whose logits come from flat tokens `rows`."""
     tokens = request.tokens[positions.start : positions.stop]
-    k = request.logprobs.prompt_k
+    k = request.params.logprobs.prompt_k
     columns = baton_ops.logprobs(
         model.logits(model.select_rows(hidden, rows)),
         np.array(tokens, np.int32),

@@ -125,7 +125,7 @@ def _emitted(batch: Batch, chosen: Chosen, rows: tuple[KeptRow, ...]) -> Emitted
         token=chosen.token,
         n_kept=[row.n_tokens for row in rows],
         first_row=batch.first_rows,
-        logprobs_k=[row.request.logprobs_k for row in rows],
+        logprobs_k=[row.request.params.logprobs_k for row in rows],
     )
 
 

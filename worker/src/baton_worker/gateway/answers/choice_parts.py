@@ -72,7 +72,7 @@ class ChoiceParts:
     def _extensions(self, drafts: Iterable[bytes], *, tells_prompt: bool) -> Iterator[Field]:
         if self._request.step_details:
             yield "step_details", self._steps.pieces()
-        if self._request.logprobs.draft_logprobs:
+        if self._request.params.logprobs.draft_logprobs:
             yield "draft_logprobs", drafts
         if tells_prompt and self._request.prompt_logprobs_k >= 0:
             yield "prompt_logprobs", self._prompt.pieces()
@@ -105,15 +105,15 @@ class ChatParts(ChoiceParts):
         )
 
     def _logprobs(self) -> Iterator[bytes]:
-        if self._request.logprobs_k < 0:
+        if self._request.params.logprobs_k < 0:
             return iter([b"null"])
         return members([("content", self._content.pieces()), ("refusal", [b"null"])])
 
     def _add_tokens(self, part: Delta) -> None:
-        k = self._request.logprobs_k
+        k = self._request.params.logprobs_k
         if k >= 0:
             self._content.add(chat_logprobs(part, self._vocabulary, k).content)
-        if self._request.logprobs.draft_logprobs:
+        if self._request.params.logprobs.draft_logprobs:
             self._drafts.add(chat_draft_logprobs(part, self._vocabulary).content)
 
     def _add_prompt(self, row: ScoredRow) -> None:
@@ -167,7 +167,7 @@ class CompletionParts(ChoiceParts):
         )
 
     def _logprobs(self) -> Iterator[bytes]:
-        if self._request.logprobs_k < 0:
+        if self._request.params.logprobs_k < 0:
             return iter([b"null"])
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         lists = zip(names, self._lists, strict=True)
@@ -178,7 +178,7 @@ class CompletionParts(ChoiceParts):
         if not self._with_prompt:
             return
         self.text.extend(text.json)
-        if self._request.logprobs_k < 0:
+        if self._request.params.logprobs_k < 0:
             return
         prompt, names = self._request.prompt_of(self.index), self._vocabulary.names
         tokens, token_logprobs, top_logprobs, offsets = self._lists
@@ -191,7 +191,7 @@ class CompletionParts(ChoiceParts):
             yield min(end, len(prompt)) - start
 
     def _add_prompt(self, row: ScoredRow) -> None:
-        k = self._request.logprobs_k
+        k = self._request.params.logprobs_k
         if self._request.echo and self._with_prompt and k >= 0:
             found = echoed_logprobs([row], k, self._vocabulary)
             self._lists[1].add(found.token_logprobs)
@@ -199,13 +199,13 @@ class CompletionParts(ChoiceParts):
         super()._add_prompt(row)
 
     def _add_tokens(self, part: Delta) -> None:
-        k = self._request.logprobs_k
+        k = self._request.params.logprobs_k
         if k >= 0:
             n_before = len(self._prompt_text.text) if self._prompt_text else 0
             made = completion_logprobs(part, self._vocabulary, k, n_before)
             self._append(self._lists, made.tokens, made.token_logprobs, made.top_logprobs)
             self._lists[3].add(made.text_offset)
-        if self._request.logprobs.draft_logprobs:
+        if self._request.params.logprobs.draft_logprobs:
             told = completion_draft_logprobs(part, self._vocabulary)
             self._append(self._drafts, told.tokens, told.token_logprobs, told.top_logprobs)
 

@@ -139,11 +139,11 @@ class ChatFormat:
         return members([*fields, *(field for field in told if field[1]), ("object", [kind])])
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        k = self._request.logprobs_k
+        k = self._request.params.logprobs_k
         return chat_logprobs(delta, self._vocabulary, k) if k >= 0 else None
 
     def _draft_logprobs(self, delta: Delta) -> ChatDraftLogprobs | UnsetType:
-        if not self._request.logprobs.draft_logprobs:
+        if not self._request.params.logprobs.draft_logprobs:
             return UNSET
         return chat_draft_logprobs(delta, self._vocabulary)
 

@@ -164,7 +164,7 @@ class CompletionFormat:
     def _logprobs(
         self, delta: Delta, echoed: PromptText | None, *, with_prompt: bool
     ) -> CompletionLogprobs | None:
-        k = self._request.logprobs_k
+        k = self._request.params.logprobs_k
         if k < 0:
             return None
         n_before = len(echoed.text) if echoed else 0
@@ -181,7 +181,7 @@ class CompletionFormat:
         )
 
     def _draft_logprobs(self, delta: Delta) -> CompletionDraftLogprobs | UnsetType:
-        if not self._request.logprobs.draft_logprobs:
+        if not self._request.params.logprobs.draft_logprobs:
             return UNSET
         return completion_draft_logprobs(delta, self._vocabulary)
 

@@ -7,7 +7,7 @@ what the workers can take comes in as `Limits`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -20,7 +20,7 @@ from baton_worker.sampling import (
     MAX_INT32,
     MAX_PRIORITY,
     SAMPLING_BOUNDS,
-    LogprobParams,
+    RequestParams,
     SamplingParams,
 )
 
@@ -38,27 +38,15 @@ COMPLETION_DEFAULT_MAX_TOKENS = 16
 class Options:
     """Everything about a request that can be judged without tokenizer and workers.
 
-    `max_tokens` None means as many as the context leaves room for. `bad_words` are still text.
+    `request` still lacks its prompts, the length of its output and its bad words, which are text
+    yet. `max_tokens` None means as many as the context leaves room for.
     """
 
-    endpoint: Endpoint
-    n: int
-    sampling: SamplingParams
+    request: GenerationRequest
     max_tokens: int | None
     max_tokens_field: str
-    logprobs_k: int
     logprobs_field: str
-    stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
-    return_token_ids: bool
-    step_details: bool
     bad_words: tuple[str, ...]
-    logprobs: LogprobParams
-    prompt_logprobs_k: int
-    echo: bool
-    priority: int
-    cache_salt: bytes
 
 
 def chat_options(body: ChatBody, random_seed: int) -> Options:
@@ -106,45 +94,30 @@ def bind(
             token id outside the vocabulary, more logprobs of prompts in all than an
             answer may have.
     """
-    name = "messages" if options.endpoint is Endpoint.CHAT else "prompt"
-    if options.logprobs_k > limits.max_top_k:
-        raise bad_request(
-            options.logprobs_field,
-            f"{options.logprobs_field} is {options.logprobs_k}: the most is {limits.max_top_k}",
-        )
-    if options.prompt_logprobs_k > limits.max_top_k:
-        raise bad_request(
-            "prompt_logprobs",
-            f"prompt_logprobs is {options.prompt_logprobs_k}: the most is {limits.max_top_k}",
-        )
-    check_ids("stop_token_ids", options.sampling.stop_token_ids, limits.vocab_size, minimum=0)
-    biased = tuple(token for token, _ in options.sampling.logit_bias)
+    request, params = options.request, options.request.params
+    sampling = params.sampling
+    name = "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+    for field, k in (
+        (options.logprobs_field, params.logprobs_k),
+        ("prompt_logprobs", request.prompt_logprobs_k),
+    ):
+        if k > limits.max_top_k:
+            raise bad_request(field, f"{field} is {k}: the most is {limits.max_top_k}")
+    check_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size, minimum=0)
+    biased = tuple(token for token, _ in sampling.logit_bias)
     check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
     max_tokens = _output_tokens(options, max(map(len, prompts)), name, limits.context_tokens)
-    if options.sampling.min_tokens > max_tokens:
-        least = options.sampling.min_tokens
+    if sampling.min_tokens > max_tokens:
         raise bad_request(
-            "min_tokens", f"min_tokens is {least}, more than the {max_tokens} output tokens"
+            "min_tokens",
+            f"min_tokens is {sampling.min_tokens}, more than the {max_tokens} output tokens",
         )
-    request = GenerationRequest(
-        endpoint=options.endpoint,
+    sampling = msgspec.structs.replace(sampling, max_tokens=max(max_tokens, 1), bad_words=bad_words)
+    request = replace(
+        request,
         prompts=tuple(prompts),
-        n=options.n,
-        sampling=msgspec.structs.replace(
-            options.sampling, max_tokens=max(max_tokens, 1), bad_words=bad_words
-        ),
+        params=msgspec.structs.replace(params, sampling=sampling),
         scores_only=max_tokens == 0,
-        logprobs_k=options.logprobs_k,
-        logprobs=options.logprobs,
-        prompt_logprobs_k=options.prompt_logprobs_k,
-        echo=options.echo,
-        priority=options.priority,
-        cache_salt=options.cache_salt,
-        stops=options.stops,
-        stream=options.stream,
-        include_usage=options.include_usage,
-        return_token_ids=options.return_token_ids,
-        step_details=options.step_details,
     )
     _check_prompt_logprobs(request)
     return request
@@ -172,25 +145,32 @@ def _options(
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
     _check_max_tokens(*max_tokens, has_echo(body) or prompt_logprobs_k(body) >= 0)
-    return Options(
-        endpoint=endpoint,
-        n=_integer("n", body.n, 1, 1, MAX_N),
+    params = RequestParams(
         sampling=_sampling(body, random_seed),
-        max_tokens=max_tokens[1],
-        max_tokens_field=max_tokens[0],
         logprobs_k=logprobs[1],
-        logprobs_field=logprobs[0],
+        logprobs=logprob_params(body, logprobs[1]),
+        priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
+        cache_salt=_salt(body.cache_salt),
+    )
+    request = GenerationRequest(
+        endpoint=endpoint,
+        prompts=(),
+        n=_integer("n", body.n, 1, 1, MAX_N),
+        params=params,
         stops=_stops(body.stop),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
         step_details=bool(body.include_step_details),
-        bad_words=check_bad_words(body.bad_words),
-        logprobs=logprob_params(body, logprobs[1]),
         prompt_logprobs_k=prompt_logprobs_k(body),
         echo=has_echo(body),
-        priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
-        cache_salt=_salt(body.cache_salt),
+    )
+    return Options(
+        request=request,
+        max_tokens=max_tokens[1],
+        max_tokens_field=max_tokens[0],
+        logprobs_field=logprobs[0],
+        bad_words=check_bad_words(body.bad_words),
     )
 
 

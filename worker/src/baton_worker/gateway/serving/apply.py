@@ -266,7 +266,9 @@ class Applier:
         generation = live.generation
         prompt = generation.request.prompt_of(live.output.index)
         try:
-            delta = live.output.tell_prompt(told, prompt, generation.request.logprobs.prompt_k)
+            delta = live.output.tell_prompt(
+                told, prompt, generation.request.params.logprobs.prompt_k
+            )
         except LogprobsMissingError as error:
             self._logprobs_missing(live, error, worker_id)
             return False

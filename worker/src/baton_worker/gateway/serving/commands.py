@@ -36,39 +36,36 @@ class Unsent(NamedTuple):
 
 def commands_of(live: LiveRequest, pair: Pair, reserve_seconds: float) -> list[Addressed]:
     """Return what `pair` is told about the attempt that `live` stands at."""
-    choice, request = live.choice, live.generation.request
     handle, attempt = live.key
-    traceparent = live.generation.traceparent
+    params = msgspec.structs.replace(
+        live.choice.params,
+        logprobs=_still_wanted(live),
+        output_token_ids=live.merge.delivered,
+        traceparent=live.generation.traceparent,
+    )
     target, commands = None, list[Addressed]()
     if pair.decode is not None:
         decode = pair.decode.info
         target = DecodeTarget(
             decode.worker_id, decode.kv_endpoint, decode.kv_public_key, decode.features
         )
-        n_prompt, n_output = len(choice.prompt), choice.sampling.max_tokens
-        reserve = Reserve(handle, attempt, n_prompt, n_output, reserve_seconds, traceparent)
+        n_prompt, n_output = live.needs.prompt_tokens, live.needs.max_tokens
+        reserve = Reserve(handle, attempt, n_prompt, n_output, reserve_seconds, params.traceparent)
         commands.append(Addressed(decode.worker_id, reserve))
     submit = Submit(
         handle,
         attempt,
-        choice.prompt,
-        choice.sampling,
-        logprobs_k=request.logprobs_k,
         decode=target,
         gateway_sent_unix_ns=time.time_ns(),
-        traceparent=traceparent,
-        logprobs=_still_wanted(live),
-        priority=request.priority,
-        output_token_ids=live.merge.delivered,
-        cache_salt=request.cache_salt,
         turn=live.turn,
+        **params.fields(),
     )
     return [*commands, Addressed(pair.prefill.info.worker_id, submit)]
 
 
 def _still_wanted(live: LiveRequest) -> LogprobParams:
     """Return what an attempt has to tell: a prompt that was told is not told again."""
-    wanted = live.generation.request.logprobs
+    wanted = live.choice.params.logprobs
     if live.key.attempt == 0 or live.merge.lacks_prompt:
         return wanted
     return msgspec.structs.replace(wanted, prompt_k=-1)

@@ -243,7 +243,7 @@ class Dispatcher:
             # A worker that went meanwhile has had the choice sent elsewhere, or ended.
             if plan.live.key.handle in generation.live and not plan.live.key.attempt:
                 self._send(plan)
-            entries += _ENTRIES_PER_COMMAND + len(plan.live.choice.prompt) // _TOKENS_PER_ENTRY
+            entries += _ENTRIES_PER_COMMAND + plan.live.needs.prompt_tokens // _TOKENS_PER_ENTRY
         if generation.live:
             self._metrics.prompt_tokens.inc(generation.request.prompt_tokens)
 
@@ -320,16 +320,16 @@ class Dispatcher:
     def _live(
         self, generation: Generation, choice: Choice, needs: Needs, pair: Pair
     ) -> LiveRequest:
-        request = generation.request
+        request, params = generation.request, choice.params
         kind = PromptAlone if request.scores_only else SequenceOutput
         output = kind(
             choice.choice_index,
             self._vocabulary,
             stops=request.stops,
-            min_tokens=choice.sampling.min_tokens,
-            logprobs_k=request.logprobs_k,
-            want_offsets=request.logprobs_k >= 0 and request.endpoint is Endpoint.COMPLETION,
-            want_drafts=request.logprobs.draft_logprobs,
+            min_tokens=params.sampling.min_tokens,
+            logprobs_k=params.logprobs_k,
+            want_offsets=params.logprobs_k >= 0 and request.endpoint is Endpoint.COMPLETION,
+            want_drafts=params.logprobs.draft_logprobs,
             steps_of=self._steps_of(request, pair),
         )
         return LiveRequest(
@@ -338,7 +338,7 @@ class Dispatcher:
             choice=choice,
             needs=needs,
             merge=RowMerge(
-                prompt_tokens=len(choice.prompt) if request.logprobs.prompt_k >= 0 else 0
+                prompt_tokens=needs.prompt_tokens if params.logprobs.prompt_k >= 0 else 0
             ),
             output=output,
             holders=pair.worker_ids,
@@ -374,11 +374,10 @@ class Dispatcher:
 
 
 def _asked(generation: Generation, traceparent: str) -> _Asked:
-    request = generation.request
-    choices = list(request.choices())
+    choices = list(generation.request.choices())
     needs = [
-        Needs(len(c.prompt), c.sampling.max_tokens, request.logprobs_k, request.features)
-        for c in choices
+        Needs(len(p.prompt_token_ids), p.sampling.max_tokens, p.logprobs_k, p.features)
+        for _, p in choices
     ]
     return _Asked(generation, traceparent, choices, needs)
 

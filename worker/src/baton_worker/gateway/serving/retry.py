@@ -35,7 +35,7 @@ from baton_worker.gateway.serving.waiting_retries import Waiting, WaitingRetries
 from baton_worker.gateway.serving.workers import WorkerTable
 from baton_worker.identity import Role
 from baton_worker.link.api import GatewayLink
-from baton_worker.messages import RESUME
+from baton_worker.sampling import RESUME
 from baton_worker.supervision import going_on
 
 log = logging.getLogger(__name__)

@@ -61,7 +61,8 @@ class Suspects:
         return known.n_verdicts if known is not None and now < known.until else 0
 
     def _digest(self, request: GenerationRequest) -> bytes:
-        sampling = msgspec.structs.replace(request.sampling, seed=0)
-        asked = (request.prompts, sampling, request.logprobs, request.logprobs_k)
+        params = request.params
+        sampling = msgspec.structs.replace(params.sampling, seed=0)
+        asked = (request.prompts, sampling, params.logprobs, params.logprobs_k)
         encoded = msgspec.msgpack.encode(asked)
         return hashlib.blake2b(encoded, key=self._key, digest_size=_DIGEST_BYTES).digest()
