@@ -1,4 +1,6 @@
-"""`docs/structures.md` tells a token's way in at most ten steps, by names that the code has."""
+"""`docs/structures.md` tells a token's way in at most ten steps, by names that the code has, and
+`docs/add-a-field.md` names only what is there.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "structures.md").read_text()
+ADDING = (ROOT / "docs" / "add-a-field.md").read_text()
 PACKAGES = {
     "": ROOT / "worker" / "src" / "baton_worker",
     "baton_ops": ROOT / "ops" / "src" / "baton_ops",
 }
-NAMES = sorted(set(re.findall(r"`(\w+(?:\.\w+)+)`", PAGE)))
+NAME = re.compile(r"`(\w+(?:\.(?!py`|md`)\w+)+)`")
+NAMES = sorted(set(NAME.findall(PAGE)))
+FILES = sorted(set(re.findall(r"`(\w[\w/-]*\.(?:py|md))`", ADDING)))
 
 
 def module_of(name: str) -> tuple[Path, list[str]]:
@@ -47,7 +52,7 @@ def defined(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.stmt]]]:
                 yield from ((alias.asname or alias.name, []) for alias in aliases)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *NAME.findall(ADDING)}))
 def test_every_name_on_the_page_is_in_the_code(name: str) -> None:
     path, rest = module_of(name)
     assert path.is_file(), f"no module for {name}"
@@ -56,6 +61,11 @@ def test_every_name_on_the_page_is_in_the_code(name: str) -> None:
         found = dict(defined(body))
         assert part in found, f"{path.relative_to(ROOT)} has no {part}"
         body = found[part]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_on_the_page_of_fields_is_there(name: str) -> None:
+    assert (ROOT / name).is_file() or (PACKAGES[""] / name).is_file()
 
 
 def test_the_way_has_at_most_ten_numbered_steps() -> None:

@@ -13,8 +13,10 @@ import pytest
 from baton_worker.engine.api import EngineRefusedError, Handoff
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
-from baton_worker.messages import DraftScores
+from baton_worker.engine.scheduling.requests import RequestLimits, imported_state
+from baton_worker.messages import DecodeTarget, DraftScores, Submit
 from baton_worker.records.columns import ErrorCode, Finish
+from baton_worker.sampling import LogprobParams, RequestParams, SamplingParams
 
 OPTIONS: dict[str, Any] = {"max_tokens": 18, "logprobs_k": 3, "repetition_penalty": 1.1}
 
@@ -60,6 +62,29 @@ def test_without_mtp_on_either_side(make_bench: Any, mixed: Any, hand_over: Any)
     hand_over(prefill, decode, prefill.handoffs())
     decode.drain()
     assert all(decode.reader[key].tokens == stream.tokens for key, stream in expected.items())
+
+
+def test_all_that_was_asked_goes_over(make_bench: Any, key: Any) -> None:
+    """Whatever fields there are; decode's state holds them as they came."""
+    asked = RequestParams(
+        prompt_token_ids=tuple(range(5, 40)),
+        sampling=SamplingParams(max_tokens=18, seed=3, logit_bias=((7, -2.0),), bad_words=((8,),)),
+        logprobs_k=3,
+        logprobs=LogprobParams(processed=True, draft_logprobs=True),
+        priority=-4,
+        output_token_ids=(11, 12),
+        cache_salt=b"salt",
+        traceparent="00-1-2-03",
+    ).fields()
+    default = RequestParams(sampling=SamplingParams()).fields()
+    assert [name for name, value in asked.items() if value == default[name]] == []
+    prefill = make_bench(n_draft=1)
+    prefill.engine.submit(Submit(*key(1), decode=DecodeTarget("decode-0", ""), **asked))
+    prefill.reader[key(1)].tokens.extend(asked["output_token_ids"])
+    (handoff,) = prefill.handoffs()
+    assert handoff.state.fields() == asked
+    limits = RequestLimits(vocab_size=512, max_model_len=128, max_top_k=20, table_width=8)
+    assert imported_state(handoff, limits, 0.0).params.fields() == asked
 
 
 @pytest.fixture(scope="module")
