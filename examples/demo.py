@@ -26,9 +26,9 @@ import numpy as np
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton_testing.numpy_reference import forward
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import load_weights
-from numpy_reference import forward
 
 MODEL = Path(__file__).resolve().parent / "tiny-mtp"
 REFERENCE_MESSAGE_BYTES = 530_444

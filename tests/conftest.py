@@ -30,6 +30,9 @@ settings.register_profile(
 )
 settings.load_profile("baton")
 
+# What tests share tells as much as a test does when it is not so.
+pytest.register_assert_rewrite("baton_testing")
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

@@ -10,12 +10,12 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus import SOURCES, load_documents
 from tokenizers import Tokenizer
 
+from baton_testing.numpy_reference import greedy
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
-from numpy_reference import greedy
+from corpus import SOURCES, load_documents
 
 PROMPTS = 16
 TOKENS_PER_PROMPT = 64

@@ -27,12 +27,13 @@ with warnings.catch_warnings():
     import paddle
 
 import numpy as np
-from corpus import SOURCES, Document, load_documents, make_chat, sentences
 from measure import measure_acceptance
 from network import Parameters, Shape, init_parameters, loss, to_checkpoint
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from vocabulary import BOS_ID, END_ID, EOS_ID, render_chat, save_tokenizer, train_tokenizer
+
+from corpus import SOURCES, Document, load_documents, make_chat, sentences
 
 MTP_LOSS_WEIGHT = 0.3
 PROGRESS_EVERY_STEPS = 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -175,19 +174,6 @@ def start(*flags: str) -> Iterator[Deployment]:
 @pytest.fixture(scope="session")
 def start_deployment() -> Callable[..., contextlib.AbstractContextManager[Deployment]]:
     return start
-
-
-@pytest.fixture(scope="session")
-def unsupervised() -> Callable[..., contextlib.AbstractContextManager[Any]]:
-    """`support_processes.unsupervised(folder, **options)`."""
-    path = Path(__file__).with_name("support_processes.py")
-    spec = importlib.util.spec_from_file_location("e2e_support_processes", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return cast("Callable[..., contextlib.AbstractContextManager[Any]]", module.unsupervised)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from baton_testing.unsupervised import unsupervised
 from baton_worker.config import EngineConfig, SimConfig
 
 PATIENCE_SECONDS = 120.0
@@ -58,7 +59,7 @@ class Client(threading.Thread):
 
 @pytest.mark.parametrize("has_curve", [False, True], ids=["plain", "curve"])
 def test_prefill_killed_in_a_prompt_ends_the_request_and_cancels_decode(
-    unsupervised: Any, tmp_path: Path, has_curve: bool
+    tmp_path: Path, has_curve: bool
 ) -> None:
     with unsupervised(tmp_path, has_curve=has_curve, engine=sim(60.0)) as processes:
         gateway, decode = processes["gateway"], processes["decode-0"]
@@ -78,9 +79,7 @@ def test_prefill_killed_in_a_prompt_ends_the_request_and_cancels_decode(
         assert gateway.metric("baton_link_heartbeat_timeouts_total") == 0
 
 
-def test_prefill_killed_in_a_prompt_is_replaced_by_another(
-    unsupervised: Any, tmp_path: Path
-) -> None:
+def test_prefill_killed_in_a_prompt_is_replaced_by_another(tmp_path: Path) -> None:
     with unsupervised(tmp_path, prefill=2, engine=sim(20e-6)) as processes:
         wanted = httpx.post(
             f"{processes.url}/v1/completions", json=ASK, timeout=PATIENCE_SECONDS

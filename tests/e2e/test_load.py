@@ -8,6 +8,7 @@ import random
 
 import httpx
 
+from baton_testing.unsupervised import unsupervised
 from baton_worker.config import EngineConfig
 
 REQUESTS = 500
@@ -96,7 +97,7 @@ async def run_all(url: str, patience: float) -> list[str]:
         return await asyncio.gather(*(one(n) for n in range(REQUESTS)))
 
 
-def test_500_mixed_requests_each_end_once_and_leave_nothing(unsupervised, tmp_path, patience):
+def test_500_mixed_requests_each_end_once_and_leave_nothing(tmp_path, patience):
     # 400 blocks hold some twenty of the longest requests: most others wait or are preempted.
     engine = EngineConfig(kv_blocks=400, max_running=24)
     with unsupervised(tmp_path, num_speculative_tokens=2, engine=engine) as processes:
@@ -115,7 +116,7 @@ def test_500_mixed_requests_each_end_once_and_leave_nothing(unsupervised, tmp_pa
         assert gateway.metric("baton_gateway_gap_timeouts_total") == 0
 
 
-def test_a_full_deployment_answers_429_and_serves_again_after(unsupervised, tmp_path, patience):
+def test_a_full_deployment_answers_429_and_serves_again_after(tmp_path, patience):
     engine = EngineConfig(max_running=1, max_waiting=1)
     # Nobody waits in line: whether the queues are full is then a matter of these workers alone.
     gateway = {"max_wait_seconds": 0.0}

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from baton_testing.numpy_reference import forward
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
-from numpy_reference import forward
 
 TOLERANCE = 5e-5
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton_testing.numpy_reference import forward, greedy, log_softmax, mtp_forward, rope
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import LayerWeights, Weights, load_weights
-from numpy_reference import forward, greedy, log_softmax, mtp_forward, rope
 
 
 @dataclasses.dataclass(frozen=True)

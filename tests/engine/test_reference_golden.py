@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_testing.numpy_reference import forward
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
-from numpy_reference import forward
 
 
 @pytest.mark.parametrize(

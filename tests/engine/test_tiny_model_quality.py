@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from baton_testing.numpy_reference import forward, greedy, log_softmax, mtp_forward
 from baton_worker.engine.backends.paddle.framework import paddle
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.weights import Weights, load_weights
-from numpy_reference import forward, greedy, log_softmax, mtp_forward
 
 SENTENCES = (
     "You may copy and distribute verbatim copies of the Program's source code as you receive it",

@@ -47,7 +47,7 @@ def guarded(check: Callable[[bytes], None], data: bytes) -> None:
 
 def run_random(name: str, seconds: float, inputs: int, seed: int) -> None:
     """Draw conversations until that was enough."""
-    from machines import MACHINES
+    from baton_fuzz.machines import MACHINES
 
     machine, rng = MACHINES[name](), random.Random(seed)
     started = time.monotonic()
@@ -63,7 +63,7 @@ def run_atheris(name: str, seconds: float, inputs: int, seed: int) -> None:
     with atheris.instrument_imports(
         include=["baton_worker.records", "baton_worker.link", "baton_worker.handoff"]
     ):
-        from machines import MACHINES
+        from baton_fuzz.machines import MACHINES
     machine = MACHINES[name]()
     found = tempfile.mkdtemp(prefix="fuzz-machines-")
     started = time.monotonic()

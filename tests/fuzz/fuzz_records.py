@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from record_oracle import Tally
+    from baton_fuzz.record_oracle import Tally
 
 PRINTED_BYTES = 4096
 
@@ -50,8 +50,8 @@ def guarded(check: Callable[[bytes], None], data: bytes) -> None:
 
 def run_mutations(seconds: float, inputs: int, seed: int) -> None:
     """Draw mutations until that was enough."""
-    import record_mutations
-    from record_oracle import Oracle
+    from baton_fuzz import record_mutations
+    from baton_fuzz.record_oracle import Oracle
 
     oracle, rng, seeds = Oracle(), random.Random(seed), record_mutations.load_corpus()
     for data in seeds:
@@ -69,8 +69,8 @@ def run_atheris(seconds: float, inputs: int, seed: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["baton_worker.records"]):
-        from record_oracle import Oracle
-    import record_mutations
+        from baton_fuzz.record_oracle import Oracle
+    from baton_fuzz import record_mutations
 
     oracle, seeds = Oracle(), record_mutations.load_corpus()
     # libFuzzer writes what it finds to the first folder: the committed corpus comes second.

@@ -8,8 +8,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from record_mutations import CORPUS
 
+from baton_fuzz.record_mutations import CORPUS
 from baton_worker.records.columns import Finish, StepColumns
 from baton_worker.records.encode import encode_step
 from baton_worker.records.scored import ScoredRow, ScoredTokens

@@ -15,18 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton_fuzz.machines import MACHINES
+
 SCRIPT = Path(__file__).with_name("fuzz_machines.py")
 NAMES = ("gateway", "worker", "kv")
 SECONDS = {"atheris": 60, "random": 20}
 MIN_INPUTS = 500
 MIN_REASONS = {"gateway": 5, "worker": 5, "kv": 3}
-
-_spec = importlib.util.spec_from_file_location("fuzz_state_machines", SCRIPT.parent / "machines.py")
-assert _spec is not None
-assert _spec.loader is not None
-machines = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = machines
-_spec.loader.exec_module(machines)
 
 
 @pytest.fixture
@@ -40,7 +35,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", NAMES)
 def test_no_conversation_leaves_a_state_that_cannot_be_said(name: str) -> None:
-    machine = machines.MACHINES[name]()
+    machine = MACHINES[name]()
 
     @settings(max_examples=100, deadline=None)
     @given(st.integers(0, (1 << 64) - 1))

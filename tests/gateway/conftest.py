@@ -1,15 +1,12 @@
 """A gateway on a scripted link, served over loopback on a thread of its own."""
 
-import importlib.util
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -19,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from baton_testing.scripted_link import EOS, ScriptedLink
 from baton_worker.config import (
     GatewayConfig,
     HttpConfig,
@@ -38,32 +36,6 @@ _TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _TEXT = ["the quick brown fox jumps over the lazy dog", "a stop here and there", "naïve café 你好"]
-
-
-def _load_support(name: str) -> ModuleType:
-    path = Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"gateway_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_support, _retries = _load_support("support_link"), _load_support("support_retries")
-
-
-@pytest.fixture(scope="session")
-def support() -> ModuleType:
-    """`support_link`: RowSpec, ScriptedLink, worker_info, logprob_of, top_of."""
-    return _support
-
-
-@pytest.fixture(scope="session")
-def books() -> Callable[..., Any]:
-    """`books(**options)`: `support_retries.Books`, where workers are those of `support_link`."""
-    return partial(_retries.Books, _support.worker_info)
 
 
 @pytest.fixture(scope="session")
@@ -223,7 +195,7 @@ def start_gateway(model_folder: Path, tokenizer: GatewayTokenizer) -> Iterator[S
         info: Mapping[str, object] = MappingProxyType({}),
         **options: Any,
     ) -> Running:
-        link = _support.ScriptedLink(script or echo_script, per_step)
+        link = ScriptedLink(script or echo_script, per_step)
         gateway = GatewayConfig(http=HttpConfig(port=0), **options)
         model, logprobs = ModelConfig(str(model_folder), "tiny"), LogprobsConfig(max_top_k)
         config = ProcessConfig(model=model, gateway=gateway, logprobs=logprobs)
@@ -248,7 +220,7 @@ def start_gateway(model_folder: Path, tokenizer: GatewayTokenizer) -> Iterator[S
 
 def echo_script(submit: Any) -> list[int]:
     """The prompt again, then the end-of-sequence token."""
-    return [t for t in submit.prompt_token_ids if t > 4] + [_support.EOS]
+    return [t for t in submit.prompt_token_ids if t > 4] + [EOS]
 
 
 def _wait_ready(running: Running) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 import msgspec
 import pytest
 
+from baton_testing.scripted_link import worker_info
 from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import Needs, WorkerLoad
 from baton_worker.gateway.serving.ejection import (
@@ -31,12 +32,12 @@ def choose(loads, needs, *rules, **more):
     return pairs[0] if pairs else None
 
 
-def test_a_worker_that_refuses_at_once_draws_a_handful_of_a_thousand(support):
+def test_a_worker_that_refuses_at_once_draws_a_handful_of_a_thousand():
     """It is always the least loaded. Ten requests a second, each a second on the other worker."""
     now = [0.0]
     table = WorkerTable("tiny", clock=lambda: now[0])
-    table.up("good", 1, support.worker_info("good", Role.MIXED))
-    table.up("bad", 2, support.worker_info("bad", Role.MIXED))
+    table.up("good", 1, worker_info("good", Role.MIXED))
+    table.up("bad", 2, worker_info("bad", Role.MIXED))
     drawn, running = Counter(), []
     for _ in range(1000):
         now[0] += 0.1
@@ -55,9 +56,9 @@ def test_a_worker_that_refuses_at_once_draws_a_handful_of_a_thousand(support):
     assert drawn["good"] == 1000 - drawn["bad"]
 
 
-def test_an_ejected_worker_is_passed_over_even_when_the_others_are_full(support):
+def test_an_ejected_worker_is_passed_over_even_when_the_others_are_full():
     def load(name, **facts):
-        info = support.worker_info(name, Role.MIXED, max_running=1, max_waiting=0)
+        info = worker_info(name, Role.MIXED, max_running=1, max_waiting=0)
         return WorkerLoad(info, 1, **facts)
 
     full, bad = load("full", outstanding_requests=1), load("bad", is_ejected=True)
@@ -68,20 +69,20 @@ def test_an_ejected_worker_is_passed_over_even_when_the_others_are_full(support)
     assert choose([full, bad], NEEDS).worker_ids == ("bad",), "who drains is no other"
 
 
-def test_an_ejected_kind_is_the_last_choice(support):
+def test_an_ejected_kind_is_the_last_choice():
     """The new revision's only decode fails: the old pair is taken, however busy."""
     new = {"semantic_hash": 5}
     loads = [
-        WorkerLoad(support.worker_info("p-new", Role.PREFILL, **new), 1),
-        WorkerLoad(support.worker_info("d-new", Role.DECODE, **new), 1, is_ejected=True),
-        WorkerLoad(support.worker_info("p-old", Role.PREFILL), 1, outstanding_tokens=900),
-        WorkerLoad(support.worker_info("d-old", Role.DECODE), 1, outstanding_tokens=900),
+        WorkerLoad(worker_info("p-new", Role.PREFILL, **new), 1),
+        WorkerLoad(worker_info("d-new", Role.DECODE, **new), 1, is_ejected=True),
+        WorkerLoad(worker_info("p-old", Role.PREFILL), 1, outstanding_tokens=900),
+        WorkerLoad(worker_info("d-old", Role.DECODE), 1, outstanding_tokens=900),
     ]
     assert choose(loads, NEEDS).worker_ids == ("p-old", "d-old")
     assert choose(loads[:2], NEEDS).worker_ids == ("p-new", "d-new")
 
 
-def test_every_request_is_served_beside_a_worker_that_fails_all(start_gateway, support):
+def test_every_request_is_served_beside_a_worker_that_fails_all(start_gateway):
     gateway = start_gateway(lambda submit: OUTPUT)
     gateway.link.up("decode-1", Role.DECODE)
     gateway.link.refusals["decode-0"] = ErrorCode.INTERNAL
@@ -105,7 +106,7 @@ def test_every_request_is_served_beside_a_worker_that_fails_all(start_gateway, s
     assert gateway.metric("baton_gateway_worker_ejected", **shown) == 0
 
 
-def test_a_worker_that_begins_all_and_ends_none_is_ejected(start_gateway, support):
+def test_a_worker_that_begins_all_and_ends_none_is_ejected(start_gateway):
     gateway = start_gateway(lambda submit: OUTPUT)
     gateway.link.up("decode-1", Role.DECODE)
     gateway.link.failures["decode-0"] = {70}
@@ -186,9 +187,7 @@ def test_one_request_of_many_choices_ejects_nobody(start_gateway):
     assert gateway.metric("baton_gateway_worker_ejections_total", worker_role="decode") == 0
 
 
-def test_the_last_pair_is_used_although_ejected_and_restored_by_what_it_serves(
-    start_gateway, support
-):
+def test_the_last_pair_is_used_although_ejected_and_restored_by_what_it_serves(start_gateway):
     gateway = start_gateway(lambda submit: OUTPUT)
     gateway.link.refusals["decode-0"] = ErrorCode.INTERNAL
     with gateway.http() as client:
@@ -205,12 +204,12 @@ def test_the_last_pair_is_used_although_ejected_and_restored_by_what_it_serves(
     assert gateway.metric("baton_gateway_worker_ejected", **shown) == 0
 
 
-def test_a_trial_that_was_not_sent_is_still_due(support):
+def test_a_trial_that_was_not_sent_is_still_due():
     """A wide request that finds no room for its last choice must not use the trial up."""
     now = [0.0]
     table = WorkerTable("tiny", "", clock=lambda: now[0])
     for name in ("bad", "good"):
-        table.up(name, 1, support.worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
+        table.up(name, 1, worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
     for _ in range(EJECT_AFTER):
         table.failed("bad", 0.0, "broken", is_full=False)
     now[0] = BACKOFF_SECONDS
@@ -226,11 +225,11 @@ def test_a_trial_that_was_not_sent_is_still_due(support):
     assert [(load.dispatched, load.outstanding_tokens) for load in table.loads()] == [(0, 0)] * 2
 
 
-def test_who_waits_is_told_of_a_restored_worker_and_of_one_that_is_due_to_be_tried(support):
+def test_who_waits_is_told_of_a_restored_worker_and_of_one_that_is_due_to_be_tried():
     now, told = [0.0], []
     table = WorkerTable("tiny", "", clock=lambda: now[0])
     for name in ("bad", "good"):
-        table.up(name, 1, support.worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
+        table.up(name, 1, worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
     table.on_room = lambda: told.append(now[0])
     for _ in range(EJECT_AFTER):
         table.failed("bad", 0.0, "broken", is_full=False)

@@ -9,7 +9,9 @@ import threading
 
 import pytest
 
+from baton_testing.scripted_link import RowSpec
 from baton_worker.identity import Role
+from baton_worker.messages import Submit
 from baton_worker.records.columns import Finish
 
 OUTPUT = [100 + n for n in range(6)]
@@ -75,10 +77,10 @@ def stopped(start_gateway):
     return stopped
 
 
-def submit_of(gateway, support, n):
+def submit_of(gateway, n):
     link = gateway.link
-    link.wait_until(lambda: len(link.sent(support.Submit)) > n)
-    return link.sent(support.Submit)[n]
+    link.wait_until(lambda: len(link.sent(Submit)) > n)
+    return link.sent(Submit)[n]
 
 
 def wait_for(gateway, name, value):
@@ -86,28 +88,28 @@ def wait_for(gateway, name, value):
         pass
 
 
-def with_a_gap(stopped, support):
+def with_a_gap(stopped):
     gateway = stopped.gateway
     poster = Poster(gateway, 70)
-    _, submit = submit_of(gateway, support, 0)
-    gateway.link.publish("mixed-0", support.RowSpec(submit.handle, 2, OUTPUT[2:4]))
+    _, submit = submit_of(gateway, 0)
+    gateway.link.publish("mixed-0", RowSpec(submit.handle, 2, OUTPUT[2:4]))
     wait_for(gateway, "baton_gateway_hold_rows", 1)
     return poster, submit
 
 
-def test_a_row_that_came_meanwhile_closes_its_gap(stopped, support):
-    poster, submit = with_a_gap(stopped, support)
+def test_a_row_that_came_meanwhile_closes_its_gap(stopped):
+    poster, submit = with_a_gap(stopped)
     stopped.pass_by(PAUSE_SECONDS)
     gateway = stopped.gateway
-    gateway.link.publish("mixed-0", support.RowSpec(submit.handle, 0, OUTPUT[:2]))
-    gateway.link.publish("mixed-0", support.RowSpec(submit.handle, 4, OUTPUT[4:], Finish.LENGTH))
+    gateway.link.publish("mixed-0", RowSpec(submit.handle, 0, OUTPUT[:2]))
+    gateway.link.publish("mixed-0", RowSpec(submit.handle, 4, OUTPUT[4:], Finish.LENGTH))
     assert poster.result().json()["choices"][0]["token_ids"] == OUTPUT
     assert gateway.metric("baton_gateway_gap_timeouts_total") == 0
     assert gateway.metric("baton_gateway_retries_total", how="from_start") == 0
 
 
-def test_a_gap_that_stays_open_afterwards_ends_as_ever(stopped, support):
-    poster, _ = with_a_gap(stopped, support)
+def test_a_gap_that_stays_open_afterwards_ends_as_ever(stopped):
+    poster, _ = with_a_gap(stopped)
     stopped.pass_by(PAUSE_SECONDS)
     for _ in range(3):
         assert stopped.gateway.metric("baton_gateway_gap_timeouts_total") == 0
@@ -116,13 +118,13 @@ def test_a_gap_that_stays_open_afterwards_ends_as_ever(stopped, support):
     assert stopped.gateway.metric("baton_gateway_gap_timeouts_total") == 1
 
 
-def test_a_request_that_waits_for_a_worker_takes_the_room_that_came_meanwhile(stopped, support):
+def test_a_request_that_waits_for_a_worker_takes_the_room_that_came_meanwhile(stopped):
     gateway = stopped.gateway
     lost = Poster(gateway, 70)
-    submit_of(gateway, support, 0)
+    submit_of(gateway, 0)
     gateway.link.up("mixed-1", Role.MIXED, **ONE_PLACE)
     busy = Poster(gateway, 71)
-    assert submit_of(gateway, support, 1)[0] == "mixed-1"
+    assert submit_of(gateway, 1)[0] == "mixed-1"
     gateway.link.down("mixed-0", "disconnected")
     wait_for(gateway, "baton_gateway_waiting_retries", 1)
     stopped.pass_by(PAUSE_SECONDS)

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.serving.slots import Slots
 from baton_worker.gateway.serving.waiting_queue import Line
 from baton_worker.gateway.serving.waiting_retries import WaitingRetries
 from baton_worker.identity import Role
+from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode, Finish
 
@@ -28,8 +30,8 @@ def ask(gateway, prompt):
     return gateway.ask(BODY | {"prompt": [prompt]})
 
 
-def submits(gateway, support):
-    return [(w, c) for w, c in gateway.link.commands if isinstance(c, support.Submit)]
+def submits(gateway):
+    return [(w, c) for w, c in gateway.link.commands if isinstance(c, Submit)]
 
 
 def wait_for(gateway, value):
@@ -38,7 +40,7 @@ def wait_for(gateway, value):
 
 
 @pytest.fixture
-def full(start_gateway, support):
+def full(start_gateway):
     """`full(**options)`: two workers of one place with a request each, and these requests."""
 
     def make(**options):
@@ -49,30 +51,30 @@ def full(start_gateway, support):
         posters = {}
         for n, prompt in enumerate((70, 71), 1):
             poster = ask(gateway, prompt)
-            gateway.link.wait_told(lambda n=n: len(submits(gateway, support)) == n)
-            worker, submit = submits(gateway, support)[-1]
+            gateway.link.wait_told(lambda n=n: len(submits(gateway)) == n)
+            worker, submit = submits(gateway)[-1]
             posters[worker] = poster, submit
         return gateway, posters["mixed-0"], posters["mixed-1"]
 
     return make
 
 
-def end(gateway, support, worker, submit):
-    row = support.RowSpec(submit.handle, 0, [*OUTPUT[:1], 1], Finish.STOP)
+def end(gateway, worker, submit):
+    row = RowSpec(submit.handle, 0, [*OUTPUT[:1], 1], Finish.STOP)
     gateway.link.publish(worker, row)
 
 
-def test_it_goes_before_all_who_wait_to_begin(full, support):
+def test_it_goes_before_all_who_wait_to_begin(full):
     gateway, (lost, first), (other, busy) = full()
-    gateway.link.publish("mixed-0", support.RowSpec(first.handle, 0, OUTPUT[:2]))
+    gateway.link.publish("mixed-0", RowSpec(first.handle, 0, OUTPUT[:2]))
     newcomer = ask(gateway, 72)
     gateway.wait_metric("baton_gateway_line_requests", 1, n_live=2)
     gateway.link.down("mixed-0", "disconnected")
     wait_for(gateway, 1)
-    assert len(submits(gateway, support)) == 2
-    end(gateway, support, "mixed-1", busy)
-    gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
-    worker, again = submits(gateway, support)[2]
+    assert len(submits(gateway)) == 2
+    end(gateway, "mixed-1", busy)
+    gateway.link.wait_told(lambda: len(submits(gateway)) == 3)
+    worker, again = submits(gateway)[2]
     assert (worker, again.handle, again.attempt) == ("mixed-1", first.handle, 1)
     assert again.output_token_ids == tuple(OUTPUT[:2])
     wait_for(gateway, 0)
@@ -82,13 +84,13 @@ def test_it_goes_before_all_who_wait_to_begin(full, support):
     assert gateway.metric("baton_gateway_retries_total", how="from_token") == 1
 
 
-def test_a_worker_that_comes_takes_it(full, support):
+def test_a_worker_that_comes_takes_it(full):
     gateway, (lost, _), (other, _) = full()
     gateway.link.down("mixed-0", "disconnected")
     wait_for(gateway, 1)
     gateway.link.up("mixed-2", Role.MIXED, **ONE_PLACE)
-    gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
-    assert submits(gateway, support)[2][0] == "mixed-2"
+    gateway.link.wait_told(lambda: len(submits(gateway)) == 3)
+    assert submits(gateway)[2][0] == "mixed-2"
     gateway.link.resume()
     assert (lost.choices(), other.choices()) == ([OUTPUT], [OUTPUT])
 
@@ -122,37 +124,37 @@ def test_it_ends_when_the_last_worker_is_gone_that_it_could_wait_for(full):
     wait_for(gateway, 0)
 
 
-def test_one_whose_client_leaves_is_forgotten(full, support):
+def test_one_whose_client_leaves_is_forgotten(full):
     """A comment brings the stream's head, behind which the test can tell the first token."""
     gateway, _, (other, busy) = full(sse_comment_seconds=0.05)
-    end(gateway, support, "mixed-1", busy)
+    end(gateway, "mixed-1", busy)
     other.result()
     with (
         gateway.http() as client,
         client.stream("POST", "/v1/completions", json=BODY | {"prompt": [80], "stream": True}) as s,
     ):
         lines = s.iter_lines()
-        gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
-        _, submit = submits(gateway, support)[2]
-        gateway.link.publish("mixed-1", support.RowSpec(submit.handle, 0, OUTPUT[:1]))
+        gateway.link.wait_told(lambda: len(submits(gateway)) == 3)
+        _, submit = submits(gateway)[2]
+        gateway.link.publish("mixed-1", RowSpec(submit.handle, 0, OUTPUT[:1]))
         assert any(f'"token_ids":[{OUTPUT[0]}]' in line for line in lines), "it ends at the first"
         gateway.link.down("mixed-1", "disconnected")
         wait_for(gateway, 1)
     wait_for(gateway, 0)
     gateway.link.resume()
-    assert len(submits(gateway, support)) == 3
+    assert len(submits(gateway)) == 3
 
 
-def test_it_leaves_to_others_the_room_that_it_can_make_no_use_of(full, support):
+def test_it_leaves_to_others_the_room_that_it_can_make_no_use_of(full):
     """The worker that refused it has room, and the one that it waits for has none."""
     gateway, (lost, first), (other, _) = full()
     error = (ErrorCode.HANDOFF_REFUSED, "not here")
-    row = support.RowSpec(first.handle, 0, finish=Finish.ERROR, error=error)
+    row = RowSpec(first.handle, 0, finish=Finish.ERROR, error=error)
     gateway.link.publish("mixed-0", row)
     wait_for(gateway, 1)
     newcomer = ask(gateway, 72)
-    gateway.link.wait_told(lambda: len(submits(gateway, support)) == 3)
-    assert submits(gateway, support)[2][0] == "mixed-0"
+    gateway.link.wait_told(lambda: len(submits(gateway)) == 3)
+    assert submits(gateway)[2][0] == "mixed-0"
     gateway.link.resume()
     assert [each.choices() for each in (newcomer, other, lost)] == [[OUTPUT]] * 3
 

@@ -7,8 +7,10 @@ import threading
 
 import pytest
 
+from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.errors import SUSPECT_REQUEST
 from baton_worker.identity import Role
+from baton_worker.messages import Submit
 from baton_worker.records.columns import FLAG_FIRST_TOKEN
 
 OUTPUT = [100 + n for n in range(6)]
@@ -35,16 +37,16 @@ def start(start_gateway):
     return make
 
 
-def submit_of(gateway, support, n):
+def submit_of(gateway, n):
     """Wait for the n-th SUBMIT; return it and its prefill worker."""
     link = gateway.link
-    link.wait_told(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) > n)
-    worker, submit = link.sent(support.Submit)[n]
+    link.wait_told(lambda: sum(isinstance(c, Submit) for _, c in link.commands) > n)
+    worker, submit = link.sent(Submit)[n]
     return submit, worker
 
 
-def first_token(gateway, support, submit, worker):
-    row = support.RowSpec(
+def first_token(gateway, submit, worker):
+    row = RowSpec(
         submit.handle,
         len(submit.output_token_ids),
         OUTPUT[len(submit.output_token_ids) :][:1],
@@ -54,20 +56,20 @@ def first_token(gateway, support, submit, worker):
     gateway.link.publish(worker, row)
 
 
-def test_prefill_dies_under_it_twice_and_the_third_never_hears_of_it(start, support, caplog):
+def test_prefill_dies_under_it_twice_and_the_third_never_hears_of_it(start, caplog):
     gateway = start(prefills=3, decodes=1)
     with caplog.at_level(logging.ERROR, "baton_worker.gateway.serving.retry"):
         client = ask(gateway)
         killed = []
         for n in range(2):
-            _, worker = submit_of(gateway, support, n)
+            _, worker = submit_of(gateway, n)
             killed.append(worker)
             gateway.link.down(worker, "disconnected")
         answer = client.result()
     assert (answer.status_code, client.error["code"]) == (500, SUSPECT_REQUEST)
     assert all(worker in client.error["message"] for worker in killed)
     assert answer.headers["x-should-retry"] == "false", "clients try again after a 500 by default"
-    assert len(gateway.link.sent(support.Submit)) == 2
+    assert len(gateway.link.sent(Submit)) == 2
     record = next(r for r in caplog.records if r.name == "baton_worker.gateway.serving.retry")
     assert record.request == answer.headers["x-request-id"]
     assert sorted(record.workers) == sorted(killed)
@@ -77,7 +79,7 @@ def test_prefill_dies_under_it_twice_and_the_third_never_hears_of_it(start, supp
     assert gateway.metric("baton_gateway_requests_total", **ended) == 1
 
 
-def test_openais_client_does_not_send_it_again(start, support):
+def test_openais_client_does_not_send_it_again(start):
     gateway = start(prefills=4, decodes=1)
     failed = []
 
@@ -92,110 +94,110 @@ def test_openais_client_does_not_send_it_again(start, support):
     thread = threading.Thread(target=create)
     thread.start()
     for n in range(2):
-        gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
+        gateway.link.down(submit_of(gateway, n)[1], "disconnected")
     thread.join(60)
     assert failed[0].code == SUSPECT_REQUEST
-    assert len(gateway.link.sent(support.Submit)) == 2
+    assert len(gateway.link.sent(Submit)) == 2
 
 
-def test_decode_dies_under_it_twice_behind_tokens(start, support):
+def test_decode_dies_under_it_twice_behind_tokens(start):
     gateway = start(prefills=1, decodes=3)
     client = ask(gateway)
     for n in range(2):
-        submit, worker = submit_of(gateway, support, n)
-        first_token(gateway, support, submit, worker)
+        submit, worker = submit_of(gateway, n)
+        first_token(gateway, submit, worker)
         gateway.link.down(submit.decode.worker_id, "silent")
     assert client.error["code"] == SUSPECT_REQUEST
-    assert len(gateway.link.sent(support.Submit)) == 2
+    assert len(gateway.link.sent(Submit)) == 2
 
 
-def test_one_prefill_and_one_decode_are_two(start, support):
+def test_one_prefill_and_one_decode_are_two(start):
     gateway = start(prefills=2, decodes=2)
     client = ask(gateway)
-    _, worker = submit_of(gateway, support, 0)
+    _, worker = submit_of(gateway, 0)
     gateway.link.down(worker, "silent")
-    submit, worker = submit_of(gateway, support, 1)
-    first_token(gateway, support, submit, worker)
+    submit, worker = submit_of(gateway, 1)
+    first_token(gateway, submit, worker)
     gateway.link.down(submit.decode.worker_id, "silent")
     assert client.error["code"] == SUSPECT_REQUEST
 
 
-def test_a_decode_that_holds_a_place_for_it_alone_does_not_die_of_it(start, support):
+def test_a_decode_that_holds_a_place_for_it_alone_does_not_die_of_it(start):
     gateway = start(prefills=1, decodes=4)
     client = ask(gateway)
     for n in range(3):
-        submit, _ = submit_of(gateway, support, n)
+        submit, _ = submit_of(gateway, n)
         gateway.link.down(submit.decode.worker_id, "silent")
-    submit_of(gateway, support, 3)
+    submit_of(gateway, 3)
     gateway.link.resume()
     assert client.choices() == [OUTPUT]
 
 
-def test_workers_that_leave_in_good_order_do_not_count(start, support):
+def test_workers_that_leave_in_good_order_do_not_count(start):
     gateway = start(prefills=4, decodes=1)
     client = ask(gateway)
     for n in range(3):
-        gateway.link.down(submit_of(gateway, support, n)[1], "bye")
-    submit_of(gateway, support, 3)
+        gateway.link.down(submit_of(gateway, n)[1], "bye")
+    submit_of(gateway, 3)
     gateway.link.resume()
     assert client.choices() == [OUTPUT]
 
 
-def test_bystanders_of_one_death_go_on_token_for_token(start, support):
+def test_bystanders_of_one_death_go_on_token_for_token(start):
     """Three requests share a worker that dies; which of them did it, nobody can know."""
     gateway = start(prefills=2, decodes=1, info={"max_running": 8})
     clients = [ask(gateway) for _ in range(6)]
-    submits = [submit_of(gateway, support, n) for n in range(6)]
+    submits = [submit_of(gateway, n) for n in range(6)]
     on_first = [submit for submit, worker in submits if worker == "prefill-0"]
     assert len(on_first) == 3
     gateway.link.down("prefill-0", "disconnected")
-    again = [submit_of(gateway, support, n) for n in range(6, 9)]
+    again = [submit_of(gateway, n) for n in range(6, 9)]
     assert {s.handle for s, _ in again} == {s.handle for s in on_first}
     gateway.link.resume()
     for client in clients:
         assert client.choices() == [OUTPUT]
 
 
-def test_choices_that_share_a_death_count_it_once(start, support):
+def test_choices_that_share_a_death_count_it_once(start):
     gateway = start(prefills=2, decodes=1)
     client = ask(gateway, n=4)
-    submits = [submit_of(gateway, support, n) for n in range(4)]
+    submits = [submit_of(gateway, n) for n in range(4)]
     assert sum(worker == "prefill-0" for _, worker in submits) == 2
     gateway.link.down("prefill-0", "disconnected")
-    submit_of(gateway, support, 5)
+    submit_of(gateway, 5)
     gateway.link.resume()
     assert client.choices() == [OUTPUT] * 4
 
 
-def test_choices_on_many_workers_are_one_request(start, support):
+def test_choices_on_many_workers_are_one_request(start):
     """Each choice has lost one worker only: the request has lost two."""
     gateway = start(prefills=4, decodes=1)
     client = ask(gateway, n=4)
-    workers = [submit_of(gateway, support, n)[1] for n in range(4)]
+    workers = [submit_of(gateway, n)[1] for n in range(4)]
     assert len(set(workers)) == 4
     gateway.link.down("prefill-0", "disconnected")
-    submit_of(gateway, support, 4)
+    submit_of(gateway, 4)
     gateway.link.down("prefill-1", "disconnected")
     assert client.error["code"] == SUSPECT_REQUEST
     assert gateway.service.requests.is_empty
 
 
-def test_fewer_attempts_than_the_bound_end_it_as_ever(start_gateway, support):
+def test_fewer_attempts_than_the_bound_end_it_as_ever(start_gateway):
     gateway = start_gateway(lambda submit: OUTPUT, max_retries=0)
     gateway.link.up("prefill-1", Role.PREFILL)
     gateway.link.pause()
     client = ask(gateway)
-    gateway.link.down(submit_of(gateway, support, 0)[1], "disconnected")
+    gateway.link.down(submit_of(gateway, 0)[1], "disconnected")
     assert (client.result().status_code, client.error["code"]) == (503, "worker_lost")
     assert "x-should-retry" not in client.result().headers
 
 
-def test_sent_again_it_ends_one_more_and_then_none(start, support, caplog):
+def test_sent_again_it_ends_one_more_and_then_none(start, caplog):
     gateway = start(prefills=5, decodes=1)
     for n_killed, total in ((2, 2), (1, 3)):
         client = ask(gateway)
         for n in range(total - n_killed, total):
-            gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
+            gateway.link.down(submit_of(gateway, n)[1], "disconnected")
         assert (client.result().status_code, client.error["code"]) == (500, SUSPECT_REQUEST)
     with caplog.at_level(logging.WARNING, "baton_worker.gateway.serving.dispatch"):
         again = ask(gateway, seed=5)
@@ -203,68 +205,68 @@ def test_sent_again_it_ends_one_more_and_then_none(start, support, caplog):
     assert "a suspect request is refused" in [record.message for record in caplog.records]
     assert gateway.metric("baton_gateway_refusals_total", reason=SUSPECT_REQUEST) == 1
     other = ask(gateway, prompt=[70, 71, 73])
-    submit_of(gateway, support, 3)
+    submit_of(gateway, 3)
     gateway.link.resume()
     assert other.choices() == [OUTPUT]
-    assert len(gateway.link.sent(support.Submit)) == 4
+    assert len(gateway.link.sent(Submit)) == 4
 
 
-def test_what_stood_beside_two_deaths_is_served_when_it_is_sent_again(start, support):
+def test_what_stood_beside_two_deaths_is_served_when_it_is_sent_again(start):
     gateway = start(prefills=4, decodes=1)
     client = ask(gateway)
     for n in range(2):
-        gateway.link.down(submit_of(gateway, support, n)[1], "disconnected")
+        gateway.link.down(submit_of(gateway, n)[1], "disconnected")
     assert client.error["code"] == SUSPECT_REQUEST
     gateway.link.resume()
     assert ask(gateway).choices() == [OUTPUT]
 
 
-def test_copies_beside_the_same_two_deaths_are_one_verdict(start, support):
+def test_copies_beside_the_same_two_deaths_are_one_verdict(start):
     """A probe, or a prompt that many send, may stand beside them several times over."""
     gateway = start(prefills=2, decodes=1, info={"max_running": 16})
     clients = [ask(gateway, seed=n) for n in range(8)]
     for n in range(8):
-        submit_of(gateway, support, n)
+        submit_of(gateway, n)
     gateway.link.down("prefill-0", "disconnected")
-    submit_of(gateway, support, 11)
+    submit_of(gateway, 11)
     gateway.link.up("prefill-2", Role.PREFILL, max_running=16)
     gateway.link.down("prefill-1", "disconnected")
-    submit_of(gateway, support, 15)
+    submit_of(gateway, 15)
     gateway.link.resume()
     assert sorted(client.result().status_code for client in clients) == [200] * 4 + [500] * 4
     assert ask(gateway).choices() == [OUTPUT]
 
 
-def test_a_copy_that_waited_in_line_knows_the_verdict_when_it_begins(start_gateway, support):
+def test_a_copy_that_waited_in_line_knows_the_verdict_when_it_begins(start_gateway):
     one = {"max_running": 1, "max_waiting": 0}
     gateway = start_gateway(
         lambda submit: OUTPUT, workers="m", info=one, max_retries=8, max_wait_seconds=600.0
     )
     gateway.link.pause()
     busy = ask(gateway, prompt=[81])
-    submit_of(gateway, support, 0)
+    submit_of(gateway, 0)
     gateway.link.up("mixed-1", Role.MIXED, **one)
     first = ask(gateway)
-    assert submit_of(gateway, support, 1)[1] == "mixed-1"
+    assert submit_of(gateway, 1)[1] == "mixed-1"
     copy = ask(gateway, seed=5)
     gateway.wait_metric("baton_gateway_line_requests", 1)
     gateway.link.down("mixed-1", "disconnected")
     gateway.link.up("mixed-2", Role.MIXED, **one)
-    assert submit_of(gateway, support, 2)[1] == "mixed-2"
+    assert submit_of(gateway, 2)[1] == "mixed-2"
     gateway.link.down("mixed-2", "disconnected")
     assert first.error["code"] == SUSPECT_REQUEST
     gateway.link.up("mixed-3", Role.MIXED, **one)
-    assert submit_of(gateway, support, 3)[1] == "mixed-3"
+    assert submit_of(gateway, 3)[1] == "mixed-3"
     gateway.link.down("mixed-3", "disconnected")
     assert (copy.result().status_code, copy.error["code"]) == (500, SUSPECT_REQUEST)
     again = ask(gateway)
     assert (again.result().status_code, again.error["code"]) == (400, SUSPECT_REQUEST)
-    assert len(gateway.link.sent(support.Submit)) == 4
+    assert len(gateway.link.sent(Submit)) == 4
     gateway.link.resume()
     assert busy.result().status_code == 200
 
 
-def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_gateway, support):
+def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_gateway):
     one = {"max_running": 1, "max_waiting": 0}
     gateway = start_gateway(
         lambda submit: OUTPUT, workers="m", info=one, max_retries=8, max_wait_seconds=600.0
@@ -273,7 +275,7 @@ def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_
     assert other.result().status_code == 200
     gateway.link.pause()
     busy = ask(gateway, prompt=[81])
-    submit_of(gateway, support, 1)
+    submit_of(gateway, 1)
     copy = ask(gateway)
     gateway.wait_metric("baton_gateway_line_requests", 1)
     suspects = gateway.service.dispatcher.retrier.suspects
@@ -284,4 +286,4 @@ def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_
     gateway.link.resume()
     assert busy.result().status_code == 200
     assert (copy.result().status_code, copy.error["code"]) == (400, SUSPECT_REQUEST)
-    assert len(gateway.link.sent(support.Submit)) == 2
+    assert len(gateway.link.sent(Submit)) == 2

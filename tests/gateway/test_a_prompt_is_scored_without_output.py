@@ -5,7 +5,9 @@ import threading
 
 import pytest
 
+from baton_testing.scripted_link import EOS
 from baton_worker.identity import Role
+from baton_worker.messages import Submit
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = [20, 21, 22, 23, 24]
@@ -23,7 +25,7 @@ def gateway(start_gateway, request):
     return start_gateway(workers=request.param)
 
 
-def test_an_echo_is_the_prompt_with_its_logprobs_and_nothing_behind_it(gateway, support):
+def test_an_echo_is_the_prompt_with_its_logprobs_and_nothing_behind_it(gateway):
     with gateway.http() as client:
         scored = client.post(TEXT, json=BODY).json()
         further = client.post(TEXT, json=BODY | {"max_tokens": 1}).json()
@@ -37,7 +39,7 @@ def test_an_echo_is_the_prompt_with_its_logprobs_and_nothing_behind_it(gateway, 
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT), 0)
     assert usage["total_tokens"] == len(PROMPT)
     assert gateway.metric("baton_gateway_completion_tokens_total") == 1, "the longer one's"
-    assert gateway.link.sent(support.Submit)[0][1].sampling.max_tokens == 1
+    assert gateway.link.sent(Submit)[0][1].sampling.max_tokens == 1
 
 
 def test_a_stream_tells_the_same(gateway):
@@ -69,8 +71,8 @@ def test_a_chats_prompt_is_scored_too(gateway, field):
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_a_model_that_would_end_at_once_changes_nothing(start_gateway, support):
-    gateway = start_gateway(lambda submit: [support.EOS])
+def test_a_model_that_would_end_at_once_changes_nothing(start_gateway):
+    gateway = start_gateway(lambda submit: [EOS])
     with gateway.http() as client:
         answer = client.post(TEXT, json=BODY | {"n": 2, "return_token_ids": True}).json()
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 2
@@ -78,14 +80,14 @@ def test_a_model_that_would_end_at_once_changes_nothing(start_gateway, support):
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_a_worker_that_is_lost_before_the_prompt_is_told_is_replaced(start_gateway, support):
+def test_a_worker_that_is_lost_before_the_prompt_is_told_is_replaced(start_gateway):
     gateway = start_gateway()
     gateway.link.up("prefill-1", Role.PREFILL)
     gateway.link.pause()
 
     def lose_the_first():
-        gateway.link.wait_until(lambda: len(gateway.link.sent(support.Submit)) == 1)
-        gateway.link.down(gateway.link.sent(support.Submit)[0][0])
+        gateway.link.wait_until(lambda: len(gateway.link.sent(Submit)) == 1)
+        gateway.link.down(gateway.link.sent(Submit)[0][0])
         gateway.link.resume()
 
     thread = threading.Thread(target=lose_the_first)

@@ -5,6 +5,7 @@ import functools
 import msgspec
 import pytest
 
+from baton_testing.scripted_link import worker_info
 from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import Needs, WorkerLoad, limits, unusable_reasons
 from baton_worker.gateway.serving.capacity import most_choices
@@ -23,9 +24,9 @@ def choose(loads, needs, *rules, **more):
 
 
 @pytest.fixture
-def load(support):
+def load():
     def make(name, role, outstanding=0, requests=0, **facts):
-        return WorkerLoad(support.worker_info(name, role, **facts), 1, outstanding, requests)
+        return WorkerLoad(worker_info(name, role, **facts), 1, outstanding, requests)
 
     return make
 
@@ -129,10 +130,10 @@ def test_limits_are_the_roomiest_usable_pairs(load):
     assert limits(loads[:1]) is None
 
 
-def test_equal_workers_take_turns_and_accounts_return_to_zero(support):
+def test_equal_workers_take_turns_and_accounts_return_to_zero():
     table = WorkerTable("tiny")
     for name, role in (("p", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
-        table.up(name, 1, support.worker_info(name, role))
+        table.up(name, 1, worker_info(name, role))
     chosen = []
     for _ in range(4):
         pair = table.assign(NEEDS)
@@ -144,16 +145,16 @@ def test_equal_workers_take_turns_and_accounts_return_to_zero(support):
     assert {load.outstanding_requests for load in table.loads()} == {0}
 
 
-def test_a_worker_of_another_model_is_kept_out(support):
+def test_a_worker_of_another_model_is_kept_out():
     table = WorkerTable("tiny")
-    assert not table.up("m", 1, support.worker_info("m", Role.MIXED, model="other"))
+    assert not table.up("m", 1, worker_info("m", Role.MIXED, model="other"))
     assert table.loads() == ()
 
 
-def test_a_worker_with_another_tokenizer_is_turned_away_with_the_reason(support):
+def test_a_worker_with_another_tokenizer_is_turned_away_with_the_reason():
     table = WorkerTable("tiny", tokenizer_hash="ours")
-    assert table.up("m", 1, support.worker_info("m", Role.MIXED, tokenizer_hash="ours"))
-    assert not table.up("n", 7, support.worker_info("n", Role.MIXED, tokenizer_hash="theirs"))
+    assert table.up("m", 1, worker_info("m", Role.MIXED, tokenizer_hash="ours"))
+    assert not table.up("n", 7, worker_info("n", Role.MIXED, tokenizer_hash="theirs"))
     assert [load.info.worker_id for load in table.loads()] == ["m"]
     assert table.turned_away() == ["n has another tokenizer than this gateway"]
     table.forget("n", 6)
@@ -162,9 +163,9 @@ def test_a_worker_with_another_tokenizer_is_turned_away_with_the_reason(support)
     assert table.turned_away() == []
 
 
-def test_workers_with_another_chat_template_are_the_second_choice(support):
+def test_workers_with_another_chat_template_are_the_second_choice():
     table = WorkerTable("tiny", chat_template_hash="ours")
-    info = functools.partial(support.worker_info, role=Role.MIXED)
+    info = functools.partial(worker_info, role=Role.MIXED)
     table.up("theirs", 1, info("theirs", chat_template_hash="theirs"))
     assert ids(table.assign(NEEDS)) == ("theirs",), "better than no answer"
     assert table.turned_away() == []
@@ -181,17 +182,17 @@ def test_workers_with_another_chat_template_are_the_second_choice(support):
 
 
 @pytest.mark.parametrize(("ours", "worker"), [("ours", ""), ("", "theirs"), ("same", "same")])
-def test_a_chat_template_that_is_not_there_or_not_told_is_taken_on_trust(support, ours, worker):
+def test_a_chat_template_that_is_not_there_or_not_told_is_taken_on_trust(ours, worker):
     table = WorkerTable("tiny", chat_template_hash=ours)
-    table.up("idle", 1, support.worker_info("idle", Role.MIXED, chat_template_hash=worker))
-    table.up("ours", 1, support.worker_info("ours", Role.MIXED, chat_template_hash=ours))
+    table.up("idle", 1, worker_info("idle", Role.MIXED, chat_template_hash=worker))
+    table.up("ours", 1, worker_info("ours", Role.MIXED, chat_template_hash=ours))
     assert {ids(table.assign(NEEDS)) for _ in range(4)} == {("idle",), ("ours",)}
 
 
-def test_prefill_is_charged_the_prompt_and_decode_the_output_too(support):
+def test_prefill_is_charged_the_prompt_and_decode_the_output_too():
     table = WorkerTable("tiny")
-    table.up("p", 1, support.worker_info("p", Role.PREFILL))
-    table.up("d", 1, support.worker_info("d", Role.DECODE))
+    table.up("p", 1, worker_info("p", Role.PREFILL))
+    table.up("d", 1, worker_info("d", Role.DECODE))
     table.assign(NEEDS)
     assert [load.outstanding_tokens for load in table.loads()] == [10, 30]
 

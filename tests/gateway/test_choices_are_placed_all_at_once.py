@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton_testing.scripted_link import worker_info
 from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import Needs, Pair, WorkerLoad, cost_tokens, fits
 from baton_worker.gateway.serving.capacity import free, has_room, in_all, tiers, to_keep
@@ -97,12 +98,12 @@ ODD = {
 """By these who pairs with whom need not fall into groups."""
 
 
-def fleet_of(support, described):
+def fleet_of(described):
     loads = []
     for n, (facts, (tokens, running, dispatched, is_ejected)) in enumerate(described):
         facts = {"max_waiting": 0, **facts}
         facts["wire_max"] = max(facts.get("wire_max", 1), facts.get("wire_min", 1))
-        info = support.worker_info(f"w{n}", **facts)
+        info = worker_info(f"w{n}", **facts)
         load = WorkerLoad(info, 1, tokens, running, dispatched)
         load.is_ejected = is_ejected
         loads.append(load)
@@ -119,10 +120,10 @@ def ids(pairs):
 
 @settings(max_examples=200, deadline=None)
 @given(described=FLEETS, prompts=PROMPTS, pairing=PAIRINGS, kept=st.sets(st.integers(0, 7)))
-def test_each_choice_gets_what_it_would_get_one_by_one(support, described, prompts, pairing, kept):
+def test_each_choice_gets_what_it_would_get_one_by_one(described, prompts, pairing, kept):
     needs, kept = needs_of(prompts), {f"w{n}" for n in kept}
-    expected = one_by_one(fleet_of(support, described), needs, pairing, kept)
-    loads = fleet_of(support, described)
+    expected = one_by_one(fleet_of(described), needs, pairing, kept)
+    loads = fleet_of(described)
     before = [(x.outstanding_tokens, x.outstanding_requests, x.dispatched) for x in loads]
     assert ids(choose_all(loads, needs, pairing, kept)) == expected
     after = [(x.outstanding_tokens, x.outstanding_requests, x.dispatched) for x in loads]
@@ -140,15 +141,15 @@ def test_each_choice_gets_what_it_would_get_one_by_one(support, described, promp
     pairing=PAIRINGS,
 )
 def test_so_it_is_where_pairing_is_no_matter_of_groups_and_no_less_is_found(
-    support, described, prompts, pairing
+    described, prompts, pairing
 ):
     needs = needs_of(prompts)
-    expected = one_by_one(fleet_of(support, described), needs, pairing)
-    found = ids(choose_all(fleet_of(support, described), needs, pairing))
+    expected = one_by_one(fleet_of(described), needs, pairing)
+    found = ids(choose_all(fleet_of(described), needs, pairing))
     if expected is not None:
         assert found == expected
     elif found is not None:
-        loads = {load.info.worker_id: load for load in fleet_of(support, described)}
+        loads = {load.info.worker_id: load for load in fleet_of(described)}
         assert len(found) == len(needs)
         given_each = Counter(itertools.chain(*found))
         assert all(
@@ -196,9 +197,9 @@ SMALL = WORKER.flatmap(
     places=st.sampled_from([in_all, free]),
 )
 def test_the_count_of_a_tier_is_the_most_that_any_way_of_giving_finds(
-    support, described, prompts, pairing, places
+    described, prompts, pairing, places
 ):
-    loads, needs = fleet_of(support, described), needs_of(prompts)
+    loads, needs = fleet_of(described), needs_of(prompts)
     found = tiers(loads, needs, pairing, places)
     assert found[0].n_choices == len(needs)
     for tier in found:
@@ -216,10 +217,8 @@ def test_the_count_of_a_tier_is_the_most_that_any_way_of_giving_finds(
     n=st.integers(1, 8),
     pairing=PAIRINGS,
 )
-def test_equal_choices_are_placed_just_when_there_are_places_for_them(
-    support, described, n, pairing
-):
-    loads, needs = fleet_of(support, described), needs_of([10]) * n
+def test_equal_choices_are_placed_just_when_there_are_places_for_them(described, n, pairing):
+    loads, needs = fleet_of(described), needs_of([10]) * n
     for load in loads:
         load.is_ejected = False
     (tier,) = tiers(loads, needs, pairing, free)
@@ -249,23 +248,23 @@ def test_as_many_pairs_are_made_as_what_parts_them_allows(prefills, decodes, edg
         assert sum(n for pair, n in made.items() if kind in pair) <= most
 
 
-def test_a_request_that_no_revision_could_hold_is_too_many_however_many_places_there_are(support):
+def test_a_request_that_no_revision_could_hold_is_too_many_however_many_places_there_are():
     table = WorkerTable("tiny")
     for revision, prefills, decodes in (("a", 10, 1), ("b", 1, 10)):
         for role, n in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
             name = f"{role.label}-{revision}"
             facts = {"max_running": n, "max_waiting": 0, "revision": revision}
-            table.up(name, 1, support.worker_info(name, role, **facts))
+            table.up(name, 1, worker_info(name, role, **facts))
     assert table.too_many(needs_of([10] * 2)) is None
     assert table.assign_all(needs_of([10] * 2)) is not None, "one choice on each"
     assert table.too_many(needs_of([10] * 3)).most == 2
     assert table.most_choices(needs_of([10])[0]) == 2
 
 
-def test_a_kind_that_nothing_pairs_with_is_no_room(support):
+def test_a_kind_that_nothing_pairs_with_is_no_room():
     facts = [("p", Role.PREFILL, "a"), ("d", Role.DECODE, "b"), ("m", Role.MIXED, "a")]
     loads = [
-        WorkerLoad(support.worker_info(n, role, revision=r, model_fingerprint="f"), 1)
+        WorkerLoad(worker_info(n, role, revision=r, model_fingerprint="f"), 1)
         for n, role, r in facts
     ]
     assert has_room(loads, set())
@@ -275,10 +274,8 @@ def test_a_kind_that_nothing_pairs_with_is_no_room(support):
 
 @settings(max_examples=200, deadline=None)
 @given(described=FLEETS, prompts=PROMPTS)
-def test_what_is_kept_leaves_each_kind_as_many_places_as_a_tier_has_choices(
-    support, described, prompts
-):
-    loads, needs = fleet_of(support, described), needs_of(prompts)
+def test_what_is_kept_leaves_each_kind_as_many_places_as_a_tier_has_choices(described, prompts):
+    loads, needs = fleet_of(described), needs_of(prompts)
     for load in loads:
         load.is_ejected = False
     kept = to_keep(loads, needs)
@@ -316,7 +313,7 @@ def steps_of(work):
     return n
 
 
-def table_of(support, n_workers, n_left, *, of="pairs"):
+def table_of(n_workers, n_left, *, of="pairs"):
     """A fleet whose workers are full but for `n_left` places of each role."""
     table = WorkerTable("tiny")
     for n in range(n_workers):
@@ -326,7 +323,7 @@ def table_of(support, n_workers, n_left, *, of="pairs"):
             facts["max_model_len"] = 103 + 256 * 2 * (n // 2 + 1) // n_workers
         if of == "revisions":
             facts["revision"] = str(n // 2 % 2)
-        table.up(f"w{n}", 1, support.worker_info(f"w{n}", role, **facts))
+        table.up(f"w{n}", 1, worker_info(f"w{n}", role, **facts))
     for role in (Role.PREFILL, Role.DECODE):
         ours = [load for load in table.loads() if load.info.role == role]
         each, more = divmod(n_left, len(ours))
@@ -355,10 +352,10 @@ STEPS_EACH = 1400
 @pytest.mark.parametrize("n_left", [255, 1024])
 @pytest.mark.parametrize("n_workers", [8, 64, 128])
 def test_a_try_costs_steps_for_each_worker_and_choice_and_not_for_each_of_both(
-    support, of, n_left, n_workers
+    of, n_left, n_workers
 ):
     n_left = min(n_left, 32 * n_workers)
-    table = table_of(support, n_workers, n_left, of=of)
+    table = table_of(n_workers, n_left, of=of)
     needs = [Needs(100 + n, 4, -1) for n in range(256)]
     begun = []
     steps = steps_of(lambda: begun.append(try_to_begin(table, needs)))
@@ -366,11 +363,11 @@ def test_a_try_costs_steps_for_each_worker_and_choice_and_not_for_each_of_both(
     assert steps <= STEPS_EACH * (n_workers + len(needs)), "one by one it is millions"
 
 
-def test_many_revisions_and_reasons_are_no_product_of_workers(support):
+def test_many_revisions_and_reasons_are_no_product_of_workers():
     table = WorkerTable("tiny")
     for n in range(128):
         role = Role.PREFILL if n % 2 else Role.DECODE
-        table.up(f"w{n}", 1, support.worker_info(f"w{n}", role, revision=str(n)))
+        table.up(f"w{n}", 1, worker_info(f"w{n}", role, revision=str(n)))
     words = []
     assert steps_of(lambda: words.extend(table.unusable_reasons())) < 128 * 1000
     assert 1 <= len(words) <= 8

@@ -10,6 +10,7 @@ import pytest
 
 from baton_worker.gateway.server import server
 from baton_worker.identity import Role
+from baton_worker.messages import Abort, Submit
 
 LONG = 60_000
 
@@ -38,11 +39,11 @@ def server_end_is_open(connection):
     return any([row[1][-5:], row[2][-5:], row[3]] == [*ports, "01"] for row in rows)
 
 
-def aborted_workers(gateway, support):
-    return {worker for worker, _ in gateway.link.sent(support.Abort)}
+def aborted_workers(gateway):
+    return {worker for worker, _ in gateway.link.sent(Abort)}
 
 
-def test_a_client_that_leaves_aborts_on_every_worker(start_gateway, support):
+def test_a_client_that_leaves_aborts_on_every_worker(start_gateway):
     gateway = start_gateway(long_script)
     link = gateway.link
     link.pause()
@@ -50,14 +51,14 @@ def test_a_client_that_leaves_aborts_on_every_worker(start_gateway, support):
     link.wait_until(lambda: len(link.commands) == 2)
     connection.close()
     link.wait_until(lambda: len(link.commands) == 4)
-    assert aborted_workers(gateway, support) == {"prefill-0", "decode-0"}
+    assert aborted_workers(gateway) == {"prefill-0", "decode-0"}
     link.do(lambda: None)
     assert link.held() == 0
     assert gateway.metric("baton_gateway_client_aborts_total", reason="client_gone") == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_aborts_though_it_sent_requests_ahead(start_gateway, support, stream):
+def test_a_client_that_leaves_aborts_though_it_sent_requests_ahead(start_gateway, stream):
     """None of them is begun; without an abort the first would run to its end for nobody."""
     gateway = start_gateway(long_script)
     link = gateway.link
@@ -69,13 +70,13 @@ def test_a_client_that_leaves_aborts_though_it_sent_requests_ahead(start_gateway
     link.wait_until(lambda: len(link.commands) == 2)
     connection.close()
     link.wait_until(lambda: len(link.commands) == 4)
-    assert aborted_workers(gateway, support) == {"prefill-0", "decode-0"}
+    assert aborted_workers(gateway) == {"prefill-0", "decode-0"}
     link.do(lambda: None)
     assert link.held() == 0
     assert gateway.metric("baton_gateway_client_aborts_total", reason="client_gone") == 1
 
 
-def test_a_client_that_leaves_in_mid_stream_aborts_too(start_gateway, support):
+def test_a_client_that_leaves_in_mid_stream_aborts_too(start_gateway):
     gateway = start_gateway(long_script)
     link = gateway.link
     connection = open_stream(gateway, {"max_tokens": 400, "logprobs": 0})
@@ -85,10 +86,10 @@ def test_a_client_that_leaves_in_mid_stream_aborts_too(start_gateway, support):
         raise AssertionError("the stream ended before it was cut")
     connection.close()
     link.wait_until(lambda: len(link.commands) == 4)
-    assert aborted_workers(gateway, support) == {"prefill-0", "decode-0"}
+    assert aborted_workers(gateway) == {"prefill-0", "decode-0"}
 
 
-def test_a_waiting_client_that_leaves_a_plain_request_aborts_too(start_gateway, support):
+def test_a_waiting_client_that_leaves_a_plain_request_aborts_too(start_gateway):
     gateway = start_gateway(long_script)
     gateway.link.pause()
     connection = open_stream(gateway, {"max_tokens": 400, "stream": False})
@@ -97,7 +98,7 @@ def test_a_waiting_client_that_leaves_a_plain_request_aborts_too(start_gateway, 
     gateway.link.wait_until(lambda: len(gateway.link.commands) == 4)
 
 
-def test_a_client_that_does_not_read_is_cut_and_others_are_not(start_gateway, support):
+def test_a_client_that_does_not_read_is_cut_and_others_are_not(start_gateway):
     gateway = start_gateway(long_script, per_step=8, workers="", client_queue_tokens=256)
     link = gateway.link
     link.up("m", Role.MIXED, max_model_len=2 * LONG)
@@ -112,16 +113,16 @@ def test_a_client_that_does_not_read_is_cut_and_others_are_not(start_gateway, su
 
     reader = threading.Thread(target=read_normally)
     reader.start()
-    link.wait_until(lambda: bool(link.sent(support.Abort)), seconds=20)
+    link.wait_until(lambda: bool(link.sent(Abort)), seconds=20)
     reader.join()
-    cut = link.sent(support.Submit)[0][1].handle
-    assert [c.handle for _, c in link.sent(support.Abort)] == [cut]
+    cut = link.sent(Submit)[0][1].handle
+    assert [c.handle for _, c in link.sent(Abort)] == [cut]
     assert answers[0]["usage"]["completion_tokens"] == 2000
     assert gateway.metric("baton_gateway_client_aborts_total", reason="slow_client") == 1
     stuck.close()
 
 
-def test_a_client_that_never_reads_loses_its_connection(start_gateway, support, monkeypatch):
+def test_a_client_that_never_reads_loses_its_connection(start_gateway, monkeypatch):
     monkeypatch.setattr(server, "STALLED_CLIENT_SECONDS", 2)
     gateway = start_gateway(long_script, per_step=8, workers="", client_queue_tokens=256)
     gateway.link.up("m", Role.MIXED, max_model_len=2 * LONG)
@@ -129,7 +130,7 @@ def test_a_client_that_never_reads_loses_its_connection(start_gateway, support, 
     with open_stream(gateway, request, receive_bytes=4096) as stuck:
         gateway.link.wait_until(lambda: bool(gateway.link.commands), seconds=20)
         assert server_end_is_open(stuck)
-        gateway.link.wait_until(lambda: bool(gateway.link.sent(support.Abort)), seconds=20)
+        gateway.link.wait_until(lambda: bool(gateway.link.sent(Abort)), seconds=20)
         deadline = time.monotonic() + 30
         while server_end_is_open(stuck):
             assert time.monotonic() < deadline

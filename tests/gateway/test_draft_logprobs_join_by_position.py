@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from baton_testing.scripted_link import draft_logprob_of
+
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 WORDS = "the quick brown fox"
@@ -34,7 +36,7 @@ def entries(draft_logprobs):
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_each_token_has_its_positions_draft_or_null(start_gateway, support, path):
+def test_each_token_has_its_positions_draft_or_null(start_gateway, path):
     """The first token and each step's last have no draft; position 4 lost its logprobs."""
     gateway = start_gateway(lambda submit: list(range(20, 40)), per_step=3)
     gateway.link.draft_gaps.add(4)
@@ -48,7 +50,7 @@ def test_each_token_has_its_positions_draft_or_null(start_gateway, support, path
         if is_last_of_step or position in (4, 5):
             assert entry is None
         else:
-            assert entry[1] == pytest.approx(support.draft_logprob_of(token, position))
+            assert entry[1] == pytest.approx(draft_logprob_of(token, position))
     tops = choice["draft_logprobs"].get("top_logprobs")
     if path == TEXT:
         assert [bool(top) for top in tops] == [entry is not None for entry in got]

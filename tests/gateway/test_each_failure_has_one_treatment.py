@@ -7,9 +7,11 @@ import threading
 
 import pytest
 
+from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.errors import SUSPECT_REQUEST, worker_error
 from baton_worker.gateway.serving.failures import TREATMENTS, Blame, Loss, loss_of
 from baton_worker.identity import Role
+from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode, Finish
 
 OUTPUT = [100, 101, 102]
@@ -57,7 +59,7 @@ AT_FAULT = [
 
 
 @pytest.mark.parametrize(("code", "at_fault"), AT_FAULT)
-def test_what_another_worker_can_do_another_worker_does(start_gateway, support, code, at_fault):
+def test_what_another_worker_can_do_another_worker_does(start_gateway, code, at_fault):
     """All of a kind but one fail so: the request is served within two attempts."""
     gateway = start_gateway(lambda submit: OUTPUT)
     role = Role.PREFILL if at_fault == "prefill-0" else Role.DECODE
@@ -76,23 +78,23 @@ def test_what_another_worker_can_do_another_worker_does(start_gateway, support, 
 @pytest.mark.parametrize(
     "code", [code for code in ErrorCode if TREATMENTS[code].blame in (Blame.DECODE, Blame.EITHER)]
 )
-def test_what_prefill_reports_of_decode_is_tried_with_another_decode(start_gateway, support, code):
+def test_what_prefill_reports_of_decode_is_tried_with_another_decode(start_gateway, code):
     gateway = start_gateway(lambda submit: OUTPUT)
     link = gateway.link
     link.up("decode-1", Role.DECODE)
     link.pause()
     client = gateway.ask(BODY)
-    link.wait_told(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
-    _, first = link.sent(support.Submit)[0]
+    link.wait_told(lambda: any(isinstance(c, Submit) for _, c in link.commands))
+    _, first = link.sent(Submit)[0]
     error = (code, "no luck")
-    link.publish("prefill-0", support.RowSpec(first.handle, 0, finish=Finish.ERROR, error=error))
-    link.wait_told(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
-    assert link.sent(support.Submit)[1][1].decode.worker_id != first.decode.worker_id
+    link.publish("prefill-0", RowSpec(first.handle, 0, finish=Finish.ERROR, error=error))
+    link.wait_told(lambda: sum(isinstance(c, Submit) for _, c in link.commands) == 2)
+    assert link.sent(Submit)[1][1].decode.worker_id != first.decode.worker_id
     link.resume()
     assert client.choices() == [OUTPUT]
 
 
-def test_rows_that_never_came_are_asked_of_another_worker(start_gateway, support):
+def test_rows_that_never_came_are_asked_of_another_worker(start_gateway):
     """The gap is at position 1 and nobody will fill it; the client has position 0."""
     gateway = start_gateway(lambda submit: OUTPUT)
     link = gateway.link
@@ -110,12 +112,12 @@ def test_rows_that_never_came_are_asked_of_another_worker(start_gateway, support
         link.begin_asking()
         thread = threading.Thread(target=read)
         thread.start()
-        link.wait_told(lambda: any(isinstance(c, support.Submit) for _, c in link.commands))
-        _, first = link.sent(support.Submit)[0]
-        link.publish("prefill-0", support.RowSpec(first.handle, 0, OUTPUT[:1]))
-        link.publish(first.decode.worker_id, support.RowSpec(first.handle, 2, OUTPUT[2:]))
-        link.wait_told(lambda: sum(isinstance(c, support.Submit) for _, c in link.commands) == 2)
-        _, again = link.sent(support.Submit)[1]
+        link.wait_told(lambda: any(isinstance(c, Submit) for _, c in link.commands))
+        _, first = link.sent(Submit)[0]
+        link.publish("prefill-0", RowSpec(first.handle, 0, OUTPUT[:1]))
+        link.publish(first.decode.worker_id, RowSpec(first.handle, 2, OUTPUT[2:]))
+        link.wait_told(lambda: sum(isinstance(c, Submit) for _, c in link.commands) == 2)
+        _, again = link.sent(Submit)[1]
         assert again.output_token_ids == tuple(OUTPUT[:1])
         assert again.decode.worker_id != first.decode.worker_id
         link.resume()
@@ -127,7 +129,7 @@ def test_rows_that_never_came_are_asked_of_another_worker(start_gateway, support
 
 @pytest.mark.parametrize("code", [code for code in ErrorCode if TREATMENTS[code].harms])
 def test_what_the_request_may_be_the_cause_of_is_tried_on_two_workers_and_no_more(
-    start_gateway, support, code
+    start_gateway, code
 ):
     gateway = start_gateway(lambda submit: OUTPUT, workers="m", max_retries=8)
     names = ["mixed-0", "mixed-1", "mixed-2", "mixed-3"]
@@ -137,12 +139,10 @@ def test_what_the_request_may_be_the_cause_of_is_tried_on_two_workers_and_no_mor
     with gateway.http() as client:
         answer = client.post("/v1/completions", json=BODY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, SUSPECT_REQUEST)
-    assert len(gateway.link.sent(support.Submit)) == 2
+    assert len(gateway.link.sent(Submit)) == 2
 
 
-def test_a_pair_of_which_either_may_be_at_fault_is_one_failure_and_named_whole(
-    start_gateway, support
-):
+def test_a_pair_of_which_either_may_be_at_fault_is_one_failure_and_named_whole(start_gateway):
     gateway = start_gateway(lambda submit: OUTPUT, max_retries=8)
     for name, role in (("prefill-1", Role.PREFILL), ("decode-1", Role.DECODE)):
         gateway.link.up(name, role)
@@ -151,15 +151,13 @@ def test_a_pair_of_which_either_may_be_at_fault_is_one_failure_and_named_whole(
     with gateway.http() as client:
         error = client.post("/v1/completions", json=BODY).json()["error"]
     assert error["code"] == SUSPECT_REQUEST
-    asked = [(name, submit.decode.worker_id) for name, submit in gateway.link.sent(support.Submit)]
+    asked = [(name, submit.decode.worker_id) for name, submit in gateway.link.sent(Submit)]
     assert sorted(prefill for prefill, _ in asked) == list(prefills)
     assert all(f"{prefill} or {decode}" in error["message"] for prefill, decode in asked)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.QUEUE_FULL, ErrorCode.DRAINING])
-def test_what_no_request_can_be_the_cause_of_is_tried_as_often_as_configured(
-    start_gateway, support, code
-):
+def test_what_no_request_can_be_the_cause_of_is_tried_as_often_as_configured(start_gateway, code):
     gateway = start_gateway(lambda submit: OUTPUT, workers="m", max_retries=3)
     names = ["mixed-0", "mixed-1", "mixed-2", "mixed-3", "mixed-4"]
     for name in names[1:]:
@@ -168,4 +166,4 @@ def test_what_no_request_can_be_the_cause_of_is_tried_as_often_as_configured(
     with gateway.http() as client:
         answer = client.post("/v1/completions", json=BODY)
     assert answer.json()["error"]["code"] == code.name.lower()
-    assert len(gateway.link.sent(support.Submit)) == 4
+    assert len(gateway.link.sent(Submit)) == 4

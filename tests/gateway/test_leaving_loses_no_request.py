@@ -6,6 +6,9 @@ import time
 
 import pytest
 
+from baton_testing.scripted_link import EOS, RowSpec
+from baton_worker.messages import Submit
+
 BODY = {"model": "tiny", "prompt": [70, 71], "max_tokens": 8}
 
 
@@ -59,8 +62,8 @@ def stream():
         assert not reader.is_alive()
 
 
-def test_a_live_stream_ends_in_full(start_gateway, support, leave, stream):
-    gateway = start_gateway(lambda submit: [70] * 5 + [support.EOS], drain_seconds=30)
+def test_a_live_stream_ends_in_full(start_gateway, leave, stream):
+    gateway = start_gateway(lambda submit: [70] * 5 + [EOS], drain_seconds=30)
     gateway.link.pause()
     reader = stream(gateway)
     leave(gateway)
@@ -86,14 +89,12 @@ def test_requests_that_still_come_are_served_and_their_connections_closed(start_
         assert client.get("/readyz").json()["reasons"] == ["the gateway is leaving"]
 
 
-def test_a_stream_that_outlives_the_drain_gets_an_explicit_error(
-    start_gateway, support, leave, stream
-):
+def test_a_stream_that_outlives_the_drain_gets_an_explicit_error(start_gateway, leave, stream):
     gateway = start_gateway(lambda submit: [70] * 400, drain_seconds=2)
     gateway.link.pause()
     reader = stream(gateway)
-    handle = gateway.link.sent(support.Submit)[0][1].handle
-    gateway.link.publish("prefill-0", support.RowSpec(handle, 0, [70]))
+    handle = gateway.link.sent(Submit)[0][1].handle
+    gateway.link.publish("prefill-0", RowSpec(handle, 0, [70]))
     started = time.monotonic()
     leave(gateway).join(10)
     reader.join(10)

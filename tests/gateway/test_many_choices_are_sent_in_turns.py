@@ -6,6 +6,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
+from baton_testing.scripted_link import worker_info
 from baton_worker.config import GatewayConfig, ModelConfig, ProcessConfig
 from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.server.service import GatewayService
@@ -57,12 +58,12 @@ def request_of(n):
     )
 
 
-async def started(link, model_folder, tokenizer, support, during):
+async def started(link, model_folder, tokenizer, during):
     """Start the request on two workers, with `during(service)` in every turn of the loop."""
     service = service_of(link, model_folder, tokenizer)
     facts = {"max_model_len": 1 << 16}
     for epoch, name in enumerate(("mixed-0", "mixed-1")):
-        link.up[name] = WorkerUp(name, epoch, support.worker_info(name, Role.MIXED, **facts))
+        link.up[name] = WorkerUp(name, epoch, worker_info(name, Role.MIXED, **facts))
     service._applier.apply(list(link.up.values()))
     work = asyncio.create_task(service.dispatcher.start(request_of(CHOICES), 0.0))
     while not work.done():
@@ -77,15 +78,15 @@ async def started(link, model_folder, tokenizer, support, during):
     return submits, handles
 
 
-async def test_each_long_command_has_a_turn_of_its_own(model_folder, tokenizer, support):
+async def test_each_long_command_has_a_turn_of_its_own(model_folder, tokenizer):
     link = RecordingLink()
-    submits, handles = await started(link, model_folder, tokenizer, support, lambda service: None)
+    submits, handles = await started(link, model_folder, tokenizer, lambda service: None)
     assert {submit.handle for _, _, submit in submits} == handles
     assert len({turn for turn, _, _ in submits}) == len(submits) == CHOICES
 
 
 async def test_a_worker_lost_between_two_commands_leaves_each_choice_told_once(
-    model_folder, tokenizer, support
+    model_folder, tokenizer
 ):
     """Those that were for it and not yet sent go elsewhere, and are not sent a second time."""
     link = RecordingLink()
@@ -95,7 +96,7 @@ async def test_a_worker_lost_between_two_commands_leaves_each_choice_told_once(
             lost = link.up.pop("mixed-0")
             service._applier.apply([WorkerDown("mixed-0", lost.epoch, "bye")])
 
-    submits, handles = await started(link, model_folder, tokenizer, support, lose)
+    submits, handles = await started(link, model_folder, tokenizer, lose)
     at_the_other = [submit.handle for _, worker, submit in submits if worker == "mixed-1"]
     assert sorted(at_the_other) == sorted(handles), "each once"
     assert len(handles) == CHOICES

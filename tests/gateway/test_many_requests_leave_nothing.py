@@ -37,7 +37,7 @@ async def one(client, random_state, i, outcomes):
 
 
 @pytest.mark.slow
-async def test_500_mixed_requests_leave_no_trace(start_gateway, support):
+async def test_500_mixed_requests_leave_no_trace(start_gateway):
     gateway = start_gateway(per_step=3)
     gateway.link.up("mixed-0", Role.MIXED)
     random_state, outcomes = random.Random(3), []

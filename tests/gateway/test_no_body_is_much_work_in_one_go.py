@@ -8,6 +8,7 @@ import asyncio
 
 import pytest
 
+from baton_testing.large_bodies import large_bodies
 from baton_worker.config import GatewayConfig
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake import body as body_module
@@ -15,7 +16,6 @@ from baton_worker.gateway.intake import intake as intake_module
 from baton_worker.gateway.intake.body import MAX_FIELD_BYTES, MAX_STRINGS, SMALL_BODY_BYTES
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.request import Endpoint, Limits
-from large_bodies import large_bodies
 
 LONGEST_CONTEXT = 4 << 20
 BODY_BYTES = GatewayConfig().http.limits.max_body_bytes

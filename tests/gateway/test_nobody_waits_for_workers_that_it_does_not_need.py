@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from baton_testing.scripted_link import RowSpec, worker_info
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.request import Endpoint, GenerationRequest
@@ -52,9 +53,7 @@ class Poster(threading.Thread):
         return self.answer.status_code
 
 
-def test_a_long_request_holds_up_no_short_one_and_is_next_at_the_worker_it_fits(
-    start_gateway, support
-):
+def test_a_long_request_holds_up_no_short_one_and_is_next_at_the_worker_it_fits(start_gateway):
     info = {"max_running": 1, "max_waiting": 0}
     gateway = start_gateway(workers="m", info=info, max_wait_seconds=3600)
     gateway.link.up("small-0", Role.MIXED, max_model_len=64, **info)
@@ -77,7 +76,7 @@ def test_a_long_request_holds_up_no_short_one_and_is_next_at_the_worker_it_fits(
     posters.append(Poster(gateway, SHORT))
     in_line(2)
     first = submits()[0][1]
-    link.publish("mixed-0", support.RowSpec(first.handle, 0, [70, 1], Finish.STOP))
+    link.publish("mixed-0", RowSpec(first.handle, 0, [70, 1], Finish.STOP))
     link.wait_until(lambda: len(submits()) == 3)
     told = [(worker, len(submit.prompt_token_ids)) for worker, submit in submits()]
     assert told == [("mixed-0", 100), ("small-0", 1), ("mixed-0", 100)]
@@ -89,8 +88,8 @@ def test_a_long_request_holds_up_no_short_one_and_is_next_at_the_worker_it_fits(
 # What is kept.
 
 
-def load(support, name, room, role=Role.MIXED, **facts):
-    info = support.worker_info(name, role, max_running=room, max_waiting=0, **facts)
+def load(name, room, role=Role.MIXED, **facts):
+    info = worker_info(name, role, max_running=room, max_waiting=0, **facts)
     return WorkerLoad(info, 1)
 
 
@@ -98,9 +97,9 @@ def needs(*sizes):
     return [Needs(size, 1, -1) for size in sizes]
 
 
-def test_as_many_places_are_kept_as_choices_that_only_these_workers_can_take(support):
-    loads = [load(support, "big", 2, max_model_len=256), load(support, "small", 9)]
-    loads[1].info = support.worker_info("small", Role.MIXED, max_model_len=64, max_waiting=0)
+def test_as_many_places_are_kept_as_choices_that_only_these_workers_can_take():
+    loads = [load("big", 2, max_model_len=256), load("small", 9)]
+    loads[1].info = worker_info("small", Role.MIXED, max_model_len=64, max_waiting=0)
     assert to_keep(loads, needs(100)) == frozenset(), "a place is left over"
     assert to_keep(loads, needs(100, 100)) == {"big"}
     assert to_keep(loads, needs(10, 10)) == frozenset()
@@ -111,11 +110,11 @@ def test_as_many_places_are_kept_as_choices_that_only_these_workers_can_take(sup
     assert not has_room(loads, {"big", "small"})
 
 
-def test_of_a_pair_only_what_is_scarce_is_kept(support):
+def test_of_a_pair_only_what_is_scarce_is_kept():
     loads = [
-        load(support, "prefill", 9, Role.PREFILL),
-        load(support, "big", 0, Role.DECODE),
-        load(support, "small", 9, Role.DECODE, max_model_len=64),
+        load("prefill", 9, Role.PREFILL),
+        load("big", 0, Role.DECODE),
+        load("small", 9, Role.DECODE, max_model_len=64),
     ]
     assert to_keep(loads, needs(100)) == {"big"}
     assert has_room(loads, {"big"})
@@ -170,7 +169,7 @@ class Link:
 class Fleet:
     """A dispatcher over workers that serve until they are told to end."""
 
-    def __init__(self, support, vocabulary, workers, n_slots=1000):
+    def __init__(self, vocabulary, workers, n_slots=1000):
         factory = MetricFactory(CollectorRegistry(), "tiny", "gateway")
         metrics, link = GatewayMetrics(factory), Link(self.told)
         self.table = WorkerTable("tiny")
@@ -179,7 +178,7 @@ class Fleet:
             name = f"mixed-{n}"
             facts = {"max_model_len": context, "max_running": room, "max_waiting": 0}
             self.contexts[name] = context
-            self.table.up(name, 1, support.worker_info(name, Role.MIXED, **facts))
+            self.table.up(name, 1, worker_info(name, Role.MIXED, **facts))
         self.requests = LiveRequests(link, self.table, metrics)
         limits = DispatchLimits(n_slots, 3600, 1000, 0, 100, 1000, 3600)
         self.dispatcher = Dispatcher(
@@ -251,12 +250,10 @@ STEPS = st.lists(st.none() | st.lists(SIZES, min_size=1, max_size=3), max_size=3
 
 @settings(max_examples=60, deadline=None)
 @given(workers=WORKERS, steps=STEPS)
-async def test_requests_that_compete_for_a_worker_keep_their_order(
-    support, tokenizer, workers, steps
-):
+async def test_requests_that_compete_for_a_worker_keep_their_order(tokenizer, workers, steps):
     """And nothing is left in line, nor accounted, when all that could be served was."""
 
-    fleet = Fleet(support, tokenizer.vocabulary, workers)
+    fleet = Fleet(tokenizer.vocabulary, workers)
     for step in steps:
         if step is None:
             await fleet.end_oldest()
@@ -280,11 +277,11 @@ async def test_requests_that_compete_for_a_worker_keep_their_order(
     flood=st.lists(SIZES, min_size=1, max_size=4),
 )
 async def test_a_flood_of_later_ones_never_starves_who_waits(
-    support, tokenizer, workers, before, wide, flood
+    tokenizer, workers, before, wide, flood
 ):
     """It begins when what was there before it has ended, at the latest."""
 
-    fleet = Fleet(support, tokenizer.vocabulary, workers)
+    fleet = Fleet(tokenizer.vocabulary, workers)
     earlier = [await fleet.start([size]) for size in before]
     waiting = await fleet.start(wide)
     _, begins = fleet.tasks[-1]
@@ -299,9 +296,9 @@ async def test_a_flood_of_later_ones_never_starves_who_waits(
 
 @pytest.mark.parametrize("n_long", [1, 17, 200])
 async def test_short_requests_are_served_however_many_wait_for_the_one_large_worker(
-    support, tokenizer, n_long
+    tokenizer, n_long
 ):
-    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 2)])
+    fleet = Fleet(tokenizer.vocabulary, [(256, 1), (64, 2)])
     for n in range(1 + n_long):
         await fleet.start([200 - n % 50])
     short = [await fleet.start([10]) for _ in range(2)]
@@ -312,11 +309,11 @@ async def test_short_requests_are_served_however_many_wait_for_the_one_large_wor
 
 @pytest.mark.parametrize(("n_kinds", "is_served"), [(16, True), (17, False)])
 async def test_beyond_sixteen_kinds_that_wait_for_few_workers_the_others_wait_as_well(
-    support, tokenizer, n_kinds, is_served
+    tokenizer, n_kinds, is_served
 ):
     """So that looking at the line has a bound: of each kind one is tried."""
 
-    fleet = Fleet(support, tokenizer.vocabulary, [(256, 20), (64, 2)])
+    fleet = Fleet(tokenizer.vocabulary, [(256, 20), (64, 2)])
     await fleet.start([200] * 20)
     for n in range(1, 1 + n_kinds):
         await fleet.start([200] * n)
@@ -325,8 +322,8 @@ async def test_beyond_sixteen_kinds_that_wait_for_few_workers_the_others_wait_as
     await fleet.end_all()
 
 
-async def test_a_look_at_the_line_tries_one_of_each_kind(support, tokenizer):
-    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 2)])
+async def test_a_look_at_the_line_tries_one_of_each_kind(tokenizer):
+    fleet = Fleet(tokenizer.vocabulary, [(256, 1), (64, 2)])
     await fleet.start([200])
     short = await fleet.start([10])
     for n in range(100):
@@ -345,8 +342,8 @@ async def test_a_look_at_the_line_tries_one_of_each_kind(support, tokenizer):
     await fleet.end_all()
 
 
-async def test_as_many_choices_begin_in_one_turn_as_leave_the_loop_to_others(support, tokenizer):
-    fleet = Fleet(support, tokenizer.vocabulary, [(256, 2000)])
+async def test_as_many_choices_begin_in_one_turn_as_leave_the_loop_to_others(tokenizer):
+    fleet = Fleet(tokenizer.vocabulary, [(256, 2000)])
     for _ in range(8 + 8):
         await fleet.start([10] * 100)
     assert len(fleet.begun) == 8, "of a thousand slots one client has seven eighths"
@@ -363,11 +360,11 @@ async def test_as_many_choices_begin_in_one_turn_as_leave_the_loop_to_others(sup
 @pytest.mark.parametrize("n_slots", [8, 24])
 @pytest.mark.parametrize("n_long", [3, 20])
 async def test_a_flood_starves_none_of_many_that_wait_for_one_worker_though_slots_are_few(
-    support, tokenizer, n_slots, n_long
+    tokenizer, n_slots, n_long
 ):
     """Their slots are kept for them as far as there are any, or are waited for in their turn."""
 
-    fleet = Fleet(support, tokenizer.vocabulary, [(256, 1), (64, 50)], n_slots)
+    fleet = Fleet(tokenizer.vocabulary, [(256, 1), (64, 50)], n_slots)
     for _ in range(n_slots):
         await fleet.start([10])
     long = [await fleet.start([200]) for _ in range(n_long)]
@@ -386,9 +383,9 @@ async def test_a_flood_starves_none_of_many_that_wait_for_one_worker_though_slot
 
 
 async def test_who_stands_behind_those_that_are_passed_is_tried_though_something_comes_in_each_turn(
-    support, tokenizer
+    tokenizer,
 ):
-    fleet = Fleet(support, tokenizer.vocabulary, [(256, 12), (64, 1)])
+    fleet = Fleet(tokenizer.vocabulary, [(256, 12), (64, 1)])
     await fleet.start([200] * 12)
     for n in range(1, 1 + 12):  # more kinds than are tried in one turn
         await fleet.start([200] * n)
@@ -412,20 +409,18 @@ async def test_who_stands_behind_those_that_are_passed_is_tried_though_something
         ([10, 10, 10, 10], "4 choices at once: the most is 3"),
     ],
 )
-async def test_more_long_choices_than_could_ever_run_are_refused_at_once(
-    support, tokenizer, sizes, told
-):
-    fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 1)])
+async def test_more_long_choices_than_could_ever_run_are_refused_at_once(tokenizer, sizes, told):
+    fleet = Fleet(tokenizer.vocabulary, [(64, 2), (128, 1)])
     await fleet.start(sizes)
     _, task = fleet.tasks[0]
     error = task.exception()
     assert (error.status, error.message) == (400, told)
 
 
-async def test_the_longest_choice_of_a_request_is_given_its_worker_first(support, tokenizer):
+async def test_the_longest_choice_of_a_request_is_given_its_worker_first(tokenizer):
     """However they stand in it: the short ones would fill the worker that the long one needs."""
 
-    fleet = Fleet(support, tokenizer.vocabulary, [(64, 2), (128, 2)])
+    fleet = Fleet(tokenizer.vocabulary, [(64, 2), (128, 2)])
     wide = await fleet.start([10, 10, 10, 100])
     assert fleet.begun == [wide]
     prompts = [live.choice.params.prompt_token_ids for live in fleet.requests.live()]

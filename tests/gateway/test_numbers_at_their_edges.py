@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import numeric_edges
+from baton_testing import numeric_edges
 from baton_worker.config import SimConfig
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.model.shape import load_shape
@@ -82,7 +82,7 @@ def _survives(spec, submit):
 @pytest.mark.parametrize(
     ("path", "body", "base"), ENDPOINTS, ids=lambda value: getattr(value, "__name__", None)
 )
-def test_each_number_is_refused_by_name_or_survives(start_gateway, support, spec, path, body, base):
+def test_each_number_is_refused_by_name_or_survives(start_gateway, spec, path, body, base):
     gateway = start_gateway()
     refused, accepted = {}, {}
     with gateway.http() as client:
@@ -90,18 +90,18 @@ def test_each_number_is_refused_by_name_or_survives(start_gateway, support, spec
             for value in _values(field):
                 name, placed = field.place(value)
                 request = base | {name: placed}
-                before = len(gateway.link.sent(support.Submit))
+                before = len(gateway.link.sent(Submit))
                 answer = client.post(path, content=json.dumps(request))
                 case = (field.path, value, answer.text[:300])
                 if answer.status_code == 400:
                     param = answer.json()["error"]["param"] or ""
                     assert param == name or param.startswith((f"{name}[", f"{name}.")), case
-                    assert len(gateway.link.sent(support.Submit)) == before, case
+                    assert len(gateway.link.sent(Submit)) == before, case
                     refused[field.path] = value
                     continue
                 assert answer.status_code == 200, case
                 accepted[field.path] = value
-                for _, submit in gateway.link.sent(support.Submit)[before:][:1]:
+                for _, submit in gateway.link.sent(Submit)[before:][:1]:
                     assert _survives(spec, submit), case
     floats = {name for name in SAMPLING_BOUNDS if name in body.__struct_fields__}
     assert floats <= refused.keys() & accepted.keys()

@@ -3,6 +3,9 @@
 import openai
 import pytest
 
+from baton_testing.scripted_link import logprob_of
+from baton_worker.messages import Submit
+
 MESSAGES = [{"role": "user", "content": "the quick brown café 你好"}]
 
 
@@ -14,7 +17,7 @@ def test_chat_answers_with_text_usage_and_finish_reason(start_gateway):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_chat_stream_joins_to_the_same_text_with_one_logprob_per_token(start_gateway, support):
+def test_a_chat_stream_joins_to_the_same_text_with_one_logprob_per_token(start_gateway):
     client = start_gateway().openai()
     chunks = list(
         client.chat.completions.create(
@@ -39,17 +42,17 @@ def test_a_chat_stream_joins_to_the_same_text_with_one_logprob_per_token(start_g
     assert chunks[-1].usage.completion_tokens == len(ids) == len(entries)
     assert chunks[0].prompt_token_ids[-1] == 3
     for position, (token, entry) in enumerate(zip(ids, entries, strict=True)):
-        assert entry.logprob == pytest.approx(support.logprob_of(token, position), abs=0)
+        assert entry.logprob == pytest.approx(logprob_of(token, position), abs=0)
         assert len(entry.top_logprobs) == 3
     assert entries[-1].token == "</s>"
     assert bytes(b for e in entries[:-1] for b in e.bytes).decode() == text
 
 
-def test_two_choices_carry_their_own_index_and_seed(start_gateway, support):
+def test_two_choices_carry_their_own_index_and_seed(start_gateway):
     running = start_gateway()
     answer = running.openai().chat.completions.create(model="tiny", messages=MESSAGES, n=2, seed=5)
     assert [c.index for c in answer.choices] == [0, 1]
-    seeds = [c.sampling.seed for _, c in running.link.sent(support.Submit)]
+    seeds = [c.sampling.seed for _, c in running.link.sent(Submit)]
     assert seeds[0] == 5
     assert seeds[1] != 5
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from baton_testing.scripted_link import logprob_of, top_of
 from baton_worker.messages import Submit
 
 CHAT = "/v1/chat/completions"
@@ -19,12 +20,12 @@ def body(path, **more):
     return common | {"prompt": PROMPT} | more
 
 
-def expected(support, prompt, k):
+def expected(prompt, k):
     """The entries as candidates by id, of the scripted worker's numbers."""
     entries = [None]
     for position, token in enumerate(prompt[1:], 1):
-        tops = [support.top_of(token, r) for r in range(k)]
-        values = {str(token): support.logprob_of(token, position)}
+        tops = [top_of(token, r) for r in range(k)]
+        values = {str(token): logprob_of(token, position)}
         entries.append(values | {str(t): value for t, value in tops})
     return entries
 
@@ -32,7 +33,7 @@ def expected(support, prompt, k):
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("workers", ["pd", "m"])
-def test_an_answer_has_an_entry_per_prompt_token(start_gateway, support, path, k, workers):
+def test_an_answer_has_an_entry_per_prompt_token(start_gateway, path, k, workers):
     gateway = start_gateway(workers=workers)
     with gateway.http() as client:
         reply = client.post(path, json=body(path, prompt_logprobs=k)).json()
@@ -40,7 +41,7 @@ def test_an_answer_has_an_entry_per_prompt_token(start_gateway, support, path, k
     prompt = choice.get("prompt_token_ids") or reply["prompt_token_ids"]
     got = choice["prompt_logprobs"]
     values = [e and {t: c["logprob"] for t, c in e.items()} for e in got]
-    assert values == expected(support, prompt, k)
+    assert values == expected(prompt, k)
     assert all(e[str(t)]["rank"] == 2 for e, t in zip(got[1:], prompt[1:], strict=True))
     assert choice["logprobs"] is None
 
@@ -93,9 +94,7 @@ def test_a_bad_count_is_refused_by_name(start_gateway, k, message):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_puts_the_prompt_and_its_logprobs_before_the_output(
-    start_gateway, support, tokenizer, stream
-):
+def test_echo_puts_the_prompt_and_its_logprobs_before_the_output(start_gateway, tokenizer, stream):
     gateway = start_gateway(lambda submit: [30, 31, 32, 33])
     asked = body(TEXT, prompt="the quick fox", max_tokens=4, logprobs=2)
     with gateway.http() as client:
@@ -117,7 +116,7 @@ def test_echo_puts_the_prompt_and_its_logprobs_before_the_output(
     n = len(prompt)
     assert text == "the quick fox" + plain["text"]
     assert {len(column) for column in logprobs.values()} == {n + 4}
-    own = [support.logprob_of(token, i) for i, token in enumerate(prompt)]
+    own = [logprob_of(token, i) for i, token in enumerate(prompt)]
     assert logprobs["token_logprobs"][:n] == [None, *own[1:]]
     assert logprobs["top_logprobs"][0] is None
     for name in ("tokens", "token_logprobs", "top_logprobs"):

@@ -12,6 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from baton_testing.retry_books import Books
 from baton_worker.gateway.serving.failures import MAX_HARMS, TREATMENTS, Loss
 from baton_worker.messages import Reserve, Submit
 
@@ -23,12 +24,11 @@ class Retries(RuleBasedStateMachine):
 
     names = st.sampled_from(["p0", "p1", "d0", "d1", "m0", "m1"])
     places = st.integers(0, 20)
-    books = None
 
     @initialize(max_retries=st.integers(0, 3), max_wait=st.sampled_from([0.0, 30.0]))
     def begin(self, max_retries, max_wait):
         self.max_retries = max_retries
-        self.gateway = self.books(max_retries=max_retries, max_wait_seconds=max_wait)
+        self.gateway = Books(max_retries=max_retries, max_wait_seconds=max_wait)
         self.generations = []
 
     @rule(name=names)
@@ -118,6 +118,5 @@ class Retries(RuleBasedStateMachine):
             assert reserve.deadline_seconds == 60.0
 
 
-def test_whatever_fails_each_request_goes_on_waits_or_has_ended_once(books):
-    machine = type("Retries", (Retries,), {"books": staticmethod(books)})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=30))
+def test_whatever_fails_each_request_goes_on_waits_or_has_ended_once():
+    run_state_machine_as_test(Retries, settings=settings(max_examples=40, stateful_step_count=30))

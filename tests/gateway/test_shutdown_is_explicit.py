@@ -5,12 +5,14 @@ import socket
 import threading
 import time
 
+from baton_testing.scripted_link import RowSpec
 from baton_worker.identity import Role
+from baton_worker.messages import Abort, Submit
 
 BODY = {"model": "tiny", "prompt": [70], "max_tokens": 400, "stream": True}
 
 
-def test_live_streams_get_an_error_and_workers_an_abort(start_gateway, support):
+def test_live_streams_get_an_error_and_workers_an_abort(start_gateway):
     gateway = start_gateway(lambda submit: [70] * 400)
     link = gateway.link
     link.pause()
@@ -26,17 +28,17 @@ def test_live_streams_get_an_error_and_workers_an_abort(start_gateway, support):
     reader = threading.Thread(target=read)
     reader.start()
     link.wait_until(lambda: len(link.commands) == 2)
-    handle = link.sent(support.Submit)[0][1].handle
-    link.publish("prefill-0", support.RowSpec(handle, 0, [70]))
+    handle = link.sent(Submit)[0][1].handle
+    link.publish("prefill-0", RowSpec(handle, 0, [70]))
     started = time.monotonic()
     gateway.stop()
     reader.join()
     assert time.monotonic() - started < 5.0
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
-    assert {worker for worker, _ in link.sent(support.Abort)} == {"prefill-0", "decode-0"}
+    assert {worker for worker, _ in link.sent(Abort)} == {"prefill-0", "decode-0"}
 
 
-def test_a_client_that_does_not_read_cannot_hold_up_the_end(start_gateway, support):
+def test_a_client_that_does_not_read_cannot_hold_up_the_end(start_gateway):
     tokens = [70] * 60_000
     gateway = start_gateway(lambda submit: tokens, 8, workers="", client_queue_tokens=256)
     gateway.link.up("m", Role.MIXED, max_model_len=70_000)
@@ -47,7 +49,7 @@ def test_a_client_that_does_not_read_cannot_hold_up_the_end(start_gateway, suppo
         stuck.connect((host, int(port)))
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         stuck.sendall(head.encode() + body)
-        gateway.link.wait_until(lambda: bool(gateway.link.sent(support.Abort)), seconds=20)
+        gateway.link.wait_until(lambda: bool(gateway.link.sent(Abort)), seconds=20)
         started = time.monotonic()
         gateway.stop()
         assert time.monotonic() - started < 5.0

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.serving.ejection import EJECT_AFTER
 from baton_worker.gateway.serving.slots import Slots, Ticket
 from baton_worker.identity import Role
+from baton_worker.messages import Submit
 from baton_worker.records.columns import Finish
 
 BODY = {"model": "tiny", "prompt": [70, 71], "max_tokens": 4}
@@ -162,8 +164,8 @@ def wait_in_line(gateway, n):
         pass
 
 
-def submits(gateway, support):
-    return [submit for _, submit in gateway.link.sent(support.Submit)]
+def submits(gateway):
+    return [submit for _, submit in gateway.link.sent(Submit)]
 
 
 @pytest.fixture
@@ -173,7 +175,7 @@ def keys_file(tmp_path):
     return str(path)
 
 
-def test_a_full_gateway_lets_wait_and_then_serves(start_gateway, support):
+def test_a_full_gateway_lets_wait_and_then_serves(start_gateway):
     gateway = start_gateway(max_outstanding_requests=1, max_wait_seconds=60)
     gateway.link.pause()
     first = Poster(gateway)
@@ -181,14 +183,14 @@ def test_a_full_gateway_lets_wait_and_then_serves(start_gateway, support):
     second = Poster(gateway)
     wait_in_line(gateway, 1)
     assert gateway.metric("baton_gateway_line_requests") == 1
-    assert len(submits(gateway, support)) == 1
+    assert len(submits(gateway)) == 1
     gateway.link.resume()
     assert (first.status(), second.status()) == (200, 200)
     assert gateway.metric("baton_gateway_line_requests") == 0
     assert gateway.metric("baton_gateway_line_wait_seconds_count") == 1
 
 
-def test_full_workers_let_wait_and_then_serve(start_gateway, support):
+def test_full_workers_let_wait_and_then_serve(start_gateway):
     gateway = start_gateway(workers="m", info={"max_running": 1, "max_waiting": 0})
     gateway.link.pause()
     posters = [Poster(gateway) for _ in range(3)]
@@ -197,7 +199,7 @@ def test_full_workers_let_wait_and_then_serve(start_gateway, support):
     assert [poster.status() for poster in posters] == [200] * 3
 
 
-def test_a_worker_that_comes_serves_those_who_wait(start_gateway, support):
+def test_a_worker_that_comes_serves_those_who_wait(start_gateway):
     gateway = start_gateway(workers="m", info={"max_running": 1, "max_waiting": 0})
     gateway.link.pause()
     posters = [Poster(gateway) for _ in range(2)]
@@ -208,34 +210,32 @@ def test_a_worker_that_comes_serves_those_who_wait(start_gateway, support):
     assert [poster.status() for poster in posters] == [200] * 2
 
 
-def test_another_key_goes_before_the_second_batch_of_one_that_took_all(
-    start_gateway, support, keys_file
-):
+def test_another_key_goes_before_the_second_batch_of_one_that_took_all(start_gateway, keys_file):
     """Alice has both slots and another request in line; Bob, who came last, is served first."""
     gateway = start_gateway(
         max_outstanding_requests=2, max_wait_seconds=60, api_keys_file=keys_file
     )
     gateway.link.pause()
     running = [Poster(gateway, "alice", prompt=[70, 70 + i]) for i in range(2)]
-    gateway.link.wait_until(lambda: len(submits_of(gateway, support)) == 2)
+    gateway.link.wait_until(lambda: len(submits_of(gateway)) == 2)
     again = Poster(gateway, "alice", prompt=[99, 98])
     wait_in_line(gateway, 1)
     bob = Poster(gateway, "bob", prompt=[80, 81])
     wait_in_line(gateway, 2)
-    first = submits(gateway, support)[0]
-    gateway.link.publish("decode-0", support.RowSpec(first.handle, 0, [70, 1], Finish.STOP))
-    gateway.link.wait_until(lambda: len(submits_of(gateway, support)) == 3)
-    assert submits(gateway, support)[2].prompt_token_ids == (80, 81)
+    first = submits(gateway)[0]
+    gateway.link.publish("decode-0", RowSpec(first.handle, 0, [70, 1], Finish.STOP))
+    gateway.link.wait_until(lambda: len(submits_of(gateway)) == 3)
+    assert submits(gateway)[2].prompt_token_ids == (80, 81)
     gateway.link.resume()
     assert [poster.status() for poster in (*running, again, bob)] == [200] * 4
 
 
-def submits_of(gateway, support):
+def submits_of(gateway):
     """As `submits`, for conditions that are looked at with the link's lock held."""
-    return [c for _, c in gateway.link.commands if isinstance(c, support.Submit)]
+    return [c for _, c in gateway.link.commands if isinstance(c, Submit)]
 
 
-def test_who_waits_too_long_is_told_to_come_again(start_gateway, support):
+def test_who_waits_too_long_is_told_to_come_again(start_gateway):
     gateway = start_gateway(max_outstanding_requests=1, max_wait_seconds=0.1)
     gateway.link.pause()
     first = Poster(gateway)
@@ -249,7 +249,7 @@ def test_who_waits_too_long_is_told_to_come_again(start_gateway, support):
     assert gateway.metric("baton_gateway_refusals_total", reason="gateway_full") == 1
 
 
-def test_a_line_that_is_full_refuses_at_once(start_gateway, support):
+def test_a_line_that_is_full_refuses_at_once(start_gateway):
     gateway = start_gateway(max_outstanding_requests=1, max_wait_seconds=60, max_waiting_requests=1)
     gateway.link.pause()
     first = Poster(gateway)
@@ -263,7 +263,7 @@ def test_a_line_that_is_full_refuses_at_once(start_gateway, support):
     assert (first.status(), second.status()) == (200, 200)
 
 
-def test_a_client_that_leaves_the_line_is_never_served(start_gateway, support):
+def test_a_client_that_leaves_the_line_is_never_served(start_gateway):
     gateway = start_gateway(max_outstanding_requests=1, max_wait_seconds=60)
     gateway.link.pause()
     first = Poster(gateway)
@@ -273,10 +273,10 @@ def test_a_client_that_leaves_the_line_is_never_served(start_gateway, support):
     wait_in_line(gateway, 0)
     gateway.link.resume()
     assert first.status() == 200
-    assert len(submits(gateway, support)) == 1
+    assert len(submits(gateway)) == 1
 
 
-def test_a_gateway_that_ends_refuses_those_who_wait(start_gateway, support):
+def test_a_gateway_that_ends_refuses_those_who_wait(start_gateway):
     gateway = start_gateway(max_outstanding_requests=1, max_wait_seconds=60)
     gateway.link.pause()
     posters = [Poster(gateway), Poster(gateway)]
@@ -329,9 +329,7 @@ def eject(gateway, worker):
         table.failed(worker, table.now(), "broken", is_full=False)
 
 
-def test_what_needs_an_ejected_worker_is_passed_and_is_first_when_that_is_tried(
-    start_gateway, support
-):
+def test_what_needs_an_ejected_worker_is_passed_and_is_first_when_that_is_tried(start_gateway):
     """Two workers of two places; three choices at once need both, one of which is ejected."""
     info = {"max_running": 2, "max_waiting": 0}
     gateway = start_gateway(workers="m", info=info, max_wait_seconds=600)
@@ -350,7 +348,7 @@ def test_what_needs_an_ejected_worker_is_passed_and_is_first_when_that_is_tried(
     assert {worker for worker, _ in gateway.link.commands} == {"mixed-0", "mixed-1"}
 
 
-def test_what_needs_all_workers_is_waited_for_once_they_are_used_again(start_gateway, support):
+def test_what_needs_all_workers_is_waited_for_once_they_are_used_again(start_gateway):
     info = {"max_running": 2, "max_waiting": 0}
     gateway = start_gateway(workers="m", info=info, max_wait_seconds=600)
     gateway.link.up("mixed-1", Role.MIXED, **info)
@@ -360,7 +358,7 @@ def test_what_needs_all_workers_is_waited_for_once_they_are_used_again(start_gat
     gateway.link.do(lambda: setattr(table, "_clock", lambda: now[0]))
     eject(gateway, "mixed-1")
     first = Poster(gateway)
-    gateway.link.wait_until(lambda: len(submits_of(gateway, support)) == 1)
+    gateway.link.wait_until(lambda: len(submits_of(gateway)) == 1)
     wide = Poster(gateway, n=4)
     wait_in_line(gateway, 1)
     now[0] += 3600
@@ -368,10 +366,10 @@ def test_what_needs_all_workers_is_waited_for_once_they_are_used_again(start_gat
         pass
     narrow = Poster(gateway, prompt=[99])
     wait_in_line(gateway, 2)
-    assert len(submits(gateway, support)) == 1, "there is room for it, and it came later"
+    assert len(submits(gateway)) == 1, "there is room for it, and it came later"
     gateway.link.resume()
     assert [each.status() for each in (first, wide, narrow)] == [200] * 3
-    assert [s.prompt_token_ids for s in submits(gateway, support)[1:5]] == [(70, 71)] * 4
+    assert [s.prompt_token_ids for s in submits(gateway)[1:5]] == [(70, 71)] * 4
 
 
 def test_prompts_of_one_request_need_not_all_fit_every_worker(start_gateway):

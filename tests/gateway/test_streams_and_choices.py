@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from baton_worker.messages import Abort, Reserve, Submit
+
 PROMPT = "the quick brown fox"
 
 
@@ -61,7 +63,7 @@ def test_usage_counts_cached_tokens_of_each_prompt_once(start_gateway, workers):
     assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
-def test_each_choice_of_each_prompt_has_its_place(start_gateway, support):
+def test_each_choice_of_each_prompt_has_its_place(start_gateway):
     gateway = start_gateway()
     body = {"prompt": ["the fox", "a stop"], "n": 2, "seed": 9, "return_token_ids": True}
     whole = post(gateway, "/v1/completions", **body)
@@ -75,7 +77,7 @@ def test_each_choice_of_each_prompt_has_its_place(start_gateway, support):
             streamed[choice["index"]] += choice["text"]
     assert list(streamed.values()) == [c["text"] for c in whole["choices"]]
     by_prompt = {}
-    for _, submit in gateway.link.sent(support.Submit)[:4]:
+    for _, submit in gateway.link.sent(Submit)[:4]:
         by_prompt.setdefault(submit.prompt_token_ids, []).append(submit.sampling.seed)
     first, second = by_prompt.values()
     assert first == second
@@ -83,7 +85,7 @@ def test_each_choice_of_each_prompt_has_its_place(start_gateway, support):
 
 
 @pytest.mark.parametrize("k", [None, 2])
-def test_a_stop_string_ends_text_and_tokens_and_aborts_the_workers(start_gateway, support, k):
+def test_a_stop_string_ends_text_and_tokens_and_aborts_the_workers(start_gateway, k):
     gateway = start_gateway(lambda submit: [*tokens, *tokens * 20, 1])
     with gateway.http() as client:
         tokens = client.post(
@@ -95,7 +97,7 @@ def test_a_stop_string_ends_text_and_tokens_and_aborts_the_workers(start_gateway
     n = len(choice["token_ids"])
     assert choice["token_ids"] == tokens[:n]
     assert k is None or len(choice["logprobs"]["tokens"]) == n
-    gateway.link.wait_until(lambda: len(gateway.link.sent(support.Abort)) == 2)
+    gateway.link.wait_until(lambda: len(gateway.link.sent(Abort)) == 2)
     gateway.link.do(lambda: None)
     assert gateway.link.held() == 0
     streamed = events(gateway, "/v1/completions", **body)
@@ -133,7 +135,7 @@ def test_a_chat_stream_opens_with_the_role_of_each_choice(start_gateway):
     assert sorted(ends) == [0, 1]
 
 
-def test_sampling_reaches_the_worker_as_asked(start_gateway, support):
+def test_sampling_reaches_the_worker_as_asked(start_gateway):
     gateway = start_gateway()
     asked = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": -1, "presence_penalty": 0.1,
@@ -141,17 +143,17 @@ def test_sampling_reaches_the_worker_as_asked(start_gateway, support):
         "ignore_eos": True, "stop_token_ids": [5, 6, 5],
     }  # fmt: skip
     post(gateway, "/v1/completions", prompt=[70], **asked, logprobs=4)
-    _, submit = gateway.link.sent(support.Submit)[0]
+    _, submit = gateway.link.sent(Submit)[0]
     expected = asked | {"seed": (1 << 64) - 1, "stop_token_ids": (5, 6)}
     assert {name: getattr(submit.sampling, name) for name in asked} == expected
     assert submit.logprobs_k == 4
     assert submit.decode.worker_id == "decode-0"
-    _, reserve = gateway.link.sent(support.Reserve)[0]
+    _, reserve = gateway.link.sent(Reserve)[0]
     assert (reserve.handle, reserve.prompt_tokens, reserve.max_tokens) == (submit.handle, 1, 9)
 
 
-def test_chat_without_a_limit_may_fill_the_context(start_gateway, support):
+def test_chat_without_a_limit_may_fill_the_context(start_gateway):
     gateway = start_gateway()
     post(gateway, "/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
-    _, submit = gateway.link.sent(support.Submit)[0]
+    _, submit = gateway.link.sent(Submit)[0]
     assert len(submit.prompt_token_ids) + submit.sampling.max_tokens == 512

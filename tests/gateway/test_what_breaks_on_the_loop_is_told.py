@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import baton_worker
+from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.answers.answer import GenerationAnswer
 from baton_worker.gateway.answers.event_stream import EventStream
 from baton_worker.gateway.errors import ApiError
@@ -24,6 +25,7 @@ from baton_worker.gateway.serving.retry import Retrier
 from baton_worker.gateway.serving.waiting_queue import unless_gone
 from baton_worker.identity import Role
 from baton_worker.logs import LOG_SECONDS
+from baton_worker.messages import Abort, Submit
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode
 from baton_worker.sampling import RequestParams, SamplingParams
@@ -251,7 +253,7 @@ def test_housekeeping_that_breaks_altogether_ends_the_gateway_not_ready(start_ga
 
 
 def test_an_event_that_breaks_costs_neither_the_others_nor_their_acknowledgement(
-    start_gateway, support, monkeypatch
+    start_gateway, monkeypatch
 ):
     """A record that cannot be read as rows: its worker's requests go on at the other one."""
     gateway = start_gateway(lambda submit: [80, 81, 82, 1], workers="m")
@@ -267,12 +269,12 @@ def test_an_event_that_breaks_costs_neither_the_others_nor_their_acknowledgement
         breaks()
 
     monkeypatch.setattr(applier, "_step", breaks_once)
-    link.publish("mixed-0", support.RowSpec(123, 0, [70]))
+    link.publish("mixed-0", RowSpec(123, 0, [70]))
     link.wait_until(lambda: worker.applied >= 0)
-    link.wait_until(lambda: len(link.sent(support.Submit)) == 2)
+    link.wait_until(lambda: len(link.sent(Submit)) == 2)
     link.resume()
     assert request.error() == (200, None)
-    assert link.sent(support.Submit)[1][0] == "mixed-1"
+    assert link.sent(Submit)[1][0] == "mixed-1"
     assert faults(gateway, "link_event") == 1
 
 
@@ -302,7 +304,7 @@ def test_a_worker_whose_coming_or_going_breaks_is_given_nothing_and_harms_nobody
     wait_for(lambda: len(table.loads()) == 2)
 
 
-def test_a_lost_worker_s_requests_are_moved_one_by_one(start_gateway, support, monkeypatch):
+def test_a_lost_worker_s_requests_are_moved_one_by_one(start_gateway, monkeypatch):
     """One of them is what the gateway has a defect with; the others are served elsewhere."""
     gateway = start_gateway(lambda submit: [80, 1], workers="m")
     link = gateway.link
@@ -327,7 +329,7 @@ def test_a_lost_worker_s_requests_are_moved_one_by_one(start_gateway, support, m
 
 
 def test_a_worker_that_cannot_be_told_of_an_end_costs_no_slot_and_no_answer(
-    start_gateway, support, monkeypatch
+    start_gateway, monkeypatch
 ):
     """`send` breaks for aborts: the client hears of the end, and its slot is free again."""
     gateway = start_gateway(max_outstanding_requests=1, max_wait_seconds=0)
@@ -335,7 +337,7 @@ def test_a_worker_that_cannot_be_told_of_an_end_costs_no_slot_and_no_answer(
     send = link.send
 
     def breaks_for_aborts(worker_id, command):
-        if isinstance(command, support.Abort):
+        if isinstance(command, Abort):
             breaks()
         return send(worker_id, command)
 
@@ -375,7 +377,7 @@ def test_a_request_in_line_that_breaks_ends_alone(start_gateway, monkeypatch):
     assert faults(gateway, "line") == 1
 
 
-def test_a_retry_in_line_that_breaks_ends_alone(start_gateway, support, monkeypatch):
+def test_a_retry_in_line_that_breaks_ends_alone(start_gateway, monkeypatch):
     gateway = start_gateway(
         lambda submit: [80, 1],
         workers="m",
@@ -405,9 +407,7 @@ def test_a_retry_in_line_that_breaks_ends_alone(start_gateway, support, monkeypa
     assert faults(gateway, "waiting_retries") == 1
 
 
-def test_a_request_that_cannot_be_sent_for_a_defect_keeps_no_slot(
-    start_gateway, support, monkeypatch
-):
+def test_a_request_that_cannot_be_sent_for_a_defect_keeps_no_slot(start_gateway, monkeypatch):
     gateway = start_gateway(max_outstanding_requests=1, max_wait_seconds=0)
     link = gateway.link
     send, told = link.send, []
@@ -504,7 +504,7 @@ def test_a_watch_that_breaks_beside_the_line_gives_the_place_up():
 
 
 def test_a_request_s_time_out_reaches_its_client_though_a_worker_cannot_be_told(
-    start_gateway, support, monkeypatch
+    start_gateway, monkeypatch
 ):
     gateway = start_gateway(request_timeout_seconds=0.2)
     link = gateway.link
@@ -512,7 +512,7 @@ def test_a_request_s_time_out_reaches_its_client_though_a_worker_cannot_be_told(
     send = link.send
 
     def breaks_for_aborts(worker_id, command):
-        if isinstance(command, support.Abort):
+        if isinstance(command, Abort):
             breaks()
         return send(worker_id, command)
 

@@ -1,6 +1,6 @@
 """Whether a request whose worker failed goes on, where, and what becomes of the workers' accounts.
 
-By `support_retries`: no socket, thread or clock.
+By `retry_books`: no socket, thread or clock.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 
 import pytest
 
+from baton_testing.retry_books import Books
 from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST
 from baton_worker.gateway.serving.balance import Needs
 from baton_worker.gateway.serving.ejection import EJECT_AFTER
@@ -23,11 +24,11 @@ WAITING, ENDED = "baton_gateway_waiting_retries", "baton_gateway_requests_total"
 
 
 @pytest.fixture
-def new(books):
+def new():
     """`new("p0", "d0", facts={}, **options)`: a gateway's books with these workers."""
 
     def make(*names, facts=None, **options):
-        gateway = books(**options)
+        gateway = Books(**options)
         gateway.up(*names, **(facts or {}))
         return gateway
 

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
+from baton_testing.raw_peers import greeted
 from baton_worker import logs
 from baton_worker.config import CurveConfig, HandoffConfig
 from baton_worker.handoff import senders
@@ -41,7 +42,6 @@ from baton_worker.link.pace import Pace
 from baton_worker.link.strangers import Strangers
 from baton_worker.messages import DecodeTarget
 from baton_worker.metrics import MetricFactory
-from raw_peers import greeted
 
 NAMES = ("gateway", "prefill", "decode")
 

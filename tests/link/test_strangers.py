@@ -15,11 +15,11 @@ from functools import partial
 
 import pytest
 
+from baton_testing.raw_peers import greeted
 from baton_worker.link import switchboard
 from baton_worker.link.api import GatewayUp, RowsRefused, WorkerDown
 from baton_worker.link.hangup import hang_up, note
 from baton_worker.link.strangers import Strangers
-from raw_peers import greeted
 
 MOST = 4
 

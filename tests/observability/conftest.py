@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -164,19 +162,6 @@ def patience() -> float:
 @pytest.fixture(scope="session")
 def pick_port() -> Any:
     return reserve_port
-
-
-@pytest.fixture(scope="session")
-def prom() -> ModuleType:
-    """`support_prometheus`: run_prometheus, Job, and what dashboards ask."""
-    path = Path(__file__).with_name("support_prometheus.py")
-    spec = importlib.util.spec_from_file_location("observability_support_prometheus", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

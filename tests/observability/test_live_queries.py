@@ -19,6 +19,16 @@ import httpx
 import pytest
 import yaml
 
+from baton_testing.prometheus import (
+    INTERVAL,
+    RULES,
+    Job,
+    draw,
+    empty_panels,
+    run_prometheus,
+    table_line,
+)
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 WORKLOAD = ("serving.json", "mtp-logprobs.json")
@@ -29,12 +39,12 @@ TOO_SLOW = "context deadline exceeded"
 
 @pytest.fixture(scope="module")
 def prometheus(
-    local: Any, prom: Any, prometheus_program: Path, tmp_path_factory: Any, pick_port: Any
+    local: Any, prometheus_program: Path, tmp_path_factory: Any, pick_port: Any
 ) -> Iterator[Any]:
     addresses = [re.sub(r"^http://|/metrics$", "", url) for url in local.metrics_urls.values()]
-    job = prom.Job("local/tiny-mtp", "local", addresses)
+    job = Job("local/tiny-mtp", "local", addresses)
     folder = tmp_path_factory.mktemp("prometheus")
-    with prom.run_prometheus(prometheus_program, folder, pick_port(), job) as server:
+    with run_prometheus(prometheus_program, folder, pick_port(), job) as server:
         yield server
 
 
@@ -54,7 +64,7 @@ def one_request(url: str, number: int, patience: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded(local: Any, prometheus: Any, prom: Any, patience: float) -> Iterator[Any]:
+def loaded(local: Any, prometheus: Any, patience: float) -> Iterator[Any]:
     """Prometheus with a rate interval's worth of samples, the load still going on."""
     done = threading.Event()
 
@@ -68,7 +78,7 @@ def loaded(local: Any, prometheus: Any, prom: Any, patience: float) -> Iterator[
     with ThreadPoolExecutor(LOAD_THREADS) as pool:
         futures = [pool.submit(work, i) for i in range(LOAD_THREADS)]
         try:
-            prometheus.wait(f"min(count_over_time(up[{prom.INTERVAL}])) >= 12")
+            prometheus.wait(f"min(count_over_time(up[{INTERVAL}])) >= 12")
             prometheus.wait("job:baton_draft_acceptance:ratio_rate10m")
             yield prometheus
         finally:
@@ -77,21 +87,19 @@ def loaded(local: Any, prometheus: Any, prom: Any, patience: float) -> Iterator[
 
 
 @pytest.mark.parametrize("name", WORKLOAD)
-def test_every_panel_has_data(loaded: Any, prom: Any, table: list[str], name: str) -> None:
-    assert prom.empty_panels(loaded, name, table) == []
+def test_every_panel_has_data(loaded: Any, table: list[str], name: str) -> None:
+    assert empty_panels(loaded, name, table) == []
 
 
-def test_every_recording_has_data(
-    loaded: Any, prom: Any, table: list[str], patience: float
-) -> None:
+def test_every_recording_has_data(loaded: Any, table: list[str], patience: float) -> None:
     empty, deadline = [], time.monotonic() + patience
     table += ["", f"{'recording rules':<77} series  values"]
-    for path in prom.RULES:
+    for path in RULES:
         for group in yaml.safe_load(path.read_text())["groups"]:
             for rule in group["rules"]:
                 if "record" in rule:
                     found = loaded.values(rule["record"], deadline)
-                    table.append(prom.line(rule["record"], "", found, ""))
+                    table.append(table_line(rule["record"], "", found, ""))
                     empty += [] if found else [rule["record"]]
     assert not empty
 
@@ -132,8 +140,8 @@ def test_scrapes_hold_no_duplicate_and_no_error(loaded: Any, patience: float) ->
 
 @pytest.mark.parametrize("name", WORKLOAD)
 def test_a_picture_of_each_dashboard_has_no_empty_panel(
-    loaded: Any, prom: Any, browser: Any, tmp_path: Path, name: str
+    loaded: Any, browser: Any, tmp_path: Path, name: str
 ) -> None:
-    n_panels = prom.draw(loaded, browser, name, tmp_path, 20)
+    n_panels = draw(loaded, browser, name, tmp_path, 20)
     assert browser.find_elements("css selector", ".none") == []
     assert len(browser.find_elements("css selector", "section")) == n_panels

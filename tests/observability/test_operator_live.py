@@ -25,6 +25,7 @@ from baton_cluster.operators import OperatorProcess
 from baton_cluster.ports import reserve_port
 from baton_cluster.programs import CHART, CONTROL_PLANE, FAKE_PODS, programs, ready_program
 from baton_cluster.waiting import wait_until
+from baton_testing.prometheus import Job, draw, empty_panels, run_prometheus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -103,17 +104,16 @@ def work(plane: ControlPlane, done: threading.Event, has_made_round: threading.E
 def observed(
     plane: ControlPlane,
     operator: tuple[OperatorProcess, int],
-    prom: Any,
     prometheus_program: Path,
     tmp_path_factory: Any,
     pick_port: Any,
 ) -> Iterator[Any]:
     """Prometheus with what a chart has to show, the work still going on."""
-    job = prom.Job("baton-operator", SYSTEM, [f"127.0.0.1:{operator[1]}"])
+    job = Job("baton-operator", SYSTEM, [f"127.0.0.1:{operator[1]}"])
     folder = tmp_path_factory.mktemp("prometheus")
     done, has_made_round = threading.Event(), threading.Event()
     with (
-        prom.run_prometheus(prometheus_program, folder, pick_port(), job) as server,
+        run_prometheus(prometheus_program, folder, pick_port(), job) as server,
         ThreadPoolExecutor(1) as pool,
     ):
         future = pool.submit(work, plane, done, has_made_round)
@@ -129,8 +129,8 @@ def observed(
         assert has_made_round.is_set()
 
 
-def test_every_panel_of_the_operator_has_data(observed: Any, prom: Any, table: list[str]) -> None:
-    assert prom.empty_panels(observed, NAME, table) == []
+def test_every_panel_of_the_operator_has_data(observed: Any, table: list[str]) -> None:
+    assert empty_panels(observed, NAME, table) == []
 
 
 def test_every_alert_of_the_operator_reads_series_that_exist(observed: Any) -> None:
@@ -148,8 +148,8 @@ def test_an_operator_at_work_fires_nothing(observed: Any) -> None:
 
 
 def test_a_picture_of_the_operators_dashboard_has_no_empty_panel(
-    observed: Any, prom: Any, browser: Any, tmp_path: Path
+    observed: Any, browser: Any, tmp_path: Path
 ) -> None:
-    n_panels = prom.draw(observed, browser, NAME, tmp_path, DRAWN_SECONDS)
+    n_panels = draw(observed, browser, NAME, tmp_path, DRAWN_SECONDS)
     assert browser.find_elements("css selector", ".none") == []
     assert len(browser.find_elements("css selector", "section")) == n_panels

@@ -1,43 +1,10 @@
-"""Shared doubles of the operator's tests, offered as fixtures."""
+"""What seeded examples of the operator's tests depend on."""
 
 from __future__ import annotations
-
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
-
-
-def _load(name):
-    key = f"baton_operator_tests_{name}"
-    if key not in sys.modules:
-        path = Path(__file__).with_name(f"{name}.py")
-        spec = importlib.util.spec_from_file_location(key, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[key] = module
-        spec.loader.exec_module(module)
-    return sys.modules[key]
-
-
-@pytest.fixture(scope="session")
-def fleets():
-    """The module with `Fleet` and `make_spec`."""
-    return _load("support_fleet")
-
-
-@pytest.fixture(scope="session")
-def kubes():
-    """The module with `FakeKube` and what a reconciler on it needs."""
-    return _load("support_kube")
-
-
-@pytest.fixture(scope="session")
-def keyed():
-    """The module with `KeyedPods`."""
-    return _load("support_keys")
 
 
 @pytest.fixture

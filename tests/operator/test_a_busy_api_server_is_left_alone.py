@@ -20,6 +20,7 @@ from baton_operator.models import ObjectKey
 from baton_operator.reconciling.controller import Machine, run_one
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.settings import Settings
+from baton_testing.fake_kube import FakeKube
 
 KEY = ObjectKey("ns", "chat")
 
@@ -44,9 +45,9 @@ class Pauses:
             raise Tired
 
 
-def watched(kubes, error, most):
+def watched(error, most):
     """Run a reflector whose watches fail so; return the server and the pauses."""
-    kube, pauses = kubes.FakeKube(), Pauses(most)
+    kube, pauses = FakeKube(), Pauses(most)
 
     async def refusing(*args, **kwargs):
         raise error
@@ -66,15 +67,15 @@ def watched(kubes, error, most):
     return kube, pauses
 
 
-def test_a_watch_that_is_throttled_keeps_its_place_and_waits_as_long_as_it_is_asked_to(kubes):
-    kube, pauses = watched(kubes, Throttled(429, "later", 7.0), 8)
+def test_a_watch_that_is_throttled_keeps_its_place_and_waits_as_long_as_it_is_asked_to():
+    kube, pauses = watched(Throttled(429, "later", 7.0), 8)
     assert kube.reads["list", "Service"] == 1, "a list costs the server most of all"
     assert pauses.taken[:2] == [7.0, 7.0]
     assert pauses.taken[-1] > 7.0, "and ever longer, as for any failure"
 
 
-def test_a_watch_that_is_refused_lists_again(kubes):
-    kube, _ = watched(kubes, ApiError(403, "Forbidden", "no"), 4)
+def test_a_watch_that_is_refused_lists_again():
+    kube, _ = watched(ApiError(403, "Forbidden", "no"), 4)
     assert kube.reads["list", "Service"] == 4
 
 
@@ -177,9 +178,9 @@ async def test_an_answer_that_is_none_of_kubernetes_is_a_failure_like_any_other(
                 await kube.has_api(SERVICE)
 
 
-async def test_a_watch_that_ends_within_a_line_goes_on_from_its_place(kubes):
+async def test_a_watch_that_ends_within_a_line_goes_on_from_its_place():
     cut = b'{"type": "MODIFIED", "object": {"metad'
-    kube, pauses, streams = kubes.FakeKube(), Pauses(1), []
+    kube, pauses, streams = FakeKube(), Pauses(1), []
 
     class Stream:
         """A watch that knows whether it was closed."""
@@ -267,9 +268,9 @@ async def test_a_watch_whose_refusal_is_cut_is_refused_all_the_same():
     assert error.value.retry_after_seconds == 7.0
 
 
-async def test_a_lease_that_says_what_is_no_text_is_a_failed_attempt(kubes):
+async def test_a_lease_that_says_what_is_no_text_is_a_failed_attempt():
     """Of a proxy that answers in its own words; a leader tries again until its time is up."""
-    kube = kubes.FakeKube()
+    kube = FakeKube()
 
     async def garbled(*args, **kwargs):
         return b'{"metadata": {"resourceVersion": "\xe9"}}'

@@ -12,6 +12,7 @@ from baton_operator.cluster.store import ChildStore
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
+from baton_testing.fake_kube import Cluster
 
 
 class Clock:
@@ -25,8 +26,8 @@ class Clock:
 class Bench:
     """An audit of a cluster whose events reach the store only when a test delivers them."""
 
-    def __init__(self, kubes):
-        self.cluster, self.clock = kubes.Cluster(), Clock()
+    def __init__(self):
+        self.cluster, self.clock = Cluster(), Clock()
         self.audit = ParentAudit(
             self.cluster.kube, self.cluster.parents, clock=lambda: self.clock.now
         )
@@ -42,8 +43,8 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(anyio_backend, kubes):
-    bench = Bench(kubes)
+async def bench(anyio_backend):
+    bench = Bench()
     await bench.cluster.create()
     return bench
 

@@ -13,6 +13,7 @@ from baton_operator.process import Stopped, _Operator
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
 from baton_operator.settings import Settings
+from baton_testing.fake_kube import Cluster
 
 SETTINGS = Settings(identity="a", lease_namespace="system")
 
@@ -49,8 +50,8 @@ def operator_of(cluster):
     return _Operator(SETTINGS, cluster.kube, tools, queue, vitals), queue
 
 
-async def test_who_is_told_to_stop_stops_writing_before_it_releases_the_lease(kubes):
-    cluster = kubes.Cluster()
+async def test_who_is_told_to_stop_stops_writing_before_it_releases_the_lease():
+    cluster = Cluster()
     operator, queue = operator_of(cluster)
     slow = Slow(cluster.kube)
 

@@ -10,6 +10,7 @@ from baton_operator.children import revision
 from baton_operator.cluster import api
 from baton_operator.models import ObjectKey
 from baton_operator.reconciling.upgrades import LOOK_SECONDS
+from baton_testing.fake_kube import Cluster
 
 NAMES = ("a", "b", "c", "d")
 
@@ -17,8 +18,8 @@ NAMES = ("a", "b", "c", "d")
 class Fleet:
     """Four models that serve, and an operator of a later version that begins to lead."""
 
-    def __init__(self, kubes, monkeypatch, limit=1):
-        self.cluster = kubes.Cluster(upgrade_models=limit)
+    def __init__(self, monkeypatch, limit=1):
+        self.cluster = Cluster(upgrade_models=limit)
         self.monkeypatch = monkeypatch
 
     async def begin(self):
@@ -48,8 +49,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(kubes, monkeypatch):
-    return Fleet(kubes, monkeypatch)
+def fleet(monkeypatch):
+    return Fleet(monkeypatch)
 
 
 def test_models_roll_one_after_the_other_in_order_of_name(fleet):
@@ -184,8 +185,8 @@ async def test_a_revision_that_nobody_can_make_again_is_not_kept(fleet):
 
 
 @pytest.mark.parametrize("limit", [2, 4])
-async def test_so_many_roll_at_once_as_the_setting_says(kubes, monkeypatch, limit):
-    fleet = Fleet(kubes, monkeypatch, limit)
+async def test_so_many_roll_at_once_as_the_setting_says(monkeypatch, limit):
+    fleet = Fleet(monkeypatch, limit)
 
     await fleet.begin()
     await fleet.upgrade()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError
 from baton_operator.reconciling.reconciler import WriteFailed
+from baton_testing.fake_kube import Cluster
 
 GUARDS = ["ServiceAccount", *["NetworkPolicy"] * 3, "Secret"]
 WORKLOADS = ["Deployment"] * 3
@@ -18,8 +19,8 @@ GATEWAY = "chat-gateway"
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 def run(coroutine):
@@ -191,7 +192,7 @@ async def test_an_apply_that_fails_after_its_hand_over_is_made_up_for(cluster):
         max_size=4,
     )
 )
-def test_children_are_what_the_last_spec_says_whatever_was_before(kubes, history):
+def test_children_are_what_the_last_spec_says_whatever_was_before(history):
     def spec(names, replicas, has_files):
         files = [{"name": "f", "mountPath": "/f"}] if has_files else []
         worker = {"name": "worker", "volumeMounts": files}
@@ -199,7 +200,7 @@ def test_children_are_what_the_last_spec_says_whatever_was_before(kubes, history
         return {"gateway": {"replicas": replicas, "template": {"spec": {"containers": [worker]}}}}
 
     async def outcome(specs):
-        cluster = kubes.Cluster()
+        cluster = Cluster()
         await cluster.create(**spec(*specs[0]))
         await cluster.reconcile()
         for each in specs[1:]:

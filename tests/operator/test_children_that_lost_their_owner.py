@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from baton_operator.cluster import api
+from baton_testing.fake_kube import Cluster
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 async def served(cluster):

@@ -8,6 +8,7 @@ from baton_operator.cluster.api import DEPLOYMENT
 from baton_operator.models import ObjectKey
 from baton_operator.pods.telemetry import Telemetry
 from baton_operator.status.report import Reporter
+from baton_testing.fake_kube import Cluster, FakeKube
 
 KEY = ObjectKey("ns", "chat")
 HOUR = 3600.0
@@ -23,11 +24,11 @@ class Watch:
         return self.seconds
 
 
-async def test_counts_are_written_in_their_interval(kubes):
+async def test_counts_are_written_in_their_interval():
     """An object's counts change, the clock goes back by an hour, and they change again."""
     watch = Watch()
 
-    cluster = kubes.Cluster()
+    cluster = Cluster()
     cluster.reporter._clock, cluster.reporter._interval = watch, 1.0
     await cluster.create()
     await cluster.settle()
@@ -42,12 +43,12 @@ async def test_counts_are_written_in_their_interval(kubes):
     assert (after != before, wait is None or wait < HOUR) == (True, True)
 
 
-async def test_the_first_status_of_a_young_machine_is_written_at_once(kubes):
+async def test_the_first_status_of_a_young_machine_is_written_at_once():
     """A clock that counts from the start of the machine may say less than the interval."""
-    reporter = Reporter(kubes.FakeKube(), None, lambda: 1e9, 30.0, Watch())
+    reporter = Reporter(FakeKube(), None, lambda: 1e9, 30.0, Watch())
     assert reporter._written_at == {}
 
-    cluster = kubes.Cluster()
+    cluster = Cluster()
     cluster.reporter._clock, cluster.reporter._interval = Watch(), 30.0
     await cluster.create()
     await cluster.settle()

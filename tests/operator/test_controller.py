@@ -19,6 +19,7 @@ from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
 from baton_operator.settings import Settings
+from baton_testing.fake_kube import FakeKube
 
 KEY = ObjectKey("ns", "chat")
 
@@ -109,9 +110,9 @@ def test_drift_is_worked_on_at_once_and_counts_soon():
 
 
 @pytest.fixture
-def vitals(kubes):
+def vitals():
     reflector = Reflector(
-        kubes.FakeKube(), DEPLOYMENT, ChildStore(), lambda *_: None, is_metadata_only=False
+        FakeKube(), DEPLOYMENT, ChildStore(), lambda *_: None, is_metadata_only=False
     )
     clock = Clock()
     metrics = OperatorMetrics(CollectorRegistry())

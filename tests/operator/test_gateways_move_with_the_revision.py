@@ -7,6 +7,8 @@ import pytest
 from baton_operator.cluster import api
 from baton_operator.planning.gateways import Gateways, counted, gateway_revision
 from baton_operator.planning.pairs import Counts, Revision, served_ticks
+from baton_testing.fake_kube import Cluster
+from baton_testing.rollout_fleet import Fleet, make_spec
 
 
 def revision(name, desired, ready=None):
@@ -80,10 +82,8 @@ SIZES = [(1, 1), (2, 2), (1, 3), (4, 2), (5, 5)]
 
 
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
-def test_gateways_that_do_not_come_hold_the_rollout_and_a_rollback_takes_them_back(
-    fleets, prefill, decode
-):
-    fleet = fleets.Fleet(fleets.make_spec(prefill, decode, progress_deadline_seconds=100))
+def test_gateways_that_do_not_come_hold_the_rollout_and_a_rollback_takes_them_back(prefill, decode):
+    fleet = Fleet(make_spec(prefill, decode, progress_deadline_seconds=100))
     fleet.settle()
     fleet.update = "b"
     fleet.broken_gateways.add("b")
@@ -99,8 +99,8 @@ def test_gateways_that_do_not_come_hold_the_rollout_and_a_rollback_takes_them_ba
     assert (fleet.gateways, fleet.answering) == (Gateways("a", True), "a")
 
 
-def test_gateways_do_not_move_in_a_pause_whatever_gets_ready(fleets):
-    fleet = fleets.Fleet(fleets.make_spec(2, 2))
+def test_gateways_do_not_move_in_a_pause_whatever_gets_ready():
+    fleet = Fleet(make_spec(2, 2))
     fleet.settle()
     fleet.update = "b"
     fleet.step()
@@ -113,8 +113,8 @@ def test_gateways_do_not_move_in_a_pause_whatever_gets_ready(fleets):
     assert fleet.gateways == Gateways("b", is_rolled=True)
 
 
-def test_in_a_pause_gateways_leave_a_revision_that_is_gone(fleets):
-    fleet = fleets.Fleet(fleets.make_spec(1, 1))
+def test_in_a_pause_gateways_leave_a_revision_that_is_gone():
+    fleet = Fleet(make_spec(1, 1))
     fleet.settle()
     fleet.rollout(paused=True)
     fleet.gateways = Gateways("z", is_rolled=True)
@@ -123,8 +123,8 @@ def test_in_a_pause_gateways_leave_a_revision_that_is_gone(fleets):
 
 
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
-def test_a_partition_that_leaves_less_than_half_takes_the_gateways_back(fleets, prefill, decode):
-    fleet = fleets.Fleet(fleets.make_spec(prefill, decode))
+def test_a_partition_that_leaves_less_than_half_takes_the_gateways_back(prefill, decode):
+    fleet = Fleet(make_spec(prefill, decode))
     fleet.settle()
     fleet.update = "b"
     while fleet.answering != "b":
@@ -146,8 +146,8 @@ def test_a_partition_that_leaves_less_than_half_takes_the_gateways_back(fleets, 
     assert (fleet.desired, fleet.answering) == ({"b": target}, "b")
 
 
-def test_who_answered_is_known_until_every_gateway_is_of_another(fleets):
-    fleet = fleets.Fleet(fleets.make_spec(1, 1))
+def test_who_answered_is_known_until_every_gateway_is_of_another():
+    fleet = Fleet(make_spec(1, 1))
     fleet.step()
     assert (fleet.gateways, fleet.plan.memory.answering) == (Gateways("a", False), "")
     assert fleet.step().memory.answering == "a"
@@ -163,8 +163,8 @@ def test_who_answered_is_known_until_every_gateway_is_of_another(fleets):
 
 
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
-def test_while_gateways_move_both_the_old_and_the_new_serve(fleets, prefill, decode):
-    fleet = fleets.Fleet(fleets.make_spec(prefill, decode))
+def test_while_gateways_move_both_the_old_and_the_new_serve(prefill, decode):
+    fleet = Fleet(make_spec(prefill, decode))
     fleet.settle()
     fleet.update = "b"
     for _ in range(200):
@@ -180,8 +180,8 @@ def test_while_gateways_move_both_the_old_and_the_new_serve(fleets, prefill, dec
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 ROLES = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 4}]

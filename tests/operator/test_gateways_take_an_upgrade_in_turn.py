@@ -13,6 +13,7 @@ from baton_operator.cluster import api
 from baton_operator.models import ObjectKey
 from baton_operator.models.spec import GatewaySpec
 from baton_operator.names import ANNOTATION_APPLIED, ANNOTATION_MADE_FROM
+from baton_testing.fake_kube import Cluster
 
 NAMES = ("a", "b", "c", "d")
 
@@ -20,8 +21,8 @@ NAMES = ("a", "b", "c", "d")
 class Fleet:
     """Four models that serve, and an operator of a later version that begins to lead."""
 
-    def __init__(self, kubes, monkeypatch, limit=1):
-        self.cluster = kubes.Cluster(upgrade_models=limit)
+    def __init__(self, monkeypatch, limit=1):
+        self.cluster = Cluster(upgrade_models=limit)
         self.monkeypatch = monkeypatch
         self.stuck = set()
 
@@ -79,13 +80,13 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(kubes, monkeypatch):
-    return Fleet(kubes, monkeypatch)
+def fleet(monkeypatch):
+    return Fleet(monkeypatch)
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-async def test_no_more_models_than_the_limit_roll_their_gateways_at_once(kubes, monkeypatch, limit):
-    fleet = Fleet(kubes, monkeypatch, limit)
+async def test_no_more_models_than_the_limit_roll_their_gateways_at_once(monkeypatch, limit):
+    fleet = Fleet(monkeypatch, limit)
 
     await fleet.begin()
     await fleet.upgrade()

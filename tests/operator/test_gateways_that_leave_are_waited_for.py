@@ -15,6 +15,7 @@ from baton_operator.planning.gateways import Gateways
 from baton_operator.planning.pairs import Counts, served_ticks
 from baton_operator.planning.rollout import Phase
 from baton_operator.status.conditions import timestamp
+from baton_testing.rollout_fleet import Fleet, make_spec
 
 NOW = 1_800_000_000.0
 GRACE_ENDS_AT = NOW + 620
@@ -114,10 +115,10 @@ DEADLINE_SECONDS = 100
 LEAVES_SECONDS = 600
 
 
-def rolled_gateways(fleets, prefill, decode, **how):
+def rolled_gateways(prefill, decode, **how):
     """Return a rollout to `b` whose gateways have all come, and whose old one leaves."""
-    spec = fleets.make_spec(prefill, decode, progress_deadline_seconds=DEADLINE_SECONDS, **how)
-    fleet = fleets.Fleet(spec)
+    spec = make_spec(prefill, decode, progress_deadline_seconds=DEADLINE_SECONDS, **how)
+    fleet = Fleet(spec)
     fleet.settle()
     fleet.update = "b"
     while fleet.answering != "b":
@@ -139,10 +140,8 @@ BUDGETS = [{"surge": 1}, {"surge": 0, "unavailable": 1}, {"surge": 2, "unavailab
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 4), (5, 3)])
-def test_the_old_workers_serve_what_is_connected_to_a_gateway_that_leaves(
-    fleets, prefill, decode, budget
-):
-    fleet = rolled_gateways(fleets, prefill, decode, **budget)
+def test_the_old_workers_serve_what_is_connected_to_a_gateway_that_leaves(prefill, decode, budget):
+    fleet = rolled_gateways(prefill, decode, **budget)
     target = Counts(prefill, decode)
     at_rest(fleet)
     assert served_ticks(fleet.revision("a").ready, target)
@@ -154,8 +153,8 @@ def test_the_old_workers_serve_what_is_connected_to_a_gateway_that_leaves(
     assert {name: c for name, c in fleet.desired.items() if not c.is_zero} == {"b": target}
 
 
-def test_the_only_old_pair_stays_for_a_gateway_that_leaves(fleets):
-    fleet = rolled_gateways(fleets, 1, 1)
+def test_the_only_old_pair_stays_for_a_gateway_that_leaves():
+    fleet = rolled_gateways(1, 1)
     at_rest(fleet)
     assert fleet.desired == {"a": Counts(1, 1), "b": Counts(1, 1)}
     fleet.old_gateways_until = 0.0
@@ -163,18 +162,16 @@ def test_the_only_old_pair_stays_for_a_gateway_that_leaves(fleets):
 
 
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
-def test_the_wait_for_a_gateway_that_leaves_is_no_fault_of_the_new_revision(
-    fleets, prefill, decode
-):
-    fleet = rolled_gateways(fleets, prefill, decode)
+def test_the_wait_for_a_gateway_that_leaves_is_no_fault_of_the_new_revision(prefill, decode):
+    fleet = rolled_gateways(prefill, decode)
     at_rest(fleet)
     plan = fleet.wait(LEAVES_SECONDS - 1)
     assert (plan.has_failed, plan.memory.waited) == (False, Waited())
     assert plan.step.phase is Phase.PROGRESSING
 
 
-def test_pods_that_do_not_come_are_late_meanwhile(fleets):
-    fleet = rolled_gateways(fleets, 2, 2)
+def test_pods_that_do_not_come_are_late_meanwhile():
+    fleet = rolled_gateways(2, 2)
     at_rest(fleet)
     fleet.broken.add("b")
     fleet.set_ready("b", 0, 0, False)
@@ -184,9 +181,9 @@ def test_pods_that_do_not_come_are_late_meanwhile(fleets):
 
 
 @pytest.mark.parametrize("goal", ["b", "a"], ids=["on", "back"])
-def test_nobody_tells_of_a_lost_node_and_yet_the_rollout_goes_on(fleets, goal):
+def test_nobody_tells_of_a_lost_node_and_yet_the_rollout_goes_on(goal):
     """No pod changes, so nothing but the plan's own look asks again."""
-    fleet = rolled_gateways(fleets, 2, 2)
+    fleet = rolled_gateways(2, 2)
     at_rest(fleet)
     fleet.update = goal
     assert fleet.step().look_in <= LEAVES_SECONDS
@@ -197,15 +194,15 @@ def test_nobody_tells_of_a_lost_node_and_yet_the_rollout_goes_on(fleets, goal):
     assert fleet.plan.look_in is None
 
 
-def test_a_model_that_is_suspended_waits_for_no_gateway(fleets):
-    fleet = rolled_gateways(fleets, 2, 2)
+def test_a_model_that_is_suspended_waits_for_no_gateway():
+    fleet = rolled_gateways(2, 2)
     fleet.spec = msgspec.structs.replace(fleet.spec, suspend=True)
     fleet.step()
     assert set(fleet.desired.values()) == {Counts()}
 
 
-def test_a_partition_of_less_than_half_is_reached_when_the_old_gateways_are_gone(fleets):
-    fleet = rolled_gateways(fleets, 4, 4)
+def test_a_partition_of_less_than_half_is_reached_when_the_old_gateways_are_gone():
+    fleet = rolled_gateways(4, 4)
     fleet.rollout(partition=1)
     at_rest(fleet)
     assert fleet.plan.step.phase is Phase.PROGRESSING
@@ -216,8 +213,8 @@ def test_a_partition_of_less_than_half_is_reached_when_the_old_gateways_are_gone
     assert fleet.desired == {"a": Counts(1, 1), "b": Counts(3, 3)}
 
 
-def test_who_answered_is_the_old_revision_until_its_last_gateway_is_gone(fleets):
-    fleet = rolled_gateways(fleets, 2, 2)
+def test_who_answered_is_the_old_revision_until_its_last_gateway_is_gone():
+    fleet = rolled_gateways(2, 2)
     assert fleet.step().memory.answering == "a"
     fleet.old_gateways_until = 0.0
     assert fleet.step().memory.answering == "b"

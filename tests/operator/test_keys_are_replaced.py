@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton_operator.cluster import api
+from baton_testing.fake_kube import Cluster
+from baton_testing.keyed_pods import KeyedPods
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 2}]
@@ -15,13 +17,13 @@ DEADLINE_SECONDS = 100
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 @pytest.fixture
-def pods(keyed, cluster):
-    return keyed.KeyedPods(cluster)
+def pods(cluster):
+    return KeyedPods(cluster)
 
 
 async def serving(cluster, pods):

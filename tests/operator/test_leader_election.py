@@ -8,6 +8,7 @@ import pytest
 
 from baton_operator.cluster.api import LEASE, ApiError, Conflict
 from baton_operator.cluster.leader import Leadership, LeadershipLost, LeaseTimes
+from baton_testing.fake_kube import FakeKube
 
 TIMES = LeaseTimes(duration=12, renew=8, retry=2)
 
@@ -28,8 +29,8 @@ class Time:
 
 
 @pytest.fixture
-def kube(kubes):
-    return kubes.FakeKube()
+def kube():
+    return FakeKube()
 
 
 def candidate(kube, name, now=0.0):

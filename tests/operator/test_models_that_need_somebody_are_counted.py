@@ -11,13 +11,14 @@ from baton_operator.metrics import CONDITIONS, OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
+from baton_testing.fake_kube import Cluster
 
 DEADLINE_SECONDS = 100
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 def counted(cluster):

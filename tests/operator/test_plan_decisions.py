@@ -14,12 +14,13 @@ from baton_operator.planning.plan import Facts, Memory, make_plan, scale_roles
 from baton_operator.planning.rollout import Phase
 from baton_operator.planning.scaling import Clamp
 from baton_operator.status.status import read_memory
+from baton_testing.rollout_fleet import Fleet, make_spec
 
 
 @pytest.fixture
-def fleet(fleets):
+def fleet():
     """A deployment of 2 prefill and 4 decode, rolled out as `a`."""
-    fleet = fleets.Fleet(fleets.make_spec(2, 4, progress_deadline_seconds=100))
+    fleet = Fleet(make_spec(2, 4, progress_deadline_seconds=100))
     fleet.settle()
     assert fleet.memory.current == "a"
     return fleet
@@ -136,9 +137,9 @@ def test_a_failed_revision_stays_failed_until_the_spec_changes(fleet):
 
 
 @pytest.mark.parametrize("update", ["a", "b"], ids=["the first revision", "without rollback"])
-def test_what_was_late_and_serves_everything_has_not_failed(fleets, update):
+def test_what_was_late_and_serves_everything_has_not_failed(update):
     """A model that takes longer to load than the deadline: nobody would have to look at it."""
-    fleet = fleets.Fleet(fleets.make_spec(2, 4, progress_deadline_seconds=100, auto_rollback=False))
+    fleet = Fleet(make_spec(2, 4, progress_deadline_seconds=100, auto_rollback=False))
     if update == "b":
         fleet.settle()
     fleet.update = update
@@ -322,9 +323,9 @@ def test_whose_current_revision_is_gone_goes_on_from_the_first_that_lives(fleet)
     assert make_plan(fleet.spec, "d", facts, memory, fleet.now).current == "b"
 
 
-def test_a_deadline_leaves_pods_as_long_again_as_they_must_be_ready(fleets):
+def test_a_deadline_leaves_pods_as_long_again_as_they_must_be_ready():
     rollout = {"progress_deadline_seconds": 10, "min_ready_seconds": 100}
-    assert fleets.make_spec(**rollout).rollout.deadline_seconds == 200
+    assert make_spec(**rollout).rollout.deadline_seconds == 200
 
 
 def test_progress_moves_the_deadline(fleet):
@@ -354,8 +355,8 @@ def test_a_paused_or_suspended_rollout_cannot_fail(fleet):
     assert not fleet.plan.has_failed
 
 
-def test_a_paused_first_revision_cannot_fail(fleets):
-    fleet = fleets.Fleet(fleets.make_spec(1, 1, progress_deadline_seconds=100))
+def test_a_paused_first_revision_cannot_fail():
+    fleet = Fleet(make_spec(1, 1, progress_deadline_seconds=100))
     fleet.rollout(paused=True)
     fleet.broken.add("a")
     plan = fleet.wait(1000)
@@ -380,8 +381,8 @@ def test_pods_lost_after_completion_start_no_clock(fleet):
     assert plan.look_in is None
 
 
-def test_the_first_revision_can_fail_and_is_kept(fleets):
-    fleet = fleets.Fleet(fleets.make_spec(1, 1, progress_deadline_seconds=100))
+def test_the_first_revision_can_fail_and_is_kept():
+    fleet = Fleet(make_spec(1, 1, progress_deadline_seconds=100))
     fleet.broken.add("a")
     plan = fleet.wait(106)
     assert plan.has_failed
@@ -414,15 +415,15 @@ def external(spec, prefill_bounds, decode_bounds):
     return msgspec.structs.replace(spec, roles=roles)
 
 
-def test_external_replicas_come_from_the_scaler_within_bounds(fleets):
-    spec = external(fleets.make_spec(), (1, 4), (2, 8))
+def test_external_replicas_come_from_the_scaler_within_bounds():
+    spec = external(make_spec(), (1, 4), (2, 8))
     scaling = scale_roles(spec, Facts((), {Role.PREFILL: 9, Role.DECODE: 1}))
     assert scaling.prefill == (4, Clamp.MAX)
     assert scaling.decode == (2, Clamp.MIN)
 
 
-def test_the_specs_replicas_are_the_first_guess_of_an_external_role(fleets):
-    spec = external(fleets.make_spec(), (1, 4), (1, 8))
+def test_the_specs_replicas_are_the_first_guess_of_an_external_role():
+    spec = external(make_spec(), (1, 4), (1, 8))
     assert scale_roles(spec, Facts()).decode.replicas == 1
 
 
@@ -434,9 +435,9 @@ HALVES = [(Counts(2, 2), "a"), (Counts(2, 2), "b")]
     [(0, "a", "b"), (2, "a", "b"), (3, "a", "a"), (4, "a", "a"), (4, "", "b")],
 )
 def test_a_partition_that_leaves_less_than_half_takes_gateways_to_the_stable_revision(
-    fleets, partition, stable, gateway
+    partition, stable, gateway
 ):
-    spec = fleets.make_spec(4, 4, partition=partition)
+    spec = make_spec(4, 4, partition=partition)
     facts = Facts(tuple(Revision(n, *[c] * 3) for c, n in HALVES), gateways=Gateways("b", True))
     assert make_plan(spec, "b", facts, Memory(stable, "b"), 1000.0).gateway == gateway
 
@@ -450,18 +451,16 @@ def test_a_partition_that_leaves_less_than_half_takes_gateways_to_the_stable_rev
         (Gateways("b", is_rolled=True), "a", "b"),
     ],
 )
-def test_who_answers_is_remembered_until_every_gateway_is_of_another(
-    fleets, gateways, known, answering
-):
+def test_who_answers_is_remembered_until_every_gateway_is_of_another(gateways, known, answering):
     facts = Facts(tuple(Revision(n, *[c] * 3) for c, n in HALVES), gateways=gateways)
     for memory in (Memory("a", "b", answering=known), Memory("a", "a", answering=known)):
-        plan = make_plan(fleets.make_spec(4, 4), "b", facts, memory, 1000.0)
+        plan = make_plan(make_spec(4, 4), "b", facts, memory, 1000.0)
         assert plan.memory.answering == answering
 
 
 @pytest.mark.parametrize(("answering", "left"), [("a", Counts(1, 1)), ("b", Counts())])
-def test_of_two_older_revisions_the_one_that_gateways_send_to_keeps_a_pair(fleets, answering, left):
+def test_of_two_older_revisions_the_one_that_gateways_send_to_keeps_a_pair(answering, left):
     two = (Revision("a", *[Counts(1, 1)] * 3), Revision("b", *[Counts(2, 1)] * 3))
     facts = Facts(two, gateways=Gateways(answering, is_rolled=True))
-    plan = make_plan(fleets.make_spec(2, 1), "c", facts, Memory("a", "c"), 1000.0)
+    plan = make_plan(make_spec(2, 1), "c", facts, Memory("a", "c"), 1000.0)
     assert plan.step.wanted["a"] == left

@@ -8,11 +8,12 @@ from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError, Throttled
 from baton_operator.cluster.store import Change
 from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
+from baton_testing.fake_kube import Cluster
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 async def served(cluster):

@@ -11,13 +11,14 @@ from baton_operator.models import ObjectKey
 from baton_operator.planning.deadline import Waited
 from baton_operator.status.conditions import unix_seconds
 from baton_operator.status.status import read_memory
+from baton_testing.fake_kube import Cluster
 
 KEY, UID = ObjectKey("ns", "chat"), "uid-1"
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 ROLES = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 4}]

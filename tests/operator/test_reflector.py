@@ -9,6 +9,7 @@ from baton_operator.cluster.api import SERVICE, ApiError, Expired
 from baton_operator.cluster.reflector import Pace, Reflector
 from baton_operator.cluster.store import Change, ChildId, ChildStore
 from baton_operator.models import ObjectKey
+from baton_testing.fake_kube import FakeKube
 
 OWNER = ObjectKey("ns", "chat")
 
@@ -24,8 +25,8 @@ def service(name, owner="chat"):
 
 
 class Bench:
-    def __init__(self, kubes):
-        self.kube, self.store, self.changes = kubes.FakeKube(), ChildStore(), []
+    def __init__(self):
+        self.kube, self.store, self.changes = FakeKube(), ChildStore(), []
         self.reflector = Reflector(
             self.kube,
             SERVICE,
@@ -39,8 +40,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(kubes):
-    return Bench(kubes)
+def bench():
+    return Bench()
 
 
 async def test_a_list_of_several_pages_is_read_to_its_end(bench):

@@ -25,6 +25,7 @@ from baton_operator.planning.pairs import (
     total,
 )
 from baton_operator.planning.rollout import Phase
+from baton_testing.rollout_fleet import Fleet, make_spec
 
 PARTS = 8  # of the long run, which processors share
 
@@ -38,14 +39,12 @@ def whole_pairs(ready_by_revision, target):
 
 
 class Rollouts(RuleBasedStateMachine):
-    """`fleets` is the module with the fleet, set by `run`."""
-
-    fleets = None
+    """Edits, pauses, failures, and pods that come and go, in any order."""
 
     @initialize(prefill=sizes, decode=sizes, budget=budgets)
     def begin(self, prefill, decode, budget):
         surge, unavailable = budget
-        spec = self.fleets.make_spec(
+        spec = make_spec(
             prefill,
             decode,
             surge=surge,
@@ -53,7 +52,7 @@ class Rollouts(RuleBasedStateMachine):
             progress_deadline_seconds=1000,
         )
         self.budget = Budget(surge, unavailable)
-        self.fleet = self.fleets.Fleet(spec)
+        self.fleet = Fleet(spec)
         self.names = iter(f"r{number}" for number in range(1, 1000))
         self.target = None
         self.fleet.settle()
@@ -212,9 +211,9 @@ class Rollouts(RuleBasedStateMachine):
         assert plan.target != Counts()
 
 
-def run(fleets, examples, part=0):
+def run(examples, part=0):
     """Try `examples` sequences; each part tries others, the same in every run."""
-    machine = type("Bound", (Rollouts,), {"fleets": fleets})
+    machine = type("Bound", (Rollouts,), {})  # the seed is kept on the class
     run_state_machine_as_test(
         seed(part)(machine) if settings().derandomize else machine,
         settings=settings(
@@ -228,8 +227,8 @@ def run(fleets, examples, part=0):
 
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("same_in_every_run")
-def test_every_step_of_100_random_sequences_keeps_budgets_pairs_and_progress(fleets):
-    run(fleets, 100)
+def test_every_step_of_100_random_sequences_keeps_budgets_pairs_and_progress():
+    run(100)
 
 
 @pytest.mark.hypothesis
@@ -237,8 +236,8 @@ def test_every_step_of_100_random_sequences_keeps_budgets_pairs_and_progress(fle
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_step_of_10000_random_sequences_keeps_budgets_pairs_and_progress(fleets, part):
-    run(fleets, 10_000 // PARTS, 1 + part)
+def test_every_step_of_10000_random_sequences_keeps_budgets_pairs_and_progress(part):
+    run(10_000 // PARTS, 1 + part)
 
 
 EDIT = ("edit_the_spec", {"is_broken": False, "has_broken_gateways": False})
@@ -277,8 +276,8 @@ ONCE_BROKEN = {
 
 
 @pytest.mark.parametrize("steps", ONCE_BROKEN.values(), ids=ONCE_BROKEN)
-def test_every_step_of_sequences_that_once_broke_something_keeps_it(fleets, steps):
-    machine = type("Bound", (Rollouts,), {"fleets": fleets})()
+def test_every_step_of_sequences_that_once_broke_something_keeps_it(steps):
+    machine = Rollouts()
     for name, facts in steps:
         if name == "return_to_a_revision":
             machine.fleet.update = min(machine.fleet.pods)

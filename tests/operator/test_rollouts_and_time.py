@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from baton_operator.planning.pairs import Budget, Counts, available_floor, surge_limit
 from baton_operator.planning.rollout import Phase
+from baton_testing.rollout_fleet import TimedFleet, make_spec
 
 PARTS = 2  # of the long run, which processors share
 DEADLINE_SECONDS = 600
@@ -28,16 +29,14 @@ budgets = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0)])
 
 
 class RolloutsInTime(RuleBasedStateMachine):
-    """`fleets` is the module with the fleet, set by `run`."""
-
-    fleets = None
+    """What happens in the life of a deployment, in any order, while time passes."""
 
     @initialize(prefill=sizes, decode=sizes, budget=budgets)
     def begin(self, prefill, decode, budget):
         surge, unavailable = budget
         self.budget = Budget(surge, unavailable)
-        self.fleet = self.fleets.TimedFleet(
-            self.fleets.make_spec(
+        self.fleet = TimedFleet(
+            make_spec(
                 prefill,
                 decode,
                 surge=surge,
@@ -196,9 +195,9 @@ class RolloutsInTime(RuleBasedStateMachine):
         assert fleet.revision("sound").ready == fleet.plan.target
 
 
-def run(fleets, examples, part=0):
+def run(examples, part=0):
     """Try `examples` sequences; each part tries others, the same in every run."""
-    machine = type("Bound", (RolloutsInTime,), {"fleets": fleets})
+    machine = type("Bound", (RolloutsInTime,), {})  # the seed is kept on the class
     run_state_machine_as_test(
         seed(part)(machine) if settings().derandomize else machine,
         settings=settings(
@@ -215,8 +214,8 @@ def run(fleets, examples, part=0):
 
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("same_in_every_run")
-def test_only_what_never_becomes_ready_is_failed_in_60_random_lives(fleets):
-    run(fleets, 60)
+def test_only_what_never_becomes_ready_is_failed_in_60_random_lives():
+    run(60)
 
 
 @pytest.mark.hypothesis
@@ -224,5 +223,5 @@ def test_only_what_never_becomes_ready_is_failed_in_60_random_lives(fleets):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_only_what_never_becomes_ready_is_failed_in_1000_random_lives(fleets, part):
-    run(fleets, 1000 // PARTS, 1 + part)
+def test_only_what_never_becomes_ready_is_failed_in_1000_random_lives(part):
+    run(1000 // PARTS, 1 + part)

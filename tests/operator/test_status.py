@@ -25,6 +25,7 @@ from baton_operator.status.status import (
     read_asked,
     read_memory,
 )
+from baton_testing.rollout_fleet import make_spec
 
 NOW = 1_000_000.0
 ROLLED = Workload(1, 1, 1, 1)
@@ -58,8 +59,8 @@ def claims(status):
 class World:
     """A deployment whose spec names revision `a`, rolled out, unless a test says otherwise."""
 
-    def __init__(self, fleets):
-        self.spec = fleets.make_spec(2, 4)
+    def __init__(self):
+        self.spec = make_spec(2, 4)
         self.seen = Observed(pair("a"), ROLLED, "a")
         self.facts = Facts()
         self.memory = Memory("a", "a", reached=4)
@@ -87,8 +88,8 @@ class World:
 
 
 @pytest.fixture
-def world(fleets):
-    return World(fleets)
+def world():
+    return World()
 
 
 @pytest.fixture
@@ -154,11 +155,11 @@ def test_a_model_at_rest_tells_its_counts_and_nothing_that_is_not_so(world):
     }
 
 
-def test_one_pair_is_told_in_the_singular(world, fleets):
-    world.spec = fleets.make_spec(1, 1)
+def test_one_pair_is_told_in_the_singular(world):
+    world.spec = make_spec(1, 1)
     world.see(workloads=pair("a", 1, 1))
     assert world.condition("Ready") == ("True", "PairsServing", "1 pair")
-    world.spec = fleets.make_spec(2, 2)
+    world.spec = make_spec(2, 2)
     world.see(workloads=pair("a", 2, 2))
     assert world.condition("Ready") == ("True", "PairsServing", "2 pairs")
 

@@ -8,6 +8,7 @@ import pytest
 
 from baton_operator.cluster import api
 from baton_operator.pods.samples import Sample, read_sample
+from baton_testing.fake_kube import Cluster
 
 TEXT = """\
 # TYPE baton_wire_info gauge
@@ -34,8 +35,8 @@ def test_no_draft_yet_is_absent_and_not_zero():
     assert read_sample('baton_draft_proposed_tokens_total{position="1"} 0.0\n').acceptance is None
 
 
-async def test_a_ready_decode_pod_fills_the_columns(kubes):
-    cluster = kubes.Cluster()
+async def test_a_ready_decode_pod_fills_the_columns():
+    cluster = Cluster()
     key = await cluster.create()
     await cluster.settle()
     labels = {

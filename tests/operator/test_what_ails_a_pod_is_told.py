@@ -7,6 +7,7 @@ import pytest
 from baton_operator.cluster import api
 from baton_operator.cluster.observe import observe
 from baton_operator.cluster.partial_objects import child_of, partial_of
+from baton_testing.fake_kube import Cluster
 
 ENDED = {"exitCode": 78, "reason": "Error", "message": "log line\nmodel.path: no such folder\n"}
 PULL = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
@@ -91,8 +92,8 @@ def test_the_first_ill_container_is_told_and_a_long_text_by_its_end():
 
 
 @pytest.fixture
-def cluster(kubes):
-    return kubes.Cluster()
+def cluster():
+    return Cluster()
 
 
 def message(cluster, type_):

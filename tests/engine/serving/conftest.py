@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import numpy_reference as reference
+from baton_testing import numpy_reference as reference
 from baton_worker.config import SimConfig
 from baton_worker.engine.api import Handoff, StepResult
 from baton_worker.engine.backends.paddle.engine import PaddleEngine

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-import numeric_edges
+from baton_testing import numeric_edges
 from baton_worker.engine.api import EngineRefusedError, Handoff
 from baton_worker.handoff.frames import HandoffFormatError, decode_offer, encode_offer
 from baton_worker.identity import RequestKey, Role, make_handle

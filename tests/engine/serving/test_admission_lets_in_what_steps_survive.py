@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-import numeric_edges
+from baton_testing import numeric_edges
 from baton_worker.engine.api import EngineRefusedError
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import Submit

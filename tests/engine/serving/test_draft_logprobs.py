@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import numpy_reference as reference
+from baton_testing import numpy_reference as reference
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
 from baton_worker.sampling import LogprobParams

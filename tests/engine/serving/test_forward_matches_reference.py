@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import numpy_reference as reference
+from baton_testing import numpy_reference as reference
 
 TOLERANCE = 5e-5
 

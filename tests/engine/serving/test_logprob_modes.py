@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import numpy_reference as reference
+from baton_testing import numpy_reference as reference
 from baton_worker.engine.api import EngineRefusedError
 from baton_worker.records.columns import Finish
 from baton_worker.sampling import LogprobParams, SamplingParams

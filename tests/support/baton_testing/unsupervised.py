@@ -29,7 +29,7 @@ from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, 
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import Ready
 
-MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
+MODEL = Path(__file__).resolve().parents[3] / "examples" / "tiny-mtp"
 FOREVER = 600.0
 PATIENCE_SECONDS = 120.0
 HTTP = httpx.Client(

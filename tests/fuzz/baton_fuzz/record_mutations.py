@@ -13,7 +13,7 @@ from pathlib import Path
 
 import google_crc32c
 
-CORPUS = Path(__file__).parent / "corpus" / "records"
+CORPUS = Path(__file__).parents[1] / "corpus" / "records"
 MAX_INPUT_BYTES = 1 << 16
 INTERESTING = (0, 1, 2, 3, 63, 64, 65, 66, 127, 128, 255, 256, 4096, 4097, 65_535, 65_536, 65_537)
 INTERESTING_U32 = (*INTERESTING, 0x7FC00000, 0x7F800000, 0xFF800000, 0x7FFFFFFF, 0xFFFFFFFF)

@@ -66,7 +66,7 @@ from baton_worker.records.layout import MessageType
 from baton_worker.records.prefix import peek_type
 from baton_worker.sampling import SamplingParams
 
-CORPUS = Path(__file__).parent / "corpus" / "records"
+CORPUS = Path(__file__).parents[1] / "corpus" / "records"
 SEEDS = [path.read_bytes() for path in sorted(CORPUS.glob("*.bin"))]
 INCARNATION = 77
 TARGET = DecodeTarget("d", "tcp://127.0.0.1:1")

@@ -18,7 +18,7 @@ import httpx
 import yaml
 from baton_mixin.preview import Series, page
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "baton"
 RULES = sorted((CHART / "rules").glob("*.yaml"))
 INTERVAL = "15s"
@@ -139,7 +139,7 @@ def filled(expression: str) -> str:
     return re.sub(r'=~"\$\w+"', '=~".*"', text)
 
 
-def line(where: str, legend: str, found: list[float], unit: str) -> str:
+def table_line(where: str, legend: str, found: list[float], unit: str) -> str:
     shown = ", ".join(f"{value:.4g}" for value in found[:4]) + (" …" if len(found) > 4 else "")
     return f"{where:<52} {legend:<24} {len(found):>3}  {shown} {unit}"
 
@@ -150,7 +150,7 @@ def empty_panels(server: Prometheus, name: str, table: list[str]) -> list[tuple[
     table += ["", f"{name:<52} {'query':<24} series  values"]
     for title, legend, unit, expression in targets(name):
         found = server.values(expression, deadline)
-        table.append(line(title, legend, found, unit))
+        table.append(table_line(title, legend, found, unit))
         if not found:
             empty.append((title, expression))
     return empty

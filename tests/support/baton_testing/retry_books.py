@@ -11,6 +11,7 @@ import itertools
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton_testing.scripted_link import worker_info
 from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST, ApiError, unavailable
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output.client_queue import ClientQueue
@@ -54,11 +55,10 @@ class Wire:
 class Books:
     """See the module."""
 
-    def __init__(self, info, **options):
-        """`info`: `worker_info` of `support_link`."""
+    def __init__(self, **options):
         self.lost = unavailable("worker w is gone: silent", WORKER_LOST)
         self.broken = ApiError(500, "worker w: broken", code="internal")
-        self.info, self.now, self.wire = info, 100.0, Wire()
+        self.now, self.wire = 100.0, Wire()
         self.registry, self.numbers = CollectorRegistry(), itertools.count(1)
         metrics = GatewayMetrics(MetricFactory(self.registry, "tiny", "gateway"))
         self.workers = WorkerTable("tiny", clock=lambda: self.now)
@@ -70,7 +70,7 @@ class Books:
         for name in names:
             role = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}[name[0]]
             self.wire.there.add(name)
-            self.workers.up(name, 1, self.info(name, role, **facts))
+            self.workers.up(name, 1, worker_info(name, role, **facts))
 
     def down(self, name, cause=Loss.DIED):
         self.wire.there.discard(name)

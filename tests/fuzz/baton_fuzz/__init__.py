@@ -1,0 +1,1 @@
+"""What fuzzing feeds and what must hold for it."""

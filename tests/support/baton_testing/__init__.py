@@ -1,0 +1,1 @@
+"""What tests of several folders share: doubles that keep the rules of what they stand for."""
