@@ -30,7 +30,7 @@ from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.output.client_queue import ClientQueue
 from baton_worker.gateway.output.sequence import Delta
-from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.request import Endpoint, GenerationRequest, ModelLimits
 from baton_worker.gateway.serving.live_requests import Generation
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer, load_tokenizer
 from baton_worker.records.scored import ScoredRow
@@ -108,7 +108,7 @@ def _answers(tokenizer: GatewayTokenizer) -> dict[str, Case]:
 
 
 def _intakes(tokenizer: GatewayTokenizer) -> dict[str, Case]:
-    limits = Limits(CONTEXT_TOKENS, 512, 20)
+    limits = ModelLimits(CONTEXT_TOKENS, 512, 20)
     intake = Intake("bench", tokenizer, lambda: limits, 20)
 
     def taking(body: dict[str, Any]) -> Case:

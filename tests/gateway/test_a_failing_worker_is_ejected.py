@@ -17,7 +17,7 @@ from baton_worker.gateway.serving.ejection import (
     EJECT_AFTER,
     MAX_EXCUSED,
 )
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import Role
 from baton_worker.records.columns import ErrorCode
 
@@ -35,7 +35,7 @@ def choose(loads, needs, *rules, **more):
 def test_a_worker_that_refuses_at_once_draws_a_handful_of_a_thousand():
     """It is always the least loaded. Ten requests a second, each a second on the other worker."""
     now = [0.0]
-    table = WorkerTable("tiny", clock=lambda: now[0])
+    table = LinkedWorkers("tiny", clock=lambda: now[0])
     table.up("good", 1, worker_info("good", Role.MIXED))
     table.up("bad", 2, worker_info("bad", Role.MIXED))
     drawn, running = Counter(), []
@@ -207,7 +207,7 @@ def test_the_last_pair_is_used_although_ejected_and_restored_by_what_it_serves(s
 def test_a_trial_that_was_not_sent_is_still_due():
     """A wide request that finds no room for its last choice must not use the trial up."""
     now = [0.0]
-    table = WorkerTable("tiny", "", clock=lambda: now[0])
+    table = LinkedWorkers("tiny", "", clock=lambda: now[0])
     for name in ("bad", "good"):
         table.up(name, 1, worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
     for _ in range(EJECT_AFTER):
@@ -227,7 +227,7 @@ def test_a_trial_that_was_not_sent_is_still_due():
 
 def test_who_waits_is_told_of_a_restored_worker_and_of_one_that_is_due_to_be_tried():
     now, told = [0.0], []
-    table = WorkerTable("tiny", "", clock=lambda: now[0])
+    table = LinkedWorkers("tiny", "", clock=lambda: now[0])
     for name in ("bad", "good"):
         table.up(name, 1, worker_info(name, Role.MIXED, max_running=1, max_waiting=0))
     table.on_room = lambda: told.append(now[0])

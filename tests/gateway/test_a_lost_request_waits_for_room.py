@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.serving.admission_queue import AdmissionQueue
 from baton_worker.gateway.serving.slots import Slots
-from baton_worker.gateway.serving.waiting_queue import Line
 from baton_worker.gateway.serving.waiting_retries import WaitingRetries
 from baton_worker.identity import Role
 from baton_worker.messages import Submit
@@ -209,7 +209,7 @@ class Many:
 async def test_room_that_comes_while_a_part_of_them_was_tried_is_for_these_too(n_turns):
     ahead = Many(100)
     metrics = GatewayMetrics(MetricFactory(CollectorRegistry(), "tiny", "gateway"))
-    line = Line(Slots(16, 16), metrics, 10.0, asyncio.get_running_loop().time, ahead)
+    line = AdmissionQueue(Slots(16, 16), metrics, 10.0, asyncio.get_running_loop().time, ahead)
     line.room()
     for _ in range(n_turns):
         await asyncio.sleep(0)

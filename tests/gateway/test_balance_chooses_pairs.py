@@ -9,8 +9,8 @@ from baton_testing.scripted_link import worker_info
 from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import Needs, WorkerLoad, limits, unusable_reasons
 from baton_worker.gateway.serving.capacity import most_choices
-from baton_worker.gateway.serving.pairing import Pairing, Weights
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.pairing import Pairing, WeightsIdentity
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
 
@@ -131,7 +131,7 @@ def test_limits_are_the_roomiest_usable_pairs(load):
 
 
 def test_equal_workers_take_turns_and_accounts_return_to_zero():
-    table = WorkerTable("tiny")
+    table = LinkedWorkers("tiny")
     for name, role in (("p", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
         table.up(name, 1, worker_info(name, role))
     chosen = []
@@ -146,13 +146,13 @@ def test_equal_workers_take_turns_and_accounts_return_to_zero():
 
 
 def test_a_worker_of_another_model_is_kept_out():
-    table = WorkerTable("tiny")
+    table = LinkedWorkers("tiny")
     assert not table.up("m", 1, worker_info("m", Role.MIXED, model="other"))
     assert table.loads() == ()
 
 
 def test_a_worker_with_another_tokenizer_is_turned_away_with_the_reason():
-    table = WorkerTable("tiny", tokenizer_hash="ours")
+    table = LinkedWorkers("tiny", tokenizer_hash="ours")
     assert table.up("m", 1, worker_info("m", Role.MIXED, tokenizer_hash="ours"))
     assert not table.up("n", 7, worker_info("n", Role.MIXED, tokenizer_hash="theirs"))
     assert [load.info.worker_id for load in table.loads()] == ["m"]
@@ -164,7 +164,7 @@ def test_a_worker_with_another_tokenizer_is_turned_away_with_the_reason():
 
 
 def test_workers_with_another_chat_template_are_the_second_choice():
-    table = WorkerTable("tiny", chat_template_hash="ours")
+    table = LinkedWorkers("tiny", chat_template_hash="ours")
     info = functools.partial(worker_info, role=Role.MIXED)
     table.up("theirs", 1, info("theirs", chat_template_hash="theirs"))
     assert ids(table.assign(NEEDS)) == ("theirs",), "better than no answer"
@@ -183,14 +183,14 @@ def test_workers_with_another_chat_template_are_the_second_choice():
 
 @pytest.mark.parametrize(("ours", "worker"), [("ours", ""), ("", "theirs"), ("same", "same")])
 def test_a_chat_template_that_is_not_there_or_not_told_is_taken_on_trust(ours, worker):
-    table = WorkerTable("tiny", chat_template_hash=ours)
+    table = LinkedWorkers("tiny", chat_template_hash=ours)
     table.up("idle", 1, worker_info("idle", Role.MIXED, chat_template_hash=worker))
     table.up("ours", 1, worker_info("ours", Role.MIXED, chat_template_hash=ours))
     assert {ids(table.assign(NEEDS)) for _ in range(4)} == {("idle",), ("ours",)}
 
 
 def test_prefill_is_charged_the_prompt_and_decode_the_output_too():
-    table = WorkerTable("tiny")
+    table = LinkedWorkers("tiny")
     table.up("p", 1, worker_info("p", Role.PREFILL))
     table.up("d", 1, worker_info("d", Role.DECODE))
     table.assign(NEEDS)
@@ -269,7 +269,7 @@ def test_what_one_model_began_only_its_weights_go_on_with(load):
         load("other", Role.MIXED, model_fingerprint=B),
         load("same", Role.MIXED, 500, model_fingerprint=A, revision="r2"),
     ]
-    begun = Weights(loads[0].info.semantic_hash, A, "r1")
+    begun = WeightsIdentity(loads[0].info.semantic_hash, A, "r1")
     assert ids(choose(loads, NEEDS._replace(weights=begun))) == ("same",)
     assert choose(loads[:1], NEEDS._replace(weights=begun)) is None
 

@@ -18,7 +18,7 @@ from baton_worker.gateway.serving.balance import Needs, Pair, WorkerLoad, cost_t
 from baton_worker.gateway.serving.capacity import free, has_room, in_all, tiers, to_keep
 from baton_worker.gateway.serving.pair_counts import most_pairs
 from baton_worker.gateway.serving.pairing import Pairing, kind_of
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import Role
 
 # The oracle: one choice after the other, each by a look at every pair.
@@ -249,7 +249,7 @@ def test_as_many_pairs_are_made_as_what_parts_them_allows(prefills, decodes, edg
 
 
 def test_a_request_that_no_revision_could_hold_is_too_many_however_many_places_there_are():
-    table = WorkerTable("tiny")
+    table = LinkedWorkers("tiny")
     for revision, prefills, decodes in (("a", 10, 1), ("b", 1, 10)):
         for role, n in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
             name = f"{role.label}-{revision}"
@@ -315,7 +315,7 @@ def steps_of(work):
 
 def table_of(n_workers, n_left, *, of="pairs"):
     """A fleet whose workers are full but for `n_left` places of each role."""
-    table = WorkerTable("tiny")
+    table = LinkedWorkers("tiny")
     for n in range(n_workers):
         role = Role.PREFILL if n % 2 else Role.DECODE
         facts = {"max_running": 32, "max_waiting": 32}
@@ -364,7 +364,7 @@ def test_a_try_costs_steps_for_each_worker_and_choice_and_not_for_each_of_both(
 
 
 def test_many_revisions_and_reasons_are_no_product_of_workers():
-    table = WorkerTable("tiny")
+    table = LinkedWorkers("tiny")
     for n in range(128):
         role = Role.PREFILL if n % 2 else Role.DECODE
         table.up(f"w{n}", 1, worker_info(f"w{n}", role, revision=str(n)))

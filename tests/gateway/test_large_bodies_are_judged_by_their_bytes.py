@@ -23,7 +23,7 @@ from baton_worker.gateway.intake.body import (
 )
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.intake.schema import decode_as, decode_object
-from baton_worker.gateway.request import Endpoint, Limits
+from baton_worker.gateway.request import Endpoint, ModelLimits
 
 CONTEXT = 4096
 PADDING = " " * SMALL_BODY_BYTES
@@ -170,7 +170,7 @@ def test_nothing_is_made_of_what_a_field_cannot_be(place, field):
 
 async def test_lists_of_ids_are_neither_converted_nor_checked_in_one_go(tokenizer):
     """Between the lists of a prompt others have their turn, from its bytes to the request."""
-    intake = Intake("tiny", tokenizer, lambda: Limits(CONTEXT, 512, 20), 20)
+    intake = Intake("tiny", tokenizer, lambda: ModelLimits(CONTEXT, 512, 20), 20)
     raw = json.dumps({"prompt": [[7] * (CONTEXT - 16)] * 40}).encode()
     turns = []
 
@@ -185,7 +185,7 @@ async def test_lists_of_ids_are_neither_converted_nor_checked_in_one_go(tokenize
 @pytest.mark.parametrize("text", ["", "a"])
 @pytest.mark.parametrize("n", [MAX_PROMPTS + 1, 30_000])
 async def test_more_texts_than_anybody_may_have_are_refused(tokenizer, n, text):
-    intake = Intake("tiny", tokenizer, lambda: Limits(CONTEXT, 512, 20), 20)
+    intake = Intake("tiny", tokenizer, lambda: ModelLimits(CONTEXT, 512, 20), 20)
     raw = json.dumps({"prompt": [text] * n}).encode()
     with pytest.raises(ApiError, match="more than 2048") as caught:
         await intake.generation(Endpoint.COMPLETION, raw)
@@ -313,7 +313,7 @@ async def test_bad_words_are_tokenised_off_the_loop_when_they_are_many(tokenizer
     words = [f"word {i} {'x' * 200}" for i in range(100)]
     requests = []
     for some in (words, words[:1]):
-        intake = Intake("tiny", Watched, lambda: Limits(CONTEXT, 512, 20), 20)
+        intake = Intake("tiny", Watched, lambda: ModelLimits(CONTEXT, 512, 20), 20)
         raw = json.dumps({"prompt": "a", "bad_words": some}).encode()
         requests.append(await intake.generation(Endpoint.COMPLETION, raw))
     assert requests[0].params.sampling.bad_words[:2] == requests[1].params.sampling.bad_words

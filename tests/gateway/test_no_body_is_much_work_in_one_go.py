@@ -15,7 +15,7 @@ from baton_worker.gateway.intake import body as body_module
 from baton_worker.gateway.intake import intake as intake_module
 from baton_worker.gateway.intake.body import MAX_FIELD_BYTES, MAX_STRINGS, SMALL_BODY_BYTES
 from baton_worker.gateway.intake.intake import Intake
-from baton_worker.gateway.request import Endpoint, Limits
+from baton_worker.gateway.request import Endpoint, ModelLimits
 
 LONGEST_CONTEXT = 4 << 20
 BODY_BYTES = GatewayConfig().http.limits.max_body_bytes
@@ -88,7 +88,7 @@ class Untold:
 @pytest.mark.parametrize(("name", "raw"), [pytest.param(*b, id=b[0]) for b in large_bodies()])
 async def test_of_each_body_little_is_done_between_two_turns(monkeypatch, tokenizer, name, raw):
     assert len(raw) <= BODY_BYTES
-    limits = Limits(LONGEST_CONTEXT, 512, 20)
+    limits = ModelLimits(LONGEST_CONTEXT, 512, 20)
     intake, work = Intake("tiny", Untold(tokenizer), lambda: limits, 20), Work(monkeypatch)
     result = await work.take(intake, raw)
     assert max(work.stretches) <= MOST_VALUES
@@ -100,7 +100,7 @@ async def test_a_long_list_of_ids_is_taken_whole(monkeypatch, tokenizer):
     ids = [i % 300 for i in range(300_000)]
     raw = b'{"prompt":[' + b" , ".join(b"%d" % i for i in ids) + b"]}"
     assert len(raw) > SMALL_BODY_BYTES
-    limits = Limits(LONGEST_CONTEXT, 512, 20)
+    limits = ModelLimits(LONGEST_CONTEXT, 512, 20)
     intake, work = Intake("tiny", Untold(tokenizer), lambda: limits, 20), Work(monkeypatch)
     request = await work.take(intake, raw)
     assert request.prompts == (tuple(ids),)
@@ -114,7 +114,7 @@ async def test_what_is_no_id_is_refused_by_its_field_wherever_it_stands(tokenize
     items = [b"7"] * 200_000
     items[at] = wrong
     raw = form % (b"[" + b",".join(items) + b"]")
-    intake = Intake("tiny", tokenizer, lambda: Limits(LONGEST_CONTEXT, 512, 20), 20)
+    intake = Intake("tiny", tokenizer, lambda: ModelLimits(LONGEST_CONTEXT, 512, 20), 20)
     work = (
         intake.detokenize(raw) if b"tokens" in form else intake.generation(Endpoint.COMPLETION, raw)
     )

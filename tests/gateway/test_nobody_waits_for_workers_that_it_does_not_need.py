@@ -24,7 +24,7 @@ from baton_worker.gateway.serving.capacity import has_room, to_keep
 from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.gateway.serving.slots import Slots, Ticket
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
@@ -172,7 +172,7 @@ class Fleet:
     def __init__(self, vocabulary, workers, n_slots=1000):
         factory = MetricFactory(CollectorRegistry(), "tiny", "gateway")
         metrics, link = GatewayMetrics(factory), Link(self.told)
-        self.table = WorkerTable("tiny")
+        self.table = LinkedWorkers("tiny")
         self.contexts = {}
         for n, (context, room) in enumerate(workers):
             name = f"mixed-{n}"

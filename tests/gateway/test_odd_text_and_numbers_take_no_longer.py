@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.intake.schema import decode_object
-from baton_worker.gateway.request import Endpoint, Limits
+from baton_worker.gateway.request import Endpoint, ModelLimits
 
 EDGES = ["1e-324", "4.9e-324", "2.2250738585072011e-308", "1.7976931348623157e308"]
 RATIO = 40
@@ -73,7 +73,7 @@ async def test_text_beyond_ascii_counts_by_its_bytes_where_it_is_tokenised(
 
     words = [character * 100 + str(i) for i in range(20)]
     value = {"prompt": character * 12_000} if field == "prompt" else {"prompt": "a", field: words}
-    intake = Intake("tiny", Watched, lambda: Limits(1 << 17, 512, 20), 20)
+    intake = Intake("tiny", Watched, lambda: ModelLimits(1 << 17, 512, 20), 20)
     await intake.generation(Endpoint.COMPLETION, json.dumps(value).encode())
     assert threads
     assert threading.get_ident() not in threads

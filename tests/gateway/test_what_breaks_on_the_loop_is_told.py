@@ -20,9 +20,9 @@ from baton_worker.gateway.answers.event_stream import EventStream
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.output.client_queue import ClientQueue
 from baton_worker.gateway.request import Endpoint, GenerationRequest
+from baton_worker.gateway.serving.admission_queue import unless_gone
 from baton_worker.gateway.serving.live_requests import Generation, LiveRequests
 from baton_worker.gateway.serving.retry import Retrier
-from baton_worker.gateway.serving.waiting_queue import unless_gone
 from baton_worker.identity import Role
 from baton_worker.logs import LOG_SECONDS
 from baton_worker.messages import Abort, Submit
@@ -174,7 +174,7 @@ def test_a_callback_that_breaks_is_counted():
 def test_every_task_of_ours_is_begun_by_the_one_hand():
     """But those whose result somebody waits for, each of which is named here."""
     awaited = {
-        ("gateway/serving/waiting_queue.py", "starting"),
+        ("gateway/serving/admission_queue.py", "starting"),
         ("gateway/server/server.py", "end.wait()"),
     }
     found = set()

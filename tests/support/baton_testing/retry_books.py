@@ -23,7 +23,7 @@ from baton_worker.gateway.serving.failures import Loss
 from baton_worker.gateway.serving.live_requests import Generation, LiveRequest, LiveRequests
 from baton_worker.gateway.serving.pairing import weights_of
 from baton_worker.gateway.serving.retry import Retrier
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.identity import RequestKey, Role, make_handle
 from baton_worker.messages import Submit
@@ -61,7 +61,7 @@ class Books:
         self.now, self.wire = 100.0, Wire()
         self.registry, self.numbers = CollectorRegistry(), itertools.count(1)
         metrics = GatewayMetrics(MetricFactory(self.registry, "tiny", "gateway"))
-        self.workers = WorkerTable("tiny", clock=lambda: self.now)
+        self.workers = LinkedWorkers("tiny", clock=lambda: self.now)
         self.requests = LiveRequests(self.wire, self.workers, metrics)
         options = {"max_retries": 3, "max_wait_seconds": 30.0, "reserve_seconds": 60.0} | options
         self.retrier = Retrier(self.wire, self.workers, self.requests, metrics, **options)

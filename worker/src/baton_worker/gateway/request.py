@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ModelLimits:
     """What the workers that are up can take: `context_tokens` counts prompt and output together."""
 
     context_tokens: int

@@ -31,7 +31,7 @@ from baton_worker.gateway.intake.schema import (
 )
 from baton_worker.gateway.intake.unsupported import refuse_unsupported
 from baton_worker.gateway.intake.validate import bind, chat_options, check_ids, completion_options
-from baton_worker.gateway.request import Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.request import Endpoint, GenerationRequest, ModelLimits
 from baton_worker.gateway.text.chat_template import ChatTemplateError
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 
@@ -59,7 +59,7 @@ class Intake:
         self,
         model: str,
         tokenizer: GatewayTokenizer,
-        worker_limits: Callable[[], Limits],
+        worker_limits: Callable[[], ModelLimits],
         max_top_k: int,
     ) -> None:
         """`worker_limits` may raise ApiError 503; `max_top_k` is the configured bound."""
@@ -202,7 +202,7 @@ class Intake:
         except ApiError:
             return _UNKNOWN_CONTEXT_TOKENS
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ModelLimits:
         limits = self._worker_limits()
         return replace(limits, max_top_k=min(limits.max_top_k, self._max_top_k))
 
@@ -246,7 +246,7 @@ class Intake:
             )
 
     async def _completion_prompts(
-        self, body: CompletionBody, limits: Limits
+        self, body: CompletionBody, limits: ModelLimits
     ) -> Sequence[Sequence[int]]:
         texts, ids = _split_prompt(body.prompt)
         if ids:

@@ -1,7 +1,7 @@
 """Ranges and relations of request fields: from a typed body to a `GenerationRequest`.
 
 Owns every numeric limit of the API. Pure: the tokenizer, the clock and the workers stay outside;
-what the workers can take comes in as `Limits`.
+what the workers can take comes in as `ModelLimits`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from baton_worker.gateway.errors import bad_request
 from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
 from baton_worker.gateway.intake.logprob_params import has_echo, logprob_params, prompt_logprobs_k
 from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, GenerationBody
-from baton_worker.gateway.request import SEED_MASK, Endpoint, GenerationRequest, Limits, salt_digest
+from baton_worker.gateway.request import (
+    SEED_MASK,
+    Endpoint,
+    GenerationRequest,
+    ModelLimits,
+    salt_digest,
+)
 from baton_worker.sampling import (
     MAX_INT32,
     MAX_PRIORITY,
@@ -83,7 +89,7 @@ def completion_options(body: CompletionBody, random_seed: int) -> Options:
 def bind(
     options: Options,
     prompts: Sequence[tuple[int, ...]],
-    limits: Limits,
+    limits: ModelLimits,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> GenerationRequest:
     """Join judged options, checked prompts (`check_ids`) and tokenised bad words, within what the

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton_worker.gateway.serving.dispatch import Dispatcher
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.http_edge.server import application
 from baton_worker.supervision import LoopFaults
 
@@ -27,7 +27,7 @@ class HealthParts:
     """Where the answers come from."""
 
     dispatcher: Dispatcher
-    workers: WorkerTable
+    workers: LinkedWorkers
     registry: CollectorRegistry
     faults: LoopFaults
 

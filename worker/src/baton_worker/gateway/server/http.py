@@ -29,9 +29,9 @@ from baton_worker.gateway.request import Endpoint
 from baton_worker.gateway.server.api_key import ApiKeyGuard, client_of
 from baton_worker.gateway.server.health import HealthParts, inner_routes, liveness_routes
 from baton_worker.gateway.server.playground import playground_routes
+from baton_worker.gateway.serving.admission_queue import unless_gone
 from baton_worker.gateway.serving.dispatch import Dispatcher
-from baton_worker.gateway.serving.waiting_queue import unless_gone
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 from baton_worker.http_edge.server import application
 from baton_worker.tracing.api import valid_traceparent
@@ -46,7 +46,7 @@ class HttpParts:
     tokenizer: GatewayTokenizer
     intake: Intake
     dispatcher: Dispatcher
-    workers: WorkerTable
+    workers: LinkedWorkers
     metrics: GatewayMetrics
     api_keys: tuple[str, ...] = ()
     has_playground: bool = False

@@ -25,7 +25,7 @@ from baton_worker.gateway.serving.apply import Applier
 from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.gateway.serving.pairing import Pairing
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -78,7 +78,7 @@ class GatewayService:
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
         self._metrics = GatewayMetrics(factory)
-        workers = self._workers = WorkerTable(
+        workers = self._workers = LinkedWorkers(
             config.served_name,
             tokenizer_hash(config),
             Pairing(across_revisions=config.gateway.pair_across_revisions),
@@ -184,7 +184,7 @@ class GatewayService:
         self,
         config: ProcessConfig,
         tokenizer: GatewayTokenizer,
-        workers: WorkerTable,
+        workers: LinkedWorkers,
         health: HealthParts,
     ) -> HttpParts:
         model, dispatcher = config.served_name, self.dispatcher

@@ -25,7 +25,7 @@ from baton_worker.gateway.output.sequence import LogprobsMissingError
 from baton_worker.gateway.serving.failures import Cause, Loss, loss_of
 from baton_worker.gateway.serving.live_requests import LiveRequest, LiveRequests
 from baton_worker.gateway.serving.retry import Retrier
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import RequestKey, Role
 from baton_worker.link.api import (
     GatewayLink,
@@ -52,7 +52,7 @@ class Applier:
     def __init__(
         self,
         link: GatewayLink,
-        workers: WorkerTable,
+        workers: LinkedWorkers,
         requests: LiveRequests,
         metrics: GatewayMetrics,
         retrier: Retrier,

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton_worker.gateway.request import Limits
+from baton_worker.gateway.request import ModelLimits
 from baton_worker.gateway.serving.ejection import Circuit
-from baton_worker.gateway.serving.pairing import Kind, Pairing, Weights, kind_of, weights_of
+from baton_worker.gateway.serving.pairing import Kind, Pairing, WeightsIdentity, kind_of, weights_of
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
 
@@ -74,7 +74,7 @@ class Needs(NamedTuple):
     max_tokens: int
     logprobs_k: int
     features: tuple[str, ...] = ()
-    weights: Weights | None = None
+    weights: WeightsIdentity | None = None
 
     @property
     def tokens(self) -> int:
@@ -110,7 +110,7 @@ def has_usable_pair(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVIS
     return is_mixed or any(partners_of(able, pairing).values())
 
 
-def limits(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> Limits | None:
+def limits(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> ModelLimits | None:
     """Return what at least one usable pair can take, or None when there is no usable pair."""
     roomiest: dict[Kind, WorkerInfo] = {}
     able = [load for load in loads if not load.info.draining]
@@ -180,8 +180,8 @@ def cost_tokens(info: WorkerInfo, needs: Needs) -> int:
     return needs.prompt_tokens + output
 
 
-def _limits_of(*infos: WorkerInfo) -> Limits:
-    return Limits(
+def _limits_of(*infos: WorkerInfo) -> ModelLimits:
+    return ModelLimits(
         context_tokens=min(map(context_tokens, infos)),
         vocab_size=min(info.vocab_size for info in infos),
         max_top_k=min(info.max_top_k for info in infos),

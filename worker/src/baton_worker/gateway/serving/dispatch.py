@@ -1,6 +1,6 @@
 """Starts requests: admission in fair order, and the choice of workers that are put to work.
 
-Runs on the event loop. Who waits for room, and for how long, is the matter of `waiting_queue` and
+Runs on the event loop. Who waits for room, and for how long, is the matter of `admission_queue` and
 `slots`; what the workers answer is `apply`'s; how requests end is `live_requests`'.
 """
 
@@ -30,7 +30,8 @@ from baton_worker.gateway.output.merge import RowMerge
 from baton_worker.gateway.output.sequence import PromptAlone, SequenceOutput
 from baton_worker.gateway.output.slices import SLICE_ENTRIES
 from baton_worker.gateway.output.step_details import StepsOf
-from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, Limits
+from baton_worker.gateway.request import Choice, Endpoint, GenerationRequest, ModelLimits
+from baton_worker.gateway.serving.admission_queue import AdmissionQueue, Lack
 from baton_worker.gateway.serving.balance import Needs, Pair
 from baton_worker.gateway.serving.commands import commands_of, send_all
 from baton_worker.gateway.serving.failures import MAX_HARMS, Loss
@@ -38,8 +39,7 @@ from baton_worker.gateway.serving.live_requests import Generation, LiveRequest, 
 from baton_worker.gateway.serving.pairing import weights_of
 from baton_worker.gateway.serving.retry import Retrier
 from baton_worker.gateway.serving.slots import Slots
-from baton_worker.gateway.serving.waiting_queue import Lack, Line
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.identity import GatewayIdentity, RequestKey
 from baton_worker.link.api import GatewayLink
@@ -96,7 +96,7 @@ class Dispatcher:
     def __init__(
         self,
         link: GatewayLink,
-        workers: WorkerTable,
+        workers: LinkedWorkers,
         requests: LiveRequests,
         vocabulary: Vocabulary,
         metrics: GatewayMetrics,
@@ -125,18 +125,18 @@ class Dispatcher:
         )
         self.is_leaving = False
         self._slots = Slots[Any](limits.max_outstanding_requests, limits.max_waiting_requests)
-        self._line = Line[_Begun](
+        self._queue = AdmissionQueue[_Begun](
             self._slots, metrics, limits.max_wait_seconds, clock, self.retrier
         )
-        workers.on_room = self._line.room
+        workers.on_room = self._queue.room
         requests.on_end = self._freed
 
     @property
     def n_waiting(self) -> int:
         """Requests that wait in line for room."""
-        return len(self._line)
+        return len(self._queue)
 
-    def worker_limits(self) -> Limits:
+    def worker_limits(self) -> ModelLimits:
         """Return what the workers that are up can take.
 
         Raises:
@@ -191,7 +191,7 @@ class Dispatcher:
         asked = _asked(generation, traceparent)
         begin = partial(self._begin, asked)
         kind = partial(self._workers.kind_of, Counter(asked.needs))
-        begun = await self._line.begin(client, request.n_choices, begin, self._undo, kind)
+        begun = await self._queue.begin(client, request.n_choices, begin, self._undo, kind)
         try:
             await self._send_all(begun)
         except asyncio.CancelledError:
@@ -252,7 +252,7 @@ class Dispatcher:
 
     def _freed(self, generation: Generation) -> None:
         self._slots.release(generation.client)
-        self._line.room()
+        self._queue.room()
 
     def cancel(self, generation: Generation, reason: str) -> None:
         """End a generation because of its client; nothing happens if it has ended."""
@@ -264,7 +264,7 @@ class Dispatcher:
     def close(self) -> None:
         """Refuse new requests and end the live ones with an explicit error."""
         self._closing = True
-        self._line.close(unavailable("the gateway is shutting down", "shutting_down"))
+        self._queue.close(unavailable("the gateway is shutting down", "shutting_down"))
         for generation in self._requests.generations():
             self._requests.fail(
                 generation,

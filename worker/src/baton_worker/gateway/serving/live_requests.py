@@ -21,8 +21,8 @@ from baton_worker.gateway.output.sequence import SequenceOutput
 from baton_worker.gateway.request import Choice, GenerationRequest
 from baton_worker.gateway.serving.aborts import Aborts
 from baton_worker.gateway.serving.balance import Needs
-from baton_worker.gateway.serving.pairing import Weights
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.pairing import WeightsIdentity
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import RequestKey
 from baton_worker.link.api import GatewayLink
 from baton_worker.tracing.api import NoTracing, Span, Tracing
@@ -96,7 +96,7 @@ class LiveRequest:
     output: SequenceOutput
     holders: tuple[str, ...]
     sources: tuple[str, ...]
-    weights: Weights
+    weights: WeightsIdentity
     last_row: float = 0.0
     avoided: frozenset[str] = frozenset()
     n_reused: int = 0
@@ -119,7 +119,7 @@ class LiveRequests:
     def __init__(
         self,
         link: GatewayLink,
-        workers: WorkerTable,
+        workers: LinkedWorkers,
         metrics: GatewayMetrics,
         tracing: Tracing | None = None,
     ) -> None:

@@ -26,14 +26,14 @@ kind_of = attrgetter("role", *_EQUAL, "model_fingerprint", "revision", "wire_min
 _equal_facts = attrgetter(*_EQUAL)
 
 
-class Weights(NamedTuple):
+class WeightsIdentity(NamedTuple):
     """Whose tokens and KV a worker's are; fields as in `WorkerInfo`."""
 
     semantic_hash: int
     model_fingerprint: str
     revision: str
 
-    def are_those_of(self, other: Weights) -> bool:
+    def are_those_of(self, other: WeightsIdentity) -> bool:
         """Whether one may go on with what the other began.
 
         A version that does not say its fingerprint is trusted within its own revision: the operator
@@ -46,9 +46,9 @@ class Weights(NamedTuple):
         return self.revision == other.revision
 
 
-def weights_of(info: WorkerInfo) -> Weights:
+def weights_of(info: WorkerInfo) -> WeightsIdentity:
     """Return what a worker says of its weights."""
-    return Weights(info.semantic_hash, info.model_fingerprint, info.revision)
+    return WeightsIdentity(info.semantic_hash, info.model_fingerprint, info.revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from baton_worker.gateway.serving.live_requests import LiveRequest, LiveRequests
 from baton_worker.gateway.serving.pairing import weights_of
 from baton_worker.gateway.serving.suspects import Suspects
 from baton_worker.gateway.serving.waiting_retries import Waiting, WaitingRetries
-from baton_worker.gateway.serving.workers import WorkerTable
+from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import Role
 from baton_worker.link.api import GatewayLink
 from baton_worker.sampling import RESUME
@@ -52,7 +52,7 @@ class Retrier:
     def __init__(
         self,
         link: GatewayLink,
-        workers: WorkerTable,
+        workers: LinkedWorkers,
         requests: LiveRequests,
         metrics: GatewayMetrics,
         *,

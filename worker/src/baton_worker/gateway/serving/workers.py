@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from baton_worker.gateway.request import Limits
+from baton_worker.gateway.request import ModelLimits
 from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import (
     WITHIN_REVISIONS,
@@ -30,7 +30,7 @@ _MAX_DIFFERENT = 4
 """Lengths in one request up to which it is compared with others."""
 
 
-class WorkerTable:
+class LinkedWorkers:
     """Linked workers by id, for one model; `on_room` is told when they may have more room."""
 
     def __init__(
@@ -59,13 +59,13 @@ class WorkerTable:
         self._turned_away: dict[str, tuple[int, str]] = {}
         self._loads: dict[str, WorkerLoad] = {}
         self._in_use: tuple[WorkerLoad, ...] = ()
-        self._limits: Limits | None = None
+        self._limits: ModelLimits | None = None
         self._contexts: list[int] = []
         self._chat_template_hash = chat_template_hash
         self._doubted: set[str] = set()
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> ModelLimits | None:
         """What at least one usable pair can take, or None when there is no usable pair."""
         return self._limits
 

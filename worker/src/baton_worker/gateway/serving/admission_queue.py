@@ -74,7 +74,7 @@ class _Waiting(Generic[T]):
         self.made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
 
-class Line(Generic[T]):
+class AdmissionQueue(Generic[T]):
     """Begins requests in fair order, each at once or when its turn comes."""
 
     def __init__(
