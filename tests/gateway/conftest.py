@@ -130,7 +130,9 @@ class Asked(threading.Thread):
 
 
 @contextmanager
-def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Iterator[Running]:
+def _run(
+    config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer, clock: Callable[[], float]
+) -> Iterator[Running]:
     registry = CollectorRegistry()
     factory = MetricFactory(registry, "tiny", "gateway")
     listener = listen(config.gateway.http)
@@ -140,7 +142,7 @@ def _run(config: ProcessConfig, link: Any, tokenizer: GatewayTokenizer) -> Itera
     ready, stop = threading.Event(), threading.Event()
 
     def build() -> GatewayService:
-        built.append(GatewayService(config, link, tokenizer, GatewayIdentity(7), factory))
+        built.append(GatewayService(config, link, tokenizer, GatewayIdentity(7), factory, clock))
         return built[0]
 
     def work() -> None:
@@ -180,10 +182,10 @@ StartGateway = Callable[..., Running]
 
 @pytest.fixture
 def start_gateway(model_folder: Path, tokenizer: GatewayTokenizer) -> Iterator[StartGateway]:
-    """`start_gateway(script, per_step=2, workers="pd", max_top_k=20, info={}, **options)`.
+    """`start_gateway(script, per_step=2, workers="pd", max_top_k=20, info={}, clock, **options)`.
 
     `max_top_k` is the configured bound, for workers too; `info` changes what workers say in HELLO;
-    `options` are the gateway's.
+    `clock` is the service's; `options` are the gateway's.
     """
     stack: list[Any] = []
 
@@ -193,6 +195,7 @@ def start_gateway(model_folder: Path, tokenizer: GatewayTokenizer) -> Iterator[S
         workers: str = "pd",
         max_top_k: int = 20,
         info: Mapping[str, object] = MappingProxyType({}),
+        clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> Running:
         link = ScriptedLink(script or echo_script, per_step)
@@ -200,7 +203,7 @@ def start_gateway(model_folder: Path, tokenizer: GatewayTokenizer) -> Iterator[S
         model, logprobs = ModelConfig(str(model_folder), "tiny"), LogprobsConfig(max_top_k)
         config = ProcessConfig(model=model, gateway=gateway, logprobs=logprobs)
         facts = {"max_top_k": max_top_k, **info}
-        context = _run(config, link, tokenizer)
+        context = _run(config, link, tokenizer, clock)
         running = context.__enter__()
         stack.append(context)
         if "p" in workers:

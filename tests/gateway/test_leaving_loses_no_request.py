@@ -19,6 +19,35 @@ def wait_for(claim):
     raise AssertionError("the condition did not come true")
 
 
+class Clock:
+    """A clock that only a test moves on."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    """A clock that moves on at the end, however the test ended: gateways wait for it."""
+    standing = Clock()
+    yield standing
+    standing.now += 3600
+
+
+def after_turns(gateway, count):
+    """Return when the gateway's housekeeping has had so many turns more."""
+    goal = len(gateway.link.lags) + count
+    gateway.link.wait_until(lambda: len(gateway.link.lags) >= goal)
+
+
+def is_closed_behind_the_answer(client):
+    answer = client.post("/v1/completions", json=BODY)
+    assert answer.status_code == 200
+    return answer.headers.get("connection") == "close"
+
+
 @pytest.fixture
 def leave():
     """Tell a gateway to stop, on a thread; joined at the end."""
@@ -52,8 +81,9 @@ def stream():
 
         reader = threading.Thread(target=read)
         readers.append(reader)
+        goal = len(gateway.link.commands) + 2
         reader.start()
-        gateway.link.wait_until(lambda: len(gateway.link.commands) == 2)
+        gateway.link.wait_until(lambda: len(gateway.link.commands) == goal)
         return reader
 
     yield start
@@ -79,14 +109,29 @@ def test_requests_that_still_come_are_served_and_their_connections_closed(start_
     with gateway.http() as client:
         assert client.post("/v1/completions", json=BODY).headers.get("connection") is None
         leave(gateway)
-
-        def is_closed():
-            answer = client.post("/v1/completions", json=BODY)
-            assert answer.status_code == 200
-            return answer.headers.get("connection") == "close"
-
-        wait_for(is_closed)
+        wait_for(lambda: is_closed_behind_the_answer(client))
         assert client.get("/readyz").json()["reasons"] == ["the gateway is leaving"]
+
+
+def test_who_asks_again_behind_the_last_stream_is_served_while_that_is_a_moment_ago(
+    start_gateway, clock, leave, stream
+):
+    """The clock of the gateway stands, however long this machine takes for the next request."""
+    gateway = start_gateway(clock=clock, drain_seconds=600)
+    with gateway.http() as client:
+        assert client.post("/v1/completions", json=BODY).headers.get("connection") is None
+        gateway.link.pause()
+        reader = stream(gateway)
+        leaving = leave(gateway)
+        gateway.link.resume()
+        reader.join(20)
+        after_turns(gateway, 5)
+        wait_for(lambda: is_closed_behind_the_answer(client))
+    after_turns(gateway, 5)
+    assert leaving.is_alive()
+    clock.now += 1
+    leaving.join(20)
+    assert not leaving.is_alive()
 
 
 def test_a_stream_that_outlives_the_drain_gets_an_explicit_error(start_gateway, leave, stream):

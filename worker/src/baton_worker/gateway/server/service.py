@@ -39,6 +39,11 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.1
 _STOOD_STILL_SECONDS = 1.0
+_QUIET_SECONDS = 1.0
+"""How long after its last request a gateway that leaves may be asked for the next one: who asks
+again on the same connection, whose stream began before he could be told to go elsewhere, needs a
+moment, and so does a prompt before it is a request.
+"""
 
 
 class GatewayService:
@@ -122,7 +127,9 @@ class GatewayService:
         self._ticker = begin("housekeeping", self._tick(), is_essential=True)
 
     async def drain(self) -> None:
-        """Serve on until no balancer sends clients here and no request is live, or time is up."""
+        """Serve on until no balancer sends clients here, no request is live and none comes behind
+        the last one, or time is up.
+        """
         self.dispatcher.is_leaving = True
         log.info("draining", extra={"requests": len(self.requests)})
         await asyncio.sleep(self._settle_seconds)
@@ -155,8 +162,8 @@ class GatewayService:
 
     async def _tick(self) -> None:
         """Report the worst lag of each interval, this timer's own included; close old gaps; end
-        retries that waited in vain; notice workers that are due to be tried, and when no request is
-        live.
+        retries that waited in vain; notice workers that are due to be tried, and when nobody asks
+        any more.
         """
         while True:
             asleep = self._clock()
@@ -177,7 +184,7 @@ class GatewayService:
                     self.dispatcher.retrier.expire()
             with going_on("look_at_workers"):
                 self._workers.look()
-            if not (len(self.requests) or self.dispatcher.n_waiting):
+            if self.dispatcher.quiet_seconds() >= _QUIET_SECONDS:
                 self._idle.set()
 
     def _http_parts(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -113,6 +114,7 @@ class Dispatcher:
         self._identity = identity
         self._clock = clock
         self._closing = False
+        self._freed_at = -math.inf
         self._turns = itertools.count(1)
         self.retrier = Retrier(
             link,
@@ -149,6 +151,11 @@ class Dispatcher:
             reasons = "; ".join(self._workers.unusable_reasons())
             raise unavailable(f"no usable workers: {reasons}", "no_usable_pair")
         return limits
+
+    def quiet_seconds(self) -> float:
+        """Return for how long no request has been live or waited."""
+        is_quiet = not (len(self._requests) or self.n_waiting)
+        return self._clock() - self._freed_at if is_quiet else 0.0
 
     def now(self) -> float:
         """Return seconds of the steady clock that requests are timed by."""
@@ -251,6 +258,7 @@ class Dispatcher:
         self.cancel(begun.generation, "client_gone")
 
     def _freed(self, generation: Generation) -> None:
+        self._freed_at = self._clock()
         self._slots.release(generation.client)
         self._queue.room()
 
