@@ -67,7 +67,7 @@ def _break_drafts(monkeypatch: pytest.MonkeyPatch, victim: RequestKey, value: fl
     real = Drafter._by_model
 
     def by_model(self: Any, output: Any, rows: Any, *rest: Any) -> Any:
-        broken = [i for i, r in enumerate(rows) if r.request.key == victim and r.position >= 3]
+        broken = [i for i, r in enumerate(rows) if r.request.key == victim and r.row.position >= 3]
         model, self._model = self._model, _Broken(self._model, broken, value)
         try:
             return real(self, output, rows, *rest)

@@ -23,12 +23,12 @@ from baton_worker.engine.kv.layout import MIN_KEYS
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
-from baton_worker.engine.output.columns import build_columns
+from baton_worker.engine.output.columns import build_columns, emitted_columns
 from baton_worker.engine.output.handoff_state import handoff_state
 from baton_worker.engine.output.snapshot import EmittedRow, StepOut, StepSnapshot
 from baton_worker.engine.output.stats import step_stats
 from baton_worker.engine.progress import Progress
-from baton_worker.engine.sampling.logprobs import NO_COLUMNS, compute
+from baton_worker.engine.sampling.logprobs import TokenColumns, compute
 from baton_worker.engine.scheduling.admission import KvIdentity, check_handoff, check_request
 from baton_worker.engine.scheduling.kv_transfers import KvTransfers
 from baton_worker.engine.scheduling.requests import (
@@ -300,10 +300,11 @@ class StepEngine:
 
     def _finish(self, landed: _Landed) -> StepResult:
         snapshot, launched = landed.snapshot, landed.launched
-        scores = NO_COLUMNS
+        tokens = TokenColumns({})
         if snapshot.emitted is not None and snapshot.scoring is not None:
-            scores = compute(snapshot.scoring, snapshot.emitted, self._clock)
-        out = StepOut(snapshot.rows, scores, snapshot.prompts)
+            tokens = compute(snapshot.scoring, snapshot.emitted, self._clock)
+        emitted = emitted_columns(snapshot.rows, tokens.columns)
+        out = StepOut(snapshot.rows, emitted, tokens.op_seconds, snapshot.prompts)
         columns = build_columns(landed.terminals, landed.imports, out)
         for row in self._to_hand_over(out):
             state = handoff_state(row, out, self._identity)

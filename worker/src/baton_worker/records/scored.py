@@ -69,6 +69,19 @@ class ScoredRow(NamedTuple):
     topk_tokens: list[int]
     topk_logprobs: list[float]
 
+    def between(self, start: int, stop: int) -> ScoredRow:
+        """Return tokens `start` to `stop` of a row whose tokens all have logprobs."""
+        k = self.width - 1
+        return ScoredRow(
+            self.first + start,
+            self.tokens[start:stop],
+            self.width,
+            self.logprobs[start:stop],
+            self.ranks[start:stop],
+            self.topk_tokens[start * k : stop * k],
+            self.topk_logprobs[start * k : stop * k],
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:

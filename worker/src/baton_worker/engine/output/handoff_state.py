@@ -6,30 +6,21 @@ the transport.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import numpy as np
 
 from baton_worker.compatibility import KV_DTYPE
 from baton_worker.engine.output.snapshot import EmittedRow, StepOut
 from baton_worker.engine.scheduling.admission import KvIdentity
 from baton_worker.messages import HandoffState
-
-
-class _Entries(NamedTuple):
-    """Indices into the logprob columns."""
-
-    logprob: int
-    topk: int
+from baton_worker.records.coalesce import select_rows
 
 
 def handoff_state(row: EmittedRow, out: StepOut, identity: KvIdentity) -> HandoffState:
     """Return the state to hand over after `row`, the request's first token, in step `out`."""
     prefilled, shape = row.prefilled, identity.shape
     assert prefilled is not None, "the row of a prompt that is handed over"
-    columns = out.columns
-    at = _entries_before(row, out)
-    n_topk = max(row.width - 1, 0)
+    first = select_rows(out.columns, np.array([other is row for other in out.rows]))
     scored = row.width > 0
-    topk = slice(at.topk, at.topk + n_topk)
     return HandoffState(
         handle=row.key.handle,
         attempt=row.key.attempt,
@@ -42,24 +33,12 @@ def handoff_state(row: EmittedRow, out: StepOut, identity: KvIdentity) -> Handof
         n_cached=prefilled.n_cached,
         first_token=prefilled.first_token,
         width=row.width,
-        first_logprob=float(columns.logprob[at.logprob]) if scored else 0.0,
-        first_rank=int(columns.rank[at.logprob]) if scored else 0,
-        topk_tokens=tuple(columns.topk_token[topk].tolist()),
-        topk_logprobs=tuple(columns.topk_logprob[topk].tolist()),
+        first_logprob=float(first.logprob[0]) if scored else 0.0,
+        first_rank=int(first.rank[0]) if scored else 0,
+        topk_tokens=tuple(first.topk_token.tolist()),
+        topk_logprobs=tuple(first.topk_logprob.tolist()),
         drafts=row.drafts,
         draft_scores=prefilled.draft_scores,
         n_reused=prefilled.n_reused,
         **prefilled.params.fields(),
     )
-
-
-def _entries_before(row: EmittedRow, out: StepOut) -> _Entries:
-    """Return where the row's logprob entries start: behind those of the rows before it."""
-    logprob = topk = 0
-    for other in out.rows:
-        if other is row:
-            break
-        if other.width > 0:
-            logprob += other.n_tokens
-            topk += other.n_tokens * (other.width - 1)
-    return _Entries(logprob, topk)

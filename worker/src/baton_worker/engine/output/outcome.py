@@ -9,26 +9,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baton_worker.engine.output.snapshot import EmittedRow, Prefilled, Waits
+from baton_worker.engine.scheduling.batch import FedSequence
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.records.columns import Finish
 from baton_worker.records.scored import ScoredRow
 
 
 class KeptRow(NamedTuple):
-    """What a request kept of this step; fields as in `EmittedRow`.
+    """What a request kept of this step: `row` lacks what only the drafts behind it bring.
 
     `start`: the flat token whose logits chose its first token.
     """
 
     request: RequestState
     start: int
-    position: int
-    n_tokens: int
-    finish: Finish
-    n_proposed: int
-    n_accepted: int
-    verified: bool
-    verified_drafts: ScoredRow | None
+    row: EmittedRow
 
 
 def verified_drafts(request: RequestState, drafts: tuple[int, ...]) -> ScoredRow | None:
@@ -53,26 +48,35 @@ def verified_drafts(request: RequestState, drafts: tuple[int, ...]) -> ScoredRow
     )
 
 
-def freeze(row: KeptRow) -> EmittedRow:
-    """Copy out of the request what the step's output needs of it."""
-    request = row.request
+def keep(sequence: FedSequence, accepted: int, tokens: list[int]) -> KeptRow:
+    """Append a sequence's tokens to its request, up to a finish; return what it kept."""
+    request, position = sequence.request, sequence.request.n_output
+    told = verified_drafts(request, sequence.drafts) if sequence.verified else None
+    kept = request.accept(tokens[: accepted + 1])
     assert request.admitted_at is not None, "a row that emits was admitted"
-    goes_over = request.hand_over and row.finish is Finish.NONE
-    return EmittedRow(
+    row = EmittedRow(
         key=request.key,
-        position=row.position,
-        n_tokens=row.n_tokens,
-        finish=row.finish,
-        n_proposed=row.n_proposed,
-        n_accepted=row.n_accepted,
-        verified=row.verified,
+        position=position,
+        n_tokens=kept.n_kept,
+        finish=kept.finish,
+        n_proposed=len(sequence.drafts),
+        n_accepted=accepted,
+        verified=sequence.verified,
         logprobs_k=request.params.logprobs_k,
-        waits=None if row.position else Waits(request.submitted_at, request.admitted_at),
-        drafts=request.drafts if request.hand_over else (),
-        prefilled=_prefilled(request) if goes_over else None,
-        verified_drafts=row.verified_drafts,
-        n_reused=0 if row.position else request.n_reused,
+        waits=None if position else Waits(request.submitted_at, request.admitted_at),
+        verified_drafts=told,
+        n_reused=0 if position else request.n_reused,
     )
+    return KeptRow(request, sequence.start, row)
+
+
+def freeze(kept: KeptRow) -> EmittedRow:
+    """Copy out of the request what the step's output needs of it besides."""
+    request, row = kept.request, kept.row
+    if not request.hand_over:
+        return row
+    goes_over = row.finish is Finish.NONE
+    return row._replace(drafts=request.drafts, prefilled=_prefilled(request) if goes_over else None)
 
 
 def _prefilled(request: RequestState) -> Prefilled:

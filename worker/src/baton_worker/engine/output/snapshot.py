@@ -10,11 +10,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from baton_worker.engine.sampling.logprobs import EmittedTokens, LogprobColumns
+from baton_worker.engine.sampling.logprobs import EmittedTokens
 from baton_worker.engine.sampling.scoring import Scoring
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DraftScores
-from baton_worker.records.columns import Finish
+from baton_worker.records.columns import Finish, StepColumns
 from baton_worker.records.scored import ScoredRow
 from baton_worker.sampling import RequestParams
 
@@ -123,11 +123,12 @@ NO_SNAPSHOT = StepSnapshot((), None, None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOut:
-    """`rows` in emission order; `columns` hold their tokens and logprobs in that order.
+    """`rows` in emission order; `columns` say the same, with their tokens and logprobs.
 
-    `prompts`: as in `StepSnapshot`.
+    `op_seconds`: what scoring them took. `prompts`: as in `StepSnapshot`.
     """
 
     rows: tuple[EmittedRow, ...]
-    columns: LogprobColumns
+    columns: StepColumns
+    op_seconds: float
     prompts: tuple[PromptRow, ...] = ()

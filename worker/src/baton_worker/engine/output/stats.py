@@ -31,7 +31,7 @@ def step_stats(plan: StepPlan, out: StepOut, n_draft: int, started: float, now: 
         accepted_by_position=_at_least([row.n_accepted for row in verified], depth),
         accept_lengths=tuple(row.n_accepted + 1 for row in verified),
         logprob_rows_by_k=_rows_by_k(out.rows),
-        logprob_op_seconds=out.columns.op_seconds,
+        logprob_op_seconds=out.op_seconds,
         step_seconds=now - started,
         prefix_query_tokens=plan.prefix.queried_tokens,
         prefix_hit_tokens=plan.prefix.hit_tokens,

@@ -7,8 +7,8 @@ other place computes a logprob.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,34 +43,25 @@ class EmittedTokens(NamedTuple):
         )
 
 
-class LogprobColumns(NamedTuple):
-    """Token ids i32[T] in emission order, and the logprob columns of those that asked.
+class TokenColumns(NamedTuple):
+    """The columns of a step's tokens, in emission order.
 
     Attributes:
-        logprob, rank: f32[L], i32[L].
-        topk_token, topk_logprob: i32[K], f32[K], token by token.
+        columns: by their names in `records.columns`: the tokens' ids, and with logprobs the
+            columns of the tokens of those who asked.
         op_seconds: time inside the op.
     """
 
-    token: npt.NDArray[np.int32]
-    logprob: npt.NDArray[np.float32]
-    rank: npt.NDArray[np.int32]
-    topk_token: npt.NDArray[np.int32]
-    topk_logprob: npt.NDArray[np.float32]
-    op_seconds: float
+    columns: Mapping[str, npt.NDArray[Any]]
+    op_seconds: float = 0.0
 
 
-_NO_INT = np.empty(0, np.int32)
-_NO_FLOAT = np.empty(0, np.float32)
-NO_COLUMNS = LogprobColumns(_NO_INT, _NO_FLOAT, _NO_INT, _NO_INT, _NO_FLOAT, 0.0)
-
-
-def compute(scoring: Scoring, emitted: EmittedTokens, clock: Callable[[], float]) -> LogprobColumns:
+def compute(scoring: Scoring, emitted: EmittedTokens, clock: Callable[[], float]) -> TokenColumns:
     """Return the columns for `scoring`'s logits; the op is not called when nobody asked."""
     lowest, highest = min(emitted.logprobs_k, default=-1), max(emitted.logprobs_k, default=-1)
     tokens = _flatten(emitted, scoring.inv_temp)
     if highest < 0:
-        return NO_COLUMNS._replace(token=tokens.token)
+        return TokenColumns({"token": tokens.token})
     if lowest == highest:
         scored, layout = tokens, _uniform_layout(len(tokens.token), highest)
     else:
@@ -87,7 +78,7 @@ def compute(scoring: Scoring, emitted: EmittedTokens, clock: Callable[[], float]
         row_index=scored.row,
         inv_temp=scored.inv_temp,
     )
-    return LogprobColumns(tokens.token, *out, op_seconds=clock() - started)
+    return TokenColumns({"token": tokens.token, **out._asdict()}, clock() - started)
 
 
 class _FlatTokens(NamedTuple):

@@ -54,7 +54,7 @@ class Drafter:
     ) -> list[tuple[tuple[int, ...], DraftScores]]:
         k = np.array([row.request.draft_k for row in rows], np.int32)
         seeds = DraftSeeds(
-            rows=np.array([row.start + row.n_accepted for row in rows]),
+            rows=np.array([row.start + row.row.n_accepted for row in rows]),
             positions=np.array([row.request.n_computed - 1 for row in rows]),
             tables=np.array([row.request.table for row in rows]),
             k=k,

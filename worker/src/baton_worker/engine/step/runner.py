@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.options import DraftSources
-from baton_worker.engine.output.outcome import KeptRow, freeze, verified_drafts
-from baton_worker.engine.output.snapshot import StepSnapshot
+from baton_worker.engine.output.outcome import KeptRow, freeze, keep
+from baton_worker.engine.output.snapshot import EmittedRow, StepSnapshot
 from baton_worker.engine.sampling.logprobs import EmittedTokens
 from baton_worker.engine.sampling.sampler import Chosen, choose
 from baton_worker.engine.sampling.scoring import scoring_of
@@ -62,19 +62,19 @@ class Runner:
         for index in np.flatnonzero(chosen.broken).tolist():
             failures.add(batch.sampled[index].request, "logits")
         prompts = score_prompts(self._model, hidden, batch, raw.shape[1], failures)
-        rows = _keep(batch, chosen)
+        kept = _keep(batch, chosen)
         following = next_tokens(batch, chosen.token) if self._use_mtp else None
-        _advance(batch, rows)
+        _advance(batch, kept)
         output = None
         if following is not None:
             output = run_mtp(self._model, hidden, following, forward_plan)
             broken = self._model.broken_rows(output, n_tokens)
             failures.of_rows(batch, broken, "draft layer's hidden states")
-        going_on = [row for row in rows if row.finish is Finish.NONE]
+        going_on = [row for row in kept if row.row.finish is Finish.NONE]
         self._drafter.propose(output, going_on, n_draft, failures)
-        frozen = tuple(freeze(row) for row in rows)
+        rows = tuple(freeze(row) for row in kept)
         emitted = _emitted(batch, chosen, rows)
-        return StepSnapshot(frozen, emitted, scoring, prompts, failures.reasons)
+        return StepSnapshot(rows, emitted, scoring, prompts, failures.reasons)
 
     def _raw_logits(self, batch: Batch, hidden: Array) -> npt.NDArray[np.float32]:
         """Return the sampled rows' logits f32[R, V], and padding behind them: the model's memory.
@@ -95,37 +95,16 @@ def _read_only(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def _keep(batch: Batch, chosen: Chosen) -> tuple[KeptRow, ...]:
     """Append each sequence's tokens to its request and return what it kept."""
-    rows = []
-    n_accepted = chosen.n_accepted.tolist()
-    for sequence, accepted, tokens in zip(
-        batch.sampled, n_accepted, chosen.token.tolist(), strict=True
-    ):
-        request = sequence.request
-        position = request.n_output
-        told = verified_drafts(request, sequence.drafts) if sequence.verified else None
-        kept = request.accept(tokens[: accepted + 1])
-        rows.append(
-            KeptRow(
-                request=request,
-                start=sequence.start,
-                position=position,
-                n_tokens=kept.n_kept,
-                finish=kept.finish,
-                n_proposed=len(sequence.drafts),
-                n_accepted=accepted,
-                verified=sequence.verified,
-                verified_drafts=told,
-            )
-        )
-    return tuple(rows)
+    fed = zip(batch.sampled, chosen.n_accepted.tolist(), chosen.token.tolist(), strict=True)
+    return tuple(keep(sequence, accepted, tokens) for sequence, accepted, tokens in fed)
 
 
-def _emitted(batch: Batch, chosen: Chosen, rows: tuple[KeptRow, ...]) -> EmittedTokens:
+def _emitted(batch: Batch, chosen: Chosen, rows: tuple[EmittedRow, ...]) -> EmittedTokens:
     return EmittedTokens(
         token=chosen.token,
         n_kept=[row.n_tokens for row in rows],
         first_row=batch.first_rows,
-        logprobs_k=[row.request.params.logprobs_k for row in rows],
+        logprobs_k=[row.logprobs_k for row in rows],
     )
 
 
@@ -133,6 +112,6 @@ def _advance(batch: Batch, rows: tuple[KeptRow, ...]) -> None:
     """Move `n_computed` behind what now has valid KV; verified drafts are used up."""
     for chunk in batch.chunks:
         chunk.request.n_computed += chunk.n_tokens
-    for row in rows[: batch.n_decode]:
-        row.request.n_computed += row.n_accepted + 1
-        row.request.drafts = ()
+    for request, _, row in rows[: batch.n_decode]:
+        request.n_computed += row.n_accepted + 1
+        request.drafts = ()

@@ -7,7 +7,7 @@ logprob, and adds no text. Knows nothing of HTTP or JSON.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baton_worker.gateway.output.merge import Part
 from baton_worker.gateway.output.step_details import StepDetail, StepsOf
@@ -22,6 +22,13 @@ _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 class LogprobsMissingError(Exception):
     """A row lacks the logprob columns that its request asked for."""
+
+
+PER_TOKEN = ("token_ids", "logprobs", "text_offsets", "drafts")
+"""What a delta has of each token, or of none."""
+PER_ALTERNATIVE = ("topk_tokens", "topk_logprobs")
+"""What it has of each token's k alternatives."""
+_PER_STEP = ("steps", "prompt")
 
 
 class DraftScore(NamedTuple):
@@ -66,6 +73,14 @@ class Delta(NamedTuple):
         """Whether a client learns anything from it; see `GenerationRequest.shows_tokens`."""
         has_tokens = shows_tokens and bool(self.token_ids)
         return bool(self.text or self.finish_reason or self.prompt) or has_tokens
+
+    def between(self, start: int, stop: int) -> Delta:
+        """Return what stands beside tokens `start` to `stop`, and nothing of what does not."""
+        k = len(self.topk_tokens) // len(self.token_ids)
+        part: dict[str, Any] = {name: getattr(self, name)[start:stop] for name in PER_TOKEN}
+        for name in PER_ALTERNATIVE:
+            part[name] = getattr(self, name)[start * k : stop * k]
+        return self._replace(text="", steps=(), prompt=(), **part)
 
 
 class SequenceOutput:
@@ -272,16 +287,10 @@ def _draft_scores(part: Part, used: int) -> Iterator[DraftScore | None]:
 
 def joined(deltas: Sequence[Delta]) -> Delta:
     """Return consecutive deltas of one choice as one; the last one's finish reason counts."""
-    return Delta(
-        deltas[0].choice_index,
-        "".join([delta.text for delta in deltas]),
-        [value for delta in deltas for value in delta.token_ids],
-        [value for delta in deltas for value in delta.logprobs],
-        [value for delta in deltas for value in delta.topk_tokens],
-        [value for delta in deltas for value in delta.topk_logprobs],
-        [value for delta in deltas for value in delta.text_offsets],
-        deltas[-1].finish_reason,
-        tuple([step for delta in deltas for step in delta.steps]),
-        tuple([draft for delta in deltas for draft in delta.drafts]),
-        tuple([row for delta in deltas for row in delta.prompt]),
-    )
+    first, last = deltas[0], deltas[-1]
+    lists: dict[str, Any] = {}
+    for name in (*PER_TOKEN, *PER_ALTERNATIVE, *_PER_STEP):
+        values = [value for delta in deltas for value in getattr(delta, name)]
+        lists[name] = tuple(values) if isinstance(getattr(first, name), tuple) else values
+    text = "".join([delta.text for delta in deltas])
+    return first._replace(text=text, finish_reason=last.finish_reason, **lists)

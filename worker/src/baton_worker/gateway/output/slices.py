@@ -28,38 +28,18 @@ def entries_of(delta: Delta) -> int:
 def token_slices(delta: Delta) -> Iterator[Delta]:
     """Yield a delta's tokens in slices; what does not stand beside tokens is left out."""
     n = len(delta.token_ids)
-    k = len(delta.topk_tokens) // n if n else 0
-    per_token = 1 + k
+    per_token = 1 + (len(delta.topk_tokens) // n if n else 0)
     if delta.drafts:
         per_token += 1 + max([len(d.topk_tokens) for d in delta.drafts if d], default=0)
     for start, end in _cuts(n, per_token):
-        yield delta._replace(
-            text="",
-            token_ids=delta.token_ids[start:end],
-            logprobs=delta.logprobs[start:end],
-            topk_tokens=delta.topk_tokens[start * k : end * k],
-            topk_logprobs=delta.topk_logprobs[start * k : end * k],
-            text_offsets=delta.text_offsets[start:end],
-            drafts=delta.drafts[start:end],
-            steps=(),
-            prompt=(),
-        )
+        yield delta.between(start, end)
 
 
 def row_slices(rows: Sequence[ScoredRow]) -> Iterator[ScoredRow]:
     """Yield rows' tokens, all of which have logprobs, in slices."""
     for row in rows:
-        k = row.width - 1
         for start, end in _cuts(len(row.tokens), row.width):
-            yield ScoredRow(
-                row.first + start,
-                row.tokens[start:end],
-                row.width,
-                row.logprobs[start:end],
-                row.ranks[start:end],
-                row.topk_tokens[start * k : end * k],
-                row.topk_logprobs[start * k : end * k],
-            )
+            yield row.between(start, end)
 
 
 def _cuts(n: int, entries_each: int) -> Iterator[tuple[int, int]]:
