@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,14 @@ from tokenizers import Tokenizer
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
+SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.slow  # each run imports Paddle in a process of its own
 
 
 def run(script: Path, *arguments: str) -> str:
     result = subprocess.run(
         [sys.executable, str(script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
         timeout=500,
