@@ -13,7 +13,6 @@ import msgspec
 
 from baton_worker.gateway.errors import bad_request
 from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
-from baton_worker.gateway.intake.logprob_params import has_echo, logprob_params, prompt_logprobs_k
 from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, GenerationBody
 from baton_worker.gateway.request import (
     SEED_MASK,
@@ -26,6 +25,7 @@ from baton_worker.sampling import (
     MAX_INT32,
     MAX_PRIORITY,
     SAMPLING_BOUNDS,
+    LogprobParams,
     RequestParams,
     SamplingParams,
 )
@@ -38,6 +38,7 @@ MAX_SALT_CHARACTERS = 1024
 MAX_PROMPT_LOGPROBS = 1 << 22
 """Of all choices: some 64 bytes of JSON each, and a few bytes ask for as many as there are."""
 COMPLETION_DEFAULT_MAX_TOKENS = 16
+_LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +151,11 @@ def _options(
 ) -> Options:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
-    _check_max_tokens(*max_tokens, has_echo(body) or prompt_logprobs_k(body) >= 0)
+    _check_max_tokens(*max_tokens, _has_echo(body) or _prompt_logprobs_k(body) >= 0)
     params = RequestParams(
         sampling=_sampling(body, random_seed),
         logprobs_k=logprobs[1],
-        logprobs=logprob_params(body, logprobs[1]),
+        logprobs=_logprob_params(body, logprobs[1]),
         priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
         cache_salt=_salt(body.cache_salt),
     )
@@ -168,8 +169,8 @@ def _options(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
         step_details=bool(body.include_step_details),
-        prompt_logprobs_k=prompt_logprobs_k(body),
-        echo=has_echo(body),
+        prompt_logprobs_k=_prompt_logprobs_k(body),
+        echo=_has_echo(body),
     )
     return Options(
         request=request,
@@ -215,6 +216,54 @@ def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
         min_p=_number("min_p", body.min_p, 0.0),
         logit_bias=logit_bias(body.logit_bias),
     )
+
+
+def _logprob_params(body: GenerationBody, logprobs_k: int) -> LogprobParams:
+    """Return what the body wants of its logprobs, of which each token has `logprobs_k`.
+
+    Raises:
+        ApiError: 400: an unknown mode, or one without logprobs to apply it to.
+    """
+    mode = _LOGPROBS_MODES[0] if body.logprobs_mode is None else body.logprobs_mode
+    if mode not in _LOGPROBS_MODES:
+        raise bad_request(
+            "logprobs_mode", f"logprobs_mode is {mode!r}: it must be one of {_LOGPROBS_MODES}"
+        )
+    params = LogprobParams(
+        processed=mode == _LOGPROBS_MODES[1],
+        temp_scaled=bool(body.temp_scaled_logprobs),
+        top_p_normalized=bool(body.top_p_normalized_logprobs),
+        draft_ids=bool(body.include_step_details),
+        draft_logprobs=bool(body.include_draft_logprobs),
+        prompt_k=max(_prompt_logprobs_k(body), logprobs_k if _has_echo(body) else -1),
+    )
+    needing = {
+        "logprobs_mode": params.processed,
+        "temp_scaled_logprobs": params.temp_scaled,
+        "top_p_normalized_logprobs": params.top_p_normalized,
+        "include_draft_logprobs": params.draft_logprobs,
+    }
+    for name, is_set in needing.items():
+        if is_set and logprobs_k < 0:
+            raise bad_request(name, f"{name} needs logprobs")
+    return params
+
+
+def _prompt_logprobs_k(body: GenerationBody) -> int:
+    """Return how many alternatives each prompt token shall have, -1 for no logprobs of them.
+
+    Raises:
+        ApiError: 400.
+    """
+    k = body.prompt_logprobs
+    if k is not None and k < 0:
+        raise bad_request("prompt_logprobs", f"prompt_logprobs is {k}: the least is 0")
+    return -1 if k is None else k
+
+
+def _has_echo(body: GenerationBody) -> bool:
+    """Whether the prompt shall stand before the output."""
+    return isinstance(body, CompletionBody) and bool(body.echo)
 
 
 def _seed(seed: int | None, random_seed: int) -> int:
