@@ -97,11 +97,11 @@ async def run_all(url: str, patience: float) -> list[str]:
         return await asyncio.gather(*(one(n) for n in range(REQUESTS)))
 
 
-def test_500_mixed_requests_each_end_once_and_leave_nothing(tmp_path, patience):
+async def test_500_mixed_requests_each_end_once_and_leave_nothing(tmp_path, patience):
     # 400 blocks hold some twenty of the longest requests: most others wait or are preempted.
     engine = EngineConfig(kv_blocks=400, max_running=24)
     with unsupervised(tmp_path, num_speculative_tokens=2, engine=engine) as processes:
-        outcomes = asyncio.run(run_all(processes.url, patience))
+        outcomes = await run_all(processes.url, patience)
         assert outcomes.count("left") == REQUESTS // 5
         assert set(outcomes) <= {"left", "stop", "length"}
         for name in ("prefill-0", "decode-0"):
@@ -116,19 +116,15 @@ def test_500_mixed_requests_each_end_once_and_leave_nothing(tmp_path, patience):
         assert gateway.metric("baton_gateway_gap_timeouts_total") == 0
 
 
-def test_a_full_deployment_answers_429_and_serves_again_after(tmp_path, patience):
+async def test_a_full_deployment_answers_429_and_serves_again_after(tmp_path, patience):
     engine = EngineConfig(max_running=1, max_waiting=1)
     # Nobody waits in line: whether the queues are full is then a matter of these workers alone.
     gateway = {"max_wait_seconds": 0.0}
     with unsupervised(tmp_path, gateway=gateway, engine=engine) as processes:
-
-        async def flood() -> list[httpx.Response]:
-            request = {"model": "tiny-mtp", "prompt": "x", "max_tokens": 200, "ignore_eos": True}
-            async with httpx.AsyncClient(base_url=processes.url, timeout=patience) as client:
-                posts = (client.post("/v1/completions", json=request) for _ in range(24))
-                return await asyncio.gather(*posts)
-
-        replies = asyncio.run(flood())
+        request = {"model": "tiny-mtp", "prompt": "x", "max_tokens": 200, "ignore_eos": True}
+        async with httpx.AsyncClient(base_url=processes.url, timeout=patience) as client:
+            posts = (client.post("/v1/completions", json=request) for _ in range(24))
+            replies = await asyncio.gather(*posts)
         codes = [reply.status_code for reply in replies]
         assert set(codes) <= {200, 429}, codes
         assert 200 in codes
@@ -137,5 +133,6 @@ def test_a_full_deployment_answers_429_and_serves_again_after(tmp_path, patience
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"]
         short = {"model": "tiny-mtp", "prompt": "x", "max_tokens": 2}
-        served = httpx.post(f"{processes.url}/v1/completions", json=short, timeout=patience)
+        async with httpx.AsyncClient(base_url=processes.url, timeout=patience) as client:
+            served = await client.post("/v1/completions", json=short)
         assert served.json()["usage"]["completion_tokens"] >= 1

@@ -70,11 +70,11 @@ async def order_of_first_tokens(running: Fleet) -> list[int]:
     return told
 
 
-def test_requests_held_up_at_a_prefill_worker_are_told_in_the_order_of_arrival(
+async def test_requests_held_up_at_a_prefill_worker_are_told_in_the_order_of_arrival(
     tmp_path: Path,
 ) -> None:
     pace = SimConfig(decode_step_seconds=0.2)
     engine = msgspec.structs.replace(ENGINE, sim=pace, max_running=1)
     with fleet(tmp_path, one_place, engine=engine, prefill=2) as running:
-        assert asyncio.run(order_of_first_tokens(running)) == list(range(N_REQUESTS))
+        assert await order_of_first_tokens(running) == list(range(N_REQUESTS))
         running.wait_empty()

@@ -71,19 +71,13 @@ class Later(threading.Thread):
 
 
 class Watched:
-    """A loop that is watched, with a clock that stands."""
+    """The running loop, which is watched, with a clock that stands."""
 
     def __init__(self):
         self.registry, self.now, self.ended = CollectorRegistry(), 0.0, []
         factory = MetricFactory(self.registry, "tiny", "gateway")
         self.faults = LoopFaults(factory, lambda: self.now)
-
-    def run(self, main):
-        async def watched():
-            self.faults.watch(lambda: self.ended.append(self.faults.fatal))
-            return await main
-
-        return asyncio.run(watched())
+        self.faults.watch(lambda: self.ended.append(self.faults.fatal))
 
     def count(self, where):
         labels = {"model": "tiny", "role": "gateway", "where": where}
@@ -98,76 +92,61 @@ async def some_turns():
 # The hand.
 
 
-def test_a_task_that_breaks_is_told_at_once_and_not_when_it_is_forgotten(caplog):
+async def test_a_task_that_breaks_is_told_at_once_and_not_when_it_is_forgotten(caplog):
     watched, kept = Watched(), []
 
-    async def main():
-        async def work():
-            breaks()
+    async def work():
+        breaks()
 
-        kept.append(begin("work", work()))
-        await some_turns()
-        return watched.count("work")
-
-    assert watched.run(main()) == 1
+    kept.append(begin("work", work()))
+    await some_turns()
+    assert watched.count("work") == 1
     assert "a defect" in caplog.text, "its traceback"
     assert watched.ended == []
 
 
-def test_a_task_that_is_cancelled_is_no_fault():
+async def test_a_task_that_is_cancelled_is_no_fault():
     watched = Watched()
 
-    async def main():
-        task = begin("work", asyncio.sleep(3600))
-        await some_turns()
-        task.cancel()
-        await some_turns()
-
-    watched.run(main())
+    task = begin("work", asyncio.sleep(3600))
+    await some_turns()
+    task.cancel()
+    await some_turns()
     assert watched.count("work") is None
 
 
-def test_an_essential_task_that_breaks_ends_the_process_once():
+async def test_an_essential_task_that_breaks_ends_the_process_once():
     watched = Watched()
 
-    async def main():
-        async def work():
-            breaks()
+    async def work():
+        breaks()
 
-        for name in ("first", "second"):
-            begin(name, work(), is_essential=True)
-        await some_turns()
-
-    watched.run(main())
+    for name in ("first", "second"):
+        begin(name, work(), is_essential=True)
+    await some_turns()
     assert (watched.ended, watched.faults.fatal) == (["first"], "first")
 
 
-def test_what_breaks_each_time_is_counted_each_time_and_logged_now_and_then(caplog):
+async def test_what_breaks_each_time_is_counted_each_time_and_logged_now_and_then(caplog):
     watched = Watched()
 
-    async def main():
-        for _ in range(100):
-            with going_on("round"):
-                breaks()
-        watched.now = LOG_SECONDS
+    for _ in range(100):
         with going_on("round"):
             breaks()
-        with going_on("another"):
-            breaks()
-
-    watched.run(main())
+    watched.now = LOG_SECONDS
+    with going_on("round"):
+        breaks()
+    with going_on("another"):
+        breaks()
     assert (watched.count("round"), watched.count("another")) == (101, 1)
     assert len(caplog.records) == 3
 
 
-def test_a_callback_that_breaks_is_counted():
+async def test_a_callback_that_breaks_is_counted():
     watched = Watched()
 
-    async def main():
-        asyncio.get_running_loop().call_soon(breaks)
-        await some_turns()
-
-    watched.run(main())
+    asyncio.get_running_loop().call_soon(breaks)
+    await some_turns()
     assert watched.count(CALLBACK) == 1
 
 
@@ -435,29 +414,26 @@ def generation():
     return Generation(request, ClientQueue(9), 0.0)
 
 
-def test_comments_that_break_are_told_and_the_stream_goes_on():
+async def test_comments_that_break_are_told_and_the_stream_goes_on():
     watched, sent = Watched(), []
 
-    async def main():
-        broken = asyncio.Event()
+    broken = asyncio.Event()
 
-        async def send(message):
-            if not broken.is_set():
-                broken.set()
-                breaks()
-            sent.append(message)
+    async def send(message):
+        if not broken.is_set():
+            broken.set()
+            breaks()
+        sent.append(message)
 
-        async with EventStream(send, [], 0.001) as stream:
-            await broken.wait()
-            await some_turns()
-            await stream.send({"body": b"x\n\n", "more_body": False})
-
-    watched.run(main())
+    async with EventStream(send, [], 0.001) as stream:
+        await broken.wait()
+        await some_turns()
+        await stream.send({"body": b"x\n\n", "more_body": False})
     assert watched.count("sse_comments") == 1
     assert sent == [{"body": b"x\n\n", "more_body": False}]
 
 
-def test_a_watch_that_breaks_ends_its_request_as_its_client_s_end_would():
+async def test_a_watch_that_breaks_ends_its_request_as_its_client_s_end_would():
     """Nobody would notice any more that the client leaves."""
     watched, cancelled = Watched(), []
     asked = generation()
@@ -472,16 +448,14 @@ def test_a_watch_that_breaks_ends_its_request_as_its_client_s_end_would():
         cancelled.append((which, reason))
         which.queue.fail(ApiError(499, "gone"))
 
-    async def main():
-        answer = GenerationAnswer(asked, None, cancel)
-        await answer({}, receive, send)
-
-    watched.run(main())
+    answer = GenerationAnswer(asked, None, cancel)
+    await answer({}, receive, send)
+    await some_turns()
     assert cancelled[0] == (asked, "client_gone")
     assert watched.count("client_watch") == 1
 
 
-def test_a_watch_that_breaks_beside_the_line_gives_the_place_up():
+async def test_a_watch_that_breaks_beside_the_line_gives_the_place_up():
     watched, gone = Watched(), []
 
     async def receive():
@@ -493,12 +467,9 @@ def test_a_watch_that_breaks_beside_the_line_gives_the_place_up():
         finally:
             gone.append(True)
 
-    async def main():
-        with pytest.raises(ApiError, match="left"):
-            await unless_gone(receive, starting())
-        await some_turns()
-
-    watched.run(main())
+    with pytest.raises(ApiError, match="left"):
+        await unless_gone(receive, starting())
+    await some_turns()
     assert gone == [True]
     assert watched.count("client_watch") == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import pytest
@@ -45,7 +44,7 @@ class Pauses:
             raise Tired
 
 
-def watched(error, most):
+async def watched(error, most):
     """Run a reflector whose watches fail so; return the server and the pauses."""
     kube, pauses = FakeKube(), Pauses(most)
 
@@ -63,19 +62,19 @@ def watched(error, most):
         pace=Pace(pauses.clock, pauses.sleep, lambda low, high: 1.0),
     )
     with pytest.raises(Tired):
-        asyncio.run(reflector.run())
+        await reflector.run()
     return kube, pauses
 
 
-def test_a_watch_that_is_throttled_keeps_its_place_and_waits_as_long_as_it_is_asked_to():
-    kube, pauses = watched(Throttled(429, "later", 7.0), 8)
+async def test_a_watch_that_is_throttled_keeps_its_place_and_waits_as_long_as_it_is_asked_to():
+    kube, pauses = await watched(Throttled(429, "later", 7.0), 8)
     assert kube.reads["list", "Service"] == 1, "a list costs the server most of all"
     assert pauses.taken[:2] == [7.0, 7.0]
     assert pauses.taken[-1] > 7.0, "and ever longer, as for any failure"
 
 
-def test_a_watch_that_is_refused_lists_again():
-    kube, _ = watched(ApiError(403, "Forbidden", "no"), 4)
+async def test_a_watch_that_is_refused_lists_again():
+    kube, _ = await watched(ApiError(403, "Forbidden", "no"), 4)
     assert kube.reads["list", "Service"] == 4
 
 

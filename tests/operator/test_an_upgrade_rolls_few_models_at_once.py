@@ -53,25 +53,7 @@ def fleet(monkeypatch):
     return Fleet(monkeypatch)
 
 
-def test_models_roll_one_after_the_other_in_order_of_name(fleet):
-    async def scenario():
-        await fleet.begin()
-        await fleet.upgrade()
-        order = []
-        for _ in range(200):
-            await fleet.look(*reversed(NAMES))
-            rolling = [
-                name
-                for name in NAMES
-                if len({r for r, _ in fleet.cluster.replicas() if r in fleet_revisions(name)}) > 1
-            ]
-            assert len(rolling) <= 1
-            order += [name for name in fleet.moved() if name not in order]
-            if len(order) == 4 and all(done(name) for name in NAMES):
-                break
-        assert order == list(NAMES)
-        assert all(done(name) for name in NAMES)
-
+async def test_models_roll_one_after_the_other_in_order_of_name(fleet):
     def fleet_revisions(name):
         names = fleet.cluster.kube.names(api.CONFIG_MAP)
         return {n.removeprefix(f"{name}-") for n in names if n.startswith(f"{name}-r")}
@@ -80,7 +62,22 @@ def test_models_roll_one_after_the_other_in_order_of_name(fleet):
         status = fleet.cluster.status(name)
         return status["currentRevision"] == status["updateRevision"] != fleet.old[name]
 
-    asyncio.run(scenario())
+    await fleet.begin()
+    await fleet.upgrade()
+    order = []
+    for _ in range(200):
+        await fleet.look(*reversed(NAMES))
+        rolling = [
+            name
+            for name in NAMES
+            if len({r for r, _ in fleet.cluster.replicas() if r in fleet_revisions(name)}) > 1
+        ]
+        assert len(rolling) <= 1
+        order += [name for name in fleet.moved() if name not in order]
+        if len(order) == 4 and all(done(name) for name in NAMES):
+            break
+    assert order == list(NAMES)
+    assert all(done(name) for name in NAMES)
 
 
 async def test_who_waits_serves_on_and_says_for_whom(fleet):

@@ -23,10 +23,6 @@ def cluster():
     return Cluster()
 
 
-def run(coroutine):
-    return asyncio.run(coroutine)
-
-
 async def served(cluster, **spec):
     key = await cluster.create(**spec)
     await cluster.settle()
@@ -192,7 +188,7 @@ async def test_an_apply_that_fails_after_its_hand_over_is_made_up_for(cluster):
         max_size=4,
     )
 )
-def test_children_are_what_the_last_spec_says_whatever_was_before(history):
+async def test_children_are_what_the_last_spec_says_whatever_was_before(history):
     def spec(names, replicas, has_files):
         files = [{"name": "f", "mountPath": "/f"}] if has_files else []
         worker = {"name": "worker", "volumeMounts": files}
@@ -214,7 +210,7 @@ def test_children_are_what_the_last_spec_says_whatever_was_before(history):
             for name in cluster.kube.names(kind)
         }
 
-    assert run(outcome(history)) == run(outcome(history[-1:]))
+    assert await outcome(history) == await outcome(history[-1:])
 
 
 def content(body):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import aiohttp
 import msgspec
 import pytest
@@ -50,21 +48,19 @@ def test_policies_name_pods_and_never_addresses() -> None:
 
 
 @pytest.mark.parametrize("called", ["127.0.0.1", "::1"])
-def test_the_operators_own_probes_answer_over_both_families(called: str) -> None:
+async def test_the_operators_own_probes_answer_over_both_families(called: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"remaining": 3})
 
-    async def ask() -> int | None:
-        app = web.Application()
-        app.add_routes([web.get("/drain", answer)])
-        with reserve_port("127.0.0.1") as keeper:
-            runner = await serve(
-                app, "*", port_of(keeper), Doorkeeper(Counter("refused", "", registry=None))
-            )
-            try:
-                async with aiohttp.ClientSession() as session:
-                    return await HttpPodProbe(session, 30.0, port_of(keeper)).remaining(called)
-            finally:
-                await runner.cleanup()
-
-    assert asyncio.run(ask()) == 3
+    app = web.Application()
+    app.add_routes([web.get("/drain", answer)])
+    with reserve_port("127.0.0.1") as keeper:
+        runner = await serve(
+            app, "*", port_of(keeper), Doorkeeper(Counter("refused", "", registry=None))
+        )
+        try:
+            async with aiohttp.ClientSession() as session:
+                remaining = await HttpPodProbe(session, 30.0, port_of(keeper)).remaining(called)
+        finally:
+            await runner.cleanup()
+    assert remaining == 3

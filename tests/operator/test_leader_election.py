@@ -235,14 +235,15 @@ async def test_who_leaves_has_ended_its_renewing(kube):
     assert holder(kube) is None
 
 
-def test_a_leader_that_lost_its_lease_ends_the_group(kube):
-    async def scenario():
-        leader, _ = candidate(kube, "a")
+async def test_a_leader_that_lost_its_lease_ends_the_group(kube):
+    leader, _ = candidate(kube, "a")
+
+    async def lead():
         async with asyncio.TaskGroup() as group, leader.led(group):
             kube.edit(LEASE, "baton", {"spec": {"holderIdentity": "b"}}, "b", namespace="system")
             await asyncio.Event().wait()
 
     with pytest.raises(ExceptionGroup) as ended:
-        asyncio.run(scenario())
+        await lead()
     assert [type(error) for error in ended.value.exceptions] == [LeadershipLost]
     assert holder(kube) == "b"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from baton_operator.cluster.api import PD_DEPLOYMENT, ApiError, Throttled
@@ -24,18 +22,18 @@ class Discovery:
         return answer
 
 
-def pauses_until_served(*answers):
+async def pauses_until_served(*answers):
     pauses = []
 
     async def sleep(seconds):
         pauses.append(seconds)
 
-    asyncio.run(until_served(Discovery(*answers), PD_DEPLOYMENT, sleep))
+    await until_served(Discovery(*answers), PD_DEPLOYMENT, sleep)
     return pauses
 
 
-def test_a_server_that_knows_the_kind_is_not_waited_for():
-    assert pauses_until_served(True) == []
+async def test_a_server_that_knows_the_kind_is_not_waited_for():
+    assert await pauses_until_served(True) == []
 
 
 @pytest.mark.parametrize(
@@ -48,10 +46,10 @@ def test_a_server_that_knows_the_kind_is_not_waited_for():
     ],
     ids=["no definition", "no server", "no storage", "too busy"],
 )
-def test_what_may_pass_is_waited_for(answer):
-    assert pauses_until_served(answer, answer, True) == [2.0, 2.0]
+async def test_what_may_pass_is_waited_for(answer):
+    assert await pauses_until_served(answer, answer, True) == [2.0, 2.0]
 
 
-def test_a_refusal_ends_the_start():
+async def test_a_refusal_ends_the_start():
     with pytest.raises(ApiError, match="403"):
-        pauses_until_served(ApiError(403, "Forbidden", "no"))
+        await pauses_until_served(ApiError(403, "Forbidden", "no"))

@@ -24,19 +24,13 @@ from baton_operator.settings import read_settings
 
 
 class Watched:
-    """A loop that is watched, with a clock that stands."""
+    """The running loop, which is watched, with a clock that stands."""
 
     def __init__(self):
         self.registry, self.now = CollectorRegistry(), 0.0
         metrics = OperatorMetrics(self.registry)
         self.faults = LoopFaults(metrics.loop_faults, lambda: self.now)
-
-    def run(self, main):
-        async def watched():
-            self.faults.watch()
-            return await main
-
-        return asyncio.run(watched())
+        self.faults.watch()
 
     def count(self, where):
         return self.registry.get_sample_value("baton_operator_loop_faults_total", {"where": where})
@@ -51,32 +45,26 @@ def breaks(*args):
     raise RuntimeError("a defect")
 
 
-def test_a_callback_that_breaks_is_counted_each_time_and_logged_now_and_then(caplog):
+async def test_a_callback_that_breaks_is_counted_each_time_and_logged_now_and_then(caplog):
     watched = Watched()
 
-    async def main():
-        for watched.now in (0, 0, 0, LOG_SECONDS):
-            asyncio.get_running_loop().call_soon(breaks)
-            await some_turns()
-
-    watched.run(main())
+    for watched.now in (0, 0, 0, LOG_SECONDS):
+        asyncio.get_running_loop().call_soon(breaks)
+        await some_turns()
     assert watched.count("callback") == 4
     assert len(caplog.records) == 2
     assert "a defect" in caplog.text, "its traceback"
 
 
-def test_a_cancelled_task_is_no_fault():
+async def test_a_cancelled_task_is_no_fault():
     watched = Watched()
 
-    async def main():
-        begin("telemetry", asyncio.sleep(3600)).cancel()
-        await some_turns()
-
-    watched.run(main())
+    begin("telemetry", asyncio.sleep(3600)).cancel()
+    await some_turns()
     assert watched.count("telemetry") == 0
 
 
-def test_a_question_that_breaks_is_told_and_asked_again_later(observed_pod):
+async def test_a_question_that_breaks_is_told_and_asked_again_later(observed_pod):
     watched, now, asked = Watched(), [100.0], []
 
     class Probe:
@@ -84,13 +72,10 @@ def test_a_question_that_breaks_is_told_and_asked_again_later(observed_pod):
             asked.append(ip)
             breaks()
 
-    async def main():
-        telemetry = Telemetry(Probe(), lambda: now[0], breaks)
-        for now[0] in (100.0, 1000.0):
-            telemetry.refresh(ObjectKey("ns", "chat"), [observed_pod])
-            await some_turns()
-
-    watched.run(main())
+    telemetry = Telemetry(Probe(), lambda: now[0], breaks)
+    for now[0] in (100.0, 1000.0):
+        telemetry.refresh(ObjectKey("ns", "chat"), [observed_pod])
+        await some_turns()
     assert asked == ["10.0.0.1"] * 2
     assert watched.count("telemetry") == 2
 
@@ -107,7 +92,7 @@ def observed_pod():
     return Pod
 
 
-def test_a_worker_of_the_queue_that_breaks_ends_the_group():
+async def test_a_worker_of_the_queue_that_breaks_ends_the_group():
     """What `run_one` does not catch is a defect of the machine itself."""
 
     class Reconciler:
@@ -117,15 +102,16 @@ def test_a_worker_of_the_queue_that_breaks_ends_the_group():
     class Metrics:
         reconciled = staticmethod(breaks)
 
-    async def main():
-        queue = WorkQueue(asyncio.get_running_loop())
-        machine = Machine(queue, Reconciler(), (), Metrics(), read_settings({}))
-        queue.add(ObjectKey("ns", "chat"))
+    queue = WorkQueue(asyncio.get_running_loop())
+    machine = Machine(queue, Reconciler(), (), Metrics(), read_settings({}))
+    queue.add(ObjectKey("ns", "chat"))
+
+    async def work():
         async with asyncio.TaskGroup() as group, working(machine, group):
             await asyncio.sleep(3600)
 
     with pytest.raises(ExceptionGroup, match="TaskGroup") as caught:
-        asyncio.run(main())
+        await work()
     assert [str(error) for error in caught.value.exceptions] == ["a defect"]
 
 

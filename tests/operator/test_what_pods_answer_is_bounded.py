@@ -16,26 +16,22 @@ PATIENCE_SECONDS = 60.0
 WIRE = 'baton_wire_info{wire="2",accepts_min="1",accepts_max="2",config_hash="ab12"} 1.0\n'
 
 
-def asked(*handlers):
+async def asked(*handlers):
     """Let a pod answer each path so; return what the probe made of `/drain` and `/metrics`."""
-
-    async def scenario():
-        app = web.Application()
-        for path, handler in handlers:
-            app.router.add_get(path, handler)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS), aiohttp.ClientSession() as session:
-                probe = HttpPodProbe(session, PATIENCE_SECONDS, port)
-                return await probe.remaining("127.0.0.1"), await probe.metrics("127.0.0.1")
-        finally:
-            await runner.cleanup()
-
-    return asyncio.run(scenario())
+    app = web.Application()
+    for path, handler in handlers:
+        app.router.add_get(path, handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS), aiohttp.ClientSession() as session:
+            probe = HttpPodProbe(session, PATIENCE_SECONDS, port)
+            return await probe.remaining("127.0.0.1"), await probe.metrics("127.0.0.1")
+    finally:
+        await runner.cleanup()
 
 
 def saying(**answer):
@@ -45,12 +41,12 @@ def saying(**answer):
     return handler
 
 
-def test_what_a_worker_says_is_read():
+async def test_what_a_worker_says_is_read():
     drain = saying(text='{"draining": false, "remaining": 3}')
-    assert asked(("/drain", drain), ("/metrics", saying(text=WIRE))) == (3, WIRE)
+    assert await asked(("/drain", drain), ("/metrics", saying(text=WIRE))) == (3, WIRE)
 
 
-def test_an_answer_without_end_is_left_after_its_first_part():
+async def test_an_answer_without_end_is_left_after_its_first_part():
     sent = []
 
     async def endless(request):
@@ -65,17 +61,17 @@ def test_an_answer_without_end_is_left_after_its_first_part():
             return response
         return response
 
-    assert asked(("/drain", endless), ("/metrics", endless)) == (None, None)
+    assert await asked(("/drain", endless), ("/metrics", endless)) == (None, None)
     assert sum(sent) < 1 << 30, "all of it was read"
 
 
-def test_an_answer_as_long_as_the_bound_is_read_and_a_longer_one_is_not():
+async def test_an_answer_as_long_as_the_bound_is_read_and_a_longer_one_is_not():
     whole = "#" * MAX_ANSWER_BYTES
-    assert asked(("/metrics", saying(text=whole)))[1] == whole
-    assert asked(("/metrics", saying(text=whole + "#")))[1] is None
+    assert (await asked(("/metrics", saying(text=whole))))[1] == whole
+    assert (await asked(("/metrics", saying(text=whole + "#"))))[1] is None
 
 
-def test_nobody_is_sent_elsewhere():
+async def test_nobody_is_sent_elsewhere():
     reached = []
 
     async def elsewhere(_):
@@ -85,7 +81,7 @@ def test_nobody_is_sent_elsewhere():
     async def redirect(_):
         raise web.HTTPFound("/elsewhere")
 
-    found = asked(("/drain", redirect), ("/metrics", redirect), ("/elsewhere", elsewhere))
+    found = await asked(("/drain", redirect), ("/metrics", redirect), ("/elsewhere", elsewhere))
     assert (found, reached) == ((None, None), [])
 
 
@@ -99,8 +95,8 @@ def test_nobody_is_sent_elsewhere():
     ],
     ids=["packed", "deep", "of no charset", "an error"],
 )
-def test_odd_answers_are_silence(answer):
-    remaining, text = asked(("/drain", saying(**answer)), ("/metrics", saying(**answer)))
+async def test_odd_answers_are_silence(answer):
+    remaining, text = await asked(("/drain", saying(**answer)), ("/metrics", saying(**answer)))
     assert remaining is None
     assert read_sample(text or "") == Sample()
 

@@ -45,56 +45,56 @@ def queue(clock):
     return WorkQueue(clock)
 
 
-def take(queue):
+async def take(queue):
     """Return the next key, which must be ready."""
-    return asyncio.run(asyncio.wait_for(queue.get(), 1))
+    return await asyncio.wait_for(queue.get(), 1)
 
 
-def test_a_waiting_key_is_queued_once(queue):
+async def test_a_waiting_key_is_queued_once(queue):
     queue.add("a")
     queue.add("a")
     queue.add("b")
     assert queue.depth == 2
-    assert [take(queue), take(queue)] == ["a", "b"]
+    assert [await take(queue), await take(queue)] == ["a", "b"]
 
 
-def test_a_key_added_while_worked_on_runs_once_more_afterwards(queue):
+async def test_a_key_added_while_worked_on_runs_once_more_afterwards(queue):
     queue.add("a")
-    assert take(queue) == "a"
+    assert await take(queue) == "a"
     queue.add("a")
     queue.add("a")
     assert queue.depth == 0
     queue.done("a")
     assert queue.depth == 1
-    assert take(queue) == "a"
+    assert await take(queue) == "a"
     queue.done("a")
     assert queue.depth == 0
 
 
-def test_a_delayed_key_comes_when_it_is_due(queue, clock):
+async def test_a_delayed_key_comes_when_it_is_due(queue, clock):
     queue.add_after("a", 5)
     clock.advance(4.9)
     assert queue.depth == 0
     clock.advance(0.2)
-    assert take(queue) == "a"
+    assert await take(queue) == "a"
 
 
-def test_the_earliest_of_several_delays_wins(queue, clock):
+async def test_the_earliest_of_several_delays_wins(queue, clock):
     queue.add_after("a", 10)
     queue.add_after("a", 2)
     queue.add_after("a", 30)
     clock.advance(2)
     assert queue.depth == 1
-    take(queue)
+    await take(queue)
     queue.done("a")
     clock.advance(100)
     assert queue.depth == 0
 
 
-def test_an_add_replaces_a_delay(queue, clock):
+async def test_an_add_replaces_a_delay(queue, clock):
     queue.add_after("a", 2)
     queue.add("a")
-    take(queue)
+    await take(queue)
     queue.done("a")
     clock.advance(10)
     assert queue.depth == 0
@@ -109,11 +109,11 @@ def test_failures_back_off_by_key_up_to_a_cap_and_success_forgets_them(queue):
     assert queue.failed("a") == 0.05
 
 
-def test_the_age_counts_waiting_and_work(queue, clock):
+async def test_the_age_counts_waiting_and_work(queue, clock):
     assert queue.oldest_seconds == 0
     queue.add("a")
     clock.advance(3)
-    take(queue)
+    await take(queue)
     clock.advance(4)
     assert queue.oldest_seconds == 4
     queue.add("b")
@@ -185,11 +185,11 @@ def test_the_timer_is_for_the_first_that_is_due(queue, clock):
     assert [call[0] for call in clock.calls if call[2]] == [2.5]
 
 
-def test_keys_of_one_moment_come_in_the_order_of_asking(queue, clock):
+async def test_keys_of_one_moment_come_in_the_order_of_asking(queue, clock):
     for key in ("c", "a", "b"):
         queue.add_after(key, 3)
     clock.advance(3)
-    assert [take(queue) for _ in range(3)] == ["c", "a", "b"]
+    assert [await take(queue) for _ in range(3)] == ["c", "a", "b"]
 
 
 def test_a_delay_that_was_asked_for_already_adds_no_entry(queue, clock):
