@@ -278,7 +278,7 @@ def test_a_copy_in_line_is_refused_when_two_verdicts_fall_before_its_turn(start_
     submit_of(gateway, 1)
     copy = ask(gateway)
     gateway.wait_metric("baton_gateway_line_requests", 1)
-    suspects = gateway.service.dispatcher.retrier.suspects
+    suspects = gateway.service.retrier.suspects
     known = next(ticket.value for ticket in gateway.service.dispatcher._queue._slots.waiting())
     asked = known.begin.args[0].generation.request
     for n in range(2):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -23,6 +24,8 @@ from baton_worker.gateway.serving.balance import Needs, WorkerLoad
 from baton_worker.gateway.serving.capacity import has_room, to_keep
 from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.serving.live_requests import LiveRequests
+from baton_worker.gateway.serving.parts import ServingParts
+from baton_worker.gateway.serving.retry import Retrier
 from baton_worker.gateway.serving.slots import Slots, Ticket
 from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import GatewayIdentity, Role
@@ -180,10 +183,10 @@ class Fleet:
             self.contexts[name] = context
             self.table.up(name, 1, worker_info(name, Role.MIXED, **facts))
         self.requests = LiveRequests(link, self.table, metrics)
-        limits = DispatchLimits(n_slots, 3600, 1000, 0, 100, 1000, 3600)
-        self.dispatcher = Dispatcher(
-            link, self.table, self.requests, vocabulary, metrics, limits, GatewayIdentity(1)
-        )
+        limits = DispatchLimits(n_slots, 3600, 1000, 100, 1000, 3600)
+        parts = ServingParts(link, self.table, self.requests, metrics, time.monotonic)
+        retrier = Retrier(parts, max_retries=0, max_wait_seconds=3600, reserve_seconds=3600)
+        self.dispatcher = Dispatcher(parts, retrier, vocabulary, limits, GatewayIdentity(1))
         self.tasks, self.begun, self.passed = [], [], []
 
     def told(self, worker_id, handle):

@@ -172,7 +172,7 @@ def test_every_task_of_ours_is_begun_by_the_one_hand():
 ROUND = {
     "report_lag": lambda service: (service._link, "set_lag"),
     "expire_gaps": lambda service: (service._applier, "expire_gaps"),
-    "expire_retries": lambda service: (service.dispatcher.retrier, "expire"),
+    "expire_retries": lambda service: (service.retrier, "expire"),
     "look_at_workers": lambda service: (service._workers, "look"),
 }
 
@@ -363,7 +363,7 @@ def test_a_retry_in_line_that_breaks_ends_alone(start_gateway, monkeypatch):
         info={"max_running": 2, "max_waiting": 0},
         max_wait_seconds=3600,
     )
-    link, retrier = gateway.link, gateway.service.dispatcher.retrier
+    link, retrier = gateway.link, gateway.service.retrier
     link.up("mixed-1", Role.MIXED, max_running=2, max_waiting=0)
     link.pause()
     requests = []

@@ -25,6 +25,8 @@ from baton_worker.gateway.serving.apply import Applier
 from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
 from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.gateway.serving.pairing import Pairing
+from baton_worker.gateway.serving.parts import ServingParts
+from baton_worker.gateway.serving.retry import Retrier
 from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 from baton_worker.http_edge.gate import Gate
@@ -54,6 +56,7 @@ class GatewayService:
         health_app: that of `gateway.health`'s port.
         gates: the bounds of both listeners.
         requests: what is alive.
+        retrier: moves requests of lost workers to others.
         dispatcher: starts and cancels requests.
         faults: what breaks on the loop.
         broken: set when that cannot be lived with: end the process.
@@ -92,19 +95,17 @@ class GatewayService:
         )
         self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
         self.requests = LiveRequests(link, workers, self._metrics, self._tracing)
+        parts = ServingParts(link, workers, self.requests, self._metrics, clock)
+        self.retrier = Retrier(
+            parts,
+            max_retries=config.gateway.max_retries,
+            max_wait_seconds=config.gateway.max_wait_seconds,
+            reserve_seconds=config.gateway.request_timeout_seconds,
+        )
         self.dispatcher = Dispatcher(
-            link,
-            workers,
-            self.requests,
-            tokenizer.vocabulary,
-            self._metrics,
-            _limits(config),
-            identity,
-            clock,
+            parts, self.retrier, tokenizer.vocabulary, _limits(config), identity
         )
-        self._applier = Applier(
-            link, workers, self.requests, self._metrics, self.dispatcher.retrier, clock
-        )
+        self._applier = Applier(parts, self.retrier)
         http, inner = HttpMetrics(factory), config.gateway.health or config.gateway.http
         self.faults = http.faults
         self.gates = (
@@ -181,7 +182,7 @@ class GatewayService:
                 with going_on("expire_gaps"):
                     self._applier.expire_gaps()
                 with going_on("expire_retries"):
-                    self.dispatcher.retrier.expire()
+                    self.retrier.expire()
             with going_on("look_at_workers"):
                 self._workers.look()
             if self.dispatcher.quiet_seconds() >= _QUIET_SECONDS:
@@ -217,7 +218,6 @@ def _limits(config: ProcessConfig) -> DispatchLimits:
         gateway.max_outstanding_requests,
         gateway.request_timeout_seconds,
         gateway.client_queue_tokens,
-        gateway.max_retries,
         gateway.max_choices,
         gateway.max_waiting_requests,
         gateway.max_wait_seconds,

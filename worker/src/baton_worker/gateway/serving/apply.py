@@ -7,8 +7,7 @@ alone. Records are acknowledged after they are applied, never before.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from baton_worker.gateway.errors import (
@@ -19,16 +18,14 @@ from baton_worker.gateway.errors import (
     unavailable,
     worker_error,
 )
-from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output.merge import Fault, Merged
 from baton_worker.gateway.output.sequence import LogprobsMissingError
 from baton_worker.gateway.serving.failures import Cause, Loss, loss_of
-from baton_worker.gateway.serving.live_requests import LiveRequest, LiveRequests
+from baton_worker.gateway.serving.live_requests import LiveRequest
+from baton_worker.gateway.serving.parts import ServingParts
 from baton_worker.gateway.serving.retry import Retrier
-from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import RequestKey, Role
 from baton_worker.link.api import (
-    GatewayLink,
     GatewayLinkEvent,
     StepReceived,
     StepsLost,
@@ -49,21 +46,9 @@ _AT_ONCE = (Finish.ERROR, Finish.ABORT)
 class Applier:
     """Turns link events into what clients and accounts see."""
 
-    def __init__(
-        self,
-        link: GatewayLink,
-        workers: LinkedWorkers,
-        requests: LiveRequests,
-        metrics: GatewayMetrics,
-        retrier: Retrier,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._link = link
-        self._workers = workers
-        self._requests = requests
-        self._metrics = metrics
+    def __init__(self, parts: ServingParts, retrier: Retrier) -> None:
+        self._link, self._workers, self._requests, self._metrics, self._clock = parts
         self._retrier = retrier
-        self._clock = clock
 
     def apply(self, events: Sequence[GatewayLinkEvent]) -> None:
         """Apply one batch of events in order."""

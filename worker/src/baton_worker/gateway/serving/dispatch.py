@@ -11,9 +11,8 @@ import contextlib
 import itertools
 import logging
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from baton_worker.gateway.errors import (
     suspect_again,
     unavailable,
 )
-from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output.client_queue import ClientQueue
 from baton_worker.gateway.output.merge import RowMerge
 from baton_worker.gateway.output.sequence import PromptAlone, SequenceOutput
@@ -36,14 +34,13 @@ from baton_worker.gateway.serving.admission_queue import AdmissionQueue, Lack
 from baton_worker.gateway.serving.balance import Needs, Pair
 from baton_worker.gateway.serving.commands import commands_of, send_all
 from baton_worker.gateway.serving.failures import MAX_HARMS, Loss
-from baton_worker.gateway.serving.live_requests import Generation, LiveRequest, LiveRequests
+from baton_worker.gateway.serving.live_requests import Generation, LiveRequest
 from baton_worker.gateway.serving.pairing import weights_of
+from baton_worker.gateway.serving.parts import ServingParts
 from baton_worker.gateway.serving.retry import Retrier
 from baton_worker.gateway.serving.slots import Slots
-from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.identity import GatewayIdentity, RequestKey
-from baton_worker.link.api import GatewayLink
 from baton_worker.supervision import going_on
 
 log = logging.getLogger(__name__)
@@ -59,7 +56,6 @@ class DispatchLimits(NamedTuple):
     max_outstanding_requests: int
     request_timeout_seconds: float
     client_queue_tokens: int
-    max_retries: int
     max_choices: int
     max_waiting_requests: int
     max_wait_seconds: float
@@ -90,48 +86,32 @@ class Dispatcher:
     """Takes validated requests to workers.
 
     Attributes:
-        retrier: moves requests of lost workers to others.
         is_leaving: the gateway is told to stop: it still serves, and no longer says it is ready.
     """
 
     def __init__(
         self,
-        link: GatewayLink,
-        workers: LinkedWorkers,
-        requests: LiveRequests,
+        parts: ServingParts,
+        retrier: Retrier,
         vocabulary: Vocabulary,
-        metrics: GatewayMetrics,
         limits: DispatchLimits,
         identity: GatewayIdentity,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._link = link
-        self._workers = workers
-        self._requests = requests
+        self._link, self._workers, self._requests, self._metrics, self._clock = parts
+        self._retrier = retrier
         self._vocabulary = vocabulary
-        self._metrics = metrics
         self._limits = limits
         self._identity = identity
-        self._clock = clock
         self._closing = False
         self._freed_at = -math.inf
         self._turns = itertools.count(1)
-        self.retrier = Retrier(
-            link,
-            workers,
-            requests,
-            metrics,
-            max_retries=limits.max_retries,
-            max_wait_seconds=limits.max_wait_seconds,
-            reserve_seconds=limits.request_timeout_seconds,
-        )
         self.is_leaving = False
         self._slots = Slots[Any](limits.max_outstanding_requests, limits.max_waiting_requests)
         self._queue = AdmissionQueue[_Begun](
-            self._slots, metrics, limits.max_wait_seconds, clock, self.retrier
+            self._slots, parts.metrics, limits.max_wait_seconds, parts.clock, retrier
         )
-        workers.on_room = self._queue.room
-        requests.on_end = self._freed
+        parts.workers.on_room = self._queue.room
+        parts.requests.on_end = self._freed
 
     @property
     def n_waiting(self) -> int:
@@ -212,7 +192,7 @@ class Dispatcher:
 
     def _note_verdicts(self, generation: Generation) -> None:
         """Note how often such a request was found suspect; refuse it when that was too often."""
-        suspects = self.retrier.suspects
+        suspects = self._retrier.suspects
         generation.verdicts = suspects.verdicts(generation.request, self._clock())
         generation.judged_at = suspects.n_condemned
         if generation.verdicts >= MAX_HARMS:
@@ -223,7 +203,7 @@ class Dispatcher:
         """Take slots and account every choice to workers, or say why it cannot be now."""
         generation = asked.generation
         self.worker_limits()
-        if generation.judged_at != self.retrier.suspects.n_condemned:  # while it was in line
+        if generation.judged_at != self._retrier.suspects.n_condemned:  # while it was in line
             self._note_verdicts(generation)
         plans = self._plan(asked, kept)
         if isinstance(plans, Lack):
@@ -370,7 +350,7 @@ class Dispatcher:
         worker_id, error = unsent
         ended: ApiError | None = error
         if error.code == WORKER_LOST:
-            ended = self.retrier.recover(live, Loss.NOT_SENT, worker_id, error)
+            ended = self._retrier.recover(live, Loss.NOT_SENT, worker_id, error)
         if ended is not None:
             log.warning("a request could not be sent", extra={"detail": ended.message})
             self._requests.fail(live.generation, ended, outcome=ended.code or "error")

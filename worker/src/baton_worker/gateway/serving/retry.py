@@ -24,17 +24,15 @@ from baton_worker.gateway.errors import (
     internal,
     suspect,
 )
-from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.serving.balance import Needs, Pair
 from baton_worker.gateway.serving.commands import Unsent, commands_of, send_all
 from baton_worker.gateway.serving.failures import MAX_HARMS, TREATMENTS, Blame, Cause, Treatment
-from baton_worker.gateway.serving.live_requests import LiveRequest, LiveRequests
+from baton_worker.gateway.serving.live_requests import LiveRequest
 from baton_worker.gateway.serving.pairing import weights_of
+from baton_worker.gateway.serving.parts import ServingParts
 from baton_worker.gateway.serving.suspects import Suspects
 from baton_worker.gateway.serving.waiting_retries import Waiting, WaitingRetries
-from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.identity import Role
-from baton_worker.link.api import GatewayLink
 from baton_worker.sampling import RESUME
 from baton_worker.supervision import going_on
 
@@ -51,19 +49,13 @@ class Retrier:
 
     def __init__(
         self,
-        link: GatewayLink,
-        workers: LinkedWorkers,
-        requests: LiveRequests,
-        metrics: GatewayMetrics,
+        parts: ServingParts,
         *,
         max_retries: int,
         max_wait_seconds: float,
         reserve_seconds: float,
     ) -> None:
-        self._link = link
-        self._workers = workers
-        self._requests = requests
-        self._metrics = metrics
+        self._link, self._workers, self._requests, self._metrics, _ = parts
         self._max_retries = max_retries
         self._max_wait_seconds = max_wait_seconds
         self._reserve_seconds = reserve_seconds
