@@ -22,6 +22,7 @@ from baton_worker.gateway.serving.balance import Needs
 from baton_worker.gateway.serving.failures import Loss
 from baton_worker.gateway.serving.live_requests import Generation, LiveRequest, LiveRequests
 from baton_worker.gateway.serving.pairing import weights_of
+from baton_worker.gateway.serving.parts import ServingParts
 from baton_worker.gateway.serving.retry import Retrier
 from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.vocabulary import Vocabulary
@@ -64,7 +65,8 @@ class Books:
         self.workers = LinkedWorkers("tiny", clock=lambda: self.now)
         self.requests = LiveRequests(self.wire, self.workers, metrics)
         options = {"max_retries": 3, "max_wait_seconds": 30.0, "reserve_seconds": 60.0} | options
-        self.retrier = Retrier(self.wire, self.workers, self.requests, metrics, **options)
+        parts = ServingParts(self.wire, self.workers, self.requests, metrics, lambda: self.now)
+        self.retrier = Retrier(parts, **options)
 
     def up(self, *names, **facts):
         for name in names:
