@@ -1,7 +1,8 @@
 """The packed columns of one engine step: what the engine produces and the record carries.
 
 Shapes use R rows (one per request in the step), T tokens, L tokens with a logprob, K top-k entries,
-D draft tokens. COLUMNS says what each is, in memory and on the wire; who adds one begins there.
+D draft tokens. COLUMNS says what each is, in memory and on the wire; who adds one begins there
+(docs/add-a-column.md).
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ class Column(NamedTuple):
 
     Attributes:
         name: of the attribute that holds it.
-        dtype: of the array and of its bytes, which begin at a multiple of its size in their block.
+        dtype: of the array and of its bytes, which begin at a multiple of its size in their block:
+            columns of smaller values come last.
         per: what it has a value for.
         place: where a record carries it. Columns of DRAFTS and of extensions may be left out of a
             record, all of one place or none; they are empty then. Joined with rows that have them,
