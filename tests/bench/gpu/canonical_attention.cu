@@ -1,20 +1,18 @@
 // Causal attention of n queries at the end of a paged context, whose bits do not depend on n.
 //
-// A query sees its keys in tiles of 128, from position 0 on, and tiles in splits of SPLIT_TILES.
-// Within a split: online softmax in fp32, probabilities in bf16, one wgmma chain a tile. Splits are
-// merged in order. What lies behind a query adds exact zeros, so it does not matter which queries
-// share a program. A lane sums its own columns, and four lanes' sums are added last.
+// The order is attention_order.cuh's. What lies behind a query adds exact zeros, so it does not
+// matter which queries share a program.
 //
 // A program has one warp that loads and two warpgroups of 64 queries each, which take turns with
 // the tensor cores: while one multiplies, the other has its softmax. It stays, and takes one block
 // of 128 queries of a head after the other, the longest first. What earlier splits made waits in
 // shared memory. bench_attention.py generates wgmma.inc and compiles this.
-#include "hopper.cuh"
+#include "attention_order.cuh"
 
 namespace {
 
-constexpr int kBlock = 128, kTile = 128, kDim = 128, kPage = 16, kStages = 2;
-constexpr int kSplitTiles = SPLIT_TILES;
+constexpr int kBlock = 128, kStages = 2;
+constexpr int kTilePages = kTile / kPage, kLoads = 2 * kTilePages;     // a half of a page each
 constexpr int kHalfBytes = 128 * 64 * 2, kTileBytes = 2 * kHalfBytes;  // 128 rows of 64 or 128 bf16
 constexpr int kConsumers = 256, kThreads = 384;
 constexpr int kFirstTurn = 1;  // the named barrier at which group 0 waits; the next is group 1's
@@ -69,37 +67,23 @@ __device__ void produce(Shared& shared, const CUtensorMap* map_q, const CUtensor
     }
     for (int j = 0; j < work.tiles; ++j, ++tile) {
       const int s = tile % kStages, parity = tile / kStages & 1 ^ 1;
-      const int page = pages[min(j * (kTile / kPage) + lane % 16 / 2, last_page)];
+      const int page = pages[min(j * kTilePages + lane % kLoads / 2, last_page)];
       const int row = (page * kv_heads + work.head / shape.heads_a_kv) * kPage;
       if (lane == 0) {
         wait(&shared.k_empty[s], parity);
         expect_bytes(&shared.k_full[s], kTileBytes);
       }
       __syncwarp();
-      if (lane < 16) load_box(shared.k[s] + at, map_k, half * 64, row, &shared.k_full[s]);
+      if (lane < kLoads) load_box(shared.k[s] + at, map_k, half * 64, row, &shared.k_full[s]);
       if (lane == 0) {
         wait(&shared.v_empty[s], parity);
         expect_bytes(&shared.v_full[s], kTileBytes);
       }
       __syncwarp();
-      if (lane < 16) load_box(shared.v[s] + at, map_v, half * 64, row, &shared.v_full[s]);
+      if (lane < kLoads) load_box(shared.v[s] + at, map_v, half * 64, row, &shared.v_full[s]);
     }
   }
 }
-
-__device__ __forceinline__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 0.f : top; }
-
-// Of two rows (r and r + 8 of a lane): the largest score so far, times the scale, and this lane's
-// part of the sum of probabilities.
-struct Rows {
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
-};
 
 // A warpgroup's share of a block: scores of a tile, what the split has made, and probabilities.
 class Consumer {
@@ -137,8 +121,8 @@ class Consumer {
   }
 
   __device__ __forceinline__ void attend(const Work& work, bool is_first_work) {
-    Rows rows;
-    all_ = Rows();
+    Row rows[2];
+    all_[0] = all_[1] = Row();
 #pragma unroll
     for (float& value : made_) value = 0.f;
     if (group_ == 1 || !is_first_work) take_turn();
@@ -160,8 +144,8 @@ class Consumer {
       hold(scores_);
       scored(work, j);
       const bool begins_split = j % kSplitTiles == 0;
-      const Rows before = rows;
-      if (begins_split) rows = Rows();
+      const Row before[2] = {rows[0], rows[1]};
+      if (begins_split) rows[0] = rows[1] = Row();
       softmax(rows, alpha);
       await_products<0>();
       hold(made_);
@@ -234,59 +218,29 @@ class Consumer {
     commit_products();
   }
 
-  // Turns scores into probabilities; what was made before is to be multiplied by alpha.
-  __device__ __forceinline__ void softmax(Rows& rows, float (&alpha)[2]) {
+  __device__ __forceinline__ void softmax(Row (&rows)[2], float (&alpha)[2]) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float even = scores_[h * 2], odd = scores_[h * 2 + 1];
-#pragma unroll
-      for (int j = 1; j < 16; ++j) {
-        even = fmaxf(even, scores_[j * 4 + h * 2]);
-        odd = fmaxf(odd, scores_[j * 4 + h * 2 + 1]);
-      }
-      float top = fmaxf(even, odd);
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      top = fmaxf(rows.top[h], top * shape_.scale_log2);
-      const float base = base_of(top);
-      alpha[h] = exp2_of(rows.top[h] - base);
-      rows.top[h] = top;
-      even = odd = 0.f;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        float &x = scores_[j * 4 + h * 2], &y = scores_[j * 4 + h * 2 + 1];
-        x = exp2_of(fmaf(x, shape_.scale_log2, -base));
-        y = exp2_of(fmaf(y, shape_.scale_log2, -base));
-        even += x;
-        odd += y;
-      }
-      rows.sum[h] = rows.sum[h] * alpha[h] + (even + odd);
-    }
+    for (int h = 0; h < 2; ++h) alpha[h] = soften(rows[h], scores_, h, shape_.scale_log2);
   }
 
   // Rounds probabilities to bf16, once no product reads the last ones.
   __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(scores_[i * 2], scores_[i * 2 + 1]);
-      weights_[i] = reinterpret_cast<const uint32_t&>(pair);
+      weights_[i] = packed(scores_[i * 2], scores_[i * 2 + 1]);
     }
   }
 
   // Adds a split to those before it. The first has nothing before it, the last stays in registers.
-  __device__ __forceinline__ void merge(const Rows& split, bool is_first, bool is_last) {
+  __device__ __forceinline__ void merge(const Row (&split)[2], bool is_first, bool is_last) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = fmaxf(all_.top[h], split.top[h]), base = base_of(top);
-      const float a = exp2_of(all_.top[h] - base), b = exp2_of(split.top[h] - base);
-      all_.top[h] = top;
-      all_.sum[h] = all_.sum[h] * a + split.sum[h] * b;
+      const Merge merged(all_[h], split[h]);
       if (is_first && is_last) continue;
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int at = i / 2 * 4 + h * 2 + (i & 1);
-        const float scaled = made_[at] * b;
-        const float sum = is_first ? scaled : fmaf(total_[at * kConsumers], a, scaled);
+        const float sum = merged.sum(is_first ? 0.f : total_[at * kConsumers], made_[at]);
         if (!is_last) total_[at * kConsumers] = sum;
         made_[at] = is_last ? sum : 0.f;
       }
@@ -296,10 +250,7 @@ class Consumer {
   __device__ __forceinline__ void store(const Work& work, __nv_bfloat16* out) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = all_.sum[h];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      const float scale = 1.f / sum;
+      const float share = share_of(all_[h].sum);
       const int query = work.block * kBlock + row_ + h * 8;
 #pragma unroll
       for (int j = 0; j < 16; j += 4) {
@@ -307,9 +258,7 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = (j + i) * 4 + h * 2;
-          const __nv_bfloat162 pair =
-              __floats2bfloat162_rn(made_[at] * scale, made_[at + 1] * scale);
-          words[i] = reinterpret_cast<const uint32_t&>(pair);
+          words[i] = packed(made_[at] * share, made_[at + 1] * share);
         }
         transpose_quad(words, quad_);
         if (query < shape_.queries) {
@@ -326,7 +275,7 @@ class Consumer {
   const int group_, thread_, quad_, row_;
   float* const total_;
   int tile_ = 0;
-  Rows all_;
+  Row all_[2];
   float scores_[64], made_[64];
   uint32_t weights_[32];
 };
@@ -361,8 +310,8 @@ __global__ __launch_bounds__(kThreads, 1) void attention(const __grid_constant__
 
 }  // namespace
 
-// q and out: bf16[queries, heads, 128]; k and v: bf16[pages, kv heads, 16, 128]; page_table:
-// i32[ceil(context / 16)]. Queries are the context's last. Returns a cudaError_t, or -1.
+// q and out: bf16[queries, heads, 128]; k and v: bf16[pages, kv heads, PAGE, 128]; page_table:
+// i32[ceil(context / PAGE)]. Queries are the context's last. Returns a cudaError_t, or -1.
 extern "C" int attend(const void* q, const void* k, const void* v, const int* page_table, void* out,
                       int queries, int context, int heads, int heads_a_kv, int pages,
                       float scale_log2, void* stream) {

@@ -22,15 +22,6 @@ constexpr int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
 constexpr int kSharedBytes = kStages * (kBytesA + kBytesB + 2 * static_cast<int>(sizeof(uint64_t)));
 constexpr int kThreads = 384, kGroupThreads = 128, kGroupRows = 64;
 
-__device__ __forceinline__ void arrive_at(uint64_t* barrier, int program) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(address(barrier)),
-      "r"(program)
-      : "memory");
-}
-
 // Loads a box of a matrix; `n_programs` > 1 into the same place of each program of the cluster.
 template <int n_programs>
 __device__ __forceinline__ void load(void* to, const CUtensorMap* map, int k, int row,
@@ -38,22 +29,7 @@ __device__ __forceinline__ void load(void* to, const CUtensorMap* map, int k, in
   if constexpr (n_programs == 1) {
     load_box(to, map, k, row, barrier);
   } else {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(address(to)),
-        "l"(map), "r"(k), "r"(row), "r"(address(barrier)),
-        "h"(static_cast<uint16_t>((1 << n_programs) - 1))
-        : "memory");
-  }
-}
-
-__device__ __forceinline__ void sync_programs() {
-  if constexpr (kCluster > 1) {
-    asm volatile(
-        "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
-            : "memory");
-  } else {
-    __syncthreads();
+    load_box_for(n_programs, to, map, k, row, barrier);
   }
 }
 
@@ -104,29 +80,6 @@ __device__ __forceinline__ void release(const Stages& stages, int turn, int thre
   if (thread < kCluster) arrive_at(stages.empty + turn % kStages, thread);
 }
 
-__device__ __forceinline__ void store(const float (&sums)[kTileN / 2], __nv_bfloat16* c, int row,
-                                      int first_column, int m, int n, int q) {
-#pragma unroll
-  for (int j = 0; j < kTileN / 8; j += 4) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = (j + i) * 4 + half * 2;
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[at], sums[at + 1]);
-        words[i] = reinterpret_cast<const uint32_t&>(pair);
-      }
-      transpose_quad(words, q);
-      const int r = row + half * 8, column = first_column + (j + q) * 8;
-      if (r < m && column < n) {
-        *reinterpret_cast<uint4*>(c + static_cast<size_t>(r) * n + column) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-      }
-    }
-  }
-}
-
 __device__ void consume(const Stages& stages, const Tiles& tiles, int rank, int steps,
                         __nv_bfloat16* c, int m, int n) {
   const int group = threadIdx.x / kGroupThreads - 1, thread = threadIdx.x % kGroupThreads;
@@ -154,7 +107,7 @@ __device__ void consume(const Stages& stages, const Tiles& tiles, int rank, int 
     hold(sums);
     release(stages, turn - 1, thread);
     const int row = tiles.row(t, rank) * kTileM + group * kGroupRows + thread / 32 * 16 + lane / 4;
-    store(sums, c, row, tiles.column(t, rank) * kTileN, m, n, lane % 4);
+    store_tile<kTileN>(sums, c, row, tiles.column(t, rank) * kTileN, m, n, lane % 4);
   }
 }
 
@@ -174,7 +127,7 @@ __global__ __launch_bounds__(kThreads, 1) void matmul(const __grid_constant__ CU
     }
     publish_barriers();
   }
-  sync_programs();
+  sync_programs<kCluster>();
   const Tiles tiles(m, n);
   if (threadIdx.x < kGroupThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -184,7 +137,7 @@ __global__ __launch_bounds__(kThreads, 1) void matmul(const __grid_constant__ CU
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume(stages, tiles, rank, k / kTileK, c, m, n);
   }
-  sync_programs();  // who ends first leaves barriers at which the others still arrive
+  sync_programs<kCluster>();  // who ends first leaves barriers at which the others still arrive
 }
 
 int ceil_div(int x, int y) { return (x + y - 1) / y; }
