@@ -38,15 +38,15 @@ def old(**how):
 
 
 def test_gateways_have_come_when_every_pod_is_new():
-    assert seen().gateways() == Gateways("new", is_rolled=True)
-    assert seen().gateways().are_one
-    assert seen(updated=1).gateways() == Gateways("new", is_rolled=False)
-    assert not seen(updated=1).gateways().are_one
+    assert seen().gateways == Gateways("new", is_rolled=True)
+    assert seen().gateways.are_one
+    assert seen(updated=1).gateways == Gateways("new", is_rolled=False)
+    assert not seen(updated=1).gateways.are_one
 
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "unready, as from SIGTERM on"])
 def test_one_that_leaves_is_waited_for_to_its_end_though_its_deployment_counts_it_no_more(is_ready):
-    gateways = seen(old(is_ready=is_ready)).gateways()
+    gateways = seen(old(is_ready=is_ready)).gateways
     assert gateways == Gateways("new", is_rolled=True, others_leave_by=GIVEN_UP_AT)
     assert not gateways.are_one
 
@@ -54,7 +54,7 @@ def test_one_that_leaves_is_waited_for_to_its_end_though_its_deployment_counts_i
 def test_the_last_of_several_is_waited_for():
     later = old()
     later = later._replace(view=PodView(*[*astuple(later.view)[:-2], GRACE_ENDS_AT + 5, False]))
-    gateways = seen(old(), later, old()).gateways()
+    gateways = seen(old(), later, old()).gateways
     assert gateways.others_leave_by == GIVEN_UP_AT + 5
 
 
@@ -80,17 +80,17 @@ def astuple(view):
     ],
 )
 def test_nobody_waits_for_what_needs_no_old_worker(other):
-    assert seen(other).gateways().are_one
+    assert seen(other).gateways.are_one
 
 
 def test_one_that_outlives_its_grace_is_on_a_lost_node_and_is_waited_for_no_more():
-    assert not seen(old(), at=GIVEN_UP_AT - 1).gateways().are_one
-    assert seen(old(), at=GIVEN_UP_AT).gateways() == Gateways("new", is_rolled=True)
+    assert not seen(old(), at=GIVEN_UP_AT - 1).gateways.are_one
+    assert seen(old(), at=GIVEN_UP_AT).gateways == Gateways("new", is_rolled=True)
 
 
 def test_a_deployments_counts_may_come_before_its_pods_are_known_to_leave():
     stale = pod(template="old")
-    assert not seen(stale).gateways().are_one
+    assert not seen(stale).gateways.are_one
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 
 from baton_operator.children.resources.credentials import KeyPair, curve_secret
 from baton_operator.children.resources.disruption import min_available
-from baton_operator.children.resources.extras import pod_monitor
 from baton_operator.children.resources.meta import Owner
 from baton_operator.children.resources.policies import network_policies
-from baton_operator.children.resources.services import client_service, link_service
+from baton_operator.children.resources.services import client_service, link_service, pod_monitor
 from baton_operator.children.revision import (
     make_record,
     read_record,

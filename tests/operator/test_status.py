@@ -71,7 +71,7 @@ class World:
         self.changes = {}
 
     def plan(self):
-        facts = self.facts._replace(revisions=self.seen.revisions(), gateways=self.seen.gateways())
+        facts = self.facts._replace(revisions=self.seen.revisions, gateways=self.seen.gateways)
         plan = make_plan(self.spec, self.update, facts, self.memory, NOW)
         return dataclasses.replace(plan, **self.changes)
 

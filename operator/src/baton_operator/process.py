@@ -19,8 +19,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from baton_operator.children.apply import Applier
-from baton_operator.children.curve import make_pair
 from baton_operator.children.desired import Apis
+from baton_operator.children.resources.credentials import make_pair
 from baton_operator.children.revision_records import RevisionRecords
 from baton_operator.cluster.api import (
     CHILD_KINDS,

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from baton_operator.children.desired import DesiredChild, Wave
 from baton_operator.children.resources.meta import Manifest
-from baton_operator.children.revision import semantic_hash
-from baton_operator.children.wish import Wave, Wish
 from baton_operator.cluster.api import (
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
@@ -75,6 +74,19 @@ class Unwanted(NamedTuple):
     child: Child
 
 
+class Difference(NamedTuple):
+    """What must be done that children are as they shall be."""
+
+    unsettled: frozenset[ChildId]
+    settled: tuple[ChildId, ...]
+    unwanted: tuple[Unwanted, ...]
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing would be written."""
+        return not (self.unsettled or self.unwanted)
+
+
 class Applier:
     """Writes children with bounded concurrency."""
 
@@ -91,9 +103,29 @@ class Applier:
         self._slots = asyncio.Semaphore(limit)
         self._count = count
 
-    def is_settled(self, owner: ObjectKey, uid: str, wish: Wish, wanted_hash: str) -> bool:
-        """Whether the child is verified to be what is wished."""
-        entry = self._store.entry(owner, wish.child_id)
+    def difference(self, owner: ObjectKey, uid: str, hashes: Mapping[ChildId, str]) -> Difference:
+        """Return what is otherwise than the children that shall be, which are known by hash.
+
+        Unwanted are those of ours that the spec switched off: nothing names them any more.
+        """
+        is_settled = {c: self._is_settled(owner, uid, c, h) for c, h in hashes.items()}
+        unwanted = (
+            Unwanted(_SWITCHED[key.kind], entry.child)
+            for key, entry in self._store.children(owner)
+            if key.kind in _SWITCHED
+            and key not in hashes
+            and entry.child.is_of(uid)
+            and not entry.child.is_deleting
+        )
+        return Difference(
+            frozenset(child for child, is_so in is_settled.items() if not is_so),
+            tuple(child for child, is_so in is_settled.items() if is_so),
+            tuple(unwanted),
+        )
+
+    def _is_settled(self, owner: ObjectKey, uid: str, child: ChildId, wanted_hash: str) -> bool:
+        """Whether the child is verified to be what it shall be."""
+        entry = self._store.entry(owner, child)
         return (
             entry is not None
             and entry.is_verified
@@ -102,41 +134,25 @@ class Applier:
             and not entry.child.is_deleting
         )
 
-    def are_settled(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> bool:
-        """Whether nothing would be written."""
-        return all(
-            self.is_settled(owner, uid, wish, semantic_hash(wish.manifest)) for wish in wishes
-        )
+    async def apply_all(
+        self, owner: ObjectKey, uid: str, difference: Difference, desired: Iterable[DesiredChild]
+    ) -> list[Result]:
+        """Bring every unsettled child to what is `desired` of it, wave after wave.
 
-    def unwished(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Unwanted]:
-        """Return our children that the spec switched off: nothing wishes them any more."""
-        wished = {wish.child_id for wish in wishes}
-        return [
-            Unwanted(_SWITCHED[key.kind], entry.child)
-            for key, entry in self._store.children(owner)
-            if key.kind in _SWITCHED
-            and key not in wished
-            and entry.child.is_of(uid)
-            and not entry.child.is_deleting
-        ]
-
-    async def apply_all(self, owner: ObjectKey, uid: str, wishes: Iterable[Wish]) -> list[Result]:
-        """Bring every child to its wish, wave after wave; one that fails does not stop the others.
-
-        New workloads are held back, though, while one of their guards cannot be written: pods may
-        start late, and never open.
+        One that fails does not stop the others. New workloads are held back, though, while one of
+        their guards cannot be written: pods may start late, and never open.
         """
-        results: list[Result] = []
-        wanted = list(wishes)
+        results = [Result(child, Outcome.UNCHANGED) for child in difference.settled]
+        pending = [each for each in desired if each.child_id in difference.unsettled]
         for wave in Wave:
-            batch = [wish for wish in wanted if wish.wave is wave]
+            batch = [each for each in pending if each.wave is wave]
             is_open = any(result.outcome is Outcome.FAILED for result in results)
             if wave is Wave.WORKLOADS and is_open:
-                new = [w for w in batch if self._store.entry(owner, w.child_id) is None]
-                batch = [wish for wish in batch if wish not in new]
-                results += [Result(wish.child_id, Outcome.HELD) for wish in new]
+                new = [c.child_id for c in batch if self._store.entry(owner, c.child_id) is None]
+                batch = [each for each in batch if each.child_id not in new]
+                results += [Result(child, Outcome.HELD) for child in new]
                 log.warning("unguarded pods held back", extra={"object": str(owner)})
-            results += await asyncio.gather(*(self._one(owner, uid, wish) for wish in batch))
+            results += await asyncio.gather(*(self._one(owner, uid, each) for each in batch))
         for result in results:
             self._count(result.child.kind, result.outcome)
         return results
@@ -147,35 +163,32 @@ class Applier:
             *(self._kube.delete(e.kind, owner.namespace, e.child.name, e.child.uid) for e in extras)
         )
 
-    async def _one(self, owner: ObjectKey, uid: str, wish: Wish) -> Result:
-        wanted_hash = semantic_hash(wish.manifest)
-        if self.is_settled(owner, uid, wish, wanted_hash):
-            return Result(wish.child_id, Outcome.UNCHANGED)
+    async def _one(self, owner: ObjectKey, uid: str, desired: DesiredChild) -> Result:
         try:
             async with self._slots:
-                with self._store.in_writing(owner, wish.child_id):
-                    outcome = await self._write(owner, uid, wish, wanted_hash)
+                with self._store.in_writing(owner, desired.child_id):
+                    outcome = await self._write(owner, uid, desired)
         except ApiError as error:
             log.warning(
                 "apply failed",
-                extra={"object": str(owner), "child": wish.child_id, "error": str(error)},
+                extra={"object": str(owner), "child": desired.child_id, "error": str(error)},
             )
-            return Result(wish.child_id, Outcome.FAILED, error)
-        return Result(wish.child_id, outcome)
+            return Result(desired.child_id, Outcome.FAILED, error)
+        return Result(desired.child_id, outcome)
 
-    async def _write(self, owner: ObjectKey, uid: str, wish: Wish, wanted_hash: str) -> Outcome:
-        entry = self._store.entry(owner, wish.child_id)
+    async def _write(self, owner: ObjectKey, uid: str, desired: DesiredChild) -> Outcome:
+        entry = self._store.entry(owner, desired.child_id)
         child = None if entry is None else entry.child
         try:
-            return await self._attempt(owner, uid, wish, wanted_hash, child)
+            return await self._attempt(owner, uid, desired, child)
         except (AlreadyExists, Conflict):
             # What has this name is not what we know. The store hears of ours only, so ask.
-            kind = kind_of(wish.manifest)
-            child = await self._look(owner, kind, wish.child_id.name)
-            return await self._attempt(owner, uid, wish, wanted_hash, child)
+            kind = kind_of(desired.manifest)
+            child = await self._look(owner, kind, desired.child_id.name)
+            return await self._attempt(owner, uid, desired, child)
 
     async def _attempt(
-        self, owner: ObjectKey, uid: str, wish: Wish, wanted_hash: str, child: Child | None
+        self, owner: ObjectKey, uid: str, desired: DesiredChild, child: Child | None
     ) -> Outcome:
         """Write over `child`, or where there is none, and over nothing else.
 
@@ -187,20 +200,21 @@ class Applier:
             return Outcome.FOREIGN
         if child is not None and child.is_deleting:
             return Outcome.LEAVING
-        kind = kind_of(wish.manifest)
+        kind = kind_of(desired.manifest)
         if child is None:
-            answer = await self._create(kind, wish, wanted_hash)
+            answer = await self._create(kind, desired)
         else:
-            answer = await self._apply(kind, owner, _stamped(wish.manifest, wanted_hash), child)
+            manifest = _stamped(desired.manifest, desired.manifest_hash)
+            answer = await self._apply(kind, owner, manifest, child)
         self._store.wrote(owner, kind, child_of(decode_partial(answer), kind.kind))
         return Outcome.CREATED if child is None else Outcome.APPLIED
 
-    async def _create(self, kind: Kind, wish: Wish, wanted_hash: str) -> bytes:
-        if wish.seed is None:
-            manifest, manager = wish.manifest, FIELD_MANAGER
+    async def _create(self, kind: Kind, desired: DesiredChild) -> bytes:
+        if desired.seed is None:
+            manifest, manager = desired.manifest, FIELD_MANAGER
         else:
-            manifest, manager = wish.seed(), SEED_MANAGER
-        return await self._kube.create(kind, _stamped(manifest, wanted_hash), manager)
+            manifest, manager = desired.seed(), SEED_MANAGER
+        return await self._kube.create(kind, _stamped(manifest, desired.manifest_hash), manager)
 
     async def _apply(self, kind: Kind, owner: ObjectKey, manifest: Manifest, child: Child) -> bytes:
         if child.created_entry is not None:

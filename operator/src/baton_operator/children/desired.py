@@ -6,19 +6,23 @@ admitted and what guards them, then the pods, then what they wait for, then the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from enum import IntEnum, auto
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from baton_operator import names
-from baton_operator.children.resources import config, extras, services
+from baton_operator.children.resources import config, policies, services
 from baton_operator.children.resources.credentials import KeyPair, curve_secret
 from baton_operator.children.resources.disruption import disruption_budgets
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
 from baton_operator.children.resources.pods import gateway_template
-from baton_operator.children.resources.policies import network_policies
-from baton_operator.children.resources.workloads import gateway_workload, worker_workload
+from baton_operator.children.resources.workloads import (
+    gateway_workload,
+    role_scaler,
+    worker_workload,
+)
 from baton_operator.children.revision import (
     RevisionRecord,
     gateway_spec,
@@ -26,11 +30,45 @@ from baton_operator.children.revision import (
     said,
     semantic_hash,
 )
-from baton_operator.children.wish import Wave, Wish
+from baton_operator.cluster.store import ChildId
 from baton_operator.models import PDDeploymentSpec, RoleSpec, ScalingMode
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.planning.pairs import Counts
-from baton_operator.planning.plan import Plan
+
+
+class Wave(IntEnum):
+    """What is written when: a wave begins when the one before it is answered.
+
+    A server that has everything at once answers everything late, so what pods wait for longest is
+    sent before the rest. What guards them is sent before they can exist: no pod is ever open.
+    """
+
+    GUARDS = auto()
+    WORKLOADS = auto()
+    REST = auto()
+
+
+@dataclass(frozen=True)
+class DesiredChild:
+    """A child that shall exist: its manifest, and how it begins.
+
+    Seeded children (a Secret's keys, a scaler's replicas) are created once from `seed()` and
+    afterwards applied without what was seeded.
+    """
+
+    manifest: Manifest
+    seed: Callable[[], Manifest] | None = None
+    wave: Wave = Wave.REST
+
+    @cached_property
+    def child_id(self) -> ChildId:
+        """Which child this is."""
+        return ChildId(self.manifest["kind"], self.manifest["metadata"]["name"])
+
+    @cached_property
+    def manifest_hash(self) -> str:
+        """What a written child is annotated with, and known by."""
+        return semantic_hash(self.manifest)
 
 
 class Apis(NamedTuple):
@@ -41,49 +79,65 @@ class Apis(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What rendering needs. `records` holds every revision whose workloads shall be written, `home`
-    is the operator's namespace, `has_gateway` says that there are gateways, of whatever revision.
+    """All that the children of an object rest on: equal inputs render equal children.
+
+    `recorded` names the revisions whose records are at hand, of a plan's `update`, `gateway`,
+    `target`, `asked` and the pods `wanted` of each revision. `has_gateway` says that there are
+    gateways, of whatever revision.
     """
 
     owner: Owner
     spec: PDDeploymentSpec
-    plan: Plan
-    records: Mapping[str, RevisionRecord]
+    update: str
+    gateway: str
+    target: Counts
+    wanted: Mapping[str, Counts]
+    asked: Mapping[Role, int]
+    recorded: frozenset[str]
+    has_gateway: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stays the same as long as the operator runs; `home` is its namespace."""
+
     apis: Apis
     make_pair: Callable[[], KeyPair]
     home: str = ""
-    has_gateway: bool = False
 
 
-def wishes(inputs: Inputs) -> list[Wish]:
-    """Return every child; see the module for the order."""
+Records = Mapping[str, RevisionRecord]
+
+
+def children_of(inputs: Inputs, records: Records, around: Surroundings) -> list[DesiredChild]:
+    """Return every child; see the module for the order. `records` has the `recorded` ones."""
     owner, spec = inputs.owner, inputs.spec
-    guards = [extras.service_account(owner), *network_policies(owner, spec, inputs.home)]
+    guards = [policies.service_account(owner), *policies.network_policies(owner, spec, around.home)]
     plain: list[Manifest] = [
         services.link_service(owner),
         services.client_service(owner, spec),
-        *disruption_budgets(owner, spec, inputs.plan.target),
+        *disruption_budgets(owner, spec, inputs.target),
     ]
-    if inputs.apis.has_pod_monitor and spec.pod_monitor == "Auto":
-        plain.append(extras.pod_monitor(owner))
+    if around.apis.has_pod_monitor and spec.pod_monitor == "Auto":
+        plain.append(services.pod_monitor(owner))
     return [
-        *(Wish(each, wave=Wave.GUARDS) for each in guards),
-        *_secret(inputs),
-        *(Wish(workload, wave=Wave.WORKLOADS) for workload in _workloads(inputs)),
-        *_gateway(inputs),
-        *(Wish(record_manifest(owner, inputs.records[name])) for name in sorted(inputs.records)),
-        *(Wish(each) for each in plain),
+        *(DesiredChild(each, wave=Wave.GUARDS) for each in guards),
+        *_secret(inputs, around.make_pair),
+        *(DesiredChild(each, wave=Wave.WORKLOADS) for each in _workloads(inputs, records)),
+        *_gateway(inputs, records),
+        *(DesiredChild(record_manifest(owner, records[name])) for name in sorted(records)),
+        *(DesiredChild(each) for each in plain),
         *(
-            _scaler(owner, role, inputs.plan.asked)
+            _scaler(owner, role, inputs.asked)
             for role in spec.roles
             if role.scaling.mode is ScalingMode.EXTERNAL
         ),
     ]
 
 
-def _workloads(inputs: Inputs) -> Iterator[Manifest]:
-    for revision, counts in inputs.plan.step.wanted.items():
-        record = inputs.records.get(revision)
+def _workloads(inputs: Inputs, records: Records) -> Iterator[Manifest]:
+    for revision, counts in inputs.wanted.items():
+        record = records.get(revision)
         if record is not None:
             yield from _of_revision(inputs, record, counts)
 
@@ -94,28 +148,28 @@ def _of_revision(inputs: Inputs, record: RevisionRecord, counts: Counts) -> Iter
         yield worker_workload(inputs.owner, inputs.spec, role, record.name, template, replicas)
 
 
-def _gateway(inputs: Inputs) -> Iterator[Wish]:
+def _gateway(inputs: Inputs, records: Records) -> Iterator[DesiredChild]:
     """Yield the gateways and their file, made from what the plan has them serve.
 
     Where nobody knows any more what they were made from, they stay as they are.
     """
-    owner, plan, revision = inputs.owner, inputs.plan, inputs.plan.gateway
+    owner, revision = inputs.owner, inputs.gateway
     spec: PDDeploymentSpec | None = inputs.spec
-    if revision != plan.update:
-        record = inputs.records.get(revision)
+    if revision != inputs.update:
+        record = records.get(revision)
         spec = None if record is None else gateway_spec(inputs.spec, record)
     if spec is None:
         if inputs.has_gateway:
             return
-        spec, revision = inputs.spec, plan.update
+        spec, revision = inputs.spec, inputs.update
     text = config.gateway_config(spec)
     name = names.gateway_file(owner.name, semantic_hash(text, size=4))
     template = gateway_template(owner, spec, name)
     workload = gateway_workload(owner, inputs.spec, template, revision)
     made_from = f"{_asked_of_gateways(spec)}.{semantic_hash(template, size=4)}"
     workload["metadata"]["annotations"] = {names.ANNOTATION_MADE_FROM: made_from}
-    yield Wish(workload, wave=Wave.WORKLOADS)
-    yield Wish(
+    yield DesiredChild(workload, wave=Wave.WORKLOADS)
+    yield DesiredChild(
         manifest(
             owner,
             "v1",
@@ -129,27 +183,6 @@ def _gateway(inputs: Inputs) -> Iterator[Wish]:
     )
 
 
-def of_gateways(wanted: Iterable[Wish]) -> list[Wish]:
-    """Return what gateways' pods are made from: their Deployment and their file."""
-    kinds = ("Deployment", "ConfigMap")
-    return [
-        wish
-        for wish in wanted
-        if wish.manifest["kind"] in kinds
-        and wish.manifest["metadata"]["labels"].get(names.LABEL_ROLE) == Role.GATEWAY
-    ]
-
-
-def is_made_otherwise(pods: Iterable[Wish], before: str) -> bool:
-    """Whether gateways are made otherwise of what was asked for already; `before` is their
-    annotation. What an operator that wrote none made of it nobody knows, so that it may be.
-    """
-    notes = (wish.manifest["metadata"].get("annotations") or {} for wish in pods)
-    now = next((note[names.ANNOTATION_MADE_FROM] for note in notes if note), "")
-    asked = now.partition(".")[0]
-    return bool(now) and now != before and (not before or before.partition(".")[0] == asked)
-
-
 def _asked_of_gateways(spec: PDDeploymentSpec) -> str:
     """Return a hash of what the spec says about gateways, whatever is made of it."""
     share = [spec.image, spec.image_pull_policy, spec.restarted_at]
@@ -157,19 +190,19 @@ def _asked_of_gateways(spec: PDDeploymentSpec) -> str:
     return semantic_hash([*share, *map(said, parts)], size=4)
 
 
-def _secret(inputs: Inputs) -> list[Wish]:
+def _secret(inputs: Inputs, make_pair: Callable[[], KeyPair]) -> list[DesiredChild]:
     if not inputs.spec.link.curve:
         return []
     bare = manifest(
         inputs.owner, "v1", "Secret", names.curve_secret(inputs.owner.name), type="Opaque"
     )
-    seed = partial(curve_secret, inputs.owner, inputs.make_pair)
-    return [Wish(bare, seed=seed, wave=Wave.GUARDS)]
+    seed = partial(curve_secret, inputs.owner, make_pair)
+    return [DesiredChild(bare, seed=seed, wave=Wave.GUARDS)]
 
 
-def _scaler(owner: Owner, role: RoleSpec, asked: Mapping[Role, int]) -> Wish:
+def _scaler(owner: Owner, role: RoleSpec, asked: Mapping[Role, int]) -> DesiredChild:
     """Return a role's scaler; one that is made again asks for what the last one did."""
-    bare = extras.role_scaler(owner, role)
+    bare = role_scaler(owner, role)
     replicas = asked.get(Role(role.name), role.replicas)
     seeded = {**bare, "spec": {**bare["spec"], "replicas": replicas}}
-    return Wish(bare, seed=lambda: seeded)
+    return DesiredChild(bare, seed=lambda: seeded)

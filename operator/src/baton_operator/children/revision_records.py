@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
@@ -27,27 +28,31 @@ class RevisionRecords:
         self._children = children
         self._packed: dict[ObjectKey, dict[str, bytes]] = {}
 
-    async def find(self, owner: ObjectKey, uid: str, revision: str) -> RevisionRecord | None:
-        """Return a record that exists, or None; one of another owner does not count.
+    async def has(self, owner: ObjectKey, uid: str, revision: str) -> bool:
+        """Whether there is a record, which is at hand then; one of another owner does not count.
 
         What the store does not know is not asked for: a new revision has no record yet.
         """
-        packed = self._packed.get(owner, {}).get(revision)
-        if packed is not None:
-            return _decode(packed)
+        if revision in self._packed.get(owner, {}):
+            return True
         name = revision_record(owner.name, revision)
         if self._children.entry(owner, ChildId(CONFIG_MAP.kind, name)) is None:
-            return None
+            return False
         body = await self._kube.get(CONFIG_MAP, owner.namespace, name)
         if body is None or not child_of(partial_of(body), CONFIG_MAP.kind).is_of(uid):
-            return None
+            return False
         try:
             record = read_record(body)
         except ValueError as error:
             log.warning("record unreadable", extra={"object": str(owner), "error": str(error)})
-            return None
+            return False
         self.keep(owner, record)
-        return record
+        return True
+
+    def unpacked(self, owner: ObjectKey, revisions: Iterable[str]) -> dict[str, RevisionRecord]:
+        """Return records at hand."""
+        packed = self._packed[owner]
+        return {revision: _decode(packed[revision]) for revision in revisions}
 
     def keep(self, owner: ObjectKey, record: RevisionRecord) -> None:
         """Enter a record."""

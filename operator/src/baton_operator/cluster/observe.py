@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from baton_operator.cluster.partial_objects import Child, PodView, ScalerView, Workload
@@ -41,10 +42,10 @@ class PodRef(NamedTuple):
     view: PodView
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Observed:
     """Everything that exists of one PDDeployment `at` a time (unix seconds), as far as it
-    matters.
+    matters; `version` is the store's.
     """
 
     workloads: tuple[WorkloadRef, ...] = ()
@@ -57,14 +58,17 @@ class Observed:
     records: tuple[Child, ...] = ()
     leaving: tuple[ChildId, ...] = ()
     at: float = 0.0
+    version: int = 0
 
+    @cached_property
     def revisions(self) -> tuple[Revision, ...]:
-        """Return the counts by revision, in order of name."""
+        """The counts by revision, in order of name."""
         names = sorted({w.revision for w in self.workloads})
         return tuple(self._revision(name) for name in names)
 
+    @cached_property
     def gateways(self) -> Gateways | None:
-        """Return what the gateways are of, or None when there are none.
+        """What the gateways are of, or None when there are none.
 
         A pod that leaves is unready at once, and serves who is connected to it until nobody is; its
         Deployment counts it no more. Pods may be known later than the Deployment's counts: those of
@@ -91,11 +95,11 @@ class Observed:
 
     def ready(self) -> Counts:
         """Return ready worker pods over all revisions."""
-        return total(revision.ready for revision in self.revisions())
+        return total(revision.ready for revision in self.revisions)
 
     def existing(self) -> Counts:
         """Return worker pods over all revisions that have not begun to terminate."""
-        return total(revision.existing for revision in self.revisions())
+        return total(revision.existing for revision in self.revisions)
 
     def blocked(self) -> str:
         """Return what the scheduler says about a pod without room, or an empty string."""
@@ -187,6 +191,7 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str, now: float) -> Observ
         records=tuple(records),
         leaving=tuple(leaving),
         at=now,
+        version=store.version(owner),
     )
 
 

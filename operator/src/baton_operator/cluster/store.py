@@ -7,6 +7,7 @@ in time: an event older than a known write is dropped.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -45,6 +46,8 @@ class ChildStore:
     def __init__(self) -> None:
         self._owners: dict[ObjectKey, dict[ChildId, Entry]] = {}
         self._in_writing: set[tuple[ObjectKey, ChildId]] = set()
+        self._changes = itertools.count(1)
+        self._versions: dict[ObjectKey, int] = {}
 
     @contextmanager
     def in_writing(self, owner: ObjectKey, child: ChildId) -> Iterator[None]:
@@ -60,16 +63,15 @@ class ChildStore:
 
     def observed(self, owner: ObjectKey, kind: Kind, child: Child) -> Change:
         """Enter what a list or watch reported; return what changed."""
-        children = self._owners.setdefault(owner, {})
         key = ChildId(kind.kind, child.name)
-        known = children.get(key)
+        known = self.entry(owner, key)
         if known is None or known.child.uid != child.uid:
-            children[key] = Entry(child, not child.edited_at)
+            self._enter(owner, key, Entry(child, not child.edited_at))
             return Change.NONE if (owner, key) in self._in_writing else Change.STATUS
         if child.version <= known.child.version:
             return Change.NONE
         is_same = _is_unedited(known.child, child, kind)
-        children[key] = Entry(child, known.is_verified and is_same)
+        self._enter(owner, key, Entry(child, known.is_verified and is_same))
         if child.is_deleting and not known.child.is_deleting:
             return Change.DRIFT
         if not is_same:
@@ -78,11 +80,10 @@ class ChildStore:
 
     def wrote(self, owner: ObjectKey, kind: Kind, child: Child) -> None:
         """Enter the server's answer to our own write."""
-        children = self._owners.setdefault(owner, {})
         key = ChildId(kind.kind, child.name)
-        known = children.get(key)
+        known = self.entry(owner, key)
         if known is None or known.child.uid != child.uid or child.version >= known.child.version:
-            children[key] = Entry(child, is_verified=True)
+            self._enter(owner, key, Entry(child, is_verified=True))
 
     def gone(self, owner: ObjectKey, kind: Kind, name: str, uid: str) -> Change:
         """Remove a child that a watch or a fresh list reports gone."""
@@ -92,13 +93,18 @@ class ChildStore:
         if entry is None or entry.child.uid != uid:
             return Change.NONE
         del children[key]
+        self._versions[owner] = next(self._changes)
         if not children:
-            del self._owners[owner]
+            del self._owners[owner], self._versions[owner]
         return Change.DRIFT
 
     def entry(self, owner: ObjectKey, child: ChildId) -> Entry | None:
         """Return one child, or None."""
         return self._owners.get(owner, {}).get(child)
+
+    def version(self, owner: ObjectKey) -> int:
+        """Return a number that is another after every change of an owner's children."""
+        return self._versions.get(owner, 0)
 
     def children(self, owner: ObjectKey) -> Iterator[tuple[ChildId, Entry]]:
         """Yield every child of an owner; the store must not change meanwhile."""
@@ -120,6 +126,10 @@ class ChildStore:
     def size(self) -> int:
         """Return how many children are known."""
         return sum(map(len, self._owners.values()))
+
+    def _enter(self, owner: ObjectKey, child: ChildId, entry: Entry) -> None:
+        self._owners.setdefault(owner, {})[child] = entry
+        self._versions[owner] = next(self._changes)
 
 
 def _is_unedited(old: Child, new: Child, kind: Kind) -> bool:

@@ -1,7 +1,8 @@
 """One pass over one PDDeployment: from what is known to what shall be, and one status.
 
-Level-triggered: nothing here knows which event asked for the pass. Every decision is `plan`'s; this
-module fetches what deciding needs, writes what was decided, and hands over to `report`.
+Level-triggered: nothing here knows which event asked for the pass. A pass decides (observe, plan,
+render, compare) and acts (write, report), each once. It decides again only on news: where a write
+asks for a look at the object first, and that, or its children, turn out to have changed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from baton_operator.children.apply import Applier, Outcome, Result, Unwanted
-from baton_operator.children.desired import Apis, Inputs, is_made_otherwise, of_gateways, wishes
+from baton_operator.children.apply import Applier, Difference, Outcome, Result, Unwanted
+from baton_operator.children.desired import Apis, Inputs, Surroundings
+from baton_operator.children.renderer import Desired, Renderer
 from baton_operator.children.resources.credentials import KeyPair
 from baton_operator.children.resources.meta import Owner
-from baton_operator.children.revision import RevisionRecord, make_record
+from baton_operator.children.revision import make_record
 from baton_operator.children.revision_records import RevisionRecords
-from baton_operator.children.wish import Wish
 from baton_operator.cluster.api import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -28,7 +30,7 @@ from baton_operator.cluster.api import (
     Throttled,
 )
 from baton_operator.cluster.observe import Observed, observe
-from baton_operator.cluster.parents import Invalid, Parent, ParentStore
+from baton_operator.cluster.parents import Invalid, ParentStore
 from baton_operator.cluster.store import ChildId, ChildStore
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.names import WORKER_ROLES, gateway
@@ -71,13 +73,24 @@ class Tools:
     now: Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What a pass found, and what it shall do; `recorded` names revisions with a record."""
+
+    pdd: PDDeployment
+    seen: Observed
+    plan: Plan
+    recorded: frozenset[str]
+    desired: Desired
+    difference: Difference
+
+
 class Reconciler:
     """Runs passes, knowing the cluster's optional APIs and the operator's own namespace."""
 
     def __init__(self, tools: Tools, apis: Apis, home: str = "") -> None:
         self._tools = tools
-        self._apis = apis
-        self._home = home
+        self._renderer = Renderer(Surroundings(apis, tools.make_pair, home))
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Run one pass; return seconds until the next one without an event, or None.
@@ -86,9 +99,10 @@ class Reconciler:
 
         1. Find the object as its watch told of it: one that is not known is gone or will be told
            of, and either way nothing is read. Leave it alone while it is deleted.
-        2. Observe, and plan.
-        3. Read it again if children must be written for another reason than its own change.
-        4. Mark who leaves; write children; remove what is switched off or retired.
+        2. Decide: observe, plan, and compare what is there with what shall be.
+        3. Read the object again if children must be written for another reason than its own change:
+           it may be gone, or another. Decide once more if it, or its children, have changed.
+        4. Act: mark who leaves; write children; remove what is switched off or retired.
         5. Report, also when a write failed.
 
         Raises:
@@ -96,42 +110,90 @@ class Reconciler:
             Throttled: the server asks to be left alone for a while; the status does not say so.
             ApiError: reading failed, or the status could not be written.
         """
-        tools = self._tools
-        is_fresh = tools.parents.take_fresh(key)
-        parent = tools.parents.get(key)
-        if parent is None:
-            self._forget(key)
-            return FORGOTTEN
+        parents = self._tools.parents
+        is_fresh = parents.take_fresh(key)
+        parent = parents.get(key)
         if isinstance(parent, Invalid):
-            await tools.reporter.invalid(parent)
+            await self._tools.reporter.invalid(parent)
             return None
-        if parent.is_deleting:
-            return None
-        return await self._pass(parent, is_fresh=is_fresh)
+        if parent is None or parent.is_deleting:
+            return self._left_alone(key)
+        decision = await self._decide(parent)
+        if not is_fresh and not decision.difference.is_none:
+            await self._read(parent)
+            current = parents.get(key)
+            if not isinstance(current, PDDeployment) or current.is_deleting:
+                return self._left_alone(key)
+            if current is not parent or self._has_news(decision.seen, key):
+                decision = await self._decide(current)
+        return await self._act(decision)
 
-    async def _pass(self, pdd: PDDeployment, *, is_fresh: bool) -> float | None:
+    def _left_alone(self, key: ObjectKey) -> float | None:
+        if self._tools.parents.get(key) is not None:
+            return None
+        self._forget(key)
+        return FORGOTTEN
+
+    async def _decide(self, pdd: PDDeployment) -> _Decision:
         seen = self._observe(pdd)
         update, turn = await self._turn(pdd)
         plan = self._plan(pdd, seen, update, turn)
-        records = await self._records(pdd, plan)
-        inputs = self._inputs(pdd, plan, records, has_gateway=seen.gateway is not None)
-        plan, wanted = self._gateway_turn(pdd, plan, seen, wishes(inputs))
-        applier = self._tools.applier
-        extras = applier.unwished(pdd.key, pdd.uid, wanted)
-        if not is_fresh and (extras or not applier.are_settled(pdd.key, pdd.uid, wanted)):
-            return await self._again(pdd)
+        recorded = await self._recorded(pdd, plan)
+        inputs = Inputs(
+            owner=_owner(pdd),
+            spec=pdd.spec,
+            update=plan.update,
+            gateway=plan.gateway,
+            target=plan.target,
+            wanted=plan.step.wanted,
+            asked=plan.asked,
+            recorded=recorded,
+            has_gateway=seen.gateway is not None,
+        )
+        records = partial(self._tools.records.unpacked, pdd.key, recorded)
+        desired = self._renderer.desired(pdd.key, inputs, records)
+        plan, desired = self._gateway_turn(pdd, plan, seen, desired)
+        difference = self._tools.applier.difference(pdd.key, pdd.uid, desired.hashes)
+        return _Decision(pdd, seen, plan, recorded, desired, difference)
+
+    async def _act(self, decision: _Decision) -> float | None:
+        pdd, seen, plan = decision.pdd, decision.seen, decision.plan
         await self._mark(pdd.key, seen, plan)
-        results = await applier.apply_all(pdd.key, pdd.uid, wanted)
-        _raise_throttled(results)
+        results = await self._write(decision)
         await self._tell_new_keys(pdd, seen, results)
-        await self._scale_unrecorded(pdd, seen, plan, records)
-        await applier.remove_all(pdd.key, extras)
-        await self._retire(pdd.key, seen, plan)
-        await applier.remove_all(pdd.key, _outdated_files(pdd.key.name, seen, wanted, results))
-        trouble = _trouble(results)
-        seen = self._observe(pdd)
-        self._tools.telemetry.refresh(pdd.key, seen.pods)
-        sample = self._tools.telemetry.sample(pdd.key)
+        await self._scale_unrecorded(decision)
+        await self._remove(decision, results)
+        return await self._report(decision, results)
+
+    async def _write(self, decision: _Decision) -> list[Result]:
+        """Write what differs.
+
+        Raises:
+            Throttled: the server has too much to do: that is no trouble of the object.
+        """
+        pdd, difference = decision.pdd, decision.difference
+        children = decision.desired.render() if difference.unsettled else []
+        results = await self._tools.applier.apply_all(pdd.key, pdd.uid, difference, children)
+        asked = [r.error for r in results if isinstance(r.error, Throttled)]
+        if asked:
+            raise max(asked, key=lambda error: error.retry_after_seconds)
+        return results
+
+    async def _remove(self, decision: _Decision, results: list[Result]) -> None:
+        pdd, seen, applier = decision.pdd, decision.seen, self._tools.applier
+        await applier.remove_all(pdd.key, decision.difference.unwanted)
+        await self._retire(pdd.key, seen, decision.plan)
+        files = _outdated_files(pdd.key.name, seen, decision.desired, results)
+        await applier.remove_all(pdd.key, files)
+
+    async def _report(self, decision: _Decision, results: list[Result]) -> float | None:
+        """Report what is there after the writes; return when to look again, or None."""
+        pdd, plan, seen = decision.pdd, decision.plan, decision.seen
+        telemetry, trouble = self._tools.telemetry, _trouble(results)
+        if self._has_news(seen, pdd.key):
+            seen = self._observe(pdd)
+        telemetry.refresh(pdd.key, seen.pods)
+        sample = telemetry.sample(pdd.key)
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
         self._tools.upgrades.passed(pdd.key)
         if trouble.failed:
@@ -142,33 +204,36 @@ class Reconciler:
     def _observe(self, pdd: PDDeployment) -> Observed:
         return observe(self._tools.children, pdd.key, pdd.uid, self._tools.now())
 
+    def _has_news(self, seen: Observed, key: ObjectKey) -> bool:
+        return self._tools.children.version(key) != seen.version
+
     async def _turn(self, pdd: PDDeployment) -> tuple[str, Turn]:
         """Return the revision to aim at: one that nobody knows how to make again cannot be kept."""
         update, turn = self._tools.upgrades.turn(pdd)
-        if turn.waiting and await self._tools.records.find(pdd.key, pdd.uid, update) is None:
+        if turn.waiting and not await self._tools.records.has(pdd.key, pdd.uid, update):
             return turn.waiting, Turn(is_upgrade=True)
         return update, turn
 
     def _gateway_turn(
-        self, pdd: PDDeployment, plan: Plan, seen: Observed, wanted: list[Wish]
-    ) -> tuple[Plan, list[Wish]]:
-        """Return plan and wishes with the gateways' turn, when this operator makes them otherwise.
+        self, pdd: PDDeployment, plan: Plan, seen: Observed, desired: Desired
+    ) -> tuple[Plan, Desired]:
+        """Return both with the gateways' turn, when this operator makes them otherwise.
 
         What the user asks for, and another revision's, is for now; and so are gateways that are not
         there. In a rollout they stay, until they come to the new revision's anyway.
         """
-        pods = of_gateways(wanted)
         is_same = seen.gateway is not None and seen.gateway_revision == plan.gateway
-        has_news = is_same and is_made_otherwise(pods, seen.gateway_made_from)
+        is_other = desired.outline.makes_gateways_otherwise(seen.gateway_made_from)
+        has_news = is_same and is_other
         is_amid = plan.gateway != plan.update or bool(plan.turn.waiting)
         why = self._tools.upgrades.gateways(pdd, has_news=has_news and not is_amid)
         if has_news and not is_amid and not why:
             memory = plan.memory._replace(is_gateway_upgrade=True)
-            return dataclasses.replace(plan, memory=memory), wanted
+            return dataclasses.replace(plan, memory=memory), desired
         if why:
             text = f"gateways, as this operator makes them, wait for {why}"
             plan = dataclasses.replace(plan, turn=plan.turn._replace(why=text))
-        return plan, [wish for wish in wanted if not has_news or wish not in pods]
+        return plan, dataclasses.replace(desired, keeps_gateways=has_news)
 
     def _plan(self, pdd: PDDeployment, seen: Observed, update: str, turn: Turn) -> Plan:
         asked = read_asked(pdd.status) | {
@@ -177,69 +242,40 @@ class Reconciler:
             if (scaler := seen.scaler(role)) is not None
         }
         facts = Facts(
-            seen.revisions(),
+            seen.revisions,
             asked,
             awaiting_room=seen.awaiting_room(),
-            gateways=seen.gateways(),
+            gateways=seen.gateways,
             turn=turn,
         )
         memory = read_memory(pdd.status)
         return make_plan(pdd.spec, update, facts, memory, self._tools.now())
 
-    async def _records(self, pdd: PDDeployment, plan: Plan) -> dict[str, RevisionRecord]:
-        """Return the records of every revision that stays; the goal's is made when there is none.
+    async def _recorded(self, pdd: PDDeployment, plan: Plan) -> frozenset[str]:
+        """Return which revisions that stay have a record; the goal's is made when there is none.
 
         An old revision without a record is scaled as it is: nobody knows any more what it was.
         """
-        found: dict[str, RevisionRecord] = {}
+        found, records = set(), self._tools.records
         for name in set(plan.step.wanted) - set(plan.retired):
-            record = await self._tools.records.find(pdd.key, pdd.uid, name)
-            if record is None and name == plan.update:
-                record = make_record(_owner(pdd), pdd.spec, name)
-                self._tools.records.keep(pdd.key, record)
-            if record is not None:
-                found[name] = record
-        return found
+            is_there = await records.has(pdd.key, pdd.uid, name)
+            if not is_there and name == plan.update:
+                records.keep(pdd.key, make_record(_owner(pdd), pdd.spec, name))
+            if is_there or name == plan.update:
+                found.add(name)
+        return frozenset(found)
 
-    def _inputs(
-        self,
-        pdd: PDDeployment,
-        plan: Plan,
-        records: dict[str, RevisionRecord],
-        *,
-        has_gateway: bool,
-    ) -> Inputs:
-        return Inputs(
-            owner=_owner(pdd),
-            spec=pdd.spec,
-            plan=plan,
-            records=records,
-            apis=self._apis,
-            make_pair=self._tools.make_pair,
-            home=self._home,
-            has_gateway=has_gateway,
-        )
-
-    async def _read(self, pdd: PDDeployment) -> Parent | None:
+    async def _read(self, pdd: PDDeployment) -> None:
+        """Learn what the object is now."""
         key, parents = pdd.key, self._tools.parents
         body = await self._tools.kube.get(PD_DEPLOYMENT, key.namespace, key.name)
         if body is None:
             parents.gone(key, pdd.uid)
-            return None
-        parents.seen(body, is_event=False)
-        return parents.get(key)
-
-    async def _again(self, pdd: PDDeployment) -> float | None:
-        """Plan once more on the object as it is now: it may be gone, or another."""
-        parent = await self._read(pdd)
-        if parent is None:
-            self._forget(pdd.key)
-            return FORGOTTEN
-        if isinstance(parent, Invalid) or parent.is_deleting:
-            return None
-        return await self._pass(parent, is_fresh=True)
+        else:
+            parents.seen(body, is_event=False)
 
     def _forget(self, key: ObjectKey) -> None:
+        self._renderer.forget(key)
         self._tools.records.forget(key)
         self._tools.reporter.forget(key)
         self._tools.telemetry.forget(key)
@@ -251,22 +287,17 @@ class Reconciler:
             leaving = await mark_victims(tools.kube, tools.probe, key, shrink)
             log.info("scaling in", extra={"object": str(key), "pods": leaving})
 
-    async def _scale_unrecorded(
-        self,
-        pdd: PDDeployment,
-        seen: Observed,
-        plan: Plan,
-        records: dict[str, RevisionRecord],
-    ) -> None:
-        for workload in seen.workloads:
-            wanted = plan.step.wanted.get(workload.revision)
-            if wanted is None or workload.revision in records:
+    async def _scale_unrecorded(self, decision: _Decision) -> None:
+        namespace = decision.pdd.key.namespace
+        for workload in decision.seen.workloads:
+            wanted = decision.plan.step.wanted.get(workload.revision)
+            if wanted is None or workload.revision in decision.recorded:
                 continue
             replicas = wanted[WORKER_ROLES.index(workload.role)]
             if replicas != workload.counts.desired:
                 patch = {"metadata": {"uid": workload.child.uid}, "spec": {"replicas": replicas}}
                 name = workload.child_id.name
-                await self._tools.kube.merge(DEPLOYMENT, pdd.key.namespace, name, patch)
+                await self._tools.kube.merge(DEPLOYMENT, namespace, name, patch)
 
     async def _tell_new_keys(
         self, pdd: PDDeployment, seen: Observed, results: list[Result]
@@ -309,7 +340,7 @@ def _trouble(results: list[Result]) -> Trouble:
 
 
 def _outdated_files(
-    name: str, seen: Observed, wanted: list[Wish], results: list[Result]
+    name: str, seen: Observed, desired: Desired, results: list[Result]
 ) -> list[Unwanted]:
     """Return files of gateways that are gone: every gateway is as it shall be, with a file of its
     own.
@@ -318,7 +349,7 @@ def _outdated_files(
     is_over = seen.gateway is not None and seen.gateway.is_rolled
     if not is_over or ChildId(DEPLOYMENT.kind, gateway(name)) not in untouched:
         return []
-    kept = {wish.child_id.name for wish in wanted}
+    kept = {child.name for child in desired.hashes}
     return [Unwanted(CONFIG_MAP, file) for file in seen.gateway_files if file.name not in kept]
 
 
@@ -328,13 +359,6 @@ def _errors(results: Iterable[Result]) -> tuple[str, ...]:
 
 def _named(results: list[Result], outcome: Outcome) -> tuple[str, ...]:
     return tuple(f"{r.child.kind} {r.child.name}" for r in results if r.outcome is outcome)
-
-
-def _raise_throttled(results: list[Result]) -> None:
-    """Give way to a server that has too much to do: that is no trouble of the object."""
-    asked = [r.error for r in results if isinstance(r.error, Throttled)]
-    if asked:
-        raise max(asked, key=lambda error: error.retry_after_seconds)
 
 
 def _retry_in(results: list[Result]) -> float | None:

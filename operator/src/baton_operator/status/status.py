@@ -80,7 +80,7 @@ def deployment_status(
 ) -> dict[str, Any]:
     """Return the whole status."""
     ready, existing = seen.ready(), seen.existing()
-    updated = next((r.existing for r in seen.revisions() if r.name == plan.update), Counts())
+    updated = next((r.existing for r in seen.revisions if r.name == plan.update), Counts())
     conditions = _conditions(pdd.spec, plan, seen, trouble)
     roles = [
         {"name": role.value, "desired": d, "replicas": e, "ready": r, "updated": u}
@@ -156,7 +156,7 @@ def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
         entry["isGatewayUpgrade"] = True
     answering = plan.memory.answering
     is_over = plan.step.phase is Phase.COMPLETE
-    if answering and not (is_over and _are_of(answering, seen.gateways())):
+    if answering and not (is_over and _are_of(answering, seen.gateways)):
         entry["answeringRevision"] = answering
     if plan.turn.waiting:
         entry["waitingRevision"] = plan.turn.waiting
@@ -256,7 +256,7 @@ def _gateways(seen: Observed) -> str:
 
 def _leaving(seen: Observed) -> str:
     """Return until when a rollout waits for gateways that leave, or an empty string."""
-    gateways = seen.gateways()
+    gateways = seen.gateways
     if gateways is None or not gateways.others_leave_by:
         return ""
     return f"old gateways end their connections, by {timestamp(gateways.others_leave_by)} at latest"
@@ -284,7 +284,7 @@ def _roles(plan: Plan, seen: Observed) -> list[Condition]:
 def _gateway(spec: PDDeploymentSpec, plan: Plan, seen: Observed) -> Condition:
     if seen.gateway is None:
         return Condition("GatewayReady", Truth.UNKNOWN, "NotObserved", "no gateway Deployment yet")
-    serving = [r.name for r in seen.revisions() if served_ticks(usable(r), plan.target)]
+    serving = [r.name for r in seen.revisions if served_ticks(usable(r), plan.target)]
     if serving and seen.gateway_revision and seen.gateway_revision not in serving:
         message = f"gateways are of {seen.gateway_revision}, workers of {', '.join(serving)}"
         return Condition("GatewayReady", Truth.FALSE, "GatewayOfAnotherRevision", message)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import zmq
+
 from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
 from baton_operator.names import Role
@@ -20,6 +22,12 @@ class KeyPair(NamedTuple):
 
     public: str
     secret: str
+
+
+def make_pair() -> KeyPair:
+    """Return a fresh pair, made by libzmq itself."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode(), secret.decode())
 
 
 def curve_secret(owner: Owner, make_pair: Callable[[], KeyPair]) -> Manifest:

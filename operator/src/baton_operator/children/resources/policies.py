@@ -1,4 +1,4 @@
-"""Who may talk to whom: default-deny NetworkPolicies with the paths that serving needs.
+"""What pods may: their ServiceAccount, and whom they talk to, by default-deny NetworkPolicies.
 
 prefill -> gateway link, decode -> gateway link, prefill -> decode KV, clients -> gateway HTTP,
 scrapers and the operator -> health ports, every pod -> DNS.
@@ -15,6 +15,17 @@ from baton_operator.names import Role
 
 _ANYWHERE: list[Manifest] = [{"namespaceSelector": {}}]
 _DNS: Manifest = {"ports": [{"protocol": p, "port": 53} for p in ("UDP", "TCP")]}
+
+
+def service_account(owner: Owner) -> Manifest:
+    """Return the account of every pod: no permissions, no token."""
+    return manifest(
+        owner,
+        "v1",
+        "ServiceAccount",
+        names.service_account(owner.name),
+        automountServiceAccountToken=False,
+    )
 
 
 def network_policies(owner: Owner, spec: PDDeploymentSpec, home: str = "") -> list[Manifest]:

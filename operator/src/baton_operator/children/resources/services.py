@@ -1,4 +1,6 @@
-"""Services: one for clients, one headless through which workers find every gateway."""
+"""How pods are found: the Service for clients, the headless one through which workers find every
+gateway, and the PodMonitor for scrapers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from baton_operator.children.resources.meta import Manifest, Owner, manifest, se
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
 
+POD_MONITOR_API_VERSION = "monitoring.coreos.com/v1"
 _FAMILIES = "PreferDualStack"
 """Both families where the cluster has both; else the one it has."""
 
@@ -46,5 +49,21 @@ def link_service(owner: Owner) -> Manifest:
             "publishNotReadyAddresses": True,
             "selector": selector_labels(owner.name, Role.GATEWAY),
             "ports": [port],
+        },
+    )
+
+
+def pod_monitor(owner: Owner) -> Manifest:
+    """Return the PodMonitor that scrapes every pod of the deployment."""
+    endpoints = [{"port": "health", "path": "/metrics"}]
+    return manifest(
+        owner,
+        POD_MONITOR_API_VERSION,
+        "PodMonitor",
+        owner.name,
+        spec={
+            "selector": {"matchLabels": selector_labels(owner.name)},
+            "podMetricsEndpoints": endpoints,
+            "podTargetLabels": [names.LABEL_ROLE, names.LABEL_REVISION],
         },
     )

@@ -1,4 +1,4 @@
-"""Workloads: a Deployment for each revision's role, and the gateway's.
+"""Workloads: a Deployment for each revision's role, and the gateway's; and what scales a role.
 
 A worker Deployment's pod template never changes after creation: a change is another revision with
 another name, and only the planner moves replicas between them.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
-from baton_operator.models import PDDeploymentSpec
-from baton_operator.names import Role
+from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.names import API_VERSION, Role
 
 
 def worker_workload(
@@ -68,4 +68,17 @@ def gateway_workload(
             },
             "template": template,
         },
+    )
+
+
+def role_scaler(owner: Owner, role: RoleSpec) -> Manifest:
+    """Return the scaler of an External role, without replicas: others own those."""
+    kind = Role(role.name)
+    return manifest(
+        owner,
+        API_VERSION,
+        "PDRoleScaler",
+        names.of_role(owner.name, kind),
+        role=kind,
+        spec={"targetRef": {"name": owner.name, "role": kind.value}},
     )
