@@ -16,7 +16,7 @@ from baton_operator.cluster.reflector import Pace, Reflector
 from baton_operator.cluster.store import ChildStore
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.reconciling.controller import Machine, run_one
+from baton_operator.reconciling.controller import Controller, run_one
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.settings import Settings
 from baton_testing.fake_kube import FakeKube
@@ -103,13 +103,13 @@ class Passes:
 async def test_a_pass_that_is_throttled_again_and_again_comes_ever_more_seldom():
     clock = Clock()
     queue = WorkQueue(clock)
-    machine = Machine(queue, Passes(), (), OperatorMetrics(CollectorRegistry()), Settings())
+    controller = Controller(queue, Passes(), (), OperatorMetrics(CollectorRegistry()), Settings())
     waits = []
 
     queue.add(KEY)
     for _ in range(12):
         await queue.get()
-        await run_one(machine, KEY)
+        await run_one(controller, KEY)
         queue.done(KEY)
         when, release = clock.due[-1]
         waits.append(when - clock.now)

@@ -14,7 +14,7 @@ from baton_operator.children.resources.meta import Owner
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
 from baton_operator.pods.probe import HttpPodProbe
-from baton_operator.serving.doors import Doorkeeper
+from baton_operator.serving.connection_limiter import ConnectionLimiter
 from baton_operator.serving.health import serve
 from baton_worker.ports import port_of, reserve_port
 
@@ -56,7 +56,7 @@ async def test_the_operators_own_probes_answer_over_both_families(called: str) -
     app.add_routes([web.get("/drain", answer)])
     with reserve_port("127.0.0.1") as keeper:
         runner = await serve(
-            app, "*", port_of(keeper), Doorkeeper(Counter("refused", "", registry=None))
+            app, "*", port_of(keeper), ConnectionLimiter(Counter("refused", "", registry=None))
         )
         try:
             async with aiohttp.ClientSession() as session:

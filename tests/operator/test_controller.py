@@ -13,7 +13,7 @@ from baton_operator.cluster.reflector import Reflector
 from baton_operator.cluster.store import Change, ChildStore
 from baton_operator.metrics import RESULTS, OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.reconciling.controller import Machine, enqueue, run_one
+from baton_operator.reconciling.controller import Controller, enqueue, run_one
 from baton_operator.reconciling.handlers import build_registry, kopf_settings
 from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
 from baton_operator.reconciling.work_queue import WorkQueue
@@ -57,8 +57,8 @@ async def run(outcome):
     """Run one pass; return when the key is next due, and the result that was counted."""
     clock = Clock()
     metrics = OperatorMetrics(CollectorRegistry())
-    machine = Machine(WorkQueue(clock), Passes(outcome), (), metrics, Settings())
-    await run_one(machine, KEY)
+    controller = Controller(WorkQueue(clock), Passes(outcome), (), metrics, Settings())
+    await run_one(controller, KEY)
     text = generate_latest(metrics.registry).decode()
     counts = [
         line for line in text.splitlines() if line.startswith("baton_operator_reconcile_total")

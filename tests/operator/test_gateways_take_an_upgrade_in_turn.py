@@ -236,12 +236,12 @@ def test_a_later_schemas_new_field_is_not_taken_for_a_users_wish():
         colour: str = "red"
         hues: list[str] = msgspec.field(default_factory=list)
 
-    assert revision.said(Later()) == revision.said(GatewaySpec()) == {}
-    assert revision.said(Later(colour="blue")) == {"colour": "blue"}
-    assert revision.said(GatewaySpec(replicas=3)) == {"replicas": 3}
+    assert revision.non_defaults(Later()) == revision.non_defaults(GatewaySpec()) == {}
+    assert revision.non_defaults(Later(colour="blue")) == {"colour": "blue"}
+    assert revision.non_defaults(GatewaySpec(replicas=3)) == {"replicas": 3}
 
 
 def test_a_schema_is_looked_at_once_and_not_in_each_pass(monkeypatch):
-    assert revision.said(GatewaySpec(replicas=2)) == {"replicas": 2}
+    assert revision.non_defaults(GatewaySpec(replicas=2)) == {"replicas": 2}
     monkeypatch.delattr(msgspec.structs, "fields")
-    assert revision.said(GatewaySpec(replicas=3)) == {"replicas": 3}
+    assert revision.non_defaults(GatewaySpec(replicas=3)) == {"replicas": 3}

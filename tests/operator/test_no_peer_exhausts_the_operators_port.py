@@ -12,7 +12,7 @@ import uvloop
 from aiohttp import web
 from prometheus_client import Counter
 
-from baton_operator.serving.doors import Doorkeeper
+from baton_operator.serving.connection_limiter import ConnectionLimiter
 from baton_operator.serving.health import serve
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -24,11 +24,11 @@ async def answer(_: web.Request) -> web.Response:
     return web.Response(text="fine")
 
 
-def run(scenario: Callable[[Connect], Awaitable[None]], keeper: Doorkeeper) -> None:
+def run(scenario: Callable[[Connect], Awaitable[None]], limiter: ConnectionLimiter) -> None:
     async def served() -> None:
         app = web.Application()
         app.add_routes([web.get("/healthz", answer)])
-        runner = await serve(app, "127.0.0.1", 0, keeper)
+        runner = await serve(app, "127.0.0.1", 0, limiter)
         (site,) = runner.sites
         port = site._server.sockets[0].getsockname()[1]
         try:
@@ -83,7 +83,7 @@ def test_connections_beyond_the_bound_are_ended_and_counted_until_one_leaves() -
         for _, other in held:
             other.close()
 
-    run(scenario, Doorkeeper(counter, max_connections=3))
+    run(scenario, ConnectionLimiter(counter, max_connections=3))
 
 
 def test_one_peer_leaves_room_for_the_probes_of_others() -> None:
@@ -103,7 +103,7 @@ def test_one_peer_leaves_room_for_the_probes_of_others() -> None:
         for _, other in (*held, (reader, writer)):
             other.close()
 
-    run(scenario, Doorkeeper(counter, max_connections=4, max_of_peer=2))
+    run(scenario, ConnectionLimiter(counter, max_connections=4, max_of_peer=2))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_one_peer_leaves_room_for_the_probes_of_others() -> None:
 def test_a_peer_is_what_it_cannot_choose_of_its_address(
     one: str, other: str, is_same: bool
 ) -> None:
-    keeper = Doorkeeper(refused(), max_of_peer=1)
-    assert keeper.enter(one)
-    assert keeper.enter(other) != is_same
+    limiter = ConnectionLimiter(refused(), max_of_peer=1)
+    assert limiter.enter(one)
+    assert limiter.enter(other) != is_same
     for address in (one, other):
-        keeper.leave(address)
-    assert keeper.enter(other)
+        limiter.leave(address)
+    assert limiter.enter(other)
 
 
 def test_who_trickles_headers_is_cut_off() -> None:
@@ -140,7 +140,7 @@ def test_who_trickles_headers_is_cut_off() -> None:
         assert b"fine" not in ended.result()
         writer.close()
 
-    run(scenario, Doorkeeper(refused(), lifetime_seconds=0.3))
+    run(scenario, ConnectionLimiter(refused(), lifetime_seconds=0.3))
 
 
 def test_a_connection_whose_time_is_up_was_good_until_then() -> None:
@@ -150,4 +150,4 @@ def test_a_connection_whose_time_is_up_was_good_until_then() -> None:
         assert await rest_of(reader) == b""
         writer.close()
 
-    run(scenario, Doorkeeper(refused(), lifetime_seconds=0.5))
+    run(scenario, ConnectionLimiter(refused(), lifetime_seconds=0.5))

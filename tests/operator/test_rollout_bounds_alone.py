@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_operator.planning.pairs import Budget, Counts, Revision, served_floor, served_ticks
-from baton_operator.planning.step_limits import Least, cleared, spared
+from baton_operator.planning.step_limits import MinAvailable, keep_available, make_room
 
 NONE = Counts()
 
@@ -20,25 +20,25 @@ def nothing(order):
 
 LEAST = {
     "the first gives back first, ticks before single pods": (
-        Least(NONE, 3, ""), {"a": (2, 2), "b": (2, 2)}, {"a": (2, 2), "b": (1, 1)},
+        MinAvailable(NONE, 3, ""), {"a": (2, 2), "b": (2, 2)}, {"a": (2, 2), "b": (1, 1)},
     ),
     "one that serves nothing gives no tick back": (
-        Least(NONE, 2, ""), {"a": (2, 0), "b": (2, 2)}, {"a": (0, 0), "b": (2, 2)},
+        MinAvailable(NONE, 2, ""), {"a": (2, 0), "b": (2, 2)}, {"a": (0, 0), "b": (2, 2)},
     ),
     "no more ticks than are served now": (
-        Least(NONE, 9, ""), {"a": (3, 1), "b": (1, 1)}, {"a": (1, 1), "b": (1, 1)},
+        MinAvailable(NONE, 9, ""), {"a": (3, 1), "b": (1, 1)}, {"a": (1, 1), "b": (1, 1)},
     ),
     "a tick of the one that gateways send to, and no more": (
-        Least(NONE, 0, "b"), {"a": (2, 2), "b": (2, 2)}, {"a": (0, 0), "b": (1, 1)},
+        MinAvailable(NONE, 0, "b"), {"a": (2, 2), "b": (2, 2)}, {"a": (0, 0), "b": (1, 1)},
     ),
     "none of one that serves nothing": (
-        Least(NONE, 0, "b"), {"a": (2, 2), "b": (2, 0)}, {"a": (0, 0), "b": (0, 0)},
+        MinAvailable(NONE, 0, "b"), {"a": (2, 2), "b": (2, 0)}, {"a": (0, 0), "b": (0, 0)},
     ),
     "what is given back as a tick counts as pods": (
-        Least(Counts(2, 2), 1, "b"), {"a": (2, 2), "b": (2, 2)}, {"a": (1, 1), "b": (1, 1)},
+        MinAvailable(Counts(2, 2), 1, "b"), {"a": (2, 2), "b": (2, 2)}, {"a": (1, 1), "b": (1, 1)},
     ),
     "single pods where no tick is": (
-        Least(Counts(2, 1), 4, ""), {"a": (1, 0), "b": (2, 0)}, {"a": (1, 0), "b": (1, 0)},
+        MinAvailable(Counts(2, 1), 4, ""), {"a": (1, 0), "b": (2, 0)}, {"a": (1, 0), "b": (1, 0)},
     ),
 }  # fmt: skip
 
@@ -46,19 +46,19 @@ LEAST = {
 @pytest.mark.parametrize(("least", "have", "left"), LEAST.values(), ids=LEAST.keys())
 def test_of_what_serves_the_least_is_given_back(least, have, left):
     order = ready(**have)
-    found = spared(nothing(order), order, least, Counts(4, 4))
+    found = keep_available(nothing(order), order, least, Counts(4, 4))
     assert found == {name: Counts(*counts) for name, counts in left.items()}
 
 
 def test_what_is_left_already_is_not_given_back_twice():
     order = ready(a=(2, 2), b=(2, 2))
     wanted = {"a": Counts(), "b": Counts(2, 2)}
-    assert spared(wanted, order, Least(Counts(2, 2), 2, "b"), Counts(4, 4)) == wanted
+    assert keep_available(wanted, order, MinAvailable(Counts(2, 2), 2, "b"), Counts(4, 4)) == wanted
 
 
 def test_a_tick_is_given_back_beside_those_that_stay():
     order = ready(a=(3, 3))
-    found = spared({"a": Counts(1, 3)}, order, Least(NONE, 2, ""), Counts(4, 4))
+    found = keep_available({"a": Counts(1, 3)}, order, MinAvailable(NONE, 2, ""), Counts(4, 4))
     assert found == {"a": Counts(2, 3)}
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_ready_leaves_first_then_what_serves_nobody_then_what_serves
     a = Revision("a", Counts(1, 4), Counts(1, 4), Counts(1, 3))
     b = Revision("b", Counts(2, 2), Counts(2, 2), Counts(2, 2))
     wanted = {"a": a.desired, "b": b.desired}
-    found = cleared(wanted, [a, b], Counts(*lacking), Counts(*spare), Counts(4, 4))
+    found = make_room(wanted, [a, b], Counts(*lacking), Counts(*spare), Counts(4, 4))
     assert found == {name: Counts(*counts) for name, counts in left.items()}
 
 

@@ -18,7 +18,7 @@ from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.names import Role
 from baton_operator.pods.telemetry import Telemetry
-from baton_operator.reconciling.controller import Machine, working
+from baton_operator.reconciling.controller import Controller, working
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.settings import read_settings
 
@@ -103,11 +103,11 @@ async def test_a_worker_of_the_queue_that_breaks_ends_the_group():
         reconciled = staticmethod(breaks)
 
     queue = WorkQueue(asyncio.get_running_loop())
-    machine = Machine(queue, Reconciler(), (), Metrics(), read_settings({}))
+    controller = Controller(queue, Reconciler(), (), Metrics(), read_settings({}))
     queue.add(ObjectKey("ns", "chat"))
 
     async def work():
-        async with asyncio.TaskGroup() as group, working(machine, group):
+        async with asyncio.TaskGroup() as group, working(controller, group):
             await asyncio.sleep(3600)
 
     with pytest.raises(ExceptionGroup, match="TaskGroup") as caught:

@@ -45,12 +45,12 @@ from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.pods.probe import HttpPodProbe
 from baton_operator.pods.telemetry import Telemetry
-from baton_operator.reconciling.controller import Machine, enqueue, sync, working
+from baton_operator.reconciling.controller import Controller, enqueue, sync, working
 from baton_operator.reconciling.handlers import build_registry, kopf_settings
 from baton_operator.reconciling.reconciler import Reconciler, Tools
 from baton_operator.reconciling.upgrades import Upgrades
 from baton_operator.reconciling.work_queue import WorkQueue
-from baton_operator.serving.doors import Doorkeeper
+from baton_operator.serving.connection_limiter import ConnectionLimiter
 from baton_operator.serving.health import Vitals, build_app, serve
 from baton_operator.settings import SettingError, Settings
 from baton_operator.status.report import Reporter
@@ -79,8 +79,8 @@ async def run_operator(settings: Settings) -> None:
     queue: WorkQueue[ObjectKey] = WorkQueue(asyncio.get_running_loop())
     vitals = Vitals(queue, children, [], metrics, settings.stuck_seconds, parents=parents)
     async with contextlib.AsyncExitStack() as stack:
-        keeper = Doorkeeper(metrics.http_refused)
-        runner = await _listen(build_app(vitals), settings, keeper)
+        limiter = ConnectionLimiter(metrics.http_refused)
+        runner = await _listen(build_app(vitals), settings, limiter)
         stack.push_async_callback(runner.cleanup)
         kube = await connect(metrics.requested)
         stack.push_async_callback(kube.close)
@@ -133,14 +133,14 @@ class _Operator:
             await until_served(self._kube, kind)
         async with self._leading(group):
             apis = Apis(has_pod_monitor=await self._kube.has_api(POD_MONITOR))
-            machine = self._machine(apis)
-            self._vitals.reflectors = machine.reflectors
+            controller = self._controller(apis)
+            self._vitals.reflectors = controller.reflectors
             self._vitals.phase = "leading"
-            await sync(machine, group)
+            await sync(controller, group)
             audit = ParentAudit(self._kube, self._tools.parents, self._settings.watch_namespace)
             self._vitals.audit = audit
             group.create_task(audit.run(), name="audit")
-            async with working(machine, group):
+            async with working(controller, group):
                 log.info("serving", extra={"namespace": self._settings.watch_namespace or "all"})
                 await self._kopf()
         raise Stopped
@@ -166,14 +166,14 @@ class _Operator:
         async with leadership.led(group):
             yield
 
-    def _machine(self, apis: Apis) -> Machine:
+    def _controller(self, apis: Apis) -> Controller:
         kinds = [kind for kind in CHILD_KINDS if kind is not SECRET or self._settings.watch_secrets]
         kinds += [POD]
         kinds += [POD_MONITOR] if apis.has_pod_monitor else []
-        reconciler = Reconciler(self._tools, apis, home=own_namespace(""))
+        reconciler = Reconciler(self._tools, apis, operator_namespace=own_namespace(""))
         reflectors = tuple(self._reflector(kind) for kind in kinds)
         metrics = self._vitals.metrics
-        return Machine(self._queue, reconciler, reflectors, metrics, self._settings)
+        return Controller(self._queue, reconciler, reflectors, metrics, self._settings)
 
     def _reflector(self, kind: Kind) -> Reflector:
         return Reflector(
@@ -196,9 +196,11 @@ class _Operator:
         )
 
 
-async def _listen(app: web.Application, settings: Settings, keeper: Doorkeeper) -> web.AppRunner:
+async def _listen(
+    app: web.Application, settings: Settings, limiter: ConnectionLimiter
+) -> web.AppRunner:
     try:
-        return await serve(app, settings.http_host, settings.http_port, keeper)
+        return await serve(app, settings.http_host, settings.http_port, limiter)
     except OSError as error:
         raise SettingError(
             f"BATON_HTTP_HOST is {settings.http_host!r} and BATON_HTTP_PORT {settings.http_port}: "

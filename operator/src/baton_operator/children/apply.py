@@ -114,7 +114,7 @@ class Applier:
             for key, entry in self._store.children(owner)
             if key.kind in _SWITCHED
             and key not in hashes
-            and entry.child.is_of(uid)
+            and entry.child.belongs_to(uid)
             and not entry.child.is_deleting
         )
         return Difference(
@@ -196,7 +196,7 @@ class Applier:
             Conflict: another object has the name, or the child is gone.
             AlreadyExists: an object has the name of a child that is created.
         """
-        if child is not None and not child.is_of(uid):
+        if child is not None and not child.belongs_to(uid):
             return Outcome.FOREIGN
         if child is not None and child.is_deleting:
             return Outcome.LEAVING

@@ -26,8 +26,8 @@ from baton_operator.children.resources.workloads import (
 from baton_operator.children.revision import (
     RevisionRecord,
     gateway_spec,
+    non_defaults,
     record_manifest,
-    said,
     semantic_hash,
 )
 from baton_operator.cluster.store import ChildId
@@ -78,7 +78,7 @@ class Apis(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class RenderInputs:
     """All that the children of an object rest on: equal inputs render equal children.
 
     `recorded` names the revisions whose records are at hand, of a plan's `update`, `gateway`,
@@ -98,31 +98,39 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What stays the same as long as the operator runs; `home` is its namespace."""
+class RenderContext:
+    """What stays the same as long as the operator runs.
+
+    `operator_namespace` is "" outside of a cluster.
+    """
 
     apis: Apis
     make_pair: Callable[[], KeyPair]
-    home: str = ""
+    operator_namespace: str = ""
 
 
 Records = Mapping[str, RevisionRecord]
 
 
-def children_of(inputs: Inputs, records: Records, around: Surroundings) -> list[DesiredChild]:
+def children_of(
+    inputs: RenderInputs, records: Records, context: RenderContext
+) -> list[DesiredChild]:
     """Return every child; see the module for the order. `records` has the `recorded` ones."""
     owner, spec = inputs.owner, inputs.spec
-    guards = [policies.service_account(owner), *policies.network_policies(owner, spec, around.home)]
+    guards = [
+        policies.service_account(owner),
+        *policies.network_policies(owner, spec, context.operator_namespace),
+    ]
     plain: list[Manifest] = [
         services.link_service(owner),
         services.client_service(owner, spec),
         *disruption_budgets(owner, spec, inputs.target),
     ]
-    if around.apis.has_pod_monitor and spec.pod_monitor == "Auto":
+    if context.apis.has_pod_monitor and spec.pod_monitor == "Auto":
         plain.append(services.pod_monitor(owner))
     return [
         *(DesiredChild(each, wave=Wave.GUARDS) for each in guards),
-        *_secret(inputs, around.make_pair),
+        *_secret(inputs, context.make_pair),
         *(DesiredChild(each, wave=Wave.WORKLOADS) for each in _workloads(inputs, records)),
         *_gateway(inputs, records),
         *(DesiredChild(record_manifest(owner, records[name])) for name in sorted(records)),
@@ -135,20 +143,22 @@ def children_of(inputs: Inputs, records: Records, around: Surroundings) -> list[
     ]
 
 
-def _workloads(inputs: Inputs, records: Records) -> Iterator[Manifest]:
+def _workloads(inputs: RenderInputs, records: Records) -> Iterator[Manifest]:
     for revision, counts in inputs.wanted.items():
         record = records.get(revision)
         if record is not None:
             yield from _of_revision(inputs, record, counts)
 
 
-def _of_revision(inputs: Inputs, record: RevisionRecord, counts: Counts) -> Iterator[Manifest]:
+def _of_revision(
+    inputs: RenderInputs, record: RevisionRecord, counts: Counts
+) -> Iterator[Manifest]:
     for role, replicas in zip(WORKER_ROLES, counts, strict=True):
         template = record.templates[role.value]
         yield worker_workload(inputs.owner, inputs.spec, role, record.name, template, replicas)
 
 
-def _gateway(inputs: Inputs, records: Records) -> Iterator[DesiredChild]:
+def _gateway(inputs: RenderInputs, records: Records) -> Iterator[DesiredChild]:
     """Yield the gateways and their file, made from what the plan has them serve.
 
     Where nobody knows any more what they were made from, they stay as they are.
@@ -187,10 +197,10 @@ def _asked_of_gateways(spec: PDDeploymentSpec) -> str:
     """Return a hash of what the spec says about gateways, whatever is made of it."""
     share = [spec.image, spec.image_pull_policy, spec.restarted_at]
     parts = [spec.gateway, spec.model, spec.speculative, spec.logprobs, spec.link]
-    return semantic_hash([*share, *map(said, parts)], size=4)
+    return semantic_hash([*share, *map(non_defaults, parts)], size=4)
 
 
-def _secret(inputs: Inputs, make_pair: Callable[[], KeyPair]) -> list[DesiredChild]:
+def _secret(inputs: RenderInputs, make_pair: Callable[[], KeyPair]) -> list[DesiredChild]:
     if not inputs.spec.link.curve:
         return []
     bare = manifest(

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from baton_operator.children.desired import (
     DesiredChild,
-    Inputs,
     Records,
-    Surroundings,
+    RenderContext,
+    RenderInputs,
     children_of,
 )
 from baton_operator.cluster.store import ChildId
@@ -63,22 +63,24 @@ class Desired:
 
 
 class _Known(NamedTuple):
-    inputs: Inputs
+    inputs: RenderInputs
     outline: Outline
 
 
 class Renderer:
     """Renders, and remembers what the last inputs of each object came to."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
+    def __init__(self, context: RenderContext) -> None:
+        self._context = context
         self._known: dict[ObjectKey, _Known] = {}
 
-    def desired(self, key: ObjectKey, inputs: Inputs, records: Callable[[], Records]) -> Desired:
+    def desired(
+        self, key: ObjectKey, inputs: RenderInputs, records: Callable[[], Records]
+    ) -> Desired:
         """Return an object's children; `records` gives those of `inputs.recorded`."""
 
         def render() -> list[DesiredChild]:
-            return children_of(inputs, records(), self._surroundings)
+            return children_of(inputs, records(), self._context)
 
         known = self._known.get(key)
         if known is not None and known.inputs == inputs:

@@ -94,12 +94,12 @@ def semantic_hash(value: Any, *, size: int = 8) -> str:
     return hashlib.blake2b(encoded, digest_size=size).hexdigest()
 
 
-def said(value: Any) -> Any:
+def non_defaults(value: Any) -> Any:
     """Return what a spec says beyond defaults: a later schema's new fields leave it as it is."""
     if isinstance(value, msgspec.Struct):
         parts = ((f, getattr(value, f.name)) for f in _fields(type(value)))
-        return {f.name: said(part) for f, part in parts if not _is_default(f, part)}
-    return [said(item) for item in value] if isinstance(value, list) else value
+        return {f.name: non_defaults(part) for f, part in parts if not _is_default(f, part)}
+    return [non_defaults(item) for item in value] if isinstance(value, list) else value
 
 
 @cache

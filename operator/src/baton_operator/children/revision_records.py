@@ -39,7 +39,7 @@ class RevisionRecords:
         if self._children.entry(owner, ChildId(CONFIG_MAP.kind, name)) is None:
             return False
         body = await self._kube.get(CONFIG_MAP, owner.namespace, name)
-        if body is None or not child_of(partial_of(body), CONFIG_MAP.kind).is_of(uid):
+        if body is None or not child_of(partial_of(body), CONFIG_MAP.kind).belongs_to(uid):
             return False
         try:
             record = read_record(body)

@@ -124,14 +124,14 @@ class Observed:
         told = (f"{name}: {counts.refusal}" for name, counts in asked if counts.refusal)
         return next(told, "")
 
-    def ailing(self, role: Role | None = None) -> PodRef | None:
+    def failing_pod(self, role: Role | None = None) -> PodRef | None:
         """Return the first pod, by name, that something keeps from running; of a role, or any."""
-        ill = (
+        failing = (
             pod
             for pod in self.pods
             if pod.view.pod_failure and not pod.view.is_deleting and role in (None, pod.role)
         )
-        return min(ill, key=lambda pod: pod.name, default=None)
+        return min(failing, key=lambda pod: pod.name, default=None)
 
     def _gateway_pods(self) -> Iterable[PodView]:
         return (pod.view for pod in self.pods if pod.role == Role.GATEWAY)
@@ -165,7 +165,7 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str, now: float) -> Observ
         if isinstance(child.view, PodView):
             pods.append(PodRef(child.name, child.role, child.revision, child.view))
             continue
-        if not child.is_of(uid):
+        if not child.belongs_to(uid):
             continue
         if child.is_deleting:
             leaving.append(key)

@@ -193,7 +193,7 @@ class Child(msgspec.Struct, frozen=True):
     view: View = None
     made_from: str = ""
 
-    def is_of(self, uid: str) -> bool:
+    def belongs_to(self, uid: str) -> bool:
         """Whether it is a child of the PDDeployment with this uid.
 
         One that lost its owner reference is still ours by the hash that we left on it: forgotten,
@@ -202,13 +202,13 @@ class Child(msgspec.Struct, frozen=True):
         return self.controller_uid == uid or (not self.controller_uid and bool(self.applied_hash))
 
 
-_decode_head = msgspec.json.Decoder(PartialObject).decode
+_decode = msgspec.json.Decoder(PartialObject).decode
 decode_event = msgspec.json.Decoder(WatchEvent).decode
 
 
 def decode_partial(data: bytes | msgspec.Raw) -> PartialObject:
     """Return the view of an object's JSON."""
-    return _decode_head(data)
+    return _decode(data)
 
 
 def partial_of(body: dict[str, Any]) -> PartialObject:
@@ -216,14 +216,14 @@ def partial_of(body: dict[str, Any]) -> PartialObject:
     return msgspec.convert(body, PartialObject)
 
 
-def owner_name(head: PartialObject) -> str:
+def owner_name(partial: PartialObject) -> str:
     """Return the PDDeployment that the labels name, or an empty string."""
-    return head.metadata.labels.get(LABEL_NAME, "")
+    return partial.metadata.labels.get(LABEL_NAME, "")
 
 
-def child_of(head: PartialObject, kind: str) -> Child:
+def child_of(partial: PartialObject, kind: str) -> Child:
     """Return what the store keeps of a child of this kind."""
-    meta = head.metadata
+    meta = partial.metadata
     return Child(
         name=meta.name,
         uid=meta.uid,
@@ -236,7 +236,7 @@ def child_of(head: PartialObject, kind: str) -> Child:
         role=meta.labels.get(LABEL_ROLE, ""),
         revision=meta.labels.get(LABEL_REVISION, ""),
         created_entry=_created_entry(meta),
-        view=_view(head, kind),
+        view=_view(partial, kind),
         made_from=meta.annotations.get(ANNOTATION_MADE_FROM, ""),
     )
 
@@ -256,17 +256,17 @@ def _created_entry(meta: Metadata) -> int | None:
     return None if "Apply" in places else places.get("Update")
 
 
-def _view(head: PartialObject, kind: str) -> View:
+def _view(partial: PartialObject, kind: str) -> View:
     if kind == "Deployment":
-        return _workload(head)
+        return _workload(partial)
     if kind == "Pod":
-        return _pod(head)
+        return _pod(partial)
     if kind == "PDRoleScaler":
-        target = head.spec.target_ref or _TargetRef()
-        status = head.status
+        target = partial.spec.target_ref or _TargetRef()
+        status = partial.status
         return ScalerView(
             role=target.role,
-            wanted=head.spec.replicas or 0,
+            wanted=partial.spec.replicas or 0,
             replicas=status.replicas,
             desired=status.desired,
             selector=status.selector,
@@ -275,10 +275,10 @@ def _view(head: PartialObject, kind: str) -> View:
     return None
 
 
-def _workload(head: PartialObject) -> Workload:
-    status = head.status
-    desired = 1 if head.spec.replicas is None else head.spec.replicas
-    is_current = status.observed_generation >= head.metadata.generation
+def _workload(partial: PartialObject) -> Workload:
+    status = partial.status
+    desired = 1 if partial.spec.replicas is None else partial.spec.replicas
+    is_current = status.observed_generation >= partial.metadata.generation
     failures = (c for c in status.conditions if (c.type, c.status) == ("ReplicaFailure", "True"))
     refusal = next((c.message or c.reason for c in failures), "")
     return Workload(
@@ -290,21 +290,21 @@ def _workload(head: PartialObject) -> Workload:
     )
 
 
-def _pod(head: PartialObject) -> PodView:
-    conditions = {c.type: c for c in head.status.conditions}
+def _pod(partial: PartialObject) -> PodView:
+    conditions = {c.type: c for c in partial.status.conditions}
     scheduled = conditions.get("PodScheduled", WireCondition())
     blocked = scheduled.message if scheduled.reason == "Unschedulable" else ""
-    deleted = head.metadata.deletion_timestamp  # the server adds the grace period to it
+    deleted = partial.metadata.deletion_timestamp  # the server adds the grace period to it
     return PodView(
         is_ready=conditions.get("Ready", WireCondition()).status == "True",
         is_deleting=deleted is not None,
-        ip=head.status.pod_ip,
+        ip=partial.status.pod_ip,
         blocked=blocked,
-        deletion_cost=head.metadata.annotations.get(ANNOTATION_DELETION_COST, ""),
+        deletion_cost=partial.metadata.annotations.get(ANNOTATION_DELETION_COST, ""),
         pod_failure=pod_failure(
-            [*head.status.init_container_statuses, *head.status.container_statuses]
+            [*partial.status.init_container_statuses, *partial.status.container_statuses]
         ),
-        template=head.metadata.labels.get(LABEL_TEMPLATE, ""),
+        template=partial.metadata.labels.get(LABEL_TEMPLATE, ""),
         grace_ends_at=deleted.timestamp() if deleted else 0.0,
-        has_ended=head.status.phase in ("Succeeded", "Failed"),
+        has_ended=partial.status.phase in ("Succeeded", "Failed"),
     )

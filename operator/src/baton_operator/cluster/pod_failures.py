@@ -53,7 +53,7 @@ class PodFailure(NamedTuple):
 
 
 def pod_failure(containers: list[ContainerStatus]) -> PodFailure | None:
-    """Return what ails the first container that is ill, or None."""
+    """Return what keeps the first container that fails from running, or None."""
     return next(filter(None, map(_of_container, containers)), None)
 
 

@@ -166,8 +166,8 @@ class Reflector:
             )
             for item in page.items:
                 with _reading():
-                    head = decode_partial(item)
-                place = self._observe(head)
+                    partial = decode_partial(item)
+                place = self._observe(partial)
                 if place is not None:
                     seen.add(place)
             version, token = page.resource_version, page.token
@@ -206,26 +206,26 @@ class Reflector:
             raise kind(failure.code, failure.reason, failure.message)
         if event.type == "BOOKMARK":
             return msgspec.json.decode(event.object, type=_Bookmark).metadata.resource_version
-        head = decode_partial(event.object)
+        partial = decode_partial(event.object)
         self._news += 1
         if event.type == "DELETED":
-            self._forget(head)
+            self._forget(partial)
         else:
-            self._observe(head)
-        return head.metadata.resource_version
+            self._observe(partial)
+        return partial.metadata.resource_version
 
-    def _observe(self, head: PartialObject) -> tuple[ObjectKey, str] | None:
-        name = owner_name(head)
+    def _observe(self, partial: PartialObject) -> tuple[ObjectKey, str] | None:
+        name = owner_name(partial)
         if not name:
             return None
-        owner = ObjectKey(head.metadata.namespace, name)
-        child = child_of(head, self._kind.kind)
+        owner = ObjectKey(partial.metadata.namespace, name)
+        child = child_of(partial, self._kind.kind)
         self._notify(owner, self._store.observed(owner, self._kind, child))
         return owner, child.name
 
-    def _forget(self, head: PartialObject) -> None:
-        owner = ObjectKey(head.metadata.namespace, owner_name(head))
-        change = self._store.gone(owner, self._kind, head.metadata.name, head.metadata.uid)
+    def _forget(self, partial: PartialObject) -> None:
+        owner = ObjectKey(partial.metadata.namespace, owner_name(partial))
+        change = self._store.gone(owner, self._kind, partial.metadata.name, partial.metadata.uid)
         self._notify(owner, change)
 
     def _notify(self, owner: ObjectKey, change: Change) -> None:

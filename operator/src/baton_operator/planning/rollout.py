@@ -12,7 +12,7 @@ A step is proposed and then bounded. What holds of every step, whatever proposed
              changes anything (`_hold`)
     reached  from any counts a goal whose pods become ready is reached. Limit minus floor is a tick
              or more: when all that the growing side asked for is ready and nothing else may move,
-             its next tick pushes pods out of its way, those that serve nobody first (`cleared`)
+             its next tick pushes pods out of its way, those that serve nobody first (`make_room`)
 
 The proposal: prefill and decode move together in ticks and within budgets, as `pairs` defines them.
 The old side keeps N - U - ticks(ready new) ticks, whether or not its own pods are ready: a broken
@@ -48,7 +48,7 @@ from baton_operator.planning.pairs import (
     total,
     usable,
 )
-from baton_operator.planning.step_limits import Least, cleared, excess, spared
+from baton_operator.planning.step_limits import MinAvailable, keep_available, make_room, over_limit
 
 
 class Phase(StrEnum):
@@ -230,7 +230,7 @@ def _cleared(
     floor = served_floor(rollout.target, rollout.budget)
     for ticks, giver in product((floor, min(floor, 1)), reversed(shrink)):
         order = [*(r for r in shrink if r is not giver), giver]
-        given = cleared(wanted, order, lacking, spare, rollout.target)
+        given = make_room(wanted, order, lacking, spare, rollout.target)
         given = _bounded(given, everyone, rollout, ticks)
         if given != wanted:
             return given
@@ -251,14 +251,14 @@ def _bounded(
 ) -> dict[str, Counts]:
     """Return what may be had of `wanted`: the last word on each step, whatever proposed it."""
     floor = served_floor(rollout.target, rollout.budget)
-    least = Least(
+    minimum = MinAvailable(
         pods=available_floor(rollout.target, rollout.budget),
         ticks=floor if ticks is None else ticks,
         answering="" if rollout.budget.unavailable_pairs else rollout.answering,
     )
     usable_by_gateways = [_as_counted(r, rollout) for r in everyone]
     for revisions in (usable_by_gateways, everyone):
-        wanted = spared(wanted, revisions, least, rollout.target)
+        wanted = keep_available(wanted, revisions, minimum, rollout.target)
     return dict(wanted)
 
 
@@ -266,7 +266,7 @@ def _in_the_way(grow: Revision, tick: int, rollout: Rollout) -> Counts:
     """Return how many pods of others must leave before `grow` can have this tick."""
     others = (r.held for r in rollout.revisions if r.name != grow.name)
     limit = surge_limit(rollout.target, rollout.budget)
-    return excess([growing(rollout.target, tick), *others], limit)
+    return over_limit([growing(rollout.target, tick), *others], limit)
 
 
 def _grow(reach: int, others: Counts, rollout: Rollout) -> Counts:

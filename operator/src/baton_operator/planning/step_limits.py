@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baton_operator.planning.pairs import Counts, Revision, growing, served_ticks, total, usable
 
 
-class Least(NamedTuple):
+class MinAvailable(NamedTuple):
     """What a step must leave of what serves: ready pods of each role, ticks that revisions serve by
     themselves, and a tick of the revision that gateways send to ("" when none is kept so).
     """
@@ -23,23 +23,23 @@ class Least(NamedTuple):
     answering: str
 
 
-def spared(
-    wanted: Mapping[str, Counts], order: Sequence[Revision], least: Least, target: Counts
+def keep_available(
+    wanted: Mapping[str, Counts], order: Sequence[Revision], minimum: MinAvailable, target: Counts
 ) -> dict[str, Counts]:
-    """Return `wanted` with as many ready pods given back as `least` lacks, in this order.
+    """Return `wanted` with as many ready pods given back as `minimum` lacks, in this order.
 
     `order` has every revision that holds pods. Never more is given back than is ready now: pods
     that broke by themselves are not the step's doing.
     """
     result = dict(wanted)
     for revision in order:
-        if revision.name == least.answering:
+        if revision.name == minimum.answering:
             tick = growing(target, min(1, _ticks(revision, target)))
             result[revision.name] = Counts(*map(max, result[revision.name], tick))
-    result = _with_ticks(result, order, least.ticks, target)
+    result = _with_ticks(result, order, minimum.ticks, target)
     ready = total(map(usable, order))
     kept = total(usable(r).capped(result[r.name]) for r in order)
-    missing = ready.capped(least.pods).less(kept)
+    missing = ready.capped(minimum.pods).less(kept)
     for revision in order:
         back = usable(revision).less(result[revision.name]).capped(missing)
         result[revision.name] = result[revision.name].plus(back)
@@ -67,7 +67,7 @@ def _ticks(revision: Revision, target: Counts) -> int:
     return served_ticks(usable(revision), target)
 
 
-def cleared(
+def make_room(
     wanted: Mapping[str, Counts],
     olds: Sequence[Revision],
     lacking: Counts,
@@ -93,6 +93,6 @@ def cleared(
     return result
 
 
-def excess(held: Iterable[Counts], limit: Counts) -> Counts:
+def over_limit(held: Iterable[Counts], limit: Counts) -> Counts:
     """Return by how many pods of each role what is held exceeds the limit."""
     return total(held).less(limit)

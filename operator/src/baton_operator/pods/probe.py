@@ -22,7 +22,7 @@ class _Drain(msgspec.Struct):
 
 
 class HttpPodProbe:
-    """See `scalein.PodProbe`."""
+    """See `scale_in.PodProbe`."""
 
     def __init__(
         self, session: aiohttp.ClientSession, wait_seconds: float, port: int = PORT_HEALTH

@@ -1,4 +1,4 @@
-"""The running machine: reflectors and workers around queue, store and reconciler.
+"""The running controller: reflectors and workers around queue, store and reconciler.
 
 Owns tasks and their ends: a task that dies takes the process with it, because an operator that is
 half alive repairs nothing and looks healthy.
@@ -30,7 +30,7 @@ STATUS_DELAY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Controller:
     """What the tasks work on."""
 
     queue: WorkQueue[ObjectKey]
@@ -48,22 +48,22 @@ def enqueue(queue: WorkQueue[ObjectKey], owner: ObjectKey, change: Change) -> No
         queue.add_after(owner, STATUS_DELAY_SECONDS)
 
 
-async def sync(machine: Machine, group: asyncio.TaskGroup) -> None:
+async def sync(controller: Controller, group: asyncio.TaskGroup) -> None:
     """Start every reflector and return once each has listed its kind."""
-    for reflector in machine.reflectors:
+    for reflector in controller.reflectors:
         group.create_task(reflector.run(), name=f"watch {reflector.kind.kind}")
-    await asyncio.gather(*(r.health.has_synced.wait() for r in machine.reflectors))
+    await asyncio.gather(*(r.health.has_synced.wait() for r in controller.reflectors))
 
 
 @contextlib.asynccontextmanager
-async def working(machine: Machine, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+async def working(controller: Controller, group: asyncio.TaskGroup) -> AsyncIterator[None]:
     """Let workers run for the length of the block, behind which none of them writes any more.
 
     Only after `sync`, or children that exist would be written again; and before a Lease is
     released, or two processes would write.
     """
-    numbers = range(machine.settings.workers)
-    workers = [group.create_task(work(machine), name=f"worker {n}") for n in numbers]
+    numbers = range(controller.settings.workers)
+    workers = [group.create_task(work(controller), name=f"worker {n}") for n in numbers]
     try:
         yield
     finally:
@@ -72,23 +72,23 @@ async def working(machine: Machine, group: asyncio.TaskGroup) -> AsyncIterator[N
         await asyncio.wait(workers)
 
 
-async def work(machine: Machine) -> None:
+async def work(controller: Controller) -> None:
     """Take keys and reconcile them, for ever."""
     while True:
-        key = await machine.queue.get()
+        key = await controller.queue.get()
         try:
-            await run_one(machine, key)
+            await run_one(controller, key)
         finally:
-            machine.queue.done(key)
+            controller.queue.done(key)
 
 
-async def run_one(machine: Machine, key: ObjectKey) -> None:
+async def run_one(controller: Controller, key: ObjectKey) -> None:
     """Reconcile one key and decide when it is next."""
-    queue, metrics = machine.queue, machine.metrics
+    queue, metrics = controller.queue, controller.metrics
     started = time.monotonic()
     result = "ok"
     try:
-        wait = await machine.reconciler.reconcile(key)
+        wait = await controller.reconciler.reconcile(key)
     except Throttled as error:
         result = "throttled"
         delay = queue.failed(key, error.retry_after_seconds)
@@ -107,12 +107,12 @@ async def run_one(machine: Machine, key: ObjectKey) -> None:
         log.exception("reconcile broke", extra={"object": str(key), "retry_in_seconds": delay})
     else:
         queue.succeeded(key)
-        _next(machine, key, wait)
+        _next(controller, key, wait)
     metrics.reconciled(result, time.monotonic() - started)
 
 
-def _next(machine: Machine, key: ObjectKey, wait: float | None) -> None:
+def _next(controller: Controller, key: ObjectKey, wait: float | None) -> None:
     if wait == FORGOTTEN:
         return
-    resync = machine.settings.resync_seconds * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
-    machine.queue.add_after(key, resync if wait is None else min(wait, resync))
+    resync = controller.settings.resync_seconds * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+    controller.queue.add_after(key, resync if wait is None else min(wait, resync))

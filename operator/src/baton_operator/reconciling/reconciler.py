@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton_operator.children.apply import Applier, Difference, Outcome, Result, Unwanted
-from baton_operator.children.desired import Apis, Inputs, Surroundings
+from baton_operator.children.desired import Apis, RenderContext, RenderInputs
 from baton_operator.children.renderer import Desired, Renderer
 from baton_operator.children.resources.credentials import KeyPair
 from baton_operator.children.resources.meta import Owner
@@ -88,9 +88,9 @@ class _Decision:
 class Reconciler:
     """Runs passes, knowing the cluster's optional APIs and the operator's own namespace."""
 
-    def __init__(self, tools: Tools, apis: Apis, home: str = "") -> None:
+    def __init__(self, tools: Tools, apis: Apis, operator_namespace: str = "") -> None:
         self._tools = tools
-        self._renderer = Renderer(Surroundings(apis, tools.make_pair, home))
+        self._renderer = Renderer(RenderContext(apis, tools.make_pair, operator_namespace))
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Run one pass; return seconds until the next one without an event, or None.
@@ -139,7 +139,7 @@ class Reconciler:
         update, turn = await self._turn(pdd)
         plan = self._plan(pdd, seen, update, turn)
         recorded = await self._recorded(pdd, plan)
-        inputs = Inputs(
+        inputs = RenderInputs(
             owner=_owner(pdd),
             spec=pdd.spec,
             update=plan.update,

@@ -21,7 +21,7 @@ from baton_operator.cluster.store import ChildStore
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.reconciling.work_queue import WorkQueue
-from baton_operator.serving.doors import BoundedSite, Doorkeeper
+from baton_operator.serving.connection_limiter import BoundedSite, ConnectionLimiter
 
 EVERY_HOST = "*"
 WATCH_SILENCE_SECONDS = 240.0
@@ -107,7 +107,9 @@ def build_app(vitals: Vitals) -> web.Application:
     return app
 
 
-async def serve(app: web.Application, host: str, port: int, keeper: Doorkeeper) -> web.AppRunner:
+async def serve(
+    app: web.Application, host: str, port: int, limiter: ConnectionLimiter
+) -> web.AppRunner:
     """Listen, on every address of both families where `host` is `*`; the caller cleans the runner
     up.
 
@@ -116,5 +118,5 @@ async def serve(app: web.Application, host: str, port: int, keeper: Doorkeeper) 
     """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await BoundedSite(runner, None if host == EVERY_HOST else host, port, keeper).start()
+    await BoundedSite(runner, None if host == EVERY_HOST else host, port, limiter).start()
     return runner

@@ -301,14 +301,14 @@ def _available(role: Role, have: int, want: int, seen: Observed) -> Condition:
 
 def _with_cause(message: str, seen: Observed, role: Role | None = None) -> str:
     """Return a message with what keeps pods from running, or from existing, when something does."""
-    pod = seen.ailing(role)
+    pod = seen.failing_pod(role)
     cause = seen.refusal(role) if pod is None else _pod_failure(pod)
     return f"{message}; {cause}" if cause else message
 
 
 def _pod_failure(pod: PodRef) -> str:
-    ill = pod.view.pod_failure
-    return f"pod {pod.name}: {ill.reason}: {ill.message}" if ill is not None else ""
+    failure = pod.view.pod_failure
+    return f"pod {pod.name}: {failure.reason}: {failure.message}" if failure is not None else ""
 
 
 def _progress(plan: Plan) -> str:
@@ -333,7 +333,7 @@ def _capacity(seen: Observed) -> Condition:
 
 
 def _pods(seen: Observed) -> Condition:
-    pod = seen.ailing()
+    pod = seen.failing_pod()
     if pod is None or pod.view.pod_failure is None:
         return Condition("PodsFailing", Truth.FALSE, "NoneFailing")
     return Condition("PodsFailing", Truth.TRUE, pod.view.pod_failure.reason, _pod_failure(pod))

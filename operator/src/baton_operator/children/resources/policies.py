@@ -28,24 +28,26 @@ def service_account(owner: Owner) -> Manifest:
     )
 
 
-def network_policies(owner: Owner, spec: PDDeploymentSpec, home: str = "") -> list[Manifest]:
+def network_policies(
+    owner: Owner, spec: PDDeploymentSpec, operator_namespace: str = ""
+) -> list[Manifest]:
     """Return a policy for each role; empty when they are off.
 
-    `home` is the operator's namespace, empty outside of a cluster. It asks workers who is least
+    The operator, in `operator_namespace` ("" outside of a cluster), asks workers who is least
     busy and what they serve, also where `metricsFrom` names others only.
     """
     if not spec.network_policy.enabled:
         return []
     scrape = _scrape(spec, names.PORT_HEALTH)
-    if spec.network_policy.metrics_from and home:
-        scrape["from"] = [*scrape["from"], _operator(home)]
+    if spec.network_policy.metrics_from and operator_namespace:
+        scrape["from"] = [*scrape["from"], _operator(operator_namespace)]
     gateway = _gateway(owner, spec, _scrape(spec, names.PORT_HEALTH))
     return [_prefill(owner, scrape), _decode(owner, scrape), gateway]
 
 
-def _operator(home: str) -> Manifest:
+def _operator(operator_namespace: str) -> Manifest:
     return {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": home}},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
     }
 

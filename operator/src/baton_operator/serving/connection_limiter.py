@@ -24,7 +24,7 @@ _GRACE_SECONDS = 5.0
 """For an answer that is being sent when its connection's time is up."""
 
 
-class Doorkeeper:
+class ConnectionLimiter:
     """Counts the connections of a site; `refused` counts those that found it full."""
 
     def __init__(
@@ -68,14 +68,14 @@ def _peer_of(address: str) -> str:
 
 
 class BoundedSite(web.BaseSite):
-    """As `web.TCPSite`, behind a doorkeeper. `host` None: every address of both families."""
+    """As `web.TCPSite`, behind a limiter. `host` None: every address of both families."""
 
     def __init__(
-        self, runner: web.AppRunner, host: str | None, port: int, keeper: Doorkeeper
+        self, runner: web.AppRunner, host: str | None, port: int, limiter: ConnectionLimiter
     ) -> None:
         super().__init__(runner)
         self._address = (host, port)
-        self._keeper = keeper
+        self._limiter = limiter
 
     @property
     def name(self) -> str:
@@ -94,15 +94,15 @@ class BoundedSite(web.BaseSite):
         make: Callable[[], asyncio.Protocol] = handlers
         host, port = self._address
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Bounded(make(), self._keeper), host, port)
+        self._server = await loop.create_server(lambda: _Bounded(make(), self._limiter), host, port)
 
 
 class _Bounded(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's handler, for a time."""
 
-    def __init__(self, handler: asyncio.Protocol, keeper: Doorkeeper) -> None:
+    def __init__(self, handler: asyncio.Protocol, limiter: ConnectionLimiter) -> None:
         self._handler = handler
-        self._keeper = keeper
+        self._limiter = limiter
         self._is_let_in = False
         self._address = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -111,12 +111,12 @@ class _Bounded(asyncio.Protocol):
         # Not asserted: uvloop's transports are so, but of no class of asyncio's.
         transport = cast(asyncio.Transport, transport)
         self._address = (transport.get_extra_info("peername") or ("",))[0]
-        self._is_let_in = self._keeper.enter(self._address)
+        self._is_let_in = self._limiter.enter(self._address)
         if not self._is_let_in:
             transport.abort()
             return
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._keeper.lifetime_seconds, self._on_time, transport)
+        self._timer = loop.call_later(self._limiter.lifetime_seconds, self._on_time, transport)
         self._handler.connection_made(transport)
 
     def _on_time(self, transport: asyncio.Transport) -> None:
@@ -125,7 +125,7 @@ class _Bounded(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(_GRACE_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._keeper.leave(self._address)
+        self._limiter.leave(self._address)
         if self._timer is not None:
             self._timer.cancel()
         if self._is_let_in:
