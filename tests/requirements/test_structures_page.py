@@ -15,21 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "structures.md").read_text()
 PAGES_OF_ADDING = ("add-a-field.md", "add-a-column.md")
 ADDING = "\n".join((ROOT / "docs" / name).read_text() for name in PAGES_OF_ADDING)
-PACKAGES = {
-    "": ROOT / "worker" / "src" / "baton_worker",
-    "baton_ops": ROOT / "ops" / "src" / "baton_ops",
-}
+WORKER = ROOT / "worker" / "src" / "baton_worker"
+OPERATOR = ROOT / "operator" / "src" / "baton_operator"
+OPS = ROOT / "ops" / "src" / "baton_ops"
 NAME = re.compile(r"`(\w+(?:\.(?!py`|md`)\w+)+)`")
-NAMES = sorted(set(NAME.findall(PAGE)))
+TOKEN, RESOURCE = re.split(r"^## .*$", PAGE, flags=re.M)[1:]
+NAMED = sorted(
+    {(WORKER, name) for name in NAME.findall(TOKEN + ADDING)}
+    | {(OPERATOR, name) for name in NAME.findall(RESOURCE)}
+)
 FILES = sorted(set(re.findall(r"`(\w[\w/-]*\.(?:py|md))`", ADDING)))
 
 
-def module_of(name: str) -> tuple[Path, list[str]]:
+def module_of(root: Path, name: str) -> tuple[Path, list[str]]:
     """Return the file that the longest beginning of a name means, and what is left of it."""
     parts = name.split(".")
-    root = PACKAGES[""]
-    if parts[0] in PACKAGES:
-        root, parts = PACKAGES[parts[0]], parts[1:]
+    if parts[0] == OPS.name:
+        root, parts = OPS, parts[1:]
     for n in range(len(parts), 0, -1):
         path = root.joinpath(*parts[:n]).with_suffix(".py")
         if path.is_file():
@@ -53,9 +55,9 @@ def defined(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.stmt]]]:
                 yield from ((alias.asname or alias.name, []) for alias in aliases)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES, *NAME.findall(ADDING)}))
-def test_every_name_on_the_page_is_in_the_code(name: str) -> None:
-    path, rest = module_of(name)
+@pytest.mark.parametrize(("root", "name"), NAMED, ids=[name for _, name in NAMED])
+def test_every_name_on_the_page_is_in_the_code(root: Path, name: str) -> None:
+    path, rest = module_of(root, name)
     assert path.is_file(), f"no module for {name}"
     body = ast.parse(path.read_text()).body
     for part in rest:
@@ -66,17 +68,14 @@ def test_every_name_on_the_page_is_in_the_code(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_on_the_pages_of_adding_is_there(name: str) -> None:
-    assert (ROOT / name).is_file() or (PACKAGES[""] / name).is_file()
+    assert (ROOT / name).is_file() or (WORKER / name).is_file()
 
 
-def test_the_way_has_at_most_ten_numbered_steps() -> None:
-    numbers = [int(n) for n in re.findall(r"^(\d+)\. \*\*", PAGE, re.M)]
+@pytest.mark.parametrize("way", [TOKEN, RESOURCE], ids=["token", "resource"])
+def test_a_way_has_at_most_ten_numbered_steps_and_each_names_what_it_makes(way: str) -> None:
+    numbers = [int(n) for n in re.findall(r"^(\d+)\. \*\*", way, re.M)]
     assert numbers == list(range(1, len(numbers) + 1))
     assert 5 <= len(numbers) <= 10
-    assert len(NAMES) > 40
-
-
-def test_each_step_names_what_it_makes() -> None:
-    steps = re.split(r"^\d+\. ", PAGE, flags=re.M)[1:]
-    for step in steps:
+    assert len(set(NAME.findall(way))) > 40
+    for step in re.split(r"^\d+\. ", way, flags=re.M)[1:]:
         assert "→" in step, step[:40]
