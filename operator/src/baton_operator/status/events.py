@@ -8,7 +8,8 @@ A lost Event harms nobody: failures are logged and counted by the API metrics, n
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from baton_operator.children.revision import semantic_hash
 from baton_operator.cluster.api import EVENT, AlreadyExists, ApiError, KubeApi
@@ -18,6 +19,8 @@ from baton_operator.status.conditions import timestamp
 
 log = logging.getLogger(__name__)
 
+Json = dict[str, Any]
+
 
 class Notice(NamedTuple):
     """One durable change; `is_warning` for what someone should look at."""
@@ -25,6 +28,28 @@ class Notice(NamedTuple):
     reason: str
     message: str
     is_warning: bool = False
+
+
+def notices(old: Json, new: Json) -> Iterator[Notice]:
+    """Yield what changed for good between two statuses."""
+    update, was = new.get("updateRevision", ""), old.get("updateRevision", "")
+    if update and update != was:
+        text = f"rolling out {update}" if not was else f"rolling out {update} in place of {was}"
+        yield Notice("RolloutStarted", text)
+    current = new.get("currentRevision", "")
+    if current and current == update and current != old.get("currentRevision", ""):
+        yield Notice("RolloutComplete", f"{current} serves every pair")
+    failed = (new.get("rollout") or {}).get("failedRevision", "")
+    if failed and failed != (old.get("rollout") or {}).get("failedRevision", ""):
+        text = f"{failed} made no progress within its deadline"
+        told = ("PodsFailing", "PodsRefused", "CapacityBlocked")
+        why = next(filter(None, (_message(new, each) for each in told)), "")
+        yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
+    if _reason(new, "PodsRefused", "True") and not _reason(old, "PodsRefused", "True"):
+        yield Notice("PodsRefused", _message(new, "PodsRefused"), True)
+    reason = _reason(new, "Stalled", "True")
+    if reason == "Conflict" and reason != _reason(old, "Stalled", "True"):
+        yield Notice("Conflict", _message(new, "Stalled"), True)
 
 
 async def post(kube: KubeApi, subject: PDDeployment, notice: Notice, now: float) -> None:
@@ -56,3 +81,14 @@ async def post(kube: KubeApi, subject: PDDeployment, notice: Notice, now: float)
         return
     except ApiError as error:
         log.warning("event not posted", extra={"object": str(owner), "error": str(error)})
+
+
+def _reason(status: Json, type_: str, truth: str) -> str:
+    conditions = status.get("conditions") or []
+    found = (c["reason"] for c in conditions if (c["type"], c["status"]) == (type_, truth))
+    return next(found, "")
+
+
+def _message(status: Json, type_: str) -> str:
+    conditions = status.get("conditions") or []
+    return next((c["message"] for c in conditions if c["type"] == type_), "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from baton_operator.children.resources.meta import selector_labels
@@ -22,7 +22,6 @@ from baton_operator.planning.plan import Plan
 from baton_operator.planning.scaling import Scaled
 from baton_operator.pods.samples import Sample
 from baton_operator.status import events
-from baton_operator.status.events import Notice
 from baton_operator.status.status import Trouble, deployment_status, invalid_status
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Reporter:
         if wait > 0 and not _is_urgent(pdd.status, status):
             return wait
         await self._write(pdd.key, pdd.uid, patch)
-        for notice in notices(pdd.status, status):
+        for notice in events.notices(pdd.status, status):
             log.info(
                 "changed",
                 extra={"object": str(pdd.key), "what": notice.reason, "why": notice.message},
@@ -123,28 +122,6 @@ def merge_patch(old: Json, new: Json) -> Json:
     return patch
 
 
-def notices(old: Json, new: Json) -> Iterator[Notice]:
-    """Yield what changed for good between two statuses."""
-    update, was = new.get("updateRevision", ""), old.get("updateRevision", "")
-    if update and update != was:
-        text = f"rolling out {update}" if not was else f"rolling out {update} in place of {was}"
-        yield Notice("RolloutStarted", text)
-    current = new.get("currentRevision", "")
-    if current and current == update and current != old.get("currentRevision", ""):
-        yield Notice("RolloutComplete", f"{current} serves every pair")
-    failed = (new.get("rollout") or {}).get("failedRevision", "")
-    if failed and failed != (old.get("rollout") or {}).get("failedRevision", ""):
-        text = f"{failed} made no progress within its deadline"
-        told = ("PodsFailing", "PodsRefused", "CapacityBlocked")
-        why = next(filter(None, (_message(new, each) for each in told)), "")
-        yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
-    if _reason(new, "PodsRefused", "True") and not _reason(old, "PodsRefused", "True"):
-        yield Notice("PodsRefused", _message(new, "PodsRefused"), True)
-    reason = _reason(new, "Stalled", "True")
-    if reason == "Conflict" and reason != _reason(old, "Stalled", "True"):
-        yield Notice("Conflict", _message(new, "Stalled"), True)
-
-
 def _is_urgent(old: Json, new: Json) -> bool:
     """Whether more than counts changed."""
     if any(
@@ -161,17 +138,6 @@ def _is_urgent(old: Json, new: Json) -> bool:
 def _truths(status: Json, types: tuple[str, ...]) -> dict[str, str]:
     conditions = status.get("conditions") or []
     return {c["type"]: c["status"] for c in conditions if c["type"] in types}
-
-
-def _reason(status: Json, type_: str, truth: str) -> str:
-    conditions = status.get("conditions") or []
-    found = (c["reason"] for c in conditions if (c["type"], c["status"]) == (type_, truth))
-    return next(found, "")
-
-
-def _message(status: Json, type_: str) -> str:
-    conditions = status.get("conditions") or []
-    return next((c["message"] for c in conditions if c["type"] == type_), "")
 
 
 def _scaler_status(name: str, role: Role, existing: int, target: int, scaled: Scaled) -> Json:

@@ -15,7 +15,7 @@ from baton_operator.models import PDDeployment, PDDeploymentSpec
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.planning.deadline import Waited
 from baton_operator.planning.gateways import Gateways
-from baton_operator.planning.pairs import Counts, served_ticks, usable
+from baton_operator.planning.pairs import Counts, served_pairs, usable
 from baton_operator.planning.plan import Memory, Plan
 from baton_operator.planning.rollout import Phase
 from baton_operator.pods.samples import Sample
@@ -142,8 +142,8 @@ def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
         phase = "Failed"
     entry: dict[str, Any] = {
         "phase": phase,
-        "step": plan.step.ticks_new,
-        "steps": plan.step.ticks,
+        "step": plan.step.pairs_new,
+        "steps": plan.step.pairs,
         "reached": plan.memory.reached,
     }
     if plan.memory.failed:
@@ -202,7 +202,7 @@ def _ready(
     waiting = [part for part in parts if part.status is not Truth.TRUE]
     if waiting:
         return Condition("Ready", Truth.FALSE, waiting[0].reason, waiting[0].message)
-    pairs = plan.step.ticks
+    pairs = plan.step.pairs
     return Condition("Ready", Truth.TRUE, "PairsServing", f"{pairs} pair{'s' * (pairs != 1)}")
 
 
@@ -284,7 +284,7 @@ def _roles(plan: Plan, seen: Observed) -> list[Condition]:
 def _gateway(spec: PDDeploymentSpec, plan: Plan, seen: Observed) -> Condition:
     if seen.gateway is None:
         return Condition("GatewayReady", Truth.UNKNOWN, "NotObserved", "no gateway Deployment yet")
-    serving = [r.name for r in seen.revisions if served_ticks(usable(r), plan.target)]
+    serving = [r.name for r in seen.revisions if served_pairs(usable(r), plan.target)]
     if serving and seen.gateway_revision and seen.gateway_revision not in serving:
         message = f"gateways are of {seen.gateway_revision}, workers of {', '.join(serving)}"
         return Condition("GatewayReady", Truth.FALSE, "GatewayOfAnotherRevision", message)
@@ -312,7 +312,7 @@ def _pod_failure(pod: PodRef) -> str:
 
 
 def _progress(plan: Plan) -> str:
-    return f"{plan.step.ticks_new} of {plan.step.ticks} pairs on {plan.goal}"
+    return f"{plan.step.pairs_new} of {plan.step.pairs} pairs on {plan.goal}"
 
 
 def _progressing(plan: Plan) -> Condition:
