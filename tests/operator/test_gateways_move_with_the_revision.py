@@ -6,7 +6,7 @@ import pytest
 
 from baton_operator.cluster import api
 from baton_operator.planning.gateways import Gateways, counted, gateway_revision
-from baton_operator.planning.pairs import Counts, Revision, served_ticks
+from baton_operator.planning.pairs import Counts, Revision, served_pairs
 from baton_testing.fake_kube import Cluster
 from baton_testing.rollout_fleet import Fleet, make_spec
 
@@ -63,8 +63,8 @@ def test_until_the_gateways_have_come_less_than_half_counts(n, gateways):
     both = [revision("a", Counts(1, 1)), revision("b", target)]
     a, b = counted(gateways, "b", both, target)
     assert a == both[0]
-    assert (served_ticks(b.ready, target) + 1) * 2 >= n
-    assert served_ticks(b.ready, target) * 2 < n
+    assert (served_pairs(b.ready, target) + 1) * 2 >= n
+    assert served_pairs(b.ready, target) * 2 < n
 
 
 @pytest.mark.parametrize("gateways", [Gateways("b", True), None], ids=["moved", "none"])
@@ -90,7 +90,7 @@ def test_gateways_that_do_not_come_hold_the_rollout_and_a_rollback_takes_them_ba
     fleet.settle()
     target = Counts(prefill, decode)
     assert (fleet.gateways.revision, fleet.answering) == ("b", "a")
-    assert served_ticks(fleet.revision("a").ready, target) >= 1
+    assert served_pairs(fleet.revision("a").ready, target) >= 1
     assert fleet.plan.look_in is not None
     fleet.wait(101)
     fleet.settle()
@@ -134,10 +134,10 @@ def test_a_partition_that_leaves_less_than_half_takes_the_gateways_back(prefill,
     n = max(target)
     fleet.rollout(partition=n)
     while fleet.answering != "a":
-        assert served_ticks(fleet.revision("b").ready, target)
+        assert served_pairs(fleet.revision("b").ready, target)
         fleet.step()
         fleet.workers_ready()
-        if served_ticks(fleet.revision("a").ready, target) == n:
+        if served_pairs(fleet.revision("a").ready, target) == n:
             fleet.gateways_roll()
     fleet.settle()
     assert {name: c for name, c in fleet.desired.items() if not c.is_zero} == {"a": target}
@@ -174,7 +174,7 @@ def test_while_gateways_move_both_the_old_and_the_new_serve(prefill, decode):
             break
     target = Counts(prefill, decode)
     for name in ("a", "b"):
-        assert served_ticks(fleet.revision(name).ready, target) >= 1, name
+        assert served_pairs(fleet.revision(name).ready, target) >= 1, name
     fleet.settle()
     assert fleet.desired == {"b": target}
 

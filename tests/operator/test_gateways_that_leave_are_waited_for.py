@@ -12,7 +12,7 @@ from baton_operator.cluster.observe import GRACE_ALLOWANCE_SECONDS, Observed, Po
 from baton_operator.cluster.partial_objects import PodView, Workload, child_of, decode_partial
 from baton_operator.planning.deadline import Waited
 from baton_operator.planning.gateways import Gateways
-from baton_operator.planning.pairs import Counts, served_ticks
+from baton_operator.planning.pairs import Counts, served_pairs
 from baton_operator.planning.rollout import Phase
 from baton_operator.status.conditions import timestamp
 from baton_testing.rollout_fleet import Fleet, make_spec
@@ -144,10 +144,10 @@ def test_the_old_workers_serve_what_is_connected_to_a_gateway_that_leaves(prefil
     fleet = rolled_gateways(prefill, decode, **budget)
     target = Counts(prefill, decode)
     at_rest(fleet)
-    assert served_ticks(fleet.revision("a").ready, target)
+    assert served_pairs(fleet.revision("a").ready, target)
     fleet.wait(LEAVES_SECONDS - 1)
     at_rest(fleet)
-    assert served_ticks(fleet.revision("a").ready, target)
+    assert served_pairs(fleet.revision("a").ready, target)
     fleet.old_gateways_until = 0.0
     at_rest(fleet)
     assert {name: c for name, c in fleet.desired.items() if not c.is_zero} == {"b": target}
@@ -206,7 +206,7 @@ def test_a_partition_of_less_than_half_is_reached_when_the_old_gateways_are_gone
     fleet.rollout(partition=1)
     at_rest(fleet)
     assert fleet.plan.step.phase is Phase.PROGRESSING
-    assert served_ticks(fleet.revision("a").ready, Counts(4, 4)) >= 2
+    assert served_pairs(fleet.revision("a").ready, Counts(4, 4)) >= 2
     fleet.old_gateways_until = 0.0
     at_rest(fleet)
     assert fleet.plan.step.phase is Phase.PARTITIONED

@@ -1,4 +1,4 @@
-"""Single steps where one tick, one pod or one budget more or less would decide otherwise."""
+"""Single steps where one pair, one pod or one budget more or less would decide otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def step_to(
     )  # fmt: skip
 
 
-def test_a_suspended_rollout_has_no_ticks():
+def test_a_suspended_rollout_has_no_pairs():
     step = step_to("a", (0, 0), (1, 0), a=(1, 1))
     assert step == Step({"a": NONE}, Phase.SUSPENDED, 0, 0)
 
@@ -64,12 +64,12 @@ def test_beside_an_old_revision_the_new_gives_back_what_a_smaller_target_leaves_
     assert step.wanted == {"a": NONE, "c": Counts(1, 1)}
 
 
-def test_a_pause_before_the_first_tick_takes_nothing_from_the_old():
+def test_a_pause_before_the_first_pair_takes_nothing_from_the_old():
     step = step_to("c", (1, 1), (0, 1), is_paused=True, a=(1, 1))
     assert step == Step({"a": Counts(1, 1), "c": NONE}, Phase.PAUSED, 0, 1)
 
 
-def test_a_pause_after_the_last_tick_keeps_the_new_and_lets_the_old_go():
+def test_a_pause_after_the_last_pair_keeps_the_new_and_lets_the_old_go():
     step = step_to("c", (1, 1), (1, 1), is_paused=True, a=(1, 1), c=(1, 1))
     assert step == Step({"a": NONE, "c": Counts(1, 1)}, Phase.PAUSED, 1, 1)
 
@@ -90,8 +90,8 @@ def test_a_refill_waits_for_the_room_of_a_revision_that_is_leaving():
     assert step.wanted == {"a": Counts(1, 1), "b": NONE, "c": NONE}
 
 
-def test_room_is_made_for_one_tick_although_another_revision_is_at_rest():
-    """What a tick lacks leaves, down to the floor; what further ticks will lack stays."""
+def test_room_is_made_for_one_pair_although_another_revision_is_at_rest():
+    """What a pair lacks leaves, down to the floor; what further pairs will lack stays."""
     unpaired = step_to("c", (3, 1), (0, 2), a=(1, 1))
     assert unpaired.wanted == {"a": Counts(1, 0), "c": NONE}
     one_of_three = step_to("c", (1, 3), (0, 2), partition=2, a=((1, 2), (0, 2)))
@@ -166,7 +166,7 @@ def test_whichever_revision_is_named_in_a_pause_none_gives_a_pair_to_another(goa
     before = {"a": (1, 2), "b": ((1, 1), (0, 1)), "c": ((0, 1), (0, 0))}
     step = step_to(goal, (2, 4), (1, 1), is_paused=True, **before)
     assert step == Step(
-        {"a": Counts(1, 2), "b": Counts(1, 1), "c": Counts(0, 1)}, Phase.PAUSED, step.ticks_new, 4
+        {"a": Counts(1, 2), "b": Counts(1, 1), "c": Counts(0, 1)}, Phase.PAUSED, step.pairs_new, 4
     )
 
 
@@ -191,7 +191,7 @@ def test_ready_pods_that_gateways_do_not_know_yet_are_counted_for_the_floor():
     back = {"a": ((1, 1), (0, 0)), "c": (1, 1)}
     step = step_to("c", (1, 1), (1, 0), partition=1, answering="a", countable=0, **back)
     assert step.wanted == {"a": Counts(1, 1), "c": Counts(1, 1)}
-    assert (step.ticks_new, step.ticks) == (0, 1)
+    assert (step.pairs_new, step.pairs) == (0, 1)
 
 
 def test_room_is_made_of_pods_without_a_partner_before_pods_that_serve():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_operator.planning.pairs import Budget, Counts, Revision, served_floor, served_ticks
+from baton_operator.planning.pairs import Budget, Counts, Revision, served_floor, served_pairs
 from baton_operator.planning.step_limits import MinAvailable, keep_available, make_room
 
 NONE = Counts()
@@ -19,25 +19,25 @@ def nothing(order):
 
 
 LEAST = {
-    "the first gives back first, ticks before single pods": (
+    "the first gives back first, pairs before single pods": (
         MinAvailable(NONE, 3, ""), {"a": (2, 2), "b": (2, 2)}, {"a": (2, 2), "b": (1, 1)},
     ),
-    "one that serves nothing gives no tick back": (
+    "one that serves nothing gives no pair back": (
         MinAvailable(NONE, 2, ""), {"a": (2, 0), "b": (2, 2)}, {"a": (0, 0), "b": (2, 2)},
     ),
-    "no more ticks than are served now": (
+    "no more pairs than are served now": (
         MinAvailable(NONE, 9, ""), {"a": (3, 1), "b": (1, 1)}, {"a": (1, 1), "b": (1, 1)},
     ),
-    "a tick of the one that gateways send to, and no more": (
+    "a pair of the one that gateways send to, and no more": (
         MinAvailable(NONE, 0, "b"), {"a": (2, 2), "b": (2, 2)}, {"a": (0, 0), "b": (1, 1)},
     ),
     "none of one that serves nothing": (
         MinAvailable(NONE, 0, "b"), {"a": (2, 2), "b": (2, 0)}, {"a": (0, 0), "b": (0, 0)},
     ),
-    "what is given back as a tick counts as pods": (
+    "what is given back as a pair counts as pods": (
         MinAvailable(Counts(2, 2), 1, "b"), {"a": (2, 2), "b": (2, 2)}, {"a": (1, 1), "b": (1, 1)},
     ),
-    "single pods where no tick is": (
+    "single pods where no pair is": (
         MinAvailable(Counts(2, 1), 4, ""), {"a": (1, 0), "b": (2, 0)}, {"a": (1, 0), "b": (1, 0)},
     ),
 }  # fmt: skip
@@ -56,7 +56,7 @@ def test_what_is_left_already_is_not_given_back_twice():
     assert keep_available(wanted, order, MinAvailable(Counts(2, 2), 2, "b"), Counts(4, 4)) == wanted
 
 
-def test_a_tick_is_given_back_beside_those_that_stay():
+def test_a_pair_is_given_back_beside_those_that_stay():
     order = ready(a=(3, 3))
     found = keep_available({"a": Counts(1, 3)}, order, MinAvailable(NONE, 2, ""), Counts(4, 4))
     assert found == {"a": Counts(2, 3)}
@@ -83,7 +83,7 @@ def test_what_is_not_ready_leaves_first_then_what_serves_nobody_then_what_serves
 
 
 @pytest.mark.parametrize(
-    ("target", "budget", "ticks"),
+    ("target", "budget", "pairs"),
     [
         ((4, 4), (1, 0), 3),
         ((4, 4), (2, 1), 2),
@@ -97,9 +97,9 @@ def test_what_is_not_ready_leaves_first_then_what_serves_nobody_then_what_serves
         ((0, 0), (1, 0), 0),
     ],
 )
-def test_the_ticks_that_stay_are_all_but_the_budget_and_a_roles_rounding(target, budget, ticks):
-    assert served_floor(Counts(*target), Budget(*budget)) == ticks
+def test_the_pairs_that_stay_are_all_but_the_budget_and_a_roles_rounding(target, budget, pairs):
+    assert served_floor(Counts(*target), Budget(*budget)) == pairs
 
 
 def test_nobody_serves_a_target_of_nothing():
-    assert served_ticks(Counts(3, 3), NONE) == 0
+    assert served_pairs(Counts(3, 3), NONE) == 0

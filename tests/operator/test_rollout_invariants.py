@@ -19,9 +19,9 @@ from baton_operator.planning.pairs import (
     Counts,
     available_floor,
     growing,
-    served_ticks,
+    pairs_of,
+    served_pairs,
     surge_limit,
-    ticks_of,
     total,
 )
 from baton_operator.planning.rollout import Phase
@@ -34,8 +34,8 @@ budgets = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 1)])
 
 
 def whole_pairs(ready_by_revision, target):
-    """Ticks that revisions serve by themselves: no pair across revisions is counted."""
-    return sum(served_ticks(ready, target) for ready in ready_by_revision)
+    """Pairs that revisions serve by themselves: no pair across revisions is counted."""
+    return sum(served_pairs(ready, target) for ready in ready_by_revision)
 
 
 class Rollouts(RuleBasedStateMachine):
@@ -136,7 +136,7 @@ class Rollouts(RuleBasedStateMachine):
 
     def _check_pause(self, before, plan):
         """Held, nothing is moved from one revision to another: pods that are missing come, pods
-        that are too many go, and only because the target is another or a tick was begun before.
+        that are too many go, and only because the target is another or a pair was begun before.
 
         Where nothing may surge, a pause may find all old pods gone: then there is nothing to hold.
         """
@@ -159,7 +159,7 @@ class Rollouts(RuleBasedStateMachine):
 
     def _check_pairs(self, before, target):
         """Serving inside revisions never falls below the budget and one role's rounding."""
-        n = ticks_of(target)
+        n = pairs_of(target)
         rounding = -(-n // min(target))
         missing = self.budget.unavailable_pairs
         least = max(0 if missing else 1, n - missing - rounding)
@@ -168,9 +168,9 @@ class Rollouts(RuleBasedStateMachine):
 
     def _check_gateways(self, answering, ready_before, target):
         """The workers that gateways send to are not all taken away before the gateways go."""
-        if self.budget.unavailable_pairs or not served_ticks(ready_before, target):
+        if self.budget.unavailable_pairs or not served_pairs(ready_before, target):
             return
-        assert served_ticks(self.fleet.revision(answering).ready, target)
+        assert served_pairs(self.fleet.revision(answering).ready, target)
 
     def teardown(self):
         if not hasattr(self, "fleet"):
@@ -188,11 +188,11 @@ class Rollouts(RuleBasedStateMachine):
         fleet.broken_gateways.clear()
         fleet.rollout(paused=False)
         fleet.settle()
-        plan, n = fleet.plan, ticks_of(fleet.plan.target)
+        plan, n = fleet.plan, pairs_of(fleet.plan.target)
         left = fleet.spec.rollout.partition if plan.goal != plan.current else 0
         assert fleet.desired[plan.goal] == growing(plan.target, max(0, n - left))
         assert plan.target.less(fleet.ready()) == Counts()
-        assert served_ticks(fleet.revision(fleet.answering).ready, plan.target)
+        assert served_pairs(fleet.revision(fleet.answering).ready, plan.target)
 
     def _comes_to_rest(self, update):
         """Given capacity and healthy pods, the fleet reaches its goal and nothing is left."""

@@ -10,15 +10,15 @@ from itertools import product
 
 import pytest
 
-from baton_operator.planning.gateways import Gateways, countable_ticks
+from baton_operator.planning.gateways import Gateways, countable_pairs
 from baton_operator.planning.pairs import (
     Budget,
     Counts,
     Revision,
     available_floor,
-    served_ticks,
+    pairs_of,
+    served_pairs,
     surge_limit,
-    ticks_of,
 )
 from baton_operator.planning.rollout import Phase, Rollout, next_step
 
@@ -60,17 +60,17 @@ def sum_of(counts, role):
 def rollout_of(target, budget, goal, stable, revisions, answering, **changes):
     """A rollout whose gateways are of `answering`; "" where there are none."""
     gateways = Gateways(answering, is_rolled=True) if answering else None
-    ticks = countable_ticks(gateways, goal, revisions, target)
+    pairs = countable_pairs(gateways, goal, revisions, target)
     return Rollout(
         target, goal, stable, revisions, budget,
-        answering=answering, countable_ticks=ticks, **changes,
+        answering=answering, countable_pairs=pairs, **changes,
     )  # fmt: skip
 
 
 def moved(answering, goal, revisions, target):
     """Gateways that are there come to a goal that serves half."""
-    served = next(served_ticks(r.ready, target) for r in revisions if r.name == goal)
-    return goal if answering and 2 * served >= ticks_of(target) else answering
+    served = next(served_pairs(r.ready, target) for r in revisions if r.name == goal)
+    return goal if answering and 2 * served >= pairs_of(target) else answering
 
 
 def check_step(target, budget, revisions, wanted, answering=""):
@@ -84,8 +84,8 @@ def check_step(target, budget, revisions, wanted, answering=""):
         assert sum_of(left, role) >= min(ready, floor[role]), (revisions, wanted)
     if budget.unavailable_pairs:
         return
-    served = [served_ticks(r.ready, target) for r in revisions]
-    serves = [served_ticks(ready, target) for ready in left]
+    served = [served_pairs(r.ready, target) for r in revisions]
+    serves = [served_pairs(ready, target) for ready in left]
     assert any(serves) or not any(served), (revisions, wanted)
     for revision, was, now in zip(revisions, served, serves, strict=True):
         assert now or not was or revision.name != answering, (revisions, wanted)
@@ -179,7 +179,7 @@ def test_a_goal_without_room_pushes_out_what_is_not_ready_first():
 
 
 def test_where_the_last_stray_may_give_nothing_another_makes_room():
-    """Found by random states: a decode pod of `d` serves two ticks, one of `a` serves one."""
+    """Found by random states: a decode pod of `d` serves two pairs, one of `a` serves one."""
     target, budget = Counts(8, 5), Budget(1, 0)
     a, b, c, d = (
         Revision(name, Counts(*pods), Counts(*pods), Counts(*pods))
@@ -192,8 +192,8 @@ def test_where_the_last_stray_may_give_nothing_another_makes_room():
     check_end(target, budget, "c", "b", revisions, "b", (), set())
 
 
-def test_three_revisions_that_lose_more_ticks_to_rounding_than_is_allowed_for_are_no_trap():
-    """Found by random states: any decode pod less is a tick less, and there is no room for one."""
+def test_three_revisions_that_lose_more_pairs_to_rounding_than_is_allowed_for_are_no_trap():
+    """Found by random states: any decode pod less is a pair less, and there is no room for one."""
     target, budget = Counts(9, 5), Budget(1, 0)
     counts = {"a": Counts(2, 2), "b": Counts(2, 2), "c": Counts(3, 2)}
     revisions = tuple(Revision(name, have, have, have) for name, have in counts.items())

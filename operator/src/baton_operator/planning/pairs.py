@@ -1,20 +1,21 @@
-"""Pods of two roles counted in ticks, and what a rollout may take: formulas without decisions.
+"""Pods of two roles counted in pairs, and what a rollout may take: formulas without decisions.
 
 With targets T_r for the roles,
 
-    N            = max(T_prefill, T_decode)          ticks of a full rollout: one pair is one tick
-    new_r(k)     = ceil(T_r * k / N)                 the growing revision at tick k
-    old_r(j)     = floor(T_r * j / N), at least 1    the shrinking one with j ticks left
-    ticks(c)     = min_r floor(c_r * N / T_r)        what counts `c` of one revision can serve
+    N            = max(T_prefill, T_decode)          pairs of a full rollout
+    new_r(k)     = ceil(T_r * k / N)                 the growing revision with k pairs
+    old_r(j)     = floor(T_r * j / N), at least 1    the shrinking one with j pairs left
+    pairs(c)     = min_r floor(c_r * N / T_r)        what counts `c` of one revision can serve
 
 new_r(k) + old_r(N - k) = T_r wherever the minimum of 1 does not bind, so the ratio holds at every
-step and one-replica roles move in fractions: they change hands when their share of ticks does.
+step. A pair is the share of both roles that one step moves, an Nth of each: one-replica roles move
+in fractions, and change hands when their share of pairs does.
 
-Budgets are given in pairs (ticks) and hold for each role:
+Budgets are given in pairs and hold for each role:
 
     surge        wanted and existing pods of all revisions <= T_r + ceil(T_r * S / N)
     unavailable  ready pods after a step >= T_r - ceil(T_r * U / N), when they were before
-    served       ticks inside revisions after a step >= N - U - ceil(N / min T_r), and >= 1 for
+    served       pairs inside revisions after a step >= N - U - ceil(N / min T_r), and >= 1 for
                  U = 0, when they were before and anything may surge
 """
 
@@ -84,36 +85,36 @@ class Budget:
     unavailable_pairs: int
 
 
-def ticks_of(target: Counts) -> int:
+def pairs_of(target: Counts) -> int:
     """Return N."""
     return max(target)
 
 
-def growing(target: Counts, tick: int) -> Counts:
+def growing(target: Counts, n_pairs: int) -> Counts:
     """Return new_r(k)."""
-    n = ticks_of(target)
-    return Counts(*(-(-size * tick // n) for size in target)) if n else Counts()
+    n = pairs_of(target)
+    return Counts(*(-(-size * n_pairs // n) for size in target)) if n else Counts()
 
 
-def shrinking(target: Counts, tick: int, *, is_whole: bool) -> Counts:
+def shrinking(target: Counts, n_pairs: int, *, is_whole: bool) -> Counts:
     """Return old_r(j); `is_whole` applies the minimum of 1."""
-    n = ticks_of(target)
-    if not n or tick <= 0:
+    n = pairs_of(target)
+    if not n or n_pairs <= 0:
         return Counts()
     least = int(is_whole)
-    return Counts(*(max(min(least, size), size * tick // n) for size in target))
+    return Counts(*(max(min(least, size), size * n_pairs // n) for size in target))
 
 
-def served_ticks(counts: Counts, target: Counts) -> int:
-    """Return ticks(c), at most N."""
-    n = ticks_of(target)
+def served_pairs(counts: Counts, target: Counts) -> int:
+    """Return pairs(c), at most N."""
+    n = pairs_of(target)
     shares = [have * n // want for have, want in zip(counts, target, strict=True) if want]
     return min([n, *shares])
 
 
 def surge_limit(target: Counts, budget: Budget) -> Counts:
     """Return the most pods of each role over all revisions."""
-    n = ticks_of(target)
+    n = pairs_of(target)
     if not n:
         return Counts()
     return Counts(*(size + -(-size * budget.surge_pairs // n) for size in target))
@@ -121,18 +122,18 @@ def surge_limit(target: Counts, budget: Budget) -> Counts:
 
 def available_floor(target: Counts, budget: Budget) -> Counts:
     """Return the fewest ready pods of each role that a step may leave."""
-    n = ticks_of(target)
+    n = pairs_of(target)
     if not n:
         return Counts()
     return target.less(Counts(*(-(-size * budget.unavailable_pairs // n) for size in target)))
 
 
 def served_floor(target: Counts, budget: Budget) -> int:
-    """Return the fewest ticks that a step may leave served inside revisions: one pod of the smaller
+    """Return the fewest pairs that a step may leave served inside revisions: one pod of the smaller
     role may be between two of them. Where nothing may surge, none is sure. More is lost between
-    three of them: `rollout` waives it, but for one tick, where nothing could move otherwise.
+    three of them: `rollout` waives it, but for one pair, where nothing could move otherwise.
     """
-    n = ticks_of(target)
+    n = pairs_of(target)
     if not n or not budget.surge_pairs:
         return 0
     missing = budget.unavailable_pairs

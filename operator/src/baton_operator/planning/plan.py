@@ -14,8 +14,8 @@ from baton_operator.models import PDDeploymentSpec, ScalingMode
 from baton_operator.models.parse import parse_ratio
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.planning.deadline import Waited, charged, piece_seconds
-from baton_operator.planning.gateways import Gateways, countable_ticks, counted, gateway_revision
-from baton_operator.planning.pairs import Budget, Counts, Revision, served_ticks, ticks_of, usable
+from baton_operator.planning.gateways import Gateways, countable_pairs, counted, gateway_revision
+from baton_operator.planning.pairs import Budget, Counts, Revision, pairs_of, served_pairs, usable
 from baton_operator.planning.rollout import Phase, Rollout, Step, next_step
 from baton_operator.planning.scaling import Scaling, Wanted, scale
 
@@ -23,7 +23,7 @@ from baton_operator.planning.scaling import Scaling, Wanted, scale
 class Memory(NamedTuple):
     """What the last status says about the rollout; unix seconds.
 
-    `reached` is the most ticks that `update` has served since all its pods were last ready,
+    `reached` is the most pairs that `update` has served since all its pods were last ready,
     `progress_at` when that last grew, `waited` the time that counts towards the deadline.
     `answering` is the revision that every serving gateway pod was last of.
     """
@@ -227,7 +227,7 @@ def _step(
             partition_pairs=spec.rollout.partition,
             is_paused=spec.rollout.paused,
             answering=answering,
-            countable_ticks=countable_ticks(facts.gateways, goal, facts.revisions, target),
+            countable_pairs=countable_pairs(facts.gateways, goal, facts.revisions, target),
         )
     )
 
@@ -276,11 +276,11 @@ def _progressed(memory: Memory, facts: Facts, target: Counts, now: float) -> Mem
     another partition, is waited for from the beginning.
     """
     ours = facts.named(memory.update)
-    ticks = served_ticks(usable(ours), target)
-    if ticks > memory.reached:
-        return memory._replace(reached=ticks, progress_at=now, waited=Waited())
+    pairs = served_pairs(usable(ours), target)
+    if pairs > memory.reached:
+        return memory._replace(reached=pairs, progress_at=now, waited=Waited())
     is_at_rest = ours.is_live and ours.desired.less(ours.ready).is_zero
-    return memory._replace(reached=ticks, waited=Waited()) if is_at_rest else memory
+    return memory._replace(reached=pairs, waited=Waited()) if is_at_rest else memory
 
 
 def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:
@@ -296,11 +296,11 @@ def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:
 def _gateway(spec: PDDeploymentSpec, facts: Facts, goal: str, stable: str, target: Counts) -> str:
     """Return the revision for the gateways; in a pause they come to a new one only in need.
 
-    A partition that leaves the goal less than half takes them back: its last tick cannot go while
+    A partition that leaves the goal less than half takes them back: its last pair cannot go while
     they send to it.
     """
     present = facts.gateways.revision if facts.gateways else ""
-    is_kept_small = 2 * spec.rollout.partition > ticks_of(target)
+    is_kept_small = 2 * spec.rollout.partition > pairs_of(target)
     aim = stable if stable and is_kept_small else goal
     aim = present if present and spec.rollout.paused else aim
     return gateway_revision(present, aim, facts.revisions, target)

@@ -4,18 +4,19 @@ A step is proposed and then bounded. What holds of every step, whatever proposed
 
     surge    what grows fits beside all pods that exist or are on their way (`_grow`, `_refilled`,
              `_hold`: each asks for room beside `held`, and what is held is never counted as gone)
-    floor    of each role as many ready pods stay as the budget needs; of ticks that revisions
-             serve by themselves all but rounding (`_cleared`); where nothing may be unavailable, a
-             tick of the revision that gateways send to. Held over all ready pods, and over those
-             alone that the rollout may rest on while gateways are still to come (`_bounded`)
+    floor    of each role as many ready pods stay as the budget needs; of pairs that revisions
+             serve by themselves all but rounding (`_making_room`); where nothing may be
+             unavailable, a pair of the revision that gateways send to. Held over all ready pods,
+             and over those alone that the rollout may rest on while gateways are still to come
+             (`_bounded`)
     pause    no revision gives a pod to another: only a target that differs from what is asked for
              changes anything (`_hold`)
-    reached  from any counts a goal whose pods become ready is reached. Limit minus floor is a tick
+    reached  from any counts a goal whose pods become ready is reached. Limit minus floor is a pair
              or more: when all that the growing side asked for is ready and nothing else may move,
-             its next tick pushes pods out of its way, those that serve nobody first (`make_room`)
+             its next pair pushes pods out of its way, those that serve nobody first (`make_room`)
 
-The proposal: prefill and decode move together in ticks and within budgets, as `pairs` defines them.
-The old side keeps N - U - ticks(ready new) ticks, whether or not its own pods are ready: a broken
+The proposal: prefill and decode move together in pairs and within budgets, as `pairs` defines them.
+The old side keeps N - U - pairs(ready new) pairs, whether or not its own pods are ready: a broken
 old pod cannot block the new, and a broken new one never removes an old one. The old side's minimum
 of one pod a role keeps a revision whole while any of it serves. It is waived when nothing may
 surge: then a single replica must leave before its successor can come.
@@ -40,11 +41,11 @@ from baton_operator.planning.pairs import (
     Revision,
     available_floor,
     growing,
+    pairs_of,
     served_floor,
-    served_ticks,
+    served_pairs,
     shrinking,
     surge_limit,
-    ticks_of,
     total,
     usable,
 )
@@ -62,12 +63,12 @@ class Phase(StrEnum):
 
 
 class Step(NamedTuple):
-    """The next wanted counts by revision; `ticks_new` is what the goal serves now, of `ticks`."""
+    """The next wanted counts by revision; `pairs_new` is what the goal serves now, of `pairs`."""
 
     wanted: dict[str, Counts]
     phase: Phase
-    ticks_new: int
-    ticks: int
+    pairs_new: int
+    pairs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,11 @@ class Rollout:
         target: wanted pods over all revisions, after scaling.
         goal: the revision that shall serve; present in `revisions`, possibly with no pods.
         stable: the revision that keeps what a partition or a pause leaves to the old side.
-        partition_pairs: ticks that stay on the old side; without effect on the way back to the
+        partition_pairs: pairs that stay on the old side; without effect on the way back to the
             stable revision.
         is_paused: hold the split where it is.
         answering: the revision that gateways send to; "" when nobody knows.
-        countable_ticks: the most ticks of the goal that may be rested on, before gateways send to
+        countable_pairs: the most pairs of the goal that may be rested on, before gateways send to
             it; None for all.
     """
 
@@ -94,7 +95,7 @@ class Rollout:
     partition_pairs: int = 0
     is_paused: bool = False
     answering: str = ""
-    countable_ticks: int | None = None
+    countable_pairs: int | None = None
 
 
 def next_step(rollout: Rollout) -> Step:
@@ -103,8 +104,8 @@ def next_step(rollout: Rollout) -> Step:
         return _suspended(rollout)
     goal = _named(rollout.revisions, rollout.goal)
     olds = [r for r in rollout.revisions if r.name != rollout.goal and r.is_live]
-    n = ticks_of(rollout.target)
-    ready = _counted_ticks(goal, rollout)
+    n = pairs_of(rollout.target)
+    ready = _counted_pairs(goal, rollout)
     if not olds:
         phase = Phase.COMPLETE if ready == n else Phase.PROGRESSING
         return Step({goal.name: rollout.target}, phase, ready, n)
@@ -145,13 +146,13 @@ def _hold(goal: Revision, olds: Sequence[Revision], rollout: Rollout) -> dict[st
 
 
 def _split(order: Iterable[Revision], target: Counts) -> dict[str, Counts]:
-    """Return what each revision's ticks need, of those asked for, the first revision's first."""
+    """Return what each revision's pairs need, of those asked for, the first revision's first."""
     needs: dict[str, Counts] = {}
-    left = ticks_of(target)
+    left = pairs_of(target)
     for revision in order:
-        ticks = min(left, served_ticks(revision.desired, target))
-        needs[revision.name] = growing(target, ticks)
-        left -= ticks
+        pairs = min(left, served_pairs(revision.desired, target))
+        needs[revision.name] = growing(target, pairs)
+        left -= pairs
     return needs
 
 
@@ -160,13 +161,13 @@ def _must_wait(goal: Revision, keeper: Revision, rollout: Rollout) -> bool:
     room for it, and nothing may become unavailable to make some.
     """
     has_room = _in_the_way(goal, 1, rollout).is_zero
-    is_serving = served_ticks(usable(keeper), rollout.target) > 0
+    is_serving = served_pairs(usable(keeper), rollout.target) > 0
     return is_serving and not has_room and not rollout.budget.unavailable_pairs
 
 
 def _reach(ready: int, rollout: Rollout) -> tuple[int, Phase]:
-    """Return the tick at which the goal shall stop, and what that makes of the rollout."""
-    n = ticks_of(rollout.target)
+    """Return the pairs at which the goal shall stop, and what that makes of the rollout."""
+    n = pairs_of(rollout.target)
     is_return = rollout.goal == rollout.stable
     reach = n if is_return else max(0, n - rollout.partition_pairs)
     if reach == n:
@@ -176,62 +177,62 @@ def _reach(ready: int, rollout: Rollout) -> tuple[int, Phase]:
 
 def _as_counted(revision: Revision, rollout: Rollout) -> Revision:
     """Return a revision with the ready pods that the rollout may rest on."""
-    if revision.name != rollout.goal or rollout.countable_ticks is None:
+    if revision.name != rollout.goal or rollout.countable_pairs is None:
         return revision
-    most = growing(rollout.target, rollout.countable_ticks)
+    most = growing(rollout.target, rollout.countable_pairs)
     return revision._replace(ready=revision.ready.capped(most))
 
 
-def _counted_ticks(revision: Revision, rollout: Rollout) -> int:
+def _counted_pairs(revision: Revision, rollout: Rollout) -> int:
     """Return what a revision serves and the rollout may rest on."""
-    return served_ticks(usable(_as_counted(revision, rollout)), rollout.target)
+    return served_pairs(usable(_as_counted(revision, rollout)), rollout.target)
 
 
 def _trade(
     grow: Revision, shrink: Sequence[Revision], reach: int, rollout: Rollout
 ) -> dict[str, Counts]:
-    """Return wanted counts where `grow` moves towards `reach` ticks and `shrink` make room."""
-    target, n = rollout.target, ticks_of(rollout.target)
-    floor_ticks = n - reach
-    served = min(reach, _counted_ticks(grow, rollout))
-    keep = max(floor_ticks, n - rollout.budget.unavailable_pairs - served)
+    """Return wanted counts where `grow` moves towards `reach` pairs and `shrink` make room."""
+    target, n = rollout.target, pairs_of(rollout.target)
+    floor_pairs = n - reach
+    served = min(reach, _counted_pairs(grow, rollout))
+    keep = max(floor_pairs, n - rollout.budget.unavailable_pairs - served)
     others = total(r.held for r in rollout.revisions if r.name != grow.name)
     grown = _grow(reach, others, rollout)
     # Both sides may want the same room, after a raised partition: the growing side has it.
     taken = Counts(*map(max, grown, grow.held))
-    wanted = _keep_old(shrink, keep, floor_ticks, taken, rollout)
+    wanted = _keep_old(shrink, keep, floor_pairs, taken, rollout)
     kept = grow.desired.capped(growing(target, reach))
     wanted[grow.name] = Counts(*map(max, grown, kept))
     everyone = [*shrink, grow]
     wanted = _bounded(wanted, everyone, rollout)
-    begun = served_ticks(grow.desired, target)
+    begun = served_pairs(grow.desired, target)
     is_moving = any(wanted[r.name] != r.desired for r in everyone)
     if is_moving or served < begun or begun >= reach:
         return wanted
-    return _cleared(wanted, grow, shrink, begun + 1, rollout)
+    return _making_room(wanted, grow, shrink, begun + 1, rollout)
 
 
-def _cleared(
+def _making_room(
     wanted: Mapping[str, Counts],
     grow: Revision,
     shrink: Sequence[Revision],
-    tick: int,
+    reach: int,
     rollout: Rollout,
 ) -> dict[str, Counts]:
-    """Return `wanted`, that moves nothing, less what is in the way of a tick of `grow`.
+    """Return `wanted`, that moves nothing, less what is in the way of `reach` pairs of `grow`.
 
     The last revision gives first. Where what it serves is needed, and the bounds give it all back,
-    another gives in its place: pods of one role serve more ticks in one revision than in another.
-    Between three revisions more is lost to rounding than the bound of ticks allows for: where it
-    would hold the rollout for ever, it is waived but for the one tick.
+    another gives in its place: pods of one role serve more pairs in one revision than in another.
+    Between three revisions more is lost to rounding than the bound of pairs allows for: where it
+    would hold the rollout for ever, it is waived but for the one pair.
     """
     everyone = [*shrink, grow]
-    lacking, spare = _in_the_way(grow, tick, rollout), _spare(everyone, rollout)
+    lacking, spare = _in_the_way(grow, reach, rollout), _spare(everyone, rollout)
     floor = served_floor(rollout.target, rollout.budget)
-    for ticks, giver in product((floor, min(floor, 1)), reversed(shrink)):
+    for pairs, giver in product((floor, min(floor, 1)), reversed(shrink)):
         order = [*(r for r in shrink if r is not giver), giver]
         given = make_room(wanted, order, lacking, spare, rollout.target)
-        given = _bounded(given, everyone, rollout, ticks)
+        given = _bounded(given, everyone, rollout, pairs)
         if given != wanted:
             return given
     return dict(wanted)
@@ -247,13 +248,13 @@ def _bounded(
     wanted: Mapping[str, Counts],
     everyone: Sequence[Revision],
     rollout: Rollout,
-    ticks: int | None = None,
+    pairs: int | None = None,
 ) -> dict[str, Counts]:
     """Return what may be had of `wanted`: the last word on each step, whatever proposed it."""
     floor = served_floor(rollout.target, rollout.budget)
     minimum = MinAvailable(
         pods=available_floor(rollout.target, rollout.budget),
-        ticks=floor if ticks is None else ticks,
+        pairs=floor if pairs is None else pairs,
         answering="" if rollout.budget.unavailable_pairs else rollout.answering,
     )
     usable_by_gateways = [_as_counted(r, rollout) for r in everyone]
@@ -262,28 +263,28 @@ def _bounded(
     return dict(wanted)
 
 
-def _in_the_way(grow: Revision, tick: int, rollout: Rollout) -> Counts:
-    """Return how many pods of others must leave before `grow` can have this tick."""
+def _in_the_way(grow: Revision, reach: int, rollout: Rollout) -> Counts:
+    """Return how many pods of others must leave before `grow` can have `reach` pairs."""
     others = (r.held for r in rollout.revisions if r.name != grow.name)
     limit = surge_limit(rollout.target, rollout.budget)
-    return over_limit([growing(rollout.target, tick), *others], limit)
+    return over_limit([growing(rollout.target, reach), *others], limit)
 
 
 def _grow(reach: int, others: Counts, rollout: Rollout) -> Counts:
-    """Return the most whole ticks up to `reach` that fit beside `others` in the surge limit."""
+    """Return the most whole pairs up to `reach` that fit beside `others` in the surge limit."""
     target = rollout.target
     room = surge_limit(target, rollout.budget).less(others)
-    return growing(target, min(reach, served_ticks(room, target)))
+    return growing(target, min(reach, served_pairs(room, target)))
 
 
 def _keep_old(
-    olds: Sequence[Revision], keep: int, floor_ticks: int, taken: Counts, rollout: Rollout
+    olds: Sequence[Revision], keep: int, floor_pairs: int, taken: Counts, rollout: Rollout
 ) -> dict[str, Counts]:
-    """Share `keep` ticks among the old revisions, the first of them first.
+    """Share `keep` pairs among the old revisions, the first of them first.
 
     A stray keeps no more than it can serve, and what the revisions before it do not serve yet:
     pods of theirs that were asked for and are not ready serve nobody. Nothing grows here, except
-    the first revision towards the ticks that a partition leaves it.
+    the first revision towards the pairs that a partition leaves it.
     """
     target = rollout.target
     is_whole = rollout.budget.surge_pairs > 0
@@ -292,25 +293,25 @@ def _keep_old(
     for index, old in enumerate(olds):
         bound = shrinking(target, left, is_whole=is_whole)
         if index == 0:
-            least = _refilled(floor_ticks, taken, olds, rollout)
+            least = _refilled(floor_pairs, taken, olds, rollout)
             wanted[old.name] = Counts(
                 *(max(f, min(d, b)) for f, d, b in zip(least, old.desired, bound, strict=True))
             )
         else:
-            serves = shrinking(target, served_ticks(usable(old), target), is_whole=is_whole)
+            serves = shrinking(target, served_pairs(usable(old), target), is_whole=is_whole)
             wanted[old.name] = old.desired.capped(serves).capped(bound)
-        left -= served_ticks(usable(old).capped(wanted[old.name]), target)
+        left -= served_pairs(usable(old).capped(wanted[old.name]), target)
     return wanted
 
 
 def _refilled(
-    floor_ticks: int, taken: Counts, olds: Sequence[Revision], rollout: Rollout
+    floor_pairs: int, taken: Counts, olds: Sequence[Revision], rollout: Rollout
 ) -> Counts:
     """Return what the first old revision must have for a partition, within the surge limit; `taken`
     is what the growing side holds.
     """
     target = rollout.target
-    least = shrinking(target, floor_ticks, is_whole=True)
+    least = shrinking(target, floor_pairs, is_whole=True)
     others = total([taken, *(old.held for old in olds[1:])])
     limit = surge_limit(target, rollout.budget)
     room = (most - used for most, used in zip(limit, others, strict=True))
@@ -324,13 +325,13 @@ def _keeper(olds: Sequence[Revision], rollout: Rollout) -> Revision:
     """
 
     def rank(old: Revision) -> tuple[bool, int, int, bool, int]:
-        served = served_ticks(usable(old), rollout.target)
+        served = served_pairs(usable(old), rollout.target)
         return (
             served > 0 and old.name == rollout.answering,
             served,
             sum(usable(old)),
             old.name == rollout.stable,
-            served_ticks(old.desired, rollout.target),
+            served_pairs(old.desired, rollout.target),
         )
 
     return max(olds, key=rank)

@@ -1,7 +1,7 @@
 """What a step may and must take from revisions, role by role, pod by pod: the last word on a step.
 
-Ticks count pairs. Budgets count pods of one role, and the two differ wherever a revision's roles
-are out of step: half a pair that a tick does not count may be the ready pod that the floor needs,
+Pairs are counted whole. Budgets count pods of one role, and the two differ wherever a revision's
+roles are out of step: half a pair that does not count may be the ready pod that the floor needs,
 or the pod that fills the surge limit. Knows counts only, and no goal.
 """
 
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from baton_operator.planning.pairs import Counts, Revision, growing, served_ticks, total, usable
+from baton_operator.planning.pairs import Counts, Revision, growing, served_pairs, total, usable
 
 
 class MinAvailable(NamedTuple):
-    """What a step must leave of what serves: ready pods of each role, ticks that revisions serve by
-    themselves, and a tick of the revision that gateways send to ("" when none is kept so).
+    """What a step must leave of what serves: ready pods of each role, pairs that revisions serve by
+    themselves, and a pair of the revision that gateways send to ("" when none is kept so).
     """
 
     pods: Counts
-    ticks: int
+    pairs: int
     answering: str
 
 
@@ -34,9 +34,9 @@ def keep_available(
     result = dict(wanted)
     for revision in order:
         if revision.name == minimum.answering:
-            tick = growing(target, min(1, _ticks(revision, target)))
-            result[revision.name] = Counts(*map(max, result[revision.name], tick))
-    result = _with_ticks(result, order, minimum.ticks, target)
+            pair = growing(target, min(1, _pairs(revision, target)))
+            result[revision.name] = Counts(*map(max, result[revision.name], pair))
+    result = _with_pairs(result, order, minimum.pairs, target)
     ready = total(map(usable, order))
     kept = total(usable(r).capped(result[r.name]) for r in order)
     missing = ready.capped(minimum.pods).less(kept)
@@ -47,24 +47,24 @@ def keep_available(
     return result
 
 
-def _with_ticks(
+def _with_pairs(
     wanted: dict[str, Counts], order: Sequence[Revision], least: int, target: Counts
 ) -> dict[str, Counts]:
-    """Return `wanted` with pods given back until `least` ticks are served, or those served now."""
+    """Return `wanted` with pods given back until `least` pairs are served, or those served now."""
     result = dict(wanted)
-    kept = {r.name: served_ticks(usable(r).capped(result[r.name]), target) for r in order}
-    due = min(least, sum(_ticks(r, target) for r in order))
+    kept = {r.name: served_pairs(usable(r).capped(result[r.name]), target) for r in order}
+    due = min(least, sum(_pairs(r, target) for r in order))
     missing = due - min(due, sum(kept.values()))
     for revision in order:
-        back = min(missing, _ticks(revision, target) - kept[revision.name])
+        back = min(missing, _pairs(revision, target) - kept[revision.name])
         serving = growing(target, kept[revision.name] + back)
         result[revision.name] = Counts(*map(max, result[revision.name], serving))
         missing -= back
     return result
 
 
-def _ticks(revision: Revision, target: Counts) -> int:
-    return served_ticks(usable(revision), target)
+def _pairs(revision: Revision, target: Counts) -> int:
+    return served_pairs(usable(revision), target)
 
 
 def make_room(
@@ -86,7 +86,7 @@ def make_room(
         lacking = lacking.less(take)
     for is_paired in (False, True):
         for old in reversed(olds):
-            left = Counts() if is_paired else growing(target, _ticks(old, target))
+            left = Counts() if is_paired else growing(target, _pairs(old, target))
             take = result[old.name].less(left).capped(lacking).capped(spare)
             result[old.name] = result[old.name].less(take)
             lacking, spare = lacking.less(take), spare.less(take)

@@ -11,12 +11,12 @@ from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
-from baton_operator.planning.pairs import Counts, ticks_of
+from baton_operator.planning.pairs import Counts, pairs_of
 
 
 def min_available(target: Counts, unavailable_pairs: int) -> Counts:
     """Return the fewest ready pods of each role that evictions must leave."""
-    n = ticks_of(target)
+    n = pairs_of(target)
     pairs = max(1, unavailable_pairs)
     if not n:
         return Counts()
