@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from baton_testing.processes import wait_until
+
 SYSTEM = "Redistribution and use in source and binary forms are permitted. " * 4
 
 
-def test_the_second_prompt_costs_its_own_tokens_only(pair, mixed, wait_until):
+def test_the_second_prompt_costs_its_own_tokens_only(pair, mixed):
     def prompt_tokens():
         """Return how many prompt tokens prefill has found, and how many it has computed."""
         names = ("baton_prefix_cache_hit_tokens_total", "baton_prompt_tokens_total")

@@ -13,6 +13,8 @@ import httpx
 import psutil
 import pytest
 
+from baton_testing.processes import wait_until
+
 
 def is_alive(process: psutil.Process) -> bool:
     """Say whether it still runs; one that only waits for its parent to ask has ended."""
@@ -37,7 +39,7 @@ def test_a_signal_ends_every_process(start_deployment, patience, number):
         assert alive(processes) == []
 
 
-def test_a_killed_supervisor_leaves_no_orphan(start_deployment, patience, wait_until):
+def test_a_killed_supervisor_leaves_no_orphan(start_deployment, patience):
     with start_deployment() as deployment:
         deployment.wait_lines(3)
         processes = [psutil.Process(line["pid"]) for line in deployment.lines]
@@ -71,7 +73,7 @@ def control(ready, *order):
 
 
 def test_a_drained_worker_finishes_what_it_has_takes_nothing_new_and_comes_back(
-    start_deployment, patience, wait_until
+    start_deployment, patience
 ):
     # A token each 20 ms: the stream is still under way when the worker is told to drain.
     slow = ("--engine", "sim", "--sim", "decode_step_seconds=0.02", "-k", "0")

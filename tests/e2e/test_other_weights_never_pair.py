@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from baton_testing.processes import wait_until
 from baton_testing.unsupervised import unsupervised
 
 
@@ -23,7 +24,7 @@ def retrained(tmp_path, model_dir):
     return folder
 
 
-def test_prefill_hands_over_to_its_own_weights_alone(tmp_path, retrained, wait_until, patience):
+def test_prefill_hands_over_to_its_own_weights_alone(tmp_path, retrained, patience):
     with (
         unsupervised(tmp_path, {"decode-0": retrained}, decode=2) as processes,
         httpx.Client(base_url=processes.url, timeout=patience, trust_env=False) as client,

@@ -9,6 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
+from baton_testing.processes import wait_until
+
 TOLERANCE = 5e-5
 
 
@@ -49,7 +51,7 @@ def test_tokens_and_logprobs_are_those_of_one_process(sharded, mixed, sampling):
         )
 
 
-def test_rank_0_alone_speaks(sharded, wait_until):
+def test_rank_0_alone_speaks(sharded):
     def said() -> float:
         return sum(sharded.metric(role, "baton_tokens_total") for role in ("prefill", "decode"))
 

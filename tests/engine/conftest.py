@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from safetensors import TensorSpec, serialize_file
 
-TINY_MODEL = Path(__file__).parents[2] / "examples" / "tiny-mtp"
+from baton_testing.tiny_model import TINY_MODEL
 
 Tensors = dict[str, npt.NDArray[np.float32]]
 

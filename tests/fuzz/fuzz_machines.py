@@ -12,9 +12,7 @@ error escapes.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
-import json
 import logging
 import os
 import random
@@ -22,27 +20,10 @@ import shutil
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
-from typing import Any
+
+from baton_fuzz.reporting import guarded, report
 
 MAX_BYTES = 4096
-
-
-def report(tally: Any, engine: str, seconds: float) -> None:
-    """Print the summary line."""
-    found = {field.name: getattr(tally, field.name) for field in dataclasses.fields(tally)}
-    print(json.dumps({"engine": engine, "seconds": round(seconds, 1), **found}), flush=True)
-
-
-def guarded(check: Callable[[bytes], None], data: bytes) -> None:
-    """Run one input; on anything that escapes, show it and end the process."""
-    try:
-        check(data)
-    except Exception:  # noqa: BLE001 - anything that escapes is the finding
-        traceback.print_exc()
-        print(f"input ({len(data)} bytes): {data.hex()}", file=sys.stderr, flush=True)
-        os._exit(1)
 
 
 def run_random(name: str, seconds: float, inputs: int, seed: int) -> None:

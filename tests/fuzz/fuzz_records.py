@@ -11,41 +11,19 @@ the end; exits 1 with the input in hex when a promise is broken.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
-import json
 import os
 import random
 import shutil
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from baton_fuzz.reporting import guarded, report
+
 if TYPE_CHECKING:
-    from baton_fuzz.record_oracle import Tally
-
-PRINTED_BYTES = 4096
-
-
-def report(tally: Tally, engine: str, seconds: float) -> None:
-    """Print the summary line."""
-    found = {field.name: getattr(tally, field.name) for field in dataclasses.fields(tally)}
-    print(json.dumps({"engine": engine, "seconds": round(seconds, 1), **found}), flush=True)
-
-
-def guarded(check: Callable[[bytes], None], data: bytes) -> None:
-    """Run one input; on anything that escapes, show it and end the process."""
-    try:
-        check(data)
-    except Exception:  # noqa: BLE001 - anything that escapes is the finding
-        traceback.print_exc()
-        print(
-            f"input ({len(data)} bytes): {data[:PRINTED_BYTES].hex()}", file=sys.stderr, flush=True
-        )
-        os._exit(1)
+    pass
 
 
 def run_mutations(seconds: float, inputs: int, seed: int) -> None:

@@ -6,12 +6,12 @@ not: a new field is covered by itself. What the gateway submits runs in a real e
 
 import dataclasses
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from baton_testing import numeric_edges
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import SimConfig
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.model.shape import load_shape
@@ -27,7 +27,6 @@ from baton_worker.messages import Submit
 from baton_worker.records.columns import FINISH_MASK, Finish
 from baton_worker.sampling import SAMPLING_BOUNDS, SamplingParams
 
-TINY_MODEL = Path(__file__).parents[2] / "examples" / "tiny-mtp"
 SHAPED = {
     "temperature": 0.7, "repetition_penalty": 1.1, "logprobs_mode": "processed_logprobs",
     "temp_scaled_logprobs": True, "top_p_normalized_logprobs": True, "top_p": 0.9,

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, LinkConfig
 from baton_worker.identity import GatewayIdentity, Role, make_handle
-from baton_worker.link.api import StepReceived
+from baton_worker.link.api import GatewayUp, StepReceived, WorkerUp
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.link.worker import ZmqWorkerLink
 from baton_worker.messages import WorkerInfo
@@ -192,3 +192,13 @@ def start_worker(link_config, new_factory, new_info) -> Iterator[Callable[..., R
             return worker
 
         yield start
+
+
+@pytest.fixture
+def pair(start_gateway, start_worker):
+    """A gateway and a worker that are linked."""
+    gateway = start_gateway()
+    worker = start_worker(gateway.link.endpoint)
+    worker.log.wait_for(GatewayUp)
+    gateway.log.wait_for(WorkerUp)
+    return gateway, worker

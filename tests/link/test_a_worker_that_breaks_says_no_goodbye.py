@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import (
     ControlConfig,
     CurveConfig,
@@ -29,8 +30,6 @@ from baton_worker.gateway.serving.failures import TREATMENTS, loss_of
 from baton_worker.identity import make_handle
 from baton_worker.link.api import WorkerDown, WorkerUp
 from baton_worker.messages import Abort
-
-MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 
 WORKER = """
 import sys
@@ -60,7 +59,7 @@ def test_the_defect_counts_against_the_request_that_was_there(
     # Noticed by the end of the connection, or by the goodbye that there must not be.
     gateway = start_gateway(dead_after_seconds=600.0)
     config = ProcessConfig(
-        model=ModelConfig(str(MODEL)),
+        model=ModelConfig(str(TINY_MODEL)),
         worker_id="decode-0",
         engine=EngineConfig(device="sim"),
         link=LinkConfig(gateways=(gateway.link.endpoint,), curve=CurveConfig(enabled=False)),

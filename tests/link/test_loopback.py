@@ -21,15 +21,6 @@ from baton_worker.records.layout import SOFT_FRAME_BYTES
 from baton_worker.sampling import SamplingParams
 
 
-@pytest.fixture
-def pair(start_gateway, start_worker):
-    gateway = start_gateway()
-    worker = start_worker(gateway.link.endpoint)
-    worker.log.wait_for(GatewayUp)
-    gateway.log.wait_for(WorkerUp)
-    return gateway, worker
-
-
 def test_rows_reach_the_gateway_once_and_in_order(pair, columns) -> None:
     gateway, worker = pair
     for step in range(500):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from baton_worker.identity import RequestKey, Role, make_handle
-from baton_worker.link.api import GatewayUp, RowsRefused, WorkerUp
+from baton_worker.link.api import RowsRefused
 from baton_worker.link.parts import FrameWriter, StepPart
 from baton_worker.records.columns import Finish
 from baton_worker.records.errors import RecordError
@@ -30,15 +30,6 @@ def step(columns):
     flags = whole.flags.copy()
     flags[[3, 4]] = int(Finish.STOP)
     return replace(whole, token=token, n_tokens=np.ones(5, np.uint8), flags=flags)
-
-
-@pytest.fixture
-def pair(start_gateway, start_worker):
-    gateway = start_gateway()
-    worker = start_worker(gateway.link.endpoint)
-    worker.log.wait_for(GatewayUp)
-    gateway.log.wait_for(WorkerUp)
-    return gateway, worker
 
 
 def test_the_others_rows_arrive_and_the_bad_ones_requests_are_told(

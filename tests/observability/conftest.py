@@ -3,71 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from baton_cluster.ports import reserve_port
-
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "examples" / "tiny-mtp"
-PATIENCE_SECONDS = 120.0
-"""How long a condition may take on a busy machine; what never comes true is told by name then."""
-
-
-@dataclass(frozen=True)
-class Local:
-    """`baton-worker local`, and where each of its processes shows its metrics."""
-
-    url: str
-    metrics_urls: dict[str, str]
+from baton_testing.local_deployment import Deployment, start
+from baton_testing.processes import PATIENCE_SECONDS
 
 
 @contextlib.contextmanager
-def run_local(*flags: str) -> Iterator[Local]:
+def run_local(*flags: str) -> Iterator[Deployment]:
     """Run a deployment, wait until a pair is usable, end it."""
-    command = [sys.executable, "-m", "baton_worker.main", "--log-level", "warning", "local"]
-    command += ["--model", str(MODEL), "--port", "0", "-k", "2", "--json", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        said = [process.stdout.readline() for _ in range(3)]
-        assert all(said), f"the deployment ended; ready were {said}"
-        lines = {line["role"]: line for line in map(json.loads, said)}
-        wait_ready(lines["gateway"]["url"])
-        metrics = {role: line["metrics_url"] for role, line in lines.items()}
-        yield Local(lines["gateway"]["url"], metrics)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=PATIENCE_SECONDS)
-        finally:
-            process.kill()
-            process.stdout.close()
-
-
-def wait_ready(url: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while (reply := httpx.get(f"{url}/readyz", timeout=PATIENCE_SECONDS)).status_code != 200:
-        assert time.monotonic() < deadline, f"after {PATIENCE_SECONDS} s: {reply.text}"
-        time.sleep(0.05)
+    with start("-k", "2", *flags) as deployment:
+        deployment.wait_lines(3)
+        yield deployment
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Local]:
+def local() -> Iterator[Deployment]:
     with run_local() as deployment:
         yield deployment
 

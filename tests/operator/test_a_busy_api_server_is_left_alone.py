@@ -19,29 +19,10 @@ from baton_operator.models import ObjectKey
 from baton_operator.reconciling.controller import Controller, run_one
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.settings import Settings
+from baton_testing.clocks import LoopClock, Pauses, Tired
 from baton_testing.fake_kube import FakeKube
 
 KEY = ObjectKey("ns", "chat")
-
-
-class Tired(Exception):
-    """Enough was seen."""
-
-
-class Pauses:
-    """A clock that only pauses move, and the end after so many of them."""
-
-    def __init__(self, most):
-        self.now, self.most, self.taken = 0.0, most, []
-
-    def clock(self):
-        return self.now
-
-    async def sleep(self, seconds):
-        self.taken.append(seconds)
-        self.now += seconds
-        if len(self.taken) == self.most:
-            raise Tired
 
 
 async def watched(error, most):
@@ -78,30 +59,13 @@ async def test_a_watch_that_is_refused_lists_again():
     assert kube.reads["list", "Service"] == 4
 
 
-class Clock:
-    def __init__(self):
-        self.now, self.due = 0.0, []
-
-    def time(self):
-        return self.now
-
-    def call_at(self, when, callback):
-        self.due.append((when, callback))
-
-        class Timer:
-            def cancel(self):
-                return None
-
-        return Timer()
-
-
 class Passes:
     async def reconcile(self, key):
         raise Throttled(429, "later", 1.0)
 
 
 async def test_a_pass_that_is_throttled_again_and_again_comes_ever_more_seldom():
-    clock = Clock()
+    clock = LoopClock()
     queue = WorkQueue(clock)
     controller = Controller(queue, Passes(), (), OperatorMetrics(CollectorRegistry()), Settings())
     waits = []
@@ -111,7 +75,7 @@ async def test_a_pass_that_is_throttled_again_and_again_comes_ever_more_seldom()
         await queue.get()
         await run_one(controller, KEY)
         queue.done(KEY)
-        when, release = clock.due[-1]
+        when, release, _ = clock.calls[-1]
         waits.append(when - clock.now)
         clock.now = when
         release()
@@ -129,7 +93,7 @@ async def server(answer):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     configuration = client.Configuration()
-    port = site._server.sockets[0].getsockname()[1]
+    port = runner.addresses[0][1]
     configuration.host = f"http://127.0.0.1:{port}"
     kube = HttpKube(client.ApiClient(configuration), lambda *_: None)
     try:

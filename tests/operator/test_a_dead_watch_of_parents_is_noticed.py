@@ -12,22 +12,15 @@ from baton_operator.cluster.store import ChildStore
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
+from baton_testing.clocks import LoopClock
 from baton_testing.fake_kube import Cluster
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def time(self):
-        return self.now
 
 
 class Bench:
     """An audit of a cluster whose events reach the store only when a test delivers them."""
 
     def __init__(self):
-        self.cluster, self.clock = Cluster(), Clock()
+        self.cluster, self.clock = Cluster(), LoopClock(1000.0)
         self.audit = ParentAudit(
             self.cluster.kube, self.cluster.parents, clock=lambda: self.clock.now
         )

@@ -46,7 +46,7 @@ def operator_of(cluster):
     metrics = OperatorMetrics(CollectorRegistry())
     vitals = Vitals(queue, cluster.children, [], metrics, 300.0)
     cluster.kube.apis = {PD_DEPLOYMENT.kind, SCALER.kind}
-    tools = cluster.reconciler._tools
+    tools = cluster.tools
     return _Operator(SETTINGS, cluster.kube, tools, queue, vitals), queue
 
 

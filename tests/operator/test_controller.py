@@ -19,26 +19,10 @@ from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
 from baton_operator.settings import Settings
+from baton_testing.clocks import LoopClock
 from baton_testing.fake_kube import FakeKube
 
 KEY = ObjectKey("ns", "chat")
-
-
-class Clock:
-    def __init__(self):
-        self.now, self.due = 0.0, []
-
-    def time(self):
-        return self.now
-
-    def call_at(self, when, callback):
-        self.due.append(when)
-
-        class Timer:
-            def cancel(self):
-                return None
-
-        return Timer()
 
 
 class Passes:
@@ -55,7 +39,7 @@ class Passes:
 
 async def run(outcome):
     """Run one pass; return when the key is next due, and the result that was counted."""
-    clock = Clock()
+    clock = LoopClock()
     metrics = OperatorMetrics(CollectorRegistry())
     controller = Controller(WorkQueue(clock), Passes(outcome), (), metrics, Settings())
     await run_one(controller, KEY)
@@ -100,7 +84,7 @@ async def test_a_failed_pass_is_retried_and_counted(outcome, delay, result):
 
 
 def test_drift_is_worked_on_at_once_and_counts_soon():
-    clock = Clock()
+    clock = LoopClock()
     queue = WorkQueue(clock)
     enqueue(queue, KEY, Change.STATUS)
     assert queue.depth == 0
@@ -114,7 +98,7 @@ def vitals():
     reflector = Reflector(
         FakeKube(), DEPLOYMENT, ChildStore(), lambda *_: None, is_metadata_only=False
     )
-    clock = Clock()
+    clock = LoopClock()
     metrics = OperatorMetrics(CollectorRegistry())
     return Vitals(WorkQueue(clock), ChildStore(), [reflector], metrics, 300.0), clock, reflector
 
@@ -155,7 +139,7 @@ async def deliver(type_, parents, queue, version="1", uid="u"):
 
 
 async def test_a_handler_enqueues_the_key_once_for_each_news():
-    parents, queue = ParentStore(), WorkQueue(Clock())
+    parents, queue = ParentStore(), WorkQueue(LoopClock())
     await deliver(None, parents, queue)
     assert queue.depth == 1
     await queue.get()
@@ -170,7 +154,7 @@ async def test_a_handler_enqueues_the_key_once_for_each_news():
 
 
 async def test_the_end_of_an_earlier_object_of_the_name_does_not_end_the_new_one():
-    parents, queue = ParentStore(), WorkQueue(Clock())
+    parents, queue = ParentStore(), WorkQueue(LoopClock())
     await deliver("ADDED", parents, queue, version="1", uid="old")
     await deliver("ADDED", parents, queue, version="5", uid="new")
     await deliver("MODIFIED", parents, queue, version="3", uid="old")

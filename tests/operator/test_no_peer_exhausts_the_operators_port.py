@@ -29,8 +29,7 @@ def run(scenario: Callable[[Connect], Awaitable[None]], limiter: ConnectionLimit
         app = web.Application()
         app.add_routes([web.get("/healthz", answer)])
         runner = await serve(app, "127.0.0.1", 0, limiter)
-        (site,) = runner.sites
-        port = site._server.sockets[0].getsockname()[1]
+        ((_, port),) = runner.addresses
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await scenario(

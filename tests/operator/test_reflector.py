@@ -9,6 +9,7 @@ from baton_operator.cluster.api import SERVICE, ApiError, Expired
 from baton_operator.cluster.reflector import Pace, Reflector
 from baton_operator.cluster.store import Change, ChildId, ChildStore
 from baton_operator.models import ObjectKey
+from baton_testing.clocks import Pauses, Tired
 from baton_testing.fake_kube import FakeKube
 
 OWNER = ObjectKey("ns", "chat")
@@ -105,24 +106,12 @@ async def test_an_older_event_never_replaces_what_we_wrote(bench):
     assert bench.changes == [(OWNER, Change.STATUS)]
 
 
-class Tired(Exception):
-    """Enough of the loop was seen."""
-
-
-class Pauses:
-    """A clock that only pauses move; it ends the loop after so many of them."""
+class CountedPauses(Pauses):
+    """And what was counted meanwhile."""
 
     def __init__(self, most):
-        self.now, self.most, self.taken, self.counted = 0.0, most, [], []
-
-    def clock(self):
-        return self.now
-
-    async def sleep(self, seconds):
-        self.taken.append(seconds)
-        self.now += seconds
-        if len(self.taken) == self.most:
-            raise Tired
+        super().__init__(most)
+        self.counted = []
 
 
 def reflector_with(bench, pauses, watch):
@@ -167,7 +156,7 @@ def only_a_bookmark():
     [(expired, "expired"), (broken, "error"), (empty, "empty"), (only_a_bookmark, "empty")],
 )
 async def test_what_ends_at_once_is_tried_again_ever_more_seldom_and_counted(bench, watch, why):
-    pauses = Pauses(12)
+    pauses = CountedPauses(12)
     with pytest.raises(Tired):
         await reflector_with(bench, pauses, watch).run()
     assert pauses.taken[:4] == [0.2, 0.4, 0.8, 1.6]
@@ -177,7 +166,7 @@ async def test_what_ends_at_once_is_tried_again_ever_more_seldom_and_counted(ben
 
 
 async def test_a_quiet_stream_that_lasts_is_opened_again_at_once_and_not_counted(bench):
-    pauses = Pauses(1)
+    pauses = CountedPauses(1)
 
     def quiet():
         pauses.now += 90
@@ -192,7 +181,7 @@ async def test_a_quiet_stream_that_lasts_is_opened_again_at_once_and_not_counted
 
 
 async def test_news_end_the_back_off(bench):
-    pauses = Pauses(4)
+    pauses = CountedPauses(4)
 
     def news():
         return iter([msgspec.json.encode({"type": "ADDED", "object": service("s")})])

@@ -25,7 +25,7 @@ async def asked(*handlers):
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    port = site._server.sockets[0].getsockname()[1]
+    port = runner.addresses[0][1]
     try:
         async with asyncio.timeout(PATIENCE_SECONDS), aiohttp.ClientSession() as session:
             probe = HttpPodProbe(session, PATIENCE_SECONDS, port)

@@ -8,36 +8,12 @@ import itertools
 import pytest
 
 from baton_operator.reconciling.work_queue import BACKOFF_CAP_SECONDS, WorkQueue
-
-
-class Clock:
-    def __init__(self):
-        self.now, self.calls = 0.0, []
-
-    def time(self):
-        return self.now
-
-    def call_at(self, when, callback):
-        call = [when, callback, True]
-        self.calls.append(call)
-
-        class Timer:
-            def cancel(self):
-                call[2] = False
-
-        return Timer()
-
-    def advance(self, seconds):
-        self.now += seconds
-        due = [c for c in self.calls if c[2] and c[0] <= self.now]
-        self.calls = [c for c in self.calls if c not in due]
-        for call in due:
-            call[1]()
+from baton_testing.clocks import LoopClock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return LoopClock()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import (
     CurveConfig,
     GatewayConfig,
@@ -18,8 +19,6 @@ from baton_worker.config import (
     dump_config,
 )
 from baton_worker.faults import EXIT_FAULT
-
-MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 
 WITH_A_DEFECT = """
 import sys
@@ -48,7 +47,9 @@ def test_a_gateway_does_not_outlive_its_link_and_its_housekeeping(
 ) -> None:
     link = LinkConfig(bind="tcp://127.0.0.1:0", curve=CurveConfig(enabled=False))
     config = ProcessConfig(
-        model=ModelConfig(str(MODEL)), link=link, gateway=GatewayConfig(http=HttpConfig(port=0))
+        model=ModelConfig(str(TINY_MODEL)),
+        link=link,
+        gateway=GatewayConfig(http=HttpConfig(port=0)),
     )
     path = tmp_path / "gateway.yaml"
     path.write_bytes(dump_config(config))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import (
     EngineConfig,
     ModelConfig,
@@ -39,7 +39,6 @@ from baton_worker.records.rows import rows
 from baton_worker.roles.loop import LoopParts, WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
 
-MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 GATEWAY = 77
 
 
@@ -151,6 +150,7 @@ class Worker:
     link: MemoryLink
     transport: MemoryTransport
     now: list[float]
+    registry: CollectorRegistry
 
     def command(self, command: Command) -> None:
         self.loop.inbox.put(CommandReceived(GATEWAY, command))
@@ -206,24 +206,25 @@ def make_worker() -> Callable[..., Worker]:
         **engine: Any,
     ) -> Worker:
         config = ProcessConfig(
-            model=ModelConfig(str(MODEL)),
+            model=ModelConfig(str(TINY_MODEL)),
             worker_id=name,
             speculative=SpeculativeConfig(method if k else "none", k),
             engine=EngineConfig(**{"max_running": 8, **engine}),
         )
         link, transport, now = MemoryLink(), MemoryTransport(peers, name, Places(places)), [0.0]
+        registry = CollectorRegistry()
         parts = LoopParts(
             engine=build_engine(config),
             link=link,  # type: ignore[arg-type]
             transport=transport,  # type: ignore[arg-type]
             ledger=HandoffLedger(ledger_capacity, memory_seconds=30.0),
-            metrics=RoleMetrics(MetricFactory(CollectorRegistry(), "tiny", "mixed")),
+            metrics=RoleMetrics(MetricFactory(registry, "tiny", "mixed")),
             handoff_deadline_seconds=5.0,
             observe=lambda stats, load: None,
             observe_load=lambda load: None,
             on_draining=lambda flag: link.infos.append("draining" if flag else "serving"),
         )
-        worker = Worker(WorkerLoop(parts, clock=lambda: now[0]), link, transport, now)
+        worker = Worker(WorkerLoop(parts, clock=lambda: now[0]), link, transport, now, registry)
         peers[name] = worker
         return worker
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
+from baton_testing.scripted_link import worker_info
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SimConfig
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import resolve_options
 from baton_worker.engine.progress import Progress
-from baton_worker.identity import RequestKey, make_handle
-from baton_worker.messages import Submit, WorkerInfo
+from baton_worker.identity import RequestKey, Role, make_handle
+from baton_worker.messages import Submit
 from baton_worker.roles import watchdog
 from baton_worker.roles.announced import Announced
 from baton_worker.roles.health import HealthSources, build_app
 from baton_worker.roles.watchdog import PERIOD_SECONDS, EngineHealth, Watch, Watchdog
 from baton_worker.sampling import SamplingParams
 
-MODEL = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 KEY = RequestKey(make_handle(77, 5), 0)
 STUCK, FIRST = 10.0, 120.0
 
@@ -159,8 +159,8 @@ def sim_engine(time: Time, pace: SimConfig, is_overlapped: bool) -> SimEngine:
         stuck_seconds=STUCK,
         first_step_seconds=FIRST,
     )
-    spec = sim_shape(pace, load_shape(MODEL))
-    options = resolve_options(ProcessConfig(ModelConfig(str(MODEL)), engine=engine), spec)
+    spec = sim_shape(pace, load_shape(TINY_MODEL))
+    options = resolve_options(ProcessConfig(ModelConfig(str(TINY_MODEL)), engine=engine), spec)
 
     def sleep(seconds: float) -> None:
         """Let time pass, once the engine's thread waits for the step that another one is at."""
@@ -280,32 +280,9 @@ def test_a_log_that_nobody_reads_keeps_it_neither_from_telling_nor_from_the_end(
         watchdog.log.removeHandler(unread)
 
 
-def worker_info() -> WorkerInfo:
-    return WorkerInfo(
-        worker_id="w",
-        role=2,
-        wire_min=1,
-        wire_max=1,
-        semantic_hash=1,
-        config_hash="c",
-        revision="",
-        model="m",
-        vocab_size=10,
-        max_model_len=10,
-        max_top_k=1,
-        max_running=1,
-        max_waiting=1,
-        kv_capacity_tokens=10,
-        kv_endpoint="",
-        kv_public_key="",
-        metrics_url="",
-        pid=1,
-    )
-
-
 def test_gateways_give_nothing_new_while_it_drains_or_seems_to_hang():
     said: list[bool] = []
-    announced = Announced(worker_info(), lambda info: said.append(info.draining))
+    announced = Announced(worker_info("w", Role.DECODE), lambda info: said.append(info.draining))
     announced.set_suspect(True)
     announced.set_draining(True)
     announced.set_suspect(False)

@@ -32,7 +32,7 @@ def submit(n: int, decode: str | None, **sampling) -> Submit:
 
 
 def counted(worker, reason: str) -> float:
-    registry = worker.loop.parts.metrics._factory.registry
+    registry = worker.registry
     labels = {"model": "tiny", "role": "mixed", "reason": reason}
     return registry.get_sample_value("baton_worker_refused_total", labels) or 0.0
 

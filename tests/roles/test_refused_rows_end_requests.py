@@ -28,7 +28,7 @@ def submit(n: int, decode: str | None = None, max_tokens: int = 200) -> Submit:
 
 
 def counted(worker, name: str, **labels: str) -> float:
-    registry = worker.loop.parts.metrics._factory.registry
+    registry = worker.registry
     return registry.get_sample_value(name, {"model": "tiny", "role": "mixed", **labels}) or 0.0
 
 

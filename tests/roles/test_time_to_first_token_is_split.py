@@ -61,7 +61,7 @@ def test_queue_and_prefill_are_prefills_and_first_emit_is_decodes(measured):
         assert value(counted_at_prefill, "prefill", f"{name}_count") == N_REQUESTS
         assert value(counted_at_prefill, "prefill", f"{name}_sum") > 0
         assert value(counted_at_decode, "decode", f"{name}_count") == 0, "decode prefills nothing"
-    of_roles = decode.loop.parts.metrics._factory.registry
+    of_roles = decode.registry
     assert value(of_roles, "mixed", "baton_first_emit_seconds_count") == N_REQUESTS
     assert value(of_roles, "mixed", "baton_first_emit_seconds_sum") >= N_REQUESTS / 1000
 
@@ -86,7 +86,7 @@ def test_first_emit_begins_where_the_handoff_ends_and_echoes_do_not_end_it(make_
     assert [row.is_echo for row in decode.rows(handle)] == [True], "imported, nothing decoded yet"
     decode.now[0] = 107.0
     decode.run()
-    registry = decode.loop.parts.metrics._factory.registry
+    registry = decode.registry
     labels = {"model": "tiny", "role": "mixed"}
     assert registry.get_sample_value("baton_first_emit_seconds_count", labels) == 1
     assert registry.get_sample_value("baton_first_emit_seconds_sum", labels) == 7.0

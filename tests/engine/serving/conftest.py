@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from baton_testing import numpy_reference as reference
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import SimConfig
 from baton_worker.engine.api import Handoff, StepResult
 from baton_worker.engine.backends.paddle.engine import PaddleEngine
@@ -34,7 +35,6 @@ from baton_worker.records.scored import ScoredRow
 from baton_worker.sampling import SamplingParams
 
 INSTANT = SimConfig(prefill_token_seconds=0.0, decode_step_seconds=0.0, decode_row_seconds=0.0)
-TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-mtp"
 
 
 @dataclass(frozen=True)

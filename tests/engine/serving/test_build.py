@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import (
     ConfigError,
     EngineConfig,
@@ -21,7 +21,6 @@ from baton_worker.engine.backends.paddle.framework import DeviceError
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.options import resolve_options
 
-TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-mtp"
 NO_MTP = SpeculativeConfig(method="none", num_speculative_tokens=0)
 
 

@@ -375,11 +375,16 @@ class FakeProbe:
 
 
 class Cluster:
-    """A FakeKube with an operator on it, driven step by step."""
+    """A FakeKube with an operator on it, driven step by step.
 
-    def __init__(self, apis=None, upgrade_models=2):
+    The status is written at most once in `status_seconds` of `status_clock`, else of `now`.
+    """
+
+    def __init__(self, apis=None, upgrade_models=2, status_seconds=0.001, status_clock=None):
         self.kube = FakeKube()
         self.upgrade_models = upgrade_models
+        self.status_seconds = status_seconds
+        self.status_clock = status_clock or (lambda: self.now)
         self.now = 1_000_000.0
         self.apis = apis or Apis()
         self.changes = []
@@ -389,12 +394,14 @@ class Cluster:
     def start(self):
         """Start an operator with an empty memory, as after a crash."""
         self.parents, self.children, self.probe = ParentStore(), ChildStore(), FakeProbe()
-        self.reporter = Reporter(self.kube, self.parents, lambda: self.now, 0.001, lambda: self.now)
+        self.reporter = Reporter(
+            self.kube, self.parents, lambda: self.now, self.status_seconds, self.status_clock
+        )
         self.applied = Counter()
         self.woken = []
         applier = Applier(self.kube, self.children, 8, self._count)
         numbers = itertools.count()
-        tools = Tools(
+        self.tools = Tools(
             kube=self.kube,
             parents=self.parents,
             children=self.children,
@@ -407,7 +414,7 @@ class Cluster:
             make_pair=lambda: KeyPair(f"public-{next(numbers)}", f"secret-{next(numbers)}"),
             now=lambda: self.now,
         )
-        self.reconciler = Reconciler(tools, self.apis)
+        self.reconciler = Reconciler(self.tools, self.apis)
         self.reflectors = [
             Reflector(
                 self.kube,

@@ -11,32 +11,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import httpx
 import msgspec
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 
+from baton_testing.processes import HTTP, metric, wait_until
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import ProcessConfig, dump_config
 from baton_worker.link.curve import generate_key_files
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, process_names
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import Ready
 
-MODEL = Path(__file__).resolve().parents[3] / "examples" / "tiny-mtp"
 FOREVER = 600.0
-PATIENCE_SECONDS = 120.0
-HTTP = httpx.Client(
-    timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
-)
-"""One for all: to make a client costs more than to ask, above all where a test asks again and
-again. It keeps no connection, for the processes are killed."""
 
 
 @dataclass
@@ -48,16 +40,10 @@ class Process:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum over all samples of a name with these labels."""
-        text = HTTP.get(self.ready.metrics_url).text
-        samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
-        wanted = labels.items()
-        return sum(s.value for s in samples if s.name == name and wanted <= s.labels.items())
+        return metric(self.ready.metrics_url, name, **labels)
 
     def wait_metric(self, name: str, want: float, **labels: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (value := self.metric(name, **labels)) != want:
-            assert time.monotonic() < deadline, f"{name} is {value}, wanted {want}"
-            time.sleep(0.02)
+        wait_until(f"{name} is {want:g}", lambda: self.metric(name, **labels), lambda v: v == want)
 
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
@@ -105,13 +91,11 @@ def _start(
 
 def _wait_usable(url: str, n_workers: int) -> None:
     """Wait until requests are given to every worker: the link knows them a moment earlier."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        said = HTTP.get(f"{url}/readyz").json()
-        if said["status"] == "ready" and len(said["workers"]) == n_workers:
-            return
-        assert time.monotonic() < deadline, f"not {n_workers} usable workers: {said}"
-        time.sleep(0.02)
+    wait_until(
+        f"{n_workers} workers are usable",
+        lambda: HTTP.get(f"{url}/readyz").json(),
+        lambda said: said["status"] == "ready" and len(said["workers"]) == n_workers,
+    )
 
 
 def _patient(config: ProcessConfig) -> ProcessConfig:
@@ -142,7 +126,7 @@ def unsupervised(
     `models`: folders of other models than the example's, by the name of the process. `gateway`:
     fields of the gateway's section that differ.
     """
-    options = LocalOptions(str(MODEL), served_name=MODEL.name, port=0)
+    options = LocalOptions(str(TINY_MODEL), served_name=TINY_MODEL.name, port=0)
     options = dataclasses.replace(options, **changes)
     curve = _keys(options, folder) if options.has_curve else {}
     running = Unsupervised()

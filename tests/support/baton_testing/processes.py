@@ -1,0 +1,41 @@
+"""What is asked of real processes over HTTP, and waiting for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+PATIENCE_SECONDS = 120.0
+"""How long a condition may take on a busy machine; what never comes true is told by name then."""
+HTTP = httpx.Client(
+    timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
+)
+"""One for all: to make a client costs more than to ask, above all where a test asks again and
+again. It keeps no connection, for the processes are killed."""
+
+T = TypeVar("T")
+
+
+def wait_until(wanted: str, look: Callable[[], T], claim: Callable[[T], bool]) -> T:
+    """Look until what is seen satisfies the claim, and return it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not claim(seen := look()):
+        assert time.monotonic() < deadline, f"{wanted}: not so after {PATIENCE_SECONDS} s: {seen}"
+        time.sleep(0.02)
+    return seen
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """Return the sum over all samples of a name with these labels."""
+    families = text_string_to_metric_families(HTTP.get(url).text)
+    wanted = labels.items()
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and wanted <= sample.labels.items()
+    )
