@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from baton_worker.messages import Command, DecodeTarget, DraftScores, HandoffState, Submit
-from baton_worker.sampling import LogprobParams, RequestParams, SamplingParams
+from baton_worker.sampling import (
+    LOGPROB_PARAMS,
+    REQUEST_FEATURES,
+    LogprobParams,
+    RequestParams,
+    SamplingParams,
+)
 
 REQUIRED = {
     Submit: {"type", "handle", "attempt", "prompt_token_ids", "sampling"},
@@ -34,6 +40,25 @@ WIRE = {name: value for name, value in ASKED.items() if not isinstance(value, ms
     "logprobs": {"processed": True},
     "output_token_ids": [5],
 }
+FIRST: dict[Any, set[str]] = {
+    SamplingParams: {
+        "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "min_p",
+        "logit_bias", "bad_words",
+    },
+    LogprobParams: {
+        "processed", "temp_scaled", "top_p_normalized", "draft_ids", "draft_logprobs", "prompt_k",
+    },
+}  # fmt: skip
+"""What each worker reads that reads these at all: it refuses a request with any other field."""
+ANOTHER: dict[type, Any] = {
+    bool: lambda value: not value,
+    int: lambda value: value + 1,
+    float: lambda value: value + 0.5,
+    str: lambda value: value + "x",
+    bytes: lambda value: value + b"x",
+    tuple: lambda value: (*value, 1),
+}
 OWN: dict[type, dict[str, Any]] = {
     Submit: {"handle": 9, "attempt": 1, "turn": 6, "decode": DecodeTarget("d", "tcp://d")},
     HandoffState: {
@@ -51,7 +76,7 @@ def encoded(message: Submit | HandoffState) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [Submit, HandoffState])
 def test_what_was_asked_stands_beside_the_messages_own_fields(kind: Any) -> None:
-    assert RequestParams.__struct_fields__ == tuple(ASKED), "name a new field here, too"
+    assert RequestParams.__struct_fields__ == tuple(ASKED), "give a new field a value in ASKED"
     found = encoded(kind(**OWN[kind], **ASKED))
     assert {name: found[name] for name in WIRE} == WIRE
 
@@ -83,3 +108,27 @@ def test_a_message_made_of_another_ones_request_asks_for_the_same(kind: Any) -> 
     submit = Submit(**OWN[Submit], **ASKED)
     made = kind(**OWN[kind], **submit.fields())
     assert made.fields() == ASKED
+
+
+def needs(part: Any) -> set[str]:
+    """Return the features that asking for this needs, besides that logprobs are read at all."""
+    is_sampling = isinstance(part, SamplingParams)
+    asked = {"sampling": part} if is_sampling else {"sampling": SamplingParams(), "logprobs": part}
+    return {*RequestParams(**asked).features} - {LOGPROB_PARAMS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in FIRST for name in kind.__struct_fields__]
+)
+def test_what_an_older_worker_cannot_read_needs_a_feature(kind: Any, name: str) -> None:
+    """It would fail the request; the gateway keeps it for workers that can."""
+    default = kind()
+    value = getattr(default, name)
+    needed = needs(msgspec.structs.replace(default, **{name: ANOTHER[type(value)](value)}))
+    what = f"{kind.__name__}.{name} (docs/add-a-field.md, 'When an older worker')"
+    if name in FIRST[kind]:
+        assert not needed, f"older workers read {what}, and would not be given it"
+    else:
+        assert needed, f"RequestParams.features names no feature for {what}"
+    assert needed <= {*REQUEST_FEATURES}, f"not in REQUEST_FEATURES, for {what}"
+    assert not needs(default), f"who does not ask for it needs no feature: {what}"

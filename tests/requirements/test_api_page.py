@@ -60,13 +60,17 @@ def words_of(kind: Any) -> set[str]:
 
 @pytest.mark.parametrize("title", OF)
 def test_each_field_that_is_read_has_a_row_and_no_other_has(title):
-    assert set(rows_of(title)) == set(fields_of(OF[title]))
+    told, read = set(rows_of(title)), set(fields_of(OF[title]))
+    assert sorted(read - told) == [], f"docs/api.md, {title!r}, needs a row of each"
+    assert sorted(told - read) == [], f"docs/api.md, {title!r}, tells of what nobody reads"
 
 
 @pytest.mark.parametrize("title", OF)
 def test_each_row_tells_the_type_that_is_read(title):
     rows = rows_of(title)
     for name, kind in fields_of(OF[title]).items():
+        if name not in rows:
+            continue  # the test above says so
         told = rows[name][0]
         missing = [word for word in words_of(kind) if word not in told]
         assert not missing, f"{name}: {told!r} does not say {missing}"

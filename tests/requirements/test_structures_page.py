@@ -62,13 +62,14 @@ def test_every_name_on_the_page_is_in_the_code(root: Path, name: str) -> None:
     body = ast.parse(path.read_text()).body
     for part in rest:
         found = dict(defined(body))
-        assert part in found, f"{path.relative_to(ROOT)} has no {part}"
+        assert part in found, f"{name} of the page: {path.relative_to(ROOT)} has no {part}"
         body = found[part]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_on_the_pages_of_adding_is_there(name: str) -> None:
-    assert (ROOT / name).is_file() or (WORKER / name).is_file()
+    found = (ROOT / name).is_file() or (WORKER / name).is_file()
+    assert found, f"{name} is neither in the repository's root nor in {WORKER.relative_to(ROOT)}"
 
 
 @pytest.mark.parametrize("way", [TOKEN, RESOURCE], ids=["token", "resource"])

@@ -77,7 +77,8 @@ def test_all_that_was_asked_goes_over(make_bench: Any, key: Any) -> None:
         traceparent="00-1-2-03",
     ).fields()
     default = RequestParams(sampling=SamplingParams()).fields()
-    assert [name for name, value in asked.items() if value == default[name]] == []
+    left_out = [name for name, value in asked.items() if value == default[name]]
+    assert left_out == [], "give each a value in `asked` above, not its default"
     prefill = make_bench(n_draft=1)
     prefill.engine.submit(Submit(*key(1), decode=DecodeTarget("decode-0", ""), **asked))
     prefill.reader[key(1)].tokens.extend(asked["output_token_ids"])

@@ -72,29 +72,33 @@ def oracle(logits: list[float], prompt: list[int], output: list[int], p: Samplin
 
 
 token_ids = st.integers(0, VOCAB - 1)
-params = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.0]),
-        "top_p": st.sampled_from([0.05, 0.5, 0.9, 1.0]),
-        "top_k": st.sampled_from([0, 1, 3, 24]),
-        "seed": st.integers(0, 2**64 - 1),
-        "presence_penalty": st.sampled_from([0.0, 0.7, -0.4]),
-        "frequency_penalty": st.sampled_from([0.0, 0.3]),
-        "repetition_penalty": st.sampled_from([1.0, 1.4, 0.8]),
-        "min_tokens": st.integers(0, 5),
-        "ignore_eos": st.booleans(),
-        "stop_token_ids": st.sampled_from([(), (2,), (2, 9)]),
-        "max_tokens": st.just(50),
-        "min_p": st.sampled_from([0.0, 0.05, 0.3, 1.0]),
-        "logit_bias": st.sampled_from([(), ((3, 2.5), (7, -100.0)), ((0, 100.0),), ((1, 4.0),)]),
-        "bad_words": st.sampled_from([(), ((4,),), ((3, 5), (8, 3, 3), (6,)), ((7, 0), (0, 0))]),
-    }
-)
+VALUES = {
+    "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    "top_p": st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    "top_k": st.sampled_from([0, 1, 3, 24]),
+    "seed": st.integers(0, 2**64 - 1),
+    "presence_penalty": st.sampled_from([0.0, 0.7, -0.4]),
+    "frequency_penalty": st.sampled_from([0.0, 0.3]),
+    "repetition_penalty": st.sampled_from([1.0, 1.4, 0.8]),
+    "min_tokens": st.integers(0, 5),
+    "ignore_eos": st.booleans(),
+    "stop_token_ids": st.sampled_from([(), (2,), (2, 9)]),
+    "max_tokens": st.just(50),
+    "min_p": st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    "logit_bias": st.sampled_from([(), ((3, 2.5), (7, -100.0)), ((0, 100.0),), ((1, 4.0),)]),
+    "bad_words": st.sampled_from([(), ((4,),), ((3, 5), (8, 3, 3), (6,)), ((7, 0), (0, 0))]),
+}
+"""Of each field of `SamplingParams`, what is tried; the oracle says what it does."""
+
+
+def test_each_parameter_is_tried() -> None:
+    lacking = [name for name in SamplingParams.__struct_fields__ if name not in VALUES]
+    assert lacking == [], "give each some VALUES, and tell the oracle above what it does"
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    options=params,
+    options=st.fixed_dictionaries(VALUES),
     prompt=st.lists(token_ids, min_size=1, max_size=6),
     output=st.lists(st.sampled_from([0, 3, 4, 5, 6, 7, 8, 11, 12]), max_size=6),
     n_right=st.integers(0, 4),
