@@ -157,10 +157,13 @@ class Applier:
             self._count(result.child.kind, result.outcome)
         return results
 
-    async def remove_all(self, owner: ObjectKey, extras: Iterable[Unwanted]) -> None:
+    async def remove_all(self, owner: ObjectKey, unwanted: Iterable[Unwanted]) -> None:
         """Delete children; the watch reports when they are gone."""
         await asyncio.gather(
-            *(self._kube.delete(e.kind, owner.namespace, e.child.name, e.child.uid) for e in extras)
+            *(
+                self._kube.delete(e.kind, owner.namespace, e.child.name, e.child.uid)
+                for e in unwanted
+            )
         )
 
     async def _one(self, owner: ObjectKey, uid: str, desired: DesiredChild) -> Result:

@@ -1,9 +1,9 @@
 """List and watch of one kind into the child store: a small informer.
 
 kopf watches the PDDeployments; children are watched here, because they are ten times as many and
-need less: heads decoded from the wire instead of whole bodies, metadata alone for kinds whose
-content we only ever write, and - what kopf's own watch does not do - a deletion for every child
-that a fresh list no longer has.
+need less: partial objects decoded from the wire instead of whole bodies, metadata alone for kinds
+whose content we only ever write, and - what kopf's own watch does not do - a deletion for every
+child that a fresh list no longer has.
 """
 
 from __future__ import annotations
