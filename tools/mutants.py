@@ -94,15 +94,19 @@ CORES: dict[str, tuple[str, str]] = {
         for tests, names in RECORDS.items()
         for name in names.split()
     },
-    "workqueue": (f"{OPERATOR}/workqueue.py", "tests/operator/test_workqueue.py"),
-    "scaling": (f"{OPERATOR}/scaling.py", "tests/operator/test_scaling_ratio.py"),
-    "plan": (f"{OPERATOR}/plan.py", "tests/operator/test_plan*.py"),
+    "work_queue": (f"{OPERATOR}/reconciling/work_queue.py", "tests/operator/test_workqueue.py"),
+    "scaling": (f"{OPERATOR}/planning/scaling.py", "tests/operator/test_scaling_ratio.py"),
+    "plan": (f"{OPERATOR}/planning/plan.py", "tests/operator/test_plan*.py"),
     **{
-        name: (f"{OPERATOR}/{name}.py", "tests/operator/test_rollout_*.py")
-        for name in ("rollout", "room", "pairs")
+        name: (f"{OPERATOR}/planning/{name}.py", "tests/operator/test_rollout_*.py")
+        for name in ("rollout", "step_limits", "pairs")
     },
-    "deadline": (f"{OPERATOR}/deadline.py", "tests/operator/test_deadline.py"),
-    "status": (f"{OPERATOR}/status.py", "tests/operator/test_status.py"),
+    "deadline": (f"{OPERATOR}/planning/deadline.py", "tests/operator/test_deadline.py"),
+    "renderer": (
+        f"{OPERATOR}/children/renderer.py",
+        "tests/operator/test_a_pass*.py tests/operator/test_gateways_take*.py",
+    ),
+    "status": (f"{OPERATOR}/status/status.py", "tests/operator/test_status.py"),
 }
 
 COMPARISONS = "ReplaceComparisonOperator_(Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq)$"
