@@ -47,11 +47,15 @@ def row_counts(
     L sums n over rows with width > 0 and K sums n * (width - 1) over them, hence
     K = sum(n * width) - L.
     """
-    n, w = n_tokens.astype(np.int64), width.astype(np.int64)
+    n, widths = n_tokens.astype(np.int64), width.tobytes()
     tokens = int(np.add.reduce(n))
-    has_bare_rows = 0 in width.tobytes()
-    logprobs = int(n.dot((width != 0).astype(np.int64))) if has_bare_rows else tokens
-    return Counts(len(n), tokens, logprobs, int(n.dot(w)) - logprobs, drafts)
+    if widths.count(widths[:1]) == len(widths):  # all rows ask for the same, as they mostly do
+        asked = tokens * widths[0]
+        logprobs = tokens if widths[0] else 0
+    else:
+        asked = int(n.dot(width.astype(np.int64)))
+        logprobs = int(n.dot((width != 0).astype(np.int64)))
+    return Counts(len(n), tokens, logprobs, asked - logprobs, drafts)
 
 
 def check_caps(counts: Counts, limits: Limits) -> None:

@@ -77,7 +77,8 @@ def decode_step(
     extensions = NO_EXTENSIONS
     if fields.extension_offset:
         extensions = parse_extensions(view[end_of_columns:], fields.counts, arrays["flags"], limits)
-    columns = StepColumns(**arrays, **extensions.columns, errors=extensions.errors)
+    arrays |= extensions.columns
+    columns = StepColumns(**arrays, errors=extensions.errors)
     check_values(columns, limits)
     return step_header_of(prefix, fields, extensions.ignored), columns
 
