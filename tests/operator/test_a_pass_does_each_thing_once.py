@@ -161,15 +161,29 @@ async def test_news_of_children_while_the_object_is_read_again_is_decided_upon(c
     assert cluster.kube.find(api.SERVICE, "chat-link") is not None
 
 
+async def test_a_child_that_goes_while_the_object_is_read_again_is_made_again_at_once(counted):
+    cluster = await counted.begin()
+    read = cluster.kube.get
+
+    async def slow(*args, **options):
+        body = await read(*args, **options)
+        cluster.kube.remove(api.SERVICE, "chat")
+        await cluster.pump()
+        return body
+
+    cluster.kube.remove(api.SERVICE, "chat-link")
+    await cluster.pump()
+    counted.monkeypatch.setattr(cluster.kube, "get", slow)
+    done, _ = await counted.one_pass()
+    assert done["plan"] == 2
+    assert cluster.kube.names(api.SERVICE) == ["chat", "chat-link"]
+
+
 async def test_an_object_that_is_gone_is_remembered_by_no_hash(counted):
     cluster = await counted.begin()
-    uid = cluster.parents.get(KEY).uid
-    cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
-    cluster.parents.gone(KEY, uid)
-    await counted.one_pass()
-    cluster.kube.collect_garbage()
-    await cluster.create()
+    body = cluster.kube.find(api.PD_DEPLOYMENT, "chat")
+    cluster.parents.gone(KEY, body["metadata"]["uid"])
+    assert await counted.one_pass() == ({}, 0)
+    cluster.parents.seen(body, is_event=True)
     done, _ = await counted.one_pass()
-    assert done["render"] == 1
-    children = dict(cluster.children.children(KEY)).values()
-    assert {entry.child.controller_uid for entry in children} == {cluster.parents.get(KEY).uid}
+    assert (done["render"], done["hash"]) == (1, CHILDREN + OF_GATEWAYS)
