@@ -1,7 +1,7 @@
 """What a step emitted, frozen: between the runner that makes it and the columns that carry it.
 
-Owns plain data only: no model, no record layout, and no request, because requests go on changing
-while a step's output is built. Whatever leaves the worker of a step comes from here (R16).
+Owns plain data only: no model, no bytes, and no request, because requests go on changing while a
+step's output is built. Whatever leaves the worker of a step comes from here (R16).
 """
 
 from __future__ import annotations
