@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from baton_worker.gateway.request import ModelLimits
 from baton_worker.gateway.serving.assignment import choose_all
@@ -205,13 +205,17 @@ class LinkedWorkers:
 
         Call it now and then.
         """
-        now = self._clock()
-        due = [
-            load for load in self._loads.values() if load.is_ejected and load.circuit.admits(now)
-        ]
-        for load in due:
-            load.is_ejected = False
-        if due:
+        self._judge(self._loads.values())
+
+    def _judge(self, loads: Iterable[WorkerLoad]) -> None:
+        """Find out who of them is ejected now. Whoever asks may be the first to see a trial due,
+        even between two questions about one request, so that each tells of it.
+        """
+        now, is_due = self._clock(), False
+        for load in loads:
+            was_ejected, load.is_ejected = load.is_ejected, not load.circuit.admits(now)
+            is_due |= was_ejected and not load.is_ejected
+        if is_due:
             self.on_room()
 
     def assign(self, needs: Needs, avoided: frozenset[str] = frozenset()) -> Pair | None:
@@ -244,9 +248,7 @@ class LinkedWorkers:
     def _usable(self, avoided: frozenset[str] = frozenset()) -> list[WorkerLoad]:
         """Return the workers in use, knowing of each whether it is ejected now."""
         loads = [load for load in self._in_use if load.info.worker_id not in avoided]
-        now = self._clock()
-        for load in loads:
-            load.is_ejected = not load.circuit.admits(now)
+        self._judge(loads)
         return loads
 
     def unassign(self, pair: Pair, needs: Needs) -> None:
