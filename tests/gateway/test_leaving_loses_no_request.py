@@ -1,12 +1,14 @@
 """A gateway that is told to stop and has time serves on until nobody needs it any more."""
 
 import json
+import socket
 import threading
 import time
 
 import pytest
 
 from baton_testing.scripted_link import EOS, RowSpec
+from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.messages import Submit
 
 BODY = {"model": "tiny", "prompt": [70, 71], "max_tokens": 8}
@@ -132,6 +134,40 @@ def test_who_asks_again_behind_the_last_stream_is_served_while_that_is_a_moment_
     clock.now += 1
     leaving.join(20)
     assert not leaving.is_alive()
+
+
+def test_a_prompt_that_is_still_being_sent_is_served_however_slow_its_client_is(
+    start_gateway, clock, leave
+):
+    gateway = start_gateway(clock=clock, drain_seconds=600)
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 60) as client:
+        client.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 100"), "somebody reads it now"
+        client.sendall(body[:20])
+        leaving = leave(gateway)
+        for _ in range(5):
+            clock.now += 2
+            after_turns(gateway, 2)
+        assert leaving.is_alive()
+        client.sendall(body[20:])
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    clock.now += 1
+    leaving.join(20)
+    assert not leaving.is_alive()
+
+
+def test_a_defect_while_a_gateway_still_settles_ends_it_and_not_the_time_it_would_have_had(
+    start_gateway, leave, monkeypatch
+):
+    gateway = start_gateway(settle_seconds=3600, drain_seconds=3600)
+    leaving = leave(gateway)
+    monkeypatch.setattr(LiveRequests, "__len__", lambda self: 1 // 0)
+    leaving.join(20)
+    assert not leaving.is_alive()
+    assert gateway.service.faults.fatal == "housekeeping"
 
 
 def test_a_stream_that_outlives_the_drain_gets_an_explicit_error(start_gateway, leave, stream):

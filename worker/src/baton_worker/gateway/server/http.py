@@ -123,6 +123,10 @@ class _Routes:
         return _error(ApiError(500, "internal error", code="internal"))
 
     async def _generate(self, request: Request, endpoint: Endpoint) -> GenerationAnswer:
+        with self._parts.dispatcher.arriving():
+            return await self._begin(request, endpoint)
+
+    async def _begin(self, request: Request, endpoint: Endpoint) -> GenerationAnswer:
         parts, arrived = self._parts, self._parts.dispatcher.now()
         wanted = await parts.intake.generation(endpoint, await request.body())
         context = valid_traceparent(request.headers.get("traceparent", ""))

@@ -129,11 +129,15 @@ class GatewayService:
 
     async def drain(self) -> None:
         """Serve on until no balancer sends clients here, no request is live and none comes behind
-        the last one, or time is up.
+        the last one, or time is up, or something essential broke.
         """
         self.dispatcher.is_leaving = True
         log.info("draining", extra={"requests": len(self.requests)})
-        await asyncio.sleep(self._settle_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settle_seconds):
+                await self.broken.wait()
+        if self.broken.is_set():  # nobody would tell when the gateway is idle
+            return
         self._idle.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):

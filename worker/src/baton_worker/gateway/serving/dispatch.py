@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -104,6 +104,7 @@ class Dispatcher:
         self._identity = identity
         self._closing = False
         self._freed_at = -math.inf
+        self._n_arriving = 0
         self._turns = itertools.count(1)
         self.is_leaving = False
         self._slots = Slots[Any](limits.max_outstanding_requests, limits.max_waiting_requests)
@@ -132,9 +133,19 @@ class Dispatcher:
             raise unavailable(f"no usable workers: {reasons}", "no_usable_pair")
         return limits
 
+    @contextlib.contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Know of a request that has yet to be read and understood before it is started."""
+        self._n_arriving += 1
+        try:
+            yield
+        finally:
+            self._n_arriving -= 1
+            self._freed_at = self._clock()
+
     def quiet_seconds(self) -> float:
-        """Return for how long no request has been live or waited."""
-        is_quiet = not (len(self._requests) or self.n_waiting)
+        """Return for how long no request has been live, waited or been on its way in."""
+        is_quiet = not (len(self._requests) or self.n_waiting or self._n_arriving)
         return self._clock() - self._freed_at if is_quiet else 0.0
 
     def now(self) -> float:
