@@ -142,7 +142,7 @@ def test_two_workers_that_fail_everything_are_ejected_all_the_same(start_gateway
     for name in ("decode-1", "decode-2"):
         gateway.link.up(name, Role.DECODE)
     gateway.link.failures |= {"decode-0": set(range(256)), "decode-1": set(range(256))}
-    table = gateway.service.dispatcher._workers
+    table = gateway.service.workers
     gateway.link.do(lambda: setattr(table, "_clock", lambda: 1000.0))  # no trial becomes due
     with gateway.http() as client:
         busy = next(load for load in table.loads() if load.info.worker_id == "decode-2")
@@ -280,7 +280,7 @@ def test_a_request_in_line_begins_when_an_ejected_worker_is_due(start_gateway):
         workers="m", info={"max_running": 1, "max_waiting": 0}, max_wait_seconds=60
     )
     gateway.link.up("mixed-1", Role.MIXED, max_running=1, max_waiting=0)
-    table = gateway.service.dispatcher._workers
+    table = gateway.service.workers
     while not table.failed("mixed-1", table.now(), "broken", is_full=False):
         pass  # it may not have come yet, and then it takes some failures
     gateway.link.pause()

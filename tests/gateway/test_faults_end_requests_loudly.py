@@ -126,9 +126,7 @@ def test_a_worker_that_went_before_it_was_told_fails_all_choices(gateway):
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_lost")
     assert gateway.service.requests.is_empty
     assert len(gateway.link.sent(Reserve)) == 1
-    assert {load.outstanding_requests for load in gateway.service.dispatcher._workers.loads()} == {
-        0
-    }
+    assert {load.outstanding_requests for load in gateway.service.workers.loads()} == {0}
 
 
 def test_a_row_that_waits_for_prefill_does_not_free_the_client_of_it(gateway):

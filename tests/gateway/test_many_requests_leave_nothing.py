@@ -54,5 +54,5 @@ async def test_500_mixed_requests_leave_no_trace(start_gateway):
     assert len(outcomes) == 500 - len(range(0, 500, 7))
     assert link.held() == 0
     assert gateway.metric("baton_gateway_live_requests") == 0
-    loads = gateway.service.dispatcher._workers.loads()
+    loads = gateway.service.workers.loads()
     assert {(load.outstanding_tokens, load.outstanding_requests) for load in loads} == {(0, 0)}

@@ -309,7 +309,7 @@ def test_a_wide_request_that_waits_is_tried_again_only_when_room_may_have_come(s
     gateway.link.pause()
     first = Poster(gateway)
     gateway.link.wait_until(lambda: len(gateway.link.commands) == 1)
-    table, tried = gateway.service.dispatcher._workers, []
+    table, tried = gateway.service.workers, []
     assign = table.assign
     table.assign = lambda *args: tried.append(args) or assign(*args)
     wide = Poster(gateway, n=2)
@@ -323,7 +323,7 @@ def test_a_wide_request_that_waits_is_tried_again_only_when_room_may_have_come(s
 
 
 def eject(gateway, worker):
-    table = gateway.service.dispatcher._workers
+    table = gateway.service.workers
     while not table.failed(worker, table.now(), "broken", is_full=False):
         pass  # it may not have come yet, and then it takes some failures
 
@@ -334,7 +334,7 @@ def test_what_needs_an_ejected_worker_is_passed_and_is_first_when_that_is_tried(
     gateway = start_gateway(workers="m", info=info, max_wait_seconds=600)
     gateway.link.up("mixed-1", Role.MIXED, **info)
     now = [1000.0]
-    table = gateway.service.dispatcher._workers
+    table = gateway.service.workers
     gateway.link.do(lambda: setattr(table, "_clock", lambda: now[0]))
     eject(gateway, "mixed-1")
     wide = Poster(gateway, n=3)
@@ -353,7 +353,7 @@ def test_what_needs_all_workers_is_waited_for_once_they_are_used_again(start_gat
     gateway.link.up("mixed-1", Role.MIXED, **info)
     gateway.link.pause()
     now = [1000.0]
-    table = gateway.service.dispatcher._workers
+    table = gateway.service.workers
     gateway.link.do(lambda: setattr(table, "_clock", lambda: now[0]))
     eject(gateway, "mixed-1")
     first = Poster(gateway)

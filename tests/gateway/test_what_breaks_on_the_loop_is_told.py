@@ -173,7 +173,7 @@ ROUND = {
     "report_lag": lambda service: (service._link, "set_lag"),
     "expire_gaps": lambda service: (service._applier, "expire_gaps"),
     "expire_retries": lambda service: (service.retrier, "expire"),
-    "look_at_workers": lambda service: (service._workers, "look"),
+    "look_at_workers": lambda service: (service.workers, "look"),
 }
 
 
@@ -262,7 +262,7 @@ def test_a_worker_whose_coming_or_going_breaks_is_given_nothing_and_harms_nobody
     start_gateway, monkeypatch, method
 ):
     gateway = start_gateway(workers="m")
-    link, table = gateway.link, gateway.service._workers
+    link, table = gateway.link, gateway.service.workers
     link.up("mixed-1", Role.MIXED)
     wait_for(lambda: len(table.loads()) == 2)
     work = getattr(table, method)

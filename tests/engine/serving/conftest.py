@@ -211,6 +211,21 @@ class Bench:
             assert len(results) < 10_000
         return results
 
+    def known(self) -> list[RequestKey]:
+        """Requests that the engine knows: they wait, run, or are held for decode."""
+        return list(self.engine._requests)
+
+    def check_nothing_is_left(self) -> None:
+        """Of requests that have all ended."""
+        engine, load = self.engine, self.engine.load()
+        held = (load.running, load.waiting, load.held_handoffs, load.kv_blocks_used)
+        assert held == (0, 0, 0, 0)
+        assert not self.known()
+        assert not engine._terminals
+        assert not engine._endings
+        assert engine._in_flight is None
+        assert not list(engine._parts.scheduler.requests())
+
     def handoffs(self) -> list[Handoff]:
         return [handoff for result in self.drain() for handoff in result.handoffs]
 

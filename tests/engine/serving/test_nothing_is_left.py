@@ -57,11 +57,7 @@ def test_500_mixed_requests_leave_no_trace(
         bench.engine.release_handoff(offered.pop())
         for result in bench.drain():
             offered += [RequestKey(h.state.handle, h.state.attempt) for h in result.handoffs]
-    load = bench.engine.load()
-    assert (load.running, load.waiting, load.held_handoffs, load.kv_blocks_used) == (0, 0, 0, 0)
-    assert not bench.engine._requests
-    assert not bench.engine._terminals
-    assert not bench.engine._endings
+    bench.check_nothing_is_left()
     endings = {bench.reader[key].finish for key in open_keys}
     assert endings == {Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR} - {
         Finish.STOP

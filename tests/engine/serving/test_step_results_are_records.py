@@ -39,7 +39,7 @@ def _busy(bench: Any, decode: Any, prompts: Any, hand_over: Any) -> list[Any]:
         if decode.engine.has_work():
             results.append(decode.step())
         if number % 5 == 4:
-            held = list(bench.engine._requests)
+            held = bench.known()
             bench.engine.abort(held[0])
             bench.engine.fail(held[-1], ErrorCode.INTERNAL, "test")
     for left in bench.drain():

@@ -46,7 +46,7 @@ class Load:
 
     def misfortune(self) -> None:
         for bench in (self.prefill, self.decode):
-            held = list(bench.engine._requests)
+            held = bench.known()
             if held and self.rng.random() < 0.05:
                 bench.engine.abort(held[int(self.rng.integers(len(held)))])
             if held and self.rng.random() < 0.05:
@@ -106,12 +106,6 @@ def test_ten_thousand_mixed_requests_leave_no_entry_and_no_object(
     assert min(load.ended[finish] for finish in Finish if finish not in _NEVER) > 50
     assert load.preempted > 50
     for bench in (prefill, decode):
-        engine, now = bench.engine, bench.engine.load()
-        assert (now.running, now.waiting, now.held_handoffs, now.kv_blocks_used) == (0, 0, 0, 0)
-        assert not engine._requests
-        assert not engine._terminals
-        assert not engine._endings
-        assert engine._in_flight is None
-        assert not list(engine._parts.scheduler.requests())
+        bench.check_nothing_is_left()
         assert not bench.reader.streams
     assert _objects() - after_1000 < N_REQUESTS / 100, "something grows with the requests served"

@@ -86,7 +86,7 @@ class GatewayService:
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
         self._metrics = GatewayMetrics(factory)
-        workers = self._workers = LinkedWorkers(
+        workers = self.workers = LinkedWorkers(
             config.served_name,
             tokenizer_hash(config),
             Pairing(across_revisions=config.gateway.pair_across_revisions),
@@ -188,7 +188,7 @@ class GatewayService:
                 with going_on("expire_retries"):
                     self.retrier.expire()
             with going_on("look_at_workers"):
-                self._workers.look()
+                self.workers.look()
             if self.dispatcher.quiet_seconds() >= _QUIET_SECONDS:
                 self._idle.set()
 
