@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import partial
 
 from baton_worker.gateway.errors import (
@@ -60,6 +60,7 @@ class Retrier:
         self._max_wait_seconds = max_wait_seconds
         self._reserve_seconds = reserve_seconds
         self._waiting = WaitingRetries()
+        self._lacking: set[Hashable] = set()  # what the last ones of this turn found no room for
         self.suspects = Suspects()
 
     def __len__(self) -> int:
@@ -68,6 +69,7 @@ class Retrier:
 
     def serve(self) -> bool:
         """Begin the attempts that there is room for now; False: call again, some were not tried."""
+        self._lacking.clear()
         is_done = self._waiting.serve(self._go_on_or_end)
         self._metrics.waiting_retries.set(len(self._waiting))
         return is_done
@@ -194,6 +196,7 @@ class Retrier:
         with going_on("waiting_retries", partial(self._break_off, one.live)):
             if not self._go_on(one):
                 return False
+        self._lacking.clear()  # where a request ends there is room
         return True
 
     def _break_off(self, live: LiveRequest) -> None:
@@ -206,9 +209,13 @@ class Retrier:
         live, blamed, error, _ = one
         if not _is_live(live):
             return True
+        kind = self._kind_of(live, blamed)
+        if kind in self._lacking:
+            return False
         pair = self._assign(live, blamed)
         if pair is None:
             if self._may_have_room(live, blamed):
+                self._lacking.add(kind)
                 return False
             self._end(one)
             return True
@@ -220,6 +227,12 @@ class Retrier:
             if ended is not None:
                 self._requests.fail(live.generation, ended, outcome=_outcome(ended))
         return True
+
+    def _kind_of(self, live: LiveRequest, blamed: tuple[str, ...]) -> Hashable:
+        """Return what is equal of choices of which all lack room where one does."""
+        needs = _needs(live)
+        kind = self._workers.kind_of({needs: 1})
+        return (kind, needs.weights, live.avoided, blamed)
 
     def _end(self, one: Waiting) -> None:
         """Nobody came in time: it ends as it would have without waiting."""
