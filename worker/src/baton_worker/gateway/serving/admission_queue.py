@@ -94,6 +94,7 @@ class AdmissionQueue(Generic[T]):
         self._is_due = self._is_fresh = False
         self._is_under_way = False  # a look at the line, of which a turn does a part
         self._is_half_tried = self._is_news = False  # who is ahead; what came since they began
+        self._is_ahead_next = True  # they come before each look at the line
         self._kept: frozenset[str] = frozenset()
         self._lacking: set[Hashable] = set()  # kinds that were passed
         self._n_keeping = self._n_kept_for = 0
@@ -180,9 +181,11 @@ class AdmissionQueue(Generic[T]):
 
     def _serve(self) -> None:
         self._is_due = False
-        if not self._serve_ahead():
-            self._serve_soon()
+        if self._is_ahead_next and len(self._ahead):
+            self._is_ahead_next = not self._serve_ahead()
+            self._serve_soon()  # a turn for them, and one for the line
             return
+        self._is_ahead_next = True
         if self._is_fresh and not self._is_under_way:
             self._is_fresh = False
             self._slots.pass_nobody()
@@ -192,7 +195,8 @@ class AdmissionQueue(Generic[T]):
         self._is_under_way = True
         is_over = self._look()
         self._is_under_way = not is_over and self._slots.n_waiting > 0
-        if self._is_fresh or self._is_under_way:
+        is_news_ahead = self._is_news and len(self._ahead) > 0
+        if self._is_fresh or self._is_under_way or is_news_ahead:
             self._serve_soon()
 
     def _serve_ahead(self) -> bool:
@@ -203,8 +207,6 @@ class AdmissionQueue(Generic[T]):
         with going_on("waiting_retries"):
             is_served = self._ahead.serve()
         self._is_half_tried = not is_served
-        if is_served and self._is_news:  # which those that were tried first have not seen
-            self._serve_soon()
         return is_served
 
     def _look(self) -> bool:
