@@ -142,7 +142,7 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
             if isinstance(message, dict):
                 _check(f"messages[{index}].", message, _OF_MESSAGE)
     best_of, n = body.get("best_of"), body.get("n")
-    if best_of is not None and best_of != (1 if n is None else n):
+    if not _is_neutral(best_of, (None, 1 if n is None else n)):  # True and 1.0 equal 1, and are not
         raise bad_request(
             "best_of", "best_of other than n is not supported", "unsupported_parameter"
         )
