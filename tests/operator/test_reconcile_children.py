@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError, Throttled
@@ -16,10 +19,42 @@ def cluster():
     return Cluster()
 
 
+EXAMPLES = [
+    (path.name, body)
+    for path in sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
+    for body in yaml.safe_load_all(path.read_text())
+    if body and body["kind"] == "PDDeployment"
+]
+
+
 async def served(cluster):
     key = await cluster.create()
     await cluster.settle()
     return key
+
+
+@pytest.mark.parametrize("body", [b for _, b in EXAMPLES], ids=[name for name, _ in EXAMPLES])
+async def test_each_example_gets_its_workloads(cluster, body):
+    """Also the one that is suspended from its beginning, of which no revision was ever made."""
+    name, spec = body["metadata"]["name"], body["spec"]
+    await cluster.create(name, **spec)
+    await cluster.settle(name)
+    found = {
+        cluster.kube.find(api.DEPLOYMENT, one)["metadata"]["labels"]["baton.dev/role"]
+        for one in cluster.kube.names(api.DEPLOYMENT)
+    }
+    roles = set() if spec.get("suspend") else {role["name"] for role in spec["roles"]}
+    assert found == roles | {"gateway"}
+    assert len(cluster.kube.names(api.CONFIG_MAP)) == (1 if spec.get("suspend") else 2)
+
+
+async def test_a_model_that_begins_suspended_is_served_when_it_is_let_go(cluster):
+    await cluster.create(suspend=True)
+    await cluster.settle()
+    assert cluster.condition("Ready") == ("False", "Suspended")
+    cluster.change(suspend=False)
+    await cluster.settle()
+    assert cluster.condition("Ready") == ("True", "PairsServing")
 
 
 async def test_every_child_appears_and_the_deployment_becomes_ready(cluster):

@@ -50,8 +50,8 @@ class RevisionRecords:
         return True
 
     def unpacked(self, owner: ObjectKey, revisions: Iterable[str]) -> dict[str, RevisionRecord]:
-        """Return records at hand."""
-        packed = self._packed[owner]
+        """Return records at hand; an object may have none, as one that was made suspended."""
+        packed = self._packed.get(owner, {})
         return {revision: _decode(packed[revision]) for revision in revisions}
 
     def keep(self, owner: ObjectKey, record: RevisionRecord) -> None:
