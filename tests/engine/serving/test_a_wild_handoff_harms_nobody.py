@@ -63,7 +63,8 @@ def _merged(base: Any, placed: Any) -> Any:
 
 def _offers(good: Handoff) -> Iterator[tuple[str, Any, Handoff | None]]:
     """Yield every number of the state at each edge, as it comes from the wire; None: refused."""
-    base = msgspec.to_builtins(good.state)
+    base = msgspec.msgpack.decode(msgspec.msgpack.encode(good.state))
+    decode_offer(encode_offer(good))  # what is refused below is so for the value that is placed
     floats = (*numeric_edges.FLOATS, *numeric_edges.NOT_FINITE, *numeric_edges.INTEGERS)
     number = 100
     for field in numeric_edges.numeric_fields(HandoffState):
@@ -119,6 +120,7 @@ def test_every_number_of_a_handoff_is_refused_or_harmless(offered: Any) -> None:
     own, expected = next(iter(alone.items()))
     refused: set[tuple[str, Any]] = set()
     batch: list[Handoff] = []
+    n_admitted = 0
     cases = list(_offers(good))
     for index, (path, value, handoff) in enumerate(cases):
         try:
@@ -126,6 +128,7 @@ def test_every_number_of_a_handoff_is_refused_or_harmless(offered: Any) -> None:
                 raise EngineRefusedError(ErrorCode.HANDOFF_REFUSED, "not an offer")
             decode.engine.admit_handoff(handoff)
             batch.append(handoff)
+            n_admitted += 1
         except EngineRefusedError:
             refused.add((path, str(value)))
         if len(batch) == 30 or index == len(cases) - 1:
@@ -139,4 +142,5 @@ def test_every_number_of_a_handoff_is_refused_or_harmless(offered: Any) -> None:
     for path, values in WILD.items():
         for value in values:
             assert (path, str(value)) in refused, (path, value)
+    assert n_admitted > len(cases) // 10, "some numbers are as good as others"
     assert decode.engine.load().kv_blocks_used == 0

@@ -532,7 +532,7 @@ class KvMachine:
             self.tally.events += self.asks.answer(answer, self.now) is not None
 
     def _offer(self, reader: Reader, key: RequestKey) -> None:
-        state: dict[str, Any] = msgspec.to_builtins(self._state(key))
+        state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(self._state(key)))
         while reader.byte() % 3 == 0 and reader.has_more():
             name = reader.pick(HandoffState.__struct_fields__)
             state[name] = reader.pick(
