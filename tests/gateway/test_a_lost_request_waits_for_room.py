@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.metrics import GatewayMetrics
-from baton_worker.gateway.serving.admission_queue import AdmissionQueue
+from baton_worker.gateway.serving.admission_queue import AdmissionQueue, Lack
 from baton_worker.gateway.serving.slots import Slots
 from baton_worker.gateway.serving.waiting_retries import WaitingRetries
 from baton_worker.identity import Role
@@ -220,3 +220,29 @@ async def test_room_that_comes_while_a_part_of_them_was_tried_is_for_these_too(n
         await asyncio.sleep(0)
     assert len(ahead) == 0
     assert ahead.n_looks <= n_turns + 14, "and then nobody looks any more"
+
+
+async def test_they_stand_before_the_line_again_after_all_of_them_had_room():
+    """The line's turn behind theirs is not owed to it when nobody was in it."""
+    ahead, order = Many(1), []
+    metrics = GatewayMetrics(MetricFactory(CollectorRegistry(), "tiny", "gateway"))
+    slots = Slots(16, 16)
+    line = AdmissionQueue(slots, metrics, 10.0, asyncio.get_running_loop().time, ahead)
+    ahead.places = 1
+    line.room()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(ahead) == 0
+
+    def begin(kept):
+        order.append("line")
+        return "made" if len(order) > 1 else Lack(is_for_all=True)
+
+    waiting = asyncio.create_task(line.begin("c", 1, begin, lambda made: None, lambda: "any"))
+    await asyncio.sleep(0)
+    assert order == ["line"], "it has asked once, in vain, and waits"
+    ahead.line.join(1)
+    ahead.begin = lambda one: not order.append("ahead")
+    line.room()
+    assert await waiting == "made"
+    assert order == ["line", "ahead", "line"]

@@ -182,8 +182,9 @@ class AdmissionQueue(Generic[T]):
     def _serve(self) -> None:
         self._is_due = False
         if self._is_ahead_next and len(self._ahead):
-            self._is_ahead_next = not self._serve_ahead()
-            self._serve_soon()  # a turn for them, and one for the line
+            is_served = self._serve_ahead()
+            self._serve_soon()  # a turn for them, and one for the line, if anybody is in it
+            self._is_ahead_next = not (is_served and self._is_due)
             return
         self._is_ahead_next = True
         if self._is_fresh and not self._is_under_way:
