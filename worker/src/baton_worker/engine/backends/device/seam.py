@@ -1,0 +1,368 @@
+"""What the device's runner needs: memory and graphs from a framework, arithmetic from kernels.
+
+Owns the two protocols. `Device` is what a framework (PyTorch, Paddle, NumPy in the tests) gives;
+`Kernels` is what `baton_ops` computes on its tensors. All of it works on one stream, in order.
+Every kernel writes to memory that it is given, allocates nothing and waits for nothing, so that
+any sequence of calls can be captured as a graph and replayed. Knows no model and no request.
+
+Shapes are named: N flat tokens, S sequences, R sampled rows, H hidden size, V vocabulary, D head
+dimension, K drafts at most, W blocks in a table. E is the model's dtype (bfloat16 or float32).
+Sizes of arguments are those of the step's bucket: rows that are not there are marked as each kernel
+says, and cost no correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Tensor = Any
+"""A framework's own tensor: contiguous, on the device, exported by DLPack."""
+
+DType = Literal["bfloat16", "float32", "float64", "int32", "int64", "uint8"]
+
+Host = npt.NDArray[np.uint8]
+"""Page-locked memory of the host, seen as bytes."""
+
+RopeStyle = Literal["half", "interleaved"]
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of the device: free and total as the driver tells, and this process's peak so far."""
+
+    free: int
+    total: int
+    peak: int
+
+
+class Event(Protocol):
+    """A point in the device's stream."""
+
+    def wait(self) -> None:
+        """Return once the device has come to it."""
+
+
+class Graph(Protocol):
+    """Captured work."""
+
+    def replay(self) -> None:
+        """Launch it again, over the addresses that it was captured with."""
+
+
+class Device(Protocol):
+    """A framework's memory, stream and graphs."""
+
+    name: str
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        """Return new memory; never during a capture."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        """Return new memory of zeros; never during a capture."""
+
+    def view(self, buffer: Tensor, at: int, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        """Return a typed view of uint8[*] `buffer` from byte `at` (a multiple of 16) on."""
+
+    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Return rows `start : stop` of a tensor, sharing its memory."""
+
+    def host(self, n_bytes: int) -> Host:
+        """Return page-locked memory."""
+
+    def upload(self, source: npt.NDArray[Any], to: Tensor) -> None:
+        """Copy host memory to the device, in stream order; `source` may not change before."""
+
+    def download(self, source: Tensor, to: npt.NDArray[Any]) -> Event:
+        """Begin to copy to the host; `to` is valid once the event has come."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Record what `work` launches. It has run before at least once, outside of a capture.
+
+        Raises:
+            DeviceError: the work does something that a graph cannot hold.
+        """
+
+    def memory(self) -> MemoryUse:
+        """Return what is used."""
+
+    def synchronise(self) -> None:
+        """Wait for all work.
+
+        Raises:
+            DeviceError: some of it failed.
+        """
+
+
+class DeviceError(RuntimeError):
+    """The device cannot serve: too little memory, an unsupported size, or work that failed."""
+
+
+class Kernels(Protocol):
+    """The arithmetic of a step. The order of every sum is fixed by a weight's or head's shape
+    alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
+    """
+
+    # -- the decoder -------------------------------------------------------------------------
+
+    def embed(self, table: Tensor, tokens: Tensor, out: Tensor) -> None:
+        """out E[N, H] = rows i32[N] of E[V, H]; a token outside 0..V-1 gives zeros."""
+
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out E or f32[N, O] = x E[N, I] @ weight E[O, I]^T, summed in fp32 along I.
+
+        `x`'s rows may be strided.
+        """
+
+    def add_norm(
+        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """residual += x (rounded to E; x None: nothing); out = rms_norm(residual) * weight.
+
+        All E[N, H], `weight` E[H]. The norm is of the rounded residual, in fp32, rounded once.
+        `out`'s rows may be strided.
+        """
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        angles: tuple[Tensor, Tensor],
+        style: RopeStyle,
+        places: Places,
+        kv: Tensor,
+        layer: int,
+        query: Tensor,
+    ) -> None:
+        """Norm (if asked for) and rotate the heads of qkv E[N, (Hq + 2 Hkv) * D]; queries go to
+        `query` E[N, Hq, D], keys and values into the pool.
+
+        Args:
+            norms: weights E[D] of queries' and keys' norm.
+            angles: cos and sin f32[positions, D / 2].
+            places: where each token stands. A token without a block of its own (null or beyond the
+                table) writes to the trash block.
+            kv: E[blocks, layers, 2, Hkv, block_size, D].
+        """
+
+    def attend(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        layer: int,
+        tables: Tensor,
+        contexts: Tensor,
+        scale: float,
+        out: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        """Causal attention of each sequence's last N / S tokens over its paged context.
+
+        Args:
+            query: E[N, Hq, D], sequence by sequence, equally many tokens each.
+            tables: i32[S, W].
+            contexts: i32[S], positions up to and with the sequence's last query; 0: not there, its
+                output is left alone.
+            out: E[N, Hq, D].
+            scratch: uint8[`attention_scratch_bytes`], zeros at first, left fit for the next call.
+        """
+
+    def attention_scratch_bytes(
+        self, n_heads: int, n_kv_heads: int, head_dim: int, sequences: int, tokens: int, width: int
+    ) -> int:
+        """Return what `attend` needs for up to so many sequences, flat tokens and table width
+        (in positions).
+        """
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """out E[N, I] = silu(gate_up[:, :I]) * gate_up[:, I:], in fp32, rounded once."""
+
+    def gather(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out E[R, H] = rows i32[R] of x E[N, H]; a row outside 0..N-1 gives zeros."""
+
+    def broken_rows(self, x: Tensor, out: Tensor) -> None:
+        """out u8[N] |= 1 where x E[N, H] or f32[N, H] holds NaN or infinity."""
+
+    # -- choosing tokens ---------------------------------------------------------------------
+
+    def process(self, logits: Tensor, rows: RowMap, state: Penalised, rules: Rules) -> None:
+        """Logit bias, penalties and masks, in that order, in place on f32[R, V].
+
+        Row j of a sequence is processed as if drafts 1..j had been emitted.
+        """
+
+    def argmax(self, logits: Tensor, token: Tensor, broken: Tensor) -> None:
+        """token i32[R]: the lowest id of the largest logit; broken u8[R] |= 1 where that is NaN or
+        infinite (any NaN in the row breaks it).
+        """
+
+    def probabilities(
+        self, logits: Tensor, params: RowParams, probs: Tensor, broken: Tensor
+    ) -> None:
+        """probs f32[R, V]: temperature, min_p, top_k, top_p of f32[R, V], in that order, not
+        normalised; see `sampler._probabilities`. Temperature 0: one at the argmax, zeros else.
+        broken u8[R] |= 1 where the largest logit is NaN or infinite; such a row gets any
+        distribution.
+        """
+
+    def uniforms(self, seeds: Tensor, positions: Tensor, rows: RowMap, out: Tensor) -> None:
+        """out f64[R]: `noise.uniforms` of seeds i64[S] (as unsigned) at positions i64[S] + j."""
+
+    def verify_greedy(self, target: Tensor, drafts: DraftRows, out: Accepted) -> None:
+        """`baton_ops.cuda.verify_greedy_into`."""
+
+    def verify_sampled(
+        self, probs: Tensor, uniform: Tensor, drafts: DraftRows, out: Accepted
+    ) -> None:
+        """`baton_ops.cuda.verify_sampled_into`."""
+
+    def count_tokens(self, accepted: Accepted, state: Penalised) -> None:
+        """Count each sequence's tokens (those >= 0 up to n_accepted + 1) as seen and emitted."""
+
+    # -- logprobs ----------------------------------------------------------------------------
+
+    def plan_scores(
+        self, accepted: Accepted, rows: RowMap, k: Tensor, scale: ScoreSource, out: ScorePlan
+    ) -> None:
+        """`baton_ops.cuda.plan_into`: which rows of the logits give which token's logprobs."""
+
+    def logprobs(self, logits: Tensor, plan: ScorePlan, out: ScoreColumns, work: Tensor) -> None:
+        """`baton_ops.logprobs_into` over the plan's rows; `work` is its zeroed workspace."""
+
+    def normalise_top_p(
+        self, logits: Tensor, plan: ScorePlan, top_p: Tensor, out: ScoreColumns
+    ) -> None:
+        """`baton_ops.cuda.normalise_top_p_into`."""
+
+    def logprob_workspace_bytes(self, rows: int, vocab_size: int) -> int:
+        """Return the bytes of `logprobs`' workspace."""
+
+    # -- from step to step -------------------------------------------------------------------
+
+    def scatter_tokens(self, accepted: Accepted, starts: Tensor, tokens: Tensor) -> None:
+        """tokens i32[N][starts i32[S] + j] = token[s, j] for j <= n_accepted, 0 for j up to K where
+        drafts were fed and rejected (`n_fed`); a start of -1 writes nothing.
+        """
+
+    def seed_drafts(self, accepted: Accepted, seeds: Seeds) -> None:
+        """rows[s] = starts[s] + n_accepted[s] and positions[s] = first[s] + n_accepted[s]: the flat
+        token whose MTP output predicts draft 1, and its position. -1 where starts is -1.
+        """
+
+
+class Places(NamedTuple):
+    """Where N flat tokens stand: sequence i32[N] (-1: padding), position i32[N]; tables i32[S, W]
+    of blocks.
+    """
+
+    sequence: Tensor
+    position: Tensor
+    tables: Tensor
+
+
+class RowMap(NamedTuple):
+    """Whose R sampled rows are whose: sequence s owns rows cu_rows[s] : cu_rows[s + 1]."""
+
+    cu_rows: Tensor
+
+
+class DraftRows(NamedTuple):
+    """draft i32[S, K], valid in [s, : count[s]]; count i32[S]; cu_rows i32[S + 1]."""
+
+    draft: Tensor
+    count: Tensor
+    cu_rows: Tensor
+
+
+class Accepted(NamedTuple):
+    """n_accepted i32[S]; token i32[S, K + 1], -1 after the end."""
+
+    n_accepted: Tensor
+    token: Tensor
+
+
+class RowParams(NamedTuple):
+    """Of each sequence: temperature, top_p, min_p f32[S], top_k i32[S] (0: all). cu_rows as in
+    `RowMap`.
+    """
+
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor
+    cu_rows: Tensor
+
+
+class Penalised(NamedTuple):
+    """What each sequence's penalties count.
+
+    slot i32[S]: the sequence's place in `counts` i32[slots, V] (times in the output) and `seen`
+    u8[slots, V] (in prompt or output); -1: no penalties. draft i32[S, K]: what its rows assume.
+    """
+
+    slot: Tensor
+    counts: Tensor
+    seen: Tensor
+    draft: Tensor
+
+
+class Rules(NamedTuple):
+    """What changes logits.
+
+    repetition, frequency, presence f32[S]. Biases of sequence s: bias_ids i32 and bias f32 at
+    bias_starts i32[S + 1][s : s + 2]. Ids that row r may not choose: masked i32 at
+    mask_starts i32[R + 1][r : r + 2].
+    """
+
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    bias_starts: Tensor
+    bias_ids: Tensor
+    bias: Tensor
+    mask_starts: Tensor
+    masked: Tensor
+
+
+class ScoreSource(NamedTuple):
+    """temperature f32[S] (1: raw); first_row i32[S]: what is added to a sequence's rows, so that
+    they are found in processed logits that lie behind the raw ones.
+    """
+
+    temperature: Tensor
+    first_row: Tensor
+
+
+class ScorePlan(NamedTuple):
+    """As `baton_ops.cuda.StepPlan`: row_index, token, k i32[C]; inv_temp f32[C]; offsets i32[C + 1];
+    num_rows i32[1].
+    """
+
+    row_index: Tensor
+    token: Tensor
+    k: Tensor
+    inv_temp: Tensor
+    row_offset: Tensor
+    topk_offset: Tensor
+    num_rows: Tensor
+
+
+class ScoreColumns(NamedTuple):
+    """f32[L] logprob, i32[L] rank, i32[T] topk_token, f32[T] topk_logprob."""
+
+    logprob: Tensor
+    rank: Tensor
+    topk_token: Tensor
+    topk_logprob: Tensor
+
+
+class Seeds(NamedTuple):
+    """i32[S]: starts and first (given), rows and positions (written)."""
+
+    starts: Tensor
+    first: Tensor
+    rows: Tensor
+    positions: Tensor
