@@ -126,26 +126,13 @@ class Kernels(Protocol):
         """
 
     def rope_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        angles: tuple[Tensor, Tensor],
-        style: RopeStyle,
-        places: Places,
-        kv: Tensor,
-        layer: int,
-        query: Tensor,
+        self, qkv: Tensor, rotation: Rotation, places: Places, kv: Tensor, layer: int, query: Tensor
     ) -> None:
         """Norm (if asked for) and rotate the heads of qkv E[N, (Hq + 2 Hkv) * D]; queries go to
-        `query` E[N, Hq, D], keys and values into the pool.
+        `query` E[N, Hq, D], keys and values into the pool E[blocks, layers, 2, Hkv, block_size, D].
 
-        Args:
-            norms: weights E[D] of queries' and keys' norm.
-            angles: cos and sin f32[positions, D / 2].
-            places: where each token stands. A token without a block of its own (null or beyond the
-                table) writes to the trash block.
-            kv: E[blocks, layers, 2, Hkv, block_size, D].
+        A token without a block of its own (null, or beyond the table) writes to the trash block;
+        padding writes nothing.
         """
 
     def attend(
@@ -261,6 +248,20 @@ class Places(NamedTuple):
     sequence: Tensor
     position: Tensor
     tables: Tensor
+
+
+class Rotation(NamedTuple):
+    """What happens to a head before it is used.
+
+    norms: weights E[D] of queries' and of keys' RMS norm, None for none; eps: theirs. cos, sin:
+    f32[positions, D / 2]. style: which elements rotate together, see `ModelShape.rope_style`.
+    """
+
+    norms: tuple[Tensor, Tensor] | None
+    eps: float
+    cos: Tensor
+    sin: Tensor
+    style: RopeStyle
 
 
 class RowMap(NamedTuple):
