@@ -338,7 +338,7 @@ class ScoreSource(NamedTuple):
 
 
 class ScorePlan(NamedTuple):
-    """As `baton_ops.cuda.StepPlan`: row_index, token, k i32[C]; inv_temp f32[C]; offsets i32[C + 1];
+    """`baton_ops.cuda.StepPlan`: row_index, token, k i32[C]; inv_temp f32[C]; offsets i32[C + 1];
     num_rows i32[1].
     """
 
