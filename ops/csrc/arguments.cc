@@ -36,6 +36,13 @@ int64_t ArgumentReader::Int(const char* name) {
   return *value;
 }
 
+double ArgumentReader::Float(const char* name) {
+  const AnyView& arg = args_[next_++];
+  const std::optional<double> value = arg.try_cast<double>();
+  if (!value) TVM_FFI_THROW(TypeError) << name << " must be a number, got " << arg.GetTypeKey();
+  return *value;
+}
+
 const Checked& Checked::HasDtype(DLDataType dtype) const {
   const DLDataType got = tensor_.dtype();
   if (got.code != dtype.code || got.bits != dtype.bits || got.lanes != dtype.lanes) {

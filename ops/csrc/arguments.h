@@ -15,6 +15,8 @@ using tvm::ffi::TensorView;
 
 constexpr DLDataType kInt32{kDLInt, 32, 1};
 constexpr DLDataType kUInt8{kDLUInt, 8, 1};
+constexpr DLDataType kInt64{kDLInt, 64, 1};
+constexpr DLDataType kBFloat16{kDLBfloat, 16, 1};
 constexpr DLDataType kFloat32{kDLFloat, 32, 1};
 constexpr DLDataType kFloat64{kDLFloat, 64, 1};
 
@@ -25,6 +27,7 @@ class ArgumentReader {
   TensorView Tensor(const char* name);
   std::optional<TensorView> OptionalTensor(const char* name);
   int64_t Int(const char* name);
+  double Float(const char* name);
 
  private:
   const tvm::ffi::AnyView* args_;

@@ -1,38 +1,12 @@
 // Exports of the ops that exist on CUDA only: they keep a decode step on the device between
 // verification and the copy to the host.
-#include <tvm/ffi/error.h>
-#include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
-#include <tvm/ffi/function.h>
-
 #include "arguments.h"
+#include "export_support.h"
 #include "launch.h"
 #include "logprob_arguments.h"
 
 namespace baton_ops {
 namespace {
-
-void RequireCuda(const TensorView& tensor, const char* name) {
-  if (tensor.device().device_type == kDLCUDA) return;
-  TVM_FFI_THROW(ValueError) << name << " must be on a CUDA device, got device type "
-                            << tensor.device().device_type;
-}
-
-void* StreamOf(DLDevice device) { return TVMFFIEnvGetStream(device.device_type, device.device_id); }
-
-void Raise(const char* op, cuda::Error error) {
-  if (error) TVM_FFI_THROW(RuntimeError) << op << " failed: " << error;
-}
-
-// A contiguous matrix.
-template <typename T>
-T* Matrix(const TensorView& tensor, const char* name, DLDataType dtype, int64_t rows,
-          int64_t columns, DLDevice device) {
-  const Checked checked(tensor, name);
-  checked.HasDtype(dtype).HasRank(2).HasSize(0, rows).HasSize(1, columns);
-  checked.IsContiguous().IsOn(device);
-  return checked.Data<T>();
-}
 
 struct Requests {
   DLDevice device;
@@ -215,15 +189,6 @@ void RunNormaliseTopP(ArgumentReader args) {
 
 }  // namespace
 }  // namespace baton_ops
-
-#define BATON_EXPORT_CUDA(name, arguments, function)                                              \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, \
-                                                     TVMFFIAny*) {                                \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                    \
-    const auto* views = reinterpret_cast<const tvm::ffi::AnyView*>(args);                         \
-    baton_ops::function(baton_ops::ArgumentReader(views, count, arguments));                      \
-    TVM_FFI_SAFE_CALL_END();                                                                      \
-  }
 
 BATON_EXPORT_CUDA(cuda_verify_greedy, 6, RunVerifyGreedyOnCuda)
 BATON_EXPORT_CUDA(cuda_verify_sampled, 9, RunVerifySampledOnCuda)
