@@ -53,7 +53,12 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """A framework's memory, stream and graphs."""
+    """A framework's memory, stream and graphs.
+
+    A thread that launches kernels calls one of these methods first: each makes the stream the
+    thread's own. While one thread captures, the calls of others wait. Every method raises
+    `engine.api.DeviceError` when the device refuses, naming what was asked of it.
+    """
 
     name: str
 
@@ -73,10 +78,21 @@ class Device(Protocol):
         """Return page-locked memory."""
 
     def upload(self, source: npt.NDArray[Any], to: Tensor) -> None:
-        """Copy host memory to the device, in stream order; `source` may not change before."""
+        """Copy bytes to a tensor of as many, in stream order.
+
+        `source` is contiguous, of any dtype as wide (uint16 for bfloat16), and may not change
+        before an event recorded behind this has come. Never during a capture.
+        """
 
     def download(self, source: Tensor, to: npt.NDArray[Any]) -> Event:
-        """Begin to copy to the host; `to` is valid once the event has come."""
+        """Begin to copy to the host; `to` is valid once the event has come. Never during a capture.
+
+        `to` is contiguous and of as many bytes; only page-locked memory is copied to while the
+        caller goes on.
+        """
+
+    def record(self) -> Event:
+        """Return the point behind all that was launched up to now."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what `work` launches. It has run before at least once, outside of a capture.
@@ -94,10 +110,6 @@ class Device(Protocol):
         Raises:
             DeviceError: some of it failed.
         """
-
-
-class DeviceError(RuntimeError):
-    """The device cannot serve: too little memory, an unsupported size, or work that failed."""
 
 
 class Kernels(Protocol):
