@@ -190,7 +190,9 @@ class Kernels(Protocol):
     def process(self, logits: Tensor, rows: RowMap, state: Penalised, rules: Rules) -> None:
         """Logit bias, penalties and masks, in that order, in place on f32[R, V].
 
-        Row j of a sequence is processed as if drafts 1..j had been emitted.
+        Row j of a sequence is processed as if drafts 1..j had been emitted. Rows behind the last
+        sequence's are left alone. A mask may hide a NaN or an infinity: `argmax` of the raw logits
+        before finds it.
         """
 
     def argmax(self, logits: Tensor, token: Tensor, broken: Tensor) -> None:
@@ -204,11 +206,14 @@ class Kernels(Protocol):
         """probs f32[R, V]: temperature, min_p, top_k, top_p of f32[R, V], in that order, not
         normalised; see `sampler._probabilities`. Temperature 0: one at the argmax, zeros else.
         broken u8[R] |= 1 where the largest logit is NaN or infinite; such a row gets any
-        distribution.
+        distribution. Rows behind the last sequence's are left alone.
         """
 
     def uniforms(self, seeds: Tensor, positions: Tensor, rows: RowMap, out: Tensor) -> None:
-        """out f64[R]: `noise.uniforms` of seeds i64[S] (as unsigned) at positions i64[S] + j."""
+        """out f64[R]: `noise.uniforms` of seeds i64[S] (as unsigned) at positions i64[S] + j.
+
+        Rows behind the last sequence's are left alone.
+        """
 
     def verify_greedy(self, target: Tensor, drafts: DraftRows, out: Accepted) -> None:
         """`baton_ops.cuda.verify_greedy_into`."""
@@ -241,9 +246,11 @@ class Kernels(Protocol):
 
     # -- from step to step -------------------------------------------------------------------
 
-    def scatter_tokens(self, accepted: Accepted, starts: Tensor, tokens: Tensor) -> None:
-        """tokens i32[N][starts i32[S] + j] = token[s, j] for j <= n_accepted, 0 for j up to K where
-        drafts were fed and rejected (`n_fed`); a start of -1 writes nothing.
+    def scatter_tokens(
+        self, accepted: Accepted, count: Tensor, starts: Tensor, tokens: Tensor
+    ) -> None:
+        """tokens i32[N][starts i32[S] + j] = token[s, j] for j <= n_accepted, 0 for the rejected
+        drafts behind them, up to j = count i32[S] (of `DraftRows`); a start of -1 writes nothing.
         """
 
     def seed_drafts(self, accepted: Accepted, seeds: Seeds) -> None:
@@ -283,7 +290,10 @@ class RowMap(NamedTuple):
 
 
 class DraftRows(NamedTuple):
-    """draft i32[S, K], valid in [s, : count[s]]; count i32[S]; cu_rows i32[S + 1]."""
+    """draft i32[S, K], valid in [s, : count[s]]; count i32[S]; cu_rows i32[S + 1].
+
+    A sequence may own more than count + 1 rows: those behind are padding.
+    """
 
     draft: Tensor
     count: Tensor
@@ -298,8 +308,8 @@ class Accepted(NamedTuple):
 
 
 class RowParams(NamedTuple):
-    """Of each sequence: temperature, top_p, min_p f32[S], top_k i32[S] (0: all). cu_rows as in
-    `RowMap`.
+    """Of each sequence: temperature, min_p f32[S], top_p f64[S], top_k i32[S] (0: all). cu_rows as
+    in `RowMap`.
     """
 
     temperature: Tensor
@@ -312,8 +322,9 @@ class RowParams(NamedTuple):
 class Penalised(NamedTuple):
     """What each sequence's penalties count.
 
-    slot i32[S]: the sequence's place in `counts` i32[slots, V] (times in the output) and `seen`
-    u8[slots, V] (in prompt or output); -1: no penalties. draft i32[S, K]: what its rows assume.
+    slot i32[S]: the sequence's place in `counts` i32[slots, V] (times in the output, hence 0 where
+    not seen) and `seen` u8[slots, V] (in prompt or output); -1: no penalties. draft i32[S, K]: what
+    its rows assume; an id outside 0..V-1 is none.
     """
 
     slot: Tensor
@@ -325,8 +336,8 @@ class Penalised(NamedTuple):
 class Rules(NamedTuple):
     """What changes logits.
 
-    repetition, frequency, presence f32[S]. Biases of sequence s: bias_ids i32 and bias f32 at
-    bias_starts i32[S + 1][s : s + 2]. Ids that row r may not choose: masked i32 at
+    repetition, frequency, presence f32[S]. Biases of sequence s: bias_ids i32 (distinct) and bias
+    f32 at bias_starts i32[S + 1][s : s + 2]. Ids that row r may not choose: masked i32 at
     mask_starts i32[R + 1][r : r + 2].
     """
 
