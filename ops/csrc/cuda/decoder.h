@@ -4,6 +4,7 @@
 #ifndef BATON_OPS_CSRC_CUDA_DECODER_H_
 #define BATON_OPS_CSRC_CUDA_DECODER_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "launch.h"
@@ -31,6 +32,10 @@ struct MatmulInput {
 // `in` in ascending order.
 Error GenericMatmul(const MatmulInput& input, const Rows& out, ElementType out_type, Stream stream);
 
+// The same, by the kernels for Hopper or by GenericMatmul: a choice by type, weight and device
+// alone, never by rows.
+Error Matmul(const MatmulInput& input, const Rows& out, ElementType out_type, Stream stream);
+
 struct KvPool {
   void* data;  // [blocks, layers, 2, heads, block_size, head_dim], contiguous
   int64_t blocks;
@@ -56,6 +61,22 @@ struct AttendInput {
 
 // Any head_dim. `out` is as query. Keys are walked from position 0 in tiles of 32.
 Error GenericAttention(const AttendInput& input, void* out, Stream stream);
+
+// The same, by the kernels for Hopper or by GenericAttention: a choice by type, heads, block_size
+// and device alone. `scratch` is 256-byte aligned, zeroed before its first call, and left fit for
+// the next.
+Error Attention(const AttendInput& input, void* out, const Workspace& scratch, Stream stream);
+
+// Scratch that suffices for up to so many sequences, tokens of all of them, and positions of each.
+struct AttentionSizes {
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t sequences;
+  int64_t tokens;
+  int64_t positions;
+};
+size_t AttentionScratchBytes(const AttentionSizes& sizes);
 
 // out[i] = table[index[i]], zeros where the index is outside 0..table_rows-1.
 struct CopyRowsInput {

@@ -129,51 +129,6 @@ struct ColumnsInput {
 // topk_logprob[K] without gaps. Words past `capacity_words` are dropped.
 Error Pack(const ColumnsInput& input, void* packed, int64_t capacity_words, Stream stream);
 
-enum class Element { kBFloat16, kFloat32 };
-
-// out[m, n] = x[m, k] weight[n, k]^T, summed in fp32 along k.
-struct MatmulInput {
-  const void* x;  // row r starts at x + r * x_stride elements
-  int64_t x_stride;
-  const void* weight;
-  Element type;      // of x and weight
-  Element out_type;  // `type`, or fp32
-  int64_t m, n, k;
-};
-
-// Chooses the kernel: for Hopper, or GenericMatmul. The choice between these two is that of type,
-// n, k and device alone, never of m.
-Error Matmul(const MatmulInput& input, void* out, Stream stream);
-
-// Any type, shape and device, one order along k for each n and k.
-Error GenericMatmul(const MatmulInput& input, void* out, Stream stream);
-
-// Causal attention of each sequence's last `queries` tokens over its paged context.
-struct AttentionInput {
-  const void* query;  // [sequences * queries, heads, head_dim], sequence by sequence
-  const void* kv;     // [blocks, layers, 2, kv_heads, block_size, head_dim]
-  Element type;
-  int64_t sequences, queries, heads, kv_heads, head_dim;
-  int64_t blocks, layers, layer, block_size;
-  int64_t width;            // blocks in a row of `tables`
-  const int32_t* tables;    // [sequences, width]
-  const int32_t* contexts;  // [sequences], with the last query; 0: not there, output left alone
-  float scale;
-};
-
-// `scratch` is 256-byte aligned, zeroed before its first call, and left fit for the next.
-Error Attention(const AttentionInput& input, void* out, const Workspace& scratch, Stream stream);
-Error GenericAttention(const AttentionInput& input, void* out, const Workspace& scratch,
-                       Stream stream);
-
-// What suffices for up to so many sequences and flat tokens, of up to `positions` positions each.
-struct AttentionSizes {
-  int64_t heads, kv_heads, head_dim, sequences, tokens, positions;
-};
-
-size_t AttentionScratchBytes(const AttentionSizes& sizes);  // the most that either needs
-size_t GenericAttentionScratchBytes(const AttentionSizes& sizes);
-
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_CSRC_CUDA_LAUNCH_H_
