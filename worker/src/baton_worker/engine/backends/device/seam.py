@@ -74,6 +74,12 @@ class Device(Protocol):
     def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         """Return rows `start : stop` of a tensor, sharing its memory."""
 
+    def columns(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Return columns `start : stop` of a matrix, sharing its memory: its rows are strided."""
+
+    def copy(self, source: Tensor, to: Tensor) -> None:
+        """Copy memory of the device, in stream order; may be captured."""
+
     def host(self, n_bytes: int) -> Host:
         """Return page-locked memory."""
 
@@ -163,8 +169,8 @@ class Kernels(Protocol):
         Args:
             query: E[N, Hq, D], sequence by sequence, equally many tokens each.
             tables: i32[S, W].
-            contexts: i32[S], positions up to and with the sequence's last query; 0: not there, its
-                output is left alone.
+            contexts: i32[S], positions up to and with the sequence's last query; 0 or less: not
+                there, its output is left alone.
             out: E[N, Hq, D].
             scratch: uint8[`attention_scratch_bytes`], zeros at first, left fit for the next call.
         """
@@ -236,10 +242,8 @@ class Kernels(Protocol):
     def logprobs(self, logits: Tensor, plan: ScorePlan, out: ScoreColumns, work: Tensor) -> None:
         """`baton_ops.logprobs_into` over the plan's rows; `work` is its zeroed workspace."""
 
-    def normalise_top_p(
-        self, logits: Tensor, plan: ScorePlan, top_p: Tensor, out: ScoreColumns
-    ) -> None:
-        """`baton_ops.cuda.normalise_top_p_into`."""
+    def normalise_top_p(self, logits: Tensor, plan: ScorePlan, out: ScoreColumns) -> None:
+        """`baton_ops.cuda.normalise_top_p_into`, of the plan's own top_p."""
 
     def logprob_workspace_bytes(self, rows: int, vocab_size: int) -> int:
         """Return the bytes of `logprobs`' workspace."""
@@ -253,9 +257,11 @@ class Kernels(Protocol):
         drafts behind them, up to j = count i32[S] (of `DraftRows`); a start of -1 writes nothing.
         """
 
-    def seed_drafts(self, accepted: Accepted, seeds: Seeds) -> None:
-        """rows[s] = starts[s] + n_accepted[s] and positions[s] = first[s] + n_accepted[s]: the flat
-        token whose MTP output predicts draft 1, and its position. -1 where starts is -1.
+    def seed_drafts(self, accepted: Accepted, seeds: Seeds, ahead: int) -> None:
+        """rows[s] = starts[s] + n_accepted[s]: the flat token whose MTP output predicts draft 1;
+        positions[s] = first[s] + n_accepted[s] + ahead: where that stands, or where the draft does
+        that is fed `ahead` tokens behind it; contexts[s] = positions[s] + 1. -1, -1 and 0 where
+        starts is -1.
         """
 
 
@@ -353,16 +359,17 @@ class Rules(NamedTuple):
 
 class ScoreSource(NamedTuple):
     """temperature f32[S] (1: raw); first_row i32[S]: what is added to a sequence's rows, so that
-    they are found in processed logits that lie behind the raw ones.
+    they are found in processed logits that lie behind the raw ones; top_p f32[S] (1: whole).
     """
 
     temperature: Tensor
     first_row: Tensor
+    top_p: Tensor
 
 
 class ScorePlan(NamedTuple):
     """`baton_ops.cuda.StepPlan`: row_index, token, k i32[C]; inv_temp f32[C]; offsets i32[C + 1];
-    num_rows i32[1].
+    num_rows i32[1]. top_p f32[C], for `normalise_top_p`.
     """
 
     row_index: Tensor
@@ -372,6 +379,7 @@ class ScorePlan(NamedTuple):
     row_offset: Tensor
     topk_offset: Tensor
     num_rows: Tensor
+    top_p: Tensor
 
 
 class ScoreColumns(NamedTuple):
@@ -384,9 +392,10 @@ class ScoreColumns(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """i32[S]: starts and first (given), rows and positions (written)."""
+    """i32[S]: starts and first (given), rows, positions and contexts (written)."""
 
     starts: Tensor
     first: Tensor
     rows: Tensor
     positions: Tensor
+    contexts: Tensor
