@@ -259,9 +259,8 @@ class Kernels(Protocol):
 
     def seed_drafts(self, accepted: Accepted, seeds: Seeds, ahead: int) -> None:
         """rows[s] = starts[s] + n_accepted[s]: the flat token whose MTP output predicts draft 1;
-        positions[s] = first[s] + n_accepted[s] + ahead: where that stands, or where the draft does
-        that is fed `ahead` tokens behind it; contexts[s] = positions[s] + 1. -1, -1 and 0 where
-        starts is -1.
+        positions[s] = first[s] + n_accepted[s] + ahead: where the token stands that is fed `ahead`
+        behind it; contexts[s] = positions[s] + 1. Without a start (-1): -1, -1 and 0.
         """
 
 
