@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,14 @@ import baton_ops
 
 POISON = -777
 GUARD = 3
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is here: `make gpu-test` runs it by that."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,62 @@
+"""`make gpu-test` counts each test once, names what failed, and finds its own library first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.gpu.test_a" name="test_one[x]"/>
+<testcase classname="tests.gpu.test_a" name="test_two"><failure message="no"/></testcase>
+<testcase classname="tests.gpu.test_a" name="test_two"><error message="no"/></testcase>
+<testcase classname="tests.ops.cuda.test_b" name="test_three"><skipped message="why"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_outcomes_are_counted_once_for_each_test(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    cases = gpu.cases_of(report)
+    results = gpu.results_of(cases, whole=True)
+    assert (results.passed, results.failed, results.skipped) == (1, 1, 1)
+    assert results.names_failed == ("tests/gpu/test_a.py::test_two",)
+    assert results.whole
+
+
+def test_the_table_has_a_line_for_each_file(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    lines = gpu.table(gpu.cases_of(report)).splitlines()
+    assert len(lines) == 4
+    assert "tests/gpu/test_a.py" in lines[2]
+    assert "tests/ops/cuda/test_b.py" in lines[3]
+
+
+def test_what_is_laid_out_is_found_before_what_is_installed(tmp_path: Path) -> None:
+    library, site = tmp_path / "built.so", tmp_path / "site"
+    library.write_bytes(b"no library")
+    gpu.lay_out(library, site)
+    program = (
+        "from tvm_ffi.libinfo import _find_library_by_basename as find;"
+        "import baton_ops; print(find('baton-ops', 'baton_ops')); print(baton_ops.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=gpu.environment(site), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found, package = done.stdout.splitlines()
+    assert Path(found) == site / "baton_ops/lib/libbaton_ops.so"
+    assert Path(package) == gpu.ROOT / "ops/src/baton_ops/__init__.py"
+
+
+def test_packages_that_are_missing_are_named_by_their_distributions(monkeypatch) -> None:
+    monkeypatch.setattr(gpu, "NEEDS", {"json": "json", "no_such_module": "its-distribution"})
+    assert gpu.missing_modules() == ["its-distribution"]
+
+
+def test_a_machine_without_pytorch_is_told_so(monkeypatch) -> None:
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    assert "PyTorch" in gpu.what_is_missing(builds=True)

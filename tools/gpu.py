@@ -1,0 +1,257 @@
+"""Build the ops for this machine's GPU, then test or measure the engine on it.
+
+    python3 tools/gpu.py test [--library FILE] [pytest's options]
+    python3 tools/gpu.py bench [--library FILE] [the benchmark's options]
+
+Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with
+the command that installs them. Everything is built under ops/build/gpu; nothing is installed.
+`test` leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp); with options of
+pytest's the suite is not whole, and the stamp says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import gpu_stamp
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "ops" / "build" / "gpu"
+SITE = BUILD / "site"
+SUITES = ("tests/ops/cuda", "tests/gpu")
+NEEDS = {
+    "tvm_ffi": "apache-tvm-ffi",
+    "anyio": "anyio",
+    "google_crc32c": "google-crc32c",
+    "httptools": "httptools",
+    "httpx": "httpx",
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "msgspec": "msgspec",
+    "numpy": "numpy",
+    "prometheus_client": "prometheus-client",
+    "pytest": "pytest",
+    "pytest_timeout": "pytest-timeout",
+    "safetensors": "safetensors",
+    "starlette": "starlette",
+    "tokenizers": "tokenizers",
+    "uvicorn": "uvicorn",
+    "uvloop": "uvloop",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+}
+"""Distributions by the module that they bring."""
+PROGRAMS = {"nvcc": "the CUDA toolkit", "cmake": "CMake"}
+
+
+def missing_modules() -> list[str]:
+    """Return the distributions that this Python lacks."""
+    return [name for module, name in NEEDS.items() if importlib.util.find_spec(module) is None]
+
+
+def what_is_missing(builds: bool) -> str:
+    """Return what must be there first and how to get it, "" for nothing."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch with CUDA is missing: this needs a machine that has it"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device on this machine"
+    absent = [what for name, what in PROGRAMS.items() if builds and not shutil.which(name)]
+    if absent:
+        return f"not on the PATH: {' and '.join(absent)}"
+    modules = missing_modules()
+    if modules:
+        command = [sys.executable, "-m", "pip", "install", "-c", "constraints.txt", *modules]
+        return f"Python packages are missing; get them with\n\n  {' '.join(command)}\n"
+    return ""
+
+
+def architecture() -> str:
+    """Return the CUDA architecture to build for: this GPU's own, with all that it alone can do."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"{major}{minor}{'a' if major >= 9 else ''}-real"
+
+
+def built_library() -> Path:
+    """Build the library with CUDA for this machine's GPU and return it."""
+    say(f"building the ops for {architecture()}")
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    options = {
+        "BATON_OPS_CUDA": "ON",
+        "BATON_OPS_CUDA_ARCHITECTURES": architecture(),
+        "CMAKE_BUILD_TYPE": "Release",
+        "Python_EXECUTABLE": sys.executable,
+    }
+    defines = [f"-D{name}={value}" for name, value in options.items()]
+    place = BUILD / "cmake"
+    run(["cmake", "-S", str(ROOT / "ops"), "-B", str(place), *generator, *defines], quiet=True)
+    run(["cmake", "--build", str(place), "--parallel", str(os.cpu_count() or 1)], quiet=True)
+    return place / "libbaton_ops.so"
+
+
+def lay_out(library: Path, site: Path = SITE) -> None:
+    """Make `site` the place where Python finds this library, before any that is installed.
+
+    What is installed is found by its distribution's list of files, so here is one.
+    """
+    name = "baton_ops/lib/libbaton_ops.so"
+    (site / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(library, site / name)
+    info = site / f"baton_ops-{(ROOT / 'VERSION').read_text().strip()}.dist-info"
+    info.mkdir(exist_ok=True)
+    version = info.name.removeprefix("baton_ops-").removesuffix(".dist-info")
+    metadata = f"Metadata-Version: 2.1\nName: baton-ops\nVersion: {version}\n"
+    (info / "METADATA").write_text(metadata)
+    (info / "RECORD").write_text(f"{name},,\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+
+
+def environment(site: Path = SITE) -> dict[str, str]:
+    """Return the environment in which this checkout's code is what runs, over that library."""
+    ours = [site, ROOT / "ops" / "src", ROOT / "worker" / "src", ROOT / "tests" / "support"]
+    known = os.environ.get("PYTHONPATH")
+    path = [*map(str, ours), *([known] if known else [])]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+
+
+def run(command: Sequence[str], quiet: bool = False) -> int:
+    """Run a command here; a quiet one speaks, and ends this program, only when it fails."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=quiet, text=True, check=False
+    )
+    if quiet and done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return done.returncode
+
+
+def say(text: str) -> None:
+    """Tell what goes on."""
+    sys.stdout.write(f"[gpu] {text}\n")
+    sys.stdout.flush()
+
+
+def cases_of(report: Path) -> list[tuple[str, str]]:
+    """Return each test's id and its outcome of a JUnit report: passed, failed or skipped."""
+    found = []
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - we wrote it
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "passed"
+        outcome = "skipped" if "skipped" in kinds else outcome
+        place = case.get("classname", "").replace(".", "/")
+        found.append((f"{place}.py::{case.get('name', '')}", outcome))
+    return found
+
+
+def results_of(cases: Sequence[tuple[str, str]], whole: bool) -> gpu_stamp.Results:
+    """Count outcomes; a test that failed and whose fixtures failed too counts once."""
+    outcomes = dict(cases)
+    failed = tuple(dict.fromkeys(name for name, outcome in cases if outcome == "failed"))
+    counts = Counter(outcome for name, outcome in outcomes.items() if name not in failed)
+    return gpu_stamp.Results(counts["passed"], len(failed), counts["skipped"], failed, whole)
+
+
+def table(cases: Sequence[tuple[str, str]]) -> str:
+    """Return a line for each file of tests: how many passed, failed, and were skipped."""
+    files: dict[str, Counter[str]] = {}
+    for name, outcome in cases:
+        files.setdefault(name.split("::")[0], Counter())[outcome] += 1
+    kinds = ("passed", "failed", "skipped")
+    lines = [f"| {'tests':<64} | " + " | ".join(kinds) + " |", "|---" * 4 + "|"]
+    lines += [
+        f"| {name:<64} | " + " | ".join(f"{count[kind]:>{len(kind)}}" for kind in kinds) + " |"
+        for name, count in sorted(files.items())
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, str]:
+    """Return what the suite ran on."""
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]
+    driver = "unknown"
+    if shutil.which("nvidia-smi"):
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        driver = done.stdout.strip() or driver
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver,
+        "cuda": str(torch.version.cuda),
+        "torch": str(torch.__version__),
+        "python": sys.version.split()[0],
+    }
+
+
+def commit() -> str:
+    """Return the commit that is checked out, or what BATON_COMMIT says where there is no git."""
+    if told := os.environ.get("BATON_COMMIT"):
+        return told
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def test(options: argparse.Namespace, more: Sequence[str]) -> int:
+    """Run the kernels' tests and the exactness suite, print a table, leave the stamp."""
+    report, digests = BUILD / "report.xml", BUILD / "digests.json"
+    for stale in (report, digests):
+        stale.unlink(missing_ok=True)
+    os.environ["BATON_GPU_DIGESTS"] = str(digests)
+    suites = [name for name in SUITES if (ROOT / name).is_dir()]
+    plain = ["-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    code = run([sys.executable, "-m", "pytest", *plain, *(more or suites)])
+    if not report.exists():
+        return code or 1
+    cases, files = cases_of(report), gpu_stamp.hashes()
+    results = results_of(cases, whole=not more)
+    stamp = gpu_stamp.Stamp(
+        commit=commit(),
+        content=gpu_stamp.content_of(files),
+        files=files,
+        results=results,
+        machine=machine(),
+        digests=json.loads(digests.read_text()) if digests.exists() else {},
+    )
+    gpu_stamp.write(stamp, options.stamp)
+    sys.stdout.write(table(cases) + "\n")
+    say(f"{results.passed} passed, {results.failed} failed, {results.skipped} skipped")
+    say(f"stamp: {options.stamp}")
+    return 1 if results.failed or not results.passed else code
+
+
+def bench(options: argparse.Namespace, more: Sequence[str]) -> int:
+    """Run the benchmark of the engine on the GPU."""
+    return run([sys.executable, str(ROOT / "tests" / "gpu" / "bench_engine.py"), *more])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Check what is needed, build, and run what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["test", "bench"])
+    parser.add_argument("--library", type=Path, help="a libbaton_ops.so with CUDA, built before")
+    parser.add_argument("--stamp", type=Path, default=gpu_stamp.STAMP, help="where the stamp goes")
+    options, more = parser.parse_known_args(words)
+    if problem := what_is_missing(builds=options.library is None):
+        sys.exit(f"[gpu] {problem}")
+    lay_out(options.library or built_library())
+    chosen: dict[str, Any] = {"test": test, "bench": bench}
+    return int(chosen[options.what](options, more))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
