@@ -108,9 +108,10 @@ def test_joined_columns_are_those_of_all_parts_and_zero_where_one_has_none(
     parts: list[tuple[list[tuple[int, ...]], bool]],
 ) -> None:
     given_parts = [(rows, columns_of(rows, whole=whole)) for rows, whole in parts]
-    found = joined(TABLE, [(counts_of(rows), columns) for rows, columns in given_parts])
+    columns_of_parts = [columns for _, columns in given_parts]
+    found = joined(TABLE, columns_of_parts, lambda index: counts_of(given_parts[index][0]))
     for name, dtype, per, _, _ in TABLE:
-        arrays = [getattr(columns, name) for _, columns in given_parts]
+        arrays = [getattr(columns, name) for columns in columns_of_parts]
         expected: list[float] = []
         for (rows, _), array in zip(given_parts, arrays, strict=True):
             left_out = any(map(len, arrays)) and not len(array)

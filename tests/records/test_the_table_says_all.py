@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton_worker.link.outbox import Weight
 from baton_worker.link.parts import TAIL_LIMIT, weigh
 from baton_worker.records import columns, scored
-from baton_worker.records.coalesce import coalesce, most_bytes
+from baton_worker.records.coalesce import coalesce
 from baton_worker.records.columns import COLUMNS, StepColumns
 from baton_worker.records.encode import encode_step
 from baton_worker.records.header import StepHeader
@@ -52,7 +52,7 @@ def test_a_record_of_several_steps_is_no_longer_than_what_they_weigh(
     data: st.DataObject, any_columns: Any, header: StepHeader
 ) -> None:
     parts = data.draw(st.lists(any_columns, min_size=1, max_size=3))
-    assert len(encode_step(coalesce(parts), header)) <= sum(map(most_bytes, parts))
+    assert len(encode_step(coalesce(parts), header)) <= sum(weigh(part).n_bytes for part in parts)
 
 
 def prompts_of(n_rows: int) -> StepColumns:

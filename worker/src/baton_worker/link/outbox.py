@@ -33,11 +33,24 @@ class Weight(NamedTuple):
 
     def plus(self, other: Weight) -> Weight:
         """Return the weight of both together."""
-        return Weight(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        n_bytes, n_rows, n_tokens, n_topk, n_drafts = self
+        return Weight(
+            n_bytes + other.n_bytes,
+            n_rows + other.n_rows,
+            n_tokens + other.n_tokens,
+            n_topk + other.n_topk,
+            n_drafts + other.n_drafts,
+        )
 
     def within(self, limit: Weight) -> bool:
         """Whether no component exceeds `limit`."""
-        return all(mine <= most for mine, most in zip(self, limit, strict=True))
+        return (
+            self.n_bytes <= limit.n_bytes
+            and self.n_rows <= limit.n_rows
+            and self.n_tokens <= limit.n_tokens
+            and self.n_topk <= limit.n_topk
+            and self.n_drafts <= limit.n_drafts
+        )
 
 
 class Push(enum.Enum):
@@ -119,7 +132,10 @@ class Outbox(Generic[PartT]):
 
         Parts of different `group` never share a frame. `terminal` parts may use the reserve.
         """
-        tail = self._mergeable_tail(weight, group)
+        tail = self._open_tail(group)
+        merged = tail.weight.plus(weight) if tail else weight
+        if self.limits.tail is None or not merged.within(self.limits.tail):
+            tail = None
         if not self._has_room(weight.n_bytes, 0 if tail else 1, terminal):
             return Push.REFUSED
         if not self._entries:
@@ -127,7 +143,7 @@ class Outbox(Generic[PartT]):
         self.n_bytes += weight.n_bytes
         if tail is not None:
             tail.parts.append(part)
-            tail.weight = tail.weight.plus(weight)
+            tail.weight = merged
             return Push.COALESCED
         entry = Entry(self.next_seq, group, weight, now, [part])
         self._entries[self.next_seq] = entry
@@ -264,15 +280,16 @@ class Outbox(Generic[PartT]):
             and len(self._entries) + n_frames <= self.limits.ring_frames + spare_frames
         )
 
-    def _mergeable_tail(self, weight: Weight, group: int) -> Entry[PartT] | None:
+    def _open_tail(self, group: int) -> Entry[PartT] | None:
+        """Return the last entry, if it is the group's and credit will not let it out yet."""
         tail = self._entries.get(self.next_seq - 1)
-        if tail is None or self.limits.tail is None or tail.claimed or tail.group != group:
+        if tail is None or tail.claimed or tail.group != group:
             return None
         if tail.seq == self.cursor and self._is_covered(tail):
             return None
         if tail.seq > self.cursor and tail.seq <= self._credit_seq:
             return None
-        return tail if tail.weight.plus(weight).within(self.limits.tail) else None
+        return tail
 
     def _is_covered(self, entry: Entry[PartT]) -> bool:
         # One frame may always be in flight: a credit below one frame's size would never end.

@@ -21,6 +21,7 @@ from baton_worker.records.encode import encode_step
 from baton_worker.records.errors import RecordError
 from baton_worker.records.header import StepHeader
 from baton_worker.records.layout import DEFAULT_LIMITS, SOFT_FRAME_BYTES, Limits
+from baton_worker.records.scored import NO_SCORED
 from baton_worker.records.table import empty
 
 _ONE_ROW = Limits(rows=1)
@@ -86,11 +87,12 @@ def _grouped(rows: Sequence[StepPart]) -> list[tuple[int, list[StepPart]]]:
 def weigh(columns: StepColumns) -> Weight:
     """Return an upper bound of what `columns` add to a frame."""
     counts = columns.counts
-    n_tokens, n_topk = counts.tokens, counts.topk
+    n_rows, n_tokens, _, n_topk, n_drafts = counts
+    n_bytes = most_bytes(columns, counts)
     for told in columns.beside():
-        if told.n_rows:
+        if told is not NO_SCORED:
             n_tokens, n_topk = max(n_tokens, len(told.token)), max(n_topk, len(told.topk_token))
-    return Weight(most_bytes(columns), counts.rows, n_tokens, n_topk, counts.drafts)
+    return Weight(n_bytes, n_rows, n_tokens, n_topk, n_drafts)
 
 
 def is_terminal(columns: StepColumns) -> bool:

@@ -33,9 +33,10 @@ from baton_worker.records.layout import (
     Limits,
 )
 from baton_worker.records.scored import COLUMNS as SCORED_COLUMNS
+from baton_worker.records.scored import NO_SCORED, concatenated
 from baton_worker.records.scored import ROW_COLUMNS as SCORED_ROW_COLUMNS
-from baton_worker.records.scored import concatenated
 from baton_worker.records.table import (
+    Counts,
     Sizes,
     bytes_each,
     joined,
@@ -83,7 +84,7 @@ def coalesce(parts: Sequence[StepColumns]) -> StepColumns:
     if not others:
         return first
     return StepColumns(
-        **joined(COLUMNS, [(part.counts, part) for part in parts]),
+        **joined(COLUMNS, parts, lambda index: parts[index].counts),
         verified_drafts=concatenated([(part.n_rows, part.verified_drafts) for part in parts]),
         prompt_tokens=concatenated([(part.n_rows, part.prompt_tokens) for part in parts]),
         errors=_join_errors(parts),
@@ -124,14 +125,19 @@ def row_sizes(columns: StepColumns) -> RowSizes:
     return RowSizes(output, beside, n_bytes)
 
 
-def most_bytes(columns: StepColumns) -> int:
+def most_bytes(columns: StepColumns, counts: Counts) -> int:
     """Return how many bytes `columns` add to a record of several steps, at most.
 
-    Columns that are left out count as there: joined with a step that has them, they will be.
+    `counts` are their own. Columns that are left out count as there: joined with a step that
+    has them, they will be.
     """
-    n_bytes = FIXED_BYTES + total_bytes(_ALL_BYTES, columns.counts)
-    n_bytes += sum([error_entry_bytes(error) for error in columns.errors])
-    return n_bytes + sum([told.entry_bytes() for told in columns.beside() if told.n_rows])
+    n_bytes = FIXED_BYTES + total_bytes(_ALL_BYTES, counts)
+    for error in columns.errors:
+        n_bytes += error_entry_bytes(error)
+    for told in columns.beside():
+        if told is not NO_SCORED:  # what nearly every step has weighs nothing
+            n_bytes += told.entry_bytes()
+    return n_bytes
 
 
 def split_rows(

@@ -236,11 +236,14 @@ def from_bytes(value: memoryview, n_rows: int, limits: Limits) -> ScoredTokens:
 
 def concatenated(parts: Sequence[tuple[int, ScoredTokens]]) -> ScoredTokens:
     """Return several records' columns as one; each part comes with its record's number of rows."""
-    if not any(part.n_rows for _, part in parts):
+    told = [part for _, part in parts]
+    if not any([len(part.first) for part in told]):
         return NO_SCORED
-    return ScoredTokens(
-        **joined(COLUMNS, [(part.counts._replace(rows=rows), part) for rows, part in parts])
-    )
+
+    def counts_of(index: int) -> Counts:
+        return told[index].counts._replace(rows=parts[index][0])
+
+    return ScoredTokens(**joined(COLUMNS, told, counts_of))
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> npt.NDArray[Any]:

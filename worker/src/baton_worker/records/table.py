@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -154,22 +154,23 @@ def running_total(size: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(size)))
 
 
-def joined(table: Table, parts: Sequence[tuple[Counts, object]]) -> Arrays:
-    """Return several parts' columns as one; each part comes with how many values it has of each.
+def joined(table: Table, parts: Sequence[object], counts_of: Callable[[int], Counts]) -> Arrays:
+    """Return several parts' columns as one.
 
-    Columns that only some parts have are zero for the others.
+    Columns that only some parts have are zero for the others: `counts_of(i)`, which is asked for
+    these alone, is how many values part i would have.
     """
     found = {}
     for name, dtype, per, _, _ in table:
-        columns = [getattr(part, name) for _, part in parts]
-        lengths = [len(column) for column in columns]
+        columns: list[Array] = list(map(operator.attrgetter(name), parts))
+        lengths = list(map(len, columns))
         if not any(lengths):
             found[name] = columns[0]
             continue
         if not all(lengths):
             columns = [
-                column if len(column) else np.zeros(counts[per], dtype)
-                for column, (counts, _) in zip(columns, parts, strict=True)
+                column if len(column) else np.zeros(counts_of(index)[per], dtype)
+                for index, column in enumerate(columns)
             ]
         found[name] = np.concatenate(columns)
     return found
@@ -185,7 +186,10 @@ def bytes_each(table: Iterable[Column]) -> tuple[int, ...]:
 
 def total_bytes(each: Sequence[int], counts: Counts) -> int:
     """Return the bytes of so many values, of which each takes so many; see `bytes_each`."""
-    return sum(map(operator.mul, each, counts))
+    # Written out: publishing a step of one row costs little more than this.
+    row, token, logprob, entry, draft = each
+    rows, tokens, logprobs, topk, drafts = counts
+    return row * rows + token * tokens + logprob * logprobs + entry * topk + draft * drafts
 
 
 def block_bytes(table: Table, counts: Counts) -> int:
