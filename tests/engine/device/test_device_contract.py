@@ -1,0 +1,267 @@
+"""What the device's runner relies on, held by every framework's device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.seam import Device, DType, Tensor
+
+HOST_TYPES: dict[DType, type[np.generic]] = {
+    "bfloat16": np.uint16,
+    "float32": np.float32,
+    "float64": np.float64,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+}
+
+
+def numpy_device() -> Device:
+    module = pytest.importorskip("baton_testing.numpy_device")
+    device: Device = module.NumpyDevice()
+    return device
+
+
+def torch_device() -> Device:
+    torch = pytest.importorskip("torch", reason="PyTorch is absent")
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+    from baton_worker.engine.backends.torch.device import TorchDevice
+
+    return TorchDevice()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(numpy_device, id="numpy"),
+        pytest.param(torch_device, id="torch", marks=pytest.mark.gpu),
+    ],
+)
+def device(request: pytest.FixtureRequest) -> Device:
+    make: Callable[[], Device] = request.param
+    return make()
+
+
+def fetch(device: Device, tensor: Tensor, dtype: DType = "int32") -> npt.NDArray[Any]:
+    shape = tuple(int(size) for size in tensor.shape)
+    kind = np.dtype(HOST_TYPES[dtype])
+    n_bytes = int(np.prod(shape)) * kind.itemsize
+    host = device.host(n_bytes).view(kind).reshape(shape)
+    device.download(tensor, host).wait()
+    return host
+
+
+def ints(device: Device, *values: int) -> Tensor:
+    tensor = device.empty((len(values),), "int32")
+    device.upload(np.array(values, np.int32), tensor)
+    device.synchronise()
+    return tensor
+
+
+@pytest.mark.parametrize("dtype", HOST_TYPES)
+def test_what_is_uploaded_comes_back(device: Device, dtype: DType) -> None:
+    kind = np.dtype(HOST_TYPES[dtype])
+    sent = np.arange(6 * kind.itemsize, dtype=np.uint8).view(kind).reshape(2, 3)
+    tensor = device.empty((2, 3), dtype)
+    device.upload(sent, tensor)
+    assert np.array_equal(fetch(device, tensor, dtype), sent)
+
+
+@pytest.mark.parametrize("dtype", HOST_TYPES)
+def test_zeros_are_zeros(device: Device, dtype: DType) -> None:
+    assert not fetch(device, device.zeros((3, 5), dtype), dtype).view(np.uint8).any()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (2, 3, 4)])
+def test_every_shape_may_be_made(device: Device, shape: tuple[int, ...]) -> None:
+    assert tuple(device.empty(shape, "float32").shape) == shape
+
+
+def test_a_read_only_array_can_be_uploaded(device: Device) -> None:
+    sent = np.arange(4, dtype=np.int32)
+    sent.flags.writeable = False
+    tensor = device.empty((4,), "int32")
+    device.upload(sent, tensor)
+    assert fetch(device, tensor).tolist() == [0, 1, 2, 3]
+
+
+def test_a_view_is_the_buffers_memory(device: Device) -> None:
+    buffer = device.zeros((64,), "uint8")
+    view = device.view(buffer, 16, (2, 3), "int32")
+    device.upload(np.arange(6, dtype=np.int32).reshape(2, 3), view)
+    assert tuple(view.shape) == (2, 3)
+    assert fetch(device, buffer, "uint8")[16:40].view(np.int32).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_views_of_nothing_are_empty(device: Device) -> None:
+    assert tuple(device.view(device.zeros((64,), "uint8"), 64, (0, 3), "float32").shape) == (0, 3)
+
+
+def test_a_view_beyond_its_buffer_is_refused(device: Device) -> None:
+    with pytest.raises(DeviceError, match=r"float64\[3\]"):
+        device.view(device.zeros((32,), "uint8"), 16, (3,), "float64")
+
+
+def test_rows_and_columns_are_the_tensors_memory(device: Device) -> None:
+    tensor = device.zeros((4, 2), "int32")
+    column = device.view(device.zeros((16,), "uint8"), 0, (4, 1), "int32")
+    device.upload(np.array([[7], [8], [9], [10]], np.int32), column)
+    device.upload(np.ones((2, 2), np.int32), device.rows(tensor, 1, 3))
+    device.copy(column, device.columns(tensor, 1, 2))
+    assert fetch(device, tensor).tolist() == [[0, 7], [1, 8], [1, 9], [0, 10]]
+
+
+def test_rows_beyond_the_tensor_are_refused(device: Device) -> None:
+    with pytest.raises(DeviceError, match="rows 3:5"):
+        device.rows(device.zeros((4, 2), "int32"), 3, 5)
+
+
+def test_copies_keep_the_streams_order(device: Device) -> None:
+    first, second = ints(device, 1, 2), ints(device, 3, 4)
+    device.copy(first, second)
+    device.upload(np.array([5, 6], np.int32), first)
+    assert fetch(device, second).tolist() == [1, 2]
+
+
+def test_memory_may_change_once_an_event_behind_its_upload_has_come(device: Device) -> None:
+    host = device.host(1 << 20).view(np.int32)
+    tensors = [device.empty((1 << 18,), "int32") for _ in range(8)]
+    for number, tensor in enumerate(tensors):
+        host[:] = number
+        device.upload(host, tensor)
+        device.record().wait()
+    assert [fetch(device, tensor)[-1] for tensor in tensors] == list(range(8))
+
+
+def test_a_copy_of_other_sizes_is_refused(device: Device) -> None:
+    tensor = device.zeros((4,), "int32")
+    with pytest.raises(DeviceError, match=r"upload int32\[3\]"):
+        device.upload(np.zeros(3, np.int32), tensor)
+    with pytest.raises(DeviceError, match=r"download int64\[4\]"):
+        device.download(tensor, np.zeros(4, np.int64))
+    with pytest.raises(DeviceError, match=r"copy \[4\] to \[1\]"):
+        device.copy(tensor, device.zeros((1,), "int32"))
+
+
+def test_strided_memory_is_refused_by_transfers(device: Device) -> None:
+    matrix = device.zeros((4, 4), "int32")
+    with pytest.raises(DeviceError, match="not contiguous"):
+        device.upload(np.zeros((4, 2), np.int32), device.columns(matrix, 0, 2))
+    with pytest.raises(DeviceError, match="not contiguous"):
+        device.upload(np.zeros((4, 8), np.int32)[:, ::2], matrix)
+
+
+def test_a_graph_repeats_its_work_over_the_same_addresses(device: Device) -> None:
+    source, between, out = ints(device, 1, 2), ints(device, 0, 0), ints(device, 0, 0)
+
+    def work() -> None:
+        device.copy(source, between)
+        device.copy(between, out)
+
+    work()
+    graph = device.capture(work)
+    for values in ([3, 4], [5, 6]):
+        device.upload(np.array(values, np.int32), source)
+        graph.replay()
+        assert fetch(device, out).tolist() == values
+
+
+def test_capturing_computes_nothing(device: Device) -> None:
+    source, out = ints(device, 1, 2), ints(device, 0, 0)
+    device.capture(lambda: device.copy(source, out))
+    assert fetch(device, out).tolist() == [0, 0]
+
+
+FORBIDDEN: dict[str, Callable[[Device, Tensor, npt.NDArray[Any]], object]] = {
+    "empty": lambda device, tensor, host: device.empty((2,), "int32"),
+    "zeros": lambda device, tensor, host: device.zeros((2,), "int32"),
+    "host": lambda device, tensor, host: device.host(8),
+    "upload": lambda device, tensor, host: device.upload(host, tensor),
+    "download": lambda device, tensor, host: device.download(tensor, host),
+    "record": lambda device, tensor, host: device.record(),
+    "synchronise": lambda device, tensor, host: device.synchronise(),
+    "capture": lambda device, tensor, host: device.capture(lambda: None),
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_what_no_graph_can_hold_is_refused_while_capturing(device: Device, name: str) -> None:
+    tensor, host = ints(device, 1, 2), device.host(8).view(np.int32)
+    other = ints(device, 0, 0)
+
+    def work() -> None:
+        device.copy(tensor, other)
+        FORBIDDEN[name](device, tensor, host)
+
+    with pytest.raises(DeviceError, match="in a graph that is captured"):
+        device.capture(work)
+
+
+def test_a_capture_that_failed_leaves_the_device_of_use(device: Device) -> None:
+    source, out = ints(device, 1, 2), ints(device, 0, 0)
+
+    def fails() -> None:
+        raise KeyError("the work's own")
+
+    with pytest.raises(KeyError, match="the work's own"):
+        device.capture(fails)
+    device.capture(lambda: device.copy(source, out)).replay()
+    assert fetch(device, out).tolist() == [1, 2]
+
+
+def test_other_threads_wait_for_a_capture(device: Device) -> None:
+    """What they copy would become part of the graph."""
+    source, out, others = ints(device, 1, 2), ints(device, 0, 0), ints(device, 0, 0)
+    is_capturing = threading.Event()
+    seen: list[str] = []
+
+    def copies() -> None:
+        is_capturing.wait(60)
+        device.upload(np.array([7, 8], np.int32), others)
+        seen.append("copied")
+
+    def work() -> None:
+        is_capturing.set()
+        thread.join(0.05)
+        seen.append("captured")
+        device.copy(source, out)
+
+    thread = threading.Thread(target=copies)
+    thread.start()
+    graph = device.capture(work)
+    thread.join(60)
+    assert seen == ["captured", "copied"]
+    assert fetch(device, others).tolist() == [7, 8]
+    graph.replay()
+    assert fetch(device, out).tolist() == [1, 2]
+
+
+def test_another_threads_work_is_of_the_same_stream(device: Device) -> None:
+    source, out = ints(device, 1, 2), ints(device, 0, 0)
+    thread = threading.Thread(target=lambda: device.copy(source, out))
+    thread.start()
+    thread.join(60)
+    assert fetch(device, out).tolist() == [1, 2]
+
+
+def test_memory_in_use_is_told(device: Device) -> None:
+    before = device.memory()
+    kept = device.zeros((1 << 28,), "uint8")
+    after = device.memory()
+    assert 0 <= after.free <= after.total
+    assert after.free <= before.free - (1 << 27), "what a tensor takes is not free"
+    assert after.peak >= before.peak + (1 << 27)
+    del kept
+
+
+def test_memory_that_is_not_there_is_refused_by_size(device: Device) -> None:
+    with pytest.raises(DeviceError, match=r"allocate uint8\[1125899906842624\]"):
+        device.empty((1 << 50,), "uint8")

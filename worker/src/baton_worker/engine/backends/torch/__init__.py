@@ -1,0 +1,1 @@
+"""A device over PyTorch: its memory, its stream and its graphs. Importing it loads PyTorch."""
