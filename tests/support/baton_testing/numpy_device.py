@@ -1,0 +1,288 @@
+"""A `Device` over NumPy that holds its callers to what a real one would do to them.
+
+Work is put on a stream and done as late as possible: when an event behind it is waited for. So a
+host that reads too early finds filler, and one that overwrites what is still to be uploaded is
+told. A capture allows no allocation, no copy from or to the host and no waiting; a captured graph
+is a list of kernel calls over fixed memory, which may not have been given back at its replay.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.seam import DType, Host, MemoryUse
+
+FILLER = 0xA5
+"""What host memory is filled with until a download has come, and new memory of the device."""
+
+_ALIGNMENT = 256
+_TYPES = {
+    "bfloat16": np.uint16,
+    "float32": np.float32,
+    "float64": np.float64,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+}
+
+Work = Callable[..., None]
+
+
+class _Memory:
+    """One allocation, aligned: it lives as long as a tensor of it."""
+
+    def __init__(self, n_bytes: int) -> None:
+        raw = np.full(n_bytes + _ALIGNMENT, FILLER, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        self.bytes = raw[start : start + n_bytes]
+
+
+class NumpyTensor:
+    """Memory of the device. Kernels get at its numbers by `on_device`, the host does not."""
+
+    def __init__(self, memory: _Memory, array: npt.NDArray[Any]) -> None:
+        self._memory = memory
+        self._array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return self._array.shape
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise DeviceError("memory of the device is read or written by the host")
+
+    __array__ = __getitem__ = __setitem__ = __iter__ = __len__ = __bool__ = _refuse
+    __dlpack__ = __float__ = __int__ = __index__ = _refuse
+
+
+def on_device(argument: Any) -> Any:
+    """Return a kernel's argument as NumPy has it: tensors, also inside tuples, as arrays."""
+    if isinstance(argument, NumpyTensor):
+        return argument._array
+    if isinstance(argument, tuple):
+        parts = [on_device(part) for part in argument]
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+    return argument
+
+
+class _Weak:
+    """A tensor as a graph knows it: an address, not a hold on its memory."""
+
+    def __init__(self, tensor: NumpyTensor) -> None:
+        self._memory = weakref.ref(tensor._memory)
+        self._array = tensor._array
+
+    def tensor(self) -> NumpyTensor:
+        memory = self._memory()
+        if memory is None:
+            raise DeviceError("a graph is replayed over memory that was given back")
+        return NumpyTensor(memory, self._array)
+
+
+def _weakened(argument: Any) -> Any:
+    if isinstance(argument, NumpyTensor):
+        return _Weak(argument)
+    if isinstance(argument, tuple):
+        parts = [_weakened(part) for part in argument]
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+    return argument
+
+
+def _held(argument: Any) -> Any:
+    if isinstance(argument, _Weak):
+        return argument.tensor()
+    if isinstance(argument, tuple):
+        parts = [_held(part) for part in argument]
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+    return argument
+
+
+class _Event:
+    def __init__(self, device: NumpyDevice, deliver: Callable[[], None]) -> None:
+        self._device = device
+        self._at = device.n_launched
+        self._deliver = deliver
+
+    def wait(self) -> None:
+        self._device.run_to(self._at)
+        self._deliver()
+
+
+class _Graph:
+    def __init__(self, device: NumpyDevice, calls: list[tuple[Work, tuple[Any, ...]]]) -> None:
+        self._device = device
+        self._calls = calls
+
+    def replay(self) -> None:
+        for work, arguments in self._calls:
+            self._device.launch(work, *(_held(argument) for argument in arguments))
+
+
+class NumpyDevice:
+    """See `seam.Device`.
+
+    Args:
+        total: bytes that it has.
+    """
+
+    name = "numpy"
+
+    def __init__(self, total: int = 1 << 32) -> None:
+        self._total = total
+        self._used = self._peak = 0
+        self._stream: deque[Callable[[], None]] = deque()
+        self._captured: list[tuple[Work, tuple[Any, ...]]] | None = None
+        self._lock = threading.RLock()
+        self.n_launched = self.n_done = 0
+        self.n_replays = self.n_captures = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> NumpyTensor:
+        """See `Device.empty`: its bytes are filler, which is NaN nowhere and zero nowhere."""
+        what = f"allocate {dtype}{list(shape)}"
+        self._refuse_in_capture(what)
+        kind = np.dtype(_TYPES[dtype])
+        n_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        if self._used + n_bytes > self._total:
+            raise DeviceError(f"{what}: {n_bytes} bytes, {self._total - self._used} are free")
+        memory = _Memory(n_bytes)
+        self._used += n_bytes
+        self._peak = max(self._peak, self._used)
+        weakref.finalize(memory, self._give_back, n_bytes)
+        return NumpyTensor(memory, memory.bytes.view(kind).reshape(shape))
+
+    def zeros(self, shape: tuple[int, ...], dtype: DType) -> NumpyTensor:
+        """See `Device.zeros`."""
+        tensor = self.empty(shape, dtype)
+        self.launch(lambda array: array.fill(0), tensor)
+        return tensor
+
+    def view(
+        self, buffer: NumpyTensor, at: int, shape: tuple[int, ...], dtype: DType
+    ) -> NumpyTensor:
+        """See `Device.view`."""
+        kind = np.dtype(_TYPES[dtype])
+        stop = at + int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        array = on_device(buffer)
+        if at % 16 or array.dtype != np.uint8 or array.ndim != 1 or stop > len(array):
+            raise DeviceError(f"no {dtype}{list(shape)} at byte {at} of {len(array)}")
+        return NumpyTensor(buffer._memory, array[at:stop].view(kind).reshape(shape))
+
+    def rows(self, tensor: NumpyTensor, start: int, stop: int) -> NumpyTensor:
+        """See `Device.rows`."""
+        if not 0 <= start <= stop <= tensor.shape[0]:
+            raise DeviceError(f"no rows {start}:{stop} of {tensor.shape[0]}")
+        return NumpyTensor(tensor._memory, on_device(tensor)[start:stop])
+
+    def columns(self, tensor: NumpyTensor, start: int, stop: int) -> NumpyTensor:
+        """See `Device.columns`."""
+        if not 0 <= start <= stop <= tensor.shape[1]:
+            raise DeviceError(f"no columns {start}:{stop} of {tensor.shape[1]}")
+        return NumpyTensor(tensor._memory, on_device(tensor)[:, start:stop])
+
+    def copy(self, source: NumpyTensor, to: NumpyTensor) -> None:
+        """See `Device.copy`."""
+        if source.shape != to.shape:
+            raise DeviceError(f"copy {list(source.shape)} to {list(to.shape)}: sizes differ")
+        self.launch(lambda into, values: np.copyto(into, values), to, source)
+
+    def host(self, n_bytes: int) -> Host:
+        """See `Device.host`."""
+        self._refuse_in_capture("allocate memory of the host")
+        return np.full(n_bytes, FILLER, np.uint8)
+
+    def upload(self, source: npt.NDArray[Any], to: NumpyTensor) -> None:
+        """See `Device.upload`; raises when waited for if `source` has changed in between."""
+        what = f"upload {source.dtype}{list(source.shape)}"
+        self._refuse_in_capture(what)
+        into = _bytes_of(on_device(to), what)
+        if _bytes_of(source, what).nbytes != into.nbytes:
+            raise DeviceError(f"{what}: to {into.nbytes} bytes")
+        meant = source.tobytes()
+
+        def copy() -> None:
+            if source.tobytes() != meant:
+                raise DeviceError("host memory was changed before it was uploaded")
+            into[:] = np.frombuffer(meant, np.uint8)
+
+        self._put(copy)
+
+    def download(self, source: NumpyTensor, to: npt.NDArray[Any]) -> _Event:
+        """See `Device.download`; until the event is waited for, `to` holds filler."""
+        what = f"download {to.dtype}{list(to.shape)}"
+        self._refuse_in_capture(what)
+        values, into = _bytes_of(on_device(source), what), _bytes_of(to, what)
+        if values.nbytes != into.nbytes:
+            raise DeviceError(f"{what}: from {values.nbytes} bytes")
+        into[:] = FILLER
+        come = np.empty_like(values)
+        self._put(lambda: np.copyto(come, values))
+        return _Event(self, lambda: np.copyto(into, come))
+
+    def record(self) -> _Event:
+        """See `Device.record`."""
+        self._refuse_in_capture("record")
+        return _Event(self, lambda: None)
+
+    def capture(self, work: Callable[[], None]) -> _Graph:
+        """See `Device.capture`."""
+        with self._lock:
+            self._refuse_in_capture("capture")
+            self._captured = []
+            try:
+                work()
+                self.n_captures += 1
+                return _Graph(self, self._captured)
+            finally:
+                self._captured = None
+
+    def memory(self) -> MemoryUse:
+        """See `Device.memory`."""
+        return MemoryUse(self._total - self._used, self._total, self._peak)
+
+    def synchronise(self) -> None:
+        """See `Device.synchronise`."""
+        self.run_to(self.n_launched)
+
+    def launch(self, work: Work, *arguments: Any) -> None:
+        """Put a kernel on the stream, or into the graph that is being captured."""
+        with self._lock:
+            if self._captured is not None:
+                self._captured.append((work, tuple(map(_weakened, arguments))))
+            else:
+                self._put(lambda: work(*map(on_device, arguments)))
+
+    def run_to(self, count: int) -> None:
+        """Do what was launched, up to the `count`-th thing."""
+        with self._lock:
+            self._refuse_in_capture("wait")
+            while self.n_done < count:
+                self.n_done += 1
+                self._stream.popleft()()
+
+    def _put(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._stream.append(work)
+            self.n_launched += 1
+
+    def _refuse_in_capture(self, what: str) -> None:
+        with self._lock:  # another thread waits for the capture's end
+            if self._captured is not None:
+                raise DeviceError(f"{what}: in a graph that is captured")
+
+    def _give_back(self, n_bytes: int) -> None:
+        self._used -= n_bytes
+
+
+def _bytes_of(array: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint8]:
+    if not array.flags.c_contiguous:
+        raise DeviceError(f"{what}: not contiguous")
+    return array.reshape(-1).view(np.uint8)

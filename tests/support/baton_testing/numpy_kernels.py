@@ -1,0 +1,480 @@
+"""The device's `Kernels` over NumPy, float32 as E: what each must compute, written plainly.
+
+A row's bits depend on nothing but the row: each is computed by itself, from copies that lie alike.
+Tokens are chosen by the worker's own rules, and scored by `baton_ops` on the CPU, so that a runner
+over these kernels can be held against the engine on the CPU. Knows no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import baton_ops
+from baton_testing.numpy_device import NumpyDevice, NumpyTensor
+from baton_worker.engine.backends.device.seam import (
+    Accepted,
+    DraftRows,
+    Penalised,
+    Places,
+    Rotation,
+    RowMap,
+    RowParams,
+    Rules,
+    ScoreColumns,
+    ScorePlan,
+    ScoreSource,
+    Seeds,
+)
+from baton_worker.engine.kv.pool import NULL_BLOCK, TRASH_BLOCK
+from baton_worker.engine.sampling.logits_processing import truncated
+from baton_worker.engine.sampling.noise import uniforms
+
+Array = npt.NDArray[Any]
+
+
+class NumpyKernels:
+    """See `seam.Kernels`; each call goes on the device's stream."""
+
+    def __init__(self, device: NumpyDevice) -> None:
+        self._launch = device.launch
+
+    def embed(self, table: NumpyTensor, tokens: NumpyTensor, out: NumpyTensor) -> None:
+        """See `Kernels.embed`."""
+        self._launch(_gather, table, tokens, out)
+
+    def matmul(self, x: NumpyTensor, weight: NumpyTensor, out: NumpyTensor) -> None:
+        """See `Kernels.matmul`."""
+        self._launch(_matmul, x, weight, out)
+
+    def add_norm(
+        self,
+        x: NumpyTensor | None,
+        residual: NumpyTensor,
+        weight: NumpyTensor,
+        eps: float,
+        out: NumpyTensor,
+    ) -> None:
+        """See `Kernels.add_norm`."""
+        self._launch(_add_norm, x, residual, weight, eps, out)
+
+    def rope_store(
+        self,
+        qkv: NumpyTensor,
+        rotation: Rotation,
+        places: Places,
+        kv: NumpyTensor,
+        layer: int,
+        query: NumpyTensor,
+    ) -> None:
+        """See `Kernels.rope_store`."""
+        self._launch(_rope_store, qkv, rotation, places, kv, layer, query)
+
+    def attend(
+        self,
+        query: NumpyTensor,
+        kv: NumpyTensor,
+        layer: int,
+        tables: NumpyTensor,
+        contexts: NumpyTensor,
+        scale: float,
+        out: NumpyTensor,
+        scratch: NumpyTensor,
+    ) -> None:
+        """See `Kernels.attend`."""
+        self._launch(_attend, query, kv, layer, tables, contexts, scale, out, scratch)
+
+    def attention_scratch_bytes(
+        self, n_heads: int, n_kv_heads: int, head_dim: int, sequences: int, tokens: int, width: int
+    ) -> int:
+        """See `Kernels.attention_scratch_bytes`."""
+        return 16
+
+    def silu_mul(self, gate_up: NumpyTensor, out: NumpyTensor) -> None:
+        """See `Kernels.silu_mul`."""
+        self._launch(_silu_mul, gate_up, out)
+
+    def gather(self, x: NumpyTensor, rows: NumpyTensor, out: NumpyTensor) -> None:
+        """See `Kernels.gather`."""
+        self._launch(_gather, x, rows, out)
+
+    def broken_rows(self, x: NumpyTensor, out: NumpyTensor) -> None:
+        """See `Kernels.broken_rows`."""
+        self._launch(_broken_rows, x, out)
+
+    def process(self, logits: NumpyTensor, rows: RowMap, state: Penalised, rules: Rules) -> None:
+        """See `Kernels.process`."""
+        self._launch(_process, logits, rows, state, rules)
+
+    def argmax(self, logits: NumpyTensor, token: NumpyTensor, broken: NumpyTensor) -> None:
+        """See `Kernels.argmax`."""
+        self._launch(_argmax, logits, token, broken)
+
+    def probabilities(
+        self, logits: NumpyTensor, params: RowParams, probs: NumpyTensor, broken: NumpyTensor
+    ) -> None:
+        """See `Kernels.probabilities`."""
+        self._launch(_probabilities, logits, params, probs, broken)
+
+    def uniforms(
+        self, seeds: NumpyTensor, positions: NumpyTensor, rows: RowMap, out: NumpyTensor
+    ) -> None:
+        """See `Kernels.uniforms`."""
+        self._launch(_uniforms, seeds, positions, rows, out)
+
+    def verify_greedy(self, target: NumpyTensor, drafts: DraftRows, out: Accepted) -> None:
+        """See `Kernels.verify_greedy`."""
+        self._launch(_verify_greedy, target, drafts, out)
+
+    def verify_sampled(
+        self, probs: NumpyTensor, uniform: NumpyTensor, drafts: DraftRows, out: Accepted
+    ) -> None:
+        """See `Kernels.verify_sampled`."""
+        self._launch(_verify_sampled, probs, uniform, drafts, out)
+
+    def count_tokens(self, accepted: Accepted, state: Penalised) -> None:
+        """See `Kernels.count_tokens`."""
+        self._launch(_count_tokens, accepted, state)
+
+    def plan_scores(
+        self,
+        accepted: Accepted,
+        rows: RowMap,
+        k: NumpyTensor,
+        scale: ScoreSource,
+        out: ScorePlan,
+    ) -> None:
+        """See `Kernels.plan_scores`."""
+        self._launch(_plan_scores, accepted, rows, k, scale, out)
+
+    def logprobs(
+        self, logits: NumpyTensor, plan: ScorePlan, out: ScoreColumns, work: NumpyTensor
+    ) -> None:
+        """See `Kernels.logprobs`."""
+        self._launch(_logprobs, logits, plan, out)
+
+    def normalise_top_p(self, logits: NumpyTensor, plan: ScorePlan, out: ScoreColumns) -> None:
+        """See `Kernels.normalise_top_p`."""
+        self._launch(_normalise_top_p, logits, plan, out)
+
+    def logprob_workspace_bytes(self, rows: int, vocab_size: int) -> int:
+        """See `Kernels.logprob_workspace_bytes`."""
+        return 16
+
+    def scatter_tokens(
+        self, accepted: Accepted, count: NumpyTensor, starts: NumpyTensor, tokens: NumpyTensor
+    ) -> None:
+        """See `Kernels.scatter_tokens`."""
+        self._launch(_scatter_tokens, accepted, count, starts, tokens)
+
+    def seed_drafts(self, accepted: Accepted, seeds: Seeds, ahead: int) -> None:
+        """See `Kernels.seed_drafts`."""
+        self._launch(_seed_drafts, accepted, seeds, ahead)
+
+
+_vectors: dict[int, tuple[Array, Array]] = {}
+
+
+def _vector(size: int) -> Array:
+    """Return float32 memory of this size that lies the same in every call."""
+    if size not in _vectors:
+        raw = np.zeros(size * 4 + 256, np.uint8)
+        start = -raw.ctypes.data % 256
+        _vectors[size] = raw, raw[start : start + size * 4].view(np.float32)
+    return _vectors[size][1]
+
+
+def _gather(table: Array, rows: Array, out: Array) -> None:
+    known = (rows >= 0) & (rows < len(table))
+    out[:] = np.where(known[:, None], table[np.where(known, rows, 0)], np.float32(0.0))
+
+
+def _matmul(x: Array, weight: Array, out: Array) -> None:
+    assert x.shape == (len(out), weight.shape[1]), (x.shape, weight.shape, out.shape)
+    assert out.shape[1] == len(weight), (weight.shape, out.shape)
+    vector = _vector(x.shape[1])
+    for row, values in enumerate(x):
+        vector[:] = values
+        with np.errstate(invalid="ignore", over="ignore"):
+            out[row] = weight @ vector
+
+
+def _norm(x: Array, weight: Array, eps: float) -> Array:
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = 1.0 / np.sqrt((wide * wide).sum() / len(wide) + eps)
+        return np.asarray((wide * scale * weight).astype(np.float32))
+
+
+def _add_norm(x: Array | None, residual: Array, weight: Array, eps: float, out: Array) -> None:
+    assert residual.shape == out.shape, (residual.shape, out.shape)
+    for row in range(len(residual)):
+        if x is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                residual[row] += x[row]
+        out[row] = _norm(residual[row], weight, eps)
+
+
+def _rotated(head: Array, cos: Array, sin: Array, style: str) -> Array:
+    half = len(cos)
+    pick = (
+        (slice(None, half), slice(half, None))
+        if style == "half"
+        else (slice(0, None, 2), slice(1, None, 2))
+    )
+    out = np.empty_like(head)
+    out[pick[0]] = head[pick[0]] * cos - head[pick[1]] * sin
+    out[pick[1]] = head[pick[1]] * cos + head[pick[0]] * sin
+    return out
+
+
+def _rope_store(
+    qkv: Array, rotation: Rotation, places: Places, kv: Array, layer: int, query: Array
+) -> None:
+    n_tokens, n_heads, head_dim = query.shape
+    n_kv_heads, block_size = kv.shape[3:5]
+    heads = qkv.reshape(n_tokens, -1, head_dim)
+    for token in range(n_tokens):
+        sequence, position = int(places.sequence[token]), int(places.position[token])
+        if sequence < 0:
+            continue
+        column, offset = divmod(position, block_size)
+        table = places.tables[sequence]
+        block = int(table[column]) if column < len(table) else NULL_BLOCK
+        to = kv[TRASH_BLOCK if block == NULL_BLOCK else block, layer]
+        cos, sin = rotation.cos[position], rotation.sin[position]
+        for index in range(n_heads + n_kv_heads):
+            is_key = index >= n_heads
+            head = heads[token, index]
+            if rotation.norms is not None:
+                head = _norm(head, rotation.norms[is_key], rotation.eps)
+            with np.errstate(invalid="ignore", over="ignore"):
+                turned = _rotated(head, cos, sin, rotation.style)
+            if is_key:
+                to[0, index - n_heads, offset] = turned
+            else:
+                query[token, index] = turned
+        to[1, :, offset] = heads[token, n_heads + n_kv_heads :]
+
+
+def _attend(
+    query: Array,
+    kv: Array,
+    layer: int,
+    tables: Array,
+    contexts: Array,
+    scale: float,
+    out: Array,
+    scratch: Array,
+) -> None:
+    q_len, rest = divmod(len(query), len(tables))
+    assert not rest, (len(query), len(tables))
+    n_kv_heads, block_size, head_dim = kv.shape[3:]
+    shape = (n_kv_heads, -1, head_dim)
+    for sequence, context in enumerate(contexts.tolist()):
+        if context <= 0:
+            continue
+        n_blocks = -(-context // block_size)
+        assert q_len <= context, (q_len, context)
+        assert n_blocks <= tables.shape[1], (context, tables.shape)
+        pages = kv[tables[sequence, :n_blocks], layer].astype(np.float64)
+        keys, values = (pages[:, i].swapaxes(0, 1).reshape(shape).copy() for i in (0, 1))
+        for j in range(q_len):
+            row, last = sequence * q_len + j, context - q_len + j + 1
+            heads = query[row].reshape(shape).astype(np.float64)
+            done = _attended(heads, keys[:, :last].copy(), values[:, :last].copy(), scale)
+            out[row] = done.reshape(-1, head_dim)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _attended(query: Array, keys: Array, values: Array, scale: float) -> Array:
+    """Return [kv heads, queries, D] of query [kv heads, queries, D] over keys [kv heads, T, D]."""
+    scores = (keys[:, None] * query[:, :, None]).sum(axis=-1) * scale
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1)[..., None]
+    return np.asarray((weights[..., None] * values[:, None]).sum(axis=2) / total)
+
+
+def _silu_mul(gate_up: Array, out: Array) -> None:
+    width = out.shape[1]
+    for row, values in enumerate(gate_up):
+        gate, up = values[:width].astype(np.float64), values[width:].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            out[row] = gate / (1.0 + np.exp(-gate)) * up
+
+
+def _broken_rows(x: Array, out: Array) -> None:
+    out |= ~np.isfinite(x).all(axis=1)
+
+
+def _rows_of(cu_rows: Array) -> list[tuple[int, int, int]]:
+    """Return (row, its sequence, its place there) of every row that is somebody's."""
+    return [
+        (row, sequence, row - int(cu_rows[sequence]))
+        for sequence in range(len(cu_rows) - 1)
+        for row in range(int(cu_rows[sequence]), int(cu_rows[sequence + 1]))
+    ]
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _process(logits: Array, rows: RowMap, state: Penalised, rules: Rules) -> None:
+    for row, s, j in _rows_of(rows.cu_rows):
+        values = logits[row]
+        mine = slice(int(rules.bias_starts[s]), int(rules.bias_starts[s + 1]))
+        values[rules.bias_ids[mine]] += rules.bias[mine]
+        if state.slot[s] >= 0:
+            _penalise(values, s, j, state, rules)
+        values[rules.masked[rules.mask_starts[row] : rules.mask_starts[row + 1]]] = -np.inf
+
+
+def _penalise(values: Array, s: int, j: int, state: Penalised, rules: Rules) -> None:
+    counts, seen = state.counts[state.slot[s]].copy(), state.seen[state.slot[s]] != 0
+    assumed = state.draft[s, :j]
+    assumed = assumed[(assumed >= 0) & (assumed < len(values))]
+    np.add.at(counts, assumed, 1)
+    seen[assumed] = True
+    factor = rules.repetition[s]
+    if factor != 1.0:
+        scaled = np.where(values > 0, values / factor, values * factor)
+        np.copyto(values, scaled, where=seen)
+    values -= rules.frequency[s] * counts.astype(np.float32)
+    values -= rules.presence[s] * (counts > 0)
+
+
+def _argmax(logits: Array, token: Array, broken: Array) -> None:
+    token[:] = logits.argmax(axis=1)
+    broken |= ~np.isfinite(logits.max(axis=1))
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _probabilities(logits: Array, params: RowParams, probs: Array, broken: Array) -> None:
+    for row, s, _ in _rows_of(params.cu_rows):
+        values = logits[row]
+        largest = values.max()
+        if not np.isfinite(largest):
+            broken[row] = 1
+            probs[row] = 1.0
+        elif params.temperature[s] == 0.0:
+            probs[row] = 0.0
+            probs[row, values.argmax()] = 1.0
+        else:
+            weights = np.exp((values - largest) / params.temperature[s])
+            weights[weights < params.min_p[s]] = 0.0
+            top_k = np.array([params.top_k[s] or len(weights)], np.int64)
+            probs[row] = weights
+            if top_k[0] < len(weights) or params.top_p[s] < 1.0:
+                probs[row] = truncated(weights[None], top_k, params.top_p[s : s + 1])[0]
+
+
+def _uniforms(seeds: Array, positions: Array, rows: RowMap, out: Array) -> None:
+    for row, s, j in _rows_of(rows.cu_rows):
+        at = np.array([positions[s] + j], np.uint64)
+        out[row] = uniforms(seeds[s : s + 1].view(np.uint64), at)[0]
+
+
+def _verify_greedy(target: Array, drafts: DraftRows, out: Accepted) -> None:
+    _verify(drafts, out, lambda row: int(target[row]))
+
+
+def _verify_sampled(probs: Array, uniform: Array, drafts: DraftRows, out: Accepted) -> None:
+    none, cu_rows = np.zeros((1, 0), np.int32), np.array([0, 1], np.int32)
+
+    def sampled(row: int) -> int:
+        weights = probs[row : row + 1]
+        if not np.isfinite(weights).all() or weights.sum() <= 0.0:
+            return -1
+        count = np.zeros(1, np.int32)
+        chosen = baton_ops.verify_sampled(weights, uniform[row : row + 1], none, count, cu_rows)
+        return int(chosen.token[0, 0])
+
+    _verify(drafts, out, sampled)
+
+
+def _verify(drafts: DraftRows, out: Accepted, choice: Any) -> None:
+    for s, count in enumerate(drafts.count.tolist()):
+        out.token[s] = -1
+        accepted = 0
+        while True:
+            out.token[s, accepted] = token = choice(int(drafts.cu_rows[s]) + accepted)
+            if accepted == count or token != drafts.draft[s, accepted]:
+                break
+            accepted += 1
+        out.n_accepted[s] = accepted
+
+
+def _count_tokens(accepted: Accepted, state: Penalised) -> None:
+    for s, slot in enumerate(state.slot.tolist()):
+        tokens = accepted.token[s, : accepted.n_accepted[s] + 1]
+        tokens = tokens[tokens >= 0]
+        if slot >= 0:
+            np.add.at(state.counts[slot], tokens, 1)
+            state.seen[slot, tokens] = 1
+
+
+def _plan_scores(
+    accepted: Accepted, rows: RowMap, k: Array, scale: ScoreSource, out: ScorePlan
+) -> None:
+    n_rows = n_outputs = n_entries = 0
+    for s, count in enumerate((accepted.n_accepted + 1).tolist()):
+        for j in range(count):
+            out.row_index[n_rows] = rows.cu_rows[s] + j + scale.first_row[s]
+            out.token[n_rows] = accepted.token[s, j]
+            out.k[n_rows] = k[s]
+            out.inv_temp[n_rows] = np.float32(1.0) / scale.temperature[s]
+            out.top_p[n_rows] = scale.top_p[s]
+            out.row_offset[n_rows], out.topk_offset[n_rows] = n_outputs, n_entries
+            n_rows, n_outputs = n_rows + 1, n_outputs + int(k[s] >= 0)
+            n_entries += max(int(k[s]), 0)
+    out.row_offset[n_rows], out.topk_offset[n_rows] = n_outputs, n_entries
+    out.num_rows[0] = n_rows
+
+
+def _logprobs(logits: Array, plan: ScorePlan, out: ScoreColumns) -> None:
+    n = int(plan.num_rows[0])
+    token = plan.token[:n]
+    baton_ops.logprobs_into(
+        logits,
+        np.where((token >= 0) & (token < logits.shape[1]), token, 0).astype(np.int32),
+        plan.k[:n].copy(),
+        out,
+        offsets=(plan.row_offset[: n + 1].copy(), plan.topk_offset[: n + 1].copy()),
+        row_index=plan.row_index[:n].copy(),
+        inv_temp=plan.inv_temp[:n].copy(),
+    )
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def _normalise_top_p(logits: Array, plan: ScorePlan, out: ScoreColumns) -> None:
+    lowest = np.finfo(np.float32).min
+    for row in range(int(plan.num_rows[0])):
+        top_p, k = plan.top_p[row], int(plan.k[row])
+        if k < 0 or not 0.0 < top_p < 1.0:
+            continue
+        values = logits[plan.row_index[row]]
+        weights = np.exp((values - values.max()) * plan.inv_temp[row])
+        whole = np.full(1, len(weights), np.int64)
+        kept = truncated(weights[None], whole, np.array([top_p], np.float64))[0]
+        mass = np.log(kept.astype(np.float64).sum() / weights.astype(np.float64).sum())
+        at, top = int(plan.row_offset[row]), int(plan.topk_offset[row])
+        tokens = out.topk_token[top : top + k]
+        old, ends = out.topk_logprob[top : top + k], slice(top, top + k)
+        out.topk_logprob[ends] = np.where(kept[tokens] > 0, old - mass, lowest)
+        is_kept = kept[plan.token[row]] > 0
+        out.logprob[at] = out.logprob[at] - mass if is_kept else lowest
+
+
+def _scatter_tokens(accepted: Accepted, count: Array, starts: Array, tokens: Array) -> None:
+    for s, start in enumerate(starts.tolist()):
+        if start >= 0:
+            n = int(accepted.n_accepted[s]) + 1
+            tokens[start : start + n] = accepted.token[s, :n]
+            tokens[start + n : start + int(count[s]) + 1] = 0
+
+
+def _seed_drafts(accepted: Accepted, seeds: Seeds, ahead: int) -> None:
+    there = seeds.starts >= 0
+    seeds.rows[:] = np.where(there, seeds.starts + accepted.n_accepted, -1)
+    seeds.positions[:] = np.where(there, seeds.first + accepted.n_accepted + ahead, -1)
+    seeds.contexts[:] = seeds.positions + 1
