@@ -1,0 +1,215 @@
+"""Baton's promise, property by property: each returns where a subject breaks it, or nothing.
+
+A property serves the same requests in another way than one at a time and compares bits: prompt and
+output logprobs, alternatives, ranks, tokens, endings. `alone` is what one at a time says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+
+from baton_testing.exactness.asks import Ask, serve, serve_in_pair
+from baton_testing.exactness.said import Said, differences, shown
+from baton_testing.exactness.subjects import Subject
+from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.ngram import NgramSizes
+from baton_worker.engine.options import DraftSources
+from baton_worker.sampling import LogprobParams
+
+LOOKUP = DraftSources(0, NgramSizes(1, 3))
+
+Property = Callable[[Subject, Sequence[Said]], list[str]]
+
+
+def alone(subject: Subject) -> list[Said]:
+    """Return what each request is told when it is the only one, its prompt taken whole."""
+    with subject.engine(max_running=1) as engine:
+        return serve(engine, subject.asks())
+
+
+def any_batch(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Among 1 to 256 others, all there from the beginning."""
+    found: list[str] = []
+    for rows in subject.sizes.batches:
+        asks = subject.asks()
+        repeats = -(-rows // len(asks))
+        with subject.engine(max_running=rows) as engine:
+            said = serve(engine, asks * repeats)
+        found += differences(said, list(wanted) * repeats, f"batch of {rows}")
+    return found
+
+
+def a_batch_that_changes(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Others arrive and leave while a request runs: two come before each step."""
+    with subject.engine(max_running=max(subject.sizes.batches)) as engine:
+        said = serve(engine, subject.asks(), arriving=2)
+    return differences(said, wanted, "two arrive a step")
+
+
+def any_chunks(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Prompts are computed in pieces of any size, and several prompts share a step."""
+    found: list[str] = []
+    for chunk in subject.sizes.chunks:
+        with subject.engine(max_running=16, prefill_tokens=chunk) as engine:
+            said = serve(engine, subject.asks())
+        found += differences(said, wanted, f"chunks of {chunk}")
+    return found
+
+
+def any_drafts(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Any number of drafts is verified: the draft layer's, and those that are looked up."""
+    found: list[str] = []
+    for k in subject.sizes.drafts:
+        with subject.engine(n_draft=k) as engine:
+            said = serve(engine, subject.asks())
+        found += differences(said, wanted, f"{k} drafts")
+    with subject.engine(n_draft=max(subject.sizes.drafts), drafts=LOOKUP) as engine:
+        said = serve(engine, subject.asks())
+    return found + differences(said, wanted, "drafts looked up")
+
+
+def drafts_that_change(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """The number of drafts changes before each step."""
+    counts = cycle([5, 0, 3, 1, 4, 2])
+
+    def change(engine: StepEngine, step: int) -> None:
+        engine.set_num_speculative_tokens(next(counts))
+
+    most = {"n_draft": 5} if subject.has_mtp else {"n_draft": 5, "drafts": LOOKUP}
+    with subject.engine(**most) as engine:
+        said = serve(engine, subject.asks(), each_step=change)
+    return differences(said, wanted, "drafts change each step")
+
+
+def known_prefixes(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Beginnings of prompts are known: each request a second time, its KV left by another batch."""
+    found: list[str] = []
+    for k in (0, max(subject.sizes.drafts)):
+        with subject.engine(max_running=9, n_draft=k, prefix_caching=True) as engine:
+            for turn in ("first", "second"):
+                said = serve(engine, subject.asks())
+                found += differences(said, wanted, f"{turn} time, {k} drafts")
+    return found
+
+
+def preempted(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Requests lose their KV half way and are computed again."""
+    options = subject.options(max_running=12)
+    a_request = -(-options.max_model_len // options.block_size)
+    found: list[str] = []
+    for k in (0, max(subject.sizes.drafts)):
+        preemptions: list[int] = []
+        with subject.engine(max_running=12, n_draft=k, n_blocks=a_request + 2) as engine:
+            said = serve(engine, subject.asks(), counted=preemptions)
+        if not sum(preemptions):
+            found.append(f"{k} drafts: nothing was preempted, so nothing was tried")
+        found += differences(said, wanted, f"few blocks, {k} drafts")
+    return found
+
+
+def overlapped(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """The next step is under way while a step's output is made."""
+    found: list[str] = []
+    for k in (0, max(subject.sizes.drafts)):
+        with subject.engine(max_running=24, n_draft=k, overlap=True) as engine:
+            said = serve(engine, subject.asks(), arriving=3)
+        found += differences(said, wanted, f"overlap, {k} drafts")
+    return found
+
+
+def handed_over(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """One engine computes the prompt, another goes on with its KV."""
+    found: list[str] = []
+    for k, overlap in ((0, False), (max(subject.sizes.drafts), True)):
+        chunk = min(subject.sizes.chunks)
+        with (
+            subject.engine(max_running=8, n_draft=k, prefill_tokens=chunk) as prefill,
+            subject.engine(max_running=32, n_draft=k, overlap=overlap) as decode,
+        ):
+            said = serve_in_pair(prefill, decode, subject.asks())
+        found += differences(said, wanted, f"handed over, {k} drafts")
+    return found
+
+
+def all_at_once(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Batch, chunks, drafts, cache, few blocks and overlap together."""
+    options = subject.options(max_running=24)
+    a_request = -(-options.max_model_len // options.block_size)
+    with subject.engine(
+        max_running=24,
+        n_draft=3,
+        prefill_tokens=min(subject.sizes.chunks) + 7,
+        prefix_caching=True,
+        overlap=True,
+        n_blocks=3 * a_request,
+    ) as engine:
+        said = serve(engine, subject.asks(), arriving=2)
+    return differences(said, wanted, "all at once")
+
+
+def scored_as_sampled(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """The logprobs of sampled tokens are those that the same text has as a prompt."""
+    return score(subject)[0]
+
+
+def score(subject: Subject) -> tuple[list[str], int]:
+    """Return where a text is scored otherwise than it was sampled, and the tokens compared."""
+    count, tokens = subject.sizes.scored
+    top = 2
+    raw = {"logprobs_k": top, "logprobs": LogprobParams()}
+    asks = [replace(ask, tokens=tokens, **raw) for ask in subject.asks(count, seed=7)]
+    length = subject.sizes.longest + tokens + 8
+    sizes = {"max_model_len": min(subject.max_model_len, length)}
+    with subject.engine(max_running=64, n_draft=3, overlap=True, **sizes) as engine:
+        said = serve(engine, asks)
+    texts = [
+        Ask(ask.prompt + told.tokens, 1, {"temperature": 0.0}, 0, LogprobParams(prompt_k=top))
+        for ask, told in zip(asks, said, strict=True)
+    ]
+    found: list[str] = []
+    compared = 0
+    for chunk in subject.sizes.scored_chunks:
+        with subject.engine(max_running=16, prefill_tokens=chunk, **sizes) as engine:
+            scored = serve(engine, texts)
+        for number, (ask, told, text) in enumerate(zip(asks, said, scored, strict=True)):
+            columns = zip(told.tokens, told.logprobs, told.ranks, told.topk, strict=True)
+            sampled = tuple((int(t), b, r, top) for t, b, r, top in columns)
+            prompt = text.prompt[len(ask.prompt) - 1 :]
+            compared += len(prompt)
+            where = f"scored in chunks of {chunk}, request {number}"
+            found += _first_unequal(prompt, sampled, where)
+    return found, compared
+
+
+def _first_unequal(scored: Sequence[object], sampled: Sequence[object], where: str) -> list[str]:
+    if len(scored) != len(sampled):
+        return [f"{where}: {len(scored)} tokens scored, {len(sampled)} sampled"]
+    for place, (a, b) in enumerate(zip(scored, sampled, strict=True)):
+        if a != b:
+            return [f"{where}, token {place}: {shown(a)}, sampled {shown(b)}"]
+    return []
+
+
+PROPERTIES: Mapping[str, Property] = {
+    "any batch": any_batch,
+    "a batch that changes": a_batch_that_changes,
+    "any chunks": any_chunks,
+    "any drafts": any_drafts,
+    "drafts that change": drafts_that_change,
+    "known prefixes": known_prefixes,
+    "preempted": preempted,
+    "overlapped": overlapped,
+    "handed over": handed_over,
+    "all at once": all_at_once,
+    "scored as sampled": scored_as_sampled,
+}
+"""By what they are called in the table of docs/exactness.md."""
+
+
+def broken(subject: Subject, names: Sequence[str] = tuple(PROPERTIES)) -> dict[str, list[str]]:
+    """Return the properties that a subject breaks, each with what differs."""
+    wanted = alone(subject)
+    found = {name: PROPERTIES[name](subject, wanted) for name in names}
+    return {name: lines for name, lines in found.items() if lines}
