@@ -16,6 +16,7 @@ from typing import Protocol
 from baton_worker.identity import RequestKey
 from baton_worker.messages import Command, WorkerInfo
 from baton_worker.records.columns import StepColumns
+from baton_worker.records.header import StepHeader
 
 
 class Pressure(enum.IntEnum):
@@ -111,6 +112,19 @@ class StepMeta:
     sent_unix_ns: int
     is_replay: bool
     frame_bytes: int
+
+    @classmethod
+    def of(cls, header: StepHeader) -> StepMeta:
+        """Return what readers of a record care about."""
+        return cls(
+            epoch=header.epoch,
+            seq=header.seq,
+            step_id=header.step_id,
+            role=int(header.role),
+            sent_unix_ns=header.sent_unix_ns,
+            is_replay=header.is_replayed,
+            frame_bytes=header.frame_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

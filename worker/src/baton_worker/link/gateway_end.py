@@ -13,11 +13,13 @@ from collections import deque
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
-from baton_worker.identity import GatewayIdentity
+from baton_worker.identity import COUNTER_BITS, GatewayIdentity
 from baton_worker.link.inbox import Credit, Inbox, InboxPolicy
 from baton_worker.link.outbox import Gap, Outbox, OutboxLimits, Push, Weight
 from baton_worker.messages import GatewayInfo, WorkerInfo
+from baton_worker.records.columns import StepColumns
 from baton_worker.records.control import (
     Ack,
     CommandFrame,
@@ -27,6 +29,7 @@ from baton_worker.records.control import (
     Resume,
     Welcome,
 )
+from baton_worker.records.header import StepHeader
 from baton_worker.records.layout import Limits
 
 LOOK_SECONDS = 0.1
@@ -97,6 +100,17 @@ class GatewayEnd:
         """Take the worker's word for what it is; its records are held to it."""
         self.info = info
         self.limits = Limits(vocab_size=info.vocab_size)
+
+    def contradiction(self, header: StepHeader) -> str:
+        """Return what of a well-formed record cannot come from this worker, or ""."""
+        if header.role != self.info.role:
+            return "role"
+        return "semantic_hash" if header.semantic_hash != self.info.semantic_hash else ""
+
+    def n_ours(self, columns: StepColumns) -> int:
+        """Return how many rows belong to requests of this gateway process."""
+        owners = columns.handle >> np.uint64(COUNTER_BITS)
+        return int(np.count_nonzero(owners == self._settings.incarnation))
 
     @property
     def worker_id(self) -> str:

@@ -17,6 +17,7 @@ from baton_worker.link import bounds
 from baton_worker.link.admission import Door, Visitor
 from baton_worker.link.api import (
     GatewayLinkEvent,
+    StepMeta,
     StepReceived,
     StepsLost,
     WorkerDown,
@@ -25,7 +26,6 @@ from baton_worker.link.api import (
 from baton_worker.link.gateway_end import GatewayEnd, GatewaySettings, LinkState
 from baton_worker.link.inbox import Verdict
 from baton_worker.link.metrics import GatewayLinkMetrics
-from baton_worker.link.received import contradiction, meta_of, n_rows_of
 from baton_worker.link.refusals import FLOOD, INCARNATION_TAKEN, QUARANTINED, label
 from baton_worker.logs import Seldom
 from baton_worker.messages import WorkerInfo
@@ -343,10 +343,10 @@ class WorkerTable:
             self._metrics.gaps.inc()
             self._metrics.resumes.inc(end.ask_for_replay(now))
             return []
-        reason = contradiction(header, end.info)
+        reason = end.contradiction(header)
         if reason:
             return self._refuse(end, reason, now)
-        n_ours = n_rows_of(self._settings.incarnation, columns)
+        n_ours = end.n_ours(columns)
         if n_ours == 0:
             self._metrics.foreign_rows.inc(columns.n_rows)
             end.inbox.skip(now)
@@ -357,7 +357,7 @@ class WorkerTable:
         self._metrics.received_frames.inc()
         self._metrics.received_bytes.inc(header.frame_bytes)
         self._metrics.received_rows.inc(columns.n_rows)
-        return [StepReceived(end.worker_id, meta_of(header), columns)]
+        return [StepReceived(end.worker_id, StepMeta.of(header), columns)]
 
     def _refuse_bytes(
         self, end: GatewayEnd, frame: memoryview, error: RecordError, now: float

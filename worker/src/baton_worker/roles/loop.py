@@ -13,19 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_worker.engine.api import (
+    Engine,
+    EngineLoad,
     EngineRefusedError,
     FailedRequest,
     Handoff,
     StepResult,
+    StepStats,
 )
+from baton_worker.engine.progress import Progress
 from baton_worker.handoff.api import (
     HandoffArrived,
     HandoffDelivered,
     HandoffEvent,
     HandoffFailed,
     HandoffGranted,
+    KvTransport,
 )
-from baton_worker.handoff.ledger import OfferVerdict
+from baton_worker.handoff.ledger import HandoffLedger, OfferVerdict
 from baton_worker.identity import RequestKey, incarnation_of
 from baton_worker.link.api import (
     CommandReceived,
@@ -33,6 +38,7 @@ from baton_worker.link.api import (
     GatewayUp,
     Pressure,
     RowsRefused,
+    WorkerLink,
 )
 from baton_worker.messages import HANDOFF_PLACES, Abort, Command, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, StepColumns
@@ -43,14 +49,40 @@ from baton_worker.roles.event_queue import (
     StopRequested,
     WorkerEvent,
 )
+from baton_worker.roles.metrics import RoleMetrics
 from baton_worker.roles.open_requests import OpenRequests
-from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.placeless import Placeless
 from baton_worker.roles.rows import by_incarnation, emitting_keys, ended_keys, error_columns
+from baton_worker.roles.traces import RequestTraces
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """What the loop works with, by contracts only.
+
+    Attributes:
+        observe: called after each step with its statistics and the engine's load.
+        observe_load: called when the load changed without a step (a handoff was pulled).
+        on_draining: told when draining begins (True) and when that is taken back, to announce
+            it to the gateways.
+        progress: told what this thread is at; the engine's own.
+    """
+
+    engine: Engine
+    link: WorkerLink
+    transport: KvTransport
+    ledger: HandoffLedger
+    metrics: RoleMetrics
+    handoff_deadline_seconds: float
+    observe: Callable[[StepStats, EngineLoad], None]
+    observe_load: Callable[[EngineLoad], None]
+    on_draining: Callable[[bool], None]
+    progress: Progress = field(default_factory=Progress)
+    traces: RequestTraces = field(default_factory=RequestTraces)
 
 
 @dataclass(slots=True)

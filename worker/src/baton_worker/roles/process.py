@@ -58,9 +58,8 @@ from baton_worker.roles.event_queue import (
 )
 from baton_worker.roles.health import HealthServer, HealthSources
 from baton_worker.roles.linked import LinkedReadiness
-from baton_worker.roles.loop import WorkerLoop
+from baton_worker.roles.loop import LoopParts, WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
-from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.traces import RequestTraces
 from baton_worker.roles.watchdog import Watchdog
 from baton_worker.tracing.build import build_tracing

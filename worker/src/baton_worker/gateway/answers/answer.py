@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from baton_worker.gateway.answers import sse
+from baton_worker.gateway.answers import event_stream
 from baton_worker.gateway.answers.event_stream import EventStream
 from baton_worker.gateway.answers.formats import Format
 from baton_worker.gateway.answers.json_pieces import blocks
@@ -77,7 +77,7 @@ class GenerationAnswer:
                 deltas = await self._generation.queue.take()
             except ApiError as error:
                 if stream.has_begun:
-                    await self._body(stream.send, sse.error_event(error), more=False)
+                    await self._body(stream.send, event_stream.error_event(error), more=False)
                 else:
                     await self._refuse(send, error)
                 return
@@ -87,17 +87,17 @@ class GenerationAnswer:
     async def _all_events(self, send: Send, deltas: Iterable[Delta]) -> None:
         queue, form = self._generation.queue, self._form
         for payload in form.opening():
-            await self._body(send, sse.events([payload]), more=True)
+            await self._body(send, event_stream.events([payload]), more=True)
             await self._did(len(payload) // _BYTES_PER_ENTRY)
         try:
             while deltas:
                 await self._events(send, deltas)
                 deltas = await queue.take()
         except ApiError as error:
-            await self._body(send, sse.error_event(error), more=False)
+            await self._body(send, event_stream.error_event(error), more=False)
             return
-        tail = sse.events(form.closing(usage_of(self._generation)))
-        await self._body(send, tail + sse.DONE, more=False)
+        tail = event_stream.events(form.closing(usage_of(self._generation)))
+        await self._body(send, tail + event_stream.DONE, more=False)
 
     async def _events(self, send: Send, deltas: Iterable[Delta]) -> None:
         """Send an event per delta; those of small deltas that come together go out together."""
@@ -109,25 +109,25 @@ class GenerationAnswer:
                 if payload is not None:
                     payloads.append(payload)
                 if await self._did(entries) and payloads:
-                    await self._body(send, sse.events(payloads), more=True)
+                    await self._body(send, event_stream.events(payloads), more=True)
                     payloads = []
                 continue
             if payloads:
-                await self._body(send, sse.events(payloads), more=True)
+                await self._body(send, event_stream.events(payloads), more=True)
                 payloads = []
             await self._large_event(send, delta)
         if payloads:
-            await self._body(send, sse.events(payloads), more=True)
+            await self._body(send, event_stream.events(payloads), more=True)
 
     async def _large_event(self, send: Send, delta: Delta) -> None:
         parts = self._form.parts(delta.choice_index)
         for entries in parts.add(delta):
             await self._did(entries)
-        await self._body(send, sse.BEGIN, more=True)
+        await self._body(send, event_stream.BEGIN, more=True)
         for block in blocks(self._form.large_chunk(parts)):
             await self._body(send, block, more=True)
             await self._turn()
-        await self._body(send, sse.END, more=True)
+        await self._body(send, event_stream.END, more=True)
 
     async def _whole(self, send: Send) -> None:
         parts = [self._form.parts(i) for i in range(self._generation.request.n_choices)]

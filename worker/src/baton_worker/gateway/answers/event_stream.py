@@ -1,4 +1,4 @@
-"""A response of server-sent events that never falls silent.
+"""A response of server-sent events, as OpenAI frames them, that never falls silent.
 
 While there is nothing to say, as when a long prompt is computed, it sends comments, which clients
 skip: a proxy between would give up a connection that is quiet for a minute or so. A comment stands
@@ -8,20 +8,32 @@ between two events, never within one, however many pieces an event is sent in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from starlette.types import Message, Send
 
+from baton_worker.gateway.errors import ApiError
 from baton_worker.supervision import begin
 
+BEGIN, END = b"data: ", b"\n\n"
+DONE = b"data: [DONE]\n\n"
 COMMENT = b": nothing new yet\n\n"
-_END_OF_EVENT = b"\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def events(payloads: Iterable[bytes]) -> bytes:
+    """Return JSON payloads, which hold no line breaks, as one run of events."""
+    return b"".join([b"data: %b\n\n" % payload for payload in payloads])
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return the event that ends a stream whose status line has long been sent."""
+    return events([error.encode()])
 
 
 class EventStream:
@@ -66,7 +78,7 @@ class EventStream:
         async with self._one_at_a_time:
             if not message["more_body"]:
                 self._stop()  # here, where no comment, perhaps with the status line, is on its way
-            self._is_between_events = message["body"].endswith(_END_OF_EVENT)
+            self._is_between_events = message["body"].endswith(END)
             await self._send(message)
 
     async def _comment(self) -> None:
