@@ -6,7 +6,16 @@ set(BATON_OPS_CUDA_ARCHITECTURES
 set(CMAKE_CUDA_ARCHITECTURES "${BATON_OPS_CUDA_ARCHITECTURES}")
 enable_language(CUDA)
 
-target_sources(baton_ops PRIVATE csrc/cuda/logprobs.cu csrc/cuda/step.cu csrc/cuda/export_step.cc)
+target_sources(
+  baton_ops
+  PRIVATE csrc/cuda/decoder_rows.cu
+          csrc/cuda/dispatch.cu
+          csrc/cuda/generic_decoder.cu
+          csrc/cuda/logprobs.cu
+          csrc/cuda/step.cu
+          csrc/cuda/export_decoder.cc
+          csrc/cuda/export_matmul.cc
+          csrc/cuda/export_step.cc)
 set_target_properties(
   baton_ops
   PROPERTIES CUDA_ARCHITECTURES "${BATON_OPS_CUDA_ARCHITECTURES}"

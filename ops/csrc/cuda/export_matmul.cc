@@ -1,0 +1,74 @@
+// Exports of the decoder's matmul and attention.
+#include "decoder.h"
+#include "decoder_arguments.h"
+
+namespace baton_ops {
+namespace {
+
+// Reads x, weight, out.
+void RunMatmul(ArgumentReader args) {
+  const TensorView x = args.Tensor("x"), weight = args.Tensor("weight"), out = args.Tensor("out");
+  const Call call(x, "x");
+  cuda::MatmulInput in{};
+  in.type = call.type;
+  in.x = call.Rows(x, "x", -1, -1);
+  in.rows = x.size(0);
+  in.in = x.size(1);
+  Checked(weight, "weight").HasRank(2);
+  in.out = weight.size(0);
+  in.weight = Matrix<const void>(weight, "weight", DtypeOf(call.type), in.out, in.in, call.device);
+  const bool is_float = ElementTypeOf(out, "out") == cuda::ElementType::kFloat32;
+  const auto out_type = is_float ? cuda::ElementType::kFloat32 : call.type;
+  const cuda::Rows to = call.RowsOf(out, "out", DtypeOf(out_type), in.rows, in.out);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("matmul", cuda::Matmul(in, to, out_type, StreamOf(call.device)));
+}
+
+// Reads query, kv, layer, tables, contexts, scale, out, scratch.
+void RunAttend(ArgumentReader args) {
+  const TensorView query = args.Tensor("query"), kv = args.Tensor("kv");
+  const int64_t layer = args.Int("layer");
+  const TensorView tables = args.Tensor("tables"), contexts = args.Tensor("contexts");
+  cuda::AttendInput in{};
+  in.scale = static_cast<float>(args.Float("scale"));
+  const TensorView out = args.Tensor("out"), scratch = args.Tensor("scratch");
+  const Call call(query, "query");
+  in.type = call.type;
+  in.pool = call.Pool(kv);
+  in.layer = LayerOf(layer, in.pool);
+  Checked(query, "query").HasRank(3);
+  in.tokens = query.size(0);
+  in.heads = query.size(1);
+  in.query = call.Heads(query, "query", in.tokens, in.heads, in.pool.head_dim);
+  in.tables = call.Tables(tables);
+  in.sequences = tables.size(0);
+  in.width = tables.size(1);
+  in.contexts = call.Ints<const int32_t>(contexts, "contexts", in.sequences);
+  if (in.heads % in.pool.heads != 0) {
+    TVM_FFI_THROW(ValueError) << "query.shape[1] must be a multiple of kv.shape[3] ("
+                              << in.pool.heads << "), got " << in.heads;
+  }
+  if (in.sequences == 0 ? in.tokens != 0 : in.tokens % in.sequences != 0) {
+    TVM_FFI_THROW(ValueError) << "query.shape[0] must be a multiple of tables.shape[0] ("
+                              << in.sequences << "), got " << in.tokens;
+  }
+  void* to = call.Heads(out, "out", in.tokens, in.heads, in.pool.head_dim);
+  uint8_t* bytes = Output<uint8_t>(scratch, "scratch", kUInt8, 0, call.device);
+  const cuda::Workspace workspace{bytes, static_cast<size_t>(scratch.numel())};
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("attend", cuda::Attention(in, to, workspace, StreamOf(call.device)));
+}
+
+int64_t AttentionScratchBytes(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t sequences,
+                              int64_t tokens, int64_t positions) {
+  return static_cast<int64_t>(
+      cuda::AttentionScratchBytes({heads, kv_heads, head_dim, sequences, tokens, positions}));
+}
+
+}  // namespace
+}  // namespace baton_ops
+
+BATON_EXPORT_CUDA(cuda_matmul, 3, RunMatmul)
+BATON_EXPORT_CUDA(cuda_attend, 8, RunAttend)
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cuda_attention_scratch_bytes, baton_ops::AttentionScratchBytes)

@@ -1,0 +1,95 @@
+// Launches of the matmul and the attention that take any shape and type.
+#include "baton_ops/generic_attention.cuh"
+#include "baton_ops/generic_matmul.cuh"
+#include "decoder.h"
+#include "early_launch.h"
+#include "element_types.h"
+
+namespace baton_ops::cuda {
+namespace {
+
+constexpr int64_t kMostGridRows = 65535;
+constexpr int64_t kMostSharedBytes = 48 * 1024;
+
+template <class E, class Out, class Tile>
+Error MatmulTiles(const MatmulParams<E, Out>& params, Stream stream) {
+  const int64_t across = DivideUp<int64_t>(params.out_columns, Tile::kColumns);
+  const int64_t down = DivideUp<int64_t>(params.rows, Tile::kRows);
+  if (down > kMostGridRows) return "x has too many rows";
+  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kMatmulThreads};
+  return LaunchEarly(GenericMatmulKernel<E, Out, Tile>, grid, stream, params);
+}
+
+template <class E, class Out>
+Error MatmulOf(const MatmulInput& in, const Rows& out, Stream stream) {
+  const MatmulParams<E, Out> params{static_cast<const E*>(in.x.data),
+                                    static_cast<const E*>(in.weight),
+                                    static_cast<Out*>(out.data),
+                                    in.x.stride,
+                                    out.stride,
+                                    in.rows,
+                                    in.in,
+                                    in.out};
+  return in.rows <= SmallMatmulTile::kRows ? MatmulTiles<E, Out, SmallMatmulTile>(params, stream)
+                                           : MatmulTiles<E, Out, LargeMatmulTile>(params, stream);
+}
+
+template <class E, int kDims>
+Error AttendSlices(const AttendParams<E>& params, bool is_wide, Stream stream) {
+  const int64_t blocks = DivideUp<int64_t>(params.warps, kAttendWarps);
+  const int slices = DivideUp(params.head_dim, kDims * kWarp);
+  const Grid grid{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(slices)),
+                  kAttendWarps * kWarp, kAttendWarps * params.head_dim * sizeof(float)};
+  if (grid.shared_bytes > kMostSharedBytes) return "head_dim is too large";
+  return is_wide ? LaunchEarly(GenericAttentionKernel<E, kDims, true>, grid, stream, params)
+                 : LaunchEarly(GenericAttentionKernel<E, kDims, false>, grid, stream, params);
+}
+
+template <class E>
+Error AttendOf(const AttendInput& in, void* out, Stream stream) {
+  const KvPool& pool = in.pool;
+  AttendParams<E> p{};
+  p.query = static_cast<const E*>(in.query);
+  p.out = static_cast<E*>(out);
+  p.pool = static_cast<const E*>(pool.data);
+  p.tables = in.tables;
+  p.contexts = in.contexts;
+  p.warps = static_cast<int32_t>(in.tokens * in.heads);
+  p.heads = static_cast<int32_t>(in.heads);
+  p.q_len = static_cast<int32_t>(in.tokens / in.sequences);
+  p.width = static_cast<int32_t>(in.width);
+  p.blocks = static_cast<int32_t>(pool.blocks);
+  p.layers = static_cast<int32_t>(pool.layers);
+  p.layer = static_cast<int32_t>(in.layer);
+  p.kv_heads = static_cast<int32_t>(pool.heads);
+  p.block_size = static_cast<int32_t>(pool.block_size);
+  p.head_dim = static_cast<int32_t>(pool.head_dim);
+  p.scale = in.scale;
+  const Rows rows{pool.data, pool.head_dim};
+  const bool is_wide = AreVectors(rows, pool.head_dim, ElementBytes(in.type));
+  if (p.head_dim <= kWarp) return AttendSlices<E, 1>(p, is_wide, stream);
+  if (p.head_dim <= 2 * kWarp) return AttendSlices<E, 2>(p, is_wide, stream);
+  if (p.head_dim <= 4 * kWarp) return AttendSlices<E, 4>(p, is_wide, stream);
+  return AttendSlices<E, kMostLaneDims>(p, is_wide, stream);
+}
+
+}  // namespace
+
+Error GenericMatmul(const MatmulInput& input, const Rows& out, ElementType out_type,
+                    Stream stream) {
+  if (input.rows == 0 || input.out == 0) return nullptr;
+  return ForElement(input.type, [&](auto element) {
+    using E = decltype(element);
+    return out_type == input.type ? MatmulOf<E, E>(input, out, stream)
+                                  : MatmulOf<E, float>(input, out, stream);
+  });
+}
+
+Error GenericAttention(const AttendInput& input, void* out, Stream stream) {
+  if (input.tokens == 0 || input.heads == 0 || input.pool.head_dim == 0) return nullptr;
+  if (input.tokens * input.heads > kMostWarps) return "query has too many tokens";
+  return ForElement(input.type,
+                    [&](auto element) { return AttendOf<decltype(element)>(input, out, stream); });
+}
+
+}  // namespace baton_ops::cuda

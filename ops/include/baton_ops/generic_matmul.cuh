@@ -1,0 +1,101 @@
+// x times a transposed weight, of any shape. Tiles pass through shared memory as fp32; each output
+// is one thread's sum in ascending order of the shared dimension, whatever the tile's shape.
+#ifndef BATON_OPS_GENERIC_MATMUL_CUH_
+#define BATON_OPS_GENERIC_MATMUL_CUH_
+
+#include "baton_ops/grid_order.cuh"
+#include "baton_ops/values.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kMatmulThreads = 256;
+
+template <class E, class Out>
+struct MatmulParams {
+  const E* x;
+  const E* weight;
+  Out* out;
+  int64_t x_stride;
+  int64_t out_stride;
+  int64_t rows;
+  int64_t in;
+  int64_t out_columns;
+};
+
+// A block's tile: kRows x kColumns outputs in steps of kDepth; a thread has kPerRow x kPerColumn of
+// them, spread over the tile.
+template <int kRows_, int kColumns_, int kDepth_, int kPerThread_>
+struct MatmulTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kDepth = kDepth_;
+  static constexpr int kPerThread = kPerThread_;  // along either side
+  static constexpr int kAcross = kColumns / kPerThread;
+  static constexpr int kDown = kRows / kPerThread;
+  static_assert(kAcross * kDown == kMatmulThreads, "every thread has its outputs");
+};
+
+using SmallMatmulTile = MatmulTile<8, 32, 64, 1>;
+using LargeMatmulTile = MatmulTile<64, 64, 32, 4>;
+
+// Reads `kRows` rows of `source` from column `first` on, transposed; what is not there is zero.
+template <int kRows, int kDepth, class E>
+__device__ __forceinline__ void FillTile(const E* source, int64_t stride, int64_t rows,
+                                         int64_t columns, int64_t first, float (*tile)[kRows + 1]) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kRows * kDepth; i += kMatmulThreads) {
+    const int row = i / kDepth, k = i % kDepth;
+    const bool is_there = row < rows && first + k < columns;
+    tile[k][row] = is_there ? ToFloat(source[row * stride + first + k]) : 0.0f;
+  }
+}
+
+template <class E, class Out, class Tile>
+__global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulParams<E, Out> p) {
+  __shared__ float xs[Tile::kDepth][Tile::kRows + 1];
+  __shared__ float ws[Tile::kDepth][Tile::kColumns + 1];
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  constexpr int kPer = Tile::kPerThread;
+  const int64_t top = blockIdx.y * static_cast<int64_t>(Tile::kRows);
+  const int64_t left = blockIdx.x * static_cast<int64_t>(Tile::kColumns);
+  const int across = threadIdx.x % Tile::kAcross, down = threadIdx.x / Tile::kAcross;
+  const E* x = p.x + top * p.x_stride;
+  const E* weight = p.weight + left * p.in;
+  float sum[kPer][kPer] = {};
+  for (int64_t first = 0; first < p.in; first += Tile::kDepth) {
+    FillTile<Tile::kRows, Tile::kDepth>(x, p.x_stride, p.rows - top, p.in, first, xs);
+    FillTile<Tile::kColumns, Tile::kDepth>(weight, p.in, p.out_columns - left, p.in, first, ws);
+    __syncthreads();
+#pragma unroll 8
+    for (int k = 0; k < Tile::kDepth; ++k) {
+      float a[kPer], b[kPer];
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        a[i] = xs[k][down + i * Tile::kDown];
+        b[i] = ws[k][across + i * Tile::kAcross];
+      }
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPer; ++j) sum[i][j] = __fmaf_rn(a[i], b[j], sum[i][j]);
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int64_t row = top + down + i * Tile::kDown;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int64_t column = left + across + j * Tile::kAcross;
+      if (row < p.rows && column < p.out_columns) {
+        p.out[row * p.out_stride + column] = Rounded<Out>(sum[i][j]);
+      }
+    }
+  }
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_GENERIC_MATMUL_CUH_
