@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from baton_worker.engine.model.checkpoint import CheckpointError
+from baton_testing.numpy_device import NumpyDevice
+from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.model.checkpoint import CheckpointError, open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
@@ -20,7 +22,14 @@ Edit = Callable[[dict[str, Any]], object]
 
 
 def load(folder: Path) -> object:
-    return load_weights(folder, load_shape(folder))
+    """Load for the host; what is refused there is refused for a device in the same words."""
+    spec = load_shape(folder)
+    try:
+        return load_weights(folder, spec)
+    except CheckpointError as error:
+        with pytest.raises(CheckpointError, match=f"^{re.escape(str(error))}$"):
+            load_device_weights(NumpyDevice(), open_checkpoint(folder), spec, "float32", 0)
+        raise
 
 
 def drop(key: str) -> Edit:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.seam import Device, DType, Tensor
 
@@ -24,9 +25,7 @@ HOST_TYPES: dict[DType, type[np.generic]] = {
 
 
 def numpy_device() -> Device:
-    module = pytest.importorskip("baton_testing.numpy_device")
-    device: Device = module.NumpyDevice()
-    return device
+    return NumpyDevice()
 
 
 def torch_device() -> Device:

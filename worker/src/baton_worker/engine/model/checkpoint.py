@@ -54,15 +54,42 @@ class StoredTensor:
         Raises:
             CheckpointError: the storage dtype is not F32, F16 or BF16.
         """
-        if self.dtype not in _STORED_AS:
-            raise CheckpointError(
-                f"{self.key}: stored as {self.dtype}, supported are {sorted(_STORED_AS)}"
-            )
+        self.require_float()
         part = self.raw[rows] if self.raw.ndim == 1 else self.raw[rows, columns]
         if self.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             return (part.astype(np.uint32) << 16).view(np.float32)
         return np.array(part, dtype=np.float32, order="C")
+
+    def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
+        """Write these rows to `out`: float32, or uint16 for the bits of bfloat16.
+
+        Widening is exact; what bfloat16 cannot hold is rounded to nearest, ties to even.
+
+        Raises:
+            CheckpointError: the storage dtype is not F32, F16 or BF16.
+        """
+        self.require_float()
+        part = self.raw[rows]
+        if out.dtype == np.uint16 and self.dtype == "BF16":
+            np.copyto(out, part)
+        elif out.dtype == np.uint16:
+            np.copyto(out, _rounded(np.asarray(part, np.float32)))
+        elif self.dtype == "BF16":
+            np.left_shift(part, 16, out=out.view(np.uint32), dtype=np.uint32)
+        else:
+            np.copyto(out, part)
+
+    def require_float(self) -> None:
+        """Refuse a tensor that holds other numbers.
+
+        Raises:
+            CheckpointError: the storage dtype is not F32, F16 or BF16.
+        """
+        if self.dtype not in _STORED_AS:
+            raise CheckpointError(
+                f"{self.key}: stored as {self.dtype}, supported are {sorted(_STORED_AS)}"
+            )
 
 
 class _TensorInfo(msgspec.Struct, frozen=True):
@@ -107,6 +134,14 @@ def identity(checkpoint: Mapping[str, StoredTensor]) -> str:
         for page in _hashed_pages(content):
             digest.update(page.tobytes())
     return digest.hexdigest()
+
+
+def _rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return the bits of the bfloat16 nearest to each value; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    quiet = (bits >> 16) | np.uint32(0x40)  # a NaN's low bits may carry into infinity
+    return np.where(np.isnan(values), quiet, nearest).astype(np.uint16)
 
 
 def _hashed_pages(content: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:

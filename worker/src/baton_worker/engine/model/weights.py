@@ -6,7 +6,6 @@ Owns the dataclasses and the step from a checkpoint's tensors to them. Which key
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.model import naming
-from baton_worker.engine.model.checkpoint import (
-    CheckpointError,
-    StoredTensor,
-    identity,
-    open_checkpoint,
-)
+from baton_worker.engine.model.checkpoint import identity, open_checkpoint
+from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
 
 Float32Array = npt.NDArray[np.float32]
@@ -113,7 +108,8 @@ def load_weights(model_dir: Path, spec: ModelShape, shard: Shard = WHOLE) -> Wei
     """
     _check_divides(spec, shard)
     checkpoint = open_checkpoint(model_dir)
-    reader = _Reader(checkpoint, spec, shard)
+    checked = CheckedReader(checkpoint, spec)
+    reader = _Reader(checked, spec, shard)
     embed = reader.matrix(naming.EMBED, (spec.vocab_size, spec.hidden_size))
     final_norm = reader.norm(naming.FINAL_NORM)
     weights = Weights(
@@ -124,7 +120,7 @@ def load_weights(model_dir: Path, spec: ModelShape, shard: Shard = WHOLE) -> Wei
         lm_head=reader.head(embed),
         identity=identity(checkpoint),
     )
-    reader.refuse_unread()
+    checked.refuse_unread()
     return weights
 
 
@@ -135,15 +131,13 @@ def _check_divides(spec: ModelShape, shard: Shard) -> None:
 
 
 class _Reader:
-    """Reads weights of one shard and remembers which keys it used."""
+    """Reads weights of one shard."""
 
-    def __init__(
-        self, checkpoint: Mapping[str, StoredTensor], spec: ModelShape, shard: Shard
-    ) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checked: CheckedReader, spec: ModelShape, shard: Shard) -> None:
+        self._checked = checked
+        self._stored = checked.stored
         self._spec = spec
         self._shard = shard
-        self._read: set[str] = set()
 
     def layer(self, keys: naming.LayerKeys) -> LayerWeights:
         spec = self._spec
@@ -160,10 +154,8 @@ class _Reader:
 
     def mtp(self, index: int, shared_norm: Float32Array) -> MtpWeights:
         spec = self._spec
-        keys = naming.mtp_layer(index, spec.n_layers, self._checkpoint, spec.tie_word_embeddings)
-        for copy, original in keys.copies:
-            self._check_copy(copy, original)
-        has_own_norm = keys.final_norm in self._checkpoint
+        keys = self._checked.mtp_keys(index)
+        has_own_norm = self._checked.has(keys.final_norm)
         return MtpWeights(
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
@@ -174,11 +166,11 @@ class _Reader:
 
     def head(self, embed: Float32Array) -> Float32Array:
         if self._shard.rank:
-            self._read.add(naming.LM_HEAD)
+            self._checked.skip(naming.LM_HEAD)
             return np.empty((self._spec.hidden_size, 0), np.float32)
         if not self._spec.tie_word_embeddings:
             return self._transposed(naming.LM_HEAD, embed.shape)
-        self._check_copy(naming.LM_HEAD, naming.EMBED)
+        self._checked.check_copy(naming.LM_HEAD, naming.EMBED)
         return np.ascontiguousarray(embed.T)
 
     def norm(self, key: str) -> Float32Array:
@@ -191,14 +183,6 @@ class _Reader:
 
     def matrix(self, key: str, shape: tuple[int, ...]) -> Float32Array:
         return self._stored(key, shape).float32()
-
-    def refuse_unread(self) -> None:
-        unknown = sorted(
-            key for key in self._checkpoint.keys() - self._read if not naming.is_ignorable(key)
-        )
-        if unknown:
-            more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
-            raise CheckpointError(f"{unknown[0]}: unknown key{more} for {self._expectation()}")
 
     def _fused_columns(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
         parts = [
@@ -217,23 +201,3 @@ class _Reader:
     def _part(self, width: int) -> slice:
         local = width // self._shard.size
         return slice(self._shard.rank * local, (self._shard.rank + 1) * local)
-
-    def _check_copy(self, copy: str, original: str) -> None:
-        if copy not in self._checkpoint:
-            return
-        shape = (self._spec.vocab_size, self._spec.hidden_size)
-        if not np.array_equal(self.matrix(copy, shape), self.matrix(original, shape)):
-            raise CheckpointError(f"{copy}: must equal {original}, and does not")
-
-    def _stored(self, key: str, shape: tuple[int, ...]) -> StoredTensor:
-        stored = self._checkpoint.get(key)
-        if stored is None:
-            raise CheckpointError(f"{key}: missing key for {self._expectation()}")
-        self._read.add(key)
-        if stored.shape != shape:
-            raise CheckpointError(f"{key}: expected shape {shape}, found {stored.shape}")
-        return stored
-
-    def _expectation(self) -> str:
-        spec = self._spec
-        return f"{spec.model_type} with {spec.n_layers} layers and {spec.n_mtp_layers} MTP layers"

@@ -1,0 +1,162 @@
+"""A checkpoint lands on the device as the host has it, in the layout and dtype of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from baton_testing.numpy_device import NumpyDevice, NumpyTensor, on_device
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device import loading
+from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
+from baton_worker.engine.backends.device.seam import DType
+from baton_worker.engine.backends.device.weights import DeviceWeights
+from baton_worker.engine.model.checkpoint import StoredTensor, open_checkpoint
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.weights import Weights, load_weights
+
+
+def on_host(made: Any) -> Weights:
+    return load_weights(made.path, load_shape(made.path))
+
+
+def streamed(
+    made: Any, dtype: DType = "float32", n_mtp: int = 1, device: NumpyDevice | None = None
+) -> DeviceWeights:
+    spec = load_shape(made.path)
+    return load_device_weights(
+        device or NumpyDevice(), open_checkpoint(made.path), spec, dtype, n_mtp
+    )
+
+
+def values(tensor: NumpyTensor) -> npt.NDArray[np.float32]:
+    array = on_device(tensor)
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array, np.float32)
+
+
+def pairs(device: DeviceWeights, host: Weights) -> list[tuple[NumpyTensor, npt.NDArray[Any]]]:
+    """Each of the device's tensors, with what it must equal."""
+    found = [(device.embed, host.embed), (device.lm_head, host.lm_head.T)]
+    found += [(device.final_norm, host.final_norm)]
+    layers = list(zip(device.layers, host.layers, strict=True))
+    for ours, theirs in zip(device.mtp, host.mtp, strict=True):
+        layers.append((ours.layer, theirs.layer))
+        found += [(ours.emb_norm, theirs.emb_norm), (ours.hidden_norm, theirs.hidden_norm)]
+        found += [(ours.proj, theirs.proj.T), (ours.final_norm, theirs.final_norm)]
+    for ours, theirs in layers:
+        found += [(ours.qkv, theirs.qkv.T), (ours.o, theirs.o.T), (ours.down, theirs.down.T)]
+        found += [(ours.gate_up, theirs.gate_up.T), (ours.input_norm, theirs.input_norm)]
+        found += [(ours.post_norm, theirs.post_norm)]
+        found += list(zip(ours.qk_norm or (), theirs.qk_norm or (), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen3"])
+@pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_tensor_is_the_hosts(
+    make_checkpoint: Callable[..., Any], family: str, storage: str, tied: bool
+) -> None:
+    made = make_checkpoint(family=family, storage=storage, tie_word_embeddings=tied)
+    device, host = streamed(made), on_host(made)
+    for ours, theirs in pairs(device, host):
+        np.testing.assert_array_equal(values(ours), theirs)
+    assert device.identity == host.identity
+    assert (device.lm_head is device.embed) == tied, "tied weights are there once"
+
+
+@pytest.mark.parametrize("mtp", ["ernie", "deepseek"])
+def test_both_schemes_of_draft_layers_are_read(
+    make_checkpoint: Callable[..., Any], mtp: str
+) -> None:
+    made = make_checkpoint(mtp=mtp, shards=2)
+    for ours, theirs in pairs(streamed(made), on_host(made)):
+        np.testing.assert_array_equal(values(ours), theirs)
+
+
+def test_a_bfloat16_checkpoint_stays_as_it_is(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint(storage="BF16")
+    weights = streamed(made, "bfloat16")
+    assert on_device(weights.embed).dtype == np.uint16
+    for ours, theirs in pairs(weights, on_host(made)):
+        np.testing.assert_array_equal(values(ours), theirs)
+
+
+def test_a_draft_layer_that_is_not_wanted_takes_no_memory(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    made, with_it, without = make_checkpoint(), NumpyDevice(), NumpyDevice()
+    streamed(made, device=with_it)
+    assert streamed(made, n_mtp=0, device=without).mtp == ()
+    assert without.memory().peak < with_it.memory().peak
+
+
+@pytest.mark.parametrize("piece", [1, 200, 1000])
+def test_pieces_of_any_size_give_the_same(
+    make_checkpoint: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    made = make_checkpoint()
+    monkeypatch.setattr(loading, "_PIECE_BYTES", piece)
+    for ours, theirs in pairs(streamed(made), on_host(made)):
+        np.testing.assert_array_equal(values(ours), theirs)
+
+
+def test_a_device_that_is_too_small_says_so(make_checkpoint: Callable[..., Any]) -> None:
+    with pytest.raises(DeviceError, match="allocate float32"):
+        streamed(make_checkpoint(), device=NumpyDevice(total=20_000))
+
+
+def test_a_long_load_tells_how_far_it_is(
+    make_checkpoint: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = make_checkpoint()
+    monkeypatch.setattr(loading, "_TOLD_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger=loading.__name__):
+        streamed(made)
+    told = [vars(record)["percent"] for record in caplog.records]
+    assert told == sorted(told)
+    assert told[-1] == 100
+
+
+@pytest.mark.parametrize(
+    ("storage", "wanted", "dtype"),
+    [
+        ("F32", "auto", "float32"),
+        ("BF16", "auto", "bfloat16"),
+        ("F16", "auto", "bfloat16"),
+        ("BF16", "float32", "float32"),
+        ("F32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_auto_is_the_checkpoints_dtype(
+    make_checkpoint: Callable[..., Any], storage: str, wanted: str, dtype: str
+) -> None:
+    made = make_checkpoint(storage=storage)
+    assert model_dtype(open_checkpoint(made.path), wanted) == dtype
+
+
+def test_rounding_is_to_the_nearest_and_ties_to_even() -> None:
+    bits = np.array(
+        [0x3F800000, 0x3F807FFF, 0x3F808000, 0x3F808001, 0x3F818000, 0x7F7FFFFF, 0xFF800000], "<u4"
+    )
+    out = np.empty(len(bits), np.uint16)
+    StoredTensor("x", "F32", bits.shape, bits.view("<f4")).write_to(out, slice(None))
+    assert [hex(value) for value in out.tolist()] == [
+        "0x3f80", "0x3f80", "0x3f80", "0x3f81", "0x3f82", "0x7f80", "0xff80",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFC00000])
+def test_a_nan_stays_one(bits: int) -> None:
+    stored = np.array([bits], "<u4").view("<f4")
+    out = np.empty(1, np.uint16)
+    StoredTensor("x", "F32", (1,), stored).write_to(out, slice(None))
+    assert np.isnan((out.astype(np.uint32) << 16).view(np.float32)).all()

@@ -1,0 +1,230 @@
+"""A checkpoint's tensors on their way to the device, one after the other.
+
+Owns the copy: from the mapped file through two pieces of page-locked memory, converted on the way,
+while the device takes the piece before. So the host never holds more of a model than those, and
+what is fused is written in parts into its place. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.backends.device.seam import Device, DType, Event, Tensor
+from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.model import naming
+from baton_worker.engine.model.checkpoint import StoredTensor, identity
+from baton_worker.engine.model.reading import CheckedReader
+from baton_worker.engine.model.shape import ModelShape
+
+log = logging.getLogger(__name__)
+
+_PIECE_BYTES = 32 << 20
+_TOLD_SECONDS = 5.0
+_HOST_TYPES: dict[DType, type[np.generic]] = {"bfloat16": np.uint16, "float32": np.float32}
+
+
+def model_dtype(checkpoint: Mapping[str, StoredTensor], wanted: str) -> DType:
+    """Return E: `wanted`, or for auto what the checkpoint's embeddings are stored as.
+
+    F16 becomes bfloat16, of which there are kernels: range kept, three bits of each value lost.
+    """
+    if wanted != "auto":
+        return "float32" if wanted == "float32" else "bfloat16"
+    embed = checkpoint.get(naming.EMBED)
+    return "float32" if embed is not None and embed.dtype == "F32" else "bfloat16"
+
+
+def load_device_weights(
+    device: Device,
+    checkpoint: Mapping[str, StoredTensor],
+    spec: ModelShape,
+    dtype: DType,
+    n_mtp: int,
+) -> DeviceWeights:
+    """Copy a checkpoint to the device as E.
+
+    Args:
+        dtype: E, bfloat16 or float32.
+        n_mtp: how many of the model's MTP layers are wanted there; the others are only checked.
+
+    Raises:
+        CheckpointError: a key is missing, unknown or of another shape than `spec` says, or a copy
+            differs from its original; the message names it.
+        DeviceError: the device has no memory left for a tensor.
+    """
+    checked = CheckedReader(checkpoint, spec)
+    pieces = _Pieces(device, dtype, _Progress(sum(t.raw.nbytes for t in checkpoint.values())))
+    main = _Layers(checked, spec, _Copies(device, dtype, pieces))
+    embed = main.tensor((naming.EMBED, (spec.vocab_size, spec.hidden_size)))
+    final_norm = main.norm(naming.FINAL_NORM)
+    weights = DeviceWeights(
+        dtype=dtype,
+        embed=embed,
+        layers=tuple(main.layer(naming.main_layer(i)) for i in range(spec.n_layers)),
+        mtp=tuple(main.mtp(i, final_norm) for i in range(min(n_mtp, spec.n_mtp_layers))),
+        final_norm=final_norm,
+        lm_head=main.head(embed),
+        identity=identity(checkpoint),
+    )
+    unwanted = _Layers(checked, spec, lambda parts: None)
+    for index in range(n_mtp, spec.n_mtp_layers):
+        unwanted.mtp(index, final_norm)
+    checked.refuse_unread()
+    device.synchronise()
+    return weights
+
+
+class _Layers:
+    """Reads a model's tensors in the layout of `weights`, and has each placed.
+
+    Args:
+        place: makes one tensor of stored ones, joined by rows.
+    """
+
+    def __init__(
+        self,
+        checked: CheckedReader,
+        spec: ModelShape,
+        place: Callable[[tuple[StoredTensor, ...]], Tensor],
+    ) -> None:
+        self._checked = checked
+        self._spec = spec
+        self._place = place
+
+    def tensor(self, *parts: tuple[str, tuple[int, ...]]) -> Tensor:
+        return self._place(tuple(self._checked.stored(key, shape) for key, shape in parts))
+
+    def norm(self, key: str) -> Tensor:
+        return self.tensor((key, (self._spec.hidden_size,)))
+
+    def layer(self, keys: naming.LayerKeys) -> DeviceLayer:
+        spec = self._spec
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        query, key, value = keys.qkv
+        kv = (spec.kv_size, hidden)
+        return DeviceLayer(
+            input_norm=self.norm(keys.input_norm),
+            qkv=self.tensor((query, (spec.q_size, hidden)), (key, kv), (value, kv)),
+            o=self.tensor((keys.o, (hidden, spec.q_size))),
+            post_norm=self.norm(keys.post_norm),
+            gate_up=self.tensor(*((key, (inner, hidden)) for key in keys.gate_up)),
+            down=self.tensor((keys.down, (hidden, inner))),
+            qk_norm=self._qk_norm(keys) if spec.has_qk_norm else None,
+        )
+
+    def mtp(self, index: int, shared_norm: Tensor) -> DeviceMtp:
+        hidden = self._spec.hidden_size
+        keys = self._checked.mtp_keys(index)
+        has_own_norm = self._checked.has(keys.final_norm)
+        return DeviceMtp(
+            emb_norm=self.norm(keys.emb_norm),
+            hidden_norm=self.norm(keys.hidden_norm),
+            proj=self.tensor((keys.proj, (hidden, 2 * hidden))),
+            layer=self.layer(keys.layer),
+            final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
+        )
+
+    def head(self, embed: Tensor) -> Tensor:
+        if self._spec.tie_word_embeddings:
+            self._checked.check_copy(naming.LM_HEAD, naming.EMBED)
+            return embed
+        return self.tensor((naming.LM_HEAD, (self._spec.vocab_size, self._spec.hidden_size)))
+
+    def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Tensor, Tensor]:
+        query, key = keys.qk_norm
+        shape = (self._spec.head_dim,)
+        return self.tensor((query, shape)), self.tensor((key, shape))
+
+
+class _Copies:
+    """Places stored tensors in new memory of the device."""
+
+    def __init__(self, device: Device, dtype: DType, pieces: _Pieces) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._pieces = pieces
+
+    def __call__(self, parts: tuple[StoredTensor, ...]) -> Tensor:
+        n_rows = sum(part.shape[0] for part in parts)
+        tensor = self._device.empty((n_rows, *parts[0].shape[1:]), self._dtype)
+        start = 0
+        for part in parts:
+            stop = start + part.shape[0]
+            self._pieces.send(part, self._device.rows(tensor, start, stop))
+            start = stop
+        return tensor
+
+
+class _Piece(NamedTuple):
+    """Page-locked memory, and the point at which its last content has been taken."""
+
+    memory: npt.NDArray[np.uint8]
+    taken: Event
+
+
+class _Pieces:
+    """Sends stored tensors to memory of the device, in turns from two pieces of the host's."""
+
+    def __init__(self, device: Device, dtype: DType, progress: _Progress) -> None:
+        self._device = device
+        self._type = np.dtype(_HOST_TYPES[dtype])
+        self._progress = progress
+        self._next, self._after = (
+            _Piece(device.host(_PIECE_BYTES), device.record()) for _ in range(2)
+        )
+
+    def send(self, stored: StoredTensor, to: Tensor) -> None:
+        stored.require_float()
+        n_rows, width = stored.shape[0], stored.raw[:1].size
+        row_bytes = width * self._type.itemsize
+        if row_bytes > self._next.memory.nbytes:
+            self._grow(row_bytes)
+        step = self._next.memory.nbytes // row_bytes
+        for start in range(0, n_rows, step):
+            rows = slice(start, min(start + step, n_rows))
+            self._send_rows(stored, rows, self._device.rows(to, rows.start, rows.stop))
+        self._progress.add(stored.raw.nbytes)
+
+    def _send_rows(self, stored: StoredTensor, rows: slice, to: Tensor) -> None:
+        piece = self._next
+        piece.taken.wait()
+        size = stored.raw[rows].size
+        host = piece.memory[: size * self._type.itemsize].view(self._type)
+        host = host.reshape(-1, *stored.shape[1:])
+        stored.write_to(host, rows)
+        self._device.upload(host, to)
+        sent = _Piece(piece.memory, self._device.record())
+        self._next, self._after = self._after, sent
+
+    def _grow(self, n_bytes: int) -> None:
+        self._device.synchronise()
+        self._next, self._after = (
+            _Piece(self._device.host(n_bytes), self._device.record()) for _ in range(2)
+        )
+
+
+class _Progress:
+    """Tells the log how far a long load has come."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._total = total
+        self._done = 0
+        self._told_at = clock()
+
+    def add(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        now = self._clock()
+        if now - self._told_at >= _TOLD_SECONDS:
+            self._told_at = now
+            share = round(100 * self._done / max(self._total, 1))
+            log.info(
+                "loading weights",
+                extra={"bytes_read": self._done, "bytes": self._total, "percent": share},
+            )

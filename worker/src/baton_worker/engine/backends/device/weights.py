@@ -1,0 +1,72 @@
+"""A model's weights in the device's memory, as the kernels read them.
+
+Owns which tensors there are and their layout: `[out, in]` as in the checkpoint, projections of one
+input fused by rows. Knows no checkpoint, no framework, and not how they get there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_worker.engine.backends.device.seam import DType, Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceLayer:
+    """One decoder layer, all of it E and contiguous.
+
+    Attributes:
+        input_norm: `[H]`, before attention.
+        qkv: `[(n_heads + 2 * n_kv_heads) * head_dim, H]`: all query heads, then keys, then values.
+        o: `[H, n_heads * head_dim]`.
+        post_norm: `[H]`, before the MLP.
+        gate_up: `[2 * I, H]`: gate, then up.
+        down: `[H, I]`.
+        qk_norm: `[head_dim]` each, of query and key heads; None for families without.
+    """
+
+    input_norm: Tensor
+    qkv: Tensor
+    o: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    qk_norm: tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceMtp:
+    """One MTP layer: `layer(concat[rms(emb(t+1), emb_norm), rms(h, hidden_norm)] @ proj^T)`.
+
+    Attributes:
+        emb_norm, hidden_norm: `[H]`.
+        proj: `[H, 2 * H]`; columns `:H` take the embedding, columns `H:` the hidden state.
+        final_norm: `[H]`; the main model's own tensor unless the checkpoint has another one.
+    """
+
+    emb_norm: Tensor
+    hidden_norm: Tensor
+    proj: Tensor
+    layer: DeviceLayer
+    final_norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceWeights:
+    """A whole model.
+
+    Attributes:
+        dtype: E.
+        embed: `[V, H]`.
+        final_norm: `[H]`.
+        lm_head: `[V, H]`; the very tensor `embed` when they are tied.
+        identity: hash of what they were read from; see `Weights.identity`.
+    """
+
+    dtype: DType
+    embed: Tensor
+    layers: tuple[DeviceLayer, ...]
+    mtp: tuple[DeviceMtp, ...]
+    final_norm: Tensor
+    lm_head: Tensor
+    identity: str

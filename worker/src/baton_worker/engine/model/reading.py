@@ -1,0 +1,94 @@
+"""A checkpoint read against the shape that config.json promises: no key missing, none unread.
+
+Owns the refusals of a checkpoint that does not fit, whoever wants its tensors and wherever they
+go. Knows no layout of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from baton_worker.engine.model import naming
+from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
+from baton_worker.engine.model.shape import ModelShape
+
+_COMPARED_VALUES = 1 << 24
+"""How many values of a copy are compared at once: a whole head would be gigabytes as float32."""
+
+
+class CheckedReader:
+    """Hands out stored tensors of expected shapes and remembers which keys were asked for."""
+
+    def __init__(self, checkpoint: Mapping[str, StoredTensor], spec: ModelShape) -> None:
+        self._checkpoint = checkpoint
+        self._spec = spec
+        self._read: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """Whether the checkpoint holds this key."""
+        return key in self._checkpoint
+
+    def stored(self, key: str, shape: tuple[int, ...]) -> StoredTensor:
+        """Return a tensor that must be there.
+
+        Raises:
+            CheckpointError: it is missing or of another shape.
+        """
+        stored = self._checkpoint.get(key)
+        if stored is None:
+            raise CheckpointError(f"{key}: missing key for {self._expectation()}")
+        self._read.add(key)
+        if stored.shape != shape:
+            raise CheckpointError(f"{key}: expected shape {shape}, found {stored.shape}")
+        return stored
+
+    def skip(self, key: str) -> None:
+        """Count a key as read that somebody else reads."""
+        self._read.add(key)
+
+    def mtp_keys(self, index: int) -> naming.MtpKeys:
+        """Return the keys of MTP layer `index`, once what it repeats is known to be equal.
+
+        Raises:
+            CheckpointError: a copy differs from its original.
+        """
+        spec = self._spec
+        keys = naming.mtp_layer(index, spec.n_layers, self._checkpoint, spec.tie_word_embeddings)
+        for copy, original in keys.copies:
+            self.check_copy(copy, original)
+        return keys
+
+    def check_copy(self, copy: str, original: str) -> None:
+        """Refuse a copy, if the checkpoint holds it, of `[V, H]` that differs from its original.
+
+        Raises:
+            CheckpointError: it does, or one of them is of another shape.
+        """
+        if copy not in self._checkpoint:
+            return
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        first, second = self.stored(copy, shape), self.stored(original, shape)
+        step = max(_COMPARED_VALUES // shape[1], 1)
+        for start in range(0, shape[0], step):
+            rows = slice(start, start + step)
+            if not np.array_equal(first.float32(rows), second.float32(rows)):
+                raise CheckpointError(f"{copy}: must equal {original}, and does not")
+
+    def refuse_unread(self) -> None:
+        """Refuse a checkpoint with more than what was asked for.
+
+        Raises:
+            CheckpointError: it holds an unknown key.
+        """
+        unknown = sorted(
+            key for key in self._checkpoint.keys() - self._read if not naming.is_ignorable(key)
+        )
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
+            raise CheckpointError(f"{unknown[0]}: unknown key{more} for {self._expectation()}")
+
+    def _expectation(self) -> str:
+        spec = self._spec
+        return f"{spec.model_type} with {spec.n_layers} layers and {spec.n_mtp_layers} MTP layers"
