@@ -28,7 +28,7 @@ from baton_worker.engine.output.handoff_state import handoff_state
 from baton_worker.engine.output.snapshot import EmittedRow, StepOut, StepSnapshot
 from baton_worker.engine.output.stats import step_stats
 from baton_worker.engine.progress import Progress
-from baton_worker.engine.sampling.logprobs import TokenColumns, compute
+from baton_worker.engine.sampling.logprobs import TokenColumns
 from baton_worker.engine.scheduling.admission import KvIdentity, check_handoff, check_request
 from baton_worker.engine.scheduling.kv_transfers import KvTransfers
 from baton_worker.engine.scheduling.requests import (
@@ -40,8 +40,12 @@ from baton_worker.engine.scheduling.requests import (
     new_state,
 )
 from baton_worker.engine.scheduling.scheduler import Scheduler
-from baton_worker.engine.step.in_flight import InFlightStep, StepLauncher, positions_of
-from baton_worker.engine.step.runner import Runner
+from baton_worker.engine.step.in_flight import (
+    InFlightStep,
+    StepLauncher,
+    StepRunner,
+    positions_of,
+)
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode, Finish
@@ -61,7 +65,7 @@ class EngineParts:
     allocator: BlockAllocator
     pool: KvStore
     scheduler: Scheduler
-    runner: Runner
+    runner: StepRunner
 
 
 class _Ending(NamedTuple):
@@ -302,7 +306,7 @@ class StepEngine:
         snapshot, launched = landed.snapshot, landed.launched
         tokens = TokenColumns({})
         if snapshot.emitted is not None and snapshot.scoring is not None:
-            tokens = compute(snapshot.scoring, snapshot.emitted, self._clock)
+            tokens = snapshot.scoring.columns(snapshot.emitted, self._clock)
         emitted = emitted_columns(snapshot.rows, tokens.columns)
         out = StepOut(snapshot.rows, emitted, tokens.op_seconds, snapshot.prompts)
         columns = build_columns(landed.terminals, landed.imports, out)

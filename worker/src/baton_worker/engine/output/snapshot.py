@@ -10,8 +10,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from baton_worker.engine.sampling.logprobs import EmittedTokens
-from baton_worker.engine.sampling.scoring import Scoring
+from baton_worker.engine.sampling.logprobs import EmittedTokens, Scores
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DraftScores
 from baton_worker.records.columns import Finish, StepColumns
@@ -92,7 +91,7 @@ class StepSnapshot:
     Attributes:
         rows: in emission order.
         emitted: their tokens, row by row.
-        scoring: the logits that their logprobs are taken from; this step's own.
+        scoring: what their logprobs come from; this step's own.
         prompts: prompt tokens with their logprobs, of requests that asked for them.
         failures: requests whose numbers were not finite, and what was found; their rows mean
             nothing.
@@ -100,7 +99,7 @@ class StepSnapshot:
 
     rows: tuple[EmittedRow, ...]
     emitted: EmittedTokens | None
-    scoring: Scoring | None
+    scoring: Scores | None
     prompts: tuple[PromptRow, ...] = ()
     failures: Mapping[RequestKey, str] = field(default_factory=dict)
 

@@ -1,14 +1,15 @@
-"""Logprob columns of a step's emitted tokens: one call of the op on the step's `Scoring`.
+"""Logprob columns of a step's emitted tokens, wherever its scores are.
 
-Owns the mapping from emitted tokens to logits rows. Everything downstream copies these columns; no
-other place computes a logprob.
+Owns what a step's scores are asked for, and how a host answers: one call of the op on the step's
+`Scoring`, by a mapping from emitted tokens to logits rows. Everything downstream copies these
+columns.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,30 @@ class TokenColumns(NamedTuple):
 
     columns: Mapping[str, npt.NDArray[Any]]
     op_seconds: float = 0.0
+
+
+class Scores(Protocol):
+    """What the logprobs of a step's B sequences come from; no later step changes it."""
+
+    def select(self, kept: Sequence[int]) -> Scores:
+        """Return the scores of these sequences only."""
+
+    def columns(self, emitted: EmittedTokens, clock: Callable[[], float]) -> TokenColumns:
+        """Return the columns of the tokens that the same sequences kept; clock in seconds."""
+
+
+class HostScores(NamedTuple):
+    """`Scores` whose logits are the host's."""
+
+    scoring: Scoring
+
+    def select(self, kept: Sequence[int]) -> HostScores:
+        """See `Scores.select`; over the same logits."""
+        return HostScores(self.scoring.select(kept))
+
+    def columns(self, emitted: EmittedTokens, clock: Callable[[], float]) -> TokenColumns:
+        """See `Scores.columns`."""
+        return compute(self.scoring, emitted, clock)
 
 
 def compute(scoring: Scoring, emitted: EmittedTokens, clock: Callable[[], float]) -> TokenColumns:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, StepSnapshot
 from baton_worker.engine.scheduling.scheduler import StepPlan
@@ -19,6 +20,16 @@ from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
 
 Work = Callable[[], StepSnapshot]
+
+
+class StepRunner(Protocol):
+    """What advances sequences by a step, on whatever it computes."""
+
+    def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
+        """Advance every sequence of `plan` and propose `n_draft` drafts for those that go on.
+
+        Changes request state only by what was fed, emitted and proposed.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)

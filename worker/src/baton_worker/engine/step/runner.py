@@ -13,7 +13,7 @@ import numpy.typing as npt
 from baton_worker.engine.options import DraftSources
 from baton_worker.engine.output.outcome import KeptRow, freeze, keep
 from baton_worker.engine.output.snapshot import EmittedRow, StepSnapshot
-from baton_worker.engine.sampling.logprobs import EmittedTokens
+from baton_worker.engine.sampling.logprobs import EmittedTokens, HostScores
 from baton_worker.engine.sampling.sampler import Chosen, choose
 from baton_worker.engine.sampling.scoring import scoring_of
 from baton_worker.engine.scheduling.batch import Batch, assemble, next_tokens
@@ -74,7 +74,7 @@ class Runner:
         self._drafter.propose(output, going_on, n_draft, failures)
         rows = tuple(freeze(row) for row in kept)
         emitted = _emitted(batch, chosen, rows)
-        return StepSnapshot(rows, emitted, scoring, prompts, failures.reasons)
+        return StepSnapshot(rows, emitted, HostScores(scoring), prompts, failures.reasons)
 
     def _raw_logits(self, batch: Batch, hidden: Array) -> npt.NDArray[np.float32]:
         """Return the sampled rows' logits f32[R, V], and padding behind them: the model's memory.
