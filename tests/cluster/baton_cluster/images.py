@@ -43,7 +43,7 @@ OPERATOR = Recipe(
 )  # fmt: skip
 WORKER = Recipe(
     "localhost/baton-worker:dev", "worker/Dockerfile", ("worker", "ops", "examples/tiny-mtp"),
-    ("worker/pyproject.toml", "ops/pyproject.toml"),
+    ("worker/pyproject.toml", "ops/pyproject.toml", "ops/constraints-cuda.txt"),
 )  # fmt: skip
 
 
