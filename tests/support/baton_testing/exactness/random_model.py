@@ -1,0 +1,100 @@
+"""A model of Qwen3-8B's shape with random weights, made on a device from a seed.
+
+Owns how it is made so that its text is worth trying: the likeliest token is often the next of a
+short cycle, which the draft layer foretells, and as often a near-tie decides. So some drafts are
+accepted, some are not, and a wrong last bit changes tokens. Needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.model.shape import ModelShape
+
+LAYERS = 36
+CYCLE = 8
+PULL = 0.0022
+"""How much the next token of its cycle is in a row of the head: as much as the largest of the
+vocabulary's random logits, more or less."""
+
+
+def qwen3_8b(n_layers: int = LAYERS, n_mtp_layers: int = 1) -> ModelShape:
+    """Return the shape, with fewer layers if asked for, and a draft layer that Qwen3 has not."""
+    return ModelShape(
+        model_type="qwen3",
+        vocab_size=151_936,
+        hidden_size=4096,
+        n_layers=n_layers,
+        n_mtp_layers=n_mtp_layers,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=128,
+        intermediate_size=12_288,
+        rope_style="half",
+        rope_theta=1_000_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        mtp_hidden="pre_norm",
+        bos_token_id=None,
+        eos_token_ids=(151_645,),
+        max_position_embeddings=131_072 + 1024,
+        dtype="bfloat16",
+        has_qk_norm=True,
+    )
+
+
+def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeights:
+    """Return bfloat16 weights on the current CUDA device, the same for a seed on every H200."""
+    source = torch.Generator(device="cuda")
+    source.manual_seed(seed)
+    kind = {"device": "cuda", "dtype": torch.bfloat16}
+
+    def normal(*sizes: int, scale: float = 0.02) -> Any:
+        return torch.empty(sizes, **kind).normal_(0.0, scale, generator=source)
+
+    def norm(size: int) -> Any:
+        return 1 + normal(size, scale=0.1)
+
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    into_residual = 0.02 / (2 * shape.n_layers) ** 0.5
+
+    def layer() -> DeviceLayer:
+        heads = (norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None
+        return DeviceLayer(
+            input_norm=norm(hidden),
+            qkv=normal(shape.q_size + 2 * shape.kv_size, hidden),
+            o=normal(hidden, shape.q_size, scale=into_residual),
+            post_norm=norm(hidden),
+            gate_up=normal(2 * inner, hidden),
+            down=normal(hidden, inner, scale=into_residual),
+            qk_norm=heads,
+        )
+
+    embed = normal(shape.vocab_size, hidden, scale=1.0)
+    head = normal(shape.vocab_size, hidden)
+    head += PULL * embed[_before_in_cycle(torch, shape.vocab_size)]
+    final_norm = norm(hidden)
+
+    def draft_layer() -> DeviceMtp:
+        project = normal(hidden, 2 * hidden, scale=0.002)
+        project[:, :hidden] += torch.eye(hidden, **kind)
+        return DeviceMtp(norm(hidden), norm(hidden), project, layer(), final_norm)
+
+    return DeviceWeights(
+        dtype="bfloat16",
+        embed=embed,
+        layers=tuple(layer() for _ in range(shape.n_layers)),
+        mtp=tuple(draft_layer() for _ in range(shape.n_mtp_layers)),
+        final_norm=final_norm,
+        lm_head=head,
+        identity=f"random {shape.n_layers} {seed}",
+    )
+
+
+def _before_in_cycle(torch: Any, vocab_size: int) -> Any:
+    """Return i64[V]: the token before each in its cycle of `CYCLE` neighbours."""
+    tokens = torch.arange(vocab_size, device="cuda")
+    first = tokens // CYCLE * CYCLE
+    size = torch.clamp(vocab_size - first, max=CYCLE)
+    return first + (tokens - first + size - 1) % size
