@@ -12,9 +12,11 @@ target_sources(
           csrc/cuda/dispatch.cu
           csrc/cuda/generic_decoder.cu
           csrc/cuda/logprobs.cu
+          csrc/cuda/sampling.cu
           csrc/cuda/step.cu
           csrc/cuda/export_decoder.cc
           csrc/cuda/export_matmul.cc
+          csrc/cuda/export_sampling.cc
           csrc/cuda/export_step.cc)
 set_target_properties(
   baton_ops

@@ -100,6 +100,7 @@ struct StepInput {
   const int32_t* cu_rows;     // [batch + 1]
   const int32_t* k;           // [batch]
   const float* temperature;   // [batch] or null for 1
+  const int32_t* first_row;   // [batch], added to a request's rows, or null for 0
 };
 
 struct StepOutput {

@@ -18,6 +18,7 @@ struct PlanInput {
   const int32_t* cu_rows;     // [batch + 1]
   const int32_t* k;           // [batch]
   const float* temperature;   // [batch] or null for 1
+  const int32_t* first_row;   // [batch] or null for 0
 };
 
 struct PlanOutput {
@@ -67,9 +68,10 @@ __device__ __forceinline__ float InverseOf(float temperature) {
 __device__ __forceinline__ void WriteRows(const PlanInput& in, const PlanOutput& out, int32_t b,
                                           int32_t emitted, PlanSums at) {
   const int32_t k = in.k[b];
+  const int32_t first_row = in.cu_rows[b] + (in.first_row ? in.first_row[b] : 0);
   const float inv_temp = in.temperature ? InverseOf(in.temperature[b]) : 1.0f;
   for (int32_t i = 0; i < emitted && at.rows < in.capacity; ++i) {
-    out.row_index[at.rows] = in.cu_rows[b] + i;
+    out.row_index[at.rows] = first_row + i;
     out.token[at.rows] = in.token[static_cast<int64_t>(b) * (in.max_drafts + 1) + i];
     out.k[at.rows] = k;
     out.inv_temp[at.rows] = inv_temp;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "baton_ops/row_owner.cuh"
+
 namespace baton_ops::cuda {
 
 constexpr int kVerifyThreads = 512;
@@ -174,16 +176,6 @@ __device__ __forceinline__ RowDecision DecideProposal(const VerifyProbs& in, int
   return {BlockSample(p, in.vocab, p_total, uniform, shared), false};
 }
 
-// The request that owns a target row.
-__device__ __forceinline__ int32_t RequestOf(const int32_t* cu_rows, int32_t batch, int32_t row) {
-  int32_t low = 0, high = batch;
-  while (high - low > 1) {
-    const int32_t middle = (low + high) / 2;
-    (cu_rows[middle] <= row ? low : high) = middle;
-  }
-  return low;
-}
-
 // One block per target row: writes the row's token where the request's row would emit it; a refused
 // draft's token is marked as refused.
 __global__ void __launch_bounds__(kVerifyThreads)
@@ -193,7 +185,9 @@ __global__ void __launch_bounds__(kVerifyThreads)
   if (row >= drafts.cu_rows[drafts.batch]) return;
   const int32_t b = RequestOf(drafts.cu_rows, drafts.batch, row);
   const int32_t i = row - drafts.cu_rows[b];
-  const bool bonus = i >= drafts.draft_count[b];
+  const int32_t count = drafts.draft_count[b];
+  if (i > count) return;  // padding
+  const bool bonus = i == count;
   const int64_t at = static_cast<int64_t>(b) * drafts.max_drafts + i;
   const int32_t draft = bonus ? kNoToken : drafts.draft[at];
   const RowDecision decision = bonus || in.draft_probs == nullptr

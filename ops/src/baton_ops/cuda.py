@@ -42,7 +42,8 @@ class Drafts(NamedTuple):
     Attributes:
         draft: i32[B, Kmax], valid in `[b, : draft_count[b]]`.
         draft_count: i32[B].
-        cu_rows: i32[B + 1]; request b owns target rows `cu_rows[b] : cu_rows[b + 1]`.
+        cu_rows: i32[B + 1]; request b owns target rows `cu_rows[b] : cu_rows[b + 1]`. Those behind
+            its first `draft_count[b] + 1` are padding.
     """
 
     draft: Tensor
@@ -130,6 +131,7 @@ def plan_into(
     out: StepPlan,
     *,
     temperature: Tensor | None = None,
+    first_row: Tensor | None = None,
 ) -> None:
     """Write the rows that a step emitted, request by request, with their settings.
 
@@ -139,11 +141,12 @@ def plan_into(
         k: i32[B], each request's k for `logprobs_into`; -1 for no logprobs.
         out: the plan; rows beyond its capacity are dropped.
         temperature: f32[B], default 1; below 1e-5 it means 1.
+        first_row: i32[B], default 0; added to the rows that a request's logprobs are taken from.
 
     Raises:
         TypeError, ValueError: a dtype, shape or device is wrong; the message names it.
     """
-    library().cuda_plan(*accepted, cu_rows, k, temperature, *out)
+    library().cuda_plan(*accepted, cu_rows, k, temperature, first_row, *out)
 
 
 def normalise_top_p_into(

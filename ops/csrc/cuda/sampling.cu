@@ -1,0 +1,172 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "baton_ops/argmax.cuh"
+#include "baton_ops/bookkeeping.cuh"
+#include "baton_ops/probabilities.cuh"
+#include "baton_ops/process.cuh"
+#include "early_launch.h"
+#include "sampling.h"
+
+namespace baton_ops::cuda {
+namespace {
+
+constexpr int kRowBlocks = 8;               // of a cluster, where there are clusters
+constexpr int64_t kVocabOfOneBlock = 4096;  // up to so many logits, more blocks do not pay
+constexpr size_t kMostKeptBytes = 192 << 10;
+constexpr int64_t kMostGridRows = 65535;
+
+bool BeginsAtVectors(const void* data, int64_t row_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
+}
+
+bool UsesClusters(int64_t vocab) { return vocab > kVocabOfOneBlock && Capability() >= 9; }
+
+// Launches `blocks` blocks for each row, as a cluster if they are several.
+template <class Params>
+Error LaunchRows(void (*kernel)(Params), const RowsOfLogits& in, unsigned blocks, unsigned threads,
+                 size_t shared_bytes, const Params& params, Stream stream) {
+  constexpr size_t kWithoutAsking = 24 << 10;  // what static shared memory leaves of 48 KiB
+  if (shared_bytes > kWithoutAsking) {
+    const cudaError_t status = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (status != cudaSuccess) return ErrorOf(status);
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {blocks, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(in.rows) * blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  config.numAttrs = Capability() < 9 ? 0 : blocks > 1 ? 2 : 1;
+  return ErrorOf(cudaLaunchKernelEx(&config, kernel, params));
+}
+
+Grid GridOf(int64_t items) {
+  return {dim3(static_cast<unsigned>(DivideUp<int64_t>(items, kBookkeepingThreads))),
+          kBookkeepingThreads};
+}
+
+AcceptedTokens TokensOf(const AcceptedInput& in) {
+  return {static_cast<int32_t>(in.batch), static_cast<int32_t>(in.columns), in.n_accepted,
+          in.token};
+}
+
+ProcessParams ParamsOf(const ProcessInput& in, float* logits) {
+  ProcessParams p{};
+  p.logits = logits;
+  p.vocab = static_cast<uint32_t>(in.vocab);
+  p.batch = static_cast<int32_t>(in.batch);
+  p.max_drafts = static_cast<int32_t>(in.max_drafts);
+  p.slots = static_cast<int32_t>(in.slots);
+  p.by_vectors = BeginsAtVectors(in.seen, in.vocab);
+  p.cu_rows = in.cu_rows;
+  p.slot = in.slot;
+  p.counts = in.counts;
+  p.seen = in.seen;
+  p.draft = in.draft;
+  p.repetition = in.repetition;
+  p.frequency = in.frequency;
+  p.presence = in.presence;
+  p.bias_starts = in.bias_starts;
+  p.bias_ids = in.bias_ids;
+  p.bias = in.bias;
+  p.biases = static_cast<int32_t>(in.biases);
+  p.mask_starts = in.mask_starts;
+  p.masked = in.masked;
+  p.masks = static_cast<int32_t>(in.masks);
+  return p;
+}
+
+ProbabilitiesParams ParamsOf(const RowsOfLogits& in, const RowParamsInput& params, float* probs,
+                             uint8_t* broken) {
+  ProbabilitiesParams p{};
+  p.logits = in.logits;
+  p.vocab = static_cast<uint32_t>(in.vocab);
+  p.batch = static_cast<int32_t>(params.batch);
+  p.by_vectors = BeginsAtVectors(in.logits, in.vocab * 4) && BeginsAtVectors(probs, 0);
+  p.temperature = params.temperature;
+  p.top_p = params.top_p;
+  p.min_p = params.min_p;
+  p.top_k = params.top_k;
+  p.cu_rows = params.cu_rows;
+  p.probs = probs;
+  p.broken = broken;
+  return p;
+}
+
+}  // namespace
+
+Error Process(const ProcessInput& input, float* logits, Stream stream) {
+  if (input.rows == 0 || input.vocab == 0 || input.batch == 0) return nullptr;
+  const auto columns = static_cast<unsigned>(DivideUp<int64_t>(input.vocab, kProcessIds));
+  const auto rows = static_cast<unsigned>(std::min(input.rows, kMostGridRows));
+  return LaunchEarly(ProcessKernel, Grid{dim3(columns, rows), kProcessThreads}, stream,
+                     ParamsOf(input, logits), input.rows);
+}
+
+Error Argmax(const RowsOfLogits& input, int32_t* token, uint8_t* broken, Stream stream) {
+  if (input.rows == 0) return nullptr;
+  const ArgmaxParams p{input.logits, static_cast<uint32_t>(input.vocab),
+                       BeginsAtVectors(input.logits, input.vocab * 4), token, broken};
+  if (UsesClusters(input.vocab)) {
+    return LaunchRows(ArgmaxKernel<kRowBlocks>, input, kRowBlocks, kArgmaxThreads, 0, p, stream);
+  }
+  return LaunchRows(ArgmaxKernel<1>, input, 1, kArgmaxThreads, 0, p, stream);
+}
+
+Error Probabilities(const RowsOfLogits& input, const RowParamsInput& params, float* probs,
+                    uint8_t* broken, Stream stream) {
+  if (input.rows == 0 || params.batch == 0) return nullptr;
+  const ProbabilitiesParams p = ParamsOf(input, params, probs, broken);
+  const bool clusters = UsesClusters(input.vocab);
+  const int blocks = clusters ? kRowBlocks : 1;
+  const size_t kept = 4 * size_t{IntervalSize(p.vocab, blocks)};
+  const bool fits = clusters ? kept <= kMostKeptBytes : input.vocab <= kVocabOfOneBlock;
+  const auto kernel = clusters ? fits ? ProbabilitiesKernel<kRowBlocks, true>
+                                      : ProbabilitiesKernel<kRowBlocks, false>
+                      : fits   ? ProbabilitiesKernel<1, true>
+                               : ProbabilitiesKernel<1, false>;
+  return LaunchRows(kernel, input, blocks, kProbabilitiesThreads, fits ? kept : 0, p, stream);
+}
+
+Error Uniforms(const UniformsInput& input, double* out, Stream stream) {
+  if (input.rows == 0 || input.batch == 0) return nullptr;
+  const UniformsParams p{static_cast<int32_t>(input.batch),
+                         static_cast<int32_t>(input.rows),
+                         input.seeds,
+                         input.positions,
+                         input.cu_rows,
+                         out};
+  return LaunchEarly(UniformsKernel, GridOf(input.rows), stream, p);
+}
+
+Error CountTokens(const AcceptedInput& input, const CountsOutput& output, Stream stream) {
+  if (input.batch == 0) return nullptr;
+  const TokenCounts counts{output.slot, static_cast<int32_t>(output.slots),
+                           static_cast<int32_t>(output.vocab), output.counts, output.seen};
+  return LaunchEarly(CountTokensKernel, GridOf(input.batch * input.columns), stream,
+                     TokensOf(input), counts);
+}
+
+Error ScatterTokens(const AcceptedInput& input, const FlatTokens& output, Stream stream) {
+  if (input.batch == 0) return nullptr;
+  return LaunchEarly(ScatterTokensKernel, GridOf(input.batch * input.columns), stream,
+                     TokensOf(input), output.count, output.starts, output.tokens, output.length);
+}
+
+Error SeedDrafts(const int32_t* n_accepted, int64_t batch, const SeedsOutput& output,
+                 Stream stream) {
+  if (batch == 0) return nullptr;
+  const DraftSeeds seeds{output.starts, output.first, output.rows, output.positions};
+  return LaunchEarly(SeedDraftsKernel, GridOf(batch), stream, n_accepted,
+                     static_cast<int32_t>(batch), seeds);
+}
+
+}  // namespace baton_ops::cuda

@@ -1,0 +1,109 @@
+// The sampler's CUDA ops as plain functions, see launch.h. A row's results depend on that row
+// alone; rows behind the last request's are left alone.
+#ifndef BATON_OPS_CSRC_CUDA_SAMPLING_H_
+#define BATON_OPS_CSRC_CUDA_SAMPLING_H_
+
+#include <cstdint>
+
+#include "launch.h"
+
+namespace baton_ops::cuda {
+
+// Drafts that a request may have where its logits are processed.
+constexpr int64_t kMostProcessedDrafts = 64;
+
+struct ProcessInput {
+  int64_t rows;
+  int64_t vocab;
+  int64_t batch;
+  int64_t max_drafts;
+  int64_t slots;
+  const int32_t* cu_rows;  // [batch + 1]
+  const int32_t* slot;     // [batch], outside 0..slots-1: no penalties
+  const int32_t* counts;   // [slots, vocab]
+  const uint8_t* seen;     // [slots, vocab]
+  const int32_t* draft;    // [batch, max_drafts]
+  const float* repetition;
+  const float* frequency;
+  const float* presence;
+  const int32_t* bias_starts;  // [batch + 1]
+  const int32_t* bias_ids;     // [biases]
+  const float* bias;
+  int64_t biases;
+  const int32_t* mask_starts;  // [rows + 1]
+  const int32_t* masked;       // [masks]
+  int64_t masks;
+};
+
+Error Process(const ProcessInput& input, float* logits, Stream stream);
+
+struct RowsOfLogits {
+  const float* logits;  // [rows, vocab], contiguous
+  int64_t rows;
+  int64_t vocab;
+};
+
+Error Argmax(const RowsOfLogits& input, int32_t* token, uint8_t* broken, Stream stream);
+
+struct RowParamsInput {
+  int64_t batch;
+  const float* temperature;
+  const double* top_p;
+  const float* min_p;
+  const int32_t* top_k;
+  const int32_t* cu_rows;  // [batch + 1]
+};
+
+// `probs` may be the logits' memory.
+Error Probabilities(const RowsOfLogits& input, const RowParamsInput& params, float* probs,
+                    uint8_t* broken, Stream stream);
+
+struct UniformsInput {
+  int64_t batch;
+  int64_t rows;
+  const int64_t* seeds;
+  const int64_t* positions;
+  const int32_t* cu_rows;  // [batch + 1]
+};
+
+Error Uniforms(const UniformsInput& input, double* out, Stream stream);
+
+struct AcceptedInput {
+  int64_t batch;
+  int64_t columns;            // of token
+  const int32_t* n_accepted;  // [batch]
+  const int32_t* token;       // [batch, columns]
+};
+
+struct CountsOutput {
+  const int32_t* slot;  // [batch]
+  int64_t slots;
+  int64_t vocab;
+  int32_t* counts;  // [slots, vocab]
+  uint8_t* seen;    // [slots, vocab]
+};
+
+Error CountTokens(const AcceptedInput& input, const CountsOutput& output, Stream stream);
+
+struct FlatTokens {
+  const int32_t* count;   // [batch]
+  const int32_t* starts;  // [batch]
+  int32_t* tokens;        // [length]
+  int64_t length;
+};
+
+Error ScatterTokens(const AcceptedInput& input, const FlatTokens& output, Stream stream);
+
+struct SeedsOutput {
+  const int32_t* starts;  // [batch]
+  const int32_t* first;
+  int32_t* rows;
+  int32_t* positions;
+};
+
+Error SeedDrafts(const int32_t* n_accepted, int64_t batch, const SeedsOutput& output,
+                 Stream stream);
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_CSRC_CUDA_SAMPLING_H_

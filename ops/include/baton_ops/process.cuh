@@ -1,0 +1,164 @@
+// What a request's parameters do to its logits before anything is chosen: bias, penalties, masks,
+// in that order and in place. Every operation is rounded as on the CPU, so the results are its
+// bits.
+//
+// Penalties change tokens that were seen and no others, so of a whole row only the bytes that say
+// so are read: a tenth of what the logits and counts would be.
+#ifndef BATON_OPS_PROCESS_CUH_
+#define BATON_OPS_PROCESS_CUH_
+
+#include "baton_ops/grid_order.cuh"
+#include "baton_ops/row_owner.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kProcessThreads = 256;
+constexpr uint32_t kProcessIds = 16384;  // that a block looks after
+constexpr int kMostAssumed = 64;         // drafts of a sequence
+
+struct ProcessParams {
+  float* logits;  // [rows, vocab]
+  uint32_t vocab;
+  int32_t batch;
+  int32_t max_drafts;
+  int32_t slots;
+  bool by_vectors;         // every slot of `seen` begins at a multiple of 16 bytes
+  const int32_t* cu_rows;  // [batch + 1]
+  const int32_t* slot;     // [batch], -1: no penalties
+  const int32_t* counts;   // [slots, vocab]
+  const uint8_t* seen;     // [slots, vocab]
+  const int32_t* draft;    // [batch, max_drafts]
+  const float* repetition;
+  const float* frequency;
+  const float* presence;
+  const int32_t* bias_starts;  // [batch + 1]
+  const int32_t* bias_ids;
+  const float* bias;
+  int32_t biases;              // how many there is room for
+  const int32_t* mask_starts;  // [rows + 1]
+  const int32_t* masked;
+  int32_t masks;
+};
+
+struct Penalty {
+  float repetition, frequency, presence;
+
+  __device__ __forceinline__ bool Changes() const {
+    return repetition != 1.0f || frequency != 0.0f || presence != 0.0f;
+  }
+  // Of a token that was seen.
+  __device__ __forceinline__ float operator()(float logit, int32_t count) const {
+    if (repetition != 1.0f) {
+      logit = logit > 0.0f ? __fdiv_rn(logit, repetition) : __fmul_rn(logit, repetition);
+    }
+    if (frequency != 0.0f) {
+      logit = __fsub_rn(logit, __fmul_rn(frequency, static_cast<float>(count)));
+    }
+    if (presence != 0.0f && count > 0) logit = __fsub_rn(logit, presence);
+    return logit;
+  }
+};
+
+// One row's logits, as far as a block looks after them.
+struct ProcessedRow {
+  float* logits;
+  uint32_t first, last;
+
+  // Whether the block has the token; ids outside the vocabulary are nobody's.
+  __device__ __forceinline__ bool Has(int32_t id) const {
+    return static_cast<uint32_t>(id) >= first && static_cast<uint32_t>(id) < last;
+  }
+};
+
+__device__ __forceinline__ void AddBias(const ProcessParams& p, const ProcessedRow& row,
+                                        int32_t s) {
+  const int32_t stop = min(p.bias_starts[s + 1], p.biases);
+  for (int32_t i = max(p.bias_starts[s], 0) + static_cast<int32_t>(threadIdx.x); i < stop;
+       i += kProcessThreads) {
+    const int32_t id = p.bias_ids[i];
+    if (row.Has(id)) row.logits[id] = __fadd_rn(row.logits[id], p.bias[i]);
+  }
+}
+
+__device__ __forceinline__ void Mask(const ProcessParams& p, const ProcessedRow& row, int64_t r) {
+  const int32_t stop = min(p.mask_starts[r + 1], p.masks);
+  for (int32_t i = max(p.mask_starts[r], 0) + static_cast<int32_t>(threadIdx.x); i < stop;
+       i += kProcessThreads) {
+    const int32_t id = p.masked[i];
+    if (row.Has(id)) row.logits[id] = -INFINITY;
+  }
+}
+
+// `flags`: bytes of tokens `id` to `id + 3`, not zero for one that was seen.
+__device__ __forceinline__ void PenaliseWord(const Penalty& penalty, const ProcessedRow& row,
+                                             const int32_t* counts, uint32_t id, uint32_t flags) {
+  for (; flags != 0; ++id, flags >>= 8) {
+    if (flags & 0xffu) row.logits[id] = penalty(row.logits[id], counts[id]);
+  }
+}
+
+__device__ __forceinline__ void PenaliseSeen(const ProcessParams& p, const Penalty& penalty,
+                                             const ProcessedRow& row, int64_t slot) {
+  const uint8_t* seen = p.seen + slot * p.vocab;
+  const int32_t* counts = p.counts + slot * p.vocab;
+  if (!p.by_vectors) {
+    for (uint32_t id = row.first + threadIdx.x; id < row.last; id += kProcessThreads) {
+      PenaliseWord(penalty, row, counts, id, seen[id]);
+    }
+    return;
+  }
+  const auto* vectors = reinterpret_cast<const uint4*>(seen);
+#pragma unroll 4
+  for (uint32_t at = row.first / 16 + threadIdx.x; at < row.last / 16; at += kProcessThreads) {
+    const uint4 flags = vectors[at];
+    if ((flags.x | flags.y | flags.z | flags.w) == 0) continue;
+    PenaliseWord(penalty, row, counts, 16 * at, flags.x);
+    PenaliseWord(penalty, row, counts, 16 * at + 4, flags.y);
+    PenaliseWord(penalty, row, counts, 16 * at + 8, flags.z);
+    PenaliseWord(penalty, row, counts, 16 * at + 12, flags.w);
+  }
+}
+
+// The penalties of a row that assumes the first `assumed` of `draft`: those tokens' logits are kept
+// aside, and penalised with what counts them.
+__device__ __forceinline__ void Penalise(const ProcessParams& p, const ProcessedRow& row, int32_t s,
+                                         int32_t assumed, float (&aside)[kMostAssumed]) {
+  const int64_t slot = p.slot[s];
+  const Penalty penalty{p.repetition[s], p.frequency[s], p.presence[s]};
+  if (slot < 0 || slot >= p.slots || !penalty.Changes()) return;
+  const int32_t* draft = p.draft + static_cast<int64_t>(s) * p.max_drafts;
+  const auto mine = static_cast<int32_t>(threadIdx.x);
+  const int32_t id = mine < assumed ? draft[mine] : -1;
+  if (row.Has(id)) aside[mine] = row.logits[id];
+  __syncthreads();
+  PenaliseSeen(p, penalty, row, slot);
+  __syncthreads();
+  if (!row.Has(id)) return;
+  int32_t count = p.counts[slot * p.vocab + id];
+  for (int32_t i = 0; i < assumed; ++i) count += draft[i] == id;
+  row.logits[id] = penalty(aside[mine], count);
+}
+
+// Block (x, y): ids from x * kProcessIds on of row y.
+__global__ void __launch_bounds__(kProcessThreads) ProcessKernel(ProcessParams p, int64_t rows) {
+  __shared__ float aside[kMostAssumed];
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  for (int64_t r = blockIdx.y; r < rows; r += gridDim.y) {
+    const int32_t s = BlockRequestOf(p.cu_rows, p.batch, r);
+    if (s < 0) return;
+    const uint32_t first = blockIdx.x * kProcessIds;
+    const ProcessedRow row{p.logits + r * p.vocab, first, min(first + kProcessIds, p.vocab)};
+    AddBias(p, row, s);
+    __syncthreads();
+    const auto assumed = static_cast<int32_t>(min(r - p.cu_rows[s], int64_t{p.max_drafts}));
+    Penalise(p, row, s, assumed, aside);
+    __syncthreads();
+    Mask(p, row, r);
+    __syncthreads();
+  }
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_PROCESS_CUH_

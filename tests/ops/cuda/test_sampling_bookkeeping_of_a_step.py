@@ -1,0 +1,139 @@
+"""Uniforms, counts, seeds of drafts and padded rows: what a step needs besides arithmetic."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import baton_ops
+from baton_ops import cuda, sampling
+from baton_worker.engine.sampling.noise import uniforms
+
+
+def ints(torch: ModuleType, values: Any) -> Any:
+    return torch.as_tensor(np.asarray(values, np.int32), device="cuda")
+
+
+def accepted(torch: ModuleType, n_accepted: Any, token: Any) -> cuda.Accepted:
+    return cuda.Accepted(ints(torch, n_accepted), ints(torch, token))
+
+
+def test_uniforms_are_the_cpus_bits(torch: ModuleType) -> None:
+    rng = np.random.default_rng()
+    count, each = 301, 3
+    seeds = rng.integers(-(2**63), 2**63 - 1, size=count)
+    seeds[:3] = [0, -1, -(2**63)]
+    positions = rng.integers(0, 2**40, size=count)
+    positions[:2] = 0
+    cu_rows = np.arange(0, each * count + 1, each, dtype=np.int32)
+    out = torch.full((each * count + 5,), -777.0, dtype=torch.float64, device="cuda")
+    on_device = [torch.as_tensor(a, device="cuda") for a in (seeds, positions, cu_rows)]
+    sampling.uniforms_into(*on_device, out)
+    wanted = uniforms(
+        np.repeat(seeds, each).view(np.uint64),
+        (positions[:, None] + np.arange(each)).reshape(-1).astype(np.uint64),
+    )
+    got = out.cpu().numpy()
+    assert got[:-5].tobytes() == wanted.tobytes()
+    assert (got[-5:] == -777).all()
+
+
+def test_tokens_are_counted_up_to_the_last_that_was_emitted(torch: ModuleType) -> None:
+    out = accepted(torch, [0, 2, 1, 3, 1], [[4, 4, 4, 4], [5, 6, 5, 7], [1, -1, -1, -1],
+                                            [2, 2, 2, 2], [9, 99, 9, 9]])  # fmt: skip
+    counts = torch.zeros(4, 10, dtype=torch.int32, device="cuda")
+    seen = torch.zeros(4, 10, dtype=torch.uint8, device="cuda")
+    seen[2, 5] = 1
+    sampling.count_tokens_into(out, ints(torch, [3, 2, 0, -1, 1]), counts, seen)
+    wanted = np.zeros((4, 10), np.int32)
+    wanted[3, 4], wanted[2, 5], wanted[2, 6], wanted[0, 1], wanted[1, 9] = 1, 2, 1, 1, 1
+    np.testing.assert_array_equal(counts.cpu().numpy(), wanted)
+    np.testing.assert_array_equal(seen.cpu().numpy(), wanted > 0)
+
+
+def test_tokens_are_scattered_with_zeros_for_rejected_drafts(torch: ModuleType) -> None:
+    out = accepted(torch, [0, 2, 1, 1], [[4, -1, -1], [5, 6, 7], [8, 9, -1], [3, 3, -1]])
+    tokens = torch.full((12,), -777, dtype=torch.int32, device="cuda")
+    sampling.scatter_tokens_into(out, ints(torch, [2, 2, 1, 2]), ints(torch, [0, 3, 7, -1]), tokens)
+    assert tokens.tolist() == [4, 0, 0, 5, 6, 7, -777, 8, 9, -777, -777, -777]
+
+
+def test_drafting_begins_at_the_last_accepted_token(torch: ModuleType) -> None:
+    out = accepted(torch, [0, 2, 1], [[1, -1, -1], [1, 2, 3], [1, 2, -1]])
+    rows, positions = (ints(torch, [-777] * 3) for _ in range(2))
+    seeds = sampling.Seeds(ints(torch, [0, 3, -1]), ints(torch, [10, 20, 30]), rows, positions)
+    sampling.seed_drafts_into(out, seeds)
+    assert rows.tolist() == [0, 5, -1]
+    assert positions.tolist() == [10, 22, -1]
+
+
+def padded(torch: ModuleType, most: int, batch: int) -> tuple[Any, cuda.Drafts, cuda.Accepted]:
+    """Return random draft counts, with q_len rows a sequence on the device whatever they are."""
+    rng = np.random.default_rng()
+    count = rng.integers(0, most + 1, size=batch).astype(np.int32)
+    draft = rng.integers(3, size=(batch, most)).astype(np.int32)
+    cu_rows = np.arange(0, batch * (most + 1) + 1, most + 1, dtype=np.int32)
+    out = accepted(torch, np.full(batch, -777), np.full((batch, most + 1), -777))
+    return (draft, count), cuda.Drafts(*(ints(torch, a) for a in (draft, count, cu_rows))), out
+
+
+def dense(count: Any, most: int) -> tuple[Any, Any]:
+    """Return the rows that are no padding, and their cu_rows."""
+    rows = [s * (most + 1) + j for s, n in enumerate(count) for j in range(n + 1)]
+    return np.array(rows), np.concatenate([[0], np.cumsum(count + 1)]).astype(np.int32)
+
+
+def test_rows_behind_the_drafts_are_padding_for_greedy_verification(torch: ModuleType) -> None:
+    (draft, count), drafts, out = padded(torch, 4, 200)
+    target = np.random.default_rng().integers(3, size=1_000).astype(np.int32)
+    cuda.verify_greedy_into(ints(torch, target), drafts, out)
+    rows, cu_rows = dense(count, 4)
+    wanted = baton_ops.verify_greedy(target[rows], draft, count, cu_rows)
+    np.testing.assert_array_equal(out.n_accepted.cpu().numpy(), wanted.n_accepted)
+    np.testing.assert_array_equal(out.token.cpu().numpy(), wanted.token)
+
+
+@pytest.mark.parametrize("vocab", [3, 32_003])
+def test_rows_behind_the_drafts_are_padding_for_sampled_verification(
+    torch: ModuleType, vocab: int
+) -> None:
+    (draft, count), drafts, out = padded(torch, 4, 40)
+    rng = np.random.default_rng()
+    probs = rng.random((200, vocab)).astype(np.float32) ** 8
+    probs[:, 0] = probs.sum(axis=1)
+    probs[:, -1] += np.float32(1e-3)
+    uniform = rng.random(200)
+    rows, cu_rows = dense(count, 4)
+    is_padding = np.ones(200, np.bool_)
+    is_padding[rows] = False
+    probs[is_padding] = np.nan
+    on_device = [torch.as_tensor(a, device="cuda") for a in (probs, uniform)]
+    cuda.verify_sampled_into(*on_device, drafts, out)
+    wanted = baton_ops.verify_sampled(probs[rows], uniform[rows], draft, count, cu_rows)
+    np.testing.assert_array_equal(out.n_accepted.cpu().numpy(), wanted.n_accepted)
+    np.testing.assert_array_equal(out.token.cpu().numpy(), wanted.token)
+
+
+def test_a_plan_finds_rows_behind_padding_and_behind_the_raw_logits(torch: ModuleType) -> None:
+    out = accepted(torch, [1, 0, 2], [[5, 6, -1], [7, -1, -1], [8, 9, 10]])
+    plan = cuda.StepPlan(
+        *(ints(torch, [-777] * 9) for _ in range(3)),
+        torch.zeros(9, device="cuda"),
+        *(ints(torch, [-777] * 10) for _ in range(2)),
+        ints(torch, [-777]),
+    )
+    cuda.plan_into(
+        out,
+        ints(torch, [0, 3, 6, 9]),
+        ints(torch, [0, -1, 2]),
+        plan,
+        first_row=ints(torch, [0, 0, 100]),
+    )
+    assert plan.num_rows.tolist() == [6]
+    assert plan.row_index.tolist()[:6] == [0, 1, 3, 106, 107, 108]
+    assert plan.token.tolist()[:6] == [5, 6, 7, 8, 9, 10]
+    assert plan.k.tolist()[:6] == [0, 0, -1, 2, 2, 2]
+    assert plan.topk_offset.tolist()[:7] == [0, 0, 0, 0, 2, 4, 6]

@@ -1,0 +1,134 @@
+"""Bias, penalties and masks on the device give the CPU's bits, drafts assumed row by row."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_ops import sampling
+from baton_worker.engine.sampling.logits_processing import process
+
+SEQUENCES, SLOTS, MOST = 6, 9, 3
+
+
+class Step:
+    """Sequences of every sort: some have penalties, some biases, some masks, one has nothing."""
+
+    def __init__(self, vocab: int, rows_each: int) -> None:
+        rng = np.random.default_rng()
+        self.vocab, self.rows_each = vocab, rows_each
+        self.rows = SEQUENCES * rows_each
+        self.logits = (rng.standard_normal((self.rows + 2, vocab)) * 5).astype(np.float32)
+        self.cu_rows = np.arange(0, self.rows + 1, rows_each, dtype=np.int32)
+        self.slot = rng.permutation(SLOTS)[:SEQUENCES].astype(np.int32)
+        self.slot[[2, 5]] = -1
+        counts = rng.integers(0, 4, size=(SLOTS, vocab)) * (rng.random((SLOTS, vocab)) < 0.2)
+        self.counts = counts.astype(np.int32)
+        self.seen = (self.counts > 0) | (rng.random((SLOTS, vocab)) < 0.1)
+        self.draft = rng.integers(vocab, size=(SEQUENCES, MOST)).astype(np.int32)
+        self.draft[1] = self.draft[1, 0]  # the same token again and again
+        self.draft[3, 1:] = -1
+        self.repetition = np.array([1.3, 1, 1.1, 0.7, 1.2, 1], np.float32)
+        self.frequency = np.array([0.3, -0.7, 1, 0, 0, 0], np.float32)
+        self.presence = np.array([-0.2, 0.9, 1, 0, 0.4, 0], np.float32)
+        n_biases = np.array([0, min(vocab, 300), min(vocab, 7), 1, 0, 0])
+        self.bias_starts = np.concatenate([[0], np.cumsum(n_biases)]).astype(np.int32)
+        ids = [rng.permutation(vocab)[:n] for n in n_biases]
+        self.bias_ids = np.concatenate(ids).astype(np.int32)
+        self.bias = (rng.standard_normal(len(self.bias_ids)) * 10).astype(np.float32)
+        n_masks = rng.integers(0, 9, size=self.rows + 2) * (np.arange(self.rows + 2) % 3 != 0)
+        self.mask_starts = np.concatenate([[0], np.cumsum(n_masks)]).astype(np.int32)
+        self.masked = rng.integers(vocab, size=self.mask_starts[-1]).astype(np.int32)
+
+    def sequence(self, s: int) -> Any:
+        """Return the sequence as the CPU's rules see one."""
+        drafts = tuple(int(d) for d in self.draft[s, : self.rows_each - 1] if d >= 0)
+        padded = drafts + (0,) * (self.rows_each - 1 - len(drafts))
+        penalties = None
+        if self.slot[s] >= 0:
+            slot = int(self.slot[s])
+            penalties = SimpleNamespace(counts=self.counts[slot], seen=self.seen[slot])
+        chosen = slice(self.bias_starts[s], self.bias_starts[s + 1])
+        bias = SimpleNamespace(
+            bias_ids=self.bias_ids[chosen],
+            bias=self.bias[chosen],
+            reach=0,
+            forbidden=lambda _, assumed: self.mask_of(s * self.rows_each + len(assumed)),
+        )
+        settings = SimpleNamespace(
+            repetition_penalty=float(self.repetition[s]),
+            frequency_penalty=float(self.frequency[s]),
+            presence_penalty=float(self.presence[s]),
+            min_tokens=0,
+        )
+        request = SimpleNamespace(
+            params=SimpleNamespace(sampling=settings),
+            penalties=penalties,
+            logit_bias=bias,
+            n_output=0,
+            stop_ids=frozenset(),
+            output_tail=lambda _: (),
+        )
+        return SimpleNamespace(request=request, drafts=padded), len(drafts) + 1
+
+    def mask_of(self, row: int) -> list[int]:
+        return [int(i) for i in self.masked[self.mask_starts[row] : self.mask_starts[row + 1]]]
+
+    def on_device(self, torch: ModuleType) -> tuple[Any, ...]:
+        names = ("repetition", "frequency", "presence", "bias_starts", "bias_ids", "bias")
+
+        def tensor(name: str) -> Any:
+            return torch.as_tensor(getattr(self, name), device="cuda")
+
+        state = sampling.Penalised(
+            tensor("slot"), tensor("counts"), tensor("seen").to(torch.uint8), tensor("draft")
+        )
+        rules = sampling.Rules(*(tensor(n) for n in (*names, "mask_starts", "masked")))
+        return tensor("logits"), tensor("cu_rows"), state, rules
+
+
+@pytest.mark.parametrize("rows_each", [1, 4])
+@pytest.mark.parametrize("vocab", [1, 50, 4_096, 16_385, 151_936])
+def test_every_row_has_the_cpus_bits(torch: ModuleType, vocab: int, rows_each: int) -> None:
+    step = Step(vocab, rows_each)
+    arguments = step.on_device(torch)
+    sampling.process_into(*arguments)
+    got = arguments[0].cpu().numpy()
+    for s in range(SEQUENCES):
+        fed, n_rows = step.sequence(s)
+        wanted = step.logits[s * rows_each : (s + 1) * rows_each].copy()
+        process(wanted, [fed])
+        first = s * rows_each
+        for row in range(n_rows):  # rows behind the drafts are padding
+            assert got[first + row].tobytes() == wanted[row].tobytes(), (s, row)
+    assert got[step.rows :].tobytes() == step.logits[step.rows :].tobytes(), "rows of nobody"
+
+
+def test_a_rows_bits_do_not_depend_on_company(torch: ModuleType) -> None:
+    step = Step(32_003, 4)
+    logits, cu_rows, state, rules = step.on_device(torch)
+    alone = logits[:4].clone()
+    sampling.process_into(logits, cu_rows, state, rules)
+    ends = rules._replace(mask_starts=rules.mask_starts[:5].clone())
+    sampling.process_into(
+        alone,
+        cu_rows[:2].clone(),
+        state._replace(slot=state.slot[:1].clone(), draft=state.draft[:1].clone()),
+        sampling.Rules(*(t[:1].clone() for t in ends[:3]), ends[3][:2].clone(), *ends[4:]),
+    )
+    assert torch.equal(alone, logits[:4])
+
+
+def test_ids_outside_the_vocabulary_are_nobodys(torch: ModuleType) -> None:
+    step = Step(50, 4)
+    step.bias_ids[::2] = 50
+    step.bias_ids[1::2] = -1
+    step.masked[:] = 2**31 - 1
+    step.draft[:] = 50
+    step.slot[:] = [-1, 9, 2**31 - 1, -(2**31), 100, -1]
+    arguments = step.on_device(torch)
+    sampling.process_into(*arguments)
+    assert arguments[0].cpu().numpy().tobytes() == step.logits.tobytes()
