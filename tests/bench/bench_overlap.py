@@ -144,7 +144,7 @@ class Worker:
             handoff_deadline_seconds=10.0,
             observe=engine_metrics.observe,
             observe_load=engine_metrics.observe_load,
-            on_drain=lambda: None,
+            on_draining=lambda is_draining: None,
         )
         self.loop = WorkerLoop(parts)
         self._shape = shape

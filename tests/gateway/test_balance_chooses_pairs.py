@@ -1,11 +1,15 @@
 """Which pair is chosen: compatible, fitting, not full, least outstanding tokens."""
 
 import functools
+import itertools
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_testing.scripted_link import worker_info
+from baton_worker.gateway.request import ModelLimits
 from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import Needs, WorkerLoad, limits, unusable_reasons
 from baton_worker.gateway.serving.capacity import most_choices
@@ -125,9 +129,49 @@ def test_limits_are_the_roomiest_usable_pairs(load):
         load("d", Role.DECODE, max_model_len=80, max_top_k=5),
         load("m", Role.MIXED, max_model_len=60),
     ]
-    found = limits(loads)
-    assert (found.context_tokens, found.max_top_k) == (80, 5)
+    assert limits(loads[:2]) == ModelLimits(80, 512, 5)
     assert limits(loads[:1]) is None
+
+
+def test_a_shorter_context_may_give_more_alternatives(load):
+    """What the longest gives is no bound of what is asked in a context that others have, too."""
+    loads = [
+        load("p", Role.PREFILL, max_model_len=100, max_top_k=20),
+        load("d", Role.DECODE, max_model_len=80, max_top_k=5),
+        load("d-2", Role.DECODE, max_model_len=70, max_top_k=10),
+        load("d-3", Role.DECODE, max_model_len=60, max_top_k=10),
+        load("m", Role.MIXED, max_model_len=60, max_top_k=64),
+    ]
+    found = limits(loads)
+    assert (found.context_tokens, found.max_top_k) == (80, 64)
+    asked = (-1, 5, 6, 10, 11, 64)
+    assert [found.context_with(k) for k in asked] == [80, 80, 70, 70, 60, 60]
+
+
+FACTS = st.tuples(
+    st.sampled_from([Role.PREFILL, Role.DECODE, Role.MIXED]),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.sampled_from(["a", "b"]),
+    st.booleans(),
+)
+
+
+@given(st.lists(FACTS, min_size=1, max_size=7))
+def test_what_is_within_the_limits_fits_a_pair_and_what_is_not_fits_none(facts):
+    loads = [
+        WorkerLoad(
+            worker_info(f"w-{i}", role, max_model_len=context, max_top_k=top_k,
+                        revision=revision, draining=draining),
+            1,
+        )
+        for i, (role, context, top_k, revision, draining) in enumerate(facts)
+    ]  # fmt: skip
+    found = limits(loads)
+    for tokens, top_k in itertools.product(range(1, 6), range(-1, 5)):
+        is_within = found is not None and top_k <= found.max_top_k
+        is_within = is_within and tokens <= found.context_with(top_k)
+        assert is_within == bool(most_choices(loads, Needs(tokens - 1, 1, top_k)))
 
 
 def test_equal_workers_take_turns_and_accounts_return_to_zero():

@@ -18,7 +18,7 @@ from baton_worker.gateway.serving.balance import Needs, Pair, WorkerLoad, cost_t
 from baton_worker.gateway.serving.capacity import free, has_room, in_all, tiers, to_keep
 from baton_worker.gateway.serving.pair_counts import most_pairs
 from baton_worker.gateway.serving.pairing import Pairing, kind_of
-from baton_worker.gateway.serving.workers import LinkedWorkers
+from baton_worker.gateway.serving.workers import RETURN_SECONDS, LinkedWorkers
 from baton_worker.identity import Role
 
 # The oracle: one choice after the other, each by a look at every pair.
@@ -259,6 +259,26 @@ def test_a_request_that_no_revision_could_hold_is_too_many_however_many_places_t
     assert table.assign_all(needs_of([10] * 2)) is not None, "one choice on each"
     assert table.too_many(needs_of([10] * 3)).most == 2
     assert table.most_choices(needs_of([10])[0]) == 2
+
+
+def test_workers_that_may_be_back_count_until_they_are_given_up():
+    now = 0.0
+    table = LinkedWorkers("tiny", clock=lambda: now)
+    facts = {"max_running": 2, "max_waiting": 0}
+    for epoch, name in enumerate(("m-0", "m-1")):
+        table.up(name, epoch, worker_info(name, Role.MIXED, **facts))
+    assert not table.may_have_room(needs_of([10] * 5))
+    table.down("m-1")
+    assert table.too_many(needs_of([10] * 4)).most == 2
+    assert table.may_have_room(needs_of([10] * 4))
+    assert not table.may_have_room(needs_of([10] * 5))
+    now = RETURN_SECONDS + 1
+    assert not table.may_have_room(needs_of([10] * 4))
+    table.up("m-1", 7, worker_info("m-1", Role.MIXED, **facts))
+    table.up("m-0", 0, worker_info("m-0", Role.MIXED, draining=True, **facts))
+    assert table.too_many(needs_of([10] * 4)).most == 2
+    assert table.may_have_room(needs_of([10] * 4))
+    assert not table.may_have_room(needs_of([10] * 5)), "nobody is counted twice"
 
 
 def test_a_kind_that_nothing_pairs_with_is_no_room():

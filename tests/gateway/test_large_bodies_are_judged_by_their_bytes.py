@@ -7,6 +7,7 @@ import json
 import threading
 import tracemalloc
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,16 +23,33 @@ from baton_worker.gateway.intake.body import (
     read_object,
 )
 from baton_worker.gateway.intake.intake import Intake
-from baton_worker.gateway.intake.schema import decode_as, decode_object
+from baton_worker.gateway.intake.schema import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    Prompt,
+    TokenizeBody,
+    decode_as,
+    decode_object,
+)
 from baton_worker.gateway.request import Endpoint, ModelLimits
 
 CONTEXT = 4096
 PADDING = " " * SMALL_BODY_BYTES
 
 
-def read(value, context_tokens=CONTEXT, padding=PADDING):
+class AnyBody(msgspec.Struct):
+    """What an endpoint would make of a body that had all large fields."""
+
+    prompt: Prompt | None = None
+    messages: list[ChatMessage] | None = None
+    tokens: list[int] | None = None
+
+
+def read(value, context_tokens=CONTEXT, padding=PADDING, kind=AnyBody):
     raw = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return asyncio.run(read_object(raw + padding.encode(), context_tokens))
+    return asyncio.run(read_object(raw + padding.encode(), context_tokens, kind))
 
 
 def refusal(value, **options):
@@ -113,6 +131,30 @@ def test_a_large_field_is_read_as_a_small_one_or_refused_by_its_name(name, value
     except ApiError as error:
         refused, found = str(error.param), {}
     assert refused.startswith(name) if refused else found == {name: value}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([ChatBody, CompletionBody, TokenizeBody, DetokenizeBody]),
+    st.sampled_from(["prompt", "tokens", "messages"]),
+    VALUES,
+)
+def test_a_field_that_its_endpoint_does_not_have_is_not_judged(kind, name, value):
+    if name not in kind.__struct_fields__:
+        assert read({name: value}, kind=kind) == {name: value}
+
+
+@pytest.mark.parametrize("padding", ["", PADDING], ids=["small", "large"])
+def test_what_an_endpoint_ignores_may_be_anything(start_gateway, padding):
+    gateway = start_gateway()
+    with gateway.http() as client:
+        for path, body in (
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1, "tokens": "x"}),
+            ("/tokenize", {"prompt": "a", "tokens": {"a": 1}}),
+            ("/detokenize", {"tokens": [70], "prompt": 1, "messages": "x"}),
+        ):
+            answer = client.post(path, content=json.dumps(body) + padding)
+            assert answer.status_code == 200, answer.text
 
 
 NO_VALUES = [b'"\xff"', b"1e999", b"9" * 5000, b'"\\ud800"', b"NaN"]
@@ -218,7 +260,7 @@ async def test_lists_of_ids_are_decoded_with_a_turn_after_each():
     raw = json.dumps({"prompt": [list(range(CONTEXT))] * 40}).encode()
     turns = []
 
-    work = asyncio.create_task(read_object(raw, CONTEXT))
+    work = asyncio.create_task(read_object(raw, CONTEXT, CompletionBody))
     while not work.done():
         turns.append(1)
         await asyncio.sleep(0)
@@ -246,7 +288,7 @@ async def test_a_body_is_looked_through_in_slices(prompt):
     raw = Bytes(b'{"prompt":' + prompt + b"}")
     raw.looked_through = [0]
 
-    work = asyncio.create_task(read_object(raw, CONTEXT))
+    work = asyncio.create_task(read_object(raw, CONTEXT, CompletionBody))
     while not work.done():
         raw.looked_through.append(0)
         await asyncio.sleep(0)

@@ -32,7 +32,7 @@ from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import Finish
-from baton_worker.sampling import RequestParams, SamplingParams
+from baton_worker.sampling import LogprobParams, RequestParams, SamplingParams
 
 BODY = {"model": "tiny", "max_tokens": 4}
 LONG, SHORT = [70] * 100, [71]
@@ -201,11 +201,12 @@ class Fleet:
             if waits and len(other.prompts[0]) < self.contexts[worker_id]:
                 self.passed.append((other, request, worker_id))
 
-    async def start(self, sizes):
+    async def start(self, sizes, prompt_k=-1):
         request = GenerationRequest(
             Endpoint.COMPLETION, tuple((len(self.tasks) % 300,) * size for size in sizes), n=1,
             params=RequestParams(
-                sampling=SamplingParams(max_tokens=1), cache_salt=b"%d" % len(self.tasks)
+                sampling=SamplingParams(max_tokens=1), cache_salt=b"%d" % len(self.tasks),
+                logprobs=LogprobParams(prompt_k=prompt_k),
             ),
             stops=(), stream=False, include_usage=False, return_token_ids=False,
         )  # fmt: skip
@@ -418,6 +419,28 @@ async def test_more_long_choices_than_could_ever_run_are_refused_at_once(tokeniz
     _, task = fleet.tasks[0]
     error = task.exception()
     assert (error.status, error.message) == (400, told)
+
+
+async def test_more_choices_than_workers_hold_that_are_left_while_one_restarts_are_a_503(tokenizer):
+    """The same request is served a moment later: it is not the client's fault."""
+    fleet = Fleet(tokenizer.vocabulary, [(64, 2), (64, 2)])
+    fleet.table.down("mixed-1")
+    for sizes in ([10] * 4, [10] * 5):
+        await fleet.start(sizes)
+    back, never = (task.exception() for _, task in fleet.tasks)
+    assert (back.status, back.code, never.status) == (503, "too_few_workers", 400)
+    assert back.message == "4 choices at once: the most is 2 while workers are not back"
+    assert back.retry_after_seconds
+
+
+async def test_alternatives_of_prompts_are_asked_of_workers_that_give_so_many(tokenizer):
+    fleet = Fleet(tokenizer.vocabulary, [(64, 9)])
+    fleet.table.up("few", 1, worker_info("few", Role.MIXED, max_model_len=64, max_top_k=2))
+    for _ in range(4):
+        await fleet.start([10], prompt_k=3)
+    told = {live.holders for live in fleet.requests.live()}
+    assert told == {("mixed-0",)}
+    await fleet.end_all()
 
 
 async def test_the_longest_choice_of_a_request_is_given_its_worker_first(tokenizer):

@@ -47,7 +47,7 @@ def test_numbers_are_read_to_the_last_bit(value):
 def test_a_number_beyond_a_double_is_refused_by_its_fields_name(text):
     with pytest.raises(ApiError) as caught:
         decode_object(f'{{"a": 1, "b": {{"c": [{text}]}}}}'.encode())
-    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert (caught.value.status, caught.value.code) == (400, "invalid_type")
     assert caught.value.param.startswith("b")
 
 

@@ -39,11 +39,25 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the workers that are up can take: `context_tokens` counts prompt and output together."""
+    """What the workers that are up can take.
+
+    Attributes:
+        context_tokens: of prompt and output together; those with the longest.
+        vocab_size: theirs.
+        max_top_k: alternatives that any give.
+        contexts: (`max_top_k`, `context_tokens`) of who gives more alternatives in shorter
+            contexts; none where the longest gives the most.
+    """
 
     context_tokens: int
     vocab_size: int
     max_top_k: int
+    contexts: tuple[tuple[int, int], ...] = ()
+
+    def context_with(self, top_k: int) -> int:
+        """Return the longest context in which there are so many alternatives, if there are."""
+        found = [tokens for most, tokens in self.contexts if most >= top_k]
+        return max(found, default=self.context_tokens)
 
 
 @dataclass(frozen=True, slots=True)

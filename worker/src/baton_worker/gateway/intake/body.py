@@ -23,7 +23,8 @@ SMALL_BODY_BYTES = 1 << 16
 """Bodies up to here are decoded at once: 5 ms for the worst of them."""
 
 MAX_FIELD_BYTES = 1 << 17
-"""Of any field but the prompt, the messages, and tokens; all of these have four times as much."""
+"""Of any field but an endpoint's prompt, messages, or tokens; all of these have four times as much.
+"""
 
 MAX_STRINGS = 1 << 16
 """Keys and texts of a body."""
@@ -65,8 +66,16 @@ class _Turns:
             await asyncio.sleep(0)
 
 
-async def read_object(raw: bytes, context_tokens: int) -> dict[str, Any]:
+async def read_object(
+    raw: bytes, context_tokens: int, kind: type[msgspec.Struct]
+) -> dict[str, Any]:
     """Return the JSON object in `raw`, as `schema.decode_object` does.
+
+    Args:
+        raw: the body.
+        context_tokens: the most ids of a prompt.
+        kind: what the endpoint makes of it; to others its prompt, messages or tokens are a field
+            like any that nobody knows.
 
     Raises:
         ApiError: 400 when it is not JSON, or no object; when a field is too large, or of a type
@@ -85,11 +94,12 @@ async def read_object(raw: bytes, context_tokens: int) -> dict[str, Any]:
     turns, n_other_bytes = _Turns(), 0
     for name, field in fields.items():
         data = memoryview(field).tobytes()
-        if name == "prompt":
+        large = name if name in kind.__struct_fields__ else ""
+        if large == "prompt":
             value[name] = await _prompt(data, context_tokens)
-        elif name == "messages":
+        elif large == "messages":
             value[name] = await _messages(data)
-        elif name == "tokens":
+        elif large == "tokens":
             value[name] = await _ids(name, data, context_tokens)
         else:
             n_other_bytes += len(data)

@@ -75,7 +75,8 @@ class Intake:
         Raises:
             ApiError: 400 naming the field, 404 for another model, 503 when no pair is usable.
         """
-        value = await read_object(raw, self._most_tokens())
+        kind = ChatBody if endpoint is Endpoint.CHAT else CompletionBody
+        value = await read_object(raw, self._most_tokens(), kind)
         refuse_unsupported(endpoint, value)
         seed = secrets.randbits(_SEED_BITS)
         if endpoint is Endpoint.CHAT:
@@ -162,7 +163,7 @@ class Intake:
         Raises:
             ApiError: 400, 404.
         """
-        body = convert(await read_object(raw, self._most_tokens()), TokenizeBody)
+        body = convert(await read_object(raw, self._most_tokens(), TokenizeBody), TokenizeBody)
         self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt", "give either prompt or messages")
@@ -183,7 +184,7 @@ class Intake:
             ApiError: 400, 404.
         """
         most = self._most_tokens()
-        value = await read_object(raw, most)
+        value = await read_object(raw, most, DetokenizeBody)
         given = value.get("tokens")
         if isinstance(given, TokenIds):
             value["tokens"] = []

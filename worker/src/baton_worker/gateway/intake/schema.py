@@ -155,8 +155,7 @@ def decode_as(body: bytes, kind: Any, name: str) -> Any:
     try:
         return _decode(body, kind)
     except msgspec.ValidationError as error:
-        code = "invalid_json" if kind is Any else "invalid_type"
-        raise _type_error(str(error), {}, name, code) from error
+        raise _type_error(str(error), {}, name) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(name, f"{name} is not valid JSON: {error}", "invalid_json") from error
 
@@ -189,9 +188,7 @@ def _by_fields(body: bytes) -> dict[str, Any] | None:
     }
 
 
-def _type_error(
-    message: str, value: dict[str, Any], name: str = "", code: str = "invalid_type"
-) -> Exception:
+def _type_error(message: str, value: dict[str, Any], name: str = "") -> Exception:
     match = _PATH.match(message)
     text, path = (match["text"], match["path"]) if match else (message, "")
     missing = re.search(r"missing required field `([^`]*)`", text)
@@ -199,7 +196,7 @@ def _type_error(
         path = f"{path}.{missing[1]}" if path else missing[1]
     path = f"{name}{_joint(name, path)}{_with_key(path, value)}"
     told = f"{path} is missing" if missing else f"{path or 'body'}: {text}"
-    return bad_request(path or None, told, code)
+    return bad_request(path or None, told, "invalid_type")
 
 
 def _joint(name: str, path: str) -> str:

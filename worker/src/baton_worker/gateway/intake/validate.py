@@ -113,7 +113,8 @@ def bind(
     check_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size, minimum=0)
     biased = tuple(token for token, _ in sampling.logit_bias)
     check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
-    max_tokens = _output_tokens(options, max(map(len, prompts)), name, limits.context_tokens)
+    context = limits.context_with(max(params.logprobs_k, request.prompt_logprobs_k))
+    max_tokens = _output_tokens(options, max(map(len, prompts)), name, context)
     if sampling.min_tokens > max_tokens:
         raise bad_request(
             "min_tokens",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from baton_worker.gateway.request import ModelLimits
@@ -112,15 +112,32 @@ def has_usable_pair(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVIS
 
 def limits(loads: Iterable[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> ModelLimits | None:
     """Return what at least one usable pair can take, or None when there is no usable pair."""
-    roomiest: dict[Kind, WorkerInfo] = {}
     able = [load for load in loads if not load.info.draining]
+    infos: dict[Kind, list[WorkerInfo]] = {}
     for load in able:
-        kind = kind_of(load.info)
-        roomiest[kind] = max(roomiest.get(kind, load.info), load.info, key=context_tokens)
-    found = [_limits_of(info) for info in roomiest.values() if info.role == Role.MIXED]
+        infos.setdefault(kind_of(load.info), []).append(load.info)
+    best = {kind: _unsurpassed(map(_limits_of, of_kind)) for kind, of_kind in infos.items()}
+    found = [one for kind, of_kind in best.items() if kind[0] == Role.MIXED for one in of_kind]
     for prefill, decodes in partners_of(able, pairing).items():
-        found += [_limits_of(roomiest[prefill], roomiest[decode]) for decode in decodes]
-    return max(found, key=lambda one: one.context_tokens, default=None)
+        for decode in decodes:
+            found += itertools.starmap(_of_both, itertools.product(best[prefill], best[decode]))
+    if not found:
+        return None
+    longest, *others = _unsurpassed(found)
+    contexts = tuple((one.max_top_k, one.context_tokens) for one in (longest, *others))
+    most = contexts[-1][0]
+    return replace(longest, max_top_k=most, contexts=contexts if others else ())
+
+
+def _unsurpassed(limits: Iterable[ModelLimits]) -> list[ModelLimits]:
+    """Return those than which none has both a longer context and more alternatives, the longest
+    first.
+    """
+    found: list[ModelLimits] = []
+    for one in sorted(limits, key=lambda one: (-one.context_tokens, -one.max_top_k)):
+        if not found or one.max_top_k > found[-1].max_top_k:
+            found.append(one)
+    return found
 
 
 def unusable_reasons(loads: Sequence[WorkerLoad], pairing: Pairing = WITHIN_REVISIONS) -> list[str]:
@@ -180,9 +197,13 @@ def cost_tokens(info: WorkerInfo, needs: Needs) -> int:
     return needs.prompt_tokens + output
 
 
-def _limits_of(*infos: WorkerInfo) -> ModelLimits:
+def _limits_of(info: WorkerInfo) -> ModelLimits:
+    return ModelLimits(context_tokens(info), info.vocab_size, info.max_top_k)
+
+
+def _of_both(prefill: ModelLimits, decode: ModelLimits) -> ModelLimits:
     return ModelLimits(
-        context_tokens=min(map(context_tokens, infos)),
-        vocab_size=min(info.vocab_size for info in infos),
-        max_top_k=min(info.max_top_k for info in infos),
+        context_tokens=min(prefill.context_tokens, decode.context_tokens),
+        vocab_size=min(prefill.vocab_size, decode.vocab_size),
+        max_top_k=min(prefill.max_top_k, decode.max_top_k),
     )

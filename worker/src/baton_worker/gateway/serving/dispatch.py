@@ -298,7 +298,7 @@ class Dispatcher:
 
         Raises:
             ApiError: 503 for what no workers can do that are there now, 400 for more choices than
-                all could ever have.
+                all could ever have, those that may be back among them.
         """
         least, most = min(needs), max(needs)  # of one request: they differ in their prompts alone
         missing = self._workers.missing_features(most)
@@ -310,7 +310,10 @@ class Dispatcher:
         too_many = self._workers.too_many(needs)
         if too_many is not None:
             tokens = too_many.shortest.tokens if least != most else 0
-            raise _too_many(request, too_many.most, tokens)
+            refusal = _too_many(request, too_many.most, tokens)
+            if not self._workers.may_have_room(needs):
+                raise refusal
+            raise unavailable(f"{refusal.message} while workers are not back", "too_few_workers")
         if not self._workers.are_usable(needs):
             return Lack()
         kept |= self._workers.to_keep(needs)
@@ -375,7 +378,12 @@ class Dispatcher:
 def _asked(generation: Generation, traceparent: str) -> _Asked:
     choices = list(generation.request.choices())
     needs = [
-        Needs(len(p.prompt_token_ids), p.sampling.max_tokens, p.logprobs_k, p.features)
+        Needs(
+            len(p.prompt_token_ids),
+            p.sampling.max_tokens,
+            max(p.logprobs_k, p.logprobs.prompt_k),
+            p.features,
+        )
         for _, p in choices
     ]
     return _Asked(generation, traceparent, choices, needs)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+import msgspec
 
 from baton_worker.gateway.request import ModelLimits
 from baton_worker.gateway.serving.assignment import choose_all
@@ -26,6 +28,10 @@ from baton_worker.gateway.serving.pairing import Pairing
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
 
+RETURN_SECONDS = 120.0
+"""How long a worker that is gone may be on its way back: what a restart takes."""
+
+_REMEMBERED = 256
 _MAX_DIFFERENT = 4
 """Lengths in one request up to which it is compared with others."""
 
@@ -63,6 +69,7 @@ class LinkedWorkers:
         self._contexts: list[int] = []
         self._chat_template_hash = chat_template_hash
         self._doubted: set[str] = set()
+        self._gone: OrderedDict[str, tuple[WorkerInfo, float]] = OrderedDict()
 
     @property
     def limits(self) -> ModelLimits | None:
@@ -115,13 +122,19 @@ class LinkedWorkers:
         else:
             self._loads[worker_id] = WorkerLoad(info, epoch)
             self._doubted.discard(worker_id)
+            self._gone.pop(worker_id, None)
         self._count()
         return True
 
     def down(self, worker_id: str) -> None:
         """Remove a worker; its requests must have been released before."""
-        self._loads.pop(worker_id, None)
+        load = self._loads.pop(worker_id, None)
         self._doubted.discard(worker_id)
+        if load is not None:
+            self._gone[worker_id] = load.info, self._clock()
+            self._gone.move_to_end(worker_id)
+            if len(self._gone) > _REMEMBERED:
+                self._gone.popitem(last=False)
         self._count()
 
     def _count(self) -> None:
@@ -268,6 +281,16 @@ class LinkedWorkers:
         for all.
         """
         return _scarce(tiers(self._in_use, needs, self._pairing))
+
+    def may_have_room(self, needs: Sequence[Needs]) -> bool:
+        """Whether there could be room for a request at once if workers that drain, and those that
+        went a moment ago, were back.
+        """
+        since = self._clock() - RETURN_SECONDS
+        infos = [load.info for load in self._in_use]
+        infos += [info for info, at in self._gone.values() if at >= since]
+        back = [WorkerLoad(msgspec.structs.replace(info, draining=False), 0) for info in infos]
+        return _scarce(tiers(back, needs, self._pairing)) is None
 
     def are_usable(self, needs: Sequence[Needs]) -> bool:
         """Whether workers could have all choices of a request without those ejected now."""
