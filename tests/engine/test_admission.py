@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from baton_worker.engine.api import EngineRefusedError, Handoff
-from baton_worker.engine.kv.pool import KvShape
+from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.scheduling.admission import (
-    KV_DTYPE,
     LOWEST_LOGPROB,
     KvIdentity,
     check_handoff,
@@ -49,7 +48,7 @@ def handoff(*, n_prompt: int = 3, kv: Sequence[Any] | None = None, **fields: Any
         "handle": 1,
         "attempt": 0,
         "model_fingerprint": "model",
-        "dtype": KV_DTYPE,
+        "dtype": "float32",
         "n_layers": SHAPE.n_layers,
         "kv_heads": SHAPE.kv_heads,
         "block_size": SHAPE.block_size,

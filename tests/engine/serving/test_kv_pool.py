@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import (
     NULL_BLOCK,
     TRASH_BLOCK,
     BlockAllocator,
     KvPool,
-    KvShape,
     OutOfBlocksError,
 )
 

@@ -1,7 +1,8 @@
 """Bytes of the KV channel: how a handoff and its answer look on the wire.
 
 An offer is a ZeroMQ multipart message: `[b"BKV1", HandoffState as msgpack, one frame per KV
-array]`, arrays in layer order, K then V, MTP layers last, each C-contiguous in the state's dtype.
+array]`, arrays in layer order, K then V, MTP layers last, each C-contiguous in the state's dtype;
+or, where the dtype's name ends in "-by-block", one array of whole blocks (`engine.kv.payload`).
 An answer is `[b"BKV1", Answer as msgpack]`. Before it computes a prompt, prefill asks for a place:
 `[b"BKA1", Ask as msgpack]`, or takes that back with a Withdrawal. Parsing trusts nothing: sizes
 follow from the state, whose own numbers are capped first. Knows no sockets.
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import Handoff
+from baton_worker.engine.kv.payload import BY_BLOCK
 from baton_worker.identity import RequestKey
 from baton_worker.messages import MAX_TOP_K, HandoffState
 from baton_worker.records.columns import ErrorCode
@@ -30,6 +32,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
+_FORMS = (*_DTYPES, *(dtype + BY_BLOCK for dtype in _DTYPES))
 _MAX_LAYERS = 1024
 _MAX_HEADS = 1024
 _MAX_HEAD_DIM = 4096
@@ -214,8 +217,8 @@ def _check_state(state: HandoffState) -> None:
     bounded("len(drafts)", len(state.drafts), 0, _MAX_DRAFTS)
     bounded("width", state.width, 0, 1 + MAX_TOP_K)
     bounded("logprobs_k", state.logprobs_k, -1, MAX_TOP_K)
-    if state.dtype not in _DTYPES:
-        raise HandoffFormatError(f"handoff state: dtype {state.dtype!r} is none of {[*_DTYPES]}")
+    if state.dtype not in _FORMS:
+        raise HandoffFormatError(f"handoff state: dtype {state.dtype!r} is none of {[*_FORMS]}")
     n_prompt, n_output = len(state.prompt_token_ids), len(state.output_token_ids)
     if n_prompt + n_output != state.n_cached:
         raise HandoffFormatError(
@@ -231,15 +234,15 @@ def _check_state(state: HandoffState) -> None:
 
 
 def _views(state: HandoffState, frames: Sequence[Any]) -> tuple[npt.NDArray[Any], ...]:
-    if len(frames) != 2 * state.n_layers:
-        raise HandoffFormatError(f"{len(frames)} KV frames, expected {2 * state.n_layers}")
-    shape = (
-        math.ceil(state.n_cached / state.block_size),
-        state.kv_heads,
-        state.block_size,
-        state.head_dim,
-    )
-    dtype = _DTYPES[state.dtype]
+    n_blocks = math.ceil(state.n_cached / state.block_size)
+    block: tuple[int, ...] = (state.kv_heads, state.block_size, state.head_dim)
+    n_frames = 2 * state.n_layers
+    if state.dtype.endswith(BY_BLOCK):
+        block, n_frames = (state.n_layers, 2, *block), 1
+    if len(frames) != n_frames:
+        raise HandoffFormatError(f"{len(frames)} KV frames, expected {n_frames}")
+    shape = (n_blocks, *block)
+    dtype = _DTYPES[state.dtype.removesuffix(BY_BLOCK)]
     want_bytes = math.prod(shape) * dtype.itemsize
     for index, frame in enumerate(frames):
         if memoryview(frame).nbytes != want_bytes:

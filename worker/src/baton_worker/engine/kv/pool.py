@@ -10,12 +10,13 @@ attention.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from baton_worker.engine.kv.payload import KvShape
 
 NULL_BLOCK = 0
 TRASH_BLOCK = 1
@@ -168,23 +169,6 @@ class BlockAllocator:
             self._empty.append(block)
 
 
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """What two pools must share to exchange blocks, plus how many blocks this one has."""
-
-    n_layers: int
-    kv_heads: int
-    block_size: int
-    head_dim: int
-    n_blocks: int
-
-    def bytes_of(self, n_positions: int) -> int:
-        """Return the bytes of the blocks, K and V of every layer, that hold so many positions."""
-        blocks = -(-n_positions // self.block_size)
-        per_layer = self.kv_heads * self.block_size * self.head_dim * np.float32().itemsize
-        return 2 * self.n_layers * blocks * per_layer
-
-
 class KvStore(Protocol):
     """What the engine needs of a pool: KV of whole heads, out and in."""
 
@@ -192,13 +176,25 @@ class KvStore(Protocol):
     def shape(self) -> KvShape:
         """Of whole heads, whoever holds them."""
 
-    def export_blocks(
+    @property
+    def exports_later(self) -> bool:
+        """Whether an export takes its time, so that something else may be done meanwhile."""
+
+    def begin_export(
         self, blocks: Sequence[int], n_positions: int
-    ) -> tuple[npt.NDArray[np.float32], ...]:
-        """See `KvPool.export_blocks`."""
+    ) -> Callable[[], tuple[npt.NDArray[Any], ...]]:
+        """Begin to copy the first `n_positions` positions out of `blocks`.
+
+        What it returns waits for the arrays of `shape.arrays`; each is called once, in the order
+        begun. The last block's unused tail is zero.
+        """
 
     def import_blocks(self, blocks: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """See `KvPool.import_blocks`."""
+        """Write what an export gave into `blocks`, bit for bit, before any later step.
+
+        Raises:
+            ValueError: not the arrays of `shape`, or fewer blocks than they fill.
+        """
 
 
 _CLEARED_AT_ONCE = 16
@@ -206,11 +202,9 @@ _CLEARED_AT_ONCE = 16
 
 def clear_blocks(pool: KvStore, blocks: Sequence[int]) -> None:
     """Fill blocks with zeros, as the pool began."""
-    shape = pool.shape
     for start in range(0, len(blocks), _CLEARED_AT_ONCE):
         some = blocks[start : start + _CLEARED_AT_ONCE]
-        size = (len(some), shape.kv_heads, shape.block_size, shape.head_dim)
-        pool.import_blocks(some, [np.zeros(size, np.float32)] * (2 * shape.n_layers))
+        pool.import_blocks(some, pool.shape.zeros(len(some)))
 
 
 class KvPool:
@@ -231,6 +225,15 @@ class KvPool:
         """The sizes it was made with."""
         return self._shape
 
+    exports_later = False
+
+    def begin_export(
+        self, blocks: Sequence[int], n_positions: int
+    ) -> Callable[[], tuple[npt.NDArray[Any], ...]]:
+        """See `KvStore.begin_export`."""
+        arrays = self.export_blocks(blocks, n_positions)
+        return lambda: arrays
+
     def export_blocks(
         self, blocks: Sequence[int], n_positions: int
     ) -> tuple[npt.NDArray[np.float32], ...]:
@@ -240,7 +243,7 @@ class KvPool:
             2 * n_layers arrays `[ceil(n_positions / block_size), kv_heads, block_size, head_dim]`
             in layer order, K then V; the last block's unused tail is zero.
         """
-        count = self.blocks_for(n_positions)
+        count = self.shape.blocks_for(n_positions)
         index = np.asarray(blocks[:count], np.int64)
         tail = n_positions - (count - 1) * self.shape.block_size
         arrays = []
@@ -263,7 +266,3 @@ class KvPool:
         for layer in range(self.shape.n_layers):
             self.keys[layer][index] = arrays[2 * layer]
             self.values[layer][index] = arrays[2 * layer + 1]
-
-    def blocks_for(self, n_positions: int) -> int:
-        """Return how many blocks hold `n_positions` positions."""
-        return -(-n_positions // self.shape.block_size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton_worker.compatibility import KV_DTYPE
 from baton_worker.engine.output.snapshot import EmittedRow, StepOut
 from baton_worker.engine.scheduling.admission import KvIdentity
 from baton_worker.messages import HandoffState
@@ -25,7 +24,7 @@ def handoff_state(row: EmittedRow, out: StepOut, identity: KvIdentity) -> Handof
         handle=row.key.handle,
         attempt=row.key.attempt,
         model_fingerprint=identity.fingerprint,
-        dtype=KV_DTYPE,
+        dtype=shape.form,
         n_layers=shape.n_layers,
         kv_heads=shape.kv_heads,
         block_size=shape.block_size,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton_worker.compatibility import KV_DTYPE
 from baton_worker.engine.api import EngineRefusedError, Handoff
-from baton_worker.engine.kv.pool import KvShape
+from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.scheduling.requests import RequestLimits
 from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode
@@ -104,7 +103,7 @@ def _check_layout(state: HandoffState, identity: KvIdentity) -> None:
     shape = identity.shape
     expected = {
         "model_fingerprint": identity.fingerprint,
-        "dtype": KV_DTYPE,
+        "dtype": shape.form,
         "n_layers": shape.n_layers,
         "kv_heads": shape.kv_heads,
         "block_size": shape.block_size,
@@ -117,15 +116,14 @@ def _check_layout(state: HandoffState, identity: KvIdentity) -> None:
 
 
 def _check_arrays(handoff: Handoff, shape: KvShape) -> None:
-    if len(handoff.kv) != 2 * shape.n_layers:
-        _incompatible(f"handoff has {len(handoff.kv)} KV arrays, 2 x {shape.n_layers} are needed")
-    n_blocks = -(-handoff.state.n_cached // shape.block_size)
-    expected = (n_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
-    for index, array in enumerate(handoff.kv):
-        if array.shape != expected or array.dtype != np.float32:
+    expected = shape.arrays(shape.blocks_for(handoff.state.n_cached))
+    if len(handoff.kv) != len(expected):
+        _incompatible(f"handoff has {len(handoff.kv)} KV arrays, {len(expected)} are needed")
+    for index, (array, form) in enumerate(zip(handoff.kv, expected, strict=True)):
+        if array.shape != form.shape or array.dtype != form.dtype:
             _incompatible(
                 f"KV array {index} is {array.dtype}{list(array.shape)}, "
-                f"float32{list(expected)} is needed"
+                f"{form.dtype}{list(form.shape)} is needed"
             )
 
 

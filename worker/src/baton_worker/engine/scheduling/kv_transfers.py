@@ -17,14 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import Handoff
+from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
-
-KV_MAGNITUDE = 1e15
-"""Largest |value| taken in a handoff. A masked position keeps a weight of 1.6e-28 on the CPU, so
-larger values (or NaN) left in a block could disturb that block's next owner."""
 
 
 class Imported(NamedTuple):
@@ -41,8 +38,23 @@ class Imported(NamedTuple):
 class _Export:
     request: RequestState
     state: HandoffState
-    arrays: tuple[npt.NDArray[np.float32], ...]
+    arrays: tuple[npt.NDArray[Any], ...]
+    n_begun: int = 0
     n_done: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it has arrived."""
+        return self.n_done == len(self.arrays[0])
+
+
+class _Part(NamedTuple):
+    """Blocks `start : stop` of an export, on their way."""
+
+    export: _Export
+    start: int
+    stop: int
+    arrived: Callable[[], tuple[npt.NDArray[Any], ...]]
 
 
 class KvTransfers:
@@ -53,11 +65,10 @@ class KvTransfers:
     """
 
     def __init__(self, pool: KvStore, bytes_per_step: int) -> None:
-        shape = pool.shape
-        per_layer = 2 * 4 * shape.kv_heads * shape.block_size * shape.head_dim
         self._pool = pool
-        self._blocks_per_step = max(bytes_per_step // (per_layer * shape.n_layers), 1)
+        self._blocks_per_step = max(bytes_per_step // pool.shape.block_bytes, 1)
         self._exports: deque[_Export] = deque()
+        self._under_way: list[_Part] = []
 
     @property
     def is_exporting(self) -> bool:
@@ -77,27 +88,31 @@ class KvTransfers:
     def begin_export(self, request: RequestState, state: HandoffState) -> None:
         """Queue a held request's KV."""
         shape = self._pool.shape
-        n_blocks = -(-state.n_cached // shape.block_size)
-        size = (n_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
-        arrays = tuple(np.empty(size, np.float32) for _ in range(2 * shape.n_layers))
+        forms = shape.arrays(shape.blocks_for(state.n_cached))
+        arrays = tuple(np.empty(form.shape, form.dtype) for form in forms)
         self._exports.append(_Export(request, state, arrays))
 
     def export_some(self, is_held: Callable[[RequestState], bool]) -> tuple[Handoff, ...]:
         """Copy the next blocks and return the handoffs that are complete now.
 
+        What a pool copies later is taken in the next call, behind a step's work at the most.
+
         Args:
             is_held: whether a request still has its blocks; one that ended is dropped.
         """
-        complete = []
+        self._take_arrived()
+        self._exports = deque(export for export in self._exports if is_held(export.request))
         room = self._blocks_per_step
-        while self._exports and room:
-            export = self._exports[0]
-            if is_held(export.request):
-                room -= self._export(export, room)
-                if export.n_done < len(export.arrays[0]):
-                    break
-                complete.append(Handoff(export.state, export.arrays))
-            self._exports.popleft()
+        for export in self._exports:
+            room -= self._begin(export, room)
+            if not room:
+                break
+        if not self._pool.exports_later:
+            self._take_arrived()
+        complete = []
+        while self._exports and self._exports[0].is_complete:
+            export = self._exports.popleft()
+            complete.append(Handoff(export.state, export.arrays))
         return tuple(complete)
 
     def _import(self, request: RequestState, room: int, imported: Imported) -> int:
@@ -106,7 +121,7 @@ class KvTransfers:
         start, total = request.n_imported_blocks, len(kv[0])
         stop = min(start + room, total)
         arrays = [array[start:stop] for array in kv]
-        if not all(map(_is_tame, arrays)):
+        if not is_tame(arrays):
             imported.refused[request.key] = f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}"
             return stop - start
         self._pool.import_blocks(request.table[start:stop].tolist(), arrays)
@@ -117,17 +132,22 @@ class KvTransfers:
             imported.complete[request.key] = state
         return stop - start
 
-    def _export(self, export: _Export, room: int) -> int:
-        size, start = self._pool.shape.block_size, export.n_done
+    def _begin(self, export: _Export, room: int) -> int:
+        size, start = self._pool.shape.block_size, export.n_begun
         stop = min(start + room, len(export.arrays[0]))
+        if start == stop:
+            return 0
         blocks = export.request.table[start:stop].tolist()
         n_positions = min(export.state.n_cached, stop * size) - start * size
-        parts = self._pool.export_blocks(blocks, n_positions)
-        for array, part in zip(export.arrays, parts, strict=True):
-            array[start:stop] = part
-        export.n_done = stop
+        arrived = self._pool.begin_export(blocks, n_positions)
+        self._under_way.append(_Part(export, start, stop, arrived))
+        export.n_begun = stop
         return stop - start
 
-
-def _is_tame(array: npt.NDArray[Any]) -> bool:
-    return bool(array.max() <= KV_MAGNITUDE and array.min() >= -KV_MAGNITUDE)
+    def _take_arrived(self) -> None:
+        """Wait for what was begun, and keep it; also that of requests which have ended since."""
+        for part in self._under_way:
+            for array, values in zip(part.export.arrays, part.arrived(), strict=True):
+                array[part.start : part.stop] = values
+            part.export.n_done = part.stop
+        self._under_way.clear()

@@ -7,7 +7,7 @@ Choosing rows and scoring stay on rank 0; the others are told of rows only when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ from baton_worker.engine.backends.paddle.decoder import ForwardPlan, Model
 from baton_worker.engine.backends.parallel import orders
 from baton_worker.engine.backends.parallel.group import RankGroup
 from baton_worker.engine.kv.layout import TokenGroup
-from baton_worker.engine.kv.pool import KvPool, KvShape
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.step.forward import Array
 
 
@@ -100,6 +101,15 @@ class MirroredPool:
     def shape(self) -> KvShape:
         """Of all ranks together."""
         return self._shape
+
+    exports_later = False
+
+    def begin_export(
+        self, blocks: Sequence[int], n_positions: int
+    ) -> Callable[[], tuple[npt.NDArray[Any], ...]]:
+        """See `KvStore.begin_export`."""
+        arrays = self.export_blocks(blocks, n_positions)
+        return lambda: arrays
 
     def export_blocks(
         self, blocks: Sequence[int], n_positions: int

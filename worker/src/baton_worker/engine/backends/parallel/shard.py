@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from baton_worker.engine.backends.paddle.attention import CpuPagedAttention
 from baton_worker.engine.backends.paddle.decoder import Model, Reduce
-from baton_worker.engine.kv.pool import KvPool, KvShape
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import Weights
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
