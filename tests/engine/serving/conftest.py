@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from baton_testing.engine_bench import Bench, Clock, LoadedModel, Reader, key, random_weights
+from baton_testing.numpy_engine import NumpyEngine
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import SimConfig
 from baton_worker.engine.api import Handoff
@@ -67,9 +68,20 @@ def make_model(tiny: LoadedModel) -> Callable[..., LoadedModel]:
     return make
 
 
+ENGINES = {"paddle": PaddleEngine, "device": NumpyEngine}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a module's tests over each of the engines that it names in `ENGINES`; else Paddle's."""
+    names = getattr(metafunc.module, "ENGINES", None)
+    if names is not None and "make_bench" in metafunc.fixturenames:
+        metafunc.parametrize("make_bench", names, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def make_bench(tiny: LoadedModel) -> Callable[..., Bench]:
+def make_bench(tiny: LoadedModel, request: pytest.FixtureRequest) -> Callable[..., Bench]:
     """`make(model=tiny, reader=None, **options)`: an engine with K=`n_draft` (0: no MTP at all)."""
+    engine_class = ENGINES[getattr(request, "param", "paddle")]
 
     def make(
         model: LoadedModel | None = None, reader: Reader | None = None, **options: Any
@@ -82,7 +94,7 @@ def make_bench(tiny: LoadedModel) -> Callable[..., Bench]:
         per_request = -(-options["max_model_len"] // options["block_size"])
         options.setdefault("n_blocks", options["max_running"] * per_request)
         defaults = {"max_waiting": 1024, "prefill_tokens": 512, "max_top_k": 20, "overlap": False}
-        engine = PaddleEngine(
+        engine = engine_class(
             model.spec, model.weights, EngineOptions(**(defaults | options)), Clock()
         )
         return Bench(engine, reader or Reader())

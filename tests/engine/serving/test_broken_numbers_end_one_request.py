@@ -7,6 +7,7 @@ or the rows that score a prompt of one request, and, with a real model, into one
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -80,10 +81,11 @@ def _break_drafts(monkeypatch: pytest.MonkeyPatch, victim: RequestKey, value: fl
 def _break_prompt(monkeypatch: pytest.MonkeyPatch, victim: RequestKey, value: float) -> None:
     real = prompt_module._scored
 
-    def scored(model: Any, hidden: Any, rows: Any, request: Any, positions: Any) -> Any:
+    def scored(score: Any, rows: Any, request: Any, positions: Any) -> Any:
         if request.key == victim:
-            model = _Broken(model, [len(rows) - 1], value)
-        return real(model, hidden, rows, request, positions)
+            model, *rest = score.args
+            score = functools.partial(score.func, _Broken(model, [len(rows) - 1], value), *rest)
+        return real(score, rows, request, positions)
 
     monkeypatch.setattr(prompt_module, "_scored", scored)
 

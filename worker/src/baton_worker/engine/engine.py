@@ -19,7 +19,6 @@ from baton_worker.engine.api import (
     Handoff,
     StepResult,
 )
-from baton_worker.engine.kv.layout import MIN_KEYS
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
@@ -104,12 +103,11 @@ class StepEngine:
         self.model_fingerprint = parts.fingerprint
         self._clock = clock
         self._n_draft = options.n_draft
-        lookahead = 2 * (MAX_DRAFTS + 1)
         self._limits = RequestLimits(
             vocab_size=spec.vocab_size,
             max_model_len=options.max_model_len,
             max_top_k=options.max_top_k,
-            table_width=-(-max(options.max_model_len + lookahead, MIN_KEYS) // options.block_size),
+            table_width=options.table_width,
             eos_token_ids=frozenset(spec.eos_token_ids),
         )
         self._parts = parts

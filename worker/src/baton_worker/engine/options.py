@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_worker.config import ConfigError, ProcessConfig, SpeculativeConfig
+from baton_worker.engine.kv.layout import MIN_KEYS
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.ngram import NgramSizes
 
@@ -79,6 +80,12 @@ class EngineOptions:
     kv_bytes_per_step: int = KV_BYTES_PER_STEP
     stuck_seconds: float = 10.0
     first_step_seconds: float = 120.0
+
+    @property
+    def table_width(self) -> int:
+        """Blocks in a request's table: its tokens', and what two steps may feed behind them."""
+        n_positions = max(self.max_model_len + 2 * (MAX_DRAFTS + 1), MIN_KEYS)
+        return -(-n_positions // self.block_size)
 
 
 def resolve_options(config: ProcessConfig, spec: ModelShape) -> EngineOptions:

@@ -46,7 +46,8 @@ class Drafter:
         nothing = [((), NO_DRAFT_SCORES)] * len(rows)
         by_model = self._by_model(output, rows, n_model, failures) if n_model else nothing
         for row, (drafts, scores) in zip(rows, by_model, strict=True):
-            row.request.drafts = drafts + self._by_lookup(row.request, drafts, n_draft - n_model)
+            found = look_up(self._sources, row.request, drafts, n_draft - n_model)
+            row.request.drafts = drafts + found
             row.request.draft_scores = scores
 
     def _by_model(
@@ -66,15 +67,17 @@ class Drafter:
         drafts = map(tuple, proposal.tokens.tolist())
         return list(zip(drafts, _scores_by_row(proposal, k), strict=True))
 
-    def _by_lookup(
-        self, request: RequestState, drafts: tuple[int, ...], count: int
-    ) -> tuple[int, ...]:
-        sizes = self._sources.ngram
-        if sizes is None or count <= 0:
-            return ()
-        if request.ngrams is None:
-            request.ngrams = NgramIndex(sizes)
-        return request.ngrams.propose(request.tokens, drafts, count)
+
+def look_up(
+    sources: DraftSources, request: RequestState, drafts: tuple[int, ...], count: int
+) -> tuple[int, ...]:
+    """Return up to `count` drafts behind `drafts` that prompt lookup makes, if it is a source."""
+    sizes = sources.ngram
+    if sizes is None or count <= 0:
+        return ()
+    if request.ngrams is None:
+        request.ngrams = NgramIndex(sizes)
+    return request.ngrams.propose(request.tokens, drafts, count)
 
 
 def _scores_by_row(proposal: Proposal, k: npt.NDArray[np.int32]) -> list[DraftScores]:

@@ -31,6 +31,10 @@ class Failures:
         reason = f"the {what} of this request are not finite numbers at position {position}"
         self.reasons.setdefault(request.key, reason)
 
+    def merge(self, later: Failures) -> None:
+        """Take over what was found elsewhere, of requests that nothing was found of here."""
+        self.reasons = later.reasons | self.reasons
+
     def of_rows(self, batch: Batch, broken: Broken, what: str) -> None:
         """Note whose flat tokens are `broken` bool[N]."""
         if broken.any():

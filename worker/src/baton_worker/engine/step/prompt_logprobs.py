@@ -7,10 +7,9 @@ logits. Knows no record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 import baton_ops
 from baton_worker.engine.output.snapshot import PromptRow
@@ -27,13 +26,34 @@ ROW_BYTES = 64 << 10
 """What one row of a record tells at most, so that splitting by rows always fits a record."""
 
 
+Score = Callable[[range, list[int], int], baton_ops.LogprobColumns]
+"""Raw logprobs of tokens by the flat tokens before them: (flat tokens, tokens, k) -> columns."""
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """Return how many rows' logits the host keeps at once."""
+    return max(LOGITS_BYTES // (4 * vocab_size), 1)
+
+
+def score_rows(
+    model: ForwardModel, hidden: Array, rows: range, tokens: list[int], k: int
+) -> baton_ops.LogprobColumns:
+    """`Score` over the forward pass's output for the batch's flat tokens."""
+    return baton_ops.logprobs(
+        model.logits(model.select_rows(hidden, np.array(rows, np.int64))),
+        np.array(tokens, np.int32),
+        np.full(len(tokens), k, np.int32),
+        row_index=np.arange(len(tokens), dtype=np.int32),
+    )
+
+
 def score_prompts(
-    model: ForwardModel, hidden: Array, batch: Batch, vocab_size: int, failures: Failures
+    score: Score, batch: Batch, at_once: int, failures: Failures
 ) -> tuple[PromptRow, ...]:
     """Return what the step's chunks say of their prompts; to be called before they count as done.
 
     Args:
-        hidden: the forward pass's output over the batch's flat tokens.
+        at_once: rows that `score` takes.
         failures: told of requests whose prompt has logprobs that are no numbers.
     """
     found: list[PromptRow] = []
@@ -44,10 +64,9 @@ def score_prompts(
             first = max(request.n_computed + 1, request.n_prompt_told)
             stop = min(request.n_computed + 1 + chunk.n_tokens, request.n_prompt)
             row_of = start - request.n_computed - 1
-            at_once = max(LOGITS_BYTES // (4 * vocab_size), 1)
             for positions in _slices(first, stop, min(at_once, _most_tokens(request))):
-                rows = np.arange(positions.start, positions.stop, dtype=np.int64) + row_of
-                scored = _scored(model, hidden, rows, request, positions)
+                rows = range(positions.start + row_of, positions.stop + row_of)
+                scored = _scored(score, rows, request, positions)
                 if not all(v <= MAX_LOGPROB for v in (*scored.logprobs, *scored.topk_logprobs)):
                     failures.add(request, "prompt logprobs")
                 found.append(PromptRow(request.key, scored))
@@ -65,22 +84,11 @@ def _slices(first: int, stop: int, size: int) -> Iterator[range]:
         yield range(start, min(start + size, stop))
 
 
-def _scored(
-    model: ForwardModel,
-    hidden: Array,
-    rows: npt.NDArray[np.int64],
-    request: RequestState,
-    positions: range,
-) -> ScoredRow:
+def _scored(score: Score, rows: range, request: RequestState, positions: range) -> ScoredRow:
     """Score the prompt tokens at `positions`, whose logits come from flat tokens `rows`."""
     tokens = request.tokens[positions.start : positions.stop]
     k = request.params.logprobs.prompt_k
-    columns = baton_ops.logprobs(
-        model.logits(model.select_rows(hidden, rows)),
-        np.array(tokens, np.int32),
-        np.full(len(tokens), k, np.int32),
-        row_index=np.arange(len(tokens), dtype=np.int32),
-    )
+    columns = score(rows, tokens, k)
     return ScoredRow(
         first=positions.start,
         tokens=tokens,

@@ -7,22 +7,25 @@ logprobs and rows may be made of it while the next step runs. Knows neither queu
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.options import DraftSources
-from baton_worker.engine.output.outcome import KeptRow, freeze, keep
-from baton_worker.engine.output.snapshot import EmittedRow, StepSnapshot
-from baton_worker.engine.sampling.logprobs import EmittedTokens, HostScores
-from baton_worker.engine.sampling.sampler import Chosen, choose
+from baton_worker.engine.output.outcome import freeze
+from baton_worker.engine.output.snapshot import StepSnapshot
+from baton_worker.engine.sampling.logprobs import HostScores
+from baton_worker.engine.sampling.sampler import choose
 from baton_worker.engine.sampling.scoring import scoring_of
 from baton_worker.engine.scheduling.batch import Batch, assemble, next_tokens
 from baton_worker.engine.scheduling.scheduler import StepPlan
 from baton_worker.engine.step.drafting import Drafter
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.forward import Array, ForwardModel
+from baton_worker.engine.step.keeping import advance, emitted_of, keep_all
 from baton_worker.engine.step.mtp import run_mtp
-from baton_worker.engine.step.prompt_logprobs import score_prompts
+from baton_worker.engine.step.prompt_logprobs import rows_at_once, score_prompts, score_rows
 from baton_worker.records.columns import Finish
 
 
@@ -61,10 +64,11 @@ class Runner:
         chosen = choose(raw, batch.sampled)
         for index in np.flatnonzero(chosen.broken).tolist():
             failures.add(batch.sampled[index].request, "logits")
-        prompts = score_prompts(self._model, hidden, batch, raw.shape[1], failures)
-        kept = _keep(batch, chosen)
+        score = partial(score_rows, self._model, hidden)
+        prompts = score_prompts(score, batch, rows_at_once(raw.shape[1]), failures)
+        kept = keep_all(batch, chosen)
         following = next_tokens(batch, chosen.token) if self._use_mtp else None
-        _advance(batch, kept)
+        advance(batch, kept)
         output = None
         if following is not None:
             output = run_mtp(self._model, hidden, following, forward_plan)
@@ -73,7 +77,7 @@ class Runner:
         going_on = [row for row in kept if row.row.finish is Finish.NONE]
         self._drafter.propose(output, going_on, n_draft, failures)
         rows = tuple(freeze(row) for row in kept)
-        emitted = _emitted(batch, chosen, rows)
+        emitted = emitted_of(batch, chosen.token, rows)
         return StepSnapshot(rows, emitted, HostScores(scoring), prompts, failures.reasons)
 
     def _raw_logits(self, batch: Batch, hidden: Array) -> npt.NDArray[np.float32]:
@@ -91,27 +95,3 @@ def _read_only(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     raw = logits.view()
     raw.flags.writeable = False
     return raw
-
-
-def _keep(batch: Batch, chosen: Chosen) -> tuple[KeptRow, ...]:
-    """Append each sequence's tokens to its request and return what it kept."""
-    fed = zip(batch.sampled, chosen.n_accepted.tolist(), chosen.token.tolist(), strict=True)
-    return tuple(keep(sequence, accepted, tokens) for sequence, accepted, tokens in fed)
-
-
-def _emitted(batch: Batch, chosen: Chosen, rows: tuple[EmittedRow, ...]) -> EmittedTokens:
-    return EmittedTokens(
-        token=chosen.token,
-        n_kept=[row.n_tokens for row in rows],
-        first_row=batch.first_rows,
-        logprobs_k=[row.logprobs_k for row in rows],
-    )
-
-
-def _advance(batch: Batch, rows: tuple[KeptRow, ...]) -> None:
-    """Move `n_computed` behind what now has valid KV; verified drafts are used up."""
-    for chunk in batch.chunks:
-        chunk.request.n_computed += chunk.n_tokens
-    for request, _, row in rows[: batch.n_decode]:
-        request.n_computed += row.n_accepted + 1
-        request.drafts = ()

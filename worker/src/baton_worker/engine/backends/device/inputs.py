@@ -1,0 +1,228 @@
+"""What a step is told: every number of it in one upload.
+
+Owns the fields and what they hold of a batch, absent sequences included. Flags, which kernels only
+ever set, go up as zeros with it and come back with the results. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import baton_ops
+from baton_worker.engine.backends.device.layout import Field
+from baton_worker.engine.backends.device.rules import StepRules, score_settings
+from baton_worker.engine.backends.device.shapes import StepShape
+from baton_worker.engine.sampling.noise import as_seed
+from baton_worker.engine.scheduling.batch import Batch, FedSequence
+
+
+class Inputs(NamedTuple):
+    """The fields, of the device or of the host.
+
+    T sequences have a table, the first B of them choose tokens from R rows; N flat tokens. Absent
+    sequences have no context, no drafts, no logprobs, no slot and no start.
+
+    Attributes:
+        tokens, sequence, position, following: i32[N]; `following`: the token behind each, 0 where
+            the step chooses it.
+        tables: i32[T, W]. contexts: i32[T]. rows: i32[R], flat tokens.
+        cu_rows: i32[B + 1]. draft: i32[B, K]. count, k, starts, first: i32[B]; `starts`: the first
+            flat token that chooses, `first`: its position. drafting: i32[B], the sequence, or -1.
+        temperature, min_p: f32[B]. top_p: f64[B]. top_k: i32[B]. seeds, positions: i64[B].
+        slot: i32[B]. repetition, frequency, presence: f32[B]. bias_starts: i32[B + 1].
+        bias_ids: i32[*]. bias: f32[*]. mask_starts: i32[R + 1]. masked: i32[*].
+        score_temperature, score_top_p: f32[B]. first_row: i32[B].
+        draft_k, draft_rows: i32[B]. draft_offsets, draft_topk_offsets: i32[B + 1].
+        draft_count: i32[1]. ones: f32[B].
+    """
+
+    tokens: Any
+    sequence: Any
+    position: Any
+    following: Any
+    tables: Any
+    contexts: Any
+    rows: Any
+    cu_rows: Any
+    draft: Any
+    count: Any
+    k: Any
+    starts: Any
+    first: Any
+    drafting: Any
+    temperature: Any
+    min_p: Any
+    top_p: Any
+    top_k: Any
+    seeds: Any
+    positions: Any
+    slot: Any
+    repetition: Any
+    frequency: Any
+    presence: Any
+    bias_starts: Any
+    bias_ids: Any
+    bias: Any
+    mask_starts: Any
+    masked: Any
+    score_temperature: Any
+    score_top_p: Any
+    first_row: Any
+    draft_k: Any
+    draft_rows: Any
+    draft_offsets: Any
+    draft_topk_offsets: Any
+    draft_count: Any
+    ones: Any
+
+
+class Flags(NamedTuple):
+    """What was not finite: hidden, mtp u8[N] of flat tokens, logits u8[R], drafts u8[B]."""
+
+    hidden: Any
+    mtp: Any
+    logits: Any
+    drafts: Any
+
+
+def input_fields(shape: StepShape) -> dict[str, Field]:
+    """Return the fields of `Inputs` for a step of this shape."""
+    n, b, r, t = shape.n_tokens, shape.n_sampled, shape.n_rows, shape.n_tables
+    flat, each, ends = (Field("int32", (size,)) for size in (n, b, b + 1))
+    number, rules = Field("float32", (b,)), Field("int32", (shape.n_rules,))
+    wide = Field("int64", (b,))
+    special = {
+        "tokens": flat,
+        "sequence": flat,
+        "position": flat,
+        "following": flat,
+        "tables": Field("int32", (t, shape.width)),
+        "contexts": Field("int32", (t,)),
+        "rows": Field("int32", (r,)),
+        "cu_rows": ends,
+        "draft": Field("int32", (b, shape.n_fed)),
+        "top_p": Field("float64", (b,)),
+        "seeds": wide,
+        "positions": wide,
+        "bias_starts": ends,
+        "bias_ids": rules,
+        "bias": Field("float32", (shape.n_rules,)),
+        "mask_starts": Field("int32", (r + 1,)),
+        "masked": rules,
+        "draft_offsets": ends,
+        "draft_topk_offsets": ends,
+        "draft_count": Field("int32", (1,)),
+    }
+    numbers = ("temperature", "min_p", "repetition", "frequency", "presence")
+    special |= dict.fromkeys((*numbers, "score_temperature", "score_top_p", "ones"), number)
+    return {name: special.get(name, each) for name in Inputs._fields}
+
+
+def flag_fields(shape: StepShape) -> dict[str, Field]:
+    """Return the fields of `Flags` for a step of this shape."""
+    flat = Field("uint8", (shape.n_tokens,))
+    return {
+        "hidden": flat,
+        "mtp": flat,
+        "logits": Field("uint8", (shape.n_rows,)),
+        "drafts": Field("uint8", (shape.n_sampled,)),
+    }
+
+
+def fill(to: Inputs, batch: Batch, shape: StepShape, rules: StepRules) -> None:
+    """Write a batch to the host's fields, all of them.
+
+    Args:
+        rules: of the same batch.
+    """
+    _fill_tokens(to, batch, shape)
+    _fill_sampled(to, batch, shape)
+    _fill_sampling(to, [s.request.params.sampling for s in batch.sampled])
+    _fill_draws(to, batch.sampled)
+    rules.fill(to, shape)
+    _fill_scores(to, batch.sampled, shape)
+
+
+def _fill_tokens(to: Inputs, batch: Batch, shape: StepShape) -> None:
+    """Flat tokens; those of absent sequences lie behind the present ones'."""
+    to.tokens[:], to.sequence[:], to.position[:], to.following[:] = 0, -1, 0, 0
+    to.tables[:], to.contexts[:] = 0, 0
+    to.tokens[: len(batch.tokens)] = batch.tokens
+    start = table = 0
+    for group in batch.groups:
+        stop, last = start + group.n_tokens, table + group.n_sequences
+        to.sequence[start:stop] = np.repeat(np.arange(table, last), group.q_len)
+        to.position[start:stop] = group.positions().ravel()
+        width = min(shape.width, group.tables.shape[1])
+        to.tables[table:last, :width] = group.tables[:, :width]
+        to.contexts[table:last] = group.first_position + group.q_len
+        start, table = stop, last
+    _fill_following(to.following, batch)
+
+
+def _fill_following(following: npt.NDArray[np.int32], batch: Batch) -> None:
+    start = batch.n_decode * batch.groups[0].q_len if batch.n_decode else 0
+    for chunk in batch.chunks:
+        request = chunk.request
+        known = request.tokens[request.n_computed + 1 :][: chunk.n_tokens]
+        following[start : start + len(known)] = known
+        start += chunk.n_tokens
+
+
+def _fill_sampled(to: Inputs, batch: Batch, shape: StepShape) -> None:
+    """Rows and drafts of the sequences that choose tokens."""
+    n = len(batch.sampled)
+    to.rows[:] = np.arange(shape.n_rows)
+    to.rows[shape.n_decoded :] = [s.start for s in batch.sampled[batch.n_decode :]]
+    each = np.full(shape.n_sampled, 1)
+    each[: shape.sequences] = shape.q_len
+    to.cu_rows[0] = 0
+    np.cumsum(each, out=to.cu_rows[1:])
+    to.draft[:], to.count[:], to.starts[:], to.first[:], to.drafting[:] = -1, 0, -1, 0, -1
+    to.count[:n] = [len(s.drafts) for s in batch.sampled]
+    for index, sequence in enumerate(batch.sampled):
+        if sequence.drafts:
+            to.draft[index, : len(sequence.drafts)] = sequence.drafts
+    to.starts[:n] = [s.start for s in batch.sampled]
+    to.first[:n] = to.position[to.starts[:n]]
+    to.drafting[:n] = np.arange(n)
+
+
+def _fill_sampling(to: Inputs, params: Sequence[Any]) -> None:
+    n = len(params)
+    to.temperature[:], to.min_p[:], to.top_p[:], to.top_k[:] = 0.0, 0.0, 1.0, 0
+    to.repetition[:], to.frequency[:], to.presence[:] = 1.0, 0.0, 0.0
+    to.temperature[:n] = [p.temperature for p in params]
+    to.min_p[:n] = [p.min_p for p in params]
+    to.top_p[:n] = [p.top_p for p in params]
+    to.top_k[:n] = [p.top_k for p in params]
+    to.repetition[:n] = [p.repetition_penalty for p in params]
+    to.frequency[:n] = [p.frequency_penalty for p in params]
+    to.presence[:n] = [p.presence_penalty for p in params]
+
+
+def _fill_draws(to: Inputs, sampled: Sequence[FedSequence]) -> None:
+    to.seeds[:], to.positions[:] = 0, 0
+    seeds = np.array([as_seed(s.request.params.sampling.seed) for s in sampled], np.uint64)
+    to.seeds[: len(sampled)] = seeds.view(np.int64)
+    to.positions[: len(sampled)] = [s.request.n_output for s in sampled]
+
+
+def _fill_scores(to: Inputs, sampled: Sequence[FedSequence], shape: StepShape) -> None:
+    n = len(sampled)
+    to.k[:], to.score_temperature[:], to.score_top_p[:], to.first_row[:] = -1, 1.0, 1.0, 0
+    to.k[:n] = [s.request.params.logprobs_k for s in sampled]
+    for index, sequence in enumerate(sampled):
+        if (settings := score_settings(sequence.request)) is not None:
+            to.score_temperature[index] = settings.temperature
+            to.score_top_p[index] = settings.top_p
+            to.first_row[index] = shape.n_rows if settings.of_processed else 0
+    to.draft_k[:], to.ones[:] = -1, 1.0
+    to.draft_k[:n] = [s.request.draft_k for s in sampled]
+    to.draft_rows[:], to.draft_count[:] = np.arange(shape.n_sampled), shape.n_sampled
+    places = baton_ops.offsets(to.draft_k)
+    to.draft_offsets[:], to.draft_topk_offsets[:] = places.row, places.topk

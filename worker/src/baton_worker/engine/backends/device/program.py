@@ -1,0 +1,183 @@
+"""A step as launches over fixed memory: one upload, the kernels, one download.
+
+Owns the buffers that numbers travel in, and the graphs: a step that only decodes is launched once,
+captured when its shape comes again, and replayed from then on. Knows no request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+
+from baton_worker.engine.backends.device.decoder import Decoder, Fed, Group
+from baton_worker.engine.backends.device.drafting import Drafter
+from baton_worker.engine.backends.device.inputs import Flags, Inputs, flag_fields, input_fields
+from baton_worker.engine.backends.device.layout import Layout
+from baton_worker.engine.backends.device.results import Results, Told, result_fields
+from baton_worker.engine.backends.device.sampler import Sampler
+from baton_worker.engine.backends.device.seam import (
+    Accepted,
+    Device,
+    Event,
+    Graph,
+    Host,
+    Kernels,
+    Places,
+    Tensor,
+)
+from baton_worker.engine.backends.device.shapes import StepShape
+from baton_worker.engine.backends.device.workspace import Workspace
+
+_MOST_GRAPHS = 256
+
+
+class Machine(NamedTuple):
+    """What every step is launched with. `drafter`: None without an MTP layer."""
+
+    device: Device
+    kernels: Kernels
+    decoder: Decoder
+    sampler: Sampler
+    drafter: Drafter | None
+    space: Workspace
+
+
+class _Buffers(NamedTuple):
+    """uint8[*] of the device, and of the host for each direction."""
+
+    device: Tensor
+    up: Host
+    down: Host
+
+
+class Program:
+    """The launches of steps of one shape.
+
+    Attributes:
+        inputs: the host's, to be filled before `start`.
+    """
+
+    def __init__(self, shape: StepShape, machine: Machine, buffers: _Buffers) -> None:
+        self.shape = shape
+        self._machine = machine
+        self._layouts = layouts(shape)
+        inputs, flags, results = self._layouts
+        device = machine.device
+        self.inputs = Inputs(**inputs.on_host(buffers.up))
+        self._inputs = Inputs(**inputs.on_device(device, buffers.device))
+        self._flags = Flags(**flags.on_device(device, buffers.device))
+        self._results = Results(**results.on_device(device, buffers.device))
+        self._up = buffers.up[: flags.stop]
+        self._uploaded = device.rows(buffers.device, 0, flags.stop)
+        self._down = buffers.down[: results.stop - flags.start]
+        self._downloaded = device.rows(buffers.device, flags.start, results.stop)
+        self._n_runs = 0
+        self._graph: Graph | None = None
+
+    def start(self) -> None:
+        """Upload the inputs and launch the step."""
+        device, flags = self._machine.device, self._layouts[1]
+        self._up[flags.start :] = 0
+        device.upload(self._up, self._uploaded)
+        if self.shape.is_repeated and self._n_runs and self._graph is None:
+            self._graph = device.capture(self._launch)
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._launch()
+        self._n_runs += 1
+
+    def finish(self) -> Event:
+        """Begin to download the results."""
+        return self._machine.device.download(self._downloaded, self._down)
+
+    def told(self) -> Told:
+        """Return the results, once `finish`'s event has come."""
+        _, flags, results = self._layouts
+        own = np.array(self._down)
+        return Told(
+            Flags(**flags.on_host(own, flags.start)), Results(**results.on_host(own, flags.start))
+        )
+
+    def _launch(self) -> None:
+        machine, shape, inputs = self._machine, self.shape, self._inputs
+        fed, space = self._fed(), machine.space.tokens(shape.n_tokens)
+        accepted = Accepted(self._results.n_accepted, self._results.token)
+        machine.decoder.run(fed, space)
+        machine.kernels.broken_rows(space.residual, self._flags.hidden)
+        if shape.n_sampled:
+            self._choose(accepted)
+        if machine.drafter is not None:
+            machine.drafter.follow(shape, fed, inputs, self._flags, accepted)
+            if shape.n_drafts and shape.n_sampled:
+                machine.drafter.propose(shape, inputs, self._flags, accepted, self._results)
+
+    def _choose(self, accepted: Accepted) -> None:
+        machine, shape, inputs = self._machine, self.shape, self._inputs
+        rows, normed = machine.space.rows(shape.n_rows), machine.space.tokens(shape.n_tokens).final
+        if shape.chunks:
+            machine.kernels.gather(normed, inputs.rows, rows.hidden)
+            normed = rows.hidden
+        machine.decoder.logits(normed, rows.logits)
+        machine.sampler.choose(shape, inputs, self._flags, accepted, rows)
+        if shape.most_top >= 0:
+            machine.sampler.score(shape, inputs, accepted, self._results, rows)
+
+    def _fed(self) -> Fed:
+        shape, inputs, rows = self.shape, self._inputs, self._machine.device.rows
+        groups = []
+        start = shape.n_decoded
+        if shape.sequences:
+            tables = rows(inputs.tables, 0, shape.sequences)
+            groups.append(Group(0, start, tables, rows(inputs.contexts, 0, shape.sequences)))
+        for table, n_tokens in enumerate(shape.chunks, shape.sequences):
+            tables = rows(inputs.tables, table, table + 1)
+            contexts = rows(inputs.contexts, table, table + 1)
+            groups.append(Group(start, start + n_tokens, tables, contexts))
+            start += n_tokens
+        places = Places(inputs.sequence, inputs.position, inputs.tables)
+        return Fed(inputs.tokens, places, tuple(groups))
+
+
+class Programs:
+    """The programs of an engine, made as their shapes come.
+
+    Args:
+        largest: a step whose buffers hold nearly all others'.
+    """
+
+    def __init__(self, machine: Machine, largest: StepShape) -> None:
+        self._machine = machine
+        self._kept: OrderedDict[StepShape, Program] = OrderedDict()
+        self._buffers = self._made(layouts(largest)[2].stop)
+
+    def of(self, shape: StepShape) -> Program:
+        """Return the program for a shape; that of a repeated one is kept."""
+        if (known := self._kept.get(shape)) is not None:
+            self._kept.move_to_end(shape)
+            return known
+        n_bytes = layouts(shape)[2].stop
+        if n_bytes > len(self._buffers.up):
+            self._kept.clear()  # their graphs are of the old memory
+            self._buffers = self._made(2 * n_bytes)
+        program = Program(shape, self._machine, self._buffers)
+        if shape.is_repeated:
+            self._kept[shape] = program
+            if len(self._kept) > _MOST_GRAPHS:
+                self._kept.popitem(last=False)
+        return program
+
+    def _made(self, n_bytes: int) -> _Buffers:
+        device = self._machine.device
+        return _Buffers(
+            device.empty((n_bytes,), "uint8"), device.host(n_bytes), device.host(n_bytes)
+        )
+
+
+def layouts(shape: StepShape) -> tuple[Layout, Layout, Layout]:
+    """Return where inputs, flags and results lie, one behind the other."""
+    inputs = Layout(input_fields(shape))
+    flags = Layout(flag_fields(shape), inputs.stop)
+    return inputs, flags, Layout(result_fields(shape), flags.stop)

@@ -1,0 +1,197 @@
+"""The device's memory between the launches of a step: allocated once, used by every step.
+
+Owns its sizes and its views by rows. Nothing here lives from one step to the next but what kernels
+ask to be left alone (attention's scratch, the logprob op's workspace). Knows no request.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baton_worker.engine.backends.device.seam import Device, DType, Kernels, ScorePlan, Tensor
+from baton_worker.engine.model.shape import ModelShape
+
+
+class Sizes(NamedTuple):
+    """The largest step.
+
+    Attributes:
+        tokens: flat tokens.
+        sequences: with a table.
+        rows: of logits that tokens are chosen from.
+        positions: that a table covers.
+        prompt_rows: of logits that a prompt's tokens are scored from at once.
+    """
+
+    tokens: int
+    sequences: int
+    rows: int
+    positions: int
+    prompt_rows: int
+
+
+class TokenSpace(NamedTuple):
+    """Memory of N flat tokens, E.
+
+    Attributes:
+        residual: [N, H], the stream between layers.
+        normed: [N, H]. added: [N, H], what a layer adds to the stream.
+        final: [N, H], the main model's output behind its final norm.
+        pair: [N, 2 H], what the MTP layer projects.
+        qkv: [N, (Hq + 2 Hkv) D]. query, attended: [N, Hq, D]; attended_rows: [N, Hq D], the same.
+        gate_up: [N, 2 I]. activated: [N, I].
+    """
+
+    residual: Tensor
+    normed: Tensor
+    added: Tensor
+    final: Tensor
+    pair: Tensor
+    qkv: Tensor
+    query: Tensor
+    attended: Tensor
+    attended_rows: Tensor
+    gate_up: Tensor
+    activated: Tensor
+
+
+class SequenceSpace(NamedTuple):
+    """Memory of B sequences: hidden, normed E[B, H]; rows, positions, contexts i32[B]."""
+
+    hidden: Tensor
+    normed: Tensor
+    rows: Tensor
+    positions: Tensor
+    contexts: Tensor
+
+
+class RowSpace(NamedTuple):
+    """Memory of R rows.
+
+    Attributes:
+        hidden: E[R, H]. logits: f32[R, V]. processed: f32[R, V], right behind. both: the two.
+        probs: f32[R, V]. target: i32[R]. uniform: f64[R].
+        scores: a plan for R tokens, its offsets aside.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    processed: Tensor
+    both: Tensor
+    probs: Tensor
+    target: Tensor
+    uniform: Tensor
+    scores: ScorePlan
+
+
+class Workspace:
+    """The memory, and its parts for a step's sizes.
+
+    Raises:
+        DeviceError: the device has less.
+    """
+
+    def __init__(
+        self, device: Device, kernels: Kernels, spec: ModelShape, dtype: DType, sizes: Sizes
+    ) -> None:
+        self._device = device
+        self.sizes = sizes
+        self._tokens = _token_space(device, spec, dtype, sizes.tokens)
+        self._sequences = _sequence_space(device, spec, dtype, sizes.sequences)
+        self._hidden = device.empty((sizes.rows, spec.hidden_size), dtype)
+        # Room for the processed copy of any number of rows right behind the raw ones.
+        n_logits = max(2 * sizes.rows, sizes.prompt_rows)
+        self._logits = device.empty((n_logits, spec.vocab_size), "float32")
+        self._probs = device.empty((sizes.rows, spec.vocab_size), "float32")
+        self._target = device.empty((sizes.rows,), "int32")
+        self._uniform = device.empty((sizes.rows,), "float64")
+        self._scores = _score_plan(device, sizes.rows)
+        self.attention = device.zeros((_attention_bytes(kernels, spec, sizes),), "uint8")
+        most_scored = max(sizes.rows, sizes.sequences, sizes.prompt_rows)
+        self.logprobs = device.zeros(
+            (kernels.logprob_workspace_bytes(most_scored, spec.vocab_size),), "uint8"
+        )
+
+    def tokens(self, count: int) -> TokenSpace:
+        """Return the memory of so many flat tokens."""
+        return TokenSpace(*(self._device.rows(t, 0, count) for t in self._tokens))
+
+    def sequences(self, count: int) -> SequenceSpace:
+        """Return the memory of so many sequences."""
+        return SequenceSpace(*(self._device.rows(t, 0, count) for t in self._sequences))
+
+    def rows(self, count: int) -> RowSpace:
+        """Return the memory of so many rows of logits."""
+        rows = self._device.rows
+        return RowSpace(
+            hidden=rows(self._hidden, 0, count),
+            logits=rows(self._logits, 0, count),
+            processed=rows(self._logits, count, 2 * count),
+            both=rows(self._logits, 0, 2 * count),
+            probs=rows(self._probs, 0, count),
+            target=rows(self._target, 0, count),
+            uniform=rows(self._uniform, 0, count),
+            scores=self._scores,
+        )
+
+    def prompt_logits(self, count: int) -> Tensor:
+        """Return f32[n, V] for rows of a prompt."""
+        return self._device.rows(self._logits, 0, count)
+
+
+def _token_space(device: Device, spec: ModelShape, dtype: DType, count: int) -> TokenSpace:
+    def rows(width: int) -> Tensor:
+        return device.empty((count, width), dtype)
+
+    n_bytes = count * spec.q_size * (2 if dtype == "bfloat16" else 4)
+    attended = device.empty((n_bytes,), "uint8")
+    heads = (count, spec.n_heads, spec.head_dim)
+    return TokenSpace(
+        residual=rows(spec.hidden_size),
+        normed=rows(spec.hidden_size),
+        added=rows(spec.hidden_size),
+        final=rows(spec.hidden_size),
+        pair=rows(2 * spec.hidden_size),
+        qkv=rows(spec.q_size + 2 * spec.kv_size),
+        query=device.empty(heads, dtype),
+        attended=device.view(attended, 0, heads, dtype),
+        attended_rows=device.view(attended, 0, (count, spec.q_size), dtype),
+        gate_up=rows(2 * spec.intermediate_size),
+        activated=rows(spec.intermediate_size),
+    )
+
+
+def _sequence_space(device: Device, spec: ModelShape, dtype: DType, count: int) -> SequenceSpace:
+    return SequenceSpace(
+        hidden=device.empty((count, spec.hidden_size), dtype),
+        normed=device.empty((count, spec.hidden_size), dtype),
+        rows=device.empty((count,), "int32"),
+        positions=device.empty((count,), "int32"),
+        contexts=device.empty((count,), "int32"),
+    )
+
+
+def _score_plan(device: Device, count: int) -> ScorePlan:
+    def words(dtype: DType = "int32", n: int = count) -> Tensor:
+        return device.empty((n,), dtype)
+
+    return ScorePlan(
+        row_index=words(),
+        token=words(),
+        k=words(),
+        inv_temp=words("float32"),
+        row_offset=words(n=count + 1),
+        topk_offset=words(n=count + 1),
+        num_rows=words(n=1),
+        top_p=words("float32"),
+    )
+
+
+def _attention_bytes(kernels: Kernels, spec: ModelShape, sizes: Sizes) -> int:
+    """Return what the largest decoding step needs, or the largest chunk."""
+    return max(
+        kernels.attention_scratch_bytes(
+            spec.n_heads, spec.n_kv_heads, spec.head_dim, n_sequences, n_tokens, sizes.positions
+        )
+        for n_sequences, n_tokens in ((sizes.sequences, sizes.rows), (1, sizes.tokens))
+    )
