@@ -5,56 +5,25 @@ Owns how its parts are put together for a model whose weights the host holds. Kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
+from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
 from baton_worker.engine.backends.device.seam import Device, Tensor
 from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
 from baton_worker.engine.engine import EngineParts, StepEngine
-from baton_worker.engine.kv.pool import BlockAllocator, KvShape
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-
-
-class NumpyPool:
-    """`KvStore` over the device's pool: blocks go in and out as whole layers' arrays."""
-
-    def __init__(self, device: NumpyDevice, shape: KvShape) -> None:
-        self._device = device
-        self.shape = shape
-        self._block = (shape.n_layers, 2, shape.kv_heads, shape.block_size, shape.head_dim)
-        self.tensor = device.zeros((shape.n_blocks + 2, *self._block), "float32")
-
-    def export_blocks(
-        self, blocks: Sequence[int], n_positions: int
-    ) -> tuple[npt.NDArray[np.float32], ...]:
-        """See `KvPool.export_blocks`."""
-        count = -(-n_positions // self.shape.block_size)
-        found = np.empty((count, *self._block), np.float32)
-        for index, block in enumerate(blocks[:count]):
-            self._device.download(self._rows(block), found[index : index + 1]).wait()
-        found[-1, ..., n_positions - (count - 1) * self.shape.block_size :, :] = 0.0
-        layers = range(self.shape.n_layers)
-        return tuple(np.array(found[:, layer, side]) for layer in layers for side in (0, 1))
-
-    def import_blocks(self, blocks: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """See `KvPool.import_blocks`."""
-        given = np.stack(arrays, axis=1).reshape(len(arrays[0]), *self._block)
-        for block, content in zip(blocks, given, strict=False):
-            self._device.upload(content[None], self._rows(block))
-        self._device.synchronise()
-
-    def _rows(self, block: int) -> Tensor:
-        return self._device.rows(self.tensor, block, block + 1)
 
 
 def uploaded(device: Device, weights: Weights, use_mtp: bool) -> DeviceWeights:
@@ -115,16 +84,15 @@ class NumpyEngine(StepEngine):
 def _parts(
     device: NumpyDevice, spec: ModelShape, weights: Weights, options: EngineOptions
 ) -> EngineParts:
-    pool = NumpyPool(
-        device,
-        KvShape(
-            n_layers=spec.n_layers + int(options.use_mtp),
-            kv_heads=spec.n_kv_heads,
-            block_size=options.block_size,
-            head_dim=spec.head_dim,
-            n_blocks=options.n_blocks,
-        ),
+    shape = KvShape(
+        n_layers=spec.n_layers + int(options.use_mtp),
+        kv_heads=spec.n_kv_heads,
+        block_size=options.block_size,
+        head_dim=spec.head_dim,
+        n_blocks=options.n_blocks,
+        is_by_block=True,
     )
+    pool = DevicePool(device, shape, options.kv_bytes_per_step)
     allocator, name = BlockAllocator(options.n_blocks), fingerprint(spec, weights.identity)
     on_device = uploaded(device, weights, options.use_mtp)
     model = DeviceModel(device, NumpyKernels(device), spec, on_device, pool.tensor)
