@@ -13,13 +13,8 @@ from baton_testing.exactness import devices, properties
 from baton_testing.exactness.said import Said
 from baton_testing.exactness.subjects import Subject
 
-SUBJECTS = [
-    pytest.param(name, id=name, marks=[pytest.mark.gpu] if on_gpu else [])
-    for name, on_gpu in devices.SUBJECTS.items()
-]
 
-
-@pytest.fixture(scope="session", params=SUBJECTS)
+@pytest.fixture(scope="session", params=devices.parameters(list(devices.KNOWN)))
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """A model on a device, its weights loaded once for all that is asked of it."""
     with devices.subject(request.param) as found:

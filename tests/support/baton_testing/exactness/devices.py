@@ -6,45 +6,228 @@ for a subject that needs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
 from baton_testing.engine_bench import Clock
 from baton_testing.exactness.subjects import Sizes, Subject
+from baton_testing.exactness.trace import EagerDevice, TracingKernels
 from baton_testing.tiny_model import TINY_MODEL
-from baton_worker.engine.model.shape import load_shape
-from baton_worker.engine.model.weights import load_weights
+from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.model.shape import ModelShape, load_shape
+from baton_worker.engine.options import EngineOptions
+
+DeviceName = Literal["numpy", "gpu"]
+Wrong = Callable[[Any, Any], Any]
+"""`wrong(device, kernels)`: kernels to try in their place."""
 
 SMOKE = Sizes(
     asks=22,
-    tokens=24,
-    longest=90,
-    batches=(2, 7, 24),
-    chunks=(16, 33),
-    drafts=(1, 5),
-    scored=(8, 20),
+    tokens=10,
+    longest=70,
+    batches=(3, 8),
+    chunks=(19,),
+    drafts=(3,),
+    scored=(4, 12),
     scored_chunks=(16, 500),
 )
+TINY = Sizes(
+    asks=77,
+    tokens=32,
+    longest=600,
+    batches=(2, 3, 8, 9, 17, 64, 100, 128, 256),
+    chunks=(64, 100, 257, 512),
+    drafts=(1, 2, 3, 4, 5),
+    scored=(256, 400),
+    scored_chunks=(64, 333, 1024),
+)
+LARGE = Sizes(
+    asks=22,
+    tokens=16,
+    longest=1500,
+    batches=(2, 7, 8, 33, 64, 128, 256),
+    chunks=(64, 256, 1000),
+    drafts=(1, 3, 5),
+    scored=(32, 64),
+    scored_chunks=(128, 2048),
+)
 
-SUBJECTS = {"cpu-tiny": False}
-"""Names, and whether each needs a GPU."""
+
+class Known(NamedTuple):
+    """A subject before it is loaded. `dtype`: E."""
+
+    device: DeviceName
+    model: Literal["tiny", "qwen3-8b"]
+    dtype: Literal["float32", "bfloat16"]
+    sizes: Sizes
+    n_layers: int = 0
+
+
+KNOWN = {
+    "numpy-tiny": Known("numpy", "tiny", "float32", SMOKE),
+    "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
+    "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
+    "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
+    "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
+}
+CONTROLLED = ("numpy-tiny", "gpu-qwen3-8b-12")
+"""On which kernels that are not exact are found."""
+
+
+def parameters(names: Sequence[str]) -> list[Any]:
+    """Return the names as parameters of a test, those that need a GPU marked so."""
+    return [
+        pytest.param(name, id=name, marks=[pytest.mark.gpu] if KNOWN[name].device == "gpu" else [])
+        for name in names
+    ]
+
+
+def of_model(model: str) -> list[Any]:
+    """Return the subjects of a model, as parameters of a test."""
+    return parameters([name for name, known in KNOWN.items() if known.model == model])
+
+
+class Loaded(NamedTuple):
+    """A device with weights on it. `kernels`: theirs, made for it."""
+
+    device: Any
+    kernels: Any
+    spec: ModelShape
+    weights: Any
 
 
 @contextmanager
-def subject(name: str) -> Iterator[Subject]:
-    """Give the subject of this name, or skip the test with what the machine lacks."""
-    pytest.importorskip("paddle", reason="Paddle, which computes on the CPU, is absent")
-    from baton_worker.engine.backends.paddle.engine import PaddleEngine
+def subject(name: str, wrong: Wrong | None = None, traced: bool = False) -> Iterator[Subject]:
+    """Give the subject of this name, or skip the test with what the machine lacks.
 
-    shape = load_shape(TINY_MODEL)
-    weights = load_weights(TINY_MODEL, shape)
-    yield Subject(
-        name,
-        shape.vocab_size,
-        bool(shape.n_mtp_layers),
-        shape.max_position_embeddings,
-        SMOKE,
-        lambda options: PaddleEngine(shape, weights, options, Clock()),
+    Args:
+        wrong: makes kernels that are tried in place of the device's own.
+        traced: nothing is captured as a graph, and `tracing` of the subject takes notes.
+    """
+    try:
+        yield _loaded(name, wrong, traced)
+    finally:
+        _forget(KNOWN[name].device)
+
+
+def _loaded(name: str, wrong: Wrong | None, traced: bool) -> Subject:
+    known = KNOWN[name]
+    loaded = _on_numpy(known) if known.device == "numpy" else _on_gpu(known)
+    if wrong is not None:
+        loaded = loaded._replace(kernels=wrong(loaded.device, loaded.kernels))
+    tracing = None
+    if traced:
+        tracing = TracingKernels(loaded.kernels, _peek_of(known.device, loaded.device))
+        loaded = loaded._replace(device=EagerDevice(loaded.device), kernels=tracing)
+    spec = loaded.spec
+    return Subject(
+        name=name,
+        vocab_size=spec.vocab_size,
+        has_mtp=bool(loaded.weights.mtp),
+        max_model_len=spec.max_position_embeddings,
+        sizes=known.sizes,
+        make=lambda options: engine_of(loaded, options),
+        tracing=tracing,
     )
+
+
+def engine_of(loaded: Loaded, options: EngineOptions) -> StepEngine:
+    """Return an engine over what is loaded, with a pool and graphs of its own."""
+    from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
+
+    from baton_worker.engine.backends.device.pool import DevicePool
+    from baton_worker.engine.engine import EngineParts
+    from baton_worker.engine.kv.payload import KvShape
+    from baton_worker.engine.kv.pool import BlockAllocator
+    from baton_worker.engine.model.shape import fingerprint
+    from baton_worker.engine.scheduling.prefix_cache import prefix_cache
+    from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+
+    gc.collect()  # the engine before has graphs and a pool
+    device, kernels, spec, weights = loaded
+    shape = KvShape(
+        n_layers=spec.n_layers + int(options.use_mtp),
+        kv_heads=spec.n_kv_heads,
+        block_size=options.block_size,
+        head_dim=spec.head_dim,
+        n_blocks=options.n_blocks,
+        dtype=weights.dtype,
+        is_by_block=True,
+    )
+    pool = DevicePool(device, shape, options.kv_bytes_per_step)
+    name, allocator = fingerprint(spec, weights.identity), BlockAllocator(options.n_blocks)
+    prefix = prefix_cache(allocator, options, name)
+    parts = EngineParts(
+        spec=spec,
+        fingerprint=name,
+        allocator=allocator,
+        pool=pool,
+        scheduler=Scheduler(SchedulerLimits.of(options), allocator, prefix),
+        runner=DeviceRunner(DeviceModel(device, kernels, spec, weights, pool.tensor), options),
+    )
+    return StepEngine(parts, options, Clock())
+
+
+def _on_numpy(known: Known) -> Loaded:
+    from baton_testing.numpy_device import NumpyDevice
+    from baton_testing.numpy_kernels import NumpyKernels
+
+    device = NumpyDevice()
+    return Loaded(device, NumpyKernels(device), *_tiny(device, known.dtype))
+
+
+def _on_gpu(known: Known) -> Loaded:
+    torch = pytest.importorskip("torch", reason="PyTorch, which allocates on the GPU, is absent")
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+    from baton_worker.engine.backends.kernels import OpsKernels
+
+    from baton_worker.engine.backends.torch.device import TorchDevice
+
+    device = TorchDevice()
+    device.synchronise()  # its stream is this thread's from here on
+    if known.model == "tiny":
+        return Loaded(device, OpsKernels(), *_tiny(device, known.dtype))
+    from baton_testing.exactness.random_model import qwen3_8b, random_weights
+
+    spec = qwen3_8b(known.n_layers)
+    return Loaded(device, OpsKernels(), spec, random_weights(torch, spec))
+
+
+def _tiny(device: Any, dtype: Any) -> tuple[ModelShape, Any]:
+    from baton_worker.engine.backends.device.loading import load_device_weights
+    from baton_worker.engine.model.checkpoint import open_checkpoint
+
+    spec = load_shape(TINY_MODEL)
+    checkpoint = open_checkpoint(TINY_MODEL)
+    return spec, load_device_weights(device, checkpoint, spec, dtype, spec.n_mtp_layers)
+
+
+def _peek_of(name: DeviceName, device: Any) -> Callable[[Any], Any]:
+    if name == "numpy":
+        from baton_testing.numpy_device import on_device
+
+        def read(tensor: Any) -> Any:
+            device.synchronise()
+            return on_device(tensor).copy()
+
+        return read
+    import torch
+
+    def copied(tensor: Any) -> Any:
+        is_bfloat16 = tensor.dtype == torch.bfloat16
+        return (tensor.float() if is_bfloat16 else tensor).cpu().numpy()
+
+    return copied
+
+
+def _forget(device: DeviceName) -> None:
+    gc.collect()
+    if device == "gpu":
+        import torch
+
+        torch.cuda.empty_cache()

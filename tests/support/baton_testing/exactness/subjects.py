@@ -49,6 +49,7 @@ class Subject:
         has_mtp: the model drafts.
         max_model_len: longest request.
         max_top_k: most alternatives.
+        tracing: kernels that take notes, of a subject that is traced.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Subject:
     sizes: Sizes
     make: Callable[[EngineOptions], StepEngine]
     max_top_k: int = 64
+    tracing: Any = None
 
     def asks(self, count: int = 0, seed: int = 0) -> list[Ask]:
         """Return the mixture that it is tried with."""
@@ -93,12 +95,13 @@ class Subject:
             "max_running": running,
             "max_model_len": min(self.max_model_len, longest),
             "max_waiting": 4096,
-            "prefill_tokens": self.max_model_len,
+            "prefill_tokens": 0,
             "block_size": BLOCK_SIZE,
             "max_top_k": self.max_top_k,
             "overlap": False,
             "prefix_caching": False,
         } | options
+        given["prefill_tokens"] = given["prefill_tokens"] or given["max_model_len"]
         a_request = -(-given["max_model_len"] // given["block_size"])
         given.setdefault("n_blocks", running * a_request)
         return EngineOptions(**given)

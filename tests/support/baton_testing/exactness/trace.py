@@ -19,7 +19,6 @@ Peek = Callable[[Any], Array]
 """Returns a copy of a device's tensor, once its work is done; bfloat16 as float32."""
 
 NAMES = {
-    ("attend", 1): "attention",
     ("matmul", 1): "output projection",
     ("add_norm", 1): "norm after attention",
     ("matmul", 2): "gate and up",
@@ -29,6 +28,11 @@ NAMES = {
     ("matmul", 4): "the next layer's queries, keys and values, or the head",
 }
 """What a call is, by how many of its kind came since the last heads were rotated."""
+FIRST = {
+    ("add_norm", 1): "layer 0: norm",
+    ("matmul", 1): "layer 0: queries, keys and values",
+}
+"""What it is before any were, in a pass of the main model."""
 
 
 class Spot(NamedTuple):
@@ -117,7 +121,10 @@ class TracingKernels:
     def matmul(self, x: Any, weight: Any, out: Any) -> None:
         """See `Kernels.matmul`."""
         self._kernels.matmul(x, weight, out)
-        self._write(self._name("matmul"), out)
+        name = self._name("matmul")
+        if self._layer is not None and self._counts["matmul"] == 1:
+            self._write(f"layer {self._layer}: attention", x)  # of all groups of sequences
+        self._write(name, out)
 
     def add_norm(self, x: Any, residual: Any, weight: Any, eps: float, out: Any) -> None:
         """See `Kernels.add_norm`."""
@@ -138,12 +145,6 @@ class TracingKernels:
         self._layer, self._counts = layer, {}
         self._write(f"layer {layer}: rotated queries", query)
 
-    def attend(self, *arguments: Any, **named: Any) -> None:
-        """See `Kernels.attend`."""
-        self._kernels.attend(*arguments, **named)
-        out = named["out"] if "out" in named else arguments[6]
-        self._write(self._name("attend"), out)
-
     def silu_mul(self, gate_up: Any, out: Any) -> None:
         """See `Kernels.silu_mul`."""
         self._kernels.silu_mul(gate_up, out)
@@ -158,7 +159,7 @@ class TracingKernels:
     def _name(self, kind: str) -> str:
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if self._layer is None:
-            return f"before the first layer: {kind} {count}"
+            return FIRST.get((kind, count), f"before the first layer: {kind} {count}")
         return f"layer {self._layer}: {NAMES.get((kind, count), f'{kind} {count}')}"
 
     def _write(self, name: str, out: Any) -> None:

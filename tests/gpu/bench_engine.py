@@ -1,0 +1,248 @@
+"""Measure the engine on a GPU: steps against memory's roof, and a whole decode phase from a trace.
+
+    python tests/gpu/bench_engine.py [--json FILE] [--markdown FILE] [--few]
+
+Qwen3-8B's shape with random bfloat16 weights, and an MTP layer. A step is a replayed graph, its
+inputs made up (see bench_steps); the roof is weights and KV once, at the rate of a kernel that
+copies, measured in the same run. The baseline is PyTorch's step (see cublas_step), which promises
+no order of sums, samples greedily and tells no logprobs. `--few` measures the cases of the goals
+alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "bench" / "gpu"), str(HERE.parents[1] / "tools")]
+
+import bench_steps  # noqa: E402
+import roof  # noqa: E402
+import torch  # noqa: E402
+from baton_worker.engine.backends.device.shapes import Choice  # noqa: E402
+from bench_phase import phases  # noqa: E402
+from bench_steps import Case, launched, timed, timed_alone  # noqa: E402
+from cublas_step import CublasStep  # noqa: E402
+
+import gpu  # noqa: E402
+from baton_testing.exactness import devices  # noqa: E402
+from baton_testing.exactness.random_model import qwen3_8b, random_weights  # noqa: E402
+from baton_worker.engine.options import DraftSources, EngineOptions  # noqa: E402
+
+GOAL = 2048
+"""Tokens of context in the cases that goals are set for."""
+BYTES = 2
+POOL_TOKENS = 512 * 1024
+MOST_TOKENS = 8192 + 512
+
+BATCH = [("batch", Case(n, 1024)) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
+GOALS = [("goal", Case(n, GOAL)) for n in (1, 8, 64, 128, 256)]
+CONTEXT = [
+    ("context", Case(n, 1024 << i)) for n, most in ((1, 8), (4, 8), (16, 6)) for i in range(most)
+]
+DRAFTS = [
+    ("drafts", Case(n, GOAL, drafts=k, makes_drafts=makes))
+    for n in (1, 8, 64)
+    for makes in (False, True)
+    for k in range(1 if makes else 0, 6)
+]
+LOGPROBS = [("logprobs", Case(n, GOAL, top=top)) for n in (64, 256) for top in (-1, 0, 20)]
+SAMPLER = [("sampler", Case(64, GOAL, choice=choice, top=0)) for choice in Choice]
+PREFILL = [("prefill", Case(1, n, prefill=n)) for n in (2048, 8192)]
+CASES = [*GOALS, *PREFILL, *LOGPROBS, *SAMPLER, *DRAFTS, *BATCH, *CONTEXT]
+FEW = [*GOALS, *PREFILL, *LOGPROBS, *SAMPLER, *[d for d in DRAFTS if d[1].batch == 64]]
+BASELINE = [(c.batch, 1 + c.drafts, c.context) for _, c in GOALS]
+BASELINE += [(64, 4, GOAL), (1, 2048, 2048), (1, 8192, 8192)]
+
+
+class Bench(NamedTuple):
+    """The model under measurement, and the sizes of what is made up for it."""
+
+    loaded: devices.Loaded
+    block_size: int
+    n_blocks: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens."""
+        return self.loaded.spec.vocab_size
+
+
+def weight_bytes(loaded: devices.Loaded) -> int:
+    """Return what a step reads of the main model's weights."""
+    weights = loaded.weights
+    parts = [p for w in weights.layers for p in (w.qkv, w.o, w.gate_up, w.down)]
+    return BYTES * sum(p.numel() for p in [*parts, weights.lm_head])
+
+
+def draft_bytes(loaded: devices.Loaded) -> int:
+    """Return what one draft reads: the MTP layer's weights and the head."""
+    mtp = loaded.weights.mtp[0]
+    layer = mtp.layer
+    parts = [mtp.proj, layer.qkv, layer.o, layer.gate_up, layer.down, loaded.weights.lm_head]
+    return BYTES * sum(p.numel() for p in parts)
+
+
+def flops(loaded: devices.Loaded, case: Case) -> float:
+    """Return the operations of a prompt: products of all layers and causal attention."""
+    spec, n = loaded.spec, case.prefill
+    products = 2 * n * (weight_bytes(loaded) // BYTES - loaded.weights.lm_head.numel())
+    return products + 2 * 2 * n * n / 2 * spec.q_size * spec.n_layers
+
+
+def roof_us(bench: Bench, case: Case, memory: roof.Roof) -> float:
+    """Return microseconds to read weights and KV once, those of drafts too, at the copy rate."""
+    spec = bench.loaded.spec
+    kv = case.batch * case.context * spec.kv_size * 2 * BYTES
+    made = case.drafts if case.makes_drafts else 0
+    read = weight_bytes(bench.loaded) + kv * spec.n_layers
+    read += made * (draft_bytes(bench.loaded) + kv)
+    return read / memory.copy * 1e6
+
+
+def load() -> devices.Loaded:
+    """Return the random model on the GPU, with the engine's kernels."""
+    from baton_worker.engine.backends.kernels import OpsKernels
+
+    from baton_worker.engine.backends.torch.device import TorchDevice
+
+    device = TorchDevice()
+    device.synchronise()
+    spec = qwen3_8b()
+    return devices.Loaded(device, OpsKernels(), spec, random_weights(torch, spec))
+
+
+@contextmanager
+def engine_for(loaded: devices.Loaded, use_mtp: bool, **options: Any) -> Iterator[Any]:
+    """Give an engine whose pool and workspace hold every case."""
+    given: dict[str, Any] = {
+        "block_size": 16,
+        "n_blocks": POOL_TOKENS // 16,
+        "max_running": 512,
+        "max_waiting": 4096,
+        "max_model_len": 131_072,
+        "prefill_tokens": MOST_TOKENS,
+        "n_draft": 5 if use_mtp else 0,
+        "use_mtp": use_mtp,
+        "drafts": DraftSources(5 if use_mtp else 0),
+        "max_top_k": 20,
+        "overlap": True,
+    }
+    engine = devices.engine_of(loaded, EngineOptions(**(given | options)))
+    try:
+        yield engine
+    finally:
+        engine.close()
+        del engine
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def measured(bench: Bench, programs: Any, kind: str, case: Case, memory: roof.Roof) -> Any:
+    """Time a case; return its record, with the error's text in place of times if it has none."""
+    record: dict[str, Any] = {"kind": kind} | asdict(case) | {"choice": case.choice.name}
+    try:
+        with launched(programs, case, bench) as program:
+            graph = program._graph  # the launches alone, without the upload
+            run: Callable[[], object] = graph.replay if graph is not None else program._launch
+            spread = timed(run)
+            if kind in ("goal", "prefill"):
+                record["host_us"] = timed_alone(program.start).median
+                record["eager_us"] = timed_alone(program._launch).median
+    except Exception as error:  # noqa: BLE001 - a case that fails must not cost the others
+        return record | {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    record |= {"us": spread.median, "low_us": spread.low, "high_us": spread.high}
+    record["roof_us"] = roof_us(bench, case, memory)
+    if case.prefill:
+        record["tflops"] = flops(bench.loaded, case) / spread.median / 1e6
+    return record
+
+
+def baselines(loaded: devices.Loaded) -> list[dict[str, Any]]:
+    """Time PyTorch's step at the shapes of the goals."""
+    found = []
+    for batch, rows, context in BASELINE:
+        record: dict[str, Any] = {"batch": batch, "rows": rows, "context": context}
+        try:
+            step = CublasStep(loaded.weights, loaded.spec, batch, rows, context, rows <= 8)
+            record["us"] = bench_steps.as_graph(step.run).median
+            del step
+        except Exception as error:  # noqa: BLE001 - as above
+            record["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+        found.append(record)
+        print(record, flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return found
+
+
+def line(record: dict[str, Any]) -> str:
+    """Return a record as a row of a table."""
+    if "error" in record:
+        return f"| {record['kind']} | {record['batch']} | {record['context']} | {record['error']} |"
+    share = record["roof_us"] / record["us"]
+    more = f"{record['tflops']:.0f} TFLOP/s" if "tflops" in record else f"{100 * share:.0f} %"
+    what = f"{record['choice'].lower()}, logprobs {record['top']}"
+    drafts = f"{record['drafts']}{' made' if record['makes_drafts'] else ''}"
+    cells = [record["kind"], record["batch"], record["context"], drafts, what]
+    cells += [f"{record['us'] / 1e3:.3f}", f"{record['roof_us'] / 1e3:.3f}", more]
+    if "eager_us" in record:
+        cells.append(f"eager {record['eager_us'] / 1e3:.2f}, whole {record['host_us'] / 1e3:.2f}")
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def steps(
+    loaded: devices.Loaded, cases: Sequence[tuple[str, Case]], memory: roof.Roof
+) -> list[dict[str, Any]]:
+    """Time all cases: those without drafts on an engine without the draft layer."""
+    found: list[dict[str, Any]] = []
+    for use_mtp in (False, True):
+        some = [(kind, case) for kind, case in cases if case.makes_drafts is use_mtp]
+        if not some:
+            continue
+        blocks = POOL_TOKENS // 16
+        with engine_for(loaded, use_mtp) as engine:
+            engine._parts.pool.tensor.normal_()
+            bench = Bench(loaded, 16, blocks)
+            programs = engine._parts.runner._programs
+            for kind, case in some:
+                fits = replace(case, batch=min(case.batch, POOL_TOKENS // case.context))
+                found.append(measured(bench, programs, kind, fits, memory))
+                print(line(found[-1]), flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=Path("out/bench/gpu-engine.json"))
+    parser.add_argument("--few", action="store_true", help="the cases of the goals alone")
+    options = parser.parse_args()
+    memory = roof.measured()
+    print(f"read {memory.read / 1e12:.2f} TB/s, copied {memory.copy / 1e12:.2f} TB/s", flush=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    loaded = load()
+    record: dict[str, Any] = {"machine": gpu.machine(), "commit": gpu.commit()}
+    record["roof"] = {"read": memory.read, "copy": memory.copy}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Callable[[], Any]] = {
+        "steps": lambda: steps(loaded, FEW if options.few else CASES, memory),
+        "baselines": lambda: baselines(loaded),
+        "phases": lambda: phases(lambda **some: engine_for(loaded, **some)),
+    }
+    for name, measure in parts.items():
+        record[name] = measure()
+        options.json.write_text(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

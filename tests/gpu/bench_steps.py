@@ -1,0 +1,164 @@
+"""Steps of the device's program, made for measuring: any batch, context and sampling, no requests.
+
+Owns how a step's inputs are made up and how a replayed graph is timed. Keys and values are random,
+tables name blocks in a random order, so that what is read comes from memory. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from baton_worker.engine.backends.device.program import Programs
+from baton_worker.engine.backends.device.shapes import Choice, StepShape
+
+import baton_ops
+
+FIRST_BLOCK = 2
+"""Behind the null block and the trash block."""
+REPEATS, WARM = 9, 2
+
+
+class Spread(NamedTuple):
+    """Microseconds: the median of some runs, the least and the most."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step to measure.
+
+    Attributes:
+        batch: sequences that decode; drafts: rows of each beyond one.
+        context: positions of each, the step's own included.
+        makes_drafts: the MTP layer makes as many for the next step.
+        prefill: tokens of one chunk, in place of sequences that decode.
+        choice: how much of the sampler each row needs.
+        top: alternatives of each row's logprobs; -1: no logprobs.
+    """
+
+    batch: int
+    context: int
+    drafts: int = 0
+    makes_drafts: bool = False
+    prefill: int = 0
+    choice: Choice = Choice.GREEDY
+    top: int = -1
+
+    def shape(self, block_size: int) -> StepShape:
+        """Return the sizes of the step."""
+        return StepShape(
+            sequences=0 if self.prefill else self.batch,
+            q_len=1 + self.drafts,
+            chunks=(self.prefill,) if self.prefill else (),
+            n_complete=1 if self.prefill else 0,
+            width=-(-self.context // block_size),
+            choice=self.choice,
+            most_top=self.top,
+            n_drafts=self.drafts if self.makes_drafts else 0,
+            draft_top=-1,
+            n_rules=256,
+        )
+
+
+def fill(inputs: Any, case: Case, shape: StepShape, n_blocks: int, vocab_size: int) -> None:
+    """Write made-up inputs of a case to the host's fields."""
+    rng = np.random.default_rng(0)
+    for field in inputs:
+        field[:] = 0
+    each = case.prefill or shape.q_len
+    n_sequences = shape.n_tables
+    inputs.tokens[:] = rng.integers(2, vocab_size, shape.n_tokens)
+    inputs.following[:] = rng.integers(2, vocab_size, shape.n_tokens)
+    inputs.sequence[:] = np.repeat(np.arange(n_sequences), each)
+    inputs.position[:] = np.tile(np.arange(case.context - each, case.context), n_sequences)
+    blocks = FIRST_BLOCK + rng.permutation(n_blocks - FIRST_BLOCK)
+    inputs.tables[:] = np.resize(blocks, inputs.tables.shape)
+    inputs.contexts[:] = case.context
+    inputs.rows[:] = np.arange(shape.n_rows)
+    if case.prefill:
+        inputs.rows[:] = case.prefill - 1
+    inputs.cu_rows[:] = np.arange(shape.n_sampled + 1) * (1 if case.prefill else shape.q_len)
+    inputs.count[:] = case.drafts
+    inputs.draft[:] = rng.integers(2, vocab_size, inputs.draft.shape)
+    inputs.starts[:] = np.arange(shape.n_sampled) * shape.q_len
+    if case.prefill:
+        inputs.starts[:] = case.prefill - 1
+    inputs.first[:] = inputs.position[inputs.starts]
+    inputs.drafting[:] = np.arange(shape.n_sampled)
+    inputs.seeds[:] = rng.integers(1 << 60, size=shape.n_sampled)
+    sampled = case.choice is not Choice.GREEDY
+    inputs.temperature[:] = 0.9 if sampled else 0.0
+    inputs.top_p[:] = 0.9 if sampled else 1.0
+    inputs.repetition[:] = 1.1 if case.choice is Choice.PROCESSED else 1.0
+    inputs.frequency[:] = 0.2 if case.choice is Choice.PROCESSED else 0.0
+    inputs.slot[:] = np.arange(shape.n_sampled) if case.choice is Choice.PROCESSED else -1
+    inputs.k[:] = case.top
+    inputs.score_temperature[:] = inputs.score_top_p[:] = inputs.ones[:] = 1.0
+    inputs.draft_k[:] = -1
+    inputs.draft_rows[:], inputs.draft_count[:] = np.arange(shape.n_sampled), shape.n_sampled
+    places = baton_ops.offsets(inputs.draft_k)
+    inputs.draft_offsets[:], inputs.draft_topk_offsets[:] = places.row, places.topk
+
+
+@contextmanager
+def launched(programs: Programs, case: Case, sizes: Any) -> Iterator[Any]:
+    """Give the program of a case, run twice, so that one that can be a graph is one."""
+    shape = case.shape(sizes.block_size)
+    program = programs.of(shape)
+    fill(program.inputs, case, shape, sizes.n_blocks, sizes.vocab_size)
+    for _ in range(2):
+        program.start()
+        program.finish().wait()
+    yield program
+
+
+def timed(run: Callable[[], object], calls: int = 4) -> Spread:
+    """Return microseconds of the device a call, of calls launched one behind the other."""
+    for _ in range(WARM):
+        run()
+    samples = []
+    for _ in range(REPEATS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        samples.append(begin.elapsed_time(end) * 1e3 / calls)
+    return Spread(statistics.median(samples), min(samples), max(samples))
+
+
+def timed_alone(run: Callable[[], object]) -> Spread:
+    """Return microseconds from the call to the end of its work, each waited for."""
+    samples = []
+    for _ in range(WARM + REPEATS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        samples.append((time.perf_counter() - begin) * 1e6)
+    samples = samples[WARM:]
+    return Spread(statistics.median(samples), min(samples), max(samples))
+
+
+def as_graph(run: Callable[[], object]) -> Spread:
+    """Capture a call of PyTorch's own as a graph and time its replays."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+        return timed(graph.replay)
