@@ -27,7 +27,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "bench" / "gpu"), str(HERE.parents[
 import bench_steps  # noqa: E402
 import roof  # noqa: E402
 import torch  # noqa: E402
-from baton_worker.engine.backends.device.shapes import Choice  # noqa: E402
 from bench_phase import phases  # noqa: E402
 from bench_steps import Case, launched, timed, timed_alone  # noqa: E402
 from cublas_step import CublasStep  # noqa: E402
@@ -35,6 +34,7 @@ from cublas_step import CublasStep  # noqa: E402
 import gpu  # noqa: E402
 from baton_testing.exactness import devices  # noqa: E402
 from baton_testing.exactness.random_model import qwen3_8b, random_weights  # noqa: E402
+from baton_worker.engine.backends.device.shapes import Choice  # noqa: E402
 from baton_worker.engine.options import DraftSources, EngineOptions  # noqa: E402
 
 GOAL = 2048

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from baton_worker.engine.backends.device.program import Programs
-from baton_worker.engine.backends.device.shapes import Choice, StepShape
 
 import baton_ops
+from baton_worker.engine.backends.device.program import Programs
+from baton_worker.engine.backends.device.shapes import Choice, StepShape
 
 FIRST_BLOCK = 2
 """Behind the null block and the trash block."""

@@ -137,9 +137,8 @@ def _loaded(name: str, wrong: Wrong | None, traced: bool) -> Subject:
 
 def engine_of(loaded: Loaded, options: EngineOptions) -> StepEngine:
     """Return an engine over what is loaded, with a pool and graphs of its own."""
-    from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
-
     from baton_worker.engine.backends.device.pool import DevicePool
+    from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
     from baton_worker.engine.engine import EngineParts
     from baton_worker.engine.kv.payload import KvShape
     from baton_worker.engine.kv.pool import BlockAllocator
