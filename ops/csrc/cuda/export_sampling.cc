@@ -169,7 +169,7 @@ void RunScatterTokens(ArgumentReader args) {
   Raise("scatter_tokens", cuda::ScatterTokens(in, out, StreamOf(on)));
 }
 
-// Reads n_accepted, starts, first, rows, positions.
+// Reads n_accepted, starts, first, rows, positions, contexts?, ahead.
 void RunSeedDrafts(ArgumentReader args) {
   const TensorView n_accepted = args.Tensor("n_accepted");
   RequireCuda(n_accepted, "n_accepted");
@@ -181,6 +181,9 @@ void RunSeedDrafts(ArgumentReader args) {
   out.first = Ints(args.Tensor("first"), "first", batch, on);
   out.rows = Vector<int32_t>(args.Tensor("rows"), "rows", kInt32, batch, on);
   out.positions = Vector<int32_t>(args.Tensor("positions"), "positions", kInt32, batch, on);
+  const auto contexts = args.OptionalTensor("contexts");
+  out.contexts = OptionalVector<int32_t>(contexts, "contexts", kInt32, batch, on);
+  out.ahead = static_cast<int32_t>(args.Int("ahead"));
   const CUDADeviceGuard guard(on.device_id);
   Raise("seed_drafts", cuda::SeedDrafts(accepted, batch, out, StreamOf(on)));
 }
@@ -194,4 +197,4 @@ BATON_EXPORT_CUDA(cuda_probabilities, 8, RunProbabilities)
 BATON_EXPORT_CUDA(cuda_uniforms, 4, RunUniforms)
 BATON_EXPORT_CUDA(cuda_count_tokens, 5, RunCountTokens)
 BATON_EXPORT_CUDA(cuda_scatter_tokens, 5, RunScatterTokens)
-BATON_EXPORT_CUDA(cuda_seed_drafts, 5, RunSeedDrafts)
+BATON_EXPORT_CUDA(cuda_seed_drafts, 7, RunSeedDrafts)

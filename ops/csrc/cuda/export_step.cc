@@ -76,8 +76,8 @@ void RunVerifySampledOnCuda(ArgumentReader args) {
   Raise("verify_sampled", cuda::VerifySampled(in, r.drafts, r.output, StreamOf(r.device)));
 }
 
-// Reads n_accepted, token, cu_rows, k, temperature?, first_row?, row_index, row_token, row_k,
-// inv_temp, row_offset, topk_offset, num_rows.
+// Reads n_accepted, token, cu_rows, k, temperature?, first_row?, top_p?, row_index, row_token,
+// row_k, inv_temp, row_offset, topk_offset, num_rows, row_top_p?.
 void RunPlan(ArgumentReader args) {
   const TensorView n_accepted = args.Tensor("n_accepted");
   RequireCuda(n_accepted, "n_accepted");
@@ -85,7 +85,7 @@ void RunPlan(ArgumentReader args) {
   const TensorView token = args.Tensor("token"), cu_rows = args.Tensor("cu_rows");
   const TensorView k = args.Tensor("k");
   const auto temperature = args.OptionalTensor("temperature");
-  const auto first_row = args.OptionalTensor("first_row");
+  const auto first_row = args.OptionalTensor("first_row"), top_p = args.OptionalTensor("top_p");
   const int64_t batch = n_accepted.numel();
   Checked(token, "token").HasRank(2);
   cuda::StepInput in{};
@@ -97,6 +97,7 @@ void RunPlan(ArgumentReader args) {
   in.k = Vector<const int32_t>(k, "k", kInt32, batch, on);
   in.temperature = OptionalVector<const float>(temperature, "temperature", kFloat32, batch, on);
   in.first_row = OptionalVector<const int32_t>(first_row, "first_row", kInt32, batch, on);
+  in.top_p = OptionalVector<const float>(top_p, "top_p", kFloat32, batch, on);
   const TensorView row_index = args.Tensor("row_index");
   const int64_t capacity = in.capacity = row_index.numel();
   cuda::StepOutput out{};
@@ -109,6 +110,8 @@ void RunPlan(ArgumentReader args) {
   out.topk_offset =
       Vector<int32_t>(args.Tensor("offsets.topk"), "offsets.topk", kInt32, capacity + 1, on);
   out.num_rows = Vector<int32_t>(args.Tensor("num_rows"), "num_rows", kInt32, 1, on);
+  const auto row_top_p = args.OptionalTensor("row_top_p");
+  out.top_p = OptionalVector<float>(row_top_p, "row_top_p", kFloat32, capacity, on);
   const tvm::ffi::CUDADeviceGuard guard(on.device_id);
   Raise("plan", cuda::Plan(in, out, StreamOf(on)));
 }
@@ -194,6 +197,6 @@ void RunNormaliseTopP(ArgumentReader args) {
 
 BATON_EXPORT_CUDA(cuda_verify_greedy, 6, RunVerifyGreedyOnCuda)
 BATON_EXPORT_CUDA(cuda_verify_sampled, 9, RunVerifySampledOnCuda)
-BATON_EXPORT_CUDA(cuda_plan, 13, RunPlan)
+BATON_EXPORT_CUDA(cuda_plan, 15, RunPlan)
 BATON_EXPORT_CUDA(cuda_pack, 10, RunPack)
 BATON_EXPORT_CUDA(cuda_normalise_top_p, 12, RunNormaliseTopP)

@@ -101,6 +101,7 @@ struct StepInput {
   const int32_t* k;           // [batch]
   const float* temperature;   // [batch] or null for 1
   const int32_t* first_row;   // [batch], added to a request's rows, or null for 0
+  const float* top_p;         // [batch] or null for 1
 };
 
 struct StepOutput {
@@ -111,6 +112,7 @@ struct StepOutput {
   int32_t* row_offset;   // [capacity + 1]
   int32_t* topk_offset;  // [capacity + 1]
   int32_t* num_rows;     // [1]
+  float* top_p;          // [capacity] or null
 };
 
 Error Plan(const StepInput& input, const StepOutput& output, Stream stream);

@@ -164,7 +164,8 @@ Error ScatterTokens(const AcceptedInput& input, const FlatTokens& output, Stream
 Error SeedDrafts(const int32_t* n_accepted, int64_t batch, const SeedsOutput& output,
                  Stream stream) {
   if (batch == 0) return nullptr;
-  const DraftSeeds seeds{output.starts, output.first, output.rows, output.positions};
+  const DraftSeeds seeds{output.starts,    output.first,    output.rows,
+                         output.positions, output.contexts, output.ahead};
   return LaunchEarly(SeedDraftsKernel, GridOf(batch), stream, n_accepted,
                      static_cast<int32_t>(batch), seeds);
 }

@@ -99,6 +99,8 @@ struct SeedsOutput {
   const int32_t* first;
   int32_t* rows;
   int32_t* positions;
+  int32_t* contexts;  // or null
+  int32_t ahead;      // added to positions
 };
 
 Error SeedDrafts(const int32_t* n_accepted, int64_t batch, const SeedsOutput& output,

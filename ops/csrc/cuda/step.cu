@@ -66,9 +66,10 @@ Error Plan(const StepInput& input, const StepOutput& output, Stream stream) {
                      input.cu_rows,
                      input.k,
                      input.temperature,
-                     input.first_row};
-  const PlanOutput out{output.row_index,  output.token,       output.k,       output.inv_temp,
-                       output.row_offset, output.topk_offset, output.num_rows};
+                     input.first_row,
+                     input.top_p};
+  const PlanOutput out{output.row_index,  output.token,       output.k,        output.inv_temp,
+                       output.row_offset, output.topk_offset, output.num_rows, output.top_p};
   PlanKernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(in, out);
   return LastError();
 }

@@ -95,6 +95,8 @@ struct DraftSeeds {
   const int32_t* first;
   int32_t* rows;
   int32_t* positions;
+  int32_t* contexts;  // or null
+  int32_t ahead;
 };
 
 // One thread per sequence.
@@ -106,7 +108,9 @@ __global__ void __launch_bounds__(kBookkeepingThreads)
   if (s >= batch) return;
   const bool is_there = seeds.starts[s] >= 0;
   seeds.rows[s] = is_there ? seeds.starts[s] + n_accepted[s] : -1;
-  seeds.positions[s] = is_there ? seeds.first[s] + n_accepted[s] : -1;
+  const int32_t position = is_there ? seeds.first[s] + n_accepted[s] + seeds.ahead : -1;
+  seeds.positions[s] = position;
+  if (seeds.contexts) seeds.contexts[s] = position + 1;
 }
 
 }  // namespace baton_ops::cuda

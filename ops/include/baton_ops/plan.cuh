@@ -19,6 +19,7 @@ struct PlanInput {
   const int32_t* k;           // [batch]
   const float* temperature;   // [batch] or null for 1
   const int32_t* first_row;   // [batch] or null for 0
+  const float* top_p;         // [batch] or null for 1
 };
 
 struct PlanOutput {
@@ -29,6 +30,7 @@ struct PlanOutput {
   int32_t* row_offset;   // [capacity + 1]
   int32_t* topk_offset;  // [capacity + 1]
   int32_t* num_rows;     // [1]
+  float* top_p;          // [capacity] or null
 };
 
 // Rows, rows with a logprob, top-k entries.
@@ -75,6 +77,7 @@ __device__ __forceinline__ void WriteRows(const PlanInput& in, const PlanOutput&
     out.token[at.rows] = in.token[static_cast<int64_t>(b) * (in.max_drafts + 1) + i];
     out.k[at.rows] = k;
     out.inv_temp[at.rows] = inv_temp;
+    if (out.top_p) out.top_p[at.rows] = in.top_p ? in.top_p[b] : 1.0f;
     out.row_offset[at.rows] = at.outputs;
     out.topk_offset[at.rows] = at.entries;
     at = at + PlanSums{1, k >= 0, max(k, 0)};

@@ -25,6 +25,7 @@ class StepPlan(NamedTuple):
         inv_temp: f32[C].
         row_offset, topk_offset: i32[C + 1], the `offsets`.
         num_rows: i32[1].
+        top_p: f32[C], for `normalise_top_p_into`; None where it is not wanted.
     """
 
     row_index: Tensor
@@ -34,6 +35,7 @@ class StepPlan(NamedTuple):
     row_offset: Tensor
     topk_offset: Tensor
     num_rows: Tensor
+    top_p: Tensor | None = None
 
 
 class Drafts(NamedTuple):
@@ -132,6 +134,7 @@ def plan_into(
     *,
     temperature: Tensor | None = None,
     first_row: Tensor | None = None,
+    top_p: Tensor | None = None,
 ) -> None:
     """Write the rows that a step emitted, request by request, with their settings.
 
@@ -142,11 +145,12 @@ def plan_into(
         out: the plan; rows beyond its capacity are dropped.
         temperature: f32[B], default 1; below 1e-5 it means 1.
         first_row: i32[B], default 0; added to the rows that a request's logprobs are taken from.
+        top_p: f32[B], default 1.
 
     Raises:
         TypeError, ValueError: a dtype, shape or device is wrong; the message names it.
     """
-    library().cuda_plan(*accepted, cu_rows, k, temperature, first_row, *out)
+    library().cuda_plan(*accepted, cu_rows, k, temperature, first_row, top_p, *out)
 
 
 def normalise_top_p_into(

@@ -76,12 +76,15 @@ class RowParams(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """Where drafting begins: starts and first i32[S], given; rows and positions i32[S], written."""
+    """Where drafting begins: starts and first i32[S], given; rows, positions and, where they are
+    wanted, contexts i32[S], written.
+    """
 
     starts: Tensor
     first: Tensor
     rows: Tensor
     positions: Tensor
+    contexts: Tensor | None = None
 
 
 def process_into(logits: Tensor, cu_rows: Tensor, state: Penalised, rules: Rules) -> None:
@@ -164,9 +167,10 @@ def scatter_tokens_into(accepted: Accepted, count: Tensor, starts: Tensor, token
     library().cuda_scatter_tokens(*accepted, count, starts, tokens)
 
 
-def seed_drafts_into(accepted: Accepted, seeds: Seeds) -> None:
-    """Write rows[s] = starts[s] + n_accepted[s] and positions[s] = first[s] + n_accepted[s].
+def seed_drafts_into(accepted: Accepted, seeds: Seeds, ahead: int = 0) -> None:
+    """Write rows[s] = starts[s] + n_accepted[s], positions[s] = first[s] + n_accepted[s] + ahead
+    and contexts[s] = positions[s] + 1.
 
-    Both are -1 where `starts[s]` is.
+    They are -1, -1 and 0 where `starts[s]` is -1.
     """
-    library().cuda_seed_drafts(accepted.n_accepted, *seeds)
+    library().cuda_seed_drafts(accepted.n_accepted, *seeds, ahead)

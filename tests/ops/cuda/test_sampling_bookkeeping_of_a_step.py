@@ -70,6 +70,14 @@ def test_drafting_begins_at_the_last_accepted_token(torch: ModuleType) -> None:
     assert positions.tolist() == [10, 22, -1]
 
 
+def test_later_drafts_stand_further_on_and_see_what_is_before_them(torch: ModuleType) -> None:
+    out = accepted(torch, [0, 2, 1], [[1, -1, -1], [1, 2, 3], [1, 2, -1]])
+    written = [ints(torch, [-777] * 3) for _ in range(3)]
+    seeds = sampling.Seeds(ints(torch, [0, 3, -1]), ints(torch, [10, 20, 30]), *written)
+    sampling.seed_drafts_into(out, seeds, 2)
+    assert [column.tolist() for column in written] == [[0, 5, -1], [12, 24, -1], [13, 25, 0]]
+
+
 def padded(torch: ModuleType, most: int, batch: int) -> tuple[Any, cuda.Drafts, cuda.Accepted]:
     """Return random draft counts, with q_len rows a sequence on the device whatever they are."""
     rng = np.random.default_rng()
@@ -124,6 +132,7 @@ def test_a_plan_finds_rows_behind_padding_and_behind_the_raw_logits(torch: Modul
         torch.zeros(9, device="cuda"),
         *(ints(torch, [-777] * 10) for _ in range(2)),
         ints(torch, [-777]),
+        torch.zeros(9, device="cuda"),
     )
     cuda.plan_into(
         out,
@@ -131,7 +140,10 @@ def test_a_plan_finds_rows_behind_padding_and_behind_the_raw_logits(torch: Modul
         ints(torch, [0, -1, 2]),
         plan,
         first_row=ints(torch, [0, 0, 100]),
+        top_p=torch.tensor([0.5, 1.0, 0.25], device="cuda"),
     )
+    assert plan.top_p is not None
+    assert plan.top_p.tolist()[:6] == [0.5, 0.5, 1.0, 0.25, 0.25, 0.25]
     assert plan.num_rows.tolist() == [6]
     assert plan.row_index.tolist()[:6] == [0, 1, 3, 106, 107, 108]
     assert plan.token.tolist()[:6] == [5, 6, 7, 8, 9, 10]
