@@ -47,6 +47,11 @@ def test_every_column_has_one_place_in_a_record() -> None:
     assert sorted(found) == sorted(COLUMNS)
 
 
+def test_columns_of_tokens_need_no_gaps_between_them() -> None:
+    """Their bytes are counted and written one after the other."""
+    assert len({column.dtype.itemsize for column in columns.TOKEN_COLUMNS}) == 1
+
+
 @given(data=st.data())
 def test_a_record_of_several_steps_is_no_longer_than_what_they_weigh(
     data: st.DataObject, any_columns: Any, header: StepHeader

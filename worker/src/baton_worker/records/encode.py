@@ -5,6 +5,7 @@ Owns the order of the sections and both checksums. Pure: no clock, no counters, 
 
 from __future__ import annotations
 
+import operator
 import struct
 from dataclasses import replace
 from typing import Any, Final
@@ -44,6 +45,8 @@ from baton_worker.records.table import Counts, block, check_shapes
 _ALWAYS: Final = (*ROW_COLUMNS, *TOKEN_COLUMNS)
 _WHERE_THERE: Final = (*((column,) for column in DRAFT_COLUMNS), *EXTENSION_COLUMNS.values())
 _NOTHING: Final = Counts(0, 0)
+_tokens_of = operator.attrgetter(*(column.name for column in TOKEN_COLUMNS))
+"""Their bytes follow each other without a gap, for all are of one size; see `columns_bytes`."""
 _DRAFT_BIT = np.uint8(FLAG_HAS_DRAFT)
 _REPLAY_FLAG_AT = 7
 _SEQ = struct.Struct("<Q")
@@ -160,7 +163,7 @@ def _sections(columns: StepColumns, counts: Counts) -> list[Any]:
     for column in ROW_COLUMNS:
         rows[column.name] = getattr(columns, column.name)
     parts = [rows] if counts.rows else []
-    parts += block(TOKEN_COLUMNS, columns)
+    parts += [np.ascontiguousarray(values) for values in _tokens_of(columns) if len(values)]
     return parts + block(DRAFT_COLUMNS, columns) if counts.drafts else parts
 
 
