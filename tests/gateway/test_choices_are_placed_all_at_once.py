@@ -130,6 +130,72 @@ def test_each_choice_gets_what_it_would_get_one_by_one(described, prompts, pairi
     assert after == before, "it is the caller who accounts"
 
 
+ROOMY = st.lists(
+    st.tuples(
+        st.fixed_dictionaries(
+            {
+                "role": st.sampled_from(list(Role)),
+                "max_running": st.integers(3, 6),
+                "max_model_len": st.sampled_from([21, 41, 41]),
+            }
+        ),
+        BOOKS,
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(described=ROOMY, prompts=PROMPTS, kept=st.sets(st.integers(0, 7), max_size=2))
+def test_so_it_is_where_there_is_room_for_most(described, prompts, kept):
+    """Each worker gets several, so that what it was given before it decides who is next."""
+    needs, kept = needs_of(prompts), {f"w{n}" for n in kept}
+    expected = one_by_one(fleet_of(described), needs, Pairing(), kept)
+    assert ids(choose_all(fleet_of(described), needs, Pairing(), kept)) == expected
+
+
+def crossed(prefills, decodes, others=()):
+    """A fleet in which p-f may pair with d alone, and p-g, which has less to do, with d-g too."""
+    fleet = []
+    names = {"p-f": "f", "p-g": "g", "d": "", "d-g": "g", "m": "f"}
+    for name, n in (*prefills, *decodes, *others):
+        role = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}[name[0]]
+        facts = {"max_running": n, "max_waiting": 0, "model_fingerprint": names[name]}
+        idle = name in ("p-g", "d")
+        fleet.append(WorkerLoad(worker_info(name, role, **facts), 1, 0 if idle else 50))
+    return fleet
+
+
+def test_the_least_loaded_pair_is_taken_where_nobody_else_needs_it():
+    fleet = crossed([("p-f", 1), ("p-g", 1)], [("d", 1), ("d-g", 1)])
+    assert ids(choose_all(fleet, needs_of([10]))) == [("p-g", "d")]
+
+
+def test_pairs_are_spared_for_who_has_no_other():
+    """p-f can pair with d alone: p-g leaves it one place there, and no more."""
+    fleet = crossed([("p-f", 1), ("p-g", 2)], [("d", 2), ("d-g", 1)])
+    found = Counter(ids(choose_all(fleet, needs_of([10] * 3))))
+    assert found == {("p-f", "d"): 1, ("p-g", "d"): 1, ("p-g", "d-g"): 1}
+    assert choose_all(fleet, needs_of([10] * 4)) is None
+
+
+def test_a_mixed_worker_needs_nobody_to_be_spared():
+    fleet = crossed([("p-f", 1), ("p-g", 2)], [("d", 2), ("d-g", 1)], [("m", 1)])
+    found = Counter(ids(choose_all(fleet, needs_of([10] * 4))))
+    assert found == {("p-f", "d"): 1, ("p-g", "d"): 1, ("p-g", "d-g"): 1, ("m",): 1}
+
+
+def test_pairs_are_spared_among_ejected_workers_where_their_kind_has_no_others():
+    fleet = crossed([("p-f", 1), ("p-g", 1)], [("d", 1), ("d-g", 1)])
+    for load in fleet:
+        load.is_ejected = load.info.worker_id == "d-g"
+    assert Counter(ids(choose_all(fleet, needs_of([10] * 2)))) == {
+        ("p-f", "d"): 1,
+        ("p-g", "d-g"): 1,
+    }
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     described=st.lists(
@@ -209,6 +275,13 @@ def test_the_count_of_a_tier_is_the_most_that_any_way_of_giving_finds(
         own = [tier.shortest for tier in found if tier.shortest.tokens <= one.tokens][-1]
         able = [load.info for load in loads if not load.info.draining]
         assert [fits(info, one) for info in able] == [fits(info, own) for info in able]
+
+
+def test_places_of_pairs_and_of_mixed_workers_add_up_with_those_that_wait():
+    facts = [("p", Role.PREFILL), ("d", Role.DECODE), ("m", Role.MIXED)]
+    loads = [WorkerLoad(worker_info(n, r, max_running=1, max_waiting=2), 1) for n, r in facts]
+    (tier,) = tiers(loads, needs_of([10]))
+    assert tier.most == 6
 
 
 @settings(max_examples=200, deadline=None)
