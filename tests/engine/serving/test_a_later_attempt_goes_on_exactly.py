@@ -11,6 +11,8 @@ from baton_worker.engine.api import EngineRefusedError
 from baton_worker.records.columns import Finish
 from baton_worker.sampling import LogprobParams
 
+ENGINES = ("paddle", "device")
+
 PROMPT = tuple(range(20, 47))
 N_OUTPUT = 20
 

@@ -24,6 +24,8 @@ from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.records.layout import Limits
 from baton_worker.sampling import LogprobParams
 
+ENGINES = ("paddle", "device")
+
 PARAMS = LogprobParams(draft_ids=True, draft_logprobs=True, processed=True, prompt_k=1)
 SAMPLING: dict[str, Any] = {
     "temperature": 0.8, "seed": 5, "max_tokens": 8, "repetition_penalty": 1.1, "top_p": 0.9,

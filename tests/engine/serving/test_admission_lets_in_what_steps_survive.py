@@ -20,6 +20,8 @@ from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import SAMPLING_BOUNDS
 
+ENGINES = ("paddle", "device")
+
 HANDLE = make_handle(1, 2)
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 5, "seed": 1}
 LOGPROBS = {"processed": True, "temp_scaled": True, "top_p_normalized": True, "prompt_k": 1}

@@ -10,6 +10,8 @@ import pytest
 from baton_worker.engine.api import EngineRefusedError
 from baton_worker.records.columns import ErrorCode
 
+ENGINES = ("paddle", "device")
+
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "logprobs_k": 1}
 
 

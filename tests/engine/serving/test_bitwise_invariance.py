@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+ENGINES = ("paddle", "device")
+
 CPUINFO = Path("/proc/cpuinfo")
 
 pytestmark = pytest.mark.skipif(

@@ -7,13 +7,16 @@ or the rows that score a prompt of one request, and, with a real model, into one
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from baton_testing.numpy_kernels import NumpyKernels
+from baton_worker.engine.backends.device import runner as device_runner
+from baton_worker.engine.backends.device.drafting import Drafter as DeviceDrafter
+from baton_worker.engine.backends.device.sampler import Sampler
 from baton_worker.engine.options import DraftSources
 from baton_worker.engine.step import prompt_logprobs as prompt_module
 from baton_worker.engine.step.drafting import Drafter
@@ -23,6 +26,8 @@ from baton_worker.link.parts import FrameWriter, StepPart
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.records.layout import Limits
 from baton_worker.sampling import LogprobParams
+
+ENGINES = ("paddle", "device")
 
 N = 5
 VICTIM = 2
@@ -62,6 +67,36 @@ def _break_logits(monkeypatch: pytest.MonkeyPatch, victim: RequestKey, value: fl
         return logits
 
     monkeypatch.setattr(Runner, "_raw_logits", raw_logits)
+    rows = _rows_on_device(monkeypatch, victim)
+    choose = Sampler.choose
+
+    def chosen(self: Any, shape: Any, inputs: Any, flags: Any, accepted: Any, space: Any) -> None:
+        self._device.launch(
+            lambda logits: logits.__setitem__((rows["sampled"], 5), value), space[1]
+        )
+        choose(self, shape, inputs, flags, accepted, space)
+
+    monkeypatch.setattr(Sampler, "choose", chosen)
+
+
+def _rows_on_device(monkeypatch: pytest.MonkeyPatch, victim: RequestKey) -> dict[str, list[int]]:
+    """Return where a step's victim is once its output is long enough, kept up to date.
+
+    By `sampled` its first row of logits, by `drafted` its row of a draft's.
+    """
+    real, rows = device_runner.fill, dict[str, list[int]]()
+
+    def fill(to: Any, batch: Any, *rest: Any) -> None:
+        real(to, batch, *rest)
+        at = [
+            index
+            for index, sequence in enumerate(batch.sampled)
+            if sequence.request.key == victim and sequence.request.n_output >= 3
+        ]
+        rows.update(sampled=to.cu_rows[at].tolist(), drafted=at)
+
+    monkeypatch.setattr(device_runner, "fill", fill)
+    return rows
 
 
 def _break_drafts(monkeypatch: pytest.MonkeyPatch, victim: RequestKey, value: float) -> None:
@@ -76,16 +111,33 @@ def _break_drafts(monkeypatch: pytest.MonkeyPatch, victim: RequestKey, value: fl
             self._model = model
 
     monkeypatch.setattr(Drafter, "_by_model", by_model)
+    rows = _rows_on_device(monkeypatch, victim)
+    argmax, propose, drafting = NumpyKernels.argmax, DeviceDrafter.propose, []
+
+    def largest(self: Any, logits: Any, token: Any, broken: Any) -> None:
+        if drafting:
+            self._launch(lambda into: into.__setitem__(rows["drafted"], value), logits)
+        argmax(self, logits, token, broken)
+
+    def proposed(self: Any, *given: Any) -> None:
+        drafting.append(True)
+        propose(self, *given)
+        drafting.clear()
+
+    monkeypatch.setattr(NumpyKernels, "argmax", largest)
+    monkeypatch.setattr(DeviceDrafter, "propose", proposed)
 
 
 def _break_prompt(monkeypatch: pytest.MonkeyPatch, victim: RequestKey, value: float) -> None:
     real = prompt_module._scored
 
     def scored(score: Any, rows: Any, request: Any, positions: Any) -> Any:
-        if request.key == victim:
-            model, *rest = score.args
-            score = functools.partial(score.func, _Broken(model, [len(rows) - 1], value), *rest)
-        return real(score, rows, request, positions)
+        def spoilt(*given: Any) -> Any:
+            columns = score(*given)
+            columns.logprob[-1] = value
+            return columns
+
+        return real(spoilt if request.key == victim else score, rows, request, positions)
 
     monkeypatch.setattr(prompt_module, "_scored", scored)
 
@@ -121,7 +173,7 @@ def _whole(stream: Any) -> Any:
     return dataclasses.replace(stream, prompt=[told, tops])
 
 
-@pytest.mark.parametrize("engine", ["paddle", "sim"])
+@pytest.mark.parametrize("engine", ["real", "sim"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("n_draft", [0, 3])
 @pytest.mark.parametrize(
@@ -142,7 +194,7 @@ def test_the_others_get_what_they_get_without_the_broken_one(
 ) -> None:
     if fault == "drafts" and not n_draft:
         pytest.skip("no drafts to break")
-    make = make_bench if engine == "paddle" else make_sim_bench
+    make = make_bench if engine == "real" else make_sim_bench
     options = {"n_draft": n_draft, "overlap": overlap, "prefill_tokens": 16}
     prompts = make_prompts(N, seed=4, longest=30)
     clean = _serve(make(**options), prompts)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+ENGINES = ("paddle", "device")
+
 
 def _submit(bench: Any, prompts: Any) -> list[Any]:
     return [

@@ -12,6 +12,8 @@ from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
 from baton_worker.sampling import LogprobParams
 
+ENGINES = ("paddle", "device")
+
 TOLERANCE = 5e-5
 IDS = LogprobParams(draft_ids=True)
 SCORES = LogprobParams(draft_logprobs=True)

@@ -14,6 +14,8 @@ import pytest
 from baton_worker.records.columns import Finish
 from baton_worker.sampling import LogprobParams
 
+ENGINES = ("paddle", "device")
+
 PARAMS = LogprobParams(draft_ids=True, draft_logprobs=True)
 BLOCK = 16
 FINAL_K = 5

@@ -9,6 +9,8 @@ import pytest
 from baton_worker.engine.api import EngineRefusedError
 from baton_worker.records.columns import ErrorCode, Finish
 
+ENGINES = ("paddle", "device")
+
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20}
 
 

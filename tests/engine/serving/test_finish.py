@@ -9,6 +9,8 @@ import pytest
 
 from baton_worker.records.columns import Finish
 
+ENGINES = ("paddle", "device")
+
 PROMPT = tuple(range(5, 25))
 
 

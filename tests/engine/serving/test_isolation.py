@@ -8,6 +8,8 @@ import numpy as np
 
 from baton_worker.engine.kv.pool import NULL_BLOCK
 
+ENGINES = ("paddle", "device")
+
 
 def _up_to_block_end(prompt: tuple[int, ...]) -> int:
     return 16 * (len(prompt) // 16 + 3) - len(prompt)
@@ -23,14 +25,17 @@ def test_the_null_block_stays_zero_and_others_contents_do_not_matter(
         bench = make_bench(n_draft=5, max_model_len=160)
         pool = bench.engine._parts.pool
         if poison:
-            for array in (*pool.keys, *pool.values):
-                array[NULL_BLOCK + 1 :] = 1e6
+            n_blocks = pool.shape.n_blocks + 1
+            forms = pool.shape.arrays(n_blocks)
+            arrays = [np.full(form.shape, 1e6, form.dtype) for form in forms]
+            pool.import_blocks(range(NULL_BLOCK + 1, NULL_BLOCK + 1 + n_blocks), arrays)
         keys = [
             bench.submit(n, p, temperature=0.0, max_tokens=_up_to_block_end(p), logprobs_k=0)
             for n, p in enumerate(prompts)
         ]
         bench.drain()
-        assert all((array[NULL_BLOCK] == 0).all() for array in (*pool.keys, *pool.values))
+        nothing = pool.begin_export([NULL_BLOCK], pool.shape.block_size)()
+        assert all((array == 0).all() for array in nothing)
         return [(bench.reader[k].tokens, bench.reader[k].logprobs) for k in keys]
 
     clean, poisoned = run(poison=False), run(poison=True)

@@ -18,6 +18,8 @@ from baton_worker.engine.kv.pool import KvPool
 from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 
+ENGINES = ("paddle", "device")
+
 BLOCK_BYTES = 2 * 4 * 16 * 4
 """A block of the simulated engine: K and V, 16 positions of 4 float32."""
 OPTIONS: dict[str, Any] = {"max_tokens": 10, "logprobs_k": 1, "ignore_eos": True}

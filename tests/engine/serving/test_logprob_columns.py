@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+ENGINES = ("paddle", "device")
+
 TOLERANCE = 5e-5
 
 

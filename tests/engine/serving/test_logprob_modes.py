@@ -12,6 +12,8 @@ from baton_worker.engine.api import EngineRefusedError
 from baton_worker.records.columns import Finish
 from baton_worker.sampling import LogprobParams, SamplingParams
 
+ENGINES = ("paddle", "device")
+
 TOLERANCE = 5e-5
 LOWEST = float(np.finfo(np.float32).min)
 MODES = [

@@ -11,6 +11,8 @@ from baton_worker.engine.sampling.sampler import choose
 from baton_worker.engine.scheduling.batch import FedSequence
 from baton_worker.engine.scheduling.requests import RequestLimits, new_state
 
+ENGINES = ("paddle", "device")
+
 
 def _run(make_bench: Any, prompts: Any, n_draft: int) -> list[Any]:
     bench = make_bench(n_draft=n_draft)

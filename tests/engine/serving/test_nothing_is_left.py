@@ -10,6 +10,8 @@ import pytest
 from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 
+ENGINES = ("paddle", "device")
+
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_500_mixed_requests_leave_no_trace(

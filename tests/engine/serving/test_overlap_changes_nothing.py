@@ -16,6 +16,8 @@ from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import RAW_LOGPROBS, LogprobParams, SamplingParams
 
+ENGINES = ("paddle", "device")
+
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 7},

@@ -24,6 +24,8 @@ from baton_worker.engine.options import NO_DRAFTS, DraftSources
 from baton_worker.engine.sampling.noise import uniforms
 from baton_worker.records.columns import Finish
 
+ENGINES = ("paddle", "device")
+
 pytestmark = pytest.mark.slow
 
 TOKENS = 20

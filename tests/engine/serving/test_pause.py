@@ -8,6 +8,8 @@ from baton_worker.messages import Submit
 from baton_worker.records.columns import Finish
 from baton_worker.sampling import SamplingParams
 
+ENGINES = ("paddle", "device")
+
 
 def _submit(bench: Any, key: Any, max_tokens: int = 8) -> Any:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+ENGINES = ("paddle", "device")
+
 
 @pytest.fixture(scope="module")
 def prompts(make_prompts: Any) -> list[tuple[int, ...]]:

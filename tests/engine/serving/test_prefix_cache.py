@@ -10,6 +10,8 @@ from baton_worker.engine.scheduling.prefix_cache import BlockNames
 from baton_worker.engine.scheduling.requests import RequestLimits, imported_state
 from baton_worker.records.columns import Finish
 
+ENGINES = ("paddle", "device")
+
 SYSTEM = tuple(range(5, 53))
 BLOCK = 16
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "logprobs_k": 2}

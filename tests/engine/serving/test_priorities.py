@@ -8,6 +8,8 @@ import pytest
 
 from baton_worker.engine.scheduling.waiting_queue import MAX_OVERTAKEN
 
+ENGINES = ("paddle", "device")
+
 
 def order_of_ends(bench: Any) -> list[Any]:
     ended: list[Any] = []

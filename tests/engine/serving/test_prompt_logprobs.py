@@ -14,6 +14,8 @@ from baton_worker.records.encode import encode_step
 from baton_worker.records.header import StepHeader
 from baton_worker.sampling import LogprobParams
 
+ENGINES = ("paddle", "device")
+
 TOLERANCE = 5e-5
 
 

@@ -21,6 +21,8 @@ from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import LogprobParams
 
+ENGINES = ("paddle", "device")
+
 N_PROMPTS = 16
 GATEWAY = 1
 DRAFTS = (

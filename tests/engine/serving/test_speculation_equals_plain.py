@@ -11,6 +11,8 @@ import pytest
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
 
+ENGINES = ("paddle", "device")
+
 TOKENS = 20
 PROMPTS = 49  # seven of each way of sampling
 BAD_WORDS = ((65,), (200, 201), (300, 300))

@@ -17,6 +17,8 @@ from baton_worker.records.layout import Limits
 from baton_worker.records.scored import ScoredTokens
 from baton_worker.sampling import LogprobParams
 
+ENGINES = ("paddle", "device")
+
 HEADER = StepHeader(epoch=1, seq=1, step_id=1, role=Role.MIXED, semantic_hash=1, sent_unix_ns=1)
 
 

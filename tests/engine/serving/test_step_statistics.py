@@ -11,6 +11,8 @@ from baton_worker.engine.api import EngineLoad, StepStats
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.metrics import MetricFactory
 
+ENGINES = ("paddle", "device")
+
 
 def test_prefill_reports_drafts_but_no_acceptance(make_bench: Any, make_prompts: Any) -> None:
     bench = make_bench(n_draft=3, prefill_tokens=20)

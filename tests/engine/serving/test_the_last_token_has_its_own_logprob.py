@@ -11,6 +11,8 @@ import pytest
 
 from baton_worker.records.columns import Finish
 
+ENGINES = ("paddle", "device")
+
 PROMPT = tuple(range(5, 25))
 LENGTH = 18
 

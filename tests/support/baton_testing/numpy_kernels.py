@@ -174,16 +174,14 @@ class NumpyKernels:
         self._launch(_seed_drafts, accepted, seeds, ahead)
 
 
-_vectors: dict[int, tuple[Array, Array]] = {}
+_ALIGNMENT = 256
 
 
 def _vector(size: int) -> Array:
-    """Return float32 memory of this size that lies the same in every call."""
-    if size not in _vectors:
-        raw = np.zeros(size * 4 + 256, np.uint8)
-        start = -raw.ctypes.data % 256
-        _vectors[size] = raw, raw[start : start + size * 4].view(np.float32)
-    return _vectors[size][1]
+    """Return float32 memory of this size that lies as in every call."""
+    raw = np.zeros(size * 4 + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size * 4].view(np.float32)
 
 
 def _gather(table: Array, rows: Array, out: Array) -> None:
