@@ -36,6 +36,14 @@ SPECS = {
     "no encryption": {"link": {"curve": False}},
     "api keys": {"gateway": {"apiKeysSecret": "keys"}},
     "limits": {"engine": {"device": "gpu", "blockSize": 64, "maxRunning": 7, "kvBlocks": 9}},
+    "on a gpu": {
+        "engine": {
+            "device": "gpu",
+            "framework": "torch",
+            "dtype": "bfloat16",
+            "gpuMemoryPercent": 85,
+        }
+    },
     "nothing shared": {"engine": {"prefixCaching": False}},
     "simulated": {"engine": {"device": "sim"}},
     "image volume": {"model": {"servedName": "chat", "image": {"reference": "models:1"}}},
@@ -76,6 +84,9 @@ def test_the_worker_reads_every_configuration(changes, tmp_path):
     assert worker.engine.block_size == spec.engine.block_size
     assert worker.engine.prefix_caching == spec.engine.prefix_caching
     assert worker.engine.device == spec.engine.device
+    assert worker.engine.framework == spec.engine.framework
+    assert worker.engine.dtype == spec.engine.dtype
+    assert worker.engine.gpu_memory_utilization == spec.engine.gpu_memory_percent / 100
     assert worker.health.port == 8080
     assert worker.control.socket == config.CONTROL_SOCKET
     gateway = load_config(tmp_path / "gateway.yaml").gateway

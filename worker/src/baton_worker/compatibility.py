@@ -19,6 +19,8 @@ from baton_worker.identity import semantic_hash
 LOGPROBS_MODE = "raw"
 KV_LAYOUT = "head-major"
 KV_DTYPE = "float32"
+GPU_KV_LAYOUT = "by-block"
+"""A GPU's KV is of the engine's dtype; auto means the same where the checkpoint is the same."""
 
 
 def _read(path: Path) -> bytes:
@@ -117,11 +119,14 @@ def _simulated(config: ProcessConfig) -> str:
 
 def process_config_hash(config: ProcessConfig) -> str:
     """Return the hash of what prefill and decode must share beyond the model itself."""
+    engine = config.engine
+    layout = (KV_LAYOUT, KV_DTYPE)
+    if engine.device == "gpu":
+        layout = (GPU_KV_LAYOUT, engine.dtype)
     parts = (
         str(config.speculative.num_speculative_tokens),
-        str(config.engine.block_size),
-        KV_LAYOUT,
-        KV_DTYPE,
-        config.engine.device,
+        str(engine.block_size),
+        *layout,
+        engine.device,
     )
     return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=6).hexdigest()

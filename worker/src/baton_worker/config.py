@@ -167,9 +167,13 @@ class SimConfig(_Section, frozen=True):
 
 
 class EngineConfig(_Section, frozen=True):
-    """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`.
+    """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`, or
+    on a gpu what its memory holds.
 
     `device` sim computes nothing: no weights are read, and `sim` says what to pretend.
+    `framework`: what gives a gpu's memory and graphs; auto: PyTorch where it is installed, else
+    Paddle. `dtype`: of weights and KV on a gpu; auto: the checkpoint's, bfloat16 for float16.
+    `gpu_memory_utilization`: share of a gpu's memory for weights, KV and a step's own, together.
     `block_size`: tokens in a KV block. `max_running`: requests that are stepped at once;
     `max_waiting`: how many more may wait in the worker. `max_model_len`: most tokens of prompt and
     output together; 0: what the model can. `prefill_chunk_tokens`: most prompt tokens in a step.
@@ -186,6 +190,9 @@ class EngineConfig(_Section, frozen=True):
     """
 
     device: Literal["cpu", "gpu", "sim"] = "cpu"
+    framework: Literal["auto", "paddle", "torch"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(ge=0.05, le=0.98)] = 0.9
     block_size: Literal[8, 16, 32, 64] = 16
     kv_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_running: Count = 32
@@ -206,6 +213,15 @@ class EngineConfig(_Section, frozen=True):
             raise ValueError(
                 f"tensor_parallel_size is {self.tensor_parallel_size}, but device 'sim' computes "
                 "nothing that ranks could share"
+            )
+        if self.device == "gpu" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size}, on a gpu it is 1"
+            )
+        if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
+            raise ValueError(
+                f"framework is {self.framework!r} and dtype {self.dtype!r}, but device "
+                f"{self.device!r} computes with Paddle in float32"
             )
 
 

@@ -20,11 +20,14 @@ from baton_operator.children.resources.config import worker_config
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
 from baton_operator.children.resources.pods import worker_template
 from baton_operator.models import PDDeploymentSpec, RoleSpec
-from baton_operator.models.spec import LogprobsSpec, ModelSpec, SpeculativeSpec
+from baton_operator.models.spec import EngineSpec, LogprobsSpec, ModelSpec, SpeculativeSpec
 from baton_operator.names import WORKER_ROLES
 
 RENDER_VERSION = 3
 """Raised when `resources` renders worker pods differently: that is a new revision."""
+
+_LATER = frozenset({"framework", "dtype", "gpu_memory_percent"})
+"""Fields of the engine that came after revisions were first named."""
 
 _TEMPLATES_KEY = "templates.json"
 _SUFFIXES: dict[str, Decimal | int] = {
@@ -80,12 +83,21 @@ def revision_name(spec: PDDeploymentSpec) -> str:
         "imagePullPolicy": spec.image_pull_policy,
         "speculative": spec.speculative,
         "logprobs": spec.logprobs,
-        "engine": spec.engine,
+        "engine": _engine_identity(spec.engine),
         "link": spec.link,
         "restartedAt": spec.restarted_at,
         "roles": roles,
     }
     return "r" + semantic_hash(identity, size=4)
+
+
+def _engine_identity(engine: EngineSpec) -> msgspec.Raw:
+    """Return the engine's part in its own order, without what an older operator did not know and
+    nobody asked for: an upgrade of the operator alone rolls no pods.
+    """
+    parts = ((field, getattr(engine, field.name)) for field in _fields(EngineSpec))
+    said = {f.encode_name: p for f, p in parts if f.name not in _LATER or not _is_default(f, p)}
+    return msgspec.Raw(msgspec.json.encode(said))
 
 
 def semantic_hash(value: Any, *, size: int = 8) -> str:

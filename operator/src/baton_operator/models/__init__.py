@@ -10,12 +10,14 @@ from baton_operator.models.parse import InvalidSpec, ObjectKey, PDDeployment, pa
 from baton_operator.models.roles import RoleSpec, ScalingMode
 from baton_operator.models.scaler import PDRoleScaler, PDRoleScalerSpec, parse_scaler
 from baton_operator.models.spec import (
+    EngineSpec,
     GatewaySpec,
     PDDeploymentSpec,
     RolloutSpec,
 )
 
 __all__ = [
+    "EngineSpec",
     "GatewaySpec",
     "InvalidSpec",
     "ObjectKey",

@@ -101,11 +101,24 @@ class EngineSpec(Model, frozen=True):
             "GPUs themselves are asked for in the role's template."
         ),
     ] = "cpu"
+    framework: Annotated[
+        Literal["auto", "paddle", "torch"],
+        about("What gives memory and graphs of a GPU; auto is PyTorch where the image has it."),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"],
+        about("Dtype of weights and KV on a GPU; auto is the checkpoint's own."),
+    ] = "auto"
+    gpu_memory_percent: Annotated[
+        int,
+        about("Share of a GPU's memory that weights, KV and working memory may take together.",
+              ge=5, le=98),
+    ] = 90  # fmt: skip
     block_size: Annotated[Literal[8, 16, 32, 64], about("Tokens per KV block.")] = 16
     kv_blocks: Annotated[
         int,
-        about("KV blocks per worker; 0 makes room for maxRunning full sequences.",
-              ge=0, le=1 << 30),
+        about("KV blocks per worker; 0 makes room for maxRunning full sequences, on a GPU for what "
+              "its memory holds.", ge=0, le=1 << 30),
     ] = 0  # fmt: skip
     max_running: Annotated[
         int, about("Requests stepped together on one worker.", ge=1, le=65536)
@@ -322,7 +335,22 @@ class PDDeploymentSpec(Model, frozen=True):
         ),
     ] = SpeculativeSpec()
     logprobs: Annotated[LogprobsSpec, about("Logprobs that clients may ask for.")] = LogprobsSpec()
-    engine: Annotated[EngineSpec, about("Limits of the engine.")] = EngineSpec()
+    engine: Annotated[
+        EngineSpec,
+        about(
+            "Limits of the engine.",
+            extra_json_schema=rules(
+                (
+                    "self.device == 'gpu' || self.framework != 'torch'",
+                    "engine.framework torch is for device gpu",
+                ),
+                (
+                    "self.device == 'gpu' || self.dtype != 'bfloat16'",
+                    "engine.dtype bfloat16 is for device gpu: a cpu computes in float32",
+                ),
+            ),
+        ),
+    ] = EngineSpec()
     link: Annotated[LinkSpec, about("Links between the pods.")] = LinkSpec()
     gateway: Annotated[GatewaySpec, about("The OpenAI-compatible entrance.")] = GatewaySpec()
     ratio: Annotated[RatioSpec, about("The ratio that scaling must keep.")] = RatioSpec()

@@ -14,7 +14,7 @@ import yaml
 
 from baton_operator import names
 from baton_operator.children.resources.meta import Owner
-from baton_operator.models import PDDeploymentSpec
+from baton_operator.models import EngineSpec, PDDeploymentSpec
 from baton_operator.names import Role
 
 _Dumper: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -109,7 +109,7 @@ def _shared(spec: PDDeploymentSpec, revision: str) -> dict[str, Any]:
 
 def _engine(spec: PDDeploymentSpec) -> dict[str, Any]:
     engine = spec.engine
-    return {
+    return _of_a_gpu(engine) | {
         "device": engine.device,
         "block_size": engine.block_size,
         "kv_blocks": engine.kv_blocks,
@@ -119,6 +119,18 @@ def _engine(spec: PDDeploymentSpec) -> dict[str, Any]:
         "prefill_chunk_tokens": engine.prefill_chunk_tokens,
         "prefix_caching": engine.prefix_caching,
     }
+
+
+def _of_a_gpu(engine: EngineSpec) -> dict[str, Any]:
+    """Return what is said only where it is wanted: an older image does not know it."""
+    asked: dict[str, Any] = {}
+    if engine.framework != "auto":
+        asked["framework"] = engine.framework
+    if engine.dtype != "auto":
+        asked["dtype"] = engine.dtype
+    if engine.gpu_memory_percent != 90:
+        asked["gpu_memory_utilization"] = engine.gpu_memory_percent / 100
+    return asked
 
 
 def _curve(spec: PDDeploymentSpec, role: Role) -> dict[str, Any]:

@@ -1,0 +1,196 @@
+"""`Kernels` over `baton_ops`: each call is one op on tensors that share their memory by DLPack.
+
+Owns nothing but the names: arguments go through as they are, except that the seam's groups of
+tensors become the ops' own. Which stream the ops use is the framework's matter, see its device.
+Knows no framework and no step.
+"""
+
+from __future__ import annotations
+
+import baton_ops
+from baton_ops import cuda, decoder, sampling
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.seam import (
+    Accepted,
+    Device,
+    DraftRows,
+    Penalised,
+    Places,
+    Rotation,
+    RowMap,
+    RowParams,
+    Rules,
+    ScoreColumns,
+    ScorePlan,
+    ScoreSource,
+    Seeds,
+    Tensor,
+)
+
+
+class OpsKernels:
+    """See `seam.Kernels`.
+
+    Args:
+        device: whose tensors the kernels are given.
+
+    Raises:
+        DeviceError: the installed library has no code for such a device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        try:
+            has_code = self.logprob_workspace_bytes(1, 8) > 0
+        except RuntimeError as error:
+            raise DeviceError(_without_code(str(error))) from error
+        if not has_code:
+            raise DeviceError(_without_code("its ops would run on the CPU"))
+
+    def embed(self, table: Tensor, tokens: Tensor, out: Tensor) -> None:
+        """See `Kernels.embed`."""
+        decoder.embed_into(table, tokens, out)
+
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """See `Kernels.matmul`."""
+        decoder.matmul_into(x, weight, out)
+
+    def add_norm(
+        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """See `Kernels.add_norm`."""
+        decoder.add_norm_into(x, residual, weight, eps, out)
+
+    def rope_store(
+        self, qkv: Tensor, rotation: Rotation, places: Places, kv: Tensor, layer: int, query: Tensor
+    ) -> None:
+        """See `Kernels.rope_store`."""
+        decoder.rope_store_into(qkv, rotation, places, kv, layer, query)
+
+    def attend(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        layer: int,
+        tables: Tensor,
+        contexts: Tensor,
+        scale: float,
+        out: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        """See `Kernels.attend`."""
+        decoder.attend_into(query, kv, layer, tables, contexts, scale, out, scratch)
+
+    def attention_scratch_bytes(
+        self, n_heads: int, n_kv_heads: int, head_dim: int, sequences: int, tokens: int, width: int
+    ) -> int:
+        """See `Kernels.attention_scratch_bytes`."""
+        return decoder.attention_scratch_bytes(
+            n_heads, n_kv_heads, head_dim, sequences, tokens, width
+        )
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """See `Kernels.silu_mul`."""
+        decoder.silu_mul_into(gate_up, out)
+
+    def gather(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
+        """See `Kernels.gather`."""
+        decoder.gather_into(x, rows, out)
+
+    def broken_rows(self, x: Tensor, out: Tensor) -> None:
+        """See `Kernels.broken_rows`."""
+        decoder.broken_rows_into(x, out)
+
+    def process(self, logits: Tensor, rows: RowMap, state: Penalised, rules: Rules) -> None:
+        """See `Kernels.process`."""
+        sampling.process_into(
+            logits, rows.cu_rows, sampling.Penalised(*state), sampling.Rules(*rules)
+        )
+
+    def argmax(self, logits: Tensor, token: Tensor, broken: Tensor) -> None:
+        """See `Kernels.argmax`."""
+        sampling.argmax_into(logits, token, broken)
+
+    def probabilities(
+        self, logits: Tensor, params: RowParams, probs: Tensor, broken: Tensor
+    ) -> None:
+        """See `Kernels.probabilities`."""
+        sampling.probabilities_into(logits, sampling.RowParams(*params), probs, broken)
+
+    def uniforms(self, seeds: Tensor, positions: Tensor, rows: RowMap, out: Tensor) -> None:
+        """See `Kernels.uniforms`."""
+        sampling.uniforms_into(seeds, positions, rows.cu_rows, out)
+
+    def verify_greedy(self, target: Tensor, drafts: DraftRows, out: Accepted) -> None:
+        """See `Kernels.verify_greedy`."""
+        cuda.verify_greedy_into(target, cuda.Drafts(*drafts), cuda.Accepted(*out))
+
+    def verify_sampled(
+        self, probs: Tensor, uniform: Tensor, drafts: DraftRows, out: Accepted
+    ) -> None:
+        """See `Kernels.verify_sampled`."""
+        cuda.verify_sampled_into(probs, uniform, cuda.Drafts(*drafts), cuda.Accepted(*out))
+
+    def count_tokens(self, accepted: Accepted, state: Penalised) -> None:
+        """See `Kernels.count_tokens`."""
+        sampling.count_tokens_into(cuda.Accepted(*accepted), state.slot, state.counts, state.seen)
+
+    def scatter_tokens(
+        self, accepted: Accepted, count: Tensor, starts: Tensor, tokens: Tensor
+    ) -> None:
+        """See `Kernels.scatter_tokens`."""
+        sampling.scatter_tokens_into(cuda.Accepted(*accepted), count, starts, tokens)
+
+    def seed_drafts(self, accepted: Accepted, seeds: Seeds, ahead: int) -> None:
+        """See `Kernels.seed_drafts`."""
+        sampling.seed_drafts_into(cuda.Accepted(*accepted), sampling.Seeds(*seeds), ahead)
+
+    def plan_scores(
+        self, accepted: Accepted, rows: RowMap, k: Tensor, scale: ScoreSource, out: ScorePlan
+    ) -> None:
+        """See `Kernels.plan_scores`."""
+        cuda.plan_into(
+            cuda.Accepted(*accepted),
+            rows.cu_rows,
+            k,
+            cuda.StepPlan(*out),
+            temperature=scale.temperature,
+            first_row=scale.first_row,
+            top_p=scale.top_p,
+        )
+
+    def logprobs(self, logits: Tensor, plan: ScorePlan, out: ScoreColumns, work: Tensor) -> None:
+        """See `Kernels.logprobs`."""
+        baton_ops.logprobs_into(
+            logits,
+            plan.token,
+            plan.k,
+            tuple(out),
+            offsets=(plan.row_offset, plan.topk_offset),
+            row_index=plan.row_index,
+            inv_temp=plan.inv_temp,
+            num_rows=plan.num_rows,
+            workspace=work,
+        )
+
+    def normalise_top_p(self, logits: Tensor, plan: ScorePlan, out: ScoreColumns) -> None:
+        """See `Kernels.normalise_top_p`."""
+        cuda.normalise_top_p_into(
+            logits,
+            cuda.StepPlan(*plan),
+            plan.top_p,
+            out.logprob,
+            (out.topk_token, out.topk_logprob),
+        )
+
+    def logprob_workspace_bytes(self, rows: int, vocab_size: int) -> int:
+        """See `Kernels.logprob_workspace_bytes`."""
+        logits = self._device.empty((1, vocab_size), "float32")
+        return baton_ops.workspace_bytes(logits, rows)
+
+
+def _without_code(why: str) -> str:
+    return (
+        "engine.device is 'gpu', but the installed baton-ops was built without CUDA code "
+        f"({why}): install the wheel that `make ops-cuda-fat` builds, or set engine.device to 'cpu'"
+    )
