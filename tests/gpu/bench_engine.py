@@ -111,13 +111,12 @@ def roof_us(bench: Bench, case: Case, memory: roof.Roof) -> float:
 def load() -> devices.Loaded:
     """Return the random model on the GPU, with the engine's kernels."""
     from baton_worker.engine.backends.kernels import OpsKernels
-
     from baton_worker.engine.backends.torch.device import TorchDevice
 
     device = TorchDevice()
     device.synchronise()
     spec = qwen3_8b()
-    return devices.Loaded(device, OpsKernels(), spec, random_weights(torch, spec))
+    return devices.Loaded(device, OpsKernels(device), spec, random_weights(torch, spec))
 
 
 @contextmanager

@@ -184,17 +184,16 @@ def _on_gpu(known: Known) -> Loaded:
     if not torch.cuda.is_available():
         pytest.skip("this machine has no CUDA device")
     from baton_worker.engine.backends.kernels import OpsKernels
-
     from baton_worker.engine.backends.torch.device import TorchDevice
 
     device = TorchDevice()
     device.synchronise()  # its stream is this thread's from here on
     if known.model == "tiny":
-        return Loaded(device, OpsKernels(), *_tiny(device, known.dtype))
+        return Loaded(device, OpsKernels(device), *_tiny(device, known.dtype))
     from baton_testing.exactness.random_model import qwen3_8b, random_weights
 
     spec = qwen3_8b(known.n_layers)
-    return Loaded(device, OpsKernels(), spec, random_weights(torch, spec))
+    return Loaded(device, OpsKernels(device), spec, random_weights(torch, spec))
 
 
 def _tiny(device: Any, dtype: Any) -> tuple[ModelShape, Any]:
