@@ -17,6 +17,7 @@ from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_worker.engine.backends.device.seam import (
     Accepted,
     DraftRows,
+    NextStep,
     Penalised,
     Places,
     Rotation,
@@ -172,6 +173,17 @@ class NumpyKernels:
     def seed_drafts(self, accepted: Accepted, seeds: Seeds, ahead: int) -> None:
         """See `Kernels.seed_drafts`."""
         self._launch(_seed_drafts, accepted, seeds, ahead)
+
+    def advance(
+        self,
+        accepted: Accepted,
+        starts: NumpyTensor,
+        drafts: NumpyTensor,
+        fed: NextStep,
+        out: NextStep,
+    ) -> None:
+        """See `Kernels.advance`."""
+        self._launch(_advance, accepted, starts, drafts, fed, out)
 
 
 _ALIGNMENT = 256
@@ -476,3 +488,23 @@ def _seed_drafts(accepted: Accepted, seeds: Seeds, ahead: int) -> None:
     seeds.rows[:] = np.where(there, seeds.starts + accepted.n_accepted, -1)
     seeds.positions[:] = np.where(there, seeds.first + accepted.n_accepted + ahead, -1)
     seeds.contexts[:] = seeds.positions + 1
+
+
+def _advance(
+    accepted: Accepted, starts: Array, drafts: Array, fed: NextStep, out: NextStep
+) -> None:
+    n_drafts = len(drafts)
+    q_len = n_drafts + 1
+    for s, start in enumerate(starts.tolist()):
+        mine, there = slice(s * q_len, (s + 1) * q_len), start >= 0
+        further = int(accepted.n_accepted[s]) + 1
+        out.first[s] = fed.first[s] + further if there else 0
+        out.draws[s] = fed.draws[s] + further if there else 0
+        out.count[s] = n_drafts if there else 0
+        out.contexts[s] = out.first[s] + q_len if there else 0
+        out.position[mine] = out.first[s] + np.arange(q_len) if there else 0
+        out.draft[s] = -1
+        if there:
+            out.draft[s, :n_drafts] = drafts[:, s]
+        newest = accepted.token[s, further - 1]
+        out.tokens[mine] = [newest, *drafts[:, s]] if there else 0

@@ -19,15 +19,53 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-Tensor = Any
-"""A framework's own tensor: contiguous, on the device, exported by DLPack."""
+from baton_worker.engine.backends.device.operands import (
+    Accepted,
+    DraftRows,
+    NextStep,
+    Penalised,
+    Places,
+    RopeStyle,
+    Rotation,
+    RowMap,
+    RowParams,
+    Rules,
+    ScoreColumns,
+    ScorePlan,
+    ScoreSource,
+    Seeds,
+    Tensor,
+)
+
+__all__ = [
+    "Accepted",
+    "DType",
+    "Device",
+    "DraftRows",
+    "Event",
+    "Graph",
+    "Host",
+    "Kernels",
+    "MemoryUse",
+    "NextStep",
+    "Penalised",
+    "Places",
+    "RopeStyle",
+    "Rotation",
+    "RowMap",
+    "RowParams",
+    "Rules",
+    "ScoreColumns",
+    "ScorePlan",
+    "ScoreSource",
+    "Seeds",
+    "Tensor",
+]
 
 DType = Literal["bfloat16", "float32", "float64", "int32", "int64", "uint8"]
 
 Host = npt.NDArray[np.uint8]
 """Page-locked memory of the host, seen as bytes."""
-
-RopeStyle = Literal["half", "interleaved"]
 
 
 class MemoryUse(NamedTuple):
@@ -263,138 +301,12 @@ class Kernels(Protocol):
         behind it; contexts[s] = positions[s] + 1. Without a start (-1): -1, -1 and 0.
         """
 
+    def advance(
+        self, accepted: Accepted, starts: Tensor, drafts: Tensor, fed: NextStep, out: NextStep
+    ) -> None:
+        """Write what the step behind this one feeds: the newest tokens and their drafts.
 
-class Places(NamedTuple):
-    """Where N flat tokens stand: sequence i32[N] (-1: padding), position i32[N]; tables i32[S, W]
-    of blocks.
-    """
-
-    sequence: Tensor
-    position: Tensor
-    tables: Tensor
-
-
-class Rotation(NamedTuple):
-    """What happens to a head before it is used.
-
-    norms: weights E[D] of queries' and of keys' RMS norm, None for none; eps: theirs. cos, sin:
-    f32[positions, D / 2]. style: which elements rotate together, see `ModelShape.rope_style`.
-    """
-
-    norms: tuple[Tensor, Tensor] | None
-    eps: float
-    cos: Tensor
-    sin: Tensor
-    style: RopeStyle
-
-
-class RowMap(NamedTuple):
-    """Whose R sampled rows are whose: sequence s owns rows cu_rows[s] : cu_rows[s + 1]."""
-
-    cu_rows: Tensor
-
-
-class DraftRows(NamedTuple):
-    """draft i32[S, K], valid in [s, : count[s]]; count i32[S]; cu_rows i32[S + 1].
-
-    A sequence may own more than count + 1 rows: those behind are padding.
-    """
-
-    draft: Tensor
-    count: Tensor
-    cu_rows: Tensor
-
-
-class Accepted(NamedTuple):
-    """n_accepted i32[S]; token i32[S, K + 1], -1 after the end."""
-
-    n_accepted: Tensor
-    token: Tensor
-
-
-class RowParams(NamedTuple):
-    """Of each sequence: temperature, min_p f32[S], top_p f64[S], top_k i32[S] (0: all). cu_rows as
-    in `RowMap`.
-    """
-
-    temperature: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    top_k: Tensor
-    cu_rows: Tensor
-
-
-class Penalised(NamedTuple):
-    """What each sequence's penalties count.
-
-    slot i32[S]: the sequence's place in `counts` i32[slots, V] (times in the output, hence 0 where
-    not seen) and `seen` u8[slots, V] (in prompt or output); -1: no penalties. draft i32[S, K]: what
-    its rows assume; an id outside 0..V-1 is none.
-    """
-
-    slot: Tensor
-    counts: Tensor
-    seen: Tensor
-    draft: Tensor
-
-
-class Rules(NamedTuple):
-    """What changes logits.
-
-    repetition, frequency, presence f32[S]. Biases of sequence s: bias_ids i32 (distinct) and bias
-    f32 at bias_starts i32[S + 1][s : s + 2]. Ids that row r may not choose: masked i32 at
-    mask_starts i32[R + 1][r : r + 2].
-    """
-
-    repetition: Tensor
-    frequency: Tensor
-    presence: Tensor
-    bias_starts: Tensor
-    bias_ids: Tensor
-    bias: Tensor
-    mask_starts: Tensor
-    masked: Tensor
-
-
-class ScoreSource(NamedTuple):
-    """temperature f32[S] (1: raw); first_row i32[S]: what is added to a sequence's rows, so that
-    they are found in processed logits that lie behind the raw ones; top_p f32[S] (1: whole).
-    """
-
-    temperature: Tensor
-    first_row: Tensor
-    top_p: Tensor
-
-
-class ScorePlan(NamedTuple):
-    """`baton_ops.cuda.StepPlan`: row_index, token, k i32[C]; inv_temp f32[C]; offsets i32[C + 1];
-    num_rows i32[1]. top_p f32[C], for `normalise_top_p`.
-    """
-
-    row_index: Tensor
-    token: Tensor
-    k: Tensor
-    inv_temp: Tensor
-    row_offset: Tensor
-    topk_offset: Tensor
-    num_rows: Tensor
-    top_p: Tensor
-
-
-class ScoreColumns(NamedTuple):
-    """f32[L] logprob, i32[L] rank, i32[T] topk_token, f32[T] topk_logprob."""
-
-    logprob: Tensor
-    rank: Tensor
-    topk_token: Tensor
-    topk_logprob: Tensor
-
-
-class Seeds(NamedTuple):
-    """i32[S]: starts and first (given), rows, positions and contexts (written)."""
-
-    starts: Tensor
-    first: Tensor
-    rows: Tensor
-    positions: Tensor
-    contexts: Tensor
+        Each sequence stands n_accepted + 1 positions further. `drafts` is i32[K, *], one draft of
+        all sequences after the other; `starts` i32[S] is -1 for who is not there: its tokens and
+        positions are 0. `fed` (`first` and `draws` are read) may be `out`.
+        """
