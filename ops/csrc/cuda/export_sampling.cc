@@ -1,5 +1,7 @@
 // Exports of the sampler's CUDA ops: what is done to logits before a token is chosen, and what a
 // step leaves for the next one.
+#include <algorithm>
+
 #include "arguments.h"
 #include "export_support.h"
 #include "sampling.h"
@@ -188,6 +190,42 @@ void RunSeedDrafts(ArgumentReader args) {
   Raise("seed_drafts", cuda::SeedDrafts(accepted, batch, out, StreamOf(on)));
 }
 
+// Reads the tensors of a NextStep.
+cuda::AdvanceOutput ReadNextStep(ArgumentReader* args, int64_t batch, int64_t fed, DLDevice on) {
+  cuda::AdvanceOutput out{};
+  out.tokens = Vector<int32_t>(args->Tensor("tokens"), "tokens", kInt32, fed, on);
+  out.position = Vector<int32_t>(args->Tensor("position"), "position", kInt32, fed, on);
+  out.contexts = Vector<int32_t>(args->Tensor("contexts"), "contexts", kInt32, batch, on);
+  out.first = Vector<int32_t>(args->Tensor("next_first"), "next_first", kInt32, batch, on);
+  out.count = Vector<int32_t>(args->Tensor("draft_count"), "draft_count", kInt32, batch, on);
+  out.draws = Vector<int64_t>(args->Tensor("next_draws"), "next_draws", kInt64, batch, on);
+  const TensorView draft = args->Tensor("draft");
+  Checked(draft, "draft").HasRank(2).HasSizeAtLeast(1, std::max<int64_t>(fed / batch - 1, 1));
+  out.columns = draft.size(1);
+  out.draft = Matrix<int32_t>(draft, "draft", kInt32, batch, out.columns, on);
+  return out;
+}
+
+// Reads what ReadAccepted does, starts, drafts, first, draws, what ReadNextStep does.
+void RunAdvance(ArgumentReader args) {
+  DLDevice on{};
+  cuda::AdvanceInput in{};
+  in.accepted = ReadAccepted(&args, &on);
+  const int64_t batch = in.accepted.batch;
+  in.starts = Ints(args.Tensor("starts"), "starts", batch, on);
+  const TensorView drafts = args.Tensor("drafts");
+  Checked(drafts, "drafts").HasRank(2).HasSizeAtLeast(1, batch);
+  in.n_drafts = drafts.size(0);
+  in.stride = drafts.size(1);
+  in.drafts = Matrix<const int32_t>(drafts, "drafts", kInt32, in.n_drafts, in.stride, on);
+  in.first = Ints(args.Tensor("first"), "first", batch, on);
+  in.draws = Vector<const int64_t>(args.Tensor("draws"), "draws", kInt64, batch, on);
+  if (batch == 0) return;
+  const cuda::AdvanceOutput out = ReadNextStep(&args, batch, batch * (1 + in.n_drafts), on);
+  const CUDADeviceGuard guard(on.device_id);
+  Raise("advance", cuda::Advance(in, out, StreamOf(on)));
+}
+
 }  // namespace
 }  // namespace baton_ops
 
@@ -198,3 +236,4 @@ BATON_EXPORT_CUDA(cuda_uniforms, 4, RunUniforms)
 BATON_EXPORT_CUDA(cuda_count_tokens, 5, RunCountTokens)
 BATON_EXPORT_CUDA(cuda_scatter_tokens, 5, RunScatterTokens)
 BATON_EXPORT_CUDA(cuda_seed_drafts, 7, RunSeedDrafts)
+BATON_EXPORT_CUDA(cuda_advance, 13, RunAdvance)

@@ -170,4 +170,20 @@ Error SeedDrafts(const int32_t* n_accepted, int64_t batch, const SeedsOutput& ou
                      static_cast<int32_t>(batch), seeds);
 }
 
+Error Advance(const AdvanceInput& input, const AdvanceOutput& output, Stream stream) {
+  if (input.accepted.batch == 0) return nullptr;
+  const NextFed out{
+      output.tokens, output.position, output.contexts, output.first,
+      output.count,  output.draws,    output.draft,    static_cast<int32_t>(output.columns)};
+  const AdvanceParams p{TokensOf(input.accepted),
+                        input.starts,
+                        input.drafts,
+                        static_cast<int32_t>(input.n_drafts),
+                        static_cast<int32_t>(input.stride),
+                        input.first,
+                        input.draws,
+                        out};
+  return LaunchEarly(AdvanceKernel, GridOf(input.accepted.batch), stream, p);
+}
+
 }  // namespace baton_ops::cuda

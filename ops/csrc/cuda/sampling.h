@@ -106,6 +106,29 @@ struct SeedsOutput {
 Error SeedDrafts(const int32_t* n_accepted, int64_t batch, const SeedsOutput& output,
                  Stream stream);
 
+struct AdvanceInput {
+  AcceptedInput accepted;
+  const int32_t* starts;  // [batch]
+  const int32_t* drafts;  // [n_drafts, stride]
+  int64_t n_drafts;
+  int64_t stride;
+  const int32_t* first;  // [batch]
+  const int64_t* draws;  // [batch]
+};
+
+struct AdvanceOutput {
+  int32_t* tokens;    // [batch * (1 + n_drafts)]
+  int32_t* position;  // as tokens
+  int32_t* contexts;  // [batch], and those below
+  int32_t* first;
+  int32_t* count;
+  int64_t* draws;
+  int32_t* draft;  // [batch, columns], at least n_drafts columns
+  int64_t columns;
+};
+
+Error Advance(const AdvanceInput& input, const AdvanceOutput& output, Stream stream);
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_CSRC_CUDA_SAMPLING_H_

@@ -113,6 +113,55 @@ __global__ void __launch_bounds__(kBookkeepingThreads)
   if (seeds.contexts) seeds.contexts[s] = position + 1;
 }
 
+struct NextFed {
+  int32_t* tokens;    // [batch * (1 + drafts)]
+  int32_t* position;  // as tokens
+  int32_t* contexts;  // [batch], and those below
+  int32_t* first;
+  int32_t* count;
+  int64_t* draws;
+  int32_t* draft;  // [batch, columns]
+  int32_t columns;
+};
+
+struct AdvanceParams {
+  AcceptedTokens in;
+  const int32_t* starts;  // [batch]
+  const int32_t* drafts;  // [n_drafts, stride]
+  int32_t n_drafts;
+  int32_t stride;
+  const int32_t* first;  // [batch], may be out.first
+  const int64_t* draws;  // [batch], may be out.draws
+  NextFed out;
+};
+
+// One thread per sequence: it reads its own places before it writes them.
+__global__ void __launch_bounds__(kBookkeepingThreads) AdvanceKernel(AdvanceParams p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int32_t s = blockIdx.x * blockDim.x + threadIdx.x;
+  if (s >= p.in.batch) return;
+  const bool is_there = p.starts[s] >= 0;
+  const int32_t accepted = p.in.n_accepted[s], q_len = p.n_drafts + 1;
+  const int32_t first = is_there ? p.first[s] + accepted + 1 : 0;
+  p.out.first[s] = first;
+  p.out.draws[s] = is_there ? p.draws[s] + accepted + 1 : 0;
+  p.out.count[s] = is_there ? p.n_drafts : 0;
+  p.out.contexts[s] = is_there ? first + q_len : 0;
+  const int64_t at = static_cast<int64_t>(s) * q_len;
+  const int64_t newest = static_cast<int64_t>(s) * p.in.columns + accepted;
+  p.out.tokens[at] = is_there ? p.in.token[newest] : 0;
+  p.out.position[at] = first;
+  for (int32_t k = 0; k < p.out.columns; ++k) {
+    const bool has_draft = is_there && k < p.n_drafts;
+    const int32_t draft = has_draft ? p.drafts[static_cast<int64_t>(k) * p.stride + s] : -1;
+    p.out.draft[static_cast<int64_t>(s) * p.out.columns + k] = draft;
+    if (k >= p.n_drafts) continue;
+    p.out.tokens[at + 1 + k] = has_draft ? draft : 0;
+    p.out.position[at + 1 + k] = is_there ? first + 1 + k : 0;
+  }
+}
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_BOOKKEEPING_CUH_

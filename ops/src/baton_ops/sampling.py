@@ -174,3 +174,40 @@ def seed_drafts_into(accepted: Accepted, seeds: Seeds, ahead: int = 0) -> None:
     They are -1, -1 and 0 where `starts[s]` is -1.
     """
     library().cuda_seed_drafts(accepted.n_accepted, *seeds, ahead)
+
+
+class NextStep(NamedTuple):
+    """What S sequences feed: 1 + K tokens each, the newest and its drafts.
+
+    Attributes:
+        tokens, position: i32[S * (1 + K)].
+        contexts, first, draft_count: i32[S].
+        draws: i64[S].
+        draft: i32[S, max(K, 1)], -1 behind the drafts.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    contexts: Tensor
+    first: Tensor
+    draft_count: Tensor
+    draws: Tensor
+    draft: Tensor
+
+
+def advance_into(
+    accepted: Accepted, starts: Tensor, drafts: Tensor, fed: NextStep, out: NextStep
+) -> None:
+    """Write what the step behind this one feeds, each sequence n_accepted + 1 positions further.
+
+    Args:
+        accepted: what verification wrote.
+        starts: i32[S]; -1: the sequence is not there, and feeds zeros.
+        drafts: i32[K, *], one draft of all sequences after the other, in the first S columns.
+        fed: `first` and `draws` of this step; may be `out`.
+        out: the next step's.
+
+    Raises:
+        TypeError, ValueError: a dtype, shape or device is wrong; the message names it.
+    """
+    library().cuda_advance(*accepted, starts, drafts, fed.first, fed.draws, *out)

@@ -78,6 +78,26 @@ def test_later_drafts_stand_further_on_and_see_what_is_before_them(torch: Module
     assert [column.tolist() for column in written] == [[0, 5, -1], [12, 24, -1], [13, 25, 0]]
 
 
+@pytest.mark.parametrize("n_drafts", [0, 2])
+def test_the_next_step_feeds_the_newest_token_and_its_drafts(
+    torch: ModuleType, n_drafts: int
+) -> None:
+    out = accepted(torch, [0, 2, 1], [[4, -1, -1], [5, 6, 7], [8, 9, -1]])
+    drafts = ints(torch, np.array([[40, 50, 60, -777], [41, 51, 61, -777]])[:n_drafts])
+    q_len, columns = n_drafts + 1, max(n_drafts, 1)
+    words = [ints(torch, np.full(shape, -777)) for shape in (3 * q_len, 3 * q_len, 3, 3, 3)]
+    words[3] = ints(torch, [10, 20, 30])
+    draws = torch.tensor([1, 1 << 40, 3], device="cuda")
+    step = sampling.NextStep(*words, draws, ints(torch, np.full((3, columns), -777)))
+    sampling.advance_into(out, ints(torch, [0, q_len, -1]), drafts, step, step)
+    fed = [[4, 40, 41][:q_len], [7, 50, 51][:q_len], [0] * q_len]
+    places = [list(range(first, first + q_len)) for first in (11, 23)] + [[0] * q_len]
+    wanted = [sum(fed, []), sum(places, []), [11 + q_len, 23 + q_len, 0], [11, 23, 0]]
+    wanted += [[n_drafts, n_drafts, 0], [2, (1 << 40) + 3, 0]]
+    assert [column.tolist() for column in step[:-1]] == wanted
+    assert step.draft.tolist() == [(row[1:] or [-1]) for row in fed[:2]] + [[-1] * columns]
+
+
 def padded(torch: ModuleType, most: int, batch: int) -> tuple[Any, cuda.Drafts, cuda.Accepted]:
     """Return random draft counts, with q_len rows a sequence on the device whatever they are."""
     rng = np.random.default_rng()

@@ -14,6 +14,7 @@ from baton_worker.engine.backends.device.seam import (
     Accepted,
     Device,
     DraftRows,
+    NextStep,
     Penalised,
     Places,
     Rotation,
@@ -144,6 +145,18 @@ class OpsKernels:
     def seed_drafts(self, accepted: Accepted, seeds: Seeds, ahead: int) -> None:
         """See `Kernels.seed_drafts`."""
         sampling.seed_drafts_into(cuda.Accepted(*accepted), sampling.Seeds(*seeds), ahead)
+
+    def advance(
+        self, accepted: Accepted, starts: Tensor, drafts: Tensor, fed: NextStep, out: NextStep
+    ) -> None:
+        """See `Kernels.advance`."""
+        sampling.advance_into(
+            cuda.Accepted(*accepted),
+            starts,
+            drafts,
+            sampling.NextStep(*fed),
+            sampling.NextStep(*out),
+        )
 
     def plan_scores(
         self, accepted: Accepted, rows: RowMap, k: Tensor, scale: ScoreSource, out: ScorePlan
