@@ -78,6 +78,10 @@ def test_later_drafts_stand_further_on_and_see_what_is_before_them(torch: Module
     assert [column.tolist() for column in written] == [[0, 5, -1], [12, 24, -1], [13, 25, 0]]
 
 
+def flat(rows: list[list[int]]) -> list[int]:
+    return [value for row in rows for value in row]
+
+
 @pytest.mark.parametrize("n_drafts", [0, 2])
 def test_the_next_step_feeds_the_newest_token_and_its_drafts(
     torch: ModuleType, n_drafts: int
@@ -92,7 +96,7 @@ def test_the_next_step_feeds_the_newest_token_and_its_drafts(
     sampling.advance_into(out, ints(torch, [0, q_len, -1]), drafts, step, step)
     fed = [[4, 40, 41][:q_len], [7, 50, 51][:q_len], [0] * q_len]
     places = [list(range(first, first + q_len)) for first in (11, 23)] + [[0] * q_len]
-    wanted = [sum(fed, []), sum(places, []), [11 + q_len, 23 + q_len, 0], [11, 23, 0]]
+    wanted = [flat(fed), flat(places), [11 + q_len, 23 + q_len, 0], [11, 23, 0]]
     wanted += [[n_drafts, n_drafts, 0], [2, (1 << 40) + 3, 0]]
     assert [column.tolist() for column in step[:-1]] == wanted
     assert step.draft.tolist() == [(row[1:] or [-1]) for row in fed[:2]] + [[-1] * columns]
