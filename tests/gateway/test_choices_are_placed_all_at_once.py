@@ -277,6 +277,18 @@ def test_the_count_of_a_tier_is_the_most_that_any_way_of_giving_finds(
         assert [fits(info, one) for info in able] == [fits(info, own) for info in able]
 
 
+@pytest.mark.parametrize(("others", "most"), [([2], 2), ([0], 0), ([], 5)])
+def test_places_of_ejected_workers_count_where_their_kind_has_no_others(others, most):
+    loads = [
+        WorkerLoad(worker_info(f"m-{n}", Role.MIXED, max_running=n, max_waiting=0), 1)
+        for n in (5, *others)
+    ]
+    loads[0].is_ejected = True
+    needs = needs_of([10])
+    assert tiers(loads, needs, spares_ejected=True)[0].most == most
+    assert tiers(loads, needs)[0].most == 5 + sum(others)
+
+
 def test_places_of_pairs_and_of_mixed_workers_add_up_with_those_that_wait():
     facts = [("p", Role.PREFILL), ("d", Role.DECODE), ("m", Role.MIXED)]
     loads = [WorkerLoad(worker_info(n, r, max_running=1, max_waiting=2), 1) for n, r in facts]
