@@ -130,6 +130,19 @@ def test_each_choice_gets_what_it_would_get_one_by_one(described, prompts, pairi
     assert after == before, "it is the caller who accounts"
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    described=FLEETS,
+    prompt=st.sampled_from([5, 10, 20, 40]),
+    pairing=PAIRINGS,
+    kept=st.sets(st.integers(0, 7), max_size=3),
+)
+def test_one_choice_alone_gets_the_least_loaded_pair(described, prompt, pairing, kept):
+    needs, kept = needs_of([prompt]), {f"w{n}" for n in kept}
+    expected = one_by_one(fleet_of(described), needs, pairing, kept)
+    assert ids(choose_all(fleet_of(described), needs, pairing, kept)) == expected
+
+
 ROOMY = st.lists(
     st.tuples(
         st.fixed_dictionaries(
@@ -168,8 +181,8 @@ def crossed(prefills, decodes, others=()):
 
 
 def test_the_least_loaded_pair_is_taken_where_nobody_else_needs_it():
-    fleet = crossed([("p-f", 1), ("p-g", 1)], [("d", 1), ("d-g", 1)])
-    assert ids(choose_all(fleet, needs_of([10]))) == [("p-g", "d")]
+    fleet = crossed([("p-f", 1), ("p-g", 1)], [("d", 1), ("d-g", 1)], [("m", 1)])
+    assert ids(choose_all(fleet, needs_of([10] * 2))) == [("p-g", "d"), ("m",)]
 
 
 def test_pairs_are_spared_for_who_has_no_other():

@@ -2,7 +2,8 @@
 
 The longest choice is first, for the fewest workers can take it, and each gets the pair with the
 fewest outstanding tokens, those of the choices before it included. Heaps find it, so that a request
-costs some steps for each worker and each choice, and not one for each of both.
+costs some steps for each worker and each choice, and not one for each of both. A request of one
+choice, as most are, needs no heap: one look at each worker finds its pair.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from baton_worker.gateway.serving.balance import (
     cost_tokens,
     partners_of,
     serves,
+    trusted,
 )
 from baton_worker.gateway.serving.capacity import Places, free, tiers
 from baton_worker.gateway.serving.pair_counts import most_pairs
@@ -59,6 +61,9 @@ def choose_all(
         kept: workers whose room is somebody else's.
     """
     able = [load for load in loads if not load.info.draining and serves(load.info, needs[0])]
+    if len(needs) == 1:
+        pair = _least_loaded(able, needs[0], pairing, kept)
+        return None if pair is None else [pair]
 
     def places(load: WorkerLoad) -> int:
         return 0 if load.info.worker_id in kept else free(load)
@@ -69,6 +74,38 @@ def choose_all(
     if found is None and not _are_too_few(able, needs, pairing, places, spares_ejected=True):
         return _Chooser(able, pairing, places, is_sparing=True).choose_all(needs)
     return found
+
+
+def _least_loaded(
+    able: Sequence[WorkerLoad], needs: Needs, pairing: Pairing, kept: Container[str]
+) -> Pair | None:
+    """Return the pair of a request of one choice: what `_Chooser` would."""
+    firsts: dict[Kind, WorkerLoad] = {}
+    for load in trusted([load for load in able if needs.tokens <= context_tokens(load.info)]):
+        if load.is_full or load.info.worker_id in kept:
+            continue
+        kind = kind_of(load.info)
+        first = firsts.get(kind)
+        if first is None or _burden(load) < _burden(first):
+            firsts[kind] = load
+    pairs = [Pair(load, None) for load in firsts.values() if load.info.role == Role.MIXED]
+    for kind, partners in partners_of(firsts.values(), pairing).items():
+        pairs += [Pair(firsts[kind], firsts[partner]) for partner in partners]
+    return min(pairs, key=_cost_of, default=None) if len(pairs) != 1 else pairs[0]
+
+
+def _burden(load: WorkerLoad) -> tuple[int, int, str]:
+    return load.outstanding_tokens, load.dispatched, load.info.worker_id
+
+
+def _cost_of(pair: Pair) -> _Cost:
+    loads = [load for load in pair if load is not None]
+    return (
+        sum([load.is_ejected for load in loads]),
+        sum([load.outstanding_tokens for load in loads]),
+        sum([load.dispatched for load in loads]),
+        pair.worker_ids,
+    )
 
 
 def _are_too_few(
