@@ -117,7 +117,7 @@ def test_without_drafting_no_mtp_weights_are_needed(make_model: Any, make_bench:
 
 def test_a_cpu_build_refuses_a_gpu_configuration() -> None:
     with pytest.raises(DeviceError, match=r"engine\.device is 'gpu' but paddle .* has no CUDA"):
-        build_engine(_config(device="gpu"))
+        build_engine(_config(device="gpu", framework="paddle"))
 
 
 def test_a_gpu_build_says_that_its_backend_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_gpu_build_says_that_its_backend_is_missing(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(framework.paddle, "is_compiled_with_cuda", lambda: True)
     with pytest.raises(DeviceError, match="only the 'cpu' attention backend exists"):
-        build_engine(_config(device="gpu"))
+        build_engine(_config(device="gpu", framework="paddle"))
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:

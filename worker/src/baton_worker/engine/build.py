@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from baton_worker.config import ProcessConfig
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.seam import Device
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.model.shape import ModelShape, load_shape
@@ -37,14 +40,17 @@ def build_engine(
         ConfigError: a limit does not fit the model.
         ModelSpecError: config.json is unreadable or unsupported.
         CheckpointError: the checkpoint does not match it.
-        DeviceError: the installed Paddle cannot serve `engine.device`.
+        DeviceError: what is installed, or the device, cannot serve `engine.device`.
         RankDiedError: a tensor-parallel rank did not start.
     """
     device = config.engine.device
-    if device == "sim":
-        engine = _simulated(config, clock)
-    else:
-        engine = _loaded(config, device, clock, on_rank_death)
+    match device:
+        case "sim":
+            engine: StepEngine = _simulated(config, clock)
+        case "cpu":
+            engine = _loaded(config, clock, on_rank_death)
+        case "gpu":
+            engine = _on_a_gpu(config, clock)
     log.info(
         "engine ready",
         extra={
@@ -65,15 +71,43 @@ def _simulated(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
     return SimEngine(sim, spec, resolve_options(config, spec), clock)
 
 
+def _on_a_gpu(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
+    from baton_worker.engine.backends.device.start import start_engine
+    from baton_worker.engine.backends.kernels import OpsKernels
+
+    device = _device(config.engine.framework)
+    return start_engine(config, device, OpsKernels(device), clock)
+
+
+def _device(framework: Literal["auto", "paddle", "torch"]) -> Device:
+    """Return the device over the framework that was asked for; auto prefers PyTorch.
+
+    Raises:
+        DeviceError: it is not installed, or finds no device; with the command that installs it.
+    """
+    if framework == "torch" or (framework == "auto" and find_spec("torch") is not None):
+        from baton_worker.engine.backends.torch.device import TorchDevice
+
+        return TorchDevice()
+    if framework == "auto" and find_spec("paddle") is None:
+        raise DeviceError(
+            "engine.device is 'gpu', but neither PyTorch nor Paddle is installed: "
+            "pip install 'baton-worker[torch]', or set engine.device to 'sim'"
+        )
+    from baton_worker.engine.backends.paddle.framework import require_device
+
+    require_device("gpu")
+    raise DeviceError("engine.framework 'paddle' has no device yet")
+
+
 def _loaded(
     config: ProcessConfig,
-    device: Literal["cpu", "gpu"],
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],
 ) -> StepEngine:
     from baton_worker.engine.backends.paddle.framework import require_device
 
-    require_device(device)
+    require_device("cpu")
     from baton_worker.engine.backends.paddle.engine import PaddleEngine
 
     path = Path(config.model.path)

@@ -1,0 +1,116 @@
+"""From a configuration to an engine on a device: memory is measured, graphs are made, it serves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_testing.numpy_device import NumpyDevice
+from baton_testing.numpy_kernels import NumpyKernels
+from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.config import (
+    EngineConfig,
+    ModelConfig,
+    ProcessConfig,
+    SpeculativeConfig,
+)
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.engine import DeviceEngine
+from baton_worker.engine.backends.device.start import start_engine
+from baton_worker.engine.build import build_engine
+from baton_worker.messages import Submit
+from baton_worker.sampling import SamplingParams
+
+MIB = 1 << 20
+PROMPT = (5, 6, 7, 8, 9, 10, 11)
+
+
+def config(k: int = 1, **engine: Any) -> ProcessConfig:
+    limits = {"max_model_len": 96, "max_running": 3, "prefill_chunk_tokens": 32} | engine
+    return ProcessConfig(
+        model=ModelConfig(path=str(TINY_MODEL)),
+        speculative=SpeculativeConfig(num_speculative_tokens=k),
+        engine=EngineConfig(**limits),
+    )
+
+
+def started(total: int = 64 * MIB, **engine: Any) -> DeviceEngine:
+    device = NumpyDevice(total)
+    chosen = config(**({"device": "gpu", "dtype": "float32"} | engine))
+    return start_engine(chosen, device, NumpyKernels(device), time.monotonic)
+
+
+def served(engine: Any, **options: Any) -> list[Any]:
+    sampling = SamplingParams(max_tokens=9, ignore_eos=True, **options)
+    engine.submit(Submit(1, 0, prompt_token_ids=PROMPT, sampling=sampling, logprobs_k=2))
+    columns = []
+    while engine.has_work():
+        columns.append(engine.step().columns)
+    return [
+        np.concatenate([getattr(part, name) for part in columns])
+        for name in ("token", "logprob", "rank", "topk_token", "topk_logprob")
+    ]
+
+
+@pytest.fixture(scope="module")
+def engine() -> DeviceEngine:
+    return started()
+
+
+def test_the_pool_takes_what_the_share_leaves(engine: DeviceEngine) -> None:
+    use = engine.model.device.memory()
+    taken, block_bytes = use.total - use.free, engine.pool.shape.block_bytes
+    assert taken <= 0.9 * use.total
+    assert taken + 2 * block_bytes > 0.9 * use.total, "and no block less"
+    assert engine.load().kv_blocks_total == engine.options.n_blocks
+
+
+def test_a_smaller_share_makes_a_smaller_pool(engine: DeviceEngine) -> None:
+    smaller = started(gpu_memory_utilization=0.5)
+    missing = engine.options.n_blocks - smaller.options.n_blocks
+    assert missing * engine.pool.shape.block_bytes == pytest.approx(0.4 * 64 * MIB, rel=0.01)
+
+
+def test_blocks_that_were_asked_for_are_not_measured() -> None:
+    assert started(kv_blocks=20).options.n_blocks == 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_it_says_what_the_engine_on_the_host_says(engine: DeviceEngine, temperature: float) -> None:
+    ours = served(engine, temperature=temperature, seed=3)
+    theirs = served(build_engine(config()), temperature=temperature, seed=3)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=5e-5)
+
+
+def test_what_starting_took_is_given_back(engine: DeviceEngine) -> None:
+    load = started().load()
+    assert (load.running, load.waiting, load.kv_blocks_used, load.kv_blocks_cached) == (0, 0, 0, 0)
+
+
+def test_no_step_is_captured_while_requests_are_served() -> None:
+    fresh = started()
+    device: Any = fresh.model.device
+    captured = device.n_captures
+    assert captured
+    served(fresh, temperature=0.0)
+    assert device.n_captures == captured
+
+
+@pytest.mark.parametrize(
+    ("total", "engine", "message"),
+    [
+        (MIB // 4, {}, r"weights take .* MiB, the device has 0\.25 MiB free of 0\.25 MiB"),
+        (MIB, {}, r"engine\.max_running 3 and engine\.prefill_chunk_tokens 32"),
+        (16 * MIB, {"gpu_memory_utilization": 0.1}, r"gpu_memory_utilization 0\.1,.*96 needs"),
+        (64 * MIB, {"kv_blocks": 100_000}, r"no room for 100000 KV blocks.*engine\.kv_blocks"),
+    ],
+)
+def test_too_little_memory_names_what_to_change(
+    total: int, engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DeviceError, match=message):
+        started(total, **engine)

@@ -1,0 +1,88 @@
+"""The engine of a device: pool, runner and scheduler around weights that are there.
+
+Owns how they are put together. Knows no framework, no checkpoint and no configuration file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from baton_worker.engine.backends.device.pool import DevicePool
+from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
+from baton_worker.engine.backends.device.seam import Device, Kernels
+from baton_worker.engine.backends.device.weights import DeviceWeights
+from baton_worker.engine.engine import EngineParts, StepEngine
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import BlockAllocator
+from baton_worker.engine.model.shape import ModelShape, fingerprint
+from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.scheduling.prefix_cache import prefix_cache
+from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+
+
+class LoadedModel(NamedTuple):
+    """A model whose weights are on a device. `kernels`: made for the device."""
+
+    device: Device
+    kernels: Kernels
+    spec: ModelShape
+    weights: DeviceWeights
+
+    @property
+    def fingerprint(self) -> str:
+        """See `model.shape.fingerprint`."""
+        return fingerprint(self.spec, self.weights.identity)
+
+
+class DeviceEngine(StepEngine):
+    """`Engine` over a device.
+
+    Args:
+        model: its weights may be shared by several engines, one after the other.
+        options: resolved limits; `use_mtp` only if the weights have an MTP layer.
+        clock: monotonic seconds, for the times in `StepStats`.
+
+    Raises:
+        DeviceError: the device has too little memory for the pool or the largest step.
+    """
+
+    def __init__(
+        self, model: LoadedModel, options: EngineOptions, clock: Callable[[], float]
+    ) -> None:
+        shape = kv_shape(model, options)
+        self.pool = DevicePool(model.device, shape, options.kv_bytes_per_step)
+        self.runner = DeviceRunner(DeviceModel(*model, self.pool.tensor), options)
+        self.model = model
+        super().__init__(parts_of(model, self.pool, self.runner, options), options, clock)
+
+
+def kv_shape(model: LoadedModel, options: EngineOptions) -> KvShape:
+    """Return the shape of the pool that an engine of these options keeps."""
+    dtype = model.weights.dtype
+    assert dtype in ("bfloat16", "float32"), "E is one of the two"
+    return KvShape(
+        n_layers=model.spec.n_layers + int(options.use_mtp),
+        kv_heads=model.spec.n_kv_heads,
+        block_size=options.block_size,
+        head_dim=model.spec.head_dim,
+        n_blocks=options.n_blocks,
+        dtype=dtype,
+        is_by_block=True,
+    )
+
+
+def parts_of(
+    model: LoadedModel, pool: DevicePool, runner: DeviceRunner, options: EngineOptions
+) -> EngineParts:
+    """Return the parts of an engine over a pool that nobody else uses meanwhile."""
+    allocator = BlockAllocator(options.n_blocks)
+    prefixes = prefix_cache(allocator, options, model.fingerprint)
+    return EngineParts(
+        spec=model.spec,
+        fingerprint=model.fingerprint,
+        allocator=allocator,
+        pool=pool,
+        scheduler=Scheduler(SchedulerLimits.of(options), allocator, prefixes),
+        runner=runner,
+    )

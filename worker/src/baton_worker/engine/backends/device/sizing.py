@@ -1,0 +1,143 @@
+"""How many KV blocks a device has room for: what is left when everything else is there.
+
+Owns the measurement: an engine with a small pool takes a step as large as any, and what the device
+then still has is the pool's. Knows no framework and no configuration file, but names its fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections.abc import Callable
+
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel, kv_shape
+from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
+from baton_worker.engine.backends.device.seam import MemoryUse
+from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.options import EngineOptions
+from baton_worker.messages import Submit
+from baton_worker.sampling import SamplingParams
+
+_BESIDE_THE_CHUNK = 4
+"""Requests that decode in the step that is measured; all that is sized by requests is there
+whatever their number."""
+
+
+def check_weights(use: MemoryUse, spec: ModelShape, n_mtp: int, item_bytes: int) -> None:
+    """Refuse weights that do not fit, before gigabytes of them have been copied.
+
+    Raises:
+        DeviceError: with what they take and what there is.
+    """
+    wanted = weight_bytes(spec, n_mtp, item_bytes)
+    if wanted > use.free:
+        raise DeviceError(
+            f"the model's weights take {_told(wanted)}, the device has {_told(use.free)} free of "
+            f"{_told(use.total)}: choose engine.dtype bfloat16, a smaller model or a larger device"
+        )
+
+
+def weight_bytes(spec: ModelShape, n_mtp: int, item_bytes: int) -> int:
+    """Return what a model's weights take; norms are not counted."""
+    hidden = spec.hidden_size
+    layer = hidden * (2 * spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size)
+    vocabulary = spec.vocab_size * hidden * (1 if spec.tie_word_embeddings else 2)
+    draft = layer + 2 * hidden * hidden
+    return (spec.n_layers * layer + n_mtp * draft + vocabulary) * item_bytes
+
+
+def fitting_blocks(
+    model: LoadedModel,
+    options: EngineOptions,
+    share: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Return how many blocks fit when the engine takes no more than a share of the device.
+
+    Args:
+        options: of the engine to be; its `n_blocks` is not looked at.
+        share: of the device's memory, for all that is on it.
+
+    Raises:
+        DeviceError: not even the largest step fits, or no request of `max_model_len`.
+    """
+    block_bytes = kv_shape(model, options).block_bytes
+    use, probe_blocks = _measured(model, options, clock)
+    gc.collect()  # the probe's memory is given back
+    taken = use.total - use.free - (probe_blocks + RESERVED_BLOCKS) * block_bytes
+    left = int(share * use.total) - taken
+    n_blocks = max(left // block_bytes - RESERVED_BLOCKS, 0)
+    needed = -(-options.max_model_len // options.block_size)
+    if n_blocks < needed:
+        raise DeviceError(
+            f"{_told(max(left, 0))} of the device's {_told(use.total)} are left for KV within "
+            f"engine.gpu_memory_utilization {share:g}, after {_told(taken)} for weights, working "
+            f"memory and others; one request of engine.max_model_len {options.max_model_len} needs "
+            f"{_told((needed + RESERVED_BLOCKS) * block_bytes)}: lower it, engine.max_running or "
+            "engine.prefill_chunk_tokens, or raise the share"
+        )
+    return n_blocks
+
+
+def _measured(
+    model: LoadedModel, options: EngineOptions, clock: Callable[[], float]
+) -> tuple[MemoryUse, int]:
+    """Return what is used when the largest step has been taken, and the blocks it was taken with.
+
+    What was in use only while it ran counts as used.
+    """
+    n_tokens = min(options.prefill_tokens, options.max_model_len - 2)
+    per_block = options.block_size
+    n_blocks = -(-(n_tokens + 2 * per_block) // per_block) + 4 * _BESIDE_THE_CHUNK
+    probe = dataclasses.replace(options, n_blocks=n_blocks, overlap=False, prefix_caching=False)
+    try:
+        engine = DeviceEngine(model, probe, clock)
+        model.device.synchronise()
+        before = model.device.memory()
+        _take_largest_step(engine, n_tokens)
+        engine.close()
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}: no room for a step of engine.max_running {options.max_running} and "
+            f"engine.prefill_chunk_tokens {options.prefill_tokens}; lower them"
+        ) from error
+    use = model.device.memory()
+    return use._replace(free=use.free - max(use.peak - before.peak, 0)), n_blocks
+
+
+def _take_largest_step(engine: DeviceEngine, n_tokens: int) -> None:
+    """Take steps until one has fed `n_tokens` of a prompt beside requests that decode."""
+    for number in range(min(_BESIDE_THE_CHUNK, engine.options.max_running - 1)):
+        engine.submit(_request(1 + number, 1, max_tokens=4, max_top_k=engine.options.max_top_k))
+    engine.step()
+    last = _request(1 + _BESIDE_THE_CHUNK, n_tokens, 1, max_top_k=engine.options.max_top_k)
+    engine.submit(last)
+    while engine.has_work():
+        engine.step()
+
+
+def _request(number: int, n_tokens: int, max_tokens: int, max_top_k: int) -> Submit:
+    """Return a request that needs all that a step can do."""
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0,
+        top_p=0.9,
+        repetition_penalty=1.1,
+        ignore_eos=True,
+        seed=number,
+    )
+    return Submit(
+        number,
+        0,
+        prompt_token_ids=(0,) * n_tokens,
+        sampling=sampling,
+        logprobs_k=max_top_k,
+    )
+
+
+def _told(n_bytes: int) -> str:
+    if n_bytes >= 1 << 30:
+        return f"{n_bytes / (1 << 30):.1f} GiB"
+    return f"{n_bytes / (1 << 20):.2f} MiB"

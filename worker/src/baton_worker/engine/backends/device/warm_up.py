@@ -1,0 +1,83 @@
+"""Graphs made before the first request: decoding steps of every size, taken twice.
+
+Owns which sizes those are. A step's graph is captured when its like comes for the second time;
+without this each size would hold up the requests that first need it. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+
+from baton_worker.engine.backends.device.engine import DeviceEngine, parts_of
+from baton_worker.engine.backends.device.shapes import sequence_bucket
+from baton_worker.engine.engine import StepEngine
+from baton_worker.identity import RequestKey
+from baton_worker.messages import Submit
+from baton_worker.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+_STEPS = 3
+"""One may still feed a prompt; one launches, the next one captures."""
+
+
+def decode_sizes(max_running: int) -> tuple[int, ...]:
+    """Return the numbers of sequences that decoding steps are rounded up to, the largest first."""
+    sizes = {sequence_bucket(count, max_running) for count in range(1, max_running + 1)}
+    return tuple(sorted(sizes, reverse=True))
+
+
+def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -> None:
+    """Take decoding steps of every size, for greedy requests and for sampled ones, without
+    logprobs, with a token's own, and with alternatives.
+
+    Nothing of it stays in the engine: the requests run in another one over the same pool and
+    runner, whose blocks hold nothing yet.
+    """
+    started = clock()
+    sizes = decode_sizes(engine.options.max_running)
+    for logprobs_k in sorted({-1, 0, engine.options.max_top_k}):
+        for temperature in (0.0, 1.0):
+            _descend(_beside(engine, clock), sizes, temperature, logprobs_k)
+    log.info(
+        "decoding steps captured",
+        extra={"sizes": sizes[::-1], "seconds": round(clock() - started, 3)},
+    )
+
+
+def _beside(engine: DeviceEngine, clock: Callable[[], float]) -> StepEngine:
+    options = dataclasses.replace(engine.options, overlap=False, prefix_caching=False)
+    parts = parts_of(engine.model, engine.pool, engine.runner, options)
+    return StepEngine(parts, options, clock)
+
+
+def _descend(
+    engine: StepEngine, sizes: tuple[int, ...], temperature: float, logprobs_k: int
+) -> None:
+    """Decode with ever fewer requests."""
+    keys = [RequestKey(number, 0) for number in range(1, sizes[0] + 1)]
+    for key in keys:
+        engine.submit(_request(key, engine.max_model_len, temperature, logprobs_k))
+    while engine.load().waiting and engine.has_work():
+        engine.step()
+    for size in sizes:
+        for key in keys[size:]:
+            engine.abort(key)
+        for _ in range(_STEPS):
+            if engine.has_work():
+                engine.step()
+    for key in keys:
+        engine.abort(key)
+    while engine.has_work():
+        engine.step()
+    engine.close()
+
+
+def _request(key: RequestKey, max_len: int, temperature: float, logprobs_k: int) -> Submit:
+    sampling = SamplingParams(
+        max_tokens=max_len - 1, temperature=temperature, ignore_eos=True, seed=key.handle
+    )
+    return Submit(*key, prompt_token_ids=(0,), sampling=sampling, logprobs_k=logprobs_k)
