@@ -1,7 +1,7 @@
 """Steps of the device's program, made for measuring: any batch, context and sampling, no requests.
 
 Owns how a step's inputs are made up and how a replayed graph is timed. Keys and values are random,
-tables name blocks in a random order, so that what is read comes from memory. Needs a GPU.
+tables name blocks in a random order, so that what is read comes from memory. Timing needs a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 import baton_ops
 from baton_worker.engine.backends.device.program import Programs
@@ -124,6 +123,8 @@ def launched(programs: Programs, case: Case, sizes: Any) -> Iterator[Any]:
 
 def timed(run: Callable[[], object], calls: int = 4) -> Spread:
     """Return microseconds of the device a call, of calls launched one behind the other."""
+    import torch
+
     for _ in range(WARM):
         run()
     samples = []
@@ -140,6 +141,8 @@ def timed(run: Callable[[], object], calls: int = 4) -> Spread:
 
 def timed_alone(run: Callable[[], object]) -> Spread:
     """Return microseconds from the call to the end of its work, each waited for."""
+    import torch
+
     samples = []
     for _ in range(WARM + REPEATS):
         torch.cuda.synchronize()
@@ -153,6 +156,8 @@ def timed_alone(run: Callable[[], object]) -> Spread:
 
 def as_graph(run: Callable[[], object]) -> Spread:
     """Capture a call of PyTorch's own as a graph and time its replays."""
+    import torch
+
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,0 +1,72 @@
+"""The benchmark's made-up steps run through the runner's own programs, on NumPy here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from baton_testing.exactness import devices
+from baton_worker.engine.backends.device.shapes import Choice
+from baton_worker.engine.options import DraftSources
+
+HERE = Path(__file__).parent
+BLOCKS = 64
+
+
+def module(name: str) -> ModuleType:
+    """Import a script that lies beside this test."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made  # dataclasses look their own module up
+    spec.loader.exec_module(made)
+    return made
+
+
+steps, plots = module("bench_steps"), module("plots")
+CASES = {
+    "decode": {"batch": 3, "context": 40},
+    "verify": {"batch": 2, "context": 50, "drafts": 3},
+    "draft": {"batch": 2, "context": 50, "drafts": 2, "makes_drafts": True},
+    "sampled": {"batch": 4, "context": 33, "choice": Choice.SAMPLED, "top": 0},
+    "processed": {"batch": 4, "context": 33, "choice": Choice.PROCESSED, "top": 5},
+    "prompt": {"batch": 1, "context": 48, "prefill": 48},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_made_up_step_runs_twice_and_tells_tokens(name: str) -> None:
+    case = steps.Case(**CASES[name])
+    with devices.subject("numpy-tiny") as subject:
+        mtp: dict[str, Any] = {"n_draft": 3, "drafts": DraftSources()} if case.makes_drafts else {}
+        with subject.engine(max_running=4, n_blocks=BLOCKS, max_model_len=128, **mtp) as engine:
+            sizes = SimpleNamespace(block_size=16, n_blocks=BLOCKS, vocab_size=subject.vocab_size)
+            programs: Any = engine._parts.runner._programs  # type: ignore[attr-defined]
+            with steps.launched(programs, case, sizes) as program:
+                told = program.told()
+    assert not np.concatenate([told.flags.hidden, told.flags.logits]).any()
+    chosen = told.results.token[:, 0]
+    assert len(chosen) == case.batch
+    assert ((chosen >= 0) & (chosen < subject.vocab_size)).all()
+    assert program.shape.n_rows == (1 if case.prefill else case.batch * (1 + case.drafts))
+
+
+def test_pictures_hold_every_line_and_are_well_formed() -> None:
+    record = {"us": 5000.0, "roof_us": 4000.0, "context": 1024, "drafts": 0, "makes_drafts": False}
+    cases = [record | {"kind": "batch", "batch": n, "us": 3000.0 + 10 * n} for n in (1, 8, 64)]
+    cases += [record | {"kind": "context", "batch": 1, "context": n} for n in (1024, 4096)]
+    cases += [record | {"kind": "drafts", "batch": 8, "drafts": k} for k in range(6)]
+    for draw, lines in ((plots.by_batch, 2), (plots.by_context, 2), (plots.by_drafts, 1)):
+        root = ElementTree.fromstring(draw(cases))
+        names = [e.text for e in root.iter() if e.tag.endswith("text")]
+        strokes = [e for e in root.iter() if e.get("stroke-width") == "2" and e.get("fill")]
+        assert len(strokes) == lines
+        assert any("decode step" in (name or "") for name in names)
