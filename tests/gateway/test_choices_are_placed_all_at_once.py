@@ -143,6 +143,16 @@ def test_one_choice_alone_gets_the_least_loaded_pair(described, prompt, pairing,
     assert ids(choose_all(fleet_of(described), needs, pairing, kept)) == expected
 
 
+def test_pairs_with_as_much_to_do_take_turns():
+    """Of several kinds, too, among which names would always be in the same order."""
+    facts = [("a", 2), ("b", 1)]
+    loads = [
+        WorkerLoad(worker_info(name, Role.MIXED, revision=name), 1, dispatched=n)
+        for name, n in facts
+    ]
+    assert ids(choose_all(loads, needs_of([10]))) == [("b",)]
+
+
 ROOMY = st.lists(
     st.tuples(
         st.fixed_dictionaries(
