@@ -107,6 +107,7 @@ void ScanBlock(const float* x, int64_t first, int groups, float scale, LogitThre
                const BlockKernels& kernels, RowSummary* summary, TopKeys* top_groups) {
   float group_max[kBlockGroups];
   kernels.group_max(x, groups, group_max);
+  // All of them before the sum, which is taken relative to the largest and so never overflows.
   for (int g = 0; g < groups; ++g) RaiseMax(group_max[g], scale, summary);
   const float max = summary->max == -kInfinity ? 0.0f : summary->max;
   const BlockSum block = kernels.sum(x, groups, max, scale, threshold);
@@ -128,6 +129,7 @@ RowSummary Scan(const RowReader& row, float scale, LogitThreshold threshold,
     const int groups = (count + kGroupLogits - 1) / kGroupLogits;
     const float* x = row.Read(first, count, buffer);
     ScanBlock(x, first, groups, scale, threshold, kernels, &summary, top_groups);
+    // The padding is -inf too: it adds nothing to the sum, but may be at the threshold.
     const bool counts_padding = !threshold.strict && threshold.value == -kInfinity;
     if (counts_padding) summary.count -= groups * kGroupLogits - count;
   }

@@ -176,6 +176,7 @@ class Outbox(Generic[PartT]):
 
     def seal(self, entry: Entry[PartT], frame: bytes, tag: object) -> None:
         """Keep the encoded form of a claimed entry instead of its parts."""
+        # What a part weighs is an upper bound, in whose place the true length comes here.
         self.n_bytes += len(frame) - entry.weight.n_bytes
         entry.weight = entry.weight._replace(n_bytes=len(frame))
         entry.frame = frame
@@ -201,7 +202,7 @@ class Outbox(Generic[PartT]):
         self.oldest = seq + 1
         self.progress_at = now
         self.n_bytes -= sum(freed)
-        if self.cursor > seq:
+        if self.cursor > seq:  # else a rewind had put some of them before the cursor again
             self._in_flight_bytes -= sum(freed)
         else:
             self._seek(seq + 1)

@@ -49,7 +49,7 @@ from baton_worker.records.table import (
     total_bytes,
 )
 
-_MOST_PADDING_BYTES = 3
+_MOST_PADDING_BYTES = 3  # sections end at a multiple of 4
 _PADDED_BLOCKS = (DRAFT_COLUMNS, *EXTENSION_COLUMNS.values(), *[SCORED_COLUMNS] * len(BESIDE))
 FIXED_BYTES = STEP_HEADER_BYTES + len(ExtensionType) * EXTENSION.size
 FIXED_BYTES += _MOST_PADDING_BYTES * sum(

@@ -127,7 +127,7 @@ def _arrays(octets: _Bytes, start: int, counts: Counts) -> Arrays:
     rows = octets[start:words_at].view(ROW_DTYPE)
     arrays: Arrays = {column.name: rows[column.name] for column in ROW_COLUMNS}
     arrays |= read_block(TOKEN_COLUMNS, octets[words_at:], counts)
-    if counts.drafts:
+    if counts.drafts:  # a record without any has no draft counts either
         drafts_at = words_at + block_bytes(TOKEN_COLUMNS, counts)
         arrays |= read_block(DRAFT_COLUMNS, octets[drafts_at:], counts)
     return arrays

@@ -76,7 +76,7 @@ def encode_step(
             length or dtype, FRAME_SIZE beyond `max_bytes`, FIELD_RANGE for a header field.
     """
     counts = checked_counts(columns, limits)
-    columns = with_draft_flags(columns)
+    columns = with_draft_flags(columns)  # before the values are checked: flags are among them
     check_values(columns, limits)
     extensions = encode_extensions(columns)
     end_of_columns = STEP_HEADER_BYTES + columns_bytes(counts)

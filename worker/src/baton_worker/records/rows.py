@@ -77,6 +77,8 @@ def _with_beside(row: Row, drafts: ScoredRow | None, prompt: ScoredRow | None) -
 
 
 def _output_rows(columns: StepColumns) -> Iterator[Row]:
+    # Written out: by the table, column by column, a record of one row takes seven times as long,
+    # and one of 512 rows a tenth less at the most.
     token, logprob, rank = columns.token.tolist(), columns.logprob.tolist(), columns.rank.tolist()
     topk_token, topk_logprob = columns.topk_token.tolist(), columns.topk_logprob.tolist()
     draft = columns.draft.tolist()

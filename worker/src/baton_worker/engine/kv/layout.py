@@ -99,7 +99,7 @@ def _group_slots(group: TokenGroup, block_size: int) -> KvSlots:
     positions = group.positions()
     column, offset = np.divmod(positions, block_size)
     block = np.take_along_axis(group.tables, column, axis=1).astype(np.int64)
-    block[block == NULL_BLOCK] = TRASH_BLOCK
+    block[block == NULL_BLOCK] = TRASH_BLOCK  # all read the null block, so nobody may write to it
     return KvSlots(block.ravel(), offset.ravel())
 
 

@@ -39,6 +39,7 @@ class BlockAllocator:
         if n_blocks < 1:
             raise ValueError(f"n_blocks is {n_blocks}, at least 1 is needed")
         self.total = n_blocks
+        # Handed out from the end, the lowest number first.
         self._empty = list(range(n_blocks + _FIRST_BLOCK - 1, _FIRST_BLOCK - 1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._holders: dict[int, int] = {}
@@ -155,7 +156,7 @@ class BlockAllocator:
             raise ValueError("an idle block has no name, or a nameless one is findable")
 
     def _take(self) -> int:
-        if self._empty:
+        if self._empty:  # as long as there are any: an idle block's content may still be asked for
             return self._empty.pop()
         block, _ = self._idle.popitem(last=False)
         del self._named[self._name_of.pop(block)]
@@ -250,7 +251,7 @@ class KvPool:
         for pair in zip(self.keys, self.values, strict=True):
             for pool in pair:
                 copy = pool[index]
-                copy[-1, :, tail:] = 0.0
+                copy[-1, :, tail:] = 0.0  # behind the last position are rejected drafts' values
                 arrays.append(copy)
         return tuple(arrays)
 

@@ -73,13 +73,14 @@ def assemble(decode: Sequence[RequestState], chunks: tuple[PrefillChunk, ...]) -
         for index, (request, proposal) in enumerate(zip(decode, drafts, strict=True)):
             tokens.append(request.tokens[-1])
             tokens += proposal
+            # Any token would do: whatever padding computes, no query sees it.
             tokens += [0] * (group.q_len - 1 - len(proposal))
             sampled.append(FedSequence(request, index * group.q_len, proposal, True))
     for chunk in chunks:
         request, start = chunk.request, chunk.request.n_computed
         tokens += request.tokens[start : start + chunk.n_tokens]
         groups.append(TokenGroup(request.table[None], np.array([start]), chunk.n_tokens))
-        if start + chunk.n_tokens == len(request.tokens):
+        if start + chunk.n_tokens == len(request.tokens):  # else the next token is known
             sampled.append(FedSequence(request, len(tokens) - 1, (), False))
     return Batch(
         tokens=np.array(tokens, np.int64),

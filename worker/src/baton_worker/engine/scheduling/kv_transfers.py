@@ -110,7 +110,7 @@ class KvTransfers:
         if not self._pool.exports_later:
             self._take_arrived()
         complete = []
-        while self._exports and self._exports[0].is_complete:
+        while self._exports and self._exports[0].is_complete:  # room goes to the first until it is
             export = self._exports.popleft()
             complete.append(Handoff(export.state, export.arrays))
         return tuple(complete)

@@ -43,6 +43,7 @@ class BlockNames:
         size = self._block_size
         for index in range(len(names), (len(tokens) - 1) // size):
             parent = names[-1] if names else self._salted_root(salt)
+            # With the token behind it, which MTP's KV of the last position is computed from.
             content = array("i", tokens[index * size : (index + 1) * size + 1]).tobytes()
             names.append(hashlib.blake2b(parent + content, digest_size=_NAME_BYTES).digest())
 
@@ -81,6 +82,7 @@ class PrefixCache:
         """
         if request.has_foreign_kv or not request.n_blocks:
             return
+        # A block is final when the token behind it is known, for its name has that one, too.
         n_final = min(request.n_computed, len(request.tokens) - 1) // self._block_size
         if n_final <= request.n_named:
             return

@@ -150,6 +150,8 @@ class Scheduler:
             n_model_drafts: drafts that the MTP layer makes per sequence and step; each but the
                 first writes KV ahead of the tokens known.
         """
+        # In this order: what the step before computed is findable before anybody is preempted or
+        # admitted; and who grows comes before who is admitted, or both would be preempted in turn.
         self._remember(*self._running)
         preempted = self._grow(n_model_drafts)
         admitted = [] if preempted else self._admit(n_model_drafts)
@@ -222,7 +224,7 @@ class Scheduler:
     def _admit(self, n_model_drafts: int) -> list[RequestState]:
         admitted: list[RequestState] = []
         while (request := self._next_admissible(n_model_drafts)) is not None:
-            self._waiting.remove(request)
+            self._waiting.remove(request)  # before it passes the others: it is not among them
             for line in (self._waiting, self._running):
                 line.let_pass(request, self._waits_its_turn)
             self._reuse(request, self._cached(request))
@@ -240,6 +242,7 @@ class Scheduler:
         if request is None:
             return None
         cached = self._cached(request)
+        # Cached blocks need not be allocated, but those that are idle count as free until then.
         taken = sum(map(self._allocator.is_idle, cached)) - len(cached)
         spare = self._allocator.n_free - self._wanted(request, n_model_drafts) - taken
         return request if spare >= len(self._running) else None
@@ -267,7 +270,7 @@ class Scheduler:
         for request in requests:
             n_tokens = min(len(request.tokens) - request.n_computed, budget)
             if n_tokens <= 0:
-                break
+                break  # nobody behind gets what the more urgent have no room for
             chunks.append(PrefillChunk(request, n_tokens))
             budget -= n_tokens
         return tuple(chunks)
@@ -307,7 +310,7 @@ class Scheduler:
         return PrefixHits(sum(len(request.tokens) for request in asked), hit_tokens)
 
     def _release(self, request: RequestState) -> None:
-        self._remember(request)
+        self._remember(request)  # while it holds them: free blocks are not named
         self._allocator.free(request.blocks)
         request.table[:] = NULL_BLOCK
         request.n_blocks = request.n_named = 0

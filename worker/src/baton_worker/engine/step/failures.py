@@ -46,7 +46,7 @@ class Failures:
 def _owners(batch: Batch) -> Iterator[tuple[RequestState, int, int]]:
     """Yield each sequence with its flat tokens, from the first to behind the last."""
     start = 0
-    for sequence in batch.sampled[: batch.n_decode]:
+    for sequence in batch.sampled[: batch.n_decode]:  # chunks that choose tokens stand behind
         stop = start + batch.groups[0].q_len
         yield sequence.request, start, stop
         start = stop

@@ -66,7 +66,7 @@ def propose(model: ForwardModel, output: Array, seeds: DraftSeeds, n_draft: int)
             tokens = np.ascontiguousarray(drafts[:, step - 1])
             hidden = model.forward_mtp(tokens, model.mtp_input(hidden, from_mtp=True), plan)
         logits = model.logits(hidden, from_mtp=True)
-        values = np.from_dlpack(logits)[: len(drafts)]
+        values = np.from_dlpack(logits)[: len(drafts)]  # behind them is padding
         drafts[:, step] = values.argmax(axis=1)
         broken |= ~np.isfinite(values[np.arange(len(drafts)), drafts[:, step]])
         if seeds.k.max() >= 0:

@@ -67,6 +67,7 @@ class Runner:
         score = partial(score_rows, self._model, hidden)
         prompts = score_prompts(score, batch, rows_at_once(raw.shape[1]), failures)
         kept = keep_all(batch, chosen)
+        # Prompt rows and MTP's tokens are found from where chunks began, so `advance` comes last.
         following = next_tokens(batch, chosen.token) if self._use_mtp else None
         advance(batch, kept)
         output = None
