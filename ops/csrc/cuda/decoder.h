@@ -28,8 +28,8 @@ struct MatmulInput {
   int64_t out;
 };
 
-// Any shape. `out_type` is float32 or the input's type. Each output is one thread's fp32 sum over
-// `in` in ascending order.
+// Any shape. `out_type` is float32 or the input's type. Sums over `in` are of ranges in ascending
+// order, each summed in ascending order.
 Error GenericMatmul(const MatmulInput& input, const Rows& out, ElementType out_type, Stream stream);
 
 // The same, by the kernels for Hopper or by GenericMatmul: a choice by type, weight and device

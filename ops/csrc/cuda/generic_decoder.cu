@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kMostGridRows = 65535;
 constexpr int64_t kMostSharedBytes = 48 * 1024;
+constexpr int64_t kFewRows = 64;  // up to so many, reading the weight again costs less than tiles
 
 template <class E, class Out, class Tile>
 Error MatmulTiles(const MatmulParams<E, Out>& params, Stream stream) {
@@ -18,6 +19,15 @@ Error MatmulTiles(const MatmulParams<E, Out>& params, Stream stream) {
   if (down > kMostGridRows) return "x has too many rows";
   const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kMatmulThreads};
   return LaunchEarly(GenericMatmulKernel<E, Out, Tile>, grid, stream, params);
+}
+
+template <class E, class Out, int kRows>
+Error MatmulFew(const MatmulParams<E, Out>& params, Stream stream) {
+  const int64_t across = DivideUp<int64_t>(params.out_columns, kWarp);
+  const int64_t down = DivideUp<int64_t>(params.rows, kRows);
+  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)),
+                  kFewWarps * kWarp};
+  return LaunchEarly(FewRowsMatmulKernel<E, Out, kRows>, grid, stream, params);
 }
 
 template <class E, class Out>
@@ -30,6 +40,13 @@ Error MatmulOf(const MatmulInput& in, const Rows& out, Stream stream) {
                                     in.rows,
                                     in.in,
                                     in.out};
+  const Rows weight{const_cast<void*>(in.weight), in.in};
+  const int64_t bytes = ElementBytes(in.type);
+  if (in.rows <= kFewRows && AreVectors(in.x, in.in, bytes) && AreVectors(weight, in.in, bytes)) {
+    if (in.rows == 1) return MatmulFew<E, Out, 1>(params, stream);
+    return in.rows <= 4 ? MatmulFew<E, Out, 4>(params, stream)
+                        : MatmulFew<E, Out, 8>(params, stream);
+  }
   return in.rows <= SmallMatmulTile::kRows ? MatmulTiles<E, Out, SmallMatmulTile>(params, stream)
                                            : MatmulTiles<E, Out, LargeMatmulTile>(params, stream);
 }

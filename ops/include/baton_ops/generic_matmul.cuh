@@ -9,6 +9,7 @@
 namespace baton_ops::cuda {
 
 constexpr int kMatmulThreads = 256;
+constexpr int kMatmulRange = 128;
 
 template <class E, class Out>
 struct MatmulParams {
@@ -33,6 +34,7 @@ struct MatmulTile {
   static constexpr int kAcross = kColumns / kPerThread;
   static constexpr int kDown = kRows / kPerThread;
   static_assert(kAcross * kDown == kMatmulThreads, "every thread has its outputs");
+  static_assert(kMatmulRange % kDepth == 0, "a range is whole steps");
 };
 
 using SmallMatmulTile = MatmulTile<8, 32, 64, 1>;
@@ -62,26 +64,35 @@ __global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulPara
   const int across = threadIdx.x % Tile::kAcross, down = threadIdx.x / Tile::kAcross;
   const E* x = p.x + top * p.x_stride;
   const E* weight = p.weight + left * p.in;
-  float sum[kPer][kPer] = {};
-  for (int64_t first = 0; first < p.in; first += Tile::kDepth) {
-    FillTile<Tile::kRows, Tile::kDepth>(x, p.x_stride, p.rows - top, p.in, first, xs);
-    FillTile<Tile::kColumns, Tile::kDepth>(weight, p.in, p.out_columns - left, p.in, first, ws);
-    __syncthreads();
+  float total[kPer][kPer] = {};
+  for (int64_t range = 0; range < p.in; range += kMatmulRange) {
+    float sum[kPer][kPer] = {};
+    const int64_t end = min(range + kMatmulRange, p.in);
+    for (int64_t first = range; first < end; first += Tile::kDepth) {
+      FillTile<Tile::kRows, Tile::kDepth>(x, p.x_stride, p.rows - top, p.in, first, xs);
+      FillTile<Tile::kColumns, Tile::kDepth>(weight, p.in, p.out_columns - left, p.in, first, ws);
+      __syncthreads();
 #pragma unroll 8
-    for (int k = 0; k < Tile::kDepth; ++k) {
-      float a[kPer], b[kPer];
+      for (int k = 0; k < Tile::kDepth; ++k) {
+        float a[kPer], b[kPer];
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-        a[i] = xs[k][down + i * Tile::kDown];
-        b[i] = ws[k][across + i * Tile::kAcross];
+        for (int i = 0; i < kPer; ++i) {
+          a[i] = xs[k][down + i * Tile::kDown];
+          b[i] = ws[k][across + i * Tile::kAcross];
+        }
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) {
+#pragma unroll
+          for (int j = 0; j < kPer; ++j) sum[i][j] = __fmaf_rn(a[i], b[j], sum[i][j]);
+        }
       }
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-#pragma unroll
-        for (int j = 0; j < kPer; ++j) sum[i][j] = __fmaf_rn(a[i], b[j], sum[i][j]);
-      }
+      __syncthreads();
     }
-    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) total[i][j] = __fadd_rn(total[i][j], sum[i][j]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
@@ -90,9 +101,75 @@ __global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulPara
     for (int j = 0; j < kPer; ++j) {
       const int64_t column = left + across + j * Tile::kAcross;
       if (row < p.rows && column < p.out_columns) {
-        p.out[row * p.out_stride + column] = Rounded<Out>(sum[i][j]);
+        p.out[row * p.out_stride + column] = Rounded<Out>(total[i][j]);
       }
     }
+  }
+}
+
+// Few rows: a lane walks one row of the weight, and a block's warps walk a range each at a time.
+constexpr int kFewWarps = 16;
+constexpr int kFewVectors = 8;  // a lane's step: 128 bytes of its row, all asked for at once
+
+// Adds columns first .. end - 1, at most a step, to the sums of kRows rows of x.
+template <class E, int kRows>
+__device__ __forceinline__ void AddStep(const E* weight, const E* const* x, int64_t first,
+                                        int64_t end, float* sum) {
+  using Vector = Packed<E, kPerVector<E>>;
+  Vector w[kFewVectors];
+#pragma unroll
+  for (int v = 0; v < kFewVectors; ++v) {
+    const int64_t at = first + v * kPerVector<E>;
+    if (at < end) w[v] = *reinterpret_cast<const Vector*>(weight + at);
+  }
+#pragma unroll
+  for (int v = 0; v < kFewVectors; ++v) {
+    const int64_t at = first + v * kPerVector<E>;
+    if (at >= end) break;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const Vector a = *reinterpret_cast<const Vector*>(x[row] + at);
+#pragma unroll
+      for (int i = 0; i < kPerVector<E>; ++i) {
+        sum[row] = __fmaf_rn(ToFloat(a.at[i]), ToFloat(w[v].at[i]), sum[row]);
+      }
+    }
+  }
+}
+
+// Rows of x and of the weight are whole vectors. Grid: (32 outputs, kRows rows).
+template <class E, class Out, int kRows>
+__global__ void __launch_bounds__(kFewWarps* kWarp) FewRowsMatmulKernel(MatmulParams<E, Out> p) {
+  __shared__ float partial[kFewWarps][kRows][kWarp];
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  constexpr int64_t kStep = kFewVectors * kPerVector<E>;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t column = blockIdx.x * static_cast<int64_t>(kWarp) + lane;
+  const int64_t top = blockIdx.y * static_cast<int64_t>(kRows);
+  const E* weight = p.weight + min(column, p.out_columns - 1) * p.in;
+  const E* x[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) x[row] = p.x + min(top + row, p.rows - 1) * p.x_stride;
+  float total = 0.0f;  // of row `warp`
+  for (int64_t round = 0; round < p.in; round += kFewWarps * kMatmulRange) {
+    const int64_t range = round + warp * kMatmulRange, end = min(range + kMatmulRange, p.in);
+    float sum[kRows] = {};
+    for (int64_t first = range; first < end; first += kStep) {
+      AddStep<E, kRows>(weight, x, first, end, sum);
+    }
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) partial[warp][row][lane] = sum[row];
+    __syncthreads();
+    if (warp < kRows) {
+      for (int i = 0; i < kFewWarps && round + i * kMatmulRange < p.in; ++i) {
+        total = __fadd_rn(total, partial[i][warp][lane]);
+      }
+    }
+    __syncthreads();
+  }
+  if (warp < kRows && top + warp < p.rows && column < p.out_columns) {
+    p.out[(top + warp) * p.out_stride + column] = Rounded<Out>(total);
   }
 }
 
