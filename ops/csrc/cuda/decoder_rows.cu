@@ -75,8 +75,9 @@ Error RopeOf(const RopeStoreInput& in, void* query, Stream stream) {
   p.warps = static_cast<int32_t>(in.tokens * (in.heads + 2 * pool.heads));
   p.query = static_cast<E*>(query);
   const auto blocks = static_cast<unsigned>(DivideUp<int64_t>(p.warps, kRopeWarps));
-  return LaunchEarly(RopeStoreKernel<E, kInterleaved, kWide>, {blocks, kRopeWarps * kWarp}, stream,
-                     p);
+  const auto kernel = pool.head_dim <= kMostLaneHead ? RopeStoreKernel<E, kInterleaved, kWide>
+                                                     : RopeStoreLongKernel<E, kInterleaved, kWide>;
+  return LaunchEarly(kernel, {blocks, kRopeWarps * kWarp}, stream, p);
 }
 
 }  // namespace

@@ -34,8 +34,8 @@ struct Grid {
   size_t shared_bytes = 0;
 };
 
-// Every block of `kernel` must call WaitForEarlierGrids before it reads or writes global memory,
-// and before it ends: what comes after it relies on that.
+// Every block of `kernel` must call WaitForEarlierGrids before it reads what the kernel before it
+// writes, before it writes anything, and before it ends: what comes after it relies on that.
 template <class... Parameters, class... Arguments>
 Error LaunchEarly(void (*kernel)(Parameters...), const Grid& grid, Stream stream,
                   const Arguments&... arguments) {

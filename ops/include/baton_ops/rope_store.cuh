@@ -9,6 +9,7 @@
 namespace baton_ops::cuda {
 
 constexpr int kRopeWarps = 8;
+constexpr int kMostLaneHead = 4 * kWarp;  // elements of a head of which a lane has one group
 constexpr int32_t kNullBlock = 0;
 constexpr int32_t kTrashBlock = 1;
 
@@ -102,88 +103,141 @@ __device__ __forceinline__ E* PoolRow(const RopeParams<E>& p, int64_t sequence, 
                                       int is_value, int kv_head) {
   const int column = position / p.block_size;
   int32_t block = kNullBlock;
-  if (position >= 0 && column < p.width) block = p.tables[sequence * p.width + column];
+  if (position >= 0 && column < p.width) block = __ldcg(p.tables + sequence * p.width + column);
   if (block <= kNullBlock || block >= p.blocks) block = kTrashBlock;
   const int offset = position >= 0 ? position % p.block_size : 0;
   const int64_t page = (static_cast<int64_t>(block) * p.layers + p.layer) * 2 + is_value;
   return p.pool + ((page * p.kv_heads + kv_head) * p.block_size + offset) * p.head_dim;
 }
 
-// What a head is multiplied by: sums over a lane's pairs in order, then over lanes.
-template <class E, class Place>
-__device__ __forceinline__ float HeadScale(const RopeParams<E>& p, const Place& place,
-                                           const E* head, int lane) {
-  float sum = 0.0f;
-  for (int group = lane; 2 * group < place.half; group += kWarp) {
-    const Pairs pairs = place.Load(head, group);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sum = __fmaf_rn(pairs.a[i], pairs.a[i], sum);
-      sum = __fmaf_rn(pairs.b[i], pairs.b[i], sum);
-    }
-  }
-  const float mean = __fdiv_rn(SumOfWarp(sum), static_cast<float>(p.head_dim));
-  return __frsqrt_rn(__fadd_rn(mean, p.eps));
-}
-
-template <class E, class Place>
-__device__ __forceinline__ void Norm(const Place& place, const E* weight, int group, float scale,
-                                     Pairs* pairs) {
-  const Pairs by = place.Load(weight, group);
+// Adds the squares of two pairs to a lane's sum.
+__device__ __forceinline__ float Squares(const Pairs& pairs, float sum) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    pairs->a[i] = __fmul_rn(__fmul_rn(pairs->a[i], scale), by.a[i]);
-    pairs->b[i] = __fmul_rn(__fmul_rn(pairs->b[i], scale), by.b[i]);
+    sum = __fmaf_rn(pairs.a[i], pairs.a[i], sum);
+    sum = __fmaf_rn(pairs.b[i], pairs.b[i], sum);
+  }
+  return sum;
+}
+
+// What a head is multiplied by, from its lanes' sums.
+__device__ __forceinline__ float HeadScale(float sum, int head_dim, float eps) {
+  const float mean = __fdiv_rn(SumOfWarp(sum), static_cast<float>(head_dim));
+  return __frsqrt_rn(__fadd_rn(mean, eps));
+}
+
+__device__ __forceinline__ void Norm(const Pairs& weight, float scale, Pairs* pairs) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    pairs->a[i] = __fmul_rn(__fmul_rn(pairs->a[i], scale), weight.a[i]);
+    pairs->b[i] = __fmul_rn(__fmul_rn(pairs->b[i], scale), weight.b[i]);
   }
 }
 
+struct Angles {
+  float cos[2];
+  float sin[2];
+};
+
 template <bool kWide>
-__device__ __forceinline__ void Rotate(const float* cos, const float* sin, int group, int half,
-                                       Pairs* pairs) {
-  float c[2], s[2];
+__device__ __forceinline__ Angles LoadAngles(const float* cos, const float* sin, int group,
+                                             int half) {
+  Angles angles;
   const int pair = 2 * group;
   if constexpr (kWide) {
-    const float2 cc = *reinterpret_cast<const float2*>(cos + pair);
-    const float2 ss = *reinterpret_cast<const float2*>(sin + pair);
-    c[0] = cc.x, c[1] = cc.y, s[0] = ss.x, s[1] = ss.y;
+    const float2 c = *reinterpret_cast<const float2*>(cos + pair);
+    const float2 s = *reinterpret_cast<const float2*>(sin + pair);
+    return {{c.x, c.y}, {s.x, s.y}};
   } else {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      c[i] = pair + i < half ? cos[pair + i] : 0.0f;
-      s[i] = pair + i < half ? sin[pair + i] : 0.0f;
+      angles.cos[i] = pair + i < half ? cos[pair + i] : 0.0f;
+      angles.sin[i] = pair + i < half ? sin[pair + i] : 0.0f;
     }
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float a = pairs->a[i], b = pairs->b[i];
-    pairs->a[i] = __fmaf_rn(a, c[i], -__fmul_rn(b, s[i]));
-    pairs->b[i] = __fmaf_rn(b, c[i], __fmul_rn(a, s[i]));
+    return angles;
   }
 }
 
+__device__ __forceinline__ void Rotate(const Angles& by, Pairs* pairs) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float a = pairs->a[i], b = pairs->b[i];
+    pairs->a[i] = __fmaf_rn(a, by.cos[i], -__fmul_rn(b, by.sin[i]));
+    pairs->b[i] = __fmaf_rn(b, by.cos[i], __fmul_rn(a, by.sin[i]));
+  }
+}
+
+// One head of one token: where it comes from, what it is multiplied by, where it goes.
+template <class E>
+struct HeadWork {
+  const E* from;
+  E* to;             // null: padding
+  const E* norm;     // or null
+  const float* cos;  // null: a value, which is not rotated
+  const float* sin;
+
+  __device__ __forceinline__ HeadWork(const RopeParams<E>& p, int warp)
+      : from(nullptr), to(nullptr), norm(nullptr), cos(nullptr), sin(nullptr) {
+    if (warp >= p.warps) return;
+    const int all_heads = p.heads + 2 * p.kv_heads;
+    const int token = warp / all_heads, head = warp % all_heads;
+    const int sequence = __ldcg(p.sequence + token), position = __ldcg(p.position + token);
+    if (sequence < 0 || sequence >= p.sequences) return;
+    const bool is_query = head < p.heads, is_value = head >= p.heads + p.kv_heads;
+    from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(head) * p.head_dim;
+    to = is_query ? p.query + (static_cast<int64_t>(token) * p.heads + head) * p.head_dim
+                  : PoolRow(p, sequence, position, is_value, (head - p.heads) % p.kv_heads);
+    if (is_value) return;
+    norm = is_query ? p.query_norm : p.key_norm;
+    const int64_t angle = min(max(position, 0), p.positions - 1) * int64_t{p.head_dim / 2};
+    cos = p.cos + angle;
+    sin = p.sin + angle;
+  }
+};
+
+// Heads of at most 128: a lane has one group of pairs. All but the projection is read before the
+// kernel before this one, which writes the projection, is complete.
 template <class E, bool kInterleaved, bool kWide>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<E> p) {
+  const int lane = threadIdx.x % kWarp;
+  const HeadPairs<E, kInterleaved, kWide> place{p.head_dim / 2};
+  const HeadWork<E> work(p, blockIdx.x * kRopeWarps + threadIdx.x / kWarp);
+  const bool has_pairs = work.to && 2 * lane < place.half;
+  Pairs weight{};
+  Angles angles{};
+  if (has_pairs && work.norm) weight = place.Load(work.norm, lane);
+  if (has_pairs && work.cos) angles = LoadAngles<kWide>(work.cos, work.sin, lane, place.half);
   WaitForEarlierGrids();
   LetNextGridStart();
-  const int warp = blockIdx.x * kRopeWarps + threadIdx.x / kWarp;
-  if (warp >= p.warps) return;
-  const int lane = threadIdx.x % kWarp, all_heads = p.heads + 2 * p.kv_heads;
-  const int token = warp / all_heads, head = warp % all_heads;
-  const int sequence = p.sequence[token], position = p.position[token];
-  if (sequence < 0 || sequence >= p.sequences) return;
+  if (!work.to) return;
+  Pairs pairs{};
+  if (has_pairs) pairs = place.Load(work.from, lane);
+  if (work.norm) Norm(weight, HeadScale(Squares(pairs, 0.0f), p.head_dim, p.eps), &pairs);
+  if (work.cos) Rotate(angles, &pairs);
+  if (has_pairs) place.Store(work.to, lane, pairs);
+}
+
+// Heads of any size: each lane reads again what it summed.
+template <class E, bool kInterleaved, bool kWide>
+__global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreLongKernel(RopeParams<E> p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int lane = threadIdx.x % kWarp;
   const HeadPairs<E, kInterleaved, kWide> place{p.head_dim / 2};
-  const E* source = p.qkv + token * p.qkv_stride + static_cast<int64_t>(head) * p.head_dim;
-  const bool is_query = head < p.heads, is_value = head >= p.heads + p.kv_heads;
-  E* to = is_query ? p.query + (static_cast<int64_t>(token) * p.heads + head) * p.head_dim
-                   : PoolRow(p, sequence, position, is_value, (head - p.heads) % p.kv_heads);
-  const E* norm = is_query ? p.query_norm : is_value ? nullptr : p.key_norm;
-  const float scale = norm ? HeadScale(p, place, source, lane) : 1.0f;
-  const int64_t angle = min(max(position, 0), p.positions - 1) * static_cast<int64_t>(place.half);
+  const HeadWork<E> work(p, blockIdx.x * kRopeWarps + threadIdx.x / kWarp);
+  if (!work.to) return;
+  float sum = 0.0f, scale = 1.0f;
+  if (work.norm) {
+    for (int group = lane; 2 * group < place.half; group += kWarp) {
+      sum = Squares(place.Load(work.from, group), sum);
+    }
+    scale = HeadScale(sum, p.head_dim, p.eps);
+  }
   for (int group = lane; 2 * group < place.half; group += kWarp) {
-    Pairs pairs = place.Load(source, group);
-    if (norm) Norm(place, norm, group, scale, &pairs);
-    if (!is_value) Rotate<kWide>(p.cos + angle, p.sin + angle, group, place.half, &pairs);
-    place.Store(to, group, pairs);
+    Pairs pairs = place.Load(work.from, group);
+    if (work.norm) Norm(place.Load(work.norm, group), scale, &pairs);
+    if (work.cos) Rotate(LoadAngles<kWide>(work.cos, work.sin, group, place.half), &pairs);
+    place.Store(work.to, group, pairs);
   }
 }
 

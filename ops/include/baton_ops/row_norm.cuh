@@ -73,20 +73,25 @@ struct NormRow {
   }
 };
 
-// Rows of up to kHeld chunks a thread, which it keeps in registers.
+// Rows of up to kHeld chunks a thread, which it keeps in registers. The weight, which no kernel
+// writes, is read before the kernel before this one is complete.
 template <class E, bool kWide, int kHeld>
 __global__ void __launch_bounds__(kMostNormThreads) AddNormKernel(NormParams<E> p) {
   __shared__ float warps[kWarp];
+  Packed<E, kChunk> chunk[kHeld], weight[kHeld];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const int64_t first = (threadIdx.x + static_cast<int64_t>(k) * blockDim.x) * kChunk;
+    if (first < p.columns) weight[k] = LoadChunk<E, kWide>(p.weight, first, p.columns);
+  }
   WaitForEarlierGrids();
   LetNextGridStart();
   const NormRow<E, kWide> row(p);
-  Packed<E, kChunk> chunk[kHeld], weight[kHeld];
   float sum = 0.0f;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
     const int64_t first = (threadIdx.x + static_cast<int64_t>(k) * blockDim.x) * kChunk;
     if (first >= p.columns) break;
-    weight[k] = LoadChunk<E, kWide>(p.weight, first, p.columns);
     chunk[k] = row.Add(first);
     sum = row.Squares(chunk[k], sum);
   }
