@@ -59,7 +59,7 @@ struct AttendInput {
   float scale;
 };
 
-// Any head_dim. `out` is as query. Keys are walked from position 0 in tiles of 32.
+// Any head_dim. `out` is as query. Keys are walked from position 0 in ranges of 64, tiles of 32.
 Error GenericAttention(const AttendInput& input, void* out, Stream stream);
 
 // The same, by the kernels for Hopper or by GenericAttention: a choice by type, heads, block_size

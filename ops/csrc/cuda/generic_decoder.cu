@@ -51,15 +51,30 @@ Error MatmulOf(const MatmulInput& in, const Rows& out, Stream stream) {
                                            : MatmulTiles<E, Out, LargeMatmulTile>(params, stream);
 }
 
-template <class E, int kDims>
-Error AttendSlices(const AttendParams<E>& params, bool is_wide, Stream stream) {
-  const int64_t blocks = DivideUp<int64_t>(params.warps, kAttendWarps);
-  const int slices = DivideUp(params.head_dim, kDims * kWarp);
-  const Grid grid{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(slices)),
-                  kAttendWarps * kWarp, kAttendWarps * params.head_dim * sizeof(float)};
+template <class E, int kHeads, int kDims, bool kWide, bool kWhole>
+Error AttendBlocks(const AttendParams<E>& params, int64_t tokens, Stream stream) {
+  const Grid grid{dim3(static_cast<unsigned>(tokens), params.heads / kHeads,
+                       DivideUp(params.head_dim, kDims * kWarp)),
+                  kAttendThreads, AttendShared<kHeads, kDims>::Bytes(params.head_dim)};
   if (grid.shared_bytes > kMostSharedBytes) return "head_dim is too large";
-  return is_wide ? LaunchEarly(GenericAttentionKernel<E, kDims, true>, grid, stream, params)
-                 : LaunchEarly(GenericAttentionKernel<E, kDims, false>, grid, stream, params);
+  const auto kernel = GenericAttentionKernel<E, kHeads, kDims, kWide, kWhole>;
+  return LaunchEarly(kernel, grid, stream, params);
+}
+
+// As many queries a block as share a KV head, up to four, where keys are whole vectors; and a
+// lane's dimensions side by side where they are all there.
+template <class E, int kDims>
+Error AttendHeads(const AttendParams<E>& params, bool is_wide, int64_t tokens, Stream stream) {
+  const int group = params.heads / params.kv_heads;
+  if (!is_wide) return AttendBlocks<E, 1, kDims, false, false>(params, tokens, stream);
+  if (params.head_dim != kDims * kWarp) {
+    return AttendBlocks<E, 1, kDims, true, false>(params, tokens, stream);
+  }
+  if constexpr (kDims <= 4) {
+    if (group % 4 == 0) return AttendBlocks<E, 4, kDims, true, true>(params, tokens, stream);
+  }
+  if (group % 2 == 0) return AttendBlocks<E, 2, kDims, true, true>(params, tokens, stream);
+  return AttendBlocks<E, 1, kDims, true, true>(params, tokens, stream);
 }
 
 template <class E>
@@ -71,7 +86,6 @@ Error AttendOf(const AttendInput& in, void* out, Stream stream) {
   p.pool = static_cast<const E*>(pool.data);
   p.tables = in.tables;
   p.contexts = in.contexts;
-  p.warps = static_cast<int32_t>(in.tokens * in.heads);
   p.heads = static_cast<int32_t>(in.heads);
   p.q_len = static_cast<int32_t>(in.tokens / in.sequences);
   p.width = static_cast<int32_t>(in.width);
@@ -84,10 +98,10 @@ Error AttendOf(const AttendInput& in, void* out, Stream stream) {
   p.scale = in.scale;
   const Rows rows{pool.data, pool.head_dim};
   const bool is_wide = AreVectors(rows, pool.head_dim, ElementBytes(in.type));
-  if (p.head_dim <= kWarp) return AttendSlices<E, 1>(p, is_wide, stream);
-  if (p.head_dim <= 2 * kWarp) return AttendSlices<E, 2>(p, is_wide, stream);
-  if (p.head_dim <= 4 * kWarp) return AttendSlices<E, 4>(p, is_wide, stream);
-  return AttendSlices<E, kMostLaneDims>(p, is_wide, stream);
+  if (p.head_dim <= kWarp) return AttendHeads<E, 1>(p, is_wide, in.tokens, stream);
+  if (p.head_dim <= 2 * kWarp) return AttendHeads<E, 2>(p, is_wide, in.tokens, stream);
+  if (p.head_dim <= 4 * kWarp) return AttendHeads<E, 4>(p, is_wide, in.tokens, stream);
+  return AttendHeads<E, 8>(p, is_wide, in.tokens, stream);
 }
 
 }  // namespace
@@ -104,7 +118,8 @@ Error GenericMatmul(const MatmulInput& input, const Rows& out, ElementType out_t
 
 Error GenericAttention(const AttendInput& input, void* out, Stream stream) {
   if (input.tokens == 0 || input.heads == 0 || input.pool.head_dim == 0) return nullptr;
-  if (input.tokens * input.heads > kMostWarps) return "query has too many tokens";
+  if (input.tokens > kMostWarps) return "query has too many tokens";
+  if (input.heads > kMostGridRows) return "query has too many heads";
   return ForElement(input.type,
                     [&](auto element) { return AttendOf<decltype(element)>(input, out, stream); });
 }
