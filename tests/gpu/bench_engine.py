@@ -66,7 +66,7 @@ BASELINE += [(64, 4, GOAL), (1, 2048, 2048), (1, 8192, 8192)]
 class Bench(NamedTuple):
     """The model under measurement, and the sizes of what is made up for it."""
 
-    loaded: devices.Loaded
+    loaded: devices.LoadedModel
     block_size: int
     n_blocks: int
 
@@ -76,14 +76,14 @@ class Bench(NamedTuple):
         return self.loaded.spec.vocab_size
 
 
-def weight_bytes(loaded: devices.Loaded) -> int:
+def weight_bytes(loaded: devices.LoadedModel) -> int:
     """Return what a step reads of the main model's weights."""
     weights = loaded.weights
     parts = [p for w in weights.layers for p in (w.qkv, w.o, w.gate_up, w.down)]
     return BYTES * sum(p.numel() for p in [*parts, weights.lm_head])
 
 
-def draft_bytes(loaded: devices.Loaded) -> int:
+def draft_bytes(loaded: devices.LoadedModel) -> int:
     """Return what one draft reads: the MTP layer's weights and the head."""
     mtp = loaded.weights.mtp[0]
     layer = mtp.layer
@@ -91,7 +91,7 @@ def draft_bytes(loaded: devices.Loaded) -> int:
     return BYTES * sum(p.numel() for p in parts)
 
 
-def flops(loaded: devices.Loaded, case: Case) -> float:
+def flops(loaded: devices.LoadedModel, case: Case) -> float:
     """Return the operations of a prompt: products of all layers and causal attention."""
     spec, n = loaded.spec, case.prefill
     products = 2 * n * (weight_bytes(loaded) // BYTES - loaded.weights.lm_head.numel())
@@ -108,7 +108,7 @@ def roof_us(bench: Bench, case: Case, memory: roof.Roof) -> float:
     return read / memory.copy * 1e6
 
 
-def load() -> devices.Loaded:
+def load() -> devices.LoadedModel:
     """Return the random model on the GPU, with the engine's kernels."""
     from baton_worker.engine.backends.kernels import OpsKernels
     from baton_worker.engine.backends.torch.device import TorchDevice
@@ -116,11 +116,11 @@ def load() -> devices.Loaded:
     device = TorchDevice()
     device.synchronise()
     spec = qwen3_8b()
-    return devices.Loaded(device, OpsKernels(device), spec, random_weights(torch, spec))
+    return devices.LoadedModel(device, OpsKernels(device), spec, random_weights(torch, spec))
 
 
 @contextmanager
-def engine_for(loaded: devices.Loaded, use_mtp: bool, **options: Any) -> Iterator[Any]:
+def engine_for(loaded: devices.LoadedModel, use_mtp: bool, **options: Any) -> Iterator[Any]:
     """Give an engine whose pool and workspace hold every case."""
     given: dict[str, Any] = {
         "block_size": 16,
@@ -165,7 +165,7 @@ def measured(bench: Bench, programs: Any, kind: str, case: Case, memory: roof.Ro
     return record
 
 
-def baselines(loaded: devices.Loaded) -> list[dict[str, Any]]:
+def baselines(loaded: devices.LoadedModel) -> list[dict[str, Any]]:
     """Time PyTorch's step at the shapes of the goals."""
     found = []
     for batch, rows, context in BASELINE:
@@ -199,7 +199,7 @@ def line(record: dict[str, Any]) -> str:
 
 
 def steps(
-    loaded: devices.Loaded, cases: Sequence[tuple[str, Case]], memory: roof.Roof
+    loaded: devices.LoadedModel, cases: Sequence[tuple[str, Case]], memory: roof.Roof
 ) -> list[dict[str, Any]]:
     """Time all cases: those without drafts on an engine without the draft layer."""
     found: list[dict[str, Any]] = []

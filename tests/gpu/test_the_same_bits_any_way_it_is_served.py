@@ -79,6 +79,10 @@ def test_a_text_is_scored_as_it_was_sampled(subject: Subject) -> None:
     assert compared == count * tokens * len(subject.sizes.scored_chunks)
 
 
+def test_a_trainer_gets_the_bits_that_were_sampled(subject: Subject) -> None:
+    held(properties.scored_by_a_trainer(subject))
+
+
 def test_a_second_engine_says_the_same(
     subject: Subject, alone: Sequence[Said], keep_digest: Any
 ) -> None:

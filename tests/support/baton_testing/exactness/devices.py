@@ -17,6 +17,7 @@ from baton_testing.engine_bench import Clock
 from baton_testing.exactness.subjects import Sizes, Subject
 from baton_testing.exactness.trace import EagerDevice, TracingKernels
 from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.options import EngineOptions
@@ -91,15 +92,6 @@ def of_model(model: str) -> list[Any]:
     return parameters([name for name, known in KNOWN.items() if known.model == model])
 
 
-class Loaded(NamedTuple):
-    """A device with weights on it. `kernels`: theirs, made for it."""
-
-    device: Any
-    kernels: Any
-    spec: ModelShape
-    weights: Any
-
-
 @contextmanager
 def subject(name: str, wrong: Wrong | None = None, traced: bool = False) -> Iterator[Subject]:
     """Give the subject of this name, or skip the test with what the machine lacks.
@@ -132,54 +124,25 @@ def _loaded(name: str, wrong: Wrong | None, traced: bool) -> Subject:
         sizes=known.sizes,
         make=lambda options: engine_of(loaded, options),
         tracing=tracing,
+        loaded=loaded,
     )
 
 
-def engine_of(loaded: Loaded, options: EngineOptions) -> StepEngine:
+def engine_of(loaded: LoadedModel, options: EngineOptions) -> StepEngine:
     """Return an engine over what is loaded, with a pool and graphs of its own."""
-    from baton_worker.engine.backends.device.pool import DevicePool
-    from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
-    from baton_worker.engine.engine import EngineParts
-    from baton_worker.engine.kv.payload import KvShape
-    from baton_worker.engine.kv.pool import BlockAllocator
-    from baton_worker.engine.model.shape import fingerprint
-    from baton_worker.engine.scheduling.prefix_cache import prefix_cache
-    from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-
     gc.collect()  # the engine before has graphs and a pool
-    device, kernels, spec, weights = loaded
-    shape = KvShape(
-        n_layers=spec.n_layers + int(options.use_mtp),
-        kv_heads=spec.n_kv_heads,
-        block_size=options.block_size,
-        head_dim=spec.head_dim,
-        n_blocks=options.n_blocks,
-        dtype=weights.dtype,
-        is_by_block=True,
-    )
-    pool = DevicePool(device, shape, options.kv_bytes_per_step)
-    name, allocator = fingerprint(spec, weights.identity), BlockAllocator(options.n_blocks)
-    prefix = prefix_cache(allocator, options, name)
-    parts = EngineParts(
-        spec=spec,
-        fingerprint=name,
-        allocator=allocator,
-        pool=pool,
-        scheduler=Scheduler(SchedulerLimits.of(options), allocator, prefix),
-        runner=DeviceRunner(DeviceModel(device, kernels, spec, weights, pool.tensor), options),
-    )
-    return StepEngine(parts, options, Clock())
+    return DeviceEngine(loaded, options, Clock())
 
 
-def _on_numpy(known: Known) -> Loaded:
+def _on_numpy(known: Known) -> LoadedModel:
     from baton_testing.numpy_device import NumpyDevice
     from baton_testing.numpy_kernels import NumpyKernels
 
     device = NumpyDevice()
-    return Loaded(device, NumpyKernels(device), *_tiny(device, known.dtype))
+    return LoadedModel(device, NumpyKernels(device), *_tiny(device, known.dtype))
 
 
-def _on_gpu(known: Known) -> Loaded:
+def _on_gpu(known: Known) -> LoadedModel:
     torch = pytest.importorskip("torch", reason="PyTorch, which allocates on the GPU, is absent")
     if not torch.cuda.is_available():
         pytest.skip("this machine has no CUDA device")
@@ -189,11 +152,11 @@ def _on_gpu(known: Known) -> Loaded:
     device = TorchDevice()
     device.synchronise()  # its stream is this thread's from here on
     if known.model == "tiny":
-        return Loaded(device, OpsKernels(device), *_tiny(device, known.dtype))
+        return LoadedModel(device, OpsKernels(device), *_tiny(device, known.dtype))
     from baton_testing.exactness.random_model import qwen3_8b, random_weights
 
     spec = qwen3_8b(known.n_layers)
-    return Loaded(device, OpsKernels(device), spec, random_weights(torch, spec))
+    return LoadedModel(device, OpsKernels(device), spec, random_weights(torch, spec))
 
 
 def _tiny(device: Any, dtype: Any) -> tuple[ModelShape, Any]:

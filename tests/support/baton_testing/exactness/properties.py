@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import cycle
 
 from baton_testing.exactness.asks import Ask, serve, serve_in_pair
-from baton_testing.exactness.said import Said, differences, shown
+from baton_testing.exactness.said import Said, bits, differences, shown
 from baton_testing.exactness.subjects import Subject
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.ngram import NgramSizes
@@ -181,6 +181,32 @@ def score(subject: Subject) -> tuple[list[str], int]:
             where = f"scored in chunks of {chunk}, request {number}"
             found += _first_unequal(prompt, sampled, where)
     return found, compared
+
+
+def scored_by_a_trainer(subject: Subject) -> list[str]:
+    """`TextScorer`, over the same weights and no engine, gives sampled tokens their logprobs."""
+    from baton_worker.engine.backends.device.scorer import TextScorer
+
+    top = 2
+    raw = {"logprobs_k": top, "logprobs": LogprobParams()}
+    asks = [replace(ask, **raw) for ask in subject.asks(seed=8)]
+    with subject.engine(max_running=24, n_draft=3, overlap=True) as engine:
+        said = serve(engine, asks)
+    longest = subject.sizes.longest + subject.sizes.tokens
+    found: list[str] = []
+    for at_once in (min(subject.sizes.chunks) + 3, longest):
+        scorer = TextScorer(subject.loaded, longest, at_once, top)
+        for number, (ask, told) in enumerate(zip(asks, said, strict=True)):
+            columns = scorer.score(ask.prompt + told.tokens, top)
+            start = len(ask.prompt) - 1
+            got = tuple(map(bits, columns.logprob[start:].tolist()))
+            tops = tuple(map(bits, columns.topk_logprob[top * start :].tolist()))
+            wanted = tuple(b for row in told.topk for _, b in row)
+            where = f"scored {at_once} at once, request {number}"
+            found += _first_unequal(got, told.logprobs, where)
+            found += _first_unequal(tops, wanted, where)
+            found += _first_unequal(columns.rank[start:].tolist(), told.ranks, where)
+    return found
 
 
 def _first_unequal(scored: Sequence[object], sampled: Sequence[object], where: str) -> list[str]:

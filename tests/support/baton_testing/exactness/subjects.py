@@ -50,6 +50,7 @@ class Subject:
         max_model_len: longest request.
         max_top_k: most alternatives.
         tracing: kernels that take notes, of a subject that is traced.
+        loaded: its device, kernels, shape and weights.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Subject:
     make: Callable[[EngineOptions], StepEngine]
     max_top_k: int = 64
     tracing: Any = None
+    loaded: Any = None
 
     def asks(self, count: int = 0, seed: int = 0) -> list[Ask]:
         """Return the mixture that it is tried with."""
