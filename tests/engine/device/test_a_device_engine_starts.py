@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
@@ -21,10 +22,13 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.engine.build import build_engine
+from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.messages import Submit
+from baton_worker.metrics import MetricFactory
 from baton_worker.sampling import SamplingParams
 
 MIB = 1 << 20
+KINDS = ("graph", "decode", "mixed")
 PROMPT = (5, 6, 7, 8, 9, 10, 11)
 
 
@@ -53,6 +57,13 @@ def served(engine: Any, **options: Any) -> list[Any]:
         np.concatenate([getattr(part, name) for part in columns])
         for name in ("token", "logprob", "rank", "topk_token", "topk_logprob")
     ]
+
+
+def value(registry: CollectorRegistry, name: str, kind: str = "") -> float:
+    labels = {"model": "m", "role": "mixed"} | ({"kind": kind} if kind else {})
+    found = registry.get_sample_value(name, labels)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +125,24 @@ def test_too_little_memory_names_what_to_change(
 ) -> None:
     with pytest.raises(DeviceError, match=message):
         started(total, **engine)
+
+
+def test_what_the_device_does_is_counted() -> None:
+    fresh = started()
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(MetricFactory(registry, "m", "mixed"))
+    metrics.observe_load(fresh.load())
+    counted = {kind: value(registry, "baton_device_steps_total", kind) for kind in KINDS}
+    served(fresh, temperature=0.0)
+    metrics.observe_load(fresh.load())
+    grown = {
+        kind: value(registry, "baton_device_steps_total", kind) - counted[kind] for kind in KINDS
+    }
+    assert grown["mixed"] == 1, "the prompt"
+    assert grown["graph"] >= 4
+    assert grown["decode"] <= 1, "the last token's, which verifies no draft"
+    assert value(registry, "baton_device_graphs_total") == fresh.runner.launches.captured
+    use = fresh.model.device.memory()
+    assert value(registry, "baton_device_memory_bytes") == use.total
+    assert value(registry, "baton_device_memory_used_bytes") == use.total - use.free
+    assert value(registry, "baton_device_memory_peak_bytes") == use.peak

@@ -107,6 +107,25 @@ class StepResult:
     failed: tuple[FailedRequest, ...] = ()
 
 
+class DeviceLoad(NamedTuple):
+    """What an engine's device holds and has done.
+
+    Attributes:
+        memory_used, memory_total, memory_peak: bytes; used by all on the device, peak by this
+            process's tensors.
+        graphs_captured: graphs of decoding steps made so far.
+        steps_replayed, steps_decoded, steps_mixed: launched so far, as a graph or kernel by kernel.
+    """
+
+    memory_used: int
+    memory_total: int
+    memory_peak: int
+    graphs_captured: int
+    steps_replayed: int
+    steps_decoded: int
+    steps_mixed: int
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot for gauges and admission.
@@ -114,6 +133,7 @@ class EngineLoad:
     Attributes:
         num_speculative_tokens: K as it is set now.
         kv_blocks_cached: blocks nobody holds whose KV the prefix cache may still give out.
+        device: None for an engine on the host.
     """
 
     running: int
@@ -123,6 +143,7 @@ class EngineLoad:
     kv_blocks_total: int
     num_speculative_tokens: int = 0
     kv_blocks_cached: int = 0
+    device: DeviceLoad | None = None
 
 
 class Engine(Protocol):

@@ -10,7 +10,7 @@ from bisect import bisect_left
 
 from prometheus_client import Counter
 
-from baton_worker.engine.api import EngineLoad, StepStats
+from baton_worker.engine.api import DeviceLoad, EngineLoad, StepStats
 from baton_worker.engine.options import MAX_DRAFTS
 from baton_worker.metrics import MetricFactory
 
@@ -31,6 +31,7 @@ class EngineMetrics:
         self._drafts = _DraftMetrics(factory)
         self._logprobs = _LogprobMetrics(factory)
         self._load = _LoadMetrics(factory)
+        self._device = _DeviceMetrics(factory)
         self._step_seconds = factory.histogram(
             "baton_engine_step_seconds",
             "Wall time of one engine step, or its share of it where steps overlap",
@@ -62,6 +63,8 @@ class EngineMetrics:
     def observe_load(self, load: EngineLoad) -> None:
         """Set the occupancy gauges; between steps too, since a release changes it without one."""
         self._load.observe(load)
+        if load.device is not None:
+            self._device.observe(load.device)
 
 
 class _TokenMetrics:
@@ -174,3 +177,37 @@ class _LoadMetrics:
         self._total.set(load.kv_blocks_total)
         self._cached.set(load.kv_blocks_cached)
         self._drafts.set(load.num_speculative_tokens)
+
+
+class _DeviceMetrics:
+    """Zero on a worker that computes on the host."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._used = factory.gauge(
+            "baton_device_memory_used_bytes", "Memory of the GPU in use, by all on it"
+        )
+        self._total = factory.gauge("baton_device_memory_bytes", "Memory of the GPU")
+        self._peak = factory.gauge(
+            "baton_device_memory_peak_bytes", "Most memory that this worker's tensors took at once"
+        )
+        self._graphs = factory.counter(
+            "baton_device_graphs", "Graphs captured of decoding steps; a rise while serving is late"
+        )
+        steps = factory.counter(
+            "baton_device_steps",
+            "Steps launched: graph, replayed as one; decode or mixed, kernel by kernel",
+            labels=("kind",),
+        )
+        self._steps = {
+            kind: steps.labels(*factory.values(kind)) for kind in ("graph", "decode", "mixed")
+        }
+        self._seen = (0, 0, 0, 0)
+
+    def observe(self, load: DeviceLoad) -> None:
+        self._used.set(load.memory_used)
+        self._total.set(load.memory_total)
+        self._peak.set(load.memory_peak)
+        counters = (self._graphs, *self._steps.values())
+        for counter, before, now in zip(counters, self._seen, load[3:], strict=True):
+            counter.inc(now - before)
+        self._seen = load[3:]

@@ -5,12 +5,15 @@ Owns how they are put together. Knows no framework, no checkpoint and no configu
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from baton_worker.engine.api import DeviceLoad, EngineLoad
 from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
-from baton_worker.engine.backends.device.seam import Device, Kernels
+from baton_worker.engine.backends.device.seam import Device, Kernels, MemoryUse
 from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.engine import EngineParts, StepEngine
 from baton_worker.engine.kv.payload import KvShape
@@ -19,6 +22,8 @@ from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+
+_ASKED_SECONDS = 1.0
 
 
 class LoadedModel(NamedTuple):
@@ -54,7 +59,38 @@ class DeviceEngine(StepEngine):
         self.pool = DevicePool(model.device, shape, options.kv_bytes_per_step)
         self.runner = DeviceRunner(DeviceModel(*model, self.pool.tensor), options)
         self.model = model
+        self._memory = _Memory(model.device, clock)
         super().__init__(parts_of(model, self.pool, self.runner, options), options, clock)
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`; the device's memory is asked after at most once a second."""
+        use, launches = self._memory.use(), self.runner.launches
+        device = DeviceLoad(
+            memory_used=use.total - use.free,
+            memory_total=use.total,
+            memory_peak=use.peak,
+            graphs_captured=launches.captured,
+            steps_replayed=launches.replayed,
+            steps_decoded=launches.decoded,
+            steps_mixed=launches.mixed,
+        )
+        return dataclasses.replace(super().load(), device=device)
+
+
+class _Memory:
+    """What the device uses, asked seldom: the driver takes longer than a step's other counts."""
+
+    def __init__(self, device: Device, clock: Callable[[], float]) -> None:
+        self._device = device
+        self._clock = clock
+        self._use = MemoryUse(0, 0, 0)
+        self._asked_at = -math.inf
+
+    def use(self) -> MemoryUse:
+        now = self._clock()
+        if now - self._asked_at >= _ASKED_SECONDS:
+            self._use, self._asked_at = self._device.memory(), now
+        return self._use
 
 
 def kv_shape(model: LoadedModel, options: EngineOptions) -> KvShape:

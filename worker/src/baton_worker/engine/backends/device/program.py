@@ -44,6 +44,18 @@ class Machine(NamedTuple):
     space: Workspace
 
 
+class Launches:
+    """How steps got onto the device, counted.
+
+    Attributes:
+        replayed: as a graph; decoded, mixed: kernel by kernel, those that only decode and others.
+        captured: graphs that were made.
+    """
+
+    def __init__(self) -> None:
+        self.replayed = self.decoded = self.mixed = self.captured = 0
+
+
 class _Buffers(NamedTuple):
     """uint8[*] of the device, and of the host for each direction."""
 
@@ -59,8 +71,11 @@ class Program:
         inputs: the host's, to be filled before `start`.
     """
 
-    def __init__(self, shape: StepShape, machine: Machine, buffers: _Buffers) -> None:
+    def __init__(
+        self, shape: StepShape, machine: Machine, buffers: _Buffers, launches: Launches
+    ) -> None:
         self.shape = shape
+        self._launches = launches
         self._machine = machine
         self._layouts = layouts(shape)
         inputs, flags, results = self._layouts
@@ -83,10 +98,14 @@ class Program:
         device.upload(self._up, self._uploaded)
         if self.shape.is_repeated and self._n_runs and self._graph is None:
             self._graph = device.capture(self._launch)
+            self._launches.captured += 1
         if self._graph is not None:
             self._graph.replay()
+            self._launches.replayed += 1
         else:
             self._launch()
+            self._launches.decoded += self.shape.is_repeated
+            self._launches.mixed += not self.shape.is_repeated
         self._n_runs += 1
 
     def finish(self) -> Event:
@@ -146,10 +165,14 @@ class Programs:
 
     Args:
         largest: a step whose buffers hold nearly all others'.
+
+    Attributes:
+        launches: of all of them.
     """
 
     def __init__(self, machine: Machine, largest: StepShape) -> None:
         self._machine = machine
+        self.launches = Launches()
         self._kept: OrderedDict[StepShape, Program] = OrderedDict()
         self._buffers = self._made(layouts(largest)[2].stop)
 
@@ -162,7 +185,7 @@ class Programs:
         if n_bytes > len(self._buffers.up):
             self._kept.clear()  # their graphs are of the old memory
             self._buffers = self._made(2 * n_bytes)
-        program = Program(shape, self._machine, self._buffers)
+        program = Program(shape, self._machine, self._buffers, self.launches)
         if shape.is_repeated:
             self._kept[shape] = program
             if len(self._kept) > _MOST_GRAPHS:

@@ -16,7 +16,7 @@ from baton_worker.engine.backends.device.decoder import Decoder
 from baton_worker.engine.backends.device.drafting import Drafter
 from baton_worker.engine.backends.device.inputs import fill
 from baton_worker.engine.backends.device.penalties import PenaltySlots
-from baton_worker.engine.backends.device.program import Machine, Programs
+from baton_worker.engine.backends.device.program import Launches, Machine, Programs
 from baton_worker.engine.backends.device.prompts import PromptScorer
 from baton_worker.engine.backends.device.results import Told, stride
 from baton_worker.engine.backends.device.rules import StepRules, choice_of
@@ -90,6 +90,11 @@ class DeviceRunner:
             space=space,
         )
         self._programs = Programs(machine, _largest(options))
+
+    @property
+    def launches(self) -> Launches:
+        """How its steps got onto the device."""
+        return self._programs.launches
 
     def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
         """Advance every sequence of `plan` and propose `n_draft` drafts for those that go on.

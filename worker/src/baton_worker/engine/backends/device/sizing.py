@@ -20,6 +20,9 @@ from baton_worker.engine.options import EngineOptions
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
+MOST_BLOCKS = 1 << 20
+"""Blocks of tiny models: more of them would serve nobody, and the host keeps lists of them."""
+
 _BESIDE_THE_CHUNK = 4
 """Requests that decode in the step that is measured; all that is sized by requests is there
 whatever their number."""
@@ -68,7 +71,7 @@ def fitting_blocks(
     gc.collect()  # the probe's memory is given back
     taken = use.total - use.free - (probe_blocks + RESERVED_BLOCKS) * block_bytes
     left = int(share * use.total) - taken
-    n_blocks = max(left // block_bytes - RESERVED_BLOCKS, 0)
+    n_blocks = min(max(left // block_bytes - RESERVED_BLOCKS, 0), MOST_BLOCKS)
     needed = -(-options.max_model_len // options.block_size)
     if n_blocks < needed:
         raise DeviceError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,8 +119,7 @@ class TorchDevice:
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the work's own error tells more
-                    graph.capture_end()
+                _abandon(graph)
                 raise
             finally:
                 self._is_capturing = False
@@ -195,6 +195,13 @@ class _TorchGraph:
         with _telling("launch a captured graph"):
             self._bind()
             self._graph.replay()
+
+
+def _abandon(graph: Any) -> None:
+    """End a capture whose work has failed: that work's own error tells more than this one's."""
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")  # of a graph that holds nothing
+        graph.capture_end()
 
 
 def _check_as_many(host: Any, device: Any) -> None:
