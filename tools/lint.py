@@ -115,6 +115,7 @@ def main() -> int:
         "clang-format": command(BIN / "clang-format", "--dry-run", "--Werror", *native),
         "import layers": command(BIN / "lint-imports", "--no-cache"),
         "mypy strict": command(BIN / "mypy"),
+        "mypy benches": command(BIN / "mypy", *sorted((ROOT / "tests/bench").glob("*.py"))),
     }
     failed = 0
     for name, check in checks.items():

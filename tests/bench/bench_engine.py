@@ -144,11 +144,13 @@ class Runner:
 
 
 def _engine(drafts: int, batch: int, *, overlap: bool) -> StepEngine:
-    method = "mtp" if drafts else "none"
+    speculative = SpeculativeConfig(
+        method="mtp" if drafts else "none", num_speculative_tokens=drafts
+    )
     return build_engine(
         ProcessConfig(
             model=ModelConfig(path=str(MODEL)),
-            speculative=SpeculativeConfig(method=method, num_speculative_tokens=drafts),
+            speculative=speculative,
             engine=EngineConfig(max_running=batch, max_model_len=256, overlap=overlap),
         )
     )
@@ -243,7 +245,7 @@ def _costs(cpu: np.ndarray) -> np.ndarray:
     other one of them.
     """
     free = [list(MODES).index(mode) for mode in ("off", "control")]
-    costs = cpu / cpu[:, free].mean(axis=1, keepdims=True) - 1
+    costs: np.ndarray = cpu / cpu[:, free].mean(axis=1, keepdims=True) - 1
     costs[:, free[0]] = 0.0
     costs[:, free[1]] = cpu[:, free[1]] / cpu[:, free[0]] - 1
     return costs

@@ -46,7 +46,7 @@ class Stopped:
         self.ticked = threading.Condition()
         self.lags = []
         service = gateway.service
-        for part in (service, service._applier, service.workers):
+        for part in (service, service.applier, service.workers):
             part._clock = lambda: self.now
         gateway.link.set_lag = self._tick
 

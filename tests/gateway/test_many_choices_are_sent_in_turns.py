@@ -64,7 +64,7 @@ async def started(link, model_folder, tokenizer, during):
     facts = {"max_model_len": 1 << 16}
     for epoch, name in enumerate(("mixed-0", "mixed-1")):
         link.up[name] = WorkerUp(name, epoch, worker_info(name, Role.MIXED, **facts))
-    service._applier.apply(list(link.up.values()))
+    service.applier.apply(list(link.up.values()))
     work = asyncio.create_task(service.dispatcher.start(request_of(CHOICES), 0.0))
     while not work.done():
         during(service)
@@ -94,7 +94,7 @@ async def test_a_worker_lost_between_two_commands_leaves_each_choice_told_once(
     def lose(service):
         if link.turn == 5:
             lost = link.up.pop("mixed-0")
-            service._applier.apply([WorkerDown("mixed-0", lost.epoch, "bye")])
+            service.applier.apply([WorkerDown("mixed-0", lost.epoch, "bye")])
 
     submits, handles = await started(link, model_folder, tokenizer, lose)
     at_the_other = [submit.handle for _, worker, submit in submits if worker == "mixed-1"]

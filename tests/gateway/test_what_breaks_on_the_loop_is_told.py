@@ -171,7 +171,7 @@ def test_every_task_of_ours_is_begun_by_the_one_hand():
 
 ROUND = {
     "report_lag": lambda service: (service._link, "set_lag"),
-    "expire_gaps": lambda service: (service._applier, "expire_gaps"),
+    "expire_gaps": lambda service: (service.applier, "expire_gaps"),
     "expire_retries": lambda service: (service.retrier, "expire"),
     "look_at_workers": lambda service: (service.workers, "look"),
 }
@@ -236,7 +236,7 @@ def test_an_event_that_breaks_costs_neither_the_others_nor_their_acknowledgement
 ):
     """A record that cannot be read as rows: its worker's requests go on at the other one."""
     gateway = start_gateway(lambda submit: [80, 81, 82, 1], workers="m")
-    link, applier = gateway.link, gateway.service._applier
+    link, applier = gateway.link, gateway.service.applier
     link.pause()
     request = Later(gateway)
     link.wait_until(lambda: len(link.commands) == 1)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_operator.cluster.api import LEASE, PD_DEPLOYMENT, SCALER
 from baton_operator.metrics import OperatorMetrics
-from baton_operator.process import Stopped, _Operator
+from baton_operator.process import Operator, Stopped
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
 from baton_operator.settings import Settings
@@ -47,7 +47,7 @@ def operator_of(cluster):
     vitals = Vitals(queue, cluster.children, [], metrics, 300.0)
     cluster.kube.apis = {PD_DEPLOYMENT.kind, SCALER.kind}
     tools = cluster.tools
-    return _Operator(SETTINGS, cluster.kube, tools, queue, vitals), queue
+    return Operator(SETTINGS, cluster.kube, tools, queue, vitals), queue
 
 
 async def test_who_is_told_to_stop_stops_writing_before_it_releases_the_lease():

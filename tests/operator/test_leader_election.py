@@ -33,10 +33,10 @@ def kube():
     return FakeKube()
 
 
-def candidate(kube, name, now=0.0):
+def candidate(kube, name, now=0.0, sleep=None):
     time = Time(now)
     place = ("system", "baton")
-    return Leadership(kube, place, name, TIMES, clock=time, sleep=time.sleep), time
+    return Leadership(kube, place, name, TIMES, clock=time, sleep=sleep or time.sleep), time
 
 
 def holder(kube):
@@ -55,15 +55,14 @@ async def test_a_standby_takes_over_when_the_leader_fell_silent_and_not_before(k
 async def test_a_standby_waits_while_the_leader_renews(kube):
     first, _ = candidate(kube, "a")
     await first.acquire()
-    second, time = candidate(kube, "b")
 
     async def nap(seconds):
         time.now += seconds
-        assert await first._attempt()
+        assert await first.attempt()
         if time.now > 100:
             raise TimeoutError
 
-    second._sleep = nap
+    second, time = candidate(kube, "b", sleep=nap)
     with pytest.raises(TimeoutError):
         await second.acquire()
     assert holder(kube) == "a"
@@ -84,7 +83,7 @@ async def test_a_leader_renews_with_one_write_and_no_read(kube):
     kube.reads.clear()
     before = kube.find(LEASE, "baton", "system")["metadata"]["resourceVersion"]
     for _ in range(3):
-        assert await leader._attempt()
+        assert await leader.attempt()
     assert kube.reads == {}
     assert kube.find(LEASE, "baton", "system")["metadata"]["resourceVersion"] != before
 
@@ -94,9 +93,9 @@ async def test_a_leader_survives_an_edit_and_a_deletion_of_its_lease(kube):
     await leader.acquire()
     labels = {"metadata": {"labels": {"a": "b"}}}
     kube.edit(LEASE, "baton", labels, "kubectl", namespace="system")
-    assert await leader._attempt()
+    assert await leader.attempt()
     kube.remove(LEASE, "baton", "system")
-    attempts = [await leader._attempt() for _ in range(2)]
+    attempts = [await leader.attempt() for _ in range(2)]
     assert attempts[-1] is True
     assert holder(kube) == "a"
 
@@ -118,8 +117,6 @@ async def test_a_leader_that_cannot_renew_stops_before_its_lease_expires(kube):
 async def test_a_leader_that_stood_still_stops_before_it_asks_whether_it_still_leads(kube):
     """A process that was paused writes on while it waits for the answer: it must not ask."""
 
-    leader, time = candidate(kube, "a")
-    await leader.acquire()
     asked = []
 
     async def paused(seconds):
@@ -128,7 +125,9 @@ async def test_a_leader_that_stood_still_stops_before_it_asks_whether_it_still_l
     async def merge(*args, **kwargs):
         asked.append(args)
 
-    leader._sleep, kube.merge = paused, merge
+    leader, time = candidate(kube, "a", sleep=paused)
+    await leader.acquire()
+    kube.merge = merge
     with pytest.raises(LeadershipLost):
         await leader.hold()
     assert asked == []
@@ -186,7 +185,7 @@ async def test_an_answer_that_is_no_lease_is_a_failed_attempt(kube):
         return b"<html>"
 
     kube.create = page
-    assert not await leader._attempt()
+    assert not await leader.attempt()
 
 
 async def test_a_leader_whose_lease_was_taken_stops(kube):

@@ -9,15 +9,15 @@ import pytest
 
 from baton_worker.config import ConfigError, ModelConfig, ProcessConfig, load_config
 from baton_worker.identity import Role
-from baton_worker.main import _effective_config, build_parser
-from baton_worker.roles.process import _named
+from baton_worker.main import build_parser, effective_config
+from baton_worker.roles.process import with_name
 
 UNNAMED = ProcessConfig(model=ModelConfig(path="m"))
 
 
 def test_workers_of_one_host_are_told_apart_by_role_and_port() -> None:
     names = {
-        _named(UNNAMED, role, port).worker_id
+        with_name(UNNAMED, role, port).worker_id
         for role in (Role.PREFILL, Role.DECODE)
         for port in (8080, 8081)
     }
@@ -30,16 +30,16 @@ def test_workers_of_one_host_are_told_apart_by_role_and_port() -> None:
 
 def test_a_name_that_was_given_stays() -> None:
     named = msgspec.structs.replace(UNNAMED, worker_id="decode-7")
-    assert _named(named, Role.DECODE, 8080).worker_id == "decode-7"
+    assert with_name(named, Role.DECODE, 8080).worker_id == "decode-7"
 
 
 def test_a_pod_is_called_by_its_own_name(tmp_path, monkeypatch) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: m}\ncontrol: {socket: /run/x}\n")
     options = build_parser().parse_args(["decode", "--config", str(path)])
-    assert _effective_config(options).worker_id == "", "named by role, host and port later"
+    assert effective_config(options).worker_id == "", "named by role, host and port later"
     monkeypatch.setenv("BATON_POD_NAME", "chat-decode-x7k2p")
-    assert _effective_config(options).worker_id == "chat-decode-x7k2p"
+    assert effective_config(options).worker_id == "chat-decode-x7k2p"
 
 
 @pytest.mark.parametrize("name", ["two words", "line\\nbreak", "\u00e9", "x" * 254])

@@ -189,7 +189,7 @@ class Worker:
         held = load.running + load.waiting + load.held_handoffs + load.kv_blocks_used
         places = self.transport.places
         held += places.n_taken + places.n_waiting + places.awaited_bytes
-        held += len(self.loop._placeless)
+        held += len(self.loop.placeless)
         return held == 0 and len(self.loop.live) == 0 and self.loop.parts.ledger.n_open == 0
 
 

@@ -193,7 +193,7 @@ def test_an_abort_or_a_stop_in_line_for_a_place_leaves_nothing(pair):
         decode.command(Abort(handle(n), 0))
     settle(decode)
     assert decode.is_clean()
-    assert not prefill.loop._placeless
+    assert not prefill.loop.placeless
 
 
 def test_a_prompt_that_cannot_be_served_is_refused_and_gives_its_place_back(pair):

@@ -102,7 +102,7 @@ async def run_operator(settings: Settings) -> None:
             make_pair=make_pair,
             now=time.time,
         )
-        operator = _Operator(settings, kube, tools, queue, vitals)
+        operator = Operator(settings, kube, tools, queue, vitals)
         try:
             async with asyncio.TaskGroup() as group:
                 _stop_on_signal(group)
@@ -111,7 +111,7 @@ async def run_operator(settings: Settings) -> None:
             log.info("stopping")
 
 
-class _Operator:
+class Operator:
     """The steps of a start, in order."""
 
     def __init__(
@@ -129,6 +129,7 @@ class _Operator:
         self._vitals = vitals
 
     async def run(self, group: asyncio.TaskGroup) -> None:
+        """Wait for what is served, lead, and work; the tasks are those of `group`."""
         for kind in (PD_DEPLOYMENT, SCALER):
             await until_served(self._kube, kind)
         async with self._leading(group):

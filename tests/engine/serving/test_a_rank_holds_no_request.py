@@ -54,9 +54,14 @@ def make_shard(tiny: Any) -> Callable[[], ModelShard]:
 
 
 @pytest.fixture
-def follower(make_shard: Any) -> Follower:
-    shard = make_shard()
-    return Follower(shard.model, shard.pool)
+def followed(make_shard: Any) -> ModelShard:
+    """The follower's own shard."""
+    return make_shard()
+
+
+@pytest.fixture
+def follower(followed: ModelShard) -> Follower:
+    return Follower(followed.model, followed.pool)
 
 
 def _step(model: Any, rng: np.random.Generator, n_draft: int) -> None:
@@ -71,14 +76,16 @@ def _step(model: Any, rng: np.random.Generator, n_draft: int) -> None:
         propose(model, output, DraftSeeds(last, last, table, unscored), n_draft)
 
 
-def test_a_follower_repeats_every_pass_bit_for_bit(make_shard: Any, follower: Follower) -> None:
+def test_a_follower_repeats_every_pass_bit_for_bit(
+    make_shard: Any, follower: Follower, followed: ModelShard
+) -> None:
     shard, ranks = make_shard(), Ranks(follower)
     model = MirroredModel(shard.model, ranks)  # type: ignore[arg-type]
     for n_draft in (0, 1, 5):
         _step(model, np.random.default_rng(n_draft), n_draft)
         for ours, theirs in zip(
             (*shard.pool.keys, *shard.pool.values),
-            (*follower._pool.keys, *follower._pool.values),
+            (*followed.pool.keys, *followed.pool.values),
             strict=True,
         ):
             np.testing.assert_array_equal(ours, theirs)
@@ -111,17 +118,17 @@ def test_an_order_names_no_request() -> None:
 
 
 def test_heads_are_gathered_and_scattered_in_rank_order(
-    make_shard: Any, follower: Follower
+    make_shard: Any, follower: Follower, followed: ModelShard
 ) -> None:
     shard, rng = make_shard(), np.random.default_rng(3)
-    for pool in (shard.pool, follower._pool):
+    for pool in (shard.pool, followed.pool):
         for array in (*pool.keys, *pool.values):
             array[:] = rng.normal(size=array.shape)
     whole = MirroredPool(shard.pool, Ranks(follower))  # type: ignore[arg-type]
     heads = shard.pool.shape.kv_heads
     assert whole.shape.kv_heads == 2 * heads
     exported = whole.export_blocks([4, 7], 21)
-    own, theirs = shard.pool.export_blocks([4, 7], 21), follower._pool.export_blocks([4, 7], 21)
+    own, theirs = shard.pool.export_blocks([4, 7], 21), followed.pool.export_blocks([4, 7], 21)
     for array, first, second in zip(exported, own, theirs, strict=True):
         np.testing.assert_array_equal(array[:, :heads], first)
         np.testing.assert_array_equal(array[:, heads:], second)
@@ -131,16 +138,16 @@ def test_heads_are_gathered_and_scattered_in_rank_order(
 
 
 def test_blocks_are_cleared_on_every_rank_and_no_other_is_touched(
-    make_shard: Any, follower: Follower
+    make_shard: Any, follower: Follower, followed: ModelShard
 ) -> None:
     shard = make_shard()
-    for pool in (shard.pool, follower._pool):
+    for pool in (shard.pool, followed.pool):
         for array in (*pool.keys, *pool.values):
             array[:] = np.nan
     whole = MirroredPool(shard.pool, Ranks(follower))  # type: ignore[arg-type]
     blocks = [3, *range(6, 24)]
     clear_blocks(whole, blocks)
-    for pool in (shard.pool, follower._pool):
+    for pool in (shard.pool, followed.pool):
         for array in (*pool.keys, *pool.values):
             cleared = [not block.any() for block in np.nan_to_num(array, nan=1.0)]
             assert [index for index, is_clear in enumerate(cleared) if is_clear] == blocks

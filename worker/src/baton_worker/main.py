@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _process(options: argparse.Namespace) -> int:
     if options.with_parent:
         die_with_parent()
-    config = _effective_config(options)
+    config = effective_config(options)
     shown = config.worker_id or f"{options.command}-{socket.gethostname()}"
     configure_logging(shown, options.log_level, options.log_format)
 
@@ -221,7 +221,12 @@ def _process(options: argparse.Namespace) -> int:
     return run_worker(config, Role[options.command.upper()], on_ready=on_ready)
 
 
-def _effective_config(options: argparse.Namespace) -> ProcessConfig:
+def effective_config(options: argparse.Namespace) -> ProcessConfig:
+    """Return the file's configuration with what options and the environment say.
+
+    Raises:
+        ConfigError: any of them is not right.
+    """
     config = load_config(options.config)
     name = options.worker_id or config.worker_id or os.environ.get("BATON_POD_NAME", "")
     config = msgspec.structs.replace(config, worker_id=name)

@@ -76,7 +76,7 @@ class Leadership:
     async def acquire(self) -> None:
         """Return once this process leads."""
         log.info("waiting to lead", extra={"identity": self._identity})
-        while not await self._attempt():
+        while not await self.attempt():
             await self._sleep(self._times.retry)
         log.info("leading", extra={"identity": self._identity})
 
@@ -91,7 +91,7 @@ class Leadership:
             # If this process stood still, to ask first would let it write meanwhile.
             self._give_up_after(self._times.renew)
             left = self._renewed_at + self._times.renew - self._clock()
-            if not await self._attempt(left):
+            if not await self.attempt(left):
                 self._give_up_after(self._times.renew - self._times.retry)
 
     def _give_up_after(self, seconds: float) -> None:
@@ -130,7 +130,7 @@ class Leadership:
         if lease is not None and _holder(lease) == self._identity:
             await self._write(lease, {"holderIdentity": None})
 
-    async def _attempt(self, most_seconds: float = math.inf) -> bool:
+    async def attempt(self, most_seconds: float = math.inf) -> bool:
         """Take or renew the Lease; False when another holds it or the server does not answer."""
         tried_at = self._clock()
         try:

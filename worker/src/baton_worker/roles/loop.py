@@ -98,11 +98,11 @@ class WorkerLoop:
     _stop_reason: str | None = None
     _step_id: int = 0
     _imported_at: dict[RequestKey, float] = field(default_factory=dict)
-    _placeless: Placeless = field(init=False)
+    placeless: Placeless = field(init=False)
 
     def __post_init__(self) -> None:
         parts = self.parts
-        self._placeless = Placeless(
+        self.placeless = Placeless(
             parts.engine, parts.transport, parts.ledger.capacity, parts.handoff_deadline_seconds
         )
 
@@ -182,7 +182,7 @@ class WorkerLoop:
     def _serve_handoff(self, event: HandoffEvent) -> None:
         match event:
             case HandoffGranted(key):
-                request = self._placeless.take(key)
+                request = self.placeless.take(key)
                 if request is not None:
                     self._begin(request)
             case HandoffArrived(handoff):
@@ -212,8 +212,8 @@ class WorkerLoop:
         self.parts.traces.submitted(key, submit.traceparent)
         if submit.decode is None or HANDOFF_PLACES not in submit.decode.features:
             self._begin(submit)
-        elif not self._placeless.ask(submit, submit.decode):
-            message = f"{len(self._placeless)} requests wait for a place at decode"
+        elif not self.placeless.ask(submit, submit.decode):
+            message = f"{len(self.placeless)} requests wait for a place at decode"
             self._end(key, ErrorCode.QUEUE_FULL, message)
 
     def _begin(self, request: Submit) -> None:
@@ -378,7 +378,7 @@ class WorkerLoop:
 
     def _leave(self, key: RequestKey, outcome: str) -> None:
         self._imported_at.pop(key, None)
-        self._placeless.leave(key)
+        self.placeless.leave(key)
         if self.live.leave(key):
             self.parts.metrics.left(outcome)
             self.parts.traces.left(key, outcome)

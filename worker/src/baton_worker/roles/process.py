@@ -158,7 +158,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     inbox = EventQueue()
     http = HttpMetrics(factory)
     health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
-    config = _named(config, role, health.port)
+    config = with_name(config, role, health.port)
     control = ControlServer(config.control, http)
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory), engine.load())
     info = _worker_info(config, role, engine, kv_address, health.url)
@@ -195,7 +195,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     return _Assembled(loop, link, transport, health, control, watchdog)
 
 
-def _named(config: ProcessConfig, role: Role, health_port: int) -> ProcessConfig:
+def with_name(config: ProcessConfig, role: Role, health_port: int) -> ProcessConfig:
     """Return the configuration with a name that no other worker of this host has."""
     if config.worker_id:
         return config

@@ -105,7 +105,7 @@ class GatewayService:
         self.dispatcher = Dispatcher(
             parts, self.retrier, tokenizer.vocabulary, _limits(config), identity
         )
-        self._applier = Applier(parts, self.retrier)
+        self.applier = Applier(parts, self.retrier)
         http, inner = HttpMetrics(factory), config.gateway.health or config.gateway.http
         self.faults = http.faults
         self.gates = (
@@ -163,7 +163,7 @@ class GatewayService:
         lag = self._clock() - received
         self._metrics.lag.observe(lag)
         self._worst_lag_seconds = max(self._worst_lag_seconds, lag)
-        self._applier.apply(events)
+        self.applier.apply(events)
 
     async def _tick(self) -> None:
         """Report the worst lag of each interval, this timer's own included; close old gaps; end
@@ -184,7 +184,7 @@ class GatewayService:
             # What came while this process did not listen may close a gap, or be room.
             if self._clock() >= self._judges_from:
                 with going_on("expire_gaps"):
-                    self._applier.expire_gaps()
+                    self.applier.expire_gaps()
                 with going_on("expire_retries"):
                     self.retrier.expire()
             with going_on("look_at_workers"):
