@@ -11,6 +11,9 @@
 namespace baton_ops::cuda {
 namespace {
 
+// From so many heads on, a warp for each would not find room on a device at once.
+constexpr int64_t kManyHeads = 6144;
+
 template <class Word>
 Error CopyWords(const CopyRowsInput& in, const Rows& out, int64_t element_bytes, Stream stream) {
   const auto words = [&](int64_t elements) {
@@ -72,12 +75,18 @@ Error RopeOf(const RopeStoreInput& in, void* query, Stream stream) {
   p.block_size = static_cast<int32_t>(pool.block_size);
   p.head_dim = static_cast<int32_t>(pool.head_dim);
   p.heads = static_cast<int32_t>(in.heads);
-  p.warps = static_cast<int32_t>(in.tokens * (in.heads + 2 * pool.heads));
+  p.tokens = static_cast<int32_t>(in.tokens);
   p.query = static_cast<E*>(query);
-  const auto blocks = static_cast<unsigned>(DivideUp<int64_t>(p.warps, kRopeWarps));
-  const auto kernel = pool.head_dim <= kMostLaneHead ? RopeStoreKernel<E, kInterleaved, kWide>
-                                                     : RopeStoreLongKernel<E, kInterleaved, kWide>;
-  return LaunchEarly(kernel, {blocks, kRopeWarps * kWarp}, stream, p);
+  const int64_t heads = in.heads + 2 * pool.heads;
+  const auto launch = [&](auto kernel, int64_t per_warp) {
+    const int64_t warps = in.tokens * DivideUp(heads, per_warp);
+    const Grid grid{static_cast<unsigned>(DivideUp<int64_t>(warps, kRopeWarps)),
+                    kRopeWarps * kWarp};
+    return LaunchEarly(kernel, grid, stream, p);
+  };
+  if (pool.head_dim > kMostLaneHead) return launch(RopeStoreLongKernel<E, kInterleaved, kWide>, 1);
+  if (in.tokens * heads < kManyHeads) return launch(RopeStoreKernel<E, kInterleaved, kWide, 1>, 1);
+  return launch(RopeStoreKernel<E, kInterleaved, kWide, 4>, 4);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Heads on their way from the projection to attention: norm, rotation, and the append of keys and
-// values to the paged pool. A warp takes one head of one token.
+// values to the paged pool. A warp takes one head of a token, or a few.
 #ifndef BATON_OPS_ROPE_STORE_CUH_
 #define BATON_OPS_ROPE_STORE_CUH_
 
@@ -36,7 +36,7 @@ struct RopeParams {
   int32_t block_size;
   int32_t head_dim;
   int32_t heads;
-  int32_t warps;  // tokens * (heads + 2 * kv_heads)
+  int32_t tokens;
   E* query;
 };
 
@@ -98,18 +98,6 @@ struct HeadPairs {
   }
 };
 
-template <class E>
-__device__ __forceinline__ E* PoolRow(const RopeParams<E>& p, int64_t sequence, int position,
-                                      int is_value, int kv_head) {
-  const int column = position / p.block_size;
-  int32_t block = kNullBlock;
-  if (position >= 0 && column < p.width) block = __ldcg(p.tables + sequence * p.width + column);
-  if (block <= kNullBlock || block >= p.blocks) block = kTrashBlock;
-  const int offset = position >= 0 ? position % p.block_size : 0;
-  const int64_t page = (static_cast<int64_t>(block) * p.layers + p.layer) * 2 + is_value;
-  return p.pool + ((page * p.kv_heads + kv_head) * p.block_size + offset) * p.head_dim;
-}
-
 // Adds the squares of two pairs to a lane's sum.
 __device__ __forceinline__ float Squares(const Pairs& pairs, float sum) {
 #pragma unroll
@@ -167,77 +155,116 @@ __device__ __forceinline__ void Rotate(const Angles& by, Pairs* pairs) {
   }
 }
 
-// One head of one token: where it comes from, what it is multiplied by, where it goes.
-template <class E>
-struct HeadWork {
-  const E* from;
-  E* to;             // null: padding
-  const E* norm;     // or null
-  const float* cos;  // null: a value, which is not rotated
-  const float* sin;
+// Where a token stands, which all of its heads share.
+struct TokenPlace {
+  bool is_there;  // false: padding
+  int32_t block;
+  int32_t offset;
+  int64_t angle;
 
-  __device__ __forceinline__ HeadWork(const RopeParams<E>& p, int warp)
-      : from(nullptr), to(nullptr), norm(nullptr), cos(nullptr), sin(nullptr) {
-    if (warp >= p.warps) return;
-    const int all_heads = p.heads + 2 * p.kv_heads;
-    const int token = warp / all_heads, head = warp % all_heads;
+  template <class E>
+  __device__ __forceinline__ TokenPlace(const RopeParams<E>& p, int token) {
     const int sequence = __ldcg(p.sequence + token), position = __ldcg(p.position + token);
-    if (sequence < 0 || sequence >= p.sequences) return;
-    const bool is_query = head < p.heads, is_value = head >= p.heads + p.kv_heads;
-    from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(head) * p.head_dim;
-    to = is_query ? p.query + (static_cast<int64_t>(token) * p.heads + head) * p.head_dim
-                  : PoolRow(p, sequence, position, is_value, (head - p.heads) % p.kv_heads);
-    if (is_value) return;
-    norm = is_query ? p.query_norm : p.key_norm;
-    const int64_t angle = min(max(position, 0), p.positions - 1) * int64_t{p.head_dim / 2};
-    cos = p.cos + angle;
-    sin = p.sin + angle;
+    is_there = sequence >= 0 && sequence < p.sequences;
+    block = kNullBlock;
+    const int known = max(position, 0), column = known / p.block_size;
+    if (is_there && position >= 0 && column < p.width) {
+      block = __ldcg(p.tables + static_cast<int64_t>(sequence) * p.width + column);
+    }
+    if (block <= kNullBlock || block >= p.blocks) block = kTrashBlock;
+    offset = known % p.block_size;
+    angle = min(known, p.positions - 1) * int64_t{p.head_dim / 2};
   }
 };
 
-// Heads of at most 128: a lane has one group of pairs. All but the projection is read before the
-// kernel before this one, which writes the projection, is complete.
-template <class E, bool kInterleaved, bool kWide>
+// One head of a token: where it goes, and its norm's weight, null for none.
+template <class E>
+struct HeadPlace {
+  E* to;
+  const E* norm;
+  bool is_value;
+
+  __device__ __forceinline__ HeadPlace(const RopeParams<E>& p, const TokenPlace& place, int token,
+                                       int head) {
+    is_value = head >= p.heads + p.kv_heads;
+    if (head < p.heads) {
+      to = p.query + (static_cast<int64_t>(token) * p.heads + head) * p.head_dim;
+      norm = p.query_norm;
+      return;
+    }
+    const int kv_head = head - p.heads - (is_value ? p.kv_heads : 0);
+    const int64_t page = (static_cast<int64_t>(place.block) * p.layers + p.layer) * 2 + is_value;
+    to = p.pool + ((page * p.kv_heads + kv_head) * p.block_size + place.offset) * p.head_dim;
+    norm = is_value ? nullptr : p.key_norm;
+  }
+};
+
+// Heads of at most kMostLaneHead: a lane has one group of pairs. A warp takes kPer heads of a
+// token. All but the projection is read before the kernel before this one, which writes it, is
+// complete.
+template <class E, bool kInterleaved, bool kWide, int kPer>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<E> p) {
-  const int lane = threadIdx.x % kWarp;
-  const HeadPairs<E, kInterleaved, kWide> place{p.head_dim / 2};
-  const HeadWork<E> work(p, blockIdx.x * kRopeWarps + threadIdx.x / kWarp);
-  const bool has_pairs = work.to && 2 * lane < place.half;
-  Pairs weight{};
+  const int lane = threadIdx.x % kWarp, warp = blockIdx.x * kRopeWarps + threadIdx.x / kWarp;
+  const int all_heads = p.heads + 2 * p.kv_heads, parts = (all_heads + kPer - 1) / kPer;
+  const int token = min(warp / parts, p.tokens - 1), first = warp % parts * kPer;
+  const HeadPairs<E, kInterleaved, kWide> pairs_of{p.head_dim / 2};
+  const TokenPlace place(p, token);
+  const bool has_pairs = 2 * lane < pairs_of.half;
   Angles angles{};
-  if (has_pairs && work.norm) weight = place.Load(work.norm, lane);
-  if (has_pairs && work.cos) angles = LoadAngles<kWide>(work.cos, work.sin, lane, place.half);
+  Pairs query_norm{}, key_norm{};
+  if (has_pairs) {
+    angles = LoadAngles<kWide>(p.cos + place.angle, p.sin + place.angle, lane, pairs_of.half);
+    if (p.query_norm) query_norm = pairs_of.Load(p.query_norm, lane);
+    if (p.key_norm) key_norm = pairs_of.Load(p.key_norm, lane);
+  }
   WaitForEarlierGrids();
   LetNextGridStart();
-  if (!work.to) return;
-  Pairs pairs{};
-  if (has_pairs) pairs = place.Load(work.from, lane);
-  if (work.norm) Norm(weight, HeadScale(Squares(pairs, 0.0f), p.head_dim, p.eps), &pairs);
-  if (work.cos) Rotate(angles, &pairs);
-  if (has_pairs) place.Store(work.to, lane, pairs);
+  if (!place.is_there || warp / parts >= p.tokens) return;
+  const E* from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(first) * p.head_dim;
+  Pairs pairs[kPer] = {};
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (has_pairs && first + i < all_heads) pairs[i] = pairs_of.Load(from + i * p.head_dim, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (first + i >= all_heads) break;
+    const HeadPlace<E> head(p, place, token, first + i);
+    if (head.norm) {
+      const float scale = HeadScale(Squares(pairs[i], 0.0f), p.head_dim, p.eps);
+      Norm(first + i < p.heads ? query_norm : key_norm, scale, &pairs[i]);
+    }
+    if (!head.is_value) Rotate(angles, &pairs[i]);
+    if (has_pairs) pairs_of.Store(head.to, lane, pairs[i]);
+  }
 }
 
-// Heads of any size: each lane reads again what it summed.
+// Heads of any size: each lane reads again what it summed. A warp takes a head.
 template <class E, bool kInterleaved, bool kWide>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreLongKernel(RopeParams<E> p) {
   WaitForEarlierGrids();
   LetNextGridStart();
-  const int lane = threadIdx.x % kWarp;
-  const HeadPairs<E, kInterleaved, kWide> place{p.head_dim / 2};
-  const HeadWork<E> work(p, blockIdx.x * kRopeWarps + threadIdx.x / kWarp);
-  if (!work.to) return;
+  const int lane = threadIdx.x % kWarp, warp = blockIdx.x * kRopeWarps + threadIdx.x / kWarp;
+  const int all_heads = p.heads + 2 * p.kv_heads, token = warp / all_heads, of = warp % all_heads;
+  if (token >= p.tokens) return;
+  const TokenPlace place(p, token);
+  if (!place.is_there) return;
+  const HeadPairs<E, kInterleaved, kWide> pairs_of{p.head_dim / 2};
+  const HeadPlace<E> head(p, place, token, of);
+  const E* from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(of) * p.head_dim;
   float sum = 0.0f, scale = 1.0f;
-  if (work.norm) {
-    for (int group = lane; 2 * group < place.half; group += kWarp) {
-      sum = Squares(place.Load(work.from, group), sum);
+  if (head.norm) {
+    for (int group = lane; 2 * group < pairs_of.half; group += kWarp) {
+      sum = Squares(pairs_of.Load(from, group), sum);
     }
     scale = HeadScale(sum, p.head_dim, p.eps);
   }
-  for (int group = lane; 2 * group < place.half; group += kWarp) {
-    Pairs pairs = place.Load(work.from, group);
-    if (work.norm) Norm(place.Load(work.norm, group), scale, &pairs);
-    if (work.cos) Rotate(LoadAngles<kWide>(work.cos, work.sin, group, place.half), &pairs);
-    place.Store(work.to, group, pairs);
+  const float *cos = p.cos + place.angle, *sin = p.sin + place.angle;
+  for (int group = lane; 2 * group < pairs_of.half; group += kWarp) {
+    Pairs pairs = pairs_of.Load(from, group);
+    if (head.norm) Norm(pairs_of.Load(head.norm, group), scale, &pairs);
+    if (!head.is_value) Rotate(LoadAngles<kWide>(cos, sin, group, pairs_of.half), &pairs);
+    pairs_of.Store(head.to, group, pairs);
   }
 }
 

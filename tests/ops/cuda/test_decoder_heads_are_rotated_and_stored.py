@@ -164,3 +164,30 @@ def test_rows_of_a_wider_matrix_are_as_good(torch: ModuleType) -> None:
     case.run(0)
     for token in case.tokens():
         assert torch.equal(case.query[token], wanted[token])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("head_dim", [6, 128])
+@pytest.mark.parametrize("kv_heads", [2, 3])
+def test_a_token_has_the_same_bits_in_a_crowd(
+    torch: ModuleType, dtype: str, head_dim: int, kv_heads: int
+) -> None:
+    """So many tokens that a warp takes several heads of each."""
+    n, heads, kind = 2000, 4, {"dtype": getattr(torch, dtype), "device": "cuda"}
+    case = Case(torch, dtype, head_dim, "half", True)
+    place = torch.arange(n, device="cuda").int()
+    table = (torch.arange(n // BLOCK_SIZE, device="cuda") + 2).int()[None]
+    qkv = torch.randn(n, (heads + 2 * kv_heads) * head_dim, **kind)
+
+    def run(start: int, stop: int) -> tuple[Any, Any]:
+        kv = torch.zeros(table.numel() + 2, 1, 2, kv_heads, BLOCK_SIZE, head_dim, **kind)
+        query = torch.zeros(stop - start, heads, head_dim, **kind)
+        places = Places(torch.zeros_like(place[start:stop]), place[start:stop], table)
+        decoder.rope_store_into(qkv[start:stop], case.rotation, places, kv, 0, query)
+        return query, kv[2:, 0].permute(0, 3, 1, 2, 4).flatten(0, 1)[start:stop]
+
+    whole = run(0, n)
+    assert all(bool((part != 0).any(-1).all()) for part in whole)
+    for start, stop in ((0, 1), (7, 9), (1990, 2000), (100, 300)):
+        for part, wanted in zip(run(start, stop), whole, strict=True):
+            assert torch.equal(part, wanted[start:stop])

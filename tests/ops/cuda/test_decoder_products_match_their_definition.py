@@ -13,7 +13,7 @@ from baton_ops import decoder
 
 DTYPES = ["bfloat16", "float32"]
 SHAPES = [(1, 1), (7, 5), (64, 64), (100, 33), (129, 257), (4096, 130), (1000, 4096)]
-HEAD_DIMS = [2, 6, 16, 64, 80, 128, 256, 320]
+HEAD_DIMS = [2, 6, 16, 32, 64, 80, 128, 256, 320]
 
 
 def random(torch: ModuleType, dtype: str, *shape: int) -> Any:
@@ -108,11 +108,11 @@ class Paged:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("q_len", [1, 3])
-def test_attention(torch: ModuleType, dtype: str, head_dim: int, q_len: int) -> None:
-    contexts = [q_len, 40, 0, 33, 257, -3]
+@pytest.mark.parametrize(("q_len", "heads"), [(1, 2), (3, 4), (2, 6), (1, 8)])
+def test_attention(torch: ModuleType, dtype: str, head_dim: int, q_len: int, heads: int) -> None:
+    contexts = [q_len, 40, 0, 33, 257, -3, 1500]
     paged = Paged(torch, dtype, head_dim, contexts)
-    query = random(torch, dtype, len(contexts) * q_len, 4, head_dim)
+    query = random(torch, dtype, len(contexts) * q_len, heads, head_dim)
     out = paged.attend(query, list(range(len(contexts))), contexts)
     for s, context in enumerate(contexts):
         for j in range(q_len):
@@ -133,11 +133,20 @@ def test_attention(torch: ModuleType, dtype: str, head_dim: int, q_len: int) -> 
 def test_a_query_has_the_same_bits_in_any_company(
     torch: ModuleType, dtype: str, head_dim: int
 ) -> None:
-    n = 500
+    n = 1100
     paged = Paged(torch, dtype, head_dim, [n, n, n])
     query = random(torch, dtype, n, 8, head_dim)
     whole = paged.attend(query, [1], [n])
-    for start, stop in ((0, 1), (0, 64), (63, 67), (100, 101), (31, 33), (250, 500), (499, 500)):
+    for start, stop in (
+        (0, 1),
+        (0, 64),
+        (63, 67),
+        (100, 101),
+        (31, 33),
+        (250, 750),
+        (511, 514),
+        (1099, 1100),
+    ):
         part = paged.attend(query[start:stop], [1], [stop])
         assert torch.equal(part, whole[start:stop])
     together = paged.attend(
