@@ -51,9 +51,9 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_company(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided_rows_are_multiplied_alike(torch: ModuleType, dtype: str) -> None:
-    x, weight = random(torch, dtype, 40, 200), random(torch, dtype, 33, 64)
+    x, weight = random(torch, dtype, 40, 200), random(torch, dtype, 33, 60)
     for first in (0, 8, 13):
-        part = x[:, first : first + 64]
+        part = x[:, first : first + 60]
         out, wide = random(torch, dtype, 40, 33), random(torch, dtype, 40, 70)
         decoder.matmul_into(part, weight, wide[:, 5:38])
         decoder.matmul_into(part.contiguous(), weight, out)
