@@ -52,6 +52,10 @@ def test_every_command_explains_itself(command, capsys):
             ["local", "--model", "m", "--engine", "sim", "--sim", "seed=["],
             "--sim seed=[: the value is not YAML",
         ),
+        (
+            ["local", "--model", "m", "--engine", "gpu", "--gpu-memory", "0.09"],
+            "--gpu-memory 0.09 is 0.045 for each worker, from 0.05 to 0.98 is possible",
+        ),
         (["control", "/nosuch", "drain"], "`baton-worker local` prints those of its workers"),
         (["local", "--model", "m", "--port", "70000"], "--port is 70000, not in 0..65535"),
         (["local", "--model", "m", "--max-running", "0"], "--max-running is 0, not in 1.."),

@@ -147,8 +147,10 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
                         help="most prompt tokens in a step (%(default)s)")  # fmt: skip
     parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True,
                         help="share KV between requests that begin alike (on)")  # fmt: skip
-    parser.add_argument("--engine", default="cpu", choices=["cpu", "sim"],
+    parser.add_argument("--engine", default="cpu", choices=["cpu", "gpu", "sim"],
                         help="sim: made-up text at a set pace (%(default)s)")  # fmt: skip
+    parser.add_argument("--gpu-memory", type=float, default=0.9, metavar="SHARE",
+                        help="of a gpu's memory, for all workers (%(default)s)")  # fmt: skip
     parser.add_argument("--sim", action="append", default=[], metavar="FIELD=VALUE",
                         help="a field of engine.sim (docs/configuration.md), as "
                         "decode_step_seconds=0.05 or acceptance=[0.9,0.7,0.5,0.3,0.1]")  # fmt: skip
@@ -311,7 +313,17 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         prefill_chunk_tokens=options.prefill_chunk,
         tensor_parallel_size=options.tp,
         prefix_caching=options.prefix_caching,
+        gpu_memory_utilization=_memory_of_a_worker(options),
     )
+
+
+def _memory_of_a_worker(options: argparse.Namespace) -> float:
+    """Return each worker's share of the one GPU that all of them see."""
+    share = options.gpu_memory / max(options.prefill + options.decode + options.mixed, 1)
+    if not 0.05 <= share <= 0.98:
+        raise ConfigError(f"--gpu-memory {options.gpu_memory} is {share:.3f} for each worker, "
+                          "from 0.05 to 0.98 is possible")  # fmt: skip
+    return float(share)
 
 
 def _sim_config(options: argparse.Namespace) -> SimConfig:

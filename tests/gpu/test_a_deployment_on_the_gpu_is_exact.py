@@ -1,0 +1,61 @@
+"""Processes of a deployment on one GPU tell clients the same bits over HTTP, whichever they are.
+
+Prefill and decode are processes of their own, which hand KV over by the existing transport.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_testing.local_deployment import Deployment, start
+
+pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "exactness.md"
+ON_GPU = ("--engine", "gpu", "--max-running", "64", "--gpu-memory", "0.4", "--kv-blocks", "4096")
+PAIR = ("-k", "3", *ON_GPU)
+MIXED = ("--prefill", "0", "--decode", "0", "--mixed", "1", "-k", "0", *ON_GPU)
+REQUESTS = 96
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_gpu() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch, which allocates on the GPU, is absent")
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+
+
+def ask(deployment: Deployment, number: int) -> Any:
+    """Post one of the requests and return its ids, logprobs and alternatives."""
+    choice = deployment.complete(
+        prompt="The licensor grants to you " * (1 + number % 7),
+        max_tokens=20 + number % 50,
+        temperature=0.9 * (number % 3),
+        top_p=1.0 - 0.1 * (number % 2),
+        presence_penalty=0.5 * (number % 4 == 3),
+        seed=number,
+        logprobs=number % 6,
+        ignore_eos=True,
+        return_token_ids=True,
+    )["choices"][0]
+    return choice["token_ids"], choice["logprobs"]
+
+
+def test_a_pair_of_processes_says_what_one_says_and_texts_are_scored_as_sampled() -> None:
+    with start(*PAIR) as pair, ThreadPoolExecutor(48) as clients:
+        pair.wait_lines(3)
+        found = list(clients.map(lambda n: ask(pair, n), range(REQUESTS)))
+        pair.wait_at_least("prefill", "baton_handoff_sent_bytes_total", 1)
+        pair.wait_at_least("decode", "baton_draft_accepted_tokens_total", 1)
+        (lines,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+        exec(lines.replace("http://127.0.0.1:8000", pair.url), {})
+    with start(*MIXED) as mixed:
+        wanted = [ask(mixed, n) for n in range(REQUESTS)]
+    differing = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
+    assert differing == []
