@@ -231,7 +231,7 @@ def main() -> None:
     torch.cuda.empty_cache()
     loaded = load()
     record: dict[str, Any] = {"machine": gpu.machine(), "commit": gpu.commit()}
-    record["roof"] = {"read": memory.read, "copy": memory.copy}
+    record |= {"roof": {"read": memory.read, "copy": memory.copy}, "repeats": bench_steps.REPEATS}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], Any]] = {
         "steps": lambda: steps(loaded, FEW if options.few else CASES, memory),
