@@ -199,11 +199,11 @@ class Scrape:
         return 1e3 * self.value(f"{histogram}_sum") / count if count else math.nan
 
 
-def largest_error(spec: ModelShape, stream: Stream) -> float:
+def largest_error(shape: ModelShape, stream: Stream) -> float:
     """Return max |streamed logprob - float64 log-softmax of the full forward| over all tokens."""
-    weights = load_weights(MODEL, spec)
+    weights = load_weights(MODEL, shape)
     sequence = [*stream.prompt_ids, *stream.token_ids]
-    logits = forward(weights, spec, sequence[:-1]).logits[len(stream.prompt_ids) - 1 :]
+    logits = forward(weights, shape, sequence[:-1]).logits[len(stream.prompt_ids) - 1 :]
     shifted = logits - logits.max(axis=1, keepdims=True)
     reference = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     want = reference[np.arange(len(stream.token_ids)), stream.token_ids]

@@ -41,13 +41,13 @@ class Acceptance:
 
 def measure_acceptance(model_dir: Path, texts: list[str], seed: int) -> Acceptance:
     """Continue the beginnings of 16 long paragraphs by 64 tokens each."""
-    spec = load_shape(model_dir)
-    weights = load_weights(model_dir, spec)
+    shape = load_shape(model_dir)
+    weights = load_weights(model_dir, shape)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     long = [text for text in texts if len(text) > 2 * _PROMPT_CHARACTERS]
     prompts = random.Random(seed).sample(long, PROMPTS)  # noqa: S311  a sample, not a secret
     runs = [
-        greedy(weights, spec, tokenizer.encode(text[:_PROMPT_CHARACTERS]).ids, TOKENS_PER_PROMPT)
+        greedy(weights, shape, tokenizer.encode(text[:_PROMPT_CHARACTERS]).ids, TOKENS_PER_PROMPT)
         for text in prompts
     ]
     return Acceptance(

@@ -199,8 +199,8 @@ class Worker:
 def _engine(model: Model, shape: Shape, overlap: bool) -> StepEngine:
     options = _options(shape, overlap)
     if isinstance(model.source, SimConfig):
-        return SimEngine(model.source, model.spec, options, time.monotonic)
-    return PaddleEngine(model.spec, model.source, options, time.monotonic)
+        return SimEngine(model.source, model.model_shape, options, time.monotonic)
+    return PaddleEngine(model.model_shape, model.source, options, time.monotonic)
 
 
 def _options(shape: Shape, overlap: bool) -> EngineOptions:
@@ -223,7 +223,7 @@ def _options(shape: Shape, overlap: bool) -> EngineOptions:
 class Model(NamedTuple):
     """What an engine serves."""
 
-    spec: ModelShape
+    model_shape: ModelShape
     source: Weights | SimConfig
 
 
@@ -233,9 +233,9 @@ def model_of(name: str) -> Model:
     if name == "tiny":
         return Model(tiny, load_weights(TINY, tiny))
     if name == "sim":
-        spec = dataclasses.replace(tiny, vocab_size=VOCAB_SIZE, n_mtp_layers=1)
-        return Model(spec, SimConfig(decode_step_seconds=0.01, decode_row_seconds=0.0))
-    spec = dataclasses.replace(
+        model_shape = dataclasses.replace(tiny, vocab_size=VOCAB_SIZE, n_mtp_layers=1)
+        return Model(model_shape, SimConfig(decode_step_seconds=0.01, decode_row_seconds=0.0))
+    model_shape = dataclasses.replace(
         tiny,
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -245,33 +245,33 @@ def model_of(name: str) -> Model:
         head_dim=32,
         intermediate_size=768,
     )
-    return Model(spec, _random_weights(spec, np.random.default_rng(0)))
+    return Model(model_shape, _random_weights(model_shape, np.random.default_rng(0)))
 
 
-def _random_weights(spec: ModelShape, rng: np.random.Generator) -> Weights:
+def _random_weights(model_shape: ModelShape, rng: np.random.Generator) -> Weights:
     def matrix(rows: int, columns: int) -> Any:
         return rng.standard_normal((rows, columns), np.float32) * np.float32(rows**-0.5)
 
     def norm() -> Any:
-        return np.ones(spec.hidden_size, np.float32)
+        return np.ones(model_shape.hidden_size, np.float32)
 
     def layer() -> LayerWeights:
         return LayerWeights(
             input_norm=norm(),
-            qkv=matrix(spec.hidden_size, spec.q_size + 2 * spec.kv_size),
-            o=matrix(spec.q_size, spec.hidden_size),
+            qkv=matrix(model_shape.hidden_size, model_shape.q_size + 2 * model_shape.kv_size),
+            o=matrix(model_shape.q_size, model_shape.hidden_size),
             post_norm=norm(),
-            gate_up=matrix(spec.hidden_size, 2 * spec.intermediate_size),
-            down=matrix(spec.intermediate_size, spec.hidden_size),
+            gate_up=matrix(model_shape.hidden_size, 2 * model_shape.intermediate_size),
+            down=matrix(model_shape.intermediate_size, model_shape.hidden_size),
         )
 
-    proj = matrix(2 * spec.hidden_size, spec.hidden_size)
+    proj = matrix(2 * model_shape.hidden_size, model_shape.hidden_size)
     return Weights(
-        embed=matrix(spec.vocab_size, spec.hidden_size),
-        layers=tuple(layer() for _ in range(spec.n_layers)),
+        embed=matrix(model_shape.vocab_size, model_shape.hidden_size),
+        layers=tuple(layer() for _ in range(model_shape.n_layers)),
         mtp=(MtpWeights(norm(), norm(), proj, layer(), norm()),),
         final_norm=norm(),
-        lm_head=matrix(spec.hidden_size, spec.vocab_size),
+        lm_head=matrix(model_shape.hidden_size, model_shape.vocab_size),
         identity="random",
     )
 

@@ -57,12 +57,12 @@ def test_tokens_and_logprobs_agree(pair, mixed, sampling):
 
 
 def test_every_logprob_is_the_full_forwards_first_token_included(pair, model_dir):
-    spec = load_shape(model_dir)
-    weights = load_weights(model_dir, spec)
+    shape = load_shape(model_dir)
+    weights = load_weights(model_dir, shape)
     many = prompts(6, seed=2)
     for prompt, choice in zip(many, choices(pair, many, logprobs=0, seed=5), strict=True):
         ids = choice["token_ids"]
-        logits = forward(weights, spec, [*prompt, *ids][:-1]).logits[len(prompt) - 1 :]
+        logits = forward(weights, shape, [*prompt, *ids][:-1]).logits[len(prompt) - 1 :]
         shifted = logits - logits.max(axis=1, keepdims=True)
         want = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         got = choice["logprobs"]["token_logprobs"]
@@ -112,13 +112,13 @@ def test_draft_logprobs_stand_at_their_positions_and_change_no_token(pair):
 
 
 def test_prompt_logprobs_are_the_full_forwards_whoever_computes_them(pair, mixed, model_dir):
-    spec = load_shape(model_dir)
-    weights = load_weights(model_dir, spec)
+    shape = load_shape(model_dir)
+    weights = load_weights(model_dir, shape)
     many = [prompt for prompt in prompts(6, seed=4) if len(prompt) > 1]
     told = [choices(d, many, prompt_logprobs=2, seed=5) for d in (pair, mixed)]
     for prompt, ours, plain in zip(many, *told, strict=True):
         assert ours["token_ids"] == plain["token_ids"]
-        logits = forward(weights, spec, prompt).logits[:-1]
+        logits = forward(weights, shape, prompt).logits[:-1]
         shifted = logits - logits.max(axis=1, keepdims=True)
         want = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         for choice in (ours, plain):
@@ -150,10 +150,10 @@ def test_an_echoed_prompt_is_scored_like_any_output(pair):
 
 
 def test_a_prompt_without_output_is_scored_by_the_full_forward(pair, mixed, model_dir):
-    spec = load_shape(model_dir)
-    weights = load_weights(model_dir, spec)
+    shape = load_shape(model_dir)
+    weights = load_weights(model_dir, shape)
     for prompt in prompts(4, seed=9):
-        logits = forward(weights, spec, prompt).logits[:-1]
+        logits = forward(weights, shape, prompt).logits[:-1]
         shifted = logits - logits.max(axis=1, keepdims=True)
         want = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         for deployment in (pair, mixed):

@@ -18,7 +18,7 @@ from baton_worker.engine.model.weights import LayerWeights, Weights, load_weight
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    spec: ModelShape
+    shape: ModelShape
     weights: Weights
 
 
@@ -26,8 +26,8 @@ class Loaded:
 def load(make_checkpoint: Callable[..., Any]) -> Callable[..., Loaded]:
     def make(**arguments: Any) -> Loaded:
         path = make_checkpoint(**arguments).path
-        spec = load_shape(path)
-        return Loaded(spec, load_weights(path, spec))
+        shape = load_shape(path)
+        return Loaded(shape, load_weights(path, shape))
 
     return make
 
@@ -40,10 +40,10 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 def test_later_tokens_change_no_earlier_logits(load: Callable[..., Loaded], family: str) -> None:
     model = load(family=family)
     ids = tokens(20)
-    whole = forward(model.weights, model.spec, ids)
-    prefix = forward(model.weights, model.spec, ids[:12])
+    whole = forward(model.weights, model.shape, ids)
+    prefix = forward(model.weights, model.shape, ids[:12])
     np.testing.assert_allclose(whole.logits[:12], prefix.logits, rtol=0, atol=1e-12)
-    changed = forward(model.weights, model.spec, [*ids[:12], *tokens(8, seed=1)])
+    changed = forward(model.weights, model.shape, [*ids[:12], *tokens(8, seed=1)])
     np.testing.assert_allclose(changed.logits[:12], prefix.logits, rtol=0, atol=1e-12)
     assert np.abs(changed.logits[12:] - whole.logits[12:]).max() > 1e-3
 
@@ -51,8 +51,8 @@ def test_later_tokens_change_no_earlier_logits(load: Callable[..., Loaded], fami
 def test_earlier_tokens_change_later_logits(load: Callable[..., Loaded]) -> None:
     model = load()
     ids = tokens(20)
-    whole = forward(model.weights, model.spec, ids)
-    other = forward(model.weights, model.spec, [(ids[0] + 1) % 96, *ids[1:]])
+    whole = forward(model.weights, model.shape, ids)
+    other = forward(model.weights, model.shape, [(ids[0] + 1) % 96, *ids[1:]])
     assert np.abs(other.logits[19] - whole.logits[19]).max() > 1e-4
 
 
@@ -61,15 +61,17 @@ def test_mtp_is_causal_and_sees_both_hidden_state_and_next_token(
 ) -> None:
     model = load()
     ids = tokens(20)
-    hidden = forward(model.weights, model.spec, ids).hidden[:-1]
-    whole = mtp_forward(model.weights, model.spec, hidden, ids[1:])
-    part = mtp_forward(model.weights, model.spec, hidden[:8], ids[1:9])
+    hidden = forward(model.weights, model.shape, ids).hidden[:-1]
+    whole = mtp_forward(model.weights, model.shape, hidden, ids[1:])
+    part = mtp_forward(model.weights, model.shape, hidden[:8], ids[1:9])
     np.testing.assert_allclose(whole.logits[:8], part.logits, rtol=0, atol=1e-12)
-    other_token = mtp_forward(model.weights, model.spec, hidden[:8], [*ids[1:8], (ids[8] + 1) % 96])
+    other_token = mtp_forward(
+        model.weights, model.shape, hidden[:8], [*ids[1:8], (ids[8] + 1) % 96]
+    )
     assert np.abs(other_token.logits[7] - part.logits[7]).max() > 1e-3
     other_hidden = hidden[:8].copy()
     other_hidden[7] = hidden[0]
-    other = mtp_forward(model.weights, model.spec, other_hidden, ids[1:9])
+    other = mtp_forward(model.weights, model.shape, other_hidden, ids[1:9])
     assert np.abs(other.logits[7] - part.logits[7]).max() > 1e-3
 
 
@@ -77,8 +79,8 @@ def test_the_hidden_state_handed_to_mtp_follows_the_switch(load: Callable[..., L
     before = load(baton_mtp_hidden="pre_norm")
     after = load(baton_mtp_hidden="post_norm")
     ids = tokens(6)
-    raw = forward(before.weights, before.spec, ids)
-    normed = forward(after.weights, after.spec, ids)
+    raw = forward(before.weights, before.shape, ids)
+    normed = forward(after.weights, after.shape, ids)
     np.testing.assert_array_equal(raw.logits, normed.logits)
     rms = np.sqrt(np.mean(raw.hidden**2, axis=-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(
@@ -92,25 +94,25 @@ def permute_heads(matrix: np.ndarray, head_dim: int) -> np.ndarray:
     return matrix.reshape(matrix.shape[0], -1, head_dim)[..., order].reshape(matrix.shape)
 
 
-def to_half(layer: LayerWeights, spec: ModelShape) -> LayerWeights:
-    rotated = spec.q_size + spec.kv_size
-    qkv = [permute_heads(layer.qkv[:, :rotated], spec.head_dim), layer.qkv[:, rotated:]]
+def to_half(layer: LayerWeights, shape: ModelShape) -> LayerWeights:
+    rotated = shape.q_size + shape.kv_size
+    qkv = [permute_heads(layer.qkv[:, :rotated], shape.head_dim), layer.qkv[:, rotated:]]
     return dataclasses.replace(layer, qkv=np.concatenate(qkv, axis=1))
 
 
 def test_both_rope_styles_are_one_model_with_permuted_heads(load: Callable[..., Loaded]) -> None:
     model = load(family="ernie4_5")
-    assert model.spec.rope_style == "interleaved"
-    half_spec = dataclasses.replace(model.spec, rope_style="half")
+    assert model.shape.rope_style == "interleaved"
+    half_shape = dataclasses.replace(model.shape, rope_style="half")
     half = dataclasses.replace(
         model.weights,
-        layers=tuple(to_half(layer, half_spec) for layer in model.weights.layers),
+        layers=tuple(to_half(layer, half_shape) for layer in model.weights.layers),
     )
     ids = tokens(16)
-    expected = forward(model.weights, model.spec, ids).logits
-    found = forward(half, half_spec, ids).logits
+    expected = forward(model.weights, model.shape, ids).logits
+    found = forward(half, half_shape, ids).logits
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    unpermuted = forward(model.weights, half_spec, ids).logits
+    unpermuted = forward(model.weights, half_shape, ids).logits
     assert np.abs(unpermuted - expected).max() > 1e-3
 
 
@@ -163,17 +165,17 @@ def test_log_softmax_is_normalised_and_unclipped() -> None:
 def test_greedy_counts_drafts_as_speculation_takes_them(load: Callable[..., Loaded]) -> None:
     model = load()
     prompt = tokens(5)
-    run = greedy(model.weights, model.spec, prompt, 24)
+    run = greedy(model.weights, model.shape, prompt, 24)
     ids = [*prompt, *run.token_ids]
     assert len(run.token_ids) == 24
     for i in range(len(prompt), len(ids)):
-        assert ids[i] == forward(model.weights, model.spec, ids[:i]).logits[-1].argmax()
+        assert ids[i] == forward(model.weights, model.shape, ids[:i]).logits[-1].argmax()
     # Step by step: each verification emits one token, and one more when its draft was right.
     emitted, proposed, accepted = 1, 0, 0
     while emitted < 24:
         known = ids[: len(prompt) + emitted]
-        hidden = forward(model.weights, model.spec, known[:-1]).hidden
-        draft = mtp_forward(model.weights, model.spec, hidden, known[1:]).logits[-1].argmax()
+        hidden = forward(model.weights, model.shape, known[:-1]).hidden
+        draft = mtp_forward(model.weights, model.shape, hidden, known[1:]).logits[-1].argmax()
         is_hit = bool(draft == ids[len(known)])
         proposed, accepted = proposed + 1, accepted + is_hit
         emitted += 1 + is_hit
@@ -182,5 +184,5 @@ def test_greedy_counts_drafts_as_speculation_takes_them(load: Callable[..., Load
 
 def test_greedy_without_mtp_proposes_nothing(load: Callable[..., Loaded]) -> None:
     model = load(num_nextn_predict_layers=0)
-    run = greedy(model.weights, model.spec, tokens(3), 4)
+    run = greedy(model.weights, model.shape, tokens(3), 4)
     assert (len(run.token_ids), run.proposed, run.accepted) == (4, 0, 0)

@@ -67,8 +67,8 @@ def test_logits_are_those_of_other_implementations(
         tie_word_embeddings=is_tied,
         rope_theta=5000.0,
     )
-    spec = load_shape(made.path)
+    shape = load_shape(made.path)
     ids = np.random.default_rng(1).integers(0, 96, 50).tolist()
-    logits = forward(load_weights(made.path, spec), spec, ids).logits
+    logits = forward(load_weights(made.path, shape), shape, ids).logits
     np.testing.assert_allclose(logits[0, :4], first_row, rtol=0, atol=2e-5)
     np.testing.assert_allclose(logits[-1, :8], last_row, rtol=0, atol=2e-5)

@@ -44,10 +44,10 @@ def render(config: dict[str, Any], messages: list[dict[str, str]], prompt: bool)
 
 
 def test_the_weights_load_and_are_small_enough_to_commit(tiny_model_dir: Path) -> None:
-    spec = load_shape(tiny_model_dir)
-    weights = load_weights(tiny_model_dir, spec)
-    assert (spec.n_layers, spec.n_mtp_layers, len(weights.mtp)) == (2, 1, 1)
-    assert spec.rope_style == "interleaved"
+    shape = load_shape(tiny_model_dir)
+    weights = load_weights(tiny_model_dir, shape)
+    assert (shape.n_layers, shape.n_mtp_layers, len(weights.mtp)) == (2, 1, 1)
+    assert shape.rope_style == "interleaved"
     assert (tiny_model_dir / "model.safetensors").stat().st_size < 500_000
 
 
@@ -60,20 +60,20 @@ def test_any_text_round_trips_through_the_tokenizer(tokenizer: Tokenizer, text: 
 def test_encoding_puts_the_beginning_of_sequence_in_front(
     tokenizer: Tokenizer, tiny_model_dir: Path
 ) -> None:
-    spec = load_shape(tiny_model_dir)
-    assert tokenizer.encode("a licence").ids[0] == spec.bos_token_id
-    assert spec.bos_token_id not in tokenizer.encode("a licence", add_special_tokens=False).ids
+    shape = load_shape(tiny_model_dir)
+    assert tokenizer.encode("a licence").ids[0] == shape.bos_token_id
+    assert shape.bos_token_id not in tokenizer.encode("a licence", add_special_tokens=False).ids
 
 
 def test_token_ids_agree_across_the_files(
     tokenizer: Tokenizer, tokenizer_config: dict[str, Any], tiny_model_dir: Path
 ) -> None:
-    spec = load_shape(tiny_model_dir)
-    assert tokenizer.get_vocab_size() == spec.vocab_size
-    assert tokenizer.token_to_id(tokenizer_config["bos_token"]) == spec.bos_token_id
+    shape = load_shape(tiny_model_dir)
+    assert tokenizer.get_vocab_size() == shape.vocab_size
+    assert tokenizer.token_to_id(tokenizer_config["bos_token"]) == shape.bos_token_id
     ends = (tokenizer_config["eos_token"], "<|end|>")
-    assert tuple(map(tokenizer.token_to_id, ends)) == spec.eos_token_ids
-    assert tokenizer_config["model_max_length"] == spec.max_position_embeddings
+    assert tuple(map(tokenizer.token_to_id, ends)) == shape.eos_token_ids
+    assert tokenizer_config["model_max_length"] == shape.max_position_embeddings
 
 
 def test_the_chat_template_renders_turns_and_the_prompt_for_an_answer(

@@ -27,7 +27,7 @@ SENTENCES = (
 
 
 class Tiny(NamedTuple):
-    spec: ModelShape
+    shape: ModelShape
     weights: Weights
     tokenizer: Tokenizer
 
@@ -38,9 +38,9 @@ class Tiny(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tiny(tiny_model_dir: Path) -> Tiny:
-    spec = load_shape(tiny_model_dir)
+    shape = load_shape(tiny_model_dir)
     tokenizer = Tokenizer.from_file(str(tiny_model_dir / "tokenizer.json"))
-    return Tiny(spec, load_weights(tiny_model_dir, spec), tokenizer)
+    return Tiny(shape, load_weights(tiny_model_dir, shape), tokenizer)
 
 
 def mean_nll(logits: np.ndarray, labels: list[int]) -> float:
@@ -51,18 +51,18 @@ def test_main_and_mtp_predict_licence_text_far_better_than_chance(tiny: Tiny) ->
     main, mtp = [], []
     for sentence in SENTENCES:
         ids = tiny.encode(sentence)
-        result = forward(tiny.weights, tiny.spec, ids)
-        drafts = mtp_forward(tiny.weights, tiny.spec, result.hidden[:-1], ids[1:])
+        result = forward(tiny.weights, tiny.shape, ids)
+        drafts = mtp_forward(tiny.weights, tiny.shape, result.hidden[:-1], ids[1:])
         main.append(mean_nll(result.logits[:-1], ids[1:]))
         mtp.append(mean_nll(drafts.logits[:-1], ids[2:]))
-    chance = np.log(tiny.spec.vocab_size)
+    chance = np.log(tiny.shape.vocab_size)
     assert np.mean(main) < 0.5 * chance
     assert np.mean(mtp) < 0.5 * chance
 
 
 def test_first_drafts_are_accepted_often(tiny: Tiny) -> None:
     runs = [
-        greedy(tiny.weights, tiny.spec, tiny.encode(sentence)[:20], 48) for sentence in SENTENCES
+        greedy(tiny.weights, tiny.shape, tiny.encode(sentence)[:20], 48) for sentence in SENTENCES
     ]
     proposed = sum(run.proposed for run in runs)
     accepted = sum(run.accepted for run in runs)
@@ -76,9 +76,9 @@ def test_chat_answers_reach_the_end_of_sequence(tiny: Tiny) -> None:
     for request in requests:
         prompt = f"<s><|user|>{request}<|end|><|assistant|>"
         ids = tiny.tokenizer.encode(prompt, add_special_tokens=False).ids
-        run = greedy(tiny.weights, tiny.spec, ids, 100)
-        ended += any(token in tiny.spec.eos_token_ids for token in run.token_ids)
-        assert run.token_ids[0] not in tiny.spec.eos_token_ids
+        run = greedy(tiny.weights, tiny.shape, ids, 100)
+        ended += any(token in tiny.shape.eos_token_ids for token in run.token_ids)
+        assert run.token_ids[0] not in tiny.shape.eos_token_ids
     assert ended >= 2
 
 
@@ -96,7 +96,7 @@ def test_the_training_network_and_the_reference_are_one_model(
     ids = tiny.encode(" ".join(SENTENCES))[:130]
     window = paddle.to_tensor(np.array([ids], dtype=np.int64))
     main, mtp = (float(value) for value in network.loss(parameters, network.Shape(), window))
-    result = forward(tiny.weights, tiny.spec, ids[:-2])
-    drafts = mtp_forward(tiny.weights, tiny.spec, result.hidden, ids[1:-1])
+    result = forward(tiny.weights, tiny.shape, ids[:-2])
+    drafts = mtp_forward(tiny.weights, tiny.shape, result.hidden, ids[1:-1])
     assert main == pytest.approx(mean_nll(result.logits, ids[1:-1]), abs=1e-4)
     assert mtp == pytest.approx(mean_nll(drafts.logits, ids[2:]), abs=1e-4)

@@ -37,11 +37,11 @@ def test_two_steps_on_python_text_make_a_loadable_folder(
     output = run(script, "--corpus", "python", "--steps", "2", "--out", str(tmp_path / "model"))
     assert "step 2/2" in output
     assert "first-draft acceptance" in output
-    spec = load_shape(tmp_path / "model")
-    assert load_weights(tmp_path / "model", spec).embed.shape == (512, 64)
-    assert spec == load_shape(tiny_model_dir)
+    shape = load_shape(tmp_path / "model")
+    assert load_weights(tmp_path / "model", shape).embed.shape == (512, 64)
+    assert shape == load_shape(tiny_model_dir)
     tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == spec.vocab_size
+    assert tokenizer.get_vocab_size() == shape.vocab_size
 
 
 def test_help_names_every_option_with_its_default(tiny_model_dir: Path) -> None:

@@ -23,12 +23,12 @@ Edit = Callable[[dict[str, Any]], object]
 
 def load(folder: Path) -> object:
     """Load for the host; what is refused there is refused for a device in the same words."""
-    spec = load_shape(folder)
+    shape = load_shape(folder)
     try:
-        return load_weights(folder, spec)
+        return load_weights(folder, shape)
     except CheckpointError as error:
         with pytest.raises(CheckpointError, match=f"^{re.escape(str(error))}$"):
-            load_device_weights(NumpyDevice(), open_checkpoint(folder), spec, "float32", 0)
+            load_device_weights(NumpyDevice(), open_checkpoint(folder), shape, "float32", 0)
         raise
 
 

@@ -17,10 +17,10 @@ def test_two_shards_put_together_are_the_whole(
     make_checkpoint: Callable[..., Any], storage: str
 ) -> None:
     path = make_checkpoint(storage=storage).path
-    spec = load_shape(path)
-    whole = load_weights(path, spec)
-    halves = [load_weights(path, spec, Shard(rank, 2)) for rank in (0, 1)]
-    q, kv = spec.q_size // 2, spec.kv_size // 2
+    shape = load_shape(path)
+    whole = load_weights(path, shape)
+    halves = [load_weights(path, shape, Shard(rank, 2)) for rank in (0, 1)]
+    q, kv = shape.q_size // 2, shape.kv_size // 2
     for i, layer in enumerate((*whole.layers, whole.mtp[0].layer)):
         parts = [(*half.layers, half.mtp[0].layer)[i] for half in halves]
         split = [np.split(part.qkv, [q, q + kv], axis=1) for part in parts]

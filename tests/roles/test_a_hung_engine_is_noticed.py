@@ -159,8 +159,8 @@ def sim_engine(time: Time, pace: SimConfig, is_overlapped: bool) -> SimEngine:
         stuck_seconds=STUCK,
         first_step_seconds=FIRST,
     )
-    spec = sim_shape(pace, load_shape(TINY_MODEL))
-    options = resolve_options(ProcessConfig(ModelConfig(str(TINY_MODEL)), engine=engine), spec)
+    shape = sim_shape(pace, load_shape(TINY_MODEL))
+    options = resolve_options(ProcessConfig(ModelConfig(str(TINY_MODEL)), engine=engine), shape)
 
     def sleep(seconds: float) -> None:
         """Let time pass, once the engine's thread waits for the step that another one is at."""
@@ -168,7 +168,7 @@ def sim_engine(time: Time, pace: SimConfig, is_overlapped: bool) -> SimEngine:
             threading.Event().wait(0.001)
         time.sleep(seconds)
 
-    made = SimEngine(pace, spec, options, time.clock, sleep)
+    made = SimEngine(pace, shape, options, time.clock, sleep)
     return made
 
 

@@ -33,8 +33,8 @@ def key_fixture() -> Callable[..., RequestKey]:
 @pytest.fixture(scope="session")
 def tiny() -> LoadedModel:
     """The committed model: trained, so its drafts are accepted about half the time."""
-    spec = load_shape(TINY_MODEL)
-    return LoadedModel(spec, load_weights(TINY_MODEL, spec))
+    shape = load_shape(TINY_MODEL)
+    return LoadedModel(shape, load_weights(TINY_MODEL, shape))
 
 
 @pytest.fixture(scope="session")
@@ -42,15 +42,15 @@ def load_model() -> Callable[[Path], LoadedModel]:
     """`load(folder)`: a Hugging Face folder's model."""
 
     def load(folder: Path) -> LoadedModel:
-        spec = load_shape(folder)
-        return LoadedModel(spec, load_weights(folder, spec))
+        shape = load_shape(folder)
+        return LoadedModel(shape, load_weights(folder, shape))
 
     return load
 
 
 @pytest.fixture(scope="session")
 def make_model(tiny: LoadedModel) -> Callable[..., LoadedModel]:
-    """`make(seed=0, **spec_fields)`: random weights over a small spec."""
+    """`make(seed=0, **fields)`: random weights over a small shape."""
 
     def make(seed: int = 0, **fields: Any) -> LoadedModel:
         small: dict[str, Any] = {
@@ -62,8 +62,8 @@ def make_model(tiny: LoadedModel) -> Callable[..., LoadedModel]:
             "intermediate_size": 48,
             "eos_token_ids": (1,),
         }
-        spec = dataclasses.replace(tiny.spec, **(small | fields))
-        return LoadedModel(spec, random_weights(spec, np.random.default_rng(seed)))
+        shape = dataclasses.replace(tiny.shape, **(small | fields))
+        return LoadedModel(shape, random_weights(shape, np.random.default_rng(seed)))
 
     return make
 
@@ -95,7 +95,7 @@ def make_bench(tiny: LoadedModel, request: pytest.FixtureRequest) -> Callable[..
         options.setdefault("n_blocks", options["max_running"] * per_request)
         defaults = {"max_waiting": 1024, "prefill_tokens": 512, "max_top_k": 20, "overlap": False}
         engine = engine_class(
-            model.spec, model.weights, EngineOptions(**(defaults | options)), Clock()
+            model.shape, model.weights, EngineOptions(**(defaults | options)), Clock()
         )
         return Bench(engine, reader or Reader())
 
@@ -113,7 +113,7 @@ def make_sim_bench(tiny: LoadedModel) -> Callable[..., Bench]:
         sizes = {"block_size": 16, "use_mtp": True, "drafts": DraftSources(), "overlap": False}
         resolved = EngineOptions(**(defaults | sizes | options))
         clock = Clock()
-        engine = SimEngine(sim, sim_shape(sim, tiny.spec), resolved, clock, clock.sleep)
+        engine = SimEngine(sim, sim_shape(sim, tiny.shape), resolved, clock, clock.sleep)
         return Bench(engine, reader or Reader())
 
     return make
@@ -150,7 +150,7 @@ def make_prompts(tiny: LoadedModel) -> Callable[..., list[tuple[int, ...]]]:
         count: int, seed: int = 0, longest: int = 40, vocab_size: int | None = None
     ) -> list[tuple[int, ...]]:
         rng = np.random.default_rng(seed)
-        top = vocab_size or tiny.spec.vocab_size
+        top = vocab_size or tiny.shape.vocab_size
         return [
             tuple(rng.integers(2, top, rng.integers(1, longest + 1)).tolist()) for _ in range(count)
         ]

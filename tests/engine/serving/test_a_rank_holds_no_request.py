@@ -50,7 +50,7 @@ class Ranks:
 @pytest.fixture
 def make_shard(tiny: Any) -> Callable[[], ModelShard]:
     sizes = ShardSizes(block_size=16, n_blocks=BLOCKS, max_positions=256, use_mtp=True)
-    return lambda: build_shard(tiny.spec, tiny.weights, sizes)
+    return lambda: build_shard(tiny.shape, tiny.weights, sizes)
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def offered(
     good = prefill.handoffs()[0]
     assert len(good.state.drafts) == len(good.state.draft_scores.logprobs) == 3
     decode = make(n_draft=3, max_model_len=64, max_running=32, prefix_caching=False)
-    vocab_size = decode.engine.spec.vocab_size
+    vocab_size = decode.engine.shape.vocab_size
     return decode, good, FrameWriter(Role.DECODE, 1, limits=Limits(vocab_size=vocab_size))
 
 

@@ -148,7 +148,7 @@ FAULTS = {"logits": _break_logits, "drafts": _break_drafts, "prompt": _break_pro
 def _serve(bench: Any, prompts: Any, n: int = N) -> list[Any]:
     """Run the first `n` requests to their ends; every step's columns must make a record."""
     params = LogprobParams(draft_logprobs=True, draft_ids=True, prompt_k=1)
-    writer = FrameWriter(Role.MIXED, 1, limits=Limits(vocab_size=bench.engine.spec.vocab_size))
+    writer = FrameWriter(Role.MIXED, 1, limits=Limits(vocab_size=bench.engine.shape.vocab_size))
     keys = [
         bench.submit(i, prompts[i], logprobs_k=2, logprobs=params, max_tokens=12, **SAMPLINGS[i])
         for i in range(n)

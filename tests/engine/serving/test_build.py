@@ -54,11 +54,11 @@ def test_an_engine_from_a_folder_serves(key: Any) -> None:
 
 
 def test_defaults_follow_the_model(tiny: Any) -> None:
-    options = resolve_options(_config(max_running=4, block_size=8), tiny.spec)
-    assert options.max_model_len == tiny.spec.max_position_embeddings
-    assert options.n_blocks == 4 * tiny.spec.max_position_embeddings // 8
+    options = resolve_options(_config(max_running=4, block_size=8), tiny.shape)
+    assert options.max_model_len == tiny.shape.max_position_embeddings
+    assert options.n_blocks == 4 * tiny.shape.max_position_embeddings // 8
     assert options.use_mtp
-    assert not resolve_options(_config(NO_MTP), tiny.spec).use_mtp
+    assert not resolve_options(_config(NO_MTP), tiny.shape).use_mtp
 
 
 @pytest.mark.parametrize(
@@ -72,22 +72,22 @@ def test_impossible_limits_name_field_and_value(
     tiny: Any, engine: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve_options(_config(**engine), tiny.spec)
+        resolve_options(_config(**engine), tiny.shape)
 
 
 def test_drafting_needs_a_model_that_drafts(make_model: Any) -> None:
     model = make_model(n_mtp_layers=0)
     with pytest.raises(ConfigError, match=r"speculative\.method is 'mtp'"):
-        resolve_options(_config(), model.spec)
-    assert not resolve_options(_config(NO_MTP), model.spec).use_mtp
+        resolve_options(_config(), model.shape)
+    assert not resolve_options(_config(NO_MTP), model.shape).use_mtp
 
 
 def test_prompt_lookup_needs_no_mtp_layer(make_model: Any) -> None:
     model = make_model(n_mtp_layers=0)
-    options = resolve_options(_config(SpeculativeConfig("ngram", 3)), model.spec)
+    options = resolve_options(_config(SpeculativeConfig("ngram", 3)), model.shape)
     assert (options.use_mtp, options.n_draft) == (False, 3)
     with pytest.raises(ConfigError, match=r"speculative\.method is 'mtp_ngram'"):
-        resolve_options(_config(SpeculativeConfig("mtp_ngram", 3)), model.spec)
+        resolve_options(_config(SpeculativeConfig("mtp_ngram", 3)), model.shape)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_prompt_lookup_needs_no_mtp_layer(make_model: Any) -> None:
 def test_the_method_splits_k_between_layer_and_lookup(
     tiny: Any, speculative: SpeculativeConfig, n_model: int
 ) -> None:
-    options = resolve_options(_config(speculative), tiny.spec)
+    options = resolve_options(_config(speculative), tiny.shape)
     assert options.drafts.model_steps(options.n_draft) == n_model
     assert (options.drafts.ngram is None) == (speculative.method == "mtp")
 

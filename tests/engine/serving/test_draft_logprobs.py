@@ -21,10 +21,10 @@ SCORES = LogprobParams(draft_logprobs=True)
 
 def oracle(model: Any, tokens: list[int], count: int) -> Any:
     """Yield (draft, f64[V] logprobs) of `count` drafts behind `tokens`, the layer fed by itself."""
-    hidden = reference.forward(model.weights, model.spec, tokens).hidden[:-1]
+    hidden = reference.forward(model.weights, model.shape, tokens).hidden[:-1]
     following = tokens[1:]
     for _ in range(count):
-        made = reference.mtp_forward(model.weights, model.spec, hidden, following)
+        made = reference.mtp_forward(model.weights, model.shape, hidden, following)
         scores = reference.log_softmax(made.logits)[-1]
         draft = int(scores.argmax())
         yield draft, scores

@@ -50,8 +50,8 @@ def test_eos_ends_the_request_unless_ignored(
     tiny: Any, make_bench: Any, free: list[int], n_draft: int
 ) -> None:
     end = _first_at_or_after(free, 3)
-    spec = dataclasses.replace(tiny.spec, eos_token_ids=(1, free[end]))
-    bench = make_bench(dataclasses.replace(tiny, spec=spec), n_draft=n_draft)
+    shape = dataclasses.replace(tiny.shape, eos_token_ids=(1, free[end]))
+    bench = make_bench(dataclasses.replace(tiny, shape=shape), n_draft=n_draft)
     options = {"temperature": 0.0, "max_tokens": 30}
     ends = bench.submit(1, PROMPT, ignore_eos=False, **options)
     goes_on = bench.submit(2, PROMPT, ignore_eos=True, **options)

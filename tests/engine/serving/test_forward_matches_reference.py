@@ -38,7 +38,7 @@ def test_emitted_tokens_and_logprobs_are_the_references(
 ) -> None:
     model = make_model(**shape)
     bench = make_bench(model, n_draft=2, block_size=8)
-    prompts = make_prompts(5, vocab_size=model.spec.vocab_size)
+    prompts = make_prompts(5, vocab_size=model.shape.vocab_size)
     keys = [
         bench.submit(i + 1, p, temperature=0.0, max_tokens=12, logprobs_k=5)
         for i, p in enumerate(prompts)
@@ -58,7 +58,7 @@ def test_drafts_are_the_references(
 ) -> None:
     model = make_model(**shape)
     bench = make_bench(model, n_draft=4, block_size=8)
-    for number, prompt in enumerate(make_prompts(4, vocab_size=model.spec.vocab_size)):
+    for number, prompt in enumerate(make_prompts(4, vocab_size=model.shape.vocab_size)):
         key = bench.submit(number + 1, prompt, temperature=0.0, max_tokens=9, hand_over=True)
         bench.drain()
         stream = bench.reader[key]
@@ -82,11 +82,11 @@ def test_a_checkpoint_is_served_by_its_hugging_face_names(
 
 def _reference_drafts(model: Any, tokens: list[int], count: int) -> tuple[int, ...]:
     """Draft after `tokens`: the MTP layer over the model's states, then over its own."""
-    hidden = reference.forward(model.weights, model.spec, tokens[:-1]).hidden
+    hidden = reference.forward(model.weights, model.shape, tokens[:-1]).hidden
     following = tokens[1:]
     drafts = []
     for _ in range(count):
-        out = reference.mtp_forward(model.weights, model.spec, hidden, following)
+        out = reference.mtp_forward(model.weights, model.shape, hidden, following)
         drafts.append(int(out.logits[-1].argmax()))
         hidden = np.concatenate([hidden, out.hidden[-1:]])
         following = [*following, drafts[-1]]
@@ -99,7 +99,7 @@ def test_trained_drafts_stay_the_references_while_decoding(tiny: Any, make_bench
     bench = make_bench(n_draft=1)
     key = bench.submit(1, prompt, temperature=0.0, max_tokens=40)
     results = bench.drain()
-    expected = reference.greedy(tiny.weights, tiny.spec, prompt, 40)
+    expected = reference.greedy(tiny.weights, tiny.shape, prompt, 40)
     assert tuple(bench.reader[key].tokens) == expected.token_ids
     accepted = sum(int(r.stats.accepted_by_position.sum()) for r in results)
     proposed = sum(int(r.stats.proposed_by_position.sum()) for r in results)

@@ -194,7 +194,7 @@ def test_a_first_token_that_ends_the_request_is_not_handed_over(
     model = tiny
     if ending == "eos":
         model = dataclasses.replace(
-            tiny, spec=dataclasses.replace(tiny.spec, eos_token_ids=(first,))
+            tiny, shape=dataclasses.replace(tiny.shape, eos_token_ids=(first,))
         )
     bench = make_bench(model, n_draft=2)
     key = bench.submit(1, prompt, temperature=0.0, hand_over=True, **options[ending])

@@ -70,12 +70,12 @@ def oracle(model: Any, prompt: Any, output: list[int], options: dict[str, Any]) 
     p = SamplingParams(
         **{k: v for k, v in options.items() if k not in ("logprobs", "logprobs_k", "hand_over")}
     )
-    logits = reference.forward(model.weights, model.spec, [*prompt, *output][:-1]).logits
+    logits = reference.forward(model.weights, model.shape, [*prompt, *output][:-1]).logits
     rows = []
     for index, row in enumerate(logits[len(prompt) - 1 :]):
         x = row
         if mode.processed:
-            x = _processed(row, prompt, output[:index], p, model.spec.eos_token_ids)
+            x = _processed(row, prompt, output[:index], p, model.shape.eos_token_ids)
         if (mode.processed or mode.temp_scaled) and p.temperature:
             x = x / p.temperature
         if mode.top_p_normalized and p.top_p < 1.0:

@@ -238,7 +238,7 @@ def _engine(tiny: Any, clock: Callable[[], float], **options: Any) -> PaddleEngi
         "overlap": True,
         "drafts": DraftSources(),
     }
-    return PaddleEngine(tiny.spec, tiny.weights, EngineOptions(**(fields | options)), clock)
+    return PaddleEngine(tiny.shape, tiny.weights, EngineOptions(**(fields | options)), clock)
 
 
 def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: Any) -> None:

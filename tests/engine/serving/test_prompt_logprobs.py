@@ -146,7 +146,7 @@ def test_a_long_prompt_is_told_in_rows_that_fit_records(
 ) -> None:
     """Rows are cut by bytes and logits by memory, whatever the chunk; pieces fit the frame."""
     monkeypatch.setattr(prompt_module, "ROW_BYTES", 2048)
-    monkeypatch.setattr(prompt_module, "LOGITS_BYTES", 4 * tiny.spec.vocab_size * 24)
+    monkeypatch.setattr(prompt_module, "LOGITS_BYTES", 4 * tiny.shape.vocab_size * 24)
     bench = make_bench(n_draft=1, prefill_tokens=512)
     prompt = tuple(range(5, 205))
     key = bench.submit(

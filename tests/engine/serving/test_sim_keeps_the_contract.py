@@ -212,7 +212,7 @@ def test_a_stop_token_ends_and_min_tokens_holds_it_back(
 
 def test_more_tokens_than_the_tokenizer_has_are_refused(tiny: Any) -> None:
     with pytest.raises(ConfigError, match=r"engine\.sim\.vocab_size is 513, the model's is 512"):
-        sim_shape(SimConfig(vocab_size=513), tiny.spec)
+        sim_shape(SimConfig(vocab_size=513), tiny.shape)
 
 
 def test_no_accelerator_stack_is_loaded_and_no_weights_are_read(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_later_steps_never_change_an_earlier_result(
 def test_every_step_of_the_engine_is_accepted_and_returned_by_the_codec(
     run: Any, tiny: Any
 ) -> None:
-    limits = Limits(vocab_size=tiny.spec.vocab_size)
+    limits = Limits(vocab_size=tiny.shape.vocab_size)
     results = run()
     assert any(result.columns.errors for result in results)
     assert any(len(result.columns.draft) for result in results)

@@ -282,8 +282,8 @@ def test_a_dead_rank_is_named_at_once_idle_or_not(tiny_model_dir: Path, busy: bo
 
 def test_a_rank_that_cannot_start_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
     """Where it looks there is no checkpoint."""
-    spec = load_shape(tiny_model_dir)
-    sizes = ShardSizes.of(resolve_options(_config(tiny_model_dir), spec))
+    shape = load_shape(tiny_model_dir)
+    sizes = ShardSizes.of(resolve_options(_config(tiny_model_dir), shape))
     ranks = RankGroup(tmp_path, 2, sizes, lambda error: None)
     with closing(ranks), pytest.raises(RankDiedError, match=r"rank 1 .* ended with code 1"):
         ranks.join("")

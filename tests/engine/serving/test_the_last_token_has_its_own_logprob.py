@@ -29,8 +29,8 @@ def free(make_bench: Any) -> list[int]:
 def _end_at(tiny: Any, ending: str, last: int, token: int) -> tuple[Any, dict[str, Any], Any]:
     """Return model, engine limits and sampling that end a request at output index `last`."""
     if ending == "eos":
-        spec = dataclasses.replace(tiny.spec, eos_token_ids=(token,))
-        return dataclasses.replace(tiny, spec=spec), {}, {"ignore_eos": False}
+        shape = dataclasses.replace(tiny.shape, eos_token_ids=(token,))
+        return dataclasses.replace(tiny, shape=shape), {}, {"ignore_eos": False}
     if ending == "stop":
         return tiny, {}, {"stop_token_ids": (token,)}
     if ending == "max_tokens":

@@ -53,8 +53,8 @@ def wait_until(wanted: str, look: Callable[[], T], claim: Callable[[T], bool]) -
 
 def sim_text(seed: int = 0) -> SimText:
     """Return what the example model's simulation says."""
-    spec = load_shape(MODEL)
-    return SimText(spec.vocab_size, spec.eos_token_ids, seed)
+    shape = load_shape(MODEL)
+    return SimText(shape.vocab_size, shape.eos_token_ids, seed)
 
 
 def set_fields(config: msgspec.Struct) -> dict[str, Any]:

@@ -34,12 +34,12 @@ from baton_worker.sampling import SamplingParams
 class LoadedModel:
     """A model's shape and weights, and its float64 oracle."""
 
-    spec: ModelShape
+    shape: ModelShape
     weights: Weights
 
     def logprobs(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return f64[T, V]: row i scores the token after `tokens[i]`."""
-        return reference.log_softmax(reference.forward(self.weights, self.spec, tokens).logits)
+        return reference.log_softmax(reference.forward(self.weights, self.shape, tokens).logits)
 
 
 @dataclass
@@ -227,35 +227,37 @@ def key(number: int, incarnation: int = 1) -> RequestKey:
     return RequestKey(make_handle(incarnation, number), 0)
 
 
-def random_weights(spec: ModelShape, rng: np.random.Generator) -> Weights:
+def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
     def matrix(rows: int, columns: int) -> Any:
         return rng.normal(0.0, 1.5 * rows**-0.5, (rows, columns)).astype(np.float32)
 
-    def norm(size: int = spec.hidden_size) -> Any:
+    def norm(size: int = shape.hidden_size) -> Any:
         return rng.normal(1.0, 0.1, size).astype(np.float32)
 
     def layer() -> LayerWeights:
-        width = spec.q_size + 2 * spec.kv_size
+        width = shape.q_size + 2 * shape.kv_size
         return LayerWeights(
             input_norm=norm(),
-            qkv=matrix(spec.hidden_size, width),
-            o=matrix(spec.q_size, spec.hidden_size),
+            qkv=matrix(shape.hidden_size, width),
+            o=matrix(shape.q_size, shape.hidden_size),
             post_norm=norm(),
-            gate_up=matrix(spec.hidden_size, 2 * spec.intermediate_size),
-            down=matrix(spec.intermediate_size, spec.hidden_size),
-            qk_norm=(norm(spec.head_dim), norm(spec.head_dim)) if spec.has_qk_norm else None,
+            gate_up=matrix(shape.hidden_size, 2 * shape.intermediate_size),
+            down=matrix(shape.intermediate_size, shape.hidden_size),
+            qk_norm=(norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None,
         )
 
     final_norm = norm()
     mtp = tuple(
-        MtpWeights(norm(), norm(), matrix(2 * spec.hidden_size, spec.hidden_size), layer(), norm())
-        for _ in range(spec.n_mtp_layers)
+        MtpWeights(
+            norm(), norm(), matrix(2 * shape.hidden_size, shape.hidden_size), layer(), norm()
+        )
+        for _ in range(shape.n_mtp_layers)
     )
     return Weights(
-        embed=rng.normal(0.0, 1.0, (spec.vocab_size, spec.hidden_size)).astype(np.float32),
-        layers=tuple(layer() for _ in range(spec.n_layers)),
+        embed=rng.normal(0.0, 1.0, (shape.vocab_size, shape.hidden_size)).astype(np.float32),
+        layers=tuple(layer() for _ in range(shape.n_layers)),
         mtp=mtp,
         final_norm=final_norm,
-        lm_head=matrix(spec.hidden_size, spec.vocab_size),
+        lm_head=matrix(shape.hidden_size, shape.vocab_size),
         identity="random",
     )

@@ -97,7 +97,7 @@ def _parts(
     on_device = uploaded(device, weights, options.use_mtp)
     model = DeviceModel(device, NumpyKernels(device), spec, on_device, pool.tensor)
     return EngineParts(
-        spec=spec,
+        shape=spec,
         fingerprint=name,
         allocator=allocator,
         pool=pool,

@@ -40,17 +40,17 @@ class GreedyRun(NamedTuple):
     accepted: int
 
 
-def forward(weights: Weights, spec: ModelShape, token_ids: Sequence[int]) -> Forward:
+def forward(weights: Weights, shape: ModelShape, token_ids: Sequence[int]) -> Forward:
     """Run the main model over a whole sequence starting at position 0."""
     x = weights.embed[np.asarray(token_ids)].astype(np.float64)
     for layer in weights.layers:
-        x = _decoder_layer(x, layer, spec)
-    return _head(x, weights.final_norm, weights, spec)
+        x = _decoder_layer(x, layer, shape)
+    return _head(x, weights.final_norm, weights, shape)
 
 
 def mtp_forward(
     weights: Weights,
-    spec: ModelShape,
+    shape: ModelShape,
     hidden: Float64Array,
     next_token_ids: Sequence[int],
     index: int = 0,
@@ -62,7 +62,7 @@ def mtp_forward(
 
     Args:
         weights: the model.
-        spec: its shape.
+        shape: its shape.
         hidden: `[T, H]`, from `forward`, or from this function for deeper drafts.
         next_token_ids: T tokens.
         index: which MTP layer.
@@ -70,10 +70,10 @@ def mtp_forward(
     mtp = weights.mtp[index]
     embedded = weights.embed[np.asarray(next_token_ids)].astype(np.float64)
     both = np.concatenate(
-        [rms_norm(embedded, mtp.emb_norm, spec), rms_norm(hidden, mtp.hidden_norm, spec)], axis=-1
+        [rms_norm(embedded, mtp.emb_norm, shape), rms_norm(hidden, mtp.hidden_norm, shape)], axis=-1
     )
-    x = _decoder_layer(both @ mtp.proj, mtp.layer, spec)
-    return _head(x, mtp.final_norm, weights, spec)
+    x = _decoder_layer(both @ mtp.proj, mtp.layer, shape)
+    return _head(x, mtp.final_norm, weights, shape)
 
 
 def log_softmax(logits: Float64Array) -> Float64Array:
@@ -82,7 +82,9 @@ def log_softmax(logits: Float64Array) -> Float64Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def greedy(weights: Weights, spec: ModelShape, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
+def greedy(
+    weights: Weights, shape: ModelShape, prompt: Sequence[int], max_tokens: int
+) -> GreedyRun:
     """Continue `prompt` with the highest logits (lowest id on ties), ignoring end of sequence.
 
     Acceptance counts verification steps as K=1 speculation takes them: after an accepted draft,
@@ -90,11 +92,11 @@ def greedy(weights: Weights, spec: ModelShape, prompt: Sequence[int], max_tokens
     """
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_tokens:
-        tokens.append(int(forward(weights, spec, tokens).logits[-1].argmax()))
+        tokens.append(int(forward(weights, shape, tokens).logits[-1].argmax()))
     if not weights.mtp:
         return GreedyRun(tuple(tokens[len(prompt) :]), 0, 0)
-    hidden = forward(weights, spec, tokens[:-1]).hidden
-    drafts = mtp_forward(weights, spec, hidden, tokens[1:]).logits.argmax(axis=-1)
+    hidden = forward(weights, shape, tokens[:-1]).hidden
+    drafts = mtp_forward(weights, shape, hidden, tokens[1:]).logits.argmax(axis=-1)
     proposed = accepted = 0
     position = len(prompt) + 1
     while position < len(tokens):
@@ -105,10 +107,10 @@ def greedy(weights: Weights, spec: ModelShape, prompt: Sequence[int], max_tokens
     return GreedyRun(tuple(tokens[len(prompt) :]), proposed, accepted)
 
 
-def rms_norm(x: Float64Array, weight: FloatArray, spec: ModelShape) -> Float64Array:
+def rms_norm(x: Float64Array, weight: FloatArray, shape: ModelShape) -> Float64Array:
     """`x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, arXiv 1910.07467)."""
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    return np.asarray(x / np.sqrt(mean_square + spec.rms_norm_eps) * weight)
+    return np.asarray(x / np.sqrt(mean_square + shape.rms_norm_eps) * weight)
 
 
 def rope(
@@ -134,34 +136,34 @@ def rope(
     return out
 
 
-def _head(x: Float64Array, norm: FloatArray, weights: Weights, spec: ModelShape) -> Forward:
-    normed = rms_norm(x, norm, spec)
-    return Forward(normed @ weights.lm_head, x if spec.mtp_hidden == "pre_norm" else normed)
+def _head(x: Float64Array, norm: FloatArray, weights: Weights, shape: ModelShape) -> Forward:
+    normed = rms_norm(x, norm, shape)
+    return Forward(normed @ weights.lm_head, x if shape.mtp_hidden == "pre_norm" else normed)
 
 
-def _decoder_layer(x: Float64Array, layer: LayerWeights, spec: ModelShape) -> Float64Array:
-    x = x + _attention(rms_norm(x, layer.input_norm, spec), layer, spec)
-    gate, up = np.split(rms_norm(x, layer.post_norm, spec) @ layer.gate_up, 2, axis=-1)
+def _decoder_layer(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
+    x = x + _attention(rms_norm(x, layer.input_norm, shape), layer, shape)
+    gate, up = np.split(rms_norm(x, layer.post_norm, shape) @ layer.gate_up, 2, axis=-1)
     return np.asarray(x + (gate / (1.0 + np.exp(-gate)) * up) @ layer.down)
 
 
-def _attention(x: Float64Array, layer: LayerWeights, spec: ModelShape) -> Float64Array:
+def _attention(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
     """Causal grouped-query attention: `softmax(q k^T / sqrt(D) + mask) v`, one head at a time.
 
     Qwen3 norms each query and key head before it is rotated (arXiv 2505.09388, section 2).
     """
     length = x.shape[0]
     positions = np.arange(length)
-    flat = np.split(x @ layer.qkv, [spec.q_size, spec.q_size + spec.kv_size], axis=-1)
-    q, k, v = (part.reshape(length, -1, spec.head_dim) for part in flat)
+    flat = np.split(x @ layer.qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
+    q, k, v = (part.reshape(length, -1, shape.head_dim) for part in flat)
     if layer.qk_norm is not None:
-        q, k = (rms_norm(x, w, spec) for x, w in zip((q, k), layer.qk_norm, strict=True))
-    q = rope(q, positions, spec.rope_theta, spec.rope_style)
-    k = rope(k, positions, spec.rope_theta, spec.rope_style)
+        q, k = (rms_norm(x, w, shape) for x, w in zip((q, k), layer.qk_norm, strict=True))
+    q = rope(q, positions, shape.rope_theta, shape.rope_style)
+    k = rope(k, positions, shape.rope_theta, shape.rope_style)
     future = np.triu(np.full((length, length), -np.inf), k=1)
     heads = []
-    for head in range(spec.n_heads):
-        group = head * spec.n_kv_heads // spec.n_heads
-        scores = q[:, head] @ k[:, group].T / np.sqrt(spec.head_dim) + future
+    for head in range(shape.n_heads):
+        group = head * shape.n_kv_heads // shape.n_heads
+        scores = q[:, head] @ k[:, group].T / np.sqrt(shape.head_dim) + future
         heads.append(np.exp(log_softmax(scores)) @ v[:, group])
     return np.asarray(np.concatenate(heads, axis=-1) @ layer.o)

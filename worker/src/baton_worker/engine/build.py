@@ -67,8 +67,8 @@ def build_engine(
 
 def _simulated(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
     sim = config.engine.sim
-    spec = sim_shape(sim, load_shape(Path(config.model.path)))
-    return SimEngine(sim, spec, resolve_options(config, spec), clock)
+    shape = sim_shape(sim, load_shape(Path(config.model.path)))
+    return SimEngine(sim, shape, resolve_options(config, shape), clock)
 
 
 def _on_a_gpu(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
@@ -111,18 +111,18 @@ def _loaded(
     from baton_worker.engine.backends.paddle.engine import PaddleEngine
 
     path = Path(config.model.path)
-    spec = load_shape(path)
-    options = resolve_options(config, spec)
-    if spec.n_mtp_layers > 1:
+    shape = load_shape(path)
+    options = resolve_options(config, shape)
+    if shape.n_mtp_layers > 1:
         log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
     if options.tensor_parallel_size > 1:
-        return _over_ranks(path, spec, options, clock, on_rank_death)
-    return PaddleEngine(spec, load_weights(path, spec), options, clock)
+        return _over_ranks(path, shape, options, clock, on_rank_death)
+    return PaddleEngine(shape, load_weights(path, shape), options, clock)
 
 
 def _over_ranks(
     path: Path,
-    spec: ModelShape,
+    shape: ModelShape,
     options: EngineOptions,
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],
@@ -135,9 +135,9 @@ def _over_ranks(
     size = options.tensor_parallel_size
     ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)
     try:
-        weights = load_weights(path, spec, Shard(0, size))
+        weights = load_weights(path, shape, Shard(0, size))
         parallel = TensorParallel(ranks, ranks.join(weights.identity))
-        return PaddleEngine(spec, weights, options, clock, parallel)
+        return PaddleEngine(shape, weights, options, clock, parallel)
     except BaseException:
         ranks.close()
         raise

@@ -58,7 +58,7 @@ class EngineParts:
         fingerprint: hash of the model's weights and shapes; only equal ones exchange handoffs.
     """
 
-    spec: ModelShape
+    shape: ModelShape
     fingerprint: str
 
     allocator: BlockAllocator
@@ -97,18 +97,18 @@ class StepEngine:
     def __init__(
         self, parts: EngineParts, options: EngineOptions, clock: Callable[[], float]
     ) -> None:
-        spec = parts.spec
+        shape = parts.shape
         self.options = options
-        self.spec = spec
+        self.shape = shape
         self.model_fingerprint = parts.fingerprint
         self._clock = clock
         self._n_draft = options.n_draft
         self._limits = RequestLimits(
-            vocab_size=spec.vocab_size,
+            vocab_size=shape.vocab_size,
             max_model_len=options.max_model_len,
             max_top_k=options.max_top_k,
             table_width=options.table_width,
-            eos_token_ids=frozenset(spec.eos_token_ids),
+            eos_token_ids=frozenset(shape.eos_token_ids),
         )
         self._parts = parts
         self._launcher = StepLauncher(options.overlap)

@@ -88,18 +88,18 @@ class EngineOptions:
         return -(-n_positions // self.block_size)
 
 
-def resolve_options(config: ProcessConfig, spec: ModelShape) -> EngineOptions:
+def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
     """Fill in the defaults that depend on the model.
 
     Raises:
         ConfigError: a limit that the model or the KV pool cannot keep, naming field and value.
     """
     engine, speculative = config.engine, config.speculative
-    max_model_len = engine.max_model_len or spec.max_position_embeddings
-    if max_model_len > spec.max_position_embeddings:
+    max_model_len = engine.max_model_len or shape.max_position_embeddings
+    if max_model_len > shape.max_position_embeddings:
         raise ConfigError(
             f"engine.max_model_len is {max_model_len}, the model's max_position_embeddings is "
-            f"{spec.max_position_embeddings}: give that at most, or 0 for all of it"
+            f"{shape.max_position_embeddings}: give that at most, or 0 for all of it"
         )
     per_request = -(-max_model_len // engine.block_size)
     n_blocks = engine.kv_blocks or engine.max_running * per_request
@@ -109,12 +109,12 @@ def resolve_options(config: ProcessConfig, spec: ModelShape) -> EngineOptions:
             f"{per_request} blocks of {engine.block_size}: give that at least, or 0 for enough"
         )
     use_mtp = speculative.uses_mtp
-    if use_mtp and not spec.n_mtp_layers:
+    if use_mtp and not shape.n_mtp_layers:
         raise ConfigError(
             f"speculative.method is {speculative.method!r}, but the model has no MTP layer; "
             "'ngram' drafts without one"
         )
-    _check_divides(spec, engine.tensor_parallel_size)
+    _check_divides(shape, engine.tensor_parallel_size)
     return EngineOptions(
         block_size=engine.block_size,
         n_blocks=n_blocks,
@@ -124,7 +124,7 @@ def resolve_options(config: ProcessConfig, spec: ModelShape) -> EngineOptions:
         prefill_tokens=engine.prefill_chunk_tokens,
         n_draft=speculative.num_speculative_tokens,
         use_mtp=use_mtp,
-        max_top_k=min(config.logprobs.max_top_k, spec.vocab_size),
+        max_top_k=min(config.logprobs.max_top_k, shape.vocab_size),
         overlap=engine.overlap,
         tensor_parallel_size=engine.tensor_parallel_size,
         drafts=_draft_sources(speculative),
@@ -147,11 +147,11 @@ def _draft_sources(speculative: SpeculativeConfig) -> DraftSources:
             return NO_DRAFTS
 
 
-def _check_divides(spec: ModelShape, size: int) -> None:
+def _check_divides(shape: ModelShape, size: int) -> None:
     shared = {
-        "num_attention_heads": spec.n_heads,
-        "num_key_value_heads": spec.n_kv_heads,
-        "intermediate_size": spec.intermediate_size,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "intermediate_size": shape.intermediate_size,
     }
     for name, count in shared.items():
         if count % size:

@@ -259,7 +259,7 @@ def _worker_info(
         config_hash=process_config_hash(config),
         revision=config.revision,
         model=config.served_name,
-        vocab_size=engine.spec.vocab_size,
+        vocab_size=engine.shape.vocab_size,
         max_model_len=engine.options.max_model_len,
         max_top_k=engine.options.max_top_k,
         max_running=config.engine.max_running,

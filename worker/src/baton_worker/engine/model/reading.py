@@ -21,9 +21,9 @@ _COMPARED_VALUES = 1 << 24
 class CheckedReader:
     """Hands out stored tensors of expected shapes and remembers which keys were asked for."""
 
-    def __init__(self, checkpoint: Mapping[str, StoredTensor], spec: ModelShape) -> None:
+    def __init__(self, checkpoint: Mapping[str, StoredTensor], model_shape: ModelShape) -> None:
         self._checkpoint = checkpoint
-        self._spec = spec
+        self._model_shape = model_shape
         self._read: set[str] = set()
 
     def has(self, key: str) -> bool:
@@ -54,8 +54,10 @@ class CheckedReader:
         Raises:
             CheckpointError: a copy differs from its original.
         """
-        spec = self._spec
-        keys = naming.mtp_layer(index, spec.n_layers, self._checkpoint, spec.tie_word_embeddings)
+        model_shape = self._model_shape
+        keys = naming.mtp_layer(
+            index, model_shape.n_layers, self._checkpoint, model_shape.tie_word_embeddings
+        )
         for copy, original in keys.copies:
             self.check_copy(copy, original)
         return keys
@@ -68,7 +70,7 @@ class CheckedReader:
         """
         if copy not in self._checkpoint:
             return
-        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        shape = (self._model_shape.vocab_size, self._model_shape.hidden_size)
         first, second = self.stored(copy, shape), self.stored(original, shape)
         step = max(_COMPARED_VALUES // shape[1], 1)
         for start in range(0, shape[0], step):
@@ -90,5 +92,6 @@ class CheckedReader:
             raise CheckpointError(f"{unknown[0]}: unknown key{more} for {self._expectation()}")
 
     def _expectation(self) -> str:
-        spec = self._spec
-        return f"{spec.model_type} with {spec.n_layers} layers and {spec.n_mtp_layers} MTP layers"
+        model_shape = self._model_shape
+        layers = f"{model_shape.n_layers} layers and {model_shape.n_mtp_layers} MTP layers"
+        return f"{model_shape.model_type} with {layers}"

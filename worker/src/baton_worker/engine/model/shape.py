@@ -211,20 +211,20 @@ def load_shape(model_dir: Path) -> ModelShape:
         _refuse_windows(raw)
         _refuse_gaps(raw)
         _check_sizes(raw)
-        spec = _to_spec(raw, generation)
-        _check_spec(spec)
+        shape = _to_shape(raw, generation)
+        _check_shape(shape)
     except ModelShapeError as error:
         raise ModelShapeError(f"{path}: {error}") from error
-    return spec
+    return shape
 
 
-def fingerprint(spec: ModelShape, weights_identity: str) -> str:
+def fingerprint(shape: ModelShape, weights_identity: str) -> str:
     """Return 32 hex digits that are equal when two workers may exchange KV, and otherwise differ.
 
     `weights_identity` comes from the checkpoint (`Weights.identity`). Where a sequence ends and
     which dtype the config names do not change KV, so they do not count.
     """
-    fields = dataclasses.asdict(spec)
+    fields = dataclasses.asdict(shape)
     for name in ("bos_token_id", "eos_token_ids", "max_position_embeddings", "dtype"):
         del fields[name]
     text = msgspec.json.encode([fields, weights_identity], order="sorted")
@@ -285,7 +285,7 @@ def _refuse(field: str, value: object, supported: str) -> NoReturn:
     raise ModelShapeError(f"{field} is {value!r}, supported is {supported}")
 
 
-def _to_spec(raw: _RawConfig, generation: _RawGeneration) -> ModelShape:
+def _to_shape(raw: _RawConfig, generation: _RawGeneration) -> ModelShape:
     family = _FAMILIES[raw.model_type]
     return ModelShape(
         model_type=raw.model_type,
@@ -343,11 +343,11 @@ def _check_sizes(raw: _RawConfig) -> None:
         _refuse("num_key_value_heads", raw.num_key_value_heads, f"a divisor of {heads} heads")
 
 
-def _check_spec(spec: ModelShape) -> None:
-    if spec.head_dim < 2 or spec.head_dim % 2:
-        _refuse("head_dim", spec.head_dim, "an even number >= 2")
-    bos = () if spec.bos_token_id is None else (spec.bos_token_id,)
-    for name, tokens in (("bos_token_id", bos), ("eos_token_id", spec.eos_token_ids)):
+def _check_shape(shape: ModelShape) -> None:
+    if shape.head_dim < 2 or shape.head_dim % 2:
+        _refuse("head_dim", shape.head_dim, "an even number >= 2")
+    bos = () if shape.bos_token_id is None else (shape.bos_token_id,)
+    for name, tokens in (("bos_token_id", bos), ("eos_token_id", shape.eos_token_ids)):
         for token in tokens:
-            if not 0 <= token < spec.vocab_size:
-                _refuse(name, token, f"an id in 0..{spec.vocab_size - 1}")
+            if not 0 <= token < shape.vocab_size:
+                _refuse(name, token, f"an id in 0..{shape.vocab_size - 1}")

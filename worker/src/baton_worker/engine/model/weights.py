@@ -87,7 +87,7 @@ class Weights:
         final_norm: `[H]`.
         lm_head: `[H, V]`, contiguous of its own also when tied to `embed`; `[H, 0]` on shards
             other than 0, which compute no logits.
-        identity: hash of the checkpoint's tensors, equal on every shard; see `spec.fingerprint`.
+        identity: hash of the checkpoint's tensors, equal on every shard; see `shape.fingerprint`.
     """
 
     embed: Float32Array
@@ -98,24 +98,24 @@ class Weights:
     identity: str
 
 
-def load_weights(model_dir: Path, spec: ModelShape, shard: Shard = WHOLE) -> Weights:
+def load_weights(model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE) -> Weights:
     """Read the checkpoint in `model_dir` into fused float32 arrays; only the shard's part is read.
 
     Raises:
         CheckpointError: unreadable files, or a key that is missing, unknown, of another shape than
-            `spec` says, or a copy that differs from its original; the message names it.
-        ValueError: the spec's heads or intermediate width do not divide by `shard.size`.
+            `model_shape` says, or a copy that differs from its original; the message names it.
+        ValueError: the model_shape's heads or intermediate width do not divide by `shard.size`.
     """
-    _check_divides(spec, shard)
+    _check_divides(model_shape, shard)
     checkpoint = open_checkpoint(model_dir)
-    checked = CheckedReader(checkpoint, spec)
-    reader = _Reader(checked, spec, shard)
-    embed = reader.matrix(naming.EMBED, (spec.vocab_size, spec.hidden_size))
+    checked = CheckedReader(checkpoint, model_shape)
+    reader = _Reader(checked, model_shape, shard)
+    embed = reader.matrix(naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size))
     final_norm = reader.norm(naming.FINAL_NORM)
     weights = Weights(
         embed=embed,
-        layers=tuple(reader.layer(naming.main_layer(i)) for i in range(spec.n_layers)),
-        mtp=tuple(reader.mtp(i, final_norm) for i in range(spec.n_mtp_layers)),
+        layers=tuple(reader.layer(naming.main_layer(i)) for i in range(model_shape.n_layers)),
+        mtp=tuple(reader.mtp(i, final_norm) for i in range(model_shape.n_mtp_layers)),
         final_norm=final_norm,
         lm_head=reader.head(embed),
         identity=identity(checkpoint),
@@ -124,42 +124,45 @@ def load_weights(model_dir: Path, spec: ModelShape, shard: Shard = WHOLE) -> Wei
     return weights
 
 
-def _check_divides(spec: ModelShape, shard: Shard) -> None:
+def _check_divides(model_shape: ModelShape, shard: Shard) -> None:
     for name in ("n_heads", "n_kv_heads", "intermediate_size"):
-        if getattr(spec, name) % shard.size:
-            raise ValueError(f"{name} {getattr(spec, name)} does not divide by {shard.size} shards")
+        size = getattr(model_shape, name)
+        if size % shard.size:
+            raise ValueError(f"{name} {size} does not divide by {shard.size} shards")
 
 
 class _Reader:
     """Reads weights of one shard."""
 
-    def __init__(self, checked: CheckedReader, spec: ModelShape, shard: Shard) -> None:
+    def __init__(self, checked: CheckedReader, model_shape: ModelShape, shard: Shard) -> None:
         self._checked = checked
         self._stored = checked.stored
-        self._spec = spec
+        self._model_shape = model_shape
         self._shard = shard
 
     def layer(self, keys: naming.LayerKeys) -> LayerWeights:
-        spec = self._spec
-        widths = (spec.q_size, spec.kv_size, spec.kv_size)
+        model_shape = self._model_shape
+        widths = (model_shape.q_size, model_shape.kv_size, model_shape.kv_size)
         return LayerWeights(
             input_norm=self.norm(keys.input_norm),
             qkv=self._fused_columns(keys.qkv, widths),
-            o=self._row_split(keys.o, spec.q_size),
+            o=self._row_split(keys.o, model_shape.q_size),
             post_norm=self.norm(keys.post_norm),
-            gate_up=self._fused_columns(keys.gate_up, (spec.intermediate_size,) * 2),
-            down=self._row_split(keys.down, spec.intermediate_size),
-            qk_norm=self._qk_norm(keys) if spec.has_qk_norm else None,
+            gate_up=self._fused_columns(keys.gate_up, (model_shape.intermediate_size,) * 2),
+            down=self._row_split(keys.down, model_shape.intermediate_size),
+            qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
         )
 
     def mtp(self, index: int, shared_norm: Float32Array) -> MtpWeights:
-        spec = self._spec
+        model_shape = self._model_shape
         keys = self._checked.mtp_keys(index)
         has_own_norm = self._checked.has(keys.final_norm)
         return MtpWeights(
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
-            proj=self._transposed(keys.proj, (spec.hidden_size, 2 * spec.hidden_size)),
+            proj=self._transposed(
+                keys.proj, (model_shape.hidden_size, 2 * model_shape.hidden_size)
+            ),
             layer=self.layer(keys.layer),
             final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
         )
@@ -167,18 +170,18 @@ class _Reader:
     def head(self, embed: Float32Array) -> Float32Array:
         if self._shard.rank:
             self._checked.skip(naming.LM_HEAD)
-            return np.empty((self._spec.hidden_size, 0), np.float32)
-        if not self._spec.tie_word_embeddings:
+            return np.empty((self._model_shape.hidden_size, 0), np.float32)
+        if not self._model_shape.tie_word_embeddings:
             return self._transposed(naming.LM_HEAD, embed.shape)
         self._checked.check_copy(naming.LM_HEAD, naming.EMBED)
         return np.ascontiguousarray(embed.T)
 
     def norm(self, key: str) -> Float32Array:
-        return self._stored(key, (self._spec.hidden_size,)).float32()
+        return self._stored(key, (self._model_shape.hidden_size,)).float32()
 
     def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Float32Array, Float32Array]:
         query, key = keys.qk_norm
-        shape = (self._spec.head_dim,)
+        shape = (self._model_shape.head_dim,)
         return self._stored(query, shape).float32(), self._stored(key, shape).float32()
 
     def matrix(self, key: str, shape: tuple[int, ...]) -> Float32Array:
@@ -186,13 +189,15 @@ class _Reader:
 
     def _fused_columns(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
         parts = [
-            self._stored(key, (width, self._spec.hidden_size)).float32(rows=self._part(width))
+            self._stored(key, (width, self._model_shape.hidden_size)).float32(
+                rows=self._part(width)
+            )
             for key, width in zip(keys, widths, strict=True)
         ]
         return np.ascontiguousarray(np.concatenate(parts).T)
 
     def _row_split(self, key: str, width: int) -> Float32Array:
-        stored = self._stored(key, (self._spec.hidden_size, width))
+        stored = self._stored(key, (self._model_shape.hidden_size, width))
         return np.ascontiguousarray(stored.float32(columns=self._part(width)).T)
 
     def _transposed(self, key: str, shape: tuple[int, ...]) -> Float32Array:

@@ -115,7 +115,7 @@ def parts_of(
     allocator = BlockAllocator(options.n_blocks)
     prefixes = prefix_cache(allocator, options, model.fingerprint)
     return EngineParts(
-        spec=model.spec,
+        shape=model.spec,
         fingerprint=model.fingerprint,
         allocator=allocator,
         pool=pool,

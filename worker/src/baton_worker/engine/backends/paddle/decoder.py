@@ -70,27 +70,27 @@ class Model:
 
     def __init__(
         self,
-        spec: ModelShape,
+        shape: ModelShape,
         weights: Weights,
         attention: AttentionBackend[Any],
         max_positions: int,
         use_mtp: bool,
         reduce: Reduce | None = None,
     ) -> None:
-        self.spec = spec
+        self.shape = shape
         self._reduce = reduce or _whole
         self._attention = attention
         self._embed = as_tensor(weights.embed)
-        self._layers = [_load_layer(spec, layer) for layer in weights.layers]
-        self._mtp = _load_mtp(spec, weights.mtp[0]) if use_mtp else None
+        self._layers = [_load_layer(shape, layer) for layer in weights.layers]
+        self._mtp = _load_mtp(shape, weights.mtp[0]) if use_mtp else None
         self._final_norm = as_tensor(weights.final_norm)
         self._lm_head = as_tensor(weights.lm_head)
-        self._cos, self._sin = _rope_tables(spec, max_positions)
+        self._cos, self._sin = _rope_tables(shape, max_positions)
 
     def plan(self, groups: tuple[TokenGroup, ...]) -> ForwardPlan:
         """Prepare a forward pass over `groups`; the MTP pass over the same tokens may reuse it."""
         positions = flat_positions(groups)
-        heads = self.spec.n_heads + self.spec.n_kv_heads
+        heads = self.shape.n_heads + self.shape.n_kv_heads
         return ForwardPlan(
             cos=as_tensor(np.repeat(self._cos[positions, None], heads, axis=1)),
             sin=as_tensor(np.repeat(self._sin[positions, None], heads, axis=1)),
@@ -120,7 +120,7 @@ class Model:
             f32[P, H] before the MTP's final norm.
         """
         assert self._mtp is not None, "the model was loaded without its MTP layer"
-        eps = self.spec.rms_norm_eps
+        eps = self.shape.rms_norm_eps
         embedded = paddle.gather(self._embed, as_tensor(pad_rows(tokens)))
         pair = [
             rms_norm(embedded, self._mtp.emb_norm, eps),
@@ -131,13 +131,13 @@ class Model:
 
     def mtp_input(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
         """Return what MTP is fed for `hidden`: itself, or normed, as the model was trained."""
-        if self.spec.mtp_hidden == "pre_norm":
+        if self.shape.mtp_hidden == "pre_norm":
             return hidden
-        return rms_norm(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
+        return rms_norm(hidden, self._norm(from_mtp), self.shape.rms_norm_eps)
 
     def logits(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
         """Return f32[P, V] of hidden states f32[P, H] (before the norm)."""
-        normed = rms_norm(hidden, self._norm(from_mtp), self.spec.rms_norm_eps)
+        normed = rms_norm(hidden, self._norm(from_mtp), self.shape.rms_norm_eps)
         return paddle.matmul(normed, self._lm_head)
 
     def select_rows(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
@@ -163,29 +163,29 @@ class Model:
         return self._mtp.final_norm
 
     def _decoder_layer(self, x: Tensor, layer: _Layer, index: int, plan: ForwardPlan) -> Tensor:
-        spec = self.spec
-        normed = rms_norm(x, layer.input_norm, spec.rms_norm_eps)
+        shape = self.shape
+        normed = rms_norm(x, layer.input_norm, shape.rms_norm_eps)
         qk, value = paddle.split(
-            paddle.matmul(normed, layer.qkv), [spec.q_size + spec.kv_size, spec.kv_size], axis=1
+            paddle.matmul(normed, layer.qkv), [shape.q_size + shape.kv_size, shape.kv_size], axis=1
         )
-        qk = qk.reshape([-1, spec.n_heads + spec.n_kv_heads, spec.head_dim])
+        qk = qk.reshape([-1, shape.n_heads + shape.n_kv_heads, shape.head_dim])
         if layer.qk_norm is not None:
             qk = self._norm_heads(qk, layer.qk_norm)
-        query, key = paddle.split(_rotate(qk, plan), [spec.n_heads, spec.n_kv_heads], axis=1)
+        query, key = paddle.split(_rotate(qk, plan), [shape.n_heads, shape.n_kv_heads], axis=1)
         attended = self._attention.attend(plan.attention, index, query, key, value)
         x = x + self._reduce(paddle.matmul(attended, layer.o))
-        normed = rms_norm(x, layer.post_norm, spec.rms_norm_eps)
+        normed = rms_norm(x, layer.post_norm, shape.rms_norm_eps)
         gated = paddle.nn.functional.swiglu(paddle.matmul(normed, layer.gate_up))
         return x + self._reduce(paddle.matmul(gated, layer.down))
 
     def _norm_heads(self, qk: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         """Norm each head of f32[P, heads, head_dim], query heads first."""
-        spec = self.spec
+        shape = self.shape
         parts = []
         for part, weight in zip(
-            paddle.split(qk, [spec.n_heads, spec.n_kv_heads], axis=1), weights, strict=True
+            paddle.split(qk, [shape.n_heads, shape.n_kv_heads], axis=1), weights, strict=True
         ):
-            rows = rms_norm(part.reshape([-1, spec.head_dim]), weight, spec.rms_norm_eps)
+            rows = rms_norm(part.reshape([-1, shape.head_dim]), weight, shape.rms_norm_eps)
             parts.append(rows.reshape(part.shape))
         return paddle.concat(parts, axis=1)
 
@@ -201,11 +201,11 @@ def _rotate(qk: Tensor, plan: ForwardPlan) -> Tensor:
 
 
 def _rope_tables(
-    spec: ModelShape, max_positions: int
+    shape: ModelShape, max_positions: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Return cos and signed sin, f32[max_positions, head_dim]."""
-    half = spec.head_dim // 2
-    inverse = spec.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
+    half = shape.head_dim // 2
+    inverse = shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
     angle = np.arange(max_positions, dtype=np.float64)[:, None] * inverse
     cos, sin = np.cos(angle), np.sin(angle)
     return (
@@ -214,43 +214,43 @@ def _rope_tables(
     )
 
 
-def _load_mtp(spec: ModelShape, mtp: MtpWeights) -> _Mtp:
+def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
     return _Mtp(
         emb_norm=as_tensor(mtp.emb_norm),
         hidden_norm=as_tensor(mtp.hidden_norm),
         proj=as_tensor(mtp.proj),
-        layer=_load_layer(spec, mtp.layer),
+        layer=_load_layer(shape, mtp.layer),
         final_norm=as_tensor(mtp.final_norm),
     )
 
 
-def _load_layer(spec: ModelShape, layer: LayerWeights) -> _Layer:
+def _load_layer(shape: ModelShape, layer: LayerWeights) -> _Layer:
     return _Layer(
         input_norm=as_tensor(layer.input_norm),
-        qkv=as_tensor(_rewrite_qkv(spec, layer.qkv)),
+        qkv=as_tensor(_rewrite_qkv(shape, layer.qkv)),
         o=as_tensor(layer.o),
         post_norm=as_tensor(layer.post_norm),
         gate_up=as_tensor(layer.gate_up),
         down=as_tensor(layer.down),
-        qk_norm=_rewrite_qk_norm(spec, layer.qk_norm) if layer.qk_norm is not None else None,
+        qk_norm=_rewrite_qk_norm(shape, layer.qk_norm) if layer.qk_norm is not None else None,
     )
 
 
-def _rewrite_qkv(spec: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    rotated = spec.q_size + spec.kv_size
+def _rewrite_qkv(shape: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    rotated = shape.q_size + shape.kv_size
     out = qkv.copy()
-    if spec.rope_style == "interleaved":
-        order = np.concatenate([np.arange(0, spec.head_dim, 2), np.arange(1, spec.head_dim, 2)])
-        heads = np.arange(rotated).reshape(-1, spec.head_dim)
+    if shape.rope_style == "interleaved":
+        order = np.concatenate([np.arange(0, shape.head_dim, 2), np.arange(1, shape.head_dim, 2)])
+        heads = np.arange(rotated).reshape(-1, shape.head_dim)
         out[:, :rotated] = qkv[:, heads[:, order].ravel()]
-    if not spec.has_qk_norm:
-        out[:, : spec.q_size] *= np.float32(spec.head_dim**-0.5)
+    if not shape.has_qk_norm:
+        out[:, : shape.q_size] *= np.float32(shape.head_dim**-0.5)
     return out
 
 
 def _rewrite_qk_norm(
-    spec: ModelShape, qk_norm: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+    shape: ModelShape, qk_norm: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 ) -> tuple[Tensor, Tensor]:
-    assert spec.rope_style == "half", "an interleaved head would need its norm permuted too"
+    assert shape.rope_style == "half", "an interleaved head would need its norm permuted too"
     query, key = qk_norm
-    return as_tensor(query * np.float32(spec.head_dim**-0.5)), as_tensor(key.copy())
+    return as_tensor(query * np.float32(shape.head_dim**-0.5)), as_tensor(key.copy())

@@ -28,7 +28,7 @@ class PaddleEngine(StepEngine):
     """`Engine` over Paddle.
 
     Args:
-        spec: the model's shape.
+        shape: the model's shape.
         weights: the model; `weights.mtp` may be empty when `options.use_mtp` is false.
         options: resolved limits.
         clock: monotonic seconds, for the times in `StepStats`.
@@ -37,13 +37,13 @@ class PaddleEngine(StepEngine):
 
     def __init__(
         self,
-        spec: ModelShape,
+        shape: ModelShape,
         weights: Weights,
         options: EngineOptions,
         clock: Callable[[], float],
         parallel: TensorParallel | None = None,
     ) -> None:
-        super().__init__(_build_parts(spec, weights, options, parallel), options, clock)
+        super().__init__(_build_parts(shape, weights, options, parallel), options, clock)
         self._ranks = parallel.ranks if parallel is not None else None
 
     def close(self) -> None:
@@ -61,27 +61,27 @@ class TensorParallel(NamedTuple):
 
 
 def _build_parts(
-    spec: ModelShape, weights: Weights, options: EngineOptions, parallel: TensorParallel | None
+    shape: ModelShape, weights: Weights, options: EngineOptions, parallel: TensorParallel | None
 ) -> EngineParts:
     sizes = ShardSizes.of(options)
     model: ForwardModel
     pool: KvStore
     if parallel is None:
-        model, pool = build_shard(spec, weights, sizes)
+        model, pool = build_shard(shape, weights, sizes)
     else:
         ranks = parallel.ranks
-        shard = build_shard(spec, weights, sizes, ranks.size, parallel.reduce)
+        shard = build_shard(shape, weights, sizes, ranks.size, parallel.reduce)
         model, pool = MirroredModel(shard.model, ranks), MirroredPool(shard.pool, ranks)
     allocator = BlockAllocator(options.n_blocks)
     return EngineParts(
-        spec=spec,
-        fingerprint=fingerprint(spec, weights.identity),
+        shape=shape,
+        fingerprint=fingerprint(shape, weights.identity),
         allocator=allocator,
         pool=pool,
         scheduler=Scheduler(
             SchedulerLimits.of(options),
             allocator,
-            prefix_cache(allocator, options, fingerprint(spec, weights.identity)),
+            prefix_cache(allocator, options, fingerprint(shape, weights.identity)),
         ),
         runner=Runner(model, options.use_mtp, options.drafts),
     )

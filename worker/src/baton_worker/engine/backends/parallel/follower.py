@@ -73,14 +73,14 @@ def _load(pipe: Connection) -> Follower:
     start = orders.decode_order(pipe.recv_bytes())
     assert isinstance(start, orders.Start), "rank 0 sends it first"
     path = Path(start.model_path)
-    spec = load_shape(path)
-    weights = load_weights(path, spec, Shard(start.rank, start.size))
+    shape = load_shape(path)
+    weights = load_weights(path, shape, Shard(start.rank, start.size))
     pipe.send_bytes(orders.encode(orders.Loaded(weights.identity)))
     meeting = orders.decode_order(pipe.recv_bytes())
     assert isinstance(meeting, orders.Join), "rank 0 sends it second"
     sizes = ShardSizes(start.block_size, start.n_blocks, start.max_positions, start.use_mtp)
     reduce = join(start.rank, start.size, meeting.port)
-    shard = build_shard(spec, weights, sizes, start.size, reduce)
+    shard = build_shard(shape, weights, sizes, start.size, reduce)
     return Follower(shard.model, shard.pool)
 
 

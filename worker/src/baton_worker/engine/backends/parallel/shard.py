@@ -48,29 +48,29 @@ class ModelShard(NamedTuple):
     pool: KvPool
 
 
-def local_shape(spec: ModelShape, size: int) -> ModelShape:
+def local_shape(shape: ModelShape, size: int) -> ModelShape:
     """Return the shape that one of `size` ranks computes, whose sizes divide."""
     return dataclasses.replace(
-        spec,
-        n_heads=spec.n_heads // size,
-        n_kv_heads=spec.n_kv_heads // size,
-        intermediate_size=spec.intermediate_size // size,
+        shape,
+        n_heads=shape.n_heads // size,
+        n_kv_heads=shape.n_kv_heads // size,
+        intermediate_size=shape.intermediate_size // size,
     )
 
 
-def kv_shape(spec: ModelShape, sizes: ShardSizes) -> KvShape:
-    """Return the pool of a model, or of a rank when `spec` is its local one."""
+def kv_shape(shape: ModelShape, sizes: ShardSizes) -> KvShape:
+    """Return the pool of a model, or of a rank when `shape` is its local one."""
     return KvShape(
-        n_layers=spec.n_layers + int(sizes.use_mtp),
-        kv_heads=spec.n_kv_heads,
+        n_layers=shape.n_layers + int(sizes.use_mtp),
+        kv_heads=shape.n_kv_heads,
         block_size=sizes.block_size,
-        head_dim=spec.head_dim,
+        head_dim=shape.head_dim,
         n_blocks=sizes.n_blocks,
     )
 
 
 def build_shard(
-    spec: ModelShape,
+    shape: ModelShape,
     weights: Weights,
     sizes: ShardSizes,
     size: int = 1,
@@ -79,11 +79,11 @@ def build_shard(
     """Return one rank of `size`.
 
     Args:
-        spec: the whole model.
+        shape: the whole model.
         weights: this rank's.
         reduce: sums a tensor over the ranks; None for a group of one.
     """
-    local = local_shape(spec, size)
+    local = local_shape(shape, size)
     pool = KvPool(kv_shape(local, sizes))
     attention = CpuPagedAttention(pool, local.n_heads)
     model = Model(local, weights, attention, sizes.max_positions, sizes.use_mtp, reduce)

@@ -31,19 +31,19 @@ class Time(NamedTuple):
     sleep: Callable[[float], None]
 
 
-def sim_shape(config: SimConfig, spec: ModelShape) -> ModelShape:
-    """Return the shape of the model that is simulated in place of `spec`; it always drafts.
+def sim_shape(config: SimConfig, shape: ModelShape) -> ModelShape:
+    """Return the shape of the model that is simulated in place of `shape`; it always drafts.
 
     Raises:
         ConfigError: more tokens than the model's tokenizer can turn into text.
     """
-    if config.vocab_size > spec.vocab_size:
+    if config.vocab_size > shape.vocab_size:
         raise ConfigError(
-            f"engine.sim.vocab_size is {config.vocab_size}, the model's is {spec.vocab_size}: "
+            f"engine.sim.vocab_size is {config.vocab_size}, the model's is {shape.vocab_size}: "
             "larger ids have no text"
         )
-    vocab_size = config.vocab_size or spec.vocab_size
-    return replace(spec, vocab_size=vocab_size, n_mtp_layers=1)
+    vocab_size = config.vocab_size or shape.vocab_size
+    return replace(shape, vocab_size=vocab_size, n_mtp_layers=1)
 
 
 def step_seconds(config: SimConfig, plan: StepPlan) -> float:
@@ -79,7 +79,7 @@ class SimEngine(StepEngine):
 
     Args:
         config: what to pretend.
-        spec: `sim_shape`'s.
+        shape: `sim_shape`'s.
         options: resolved limits.
         clock: monotonic seconds.
         sleep: waits so many seconds of that clock.
@@ -88,32 +88,32 @@ class SimEngine(StepEngine):
     def __init__(
         self,
         config: SimConfig,
-        spec: ModelShape,
+        shape: ModelShape,
         options: EngineOptions,
         clock: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        parts = _build_parts(config, spec, options, Time(clock, sleep))
+        parts = _build_parts(config, shape, options, Time(clock, sleep))
         super().__init__(parts, options, clock)
 
 
 def _build_parts(
-    config: SimConfig, spec: ModelShape, options: EngineOptions, time: Time
+    config: SimConfig, shape: ModelShape, options: EngineOptions, time: Time
 ) -> EngineParts:
-    shape = KvShape(
+    kv_shape = KvShape(
         n_layers=1,
         kv_heads=1,
         block_size=options.block_size,
         head_dim=HEAD_DIM,
         n_blocks=options.n_blocks,
     )
-    pool = KvPool(shape)
+    pool = KvPool(kv_shape)
     allocator = BlockAllocator(options.n_blocks)
-    model = SimModel(pool, spec.vocab_size, spec.eos_token_ids, config.acceptance, config.seed)
-    identity = fingerprint(spec, f"sim-{config.seed}")
+    model = SimModel(pool, shape.vocab_size, shape.eos_token_ids, config.acceptance, config.seed)
+    identity = fingerprint(shape, f"sim-{config.seed}")
     cache = prefix_cache(allocator, options, identity)
     return EngineParts(
-        spec=spec,
+        shape=shape,
         fingerprint=identity,
         allocator=allocator,
         pool=pool,

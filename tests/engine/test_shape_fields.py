@@ -28,8 +28,8 @@ def write_config(make_checkpoint: Callable[..., Any]) -> Callable[..., Path]:
 
 
 def test_every_field_is_read(write_config: Callable[..., Path]) -> None:
-    spec = load_shape(write_config(baton_mtp_hidden="post_norm", rms_norm_eps=1e-6))
-    assert spec == ModelShape(
+    shape = load_shape(write_config(baton_mtp_hidden="post_norm", rms_norm_eps=1e-6))
+    assert shape == ModelShape(
         model_type="ernie4_5",
         vocab_size=96,
         hidden_size=32,
@@ -49,29 +49,31 @@ def test_every_field_is_read(write_config: Callable[..., Path]) -> None:
         max_position_embeddings=512,
         dtype="float32",
     )
-    assert (spec.q_size, spec.kv_size, spec.n_kv_layers) == (32, 16, 3)
+    assert (shape.q_size, shape.kv_size, shape.n_kv_layers) == (32, 16, 3)
 
 
 def test_llama_rotates_halves_and_does_not_tie_by_default(
     write_config: Callable[..., Path],
 ) -> None:
-    spec = load_shape(
+    shape = load_shape(
         write_config(
             drop=("tie_word_embeddings", "rope_theta"),
             model_type="llama",
             architectures=["LlamaForCausalLM"],
         )
     )
-    assert (spec.rope_style, spec.rope_theta) == ("half", 10000.0)
-    assert not spec.tie_word_embeddings
+    assert (shape.rope_style, shape.rope_theta) == ("half", 10000.0)
+    assert not shape.tie_word_embeddings
 
 
 def test_qwen3_norms_heads_whose_size_is_apart(make_checkpoint: Callable[..., Any]) -> None:
     made = make_checkpoint("qwen3", head_dim=20, use_sliding_window=False, sliding_window=4096)
-    spec = load_shape(made.path)
-    assert (spec.rope_style, spec.has_qk_norm, spec.head_dim) == ("half", True, 20)
-    assert spec.q_size == 80 != spec.hidden_size
-    assert fingerprint(spec, "w") != fingerprint(dataclasses.replace(spec, has_qk_norm=False), "w")
+    shape = load_shape(made.path)
+    assert (shape.rope_style, shape.has_qk_norm, shape.head_dim) == ("half", True, 20)
+    assert shape.q_size == 80 != shape.hidden_size
+    assert fingerprint(shape, "w") != fingerprint(
+        dataclasses.replace(shape, has_qk_norm=False), "w"
+    )
 
 
 @pytest.mark.parametrize(("family", "eps"), [("llama", 1e-6), ("qwen3", 1e-6), ("ernie4_5", 1e-5)])
@@ -93,11 +95,11 @@ def test_absent_fields_take_the_family_defaults(write_config: Callable[..., Path
         "architectures",
         "torch_dtype",
     )
-    spec = load_shape(write_config(drop=drop))
-    assert (spec.tie_word_embeddings, spec.rope_theta) == (True, 500000.0)
-    assert (spec.n_kv_heads, spec.head_dim, spec.n_mtp_layers) == (4, 8, 0)
-    assert (spec.bos_token_id, spec.eos_token_ids) == (None, ())
-    assert (spec.mtp_hidden, spec.dtype) == ("pre_norm", "float32")
+    shape = load_shape(write_config(drop=drop))
+    assert (shape.tie_word_embeddings, shape.rope_theta) == (True, 500000.0)
+    assert (shape.n_kv_heads, shape.head_dim, shape.n_mtp_layers) == (4, 8, 0)
+    assert (shape.bos_token_id, shape.eos_token_ids) == (None, ())
+    assert (shape.mtp_hidden, shape.dtype) == ("pre_norm", "float32")
 
 
 def test_rope_parameters_of_newer_configs_are_read(write_config: Callable[..., Path]) -> None:
@@ -153,10 +155,10 @@ def test_fields_that_decide_nothing_are_ignored(write_config: Callable[..., Path
 def test_the_fingerprint_follows_what_decides_kv(
     write_config: Callable[..., Path], change: dict[str, Any]
 ) -> None:
-    spec = load_shape(write_config())
-    assert fingerprint(spec, "w") == fingerprint(dataclasses.replace(spec), "w")
-    assert fingerprint(spec, "w") != fingerprint(dataclasses.replace(spec, **change), "w")
-    assert fingerprint(spec, "w") != fingerprint(spec, "other weights")
+    shape = load_shape(write_config())
+    assert fingerprint(shape, "w") == fingerprint(dataclasses.replace(shape), "w")
+    assert fingerprint(shape, "w") != fingerprint(dataclasses.replace(shape, **change), "w")
+    assert fingerprint(shape, "w") != fingerprint(shape, "other weights")
 
 
 @pytest.mark.parametrize(
@@ -165,5 +167,5 @@ def test_the_fingerprint_follows_what_decides_kv(
 def test_the_fingerprint_ignores_what_does_not(
     write_config: Callable[..., Path], change: dict[str, Any]
 ) -> None:
-    spec = load_shape(write_config())
-    assert fingerprint(spec, "w") == fingerprint(dataclasses.replace(spec, **change), "w")
+    shape = load_shape(write_config())
+    assert fingerprint(shape, "w") == fingerprint(dataclasses.replace(shape, **change), "w")
