@@ -131,7 +131,18 @@ class Workspace:
             probs=rows(self._probs, 0, count),
             target=rows(self._target, 0, count),
             uniform=rows(self._uniform, 0, count),
-            scores=self._scores,
+            scores=self._scores_of(count),
+        )
+
+    def _scores_of(self, count: int) -> ScorePlan:
+        """Return the plan's columns of so many tokens; offsets are another's."""
+        plan, rows = self._scores, self._device.rows
+        return plan._replace(
+            row_index=rows(plan.row_index, 0, count),
+            token=rows(plan.token, 0, count),
+            k=rows(plan.k, 0, count),
+            inv_temp=rows(plan.inv_temp, 0, count),
+            top_p=rows(plan.top_p, 0, count),
         )
 
     def prompt_logits(self, count: int) -> Tensor:
