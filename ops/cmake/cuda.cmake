@@ -8,12 +8,18 @@ enable_language(CUDA)
 
 target_sources(
   baton_ops
-  PRIVATE csrc/cuda/decoder_rows.cu
-          csrc/cuda/dispatch.cu
+  PRIVATE csrc/cuda/attention.cc
+          csrc/cuda/decode_attention.cu
+          csrc/cuda/decoder_rows.cu
           csrc/cuda/generic_decoder.cu
           csrc/cuda/logprobs.cu
+          csrc/cuda/matmul.cc
+          csrc/cuda/matmul_few.cu
+          csrc/cuda/matmul_many.cu
+          csrc/cuda/prompt_attention.cu
           csrc/cuda/sampling.cu
           csrc/cuda/step.cu
+          csrc/cuda/tensor_map.cc
           csrc/cuda/export_decoder.cc
           csrc/cuda/export_matmul.cc
           csrc/cuda/export_sampling.cc

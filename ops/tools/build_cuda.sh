@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compile the CUDA sources for sm_90a on a machine that needs neither a GPU nor a CUDA toolkit, and
-# check the machine code: the copy engine and whole records in the scan, no spills.
+# check the machine code: the copy engine and whole records in the scan, tensor cores in Hopper's
+# matmul and attention, no spills.
 #
 # With --fat, build instead the whole library for every architecture in cmake/cuda.cmake (sm_80 to
 # sm_100, and PTX), as a wheel in $BUILD_DIR. NVCC names another compiler; otherwise the pinned one
@@ -35,30 +36,48 @@ if [[ "${1:-}" == --fat ]]; then
   exit
 fi
 
-for source in "$ops"/csrc/cuda/*.cu; do
-  name="$(basename "$source" .cu)"
+compile() {
+  local name
+  name="$(basename "$1" .cu)"
+  rm -f "$build/$name.o"
   "$NVCC" -std=c++17 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a -Xptxas -v \
-    -I"$ops/include" -I"$ops/csrc" -Xcompiler -fPIC,-Wall,-Wextra -c "$source" -o "$build/$name.o" \
+    -I"$ops/include" -I"$ops/csrc" -Xcompiler -fPIC,-Wall,-Wextra -c "$1" -o "$build/$name.o" \
     2>&1 | tee "$build/$name.log" | grep -E 'error|warning' || true
-  [[ -s "$build/$name.o" ]] || { echo "$name.cu does not compile; see $build/$name.log" >&2; exit 1; }
-done
+  [[ -s "$build/$name.o" ]] || { echo "$name.cu does not compile; see $build/$name.log" >&2; return 1; }
+}
+export -f compile
+export build ops NVCC
+rm -f "$build"/*.log
+printf '%s\0' "$ops"/csrc/cuda/*.cu | xargs -0 -n 1 -P "$(nproc)" bash -c 'compile "$1"' compile
 
 if grep -hE '[1-9][0-9]* bytes spill' "$build"/*.log; then
   echo "a kernel spills registers to local memory" >&2
   exit 1
 fi
 
-if [[ -x "$cuobjdump" ]]; then
-  PATH="$(dirname "$cuobjdump"):$PATH" "$cuobjdump" --dump-sass "$build/logprobs.o" >"$build/logprobs.sass"
-  for wanted in 'LDS\.128' 'UBLKCP' 'STG\.E\.128\.STRONG' 'REDUX'; do
-    if ! grep -qE "$wanted" "$build/logprobs.sass"; then
-      echo "logprobs.cu: no $wanted in its machine code" >&2
-      exit 1
+# Whether a source's machine code has all that it should have, and no local memory.
+check_code() {
+  local name="$1" wanted
+  PATH="$(dirname "$cuobjdump"):$PATH" "$cuobjdump" --dump-sass "$build/$name.o" >"$build/$name.sass"
+  for wanted in "${@:2}"; do
+    if ! grep -qE "$wanted" "$build/$name.sass"; then
+      echo "$name.cu: no $wanted in its machine code" >&2
+      return 1
     fi
   done
-  if grep -E '\b(LDL|STL)\b' "$build/logprobs.sass" | head -n 3 | grep .; then
-    echo "logprobs.cu uses local memory" >&2
-    exit 1
+  if grep -E '\b(LDL|STL)\b' "$build/$name.sass" | head -n 3 | grep .; then
+    echo "$name.cu uses local memory" >&2
+    return 1
   fi
+}
+
+if [[ -x "$cuobjdump" ]]; then
+  # Hopper's kernels: the tensor cores, the copy engine, an early start that waits, wide stores.
+  hopper=(HGMMA UTMALDG ACQBULK PREEXIT 'STG\.E\.128')
+  check_code logprobs 'LDS\.128' UBLKCP 'STG\.E\.128\.STRONG' REDUX
+  check_code matmul_few "${hopper[@]}"
+  check_code matmul_many "${hopper[@]}" 'UTMALDG\.2D\.MULTICAST' USETMAXREG
+  check_code decode_attention "${hopper[@]}"
+  check_code prompt_attention "${hopper[@]}" USETMAXREG
 fi
 echo "CUDA sources compile for sm_90a"

@@ -1,15 +1,26 @@
 // Exports of the decoder's matmul and attention.
 #include "decoder.h"
 #include "decoder_arguments.h"
+#include "hopper_matmul.h"
 
 namespace baton_ops {
 namespace {
 
+struct Matmul {
+  cuda::MatmulInput input;
+  cuda::Rows out;
+  cuda::ElementType out_type;
+  DLDevice device;
+};
+
 // Reads x, weight, out.
-void RunMatmul(ArgumentReader args) {
-  const TensorView x = args.Tensor("x"), weight = args.Tensor("weight"), out = args.Tensor("out");
+Matmul ReadMatmul(ArgumentReader* args) {
+  const TensorView x = args->Tensor("x"), weight = args->Tensor("weight");
+  const TensorView out = args->Tensor("out");
   const Call call(x, "x");
-  cuda::MatmulInput in{};
+  Matmul read{};
+  read.device = call.device;
+  cuda::MatmulInput& in = read.input;
   in.type = call.type;
   in.x = call.Rows(x, "x", -1, -1);
   in.rows = x.size(0);
@@ -18,10 +29,25 @@ void RunMatmul(ArgumentReader args) {
   in.out = weight.size(0);
   in.weight = Matrix<const void>(weight, "weight", DtypeOf(call.type), in.out, in.in, call.device);
   const bool is_float = ElementTypeOf(out, "out") == cuda::ElementType::kFloat32;
-  const auto out_type = is_float ? cuda::ElementType::kFloat32 : call.type;
-  const cuda::Rows to = call.RowsOf(out, "out", DtypeOf(out_type), in.rows, in.out);
-  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
-  Raise("matmul", cuda::Matmul(in, to, out_type, StreamOf(call.device)));
+  read.out_type = is_float ? cuda::ElementType::kFloat32 : call.type;
+  read.out = call.RowsOf(out, "out", DtypeOf(read.out_type), in.rows, in.out);
+  return read;
+}
+
+void RunMatmul(ArgumentReader args) {
+  const Matmul read = ReadMatmul(&args);
+  const tvm::ffi::CUDADeviceGuard guard(read.device.device_id);
+  Raise("matmul", cuda::Matmul(read.input, read.out, read.out_type, StreamOf(read.device)));
+}
+
+// Reads way and what ReadMatmul does: for who measures one way after the other.
+void RunMatmulBy(ArgumentReader args) {
+  const int64_t way = args.Int("way");
+  CheckRange("way", 0, way, 0, cuda::kMatmulWays - 1);
+  const Matmul read = ReadMatmul(&args);
+  const tvm::ffi::CUDADeviceGuard guard(read.device.device_id);
+  Raise("matmul", cuda::MatmulBy(static_cast<cuda::MatmulWay>(way), read.input, read.out,
+                                 read.out_type, StreamOf(read.device)));
 }
 
 // Reads query, kv, layer, tables, contexts, scale, out, scratch.
@@ -69,6 +95,7 @@ int64_t AttentionScratchBytes(int64_t heads, int64_t kv_heads, int64_t head_dim,
 }  // namespace baton_ops
 
 BATON_EXPORT_CUDA(cuda_matmul, 3, RunMatmul)
+BATON_EXPORT_CUDA(cuda_matmul_by, 4, RunMatmulBy)
 BATON_EXPORT_CUDA(cuda_attend, 8, RunAttend)
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cuda_attention_scratch_bytes, baton_ops::AttentionScratchBytes)

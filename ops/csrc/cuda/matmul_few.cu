@@ -1,0 +1,53 @@
+#include <algorithm>
+
+#include "baton_ops/matmul_few.cuh"
+#include "hopper_launch.h"
+#include "hopper_matmul.h"
+
+namespace baton_ops::cuda {
+namespace {
+
+template <int kTileN>
+Error Launch(const HopperMatmul& call, Stream stream) {
+  const MatmulInput& in = call.input;
+  const int row_tiles = static_cast<int>(DivideUp<int64_t>(in.rows, kFewRows));
+  const int rows = static_cast<int>(DivideUp<int64_t>(in.rows, 8 * row_tiles) * 8);
+  CUtensorMap map_x, map_weight;
+  if (const Error error = Describe({in.x.data, in.rows, in.in, in.x.stride}, rows,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
+    return error;
+  }
+  // Boxes of the weight are as wide as one read; more would be read twice.
+  if (const Error error = Describe({in.weight, in.out, in.in, in.in}, kTileN,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, &map_weight)) {
+    return error;
+  }
+  const int tiles = static_cast<int>(DivideUp<int64_t>(in.out, kTileN)) * row_tiles;
+  const HopperGrid grid{std::min(tiles, call.processors), kFewThreads, kFewSharedBytes};
+  const MatmulOutput out{call.out.data, call.out.stride, static_cast<int>(in.rows),
+                         static_cast<int>(in.out), call.is_fp32};
+  return LaunchOnHopper<MatmulFewKernel<kTileN>>(grid, stream, map_x, map_weight, out,
+                                                 static_cast<int>(in.in), row_tiles, rows,
+                                                 FewRing<kTileN>::StagesFor(rows));
+}
+
+}  // namespace
+
+Error MatmulFew(const HopperMatmul& call, MatmulWay way, Stream stream) {
+  switch (way) {
+    case MatmulWay::kFew32:
+      return Launch<32>(call, stream);
+    case MatmulWay::kFew48:
+      return Launch<48>(call, stream);
+    case MatmulWay::kFew64:
+      return Launch<64>(call, stream);
+    case MatmulWay::kFew96:
+      return Launch<96>(call, stream);
+    case MatmulWay::kFew128:
+      return Launch<128>(call, stream);
+    default:
+      return "no way for few rows";
+  }
+}
+
+}  // namespace baton_ops::cuda

@@ -1,0 +1,29 @@
+// Descriptions of matrices for the copy engine. The driver's function that makes them is found at
+// run time, so that the library loads where there is no driver.
+#ifndef BATON_OPS_CSRC_CUDA_TENSOR_MAP_H_
+#define BATON_OPS_CSRC_CUDA_TENSOR_MAP_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "launch.h"
+
+namespace baton_ops::cuda {
+
+// A matrix of bf16, 16-byte aligned, whose rows are `stride` elements apart, a multiple of 8.
+struct BFloat16Matrix {
+  const void* data;
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+};
+
+// Describes it in boxes of 64 columns; what lies outside of it is read as zeros. `promotion`: how
+// much of memory the L2 cache reads at once.
+Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotion promotion,
+               CUtensorMap* map);
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_CSRC_CUDA_TENSOR_MAP_H_

@@ -1,0 +1,113 @@
+// What blocks of decode's attention leave for others in memory, and how it is merged.
+#ifndef BATON_OPS_DECODE_LEFT_CUH_
+#define BATON_OPS_DECODE_LEFT_CUH_
+
+#include "baton_ops/decode_runs.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kMostDecodeRows = 32;  // queries times heads that share keys
+constexpr int kMostRowsTimesHeads = 1 << 16;
+
+struct DecodeShape {
+  int rows, queries, heads_a_kv;
+  float scale_log2;
+  __device__ int UsedRows() const { return queries * heads_a_kv; }
+};
+
+// A block has `slots` of each used row: what was made (128), the four lanes' sums, the top. In the
+// first lie splits of the context and head that it goes on with; in the last those that it begins
+// with, merged.
+struct DecodeLeft {
+  float *made, *sums, *tops;
+  int* brought;  // splits of [rows][kv heads]; zero before and after a launch
+  int slots;
+
+  // The place of a used row of a split.
+  __device__ __forceinline__ uint32_t Place(int block, int slot, int used, int row) const {
+    return (block * slots + slot) * used + row;
+  }
+};
+
+// Merges all splits of a context and head, of which the first `merged` are, by four warps.
+class DecodeMerge {
+ public:
+  __device__ DecodeMerge(const DecodeLeft& left, const DecodeShape& shape, const Contexts& contexts,
+                         const Run& run)
+      : left_(left),
+        contexts_(contexts),
+        used_(shape.UsedRows()),
+        item_(run.item - run.first),
+        merged_(contexts.InFirstRun(run)),
+        parts_(run.splits - merged_ + 1) {}
+
+  // Calls store(row, lane, the four elements of the lane) with each used row.
+  template <class Store>
+  __device__ __forceinline__ void ForEachRow(Store store) const {
+    for (int row = threadIdx.x / 32; row < used_; row += 16) {
+      if (used_ > 8) {
+        MergeRows<4, 4>(row, store);
+      } else if (used_ > 4) {
+        MergeRows<2, 8>(row, store);
+      } else if (parts_ > 8) {
+        MergeRows<1, 16>(row, store);
+      } else {
+        MergeRows<1, 8>(row, store);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t Place(int part, int row) const {
+    const int item = item_ + (part ? merged_ + part - 1 : 0), block = contexts_.BlockOf(item);
+    const int slot = part ? item - contexts_.FirstOf(block) : left_.slots - 1;
+    return left_.Place(block, slot, used_, min(row, used_ - 1));
+  }
+
+  // Every fourth row from one on, kRows of them, by a warp: four elements of each a lane. What
+  // takes time is waiting for memory, so loads of all rows of `kAtOnce` splits are under way
+  // together.
+  template <int kRows, int kAtOnce, class Store>
+  __device__ __forceinline__ void MergeRows(int first_row, Store store) const {
+    const int lane = threadIdx.x % 32;
+    SoftmaxRow all[kRows];
+    float4 made_so_far[kRows]{};
+#pragma unroll 1
+    for (int from = 0; from < parts_; from += kAtOnce) {
+      SoftmaxRow next[kAtOnce * kRows];
+      float4 next_made[kAtOnce * kRows];
+#pragma unroll
+      for (int i = 0; i < kAtOnce * kRows; ++i) {
+        const uint32_t at = Place(min(from + i / kRows, parts_ - 1), first_row + i % kRows * 4);
+        next[i].top = __ldcg(left_.tops + at);
+        next[i].sum = __ldcg(left_.sums + at * 4 + lane % 4);
+        next_made[i] = __ldcg(reinterpret_cast<float4*>(left_.made) + at * (kHeadDim / 4) + lane);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce * kRows; ++i) {
+        if (from + i / kRows >= parts_) break;
+        const Merge both(all[i % kRows], next[i]);
+        const float4 more = next_made[i];
+        float4& sum = made_so_far[i % kRows];
+        sum = make_float4(both.Sum(sum.x, more.x), both.Sum(sum.y, more.y), both.Sum(sum.z, more.z),
+                          both.Sum(sum.w, more.w));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      const float share = ShareOf(all[j].sum);
+      const float4 sum = made_so_far[j];
+      if (first_row + j * 4 >= used_) continue;
+      store(first_row + j * 4, lane,
+            make_uint2(Packed(sum.x * share, sum.y * share), Packed(sum.z * share, sum.w * share)));
+    }
+  }
+
+  const DecodeLeft& left_;
+  const Contexts& contexts_;
+  const int used_, item_, merged_, parts_;
+};
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_DECODE_LEFT_CUH_

@@ -1,0 +1,177 @@
+// What kernels for Hopper GPUs (sm_90a) share: barriers, loads, descriptors of wgmma. Of other
+// architectures' machine code their bodies are left out: the host never launches them there.
+#ifndef BATON_OPS_HOPPER_CUH_
+#define BATON_OPS_HOPPER_CUH_
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "baton_ops/async_copy.cuh"
+#include "baton_ops/grid_order.cuh"
+#include "baton_ops/wgmma.cuh"
+
+namespace baton_ops::cuda {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+#define BATON_HAS_WGMMA 1
+#else
+#define BATON_HAS_WGMMA 0
+#endif
+
+__device__ __forceinline__ void InitBarrier(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// Lets the copy engine and other blocks of the cluster see barriers that this thread made.
+__device__ __forceinline__ void PublishBarriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// Lets the copy engine and the tensor cores see what this thread wrote to shared memory.
+__device__ __forceinline__ void PublishShared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void ExpectBytes(uint64_t* barrier, int bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+__device__ __forceinline__ void Await(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}\n" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+__device__ __forceinline__ void Arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+
+// Arrives at the same barrier of another block of the cluster.
+__device__ __forceinline__ void ArriveAt(uint64_t* barrier, int block) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(SharedAddress(barrier)),
+      "r"(block)
+      : "memory");
+}
+
+// Says that a description is needed soon.
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Loads a box of a matrix, 64 columns wide, into shared memory.
+__device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int column, int row,
+                                        uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// The same of what is read once: it need not stay in the L2 cache.
+__device__ __forceinline__ void LoadBoxOnce(void* to, const CUtensorMap* map, int column, int row,
+                                            uint64_t* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
+
+// The same into the same place of each of the first `blocks` blocks of the cluster.
+__device__ __forceinline__ void LoadBoxFor(int blocks, void* to, const CUtensorMap* map, int column,
+                                           int row, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)),
+      "h"(static_cast<uint16_t>((1 << blocks) - 1))
+      : "memory");
+}
+
+// All threads of the cluster's blocks meet.
+template <int kBlocks>
+__device__ __forceinline__ void SyncBlocks() {
+  if constexpr (kBlocks > 1) {
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
+            : "memory");
+  } else {
+    __syncthreads();
+  }
+}
+
+// Describes rows of 128 bytes, swizzled by 128 bytes, groups of 8 rows 1,024 bytes apart. Where the
+// operand is transposed, `next_bytes` lie between blocks of 64 columns.
+__device__ __forceinline__ uint64_t Descriptor(const void* p, int next_bytes = 16) {
+  return static_cast<uint64_t>((SharedAddress(p) & 0x3FFFF) >> 4) |
+         static_cast<uint64_t>(next_bytes >> 4) << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+
+// Keeps the compiler from moving reads or writes of these over a product that is under way.
+template <int kCount>
+__device__ __forceinline__ void Hold(float (&values)[kCount]) {
+#pragma unroll
+  for (float& value : values) asm volatile("" : "+f"(value)::"memory");
+}
+
+template <int kCount>
+__device__ __forceinline__ void Hold(uint32_t (&values)[kCount]) {
+#pragma unroll
+  for (uint32_t& value : values) asm volatile("" : "+r"(value)::"memory");
+}
+
+__device__ __forceinline__ void FenceProducts() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void CommitProducts() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits until at most so many groups of products are under way.
+template <int kGroups>
+__device__ __forceinline__ void AwaitProducts() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+// Gives lane q of four what all of them had as words[q], so that it can store 16 bytes at once.
+__device__ __forceinline__ void TransposeQuad(uint32_t (&words)[4], int q) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = q & bit;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int low = bit == 1 ? 2 * i : i, high = low + bit;
+      const uint32_t got = __shfl_xor_sync(~0u, upper ? words[low] : words[high], bit);
+      (upper ? words[low] : words[high]) = got;
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t Packed(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_HOPPER_CUH_
