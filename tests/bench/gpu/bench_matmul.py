@@ -1,14 +1,15 @@
-"""Check that a matmul's bits depend on neither M nor the tile, then time it beside cuBLAS.
+"""Time the decoder's matmul beside cuBLAS and memory's roof, for 1 to 2,048 rows.
 
-    python tests/bench/gpu/bench_matmul.py [--json FILE]
+    python tests/bench/gpu/bench_matmul.py [--ways] [--json FILE]
 
-Compiles canonical_matmul.cu in a folder of its own, a width of tile and way of sharing at a time,
-and runs each on the layers' shapes of an 8B model. Row by row all must give the same bits at every
-M (where cuBLAS, the control, does not is told), with an error against fp64 of bf16's own size.
-Times are medians of CUDA graphs' replays; weights rotate over 300 MB, so they come from memory.
-The quickest variant and cuBLAS are timed in turns, and ratios are medians of pairs: at full load
-the clock follows the heat, by a tenth and more.
-Needs PyTorch with a Hopper GPU, and nvcc.
+The layers' shapes of an 8B model. Times are medians of CUDA graphs' replays; weights rotate over
+300 MB, so they come from memory. Ours and cuBLAS are timed in turns, and ratios are medians of
+pairs: at full load the clock follows the heat, by a tenth and more. The roof is the time that
+reading the weights takes at the rate of a kernel that only reads, measured in the same run. Told is
+also where cuBLAS gives row 0 other bits than among 2,048; that ours does not is for the tests
+(tests/ops/cuda). With --ways every kernel that can compute a product is timed too, which is what
+the choice in ops/csrc/cuda/matmul.cc was made from.
+Needs PyTorch with a Hopper GPU, the library with CUDA kernels, and nvcc.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import argparse
 import json
 import math
 import statistics
-import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import roof
 import timing
 import torch
-from hopper import call, library, product
 
-SOURCE = Path(__file__).with_name("canonical_matmul.cu")
+from baton_ops._library import library
+from baton_ops.decoder import matmul_into
+
 SHAPES = {
     "qkv": (6144, 4096),
     "o": (4096, 4096),
@@ -35,139 +36,114 @@ SHAPES = {
     "down": (4096, 12288),
     "head": (151936, 4096),
 }
-CHECKED_ROWS = (1, 8, 64, 128, 256, 512, 1024, 2048)
-TIMED_ROWS = (128, 256, 512, 1024, 2048)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048)
+WAYS = (
+    "few 32", "few 48", "few 64", "few 96", "few 128", "many 32", "many 64", "many 96 x 2",
+    "many 128 x 2", "many 128 x 2 of x", "many 192", "many 192 x 2", "many 256", "many 256 x 2",
+)  # fmt: skip
+FEW_WAYS, MOST_FEW_ROWS = 5, 256
 ROTATED_BYTES = 300_000_000
 CALLS, REPLAYS, PAIRS = 20, 3, 7
-STAGES = {32: 11, 64: 9, 96: 8, 128: 7, 192: 5, 256: 4}
-BF16_ERROR = 3e-3
 
 
-class Variant(NamedTuple):
-    """A width of tile, programs in a cluster, and which operand they share."""
+class Layer:
+    """A weight, as many times as it takes to come from memory."""
 
-    tile_n: int
-    cluster: int
-    shares_a: bool
+    def __init__(self, n: int, k: int) -> None:
+        """Draw bf16[n, k]."""
+        copies = ROTATED_BYTES // (n * k * 2) + 1
+        self.weights = [
+            0.02 * torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)
+        ]
 
-    @property
-    def entry(self) -> str:
-        """The name of its function."""
-        return f"matmul_{self.tile_n}_{self.cluster}_{int(self.shares_a)}"
-
-
-VARIANTS = [Variant(n, *way) for n in STAGES for way in ((1, False), (2, False), (2, True))]
-
-
-def compiled(folder: Path) -> dict[Variant, Any]:
-    """Return each variant's function, compiled in the folder, many at a time."""
-    products = (f"template <> struct Wgmma<{n}> {{\n{product('run', n)}}};\n" for n in STAGES)
-    (folder / "wgmma.inc").write_text("".join(products))
-
-    def one(variant: Variant) -> Any:
-        defines = {
-            "TILE_N": variant.tile_n, "STAGES": STAGES[variant.tile_n], "CLUSTER": variant.cluster,
-            "SHARE_A": int(variant.shares_a), "ENTRY": variant.entry,
-        }  # fmt: skip
-        return library(SOURCE, folder, variant.entry, defines)
-
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(VARIANTS, pool.map(one, VARIANTS), strict=True))
+    def microseconds(self, run: Callable[[torch.Tensor], Any]) -> float:
+        """Return the median time of one call, on one weight after the other."""
+        n = len(self.weights)
+        return timing.by_graph(lambda i: run(self.weights[i % n]), CALLS, REPLAYS).median_us
 
 
-def multiply(function: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Run one variant: a bf16[M, K], b bf16[N, K], out bf16[M, N]."""
-    call(function, a, b, out, a.shape[0], b.shape[0], a.shape[1])
-    return out
+class Timed(NamedTuple):
+    """For one number of rows: pairs of microseconds, cuBLAS' and ours, and those of every way."""
+
+    rows: int
+    pairs: list[tuple[float, float]]
+    ways: dict[str, float]
+
+    def ratio(self) -> float:
+        """Return cuBLAS over ours: above 1 ours is quicker."""
+        return statistics.median(theirs / ours for theirs, ours in self.pairs)
 
 
-def microseconds(run: Callable[[int], Any], copies: int) -> float:
-    """Return the median time of one call in a graph of `CALLS`, on one copy after the other."""
-    return timing.by_graph(lambda i: run(i % copies), CALLS, REPLAYS).median_us
+def timed(layer: Layer, x: torch.Tensor, every_way: bool) -> Timed:
+    """Time one number of rows."""
+    n, rows = layer.weights[0].shape[0], len(x)
+    out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+
+    def theirs() -> float:
+        return layer.microseconds(lambda weight: torch.mm(x, weight.t(), out=out))
+
+    def ours() -> float:
+        return layer.microseconds(lambda weight: matmul_into(x, weight, out))
+
+    def by(way: int) -> float:
+        call = library().cuda_matmul_by
+        return layer.microseconds(lambda weight: call(way, x, weight, out))
+
+    pairs = [(theirs(), ours()) for _ in range(PAIRS)]
+    first = 0 if rows <= MOST_FEW_ROWS else FEW_WAYS
+    ways = range(first, len(WAYS)) if every_way else range(0)
+    return Timed(rows, pairs, {WAYS[way]: by(way) for way in ways})
 
 
-def check(functions: dict[Variant, Any], big: torch.Tensor, weight: torch.Tensor) -> list[int]:
-    """Hold every variant at every M to one row of bits and to fp64; return where cuBLAS differs.
-
-    Raises:
-        RuntimeError: a variant's bits differ, or its error is larger than bf16's.
-    """
-    n = weight.shape[0]
-    some = weight[:1024].double()
-    exact = big[:64].double() @ some.t()
-    reference: torch.Tensor | None = None
-    control = torch.mm(big, weight.t())[0]
-    differs = []
-    for rows in CHECKED_ROWS:
-        a = big[:rows].contiguous()
-        for variant, function in functions.items():
-            got = multiply(function, a, weight, a.new_full((rows, n), torch.nan))
-            reference = got[0].clone() if reference is None else reference
-            if not torch.equal(got[0], reference):
-                raise RuntimeError(f"{variant}, M = {rows}: other bits")
-            few = min(rows, 64)
-            error = (got[:few, :1024].double() - exact[:few]).norm() / exact[:few].norm()
-            if not error < BF16_ERROR:
-                raise RuntimeError(f"{variant}, M = {rows}: an error of {error:.1e}")
-        if not torch.equal(torch.mm(a, weight.t())[0], control):
-            differs.append(rows)
-    return differs
+def cublas_differs(layer: Layer, x: torch.Tensor) -> list[int]:
+    """Return the numbers of rows at which cuBLAS gives row 0 other bits than among all."""
+    weight = layer.weights[0].t()
+    control = torch.mm(x, weight)[0]
+    return [
+        rows
+        for rows in ROWS
+        if not torch.equal(torch.mm(x[:rows].contiguous(), weight)[0], control)
+    ]
 
 
-def timed(functions: dict[Variant, Any], big: torch.Tensor, weights: list[torch.Tensor]) -> Any:
-    """Yield for each M the quickest variant, its times and cuBLAS', in turns: heat slows both."""
-    for rows in TIMED_ROWS:
-        a = big[:rows].contiguous()
-        out = torch.empty(rows, weights[0].shape[0], device="cuda", dtype=torch.bfloat16)
-
-        def canonical(function: Any, a: torch.Tensor = a, out: torch.Tensor = out) -> float:
-            return microseconds(lambda i: multiply(function, a, weights[i], out), len(weights))
-
-        def library(a: torch.Tensor = a, out: torch.Tensor = out) -> float:
-            return microseconds(lambda i: torch.mm(a, weights[i].t(), out=out), len(weights))
-
-        every = {variant: canonical(function) for variant, function in functions.items()}
-        best = min(every, key=every.get)  # type: ignore[arg-type]
-        pairs = [(library(), canonical(functions[best])) for _ in range(PAIRS)]
-        yield rows, best, pairs, every
+def report(name: str, read: float, every_way: bool) -> Iterator[Timed]:
+    """Time one shape, and print a line for each number of rows."""
+    n, k = SHAPES[name]
+    layer, x = Layer(n, k), torch.randn(ROWS[-1], k, device="cuda", dtype=torch.bfloat16)
+    floor_us = n * k * 2 / read * 1e6
+    for rows in ROWS:
+        one = timed(layer, x[:rows].contiguous(), every_way)
+        theirs, us = (statistics.median(times) for times in zip(*one.pairs, strict=True))
+        best = f" | {min(one.ways, key=one.ways.__getitem__)}" if one.ways else ""
+        print(
+            f"| {name} | {rows} | {theirs:.1f} | {us:.1f} | {one.ratio():.2f}"
+            f" | {floor_us / us:.2f} | {2 * rows * n * k / us / 1e6:.0f}{best} |",
+            flush=True,
+        )
+        yield one
+    print(f"cuBLAS: {name}'s row 0 differs from M = {ROWS[-1]} at {cublas_differs(layer, x)}")
 
 
 def main() -> None:
-    """Compile, check and time; print a table."""
+    """Time all shapes; print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="where every time goes")
+    parser.add_argument("--ways", action="store_true", help="time every kernel that can do it")
     options = parser.parse_args()
     torch.manual_seed(0)
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    ratios: dict[int, list[float]] = {rows: [] for rows in TIMED_ROWS}
-    with tempfile.TemporaryDirectory() as folder:
-        functions = compiled(Path(folder))
-    print("| shape | N x K | M | cuBLAS, us | canonical, us | TFLOP/s | ratio | tile | cluster |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name, (n, k) in SHAPES.items():
-        copies = ROTATED_BYTES // (n * k * 2) + 1
-        weights = [0.02 * torch.randn(n, k, device="cuda") for _ in range(copies)]
-        weights = [weight.bfloat16() for weight in weights]
-        big = torch.randn(max(CHECKED_ROWS), k, device="cuda").bfloat16()
-        differs = check(functions, big, weights[0])
-        results[name] = {"cublas_differs_at": differs, "times": []}
-        for rows, best, pairs, every in timed(functions, big, weights):
-            theirs_us, us = (statistics.median(times) for times in zip(*pairs, strict=True))
-            ratios[rows].append(statistics.median(theirs / ours for theirs, ours in pairs))
-            times = {variant.entry: time for variant, time in every.items()}
-            results[name]["times"].append({"rows": rows, "pairs": pairs, "every": times})
-            way = f"{best.cluster}{', A' if best.shares_a else ', B' if best.cluster > 1 else ''}"
-            print(
-                f"| {name} | {n} x {k} | {rows} | {theirs_us:.1f}"
-                f" | {us:.1f} | {2 * rows * n * k / us / 1e6:.0f} | {ratios[rows][-1]:.2f}"
-                f" | 128 x {best.tile_n} | {way} |",
-                flush=True,
-            )
-        print(f"cuBLAS: row 0 differs from M = 2048 at {differs or 'no other M'}", flush=True)
-    for rows, all_of in ratios.items():
-        print(f"M = {rows}: geometric mean {math.prod(all_of) ** (1 / len(all_of)):.3f}")
+    memory = roof.measured()
+    print(f"memory: read {memory.read / 1e12:.2f} TB/s, copied {memory.copy / 1e12:.2f} TB/s")
+    print(
+        "| shape | M | cuBLAS, us | ours, us | ratio | of the roof | TFLOP/s |\n" + "|---" * 7 + "|"
+    )
+    results = {name: list(report(name, memory.read, options.ways)) for name in SHAPES}
+    for i, rows in enumerate(ROWS):
+        ratios = [of_shape[i].ratio() for of_shape in results.values()]
+        print(f"M = {rows}: geometric mean {math.prod(ratios) ** (1 / len(ratios)):.3f}")
     if options.json:
-        options.json.write_text(json.dumps(results) + "\n")
+        device = torch.cuda.get_device_name()
+        record = {"device": device, "torch": torch.__version__, "roof": memory, **results}
+        options.json.write_text(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import timing
 import torch
-from hopper import call, library
+from native import call, library
 
 SOURCE = Path(__file__).with_name("roof.cu")
 BYTES, BUFFERS, CALLS, REPLAYS = 1_073_741_824, 4, 8, 9
