@@ -19,6 +19,7 @@ from baton_worker.engine.backends.device.seam import (
     RowParams,
     Rules,
     ScoreColumns,
+    ScorePlan,
     ScoreSource,
     Tensor,
 )
@@ -65,7 +66,7 @@ class Sampler:
     ) -> None:
         """Take the logprobs of what was chosen."""
         kernels = self._kernels
-        plan = rows.scores._replace(row_offset=out.row_offset, topk_offset=out.topk_offset)
+        plan = self._plan(rows.scores, out, shape.n_rows)
         source = ScoreSource(inputs.score_temperature, inputs.first_row, inputs.score_top_p)
         kernels.plan_scores(accepted, RowMap(inputs.cu_rows), inputs.k, source, plan)
         logits = rows.both if shape.choice is Choice.PROCESSED else rows.logits
@@ -73,6 +74,14 @@ class Sampler:
         kernels.logprobs(logits, plan, columns, self._workspace)
         if shape.choice is not Choice.GREEDY:
             kernels.normalise_top_p(logits, plan, columns)
+
+    def _plan(self, space: ScorePlan, out: Results, n_rows: int) -> ScorePlan:
+        """Return the plan of so many rows: as many places as there are offsets for."""
+        cut = {
+            name: self._device.rows(getattr(space, name), 0, n_rows)
+            for name in ("row_index", "token", "k", "inv_temp", "top_p")
+        }
+        return space._replace(row_offset=out.row_offset, topk_offset=out.topk_offset, **cut)
 
     def _processed(self, inputs: Inputs, state: Penalised, rows: RowSpace) -> Tensor:
         rules = Rules(
