@@ -7,45 +7,17 @@
 #include "baton_ops/probabilities.cuh"
 #include "baton_ops/process.cuh"
 #include "early_launch.h"
+#include "row_launch.h"
 #include "sampling.h"
 
 namespace baton_ops::cuda {
 namespace {
 
-constexpr int kRowBlocks = 8;               // of a cluster, where there are clusters
-constexpr int64_t kVocabOfOneBlock = 4096;  // up to so many logits, more blocks do not pay
 constexpr size_t kMostKeptBytes = 192 << 10;
 constexpr int64_t kMostGridRows = 65535;
 
 bool BeginsAtVectors(const void* data, int64_t row_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
-}
-
-bool UsesClusters(int64_t vocab) { return vocab > kVocabOfOneBlock && Capability() >= 9; }
-
-// Launches `blocks` blocks for each row, as a cluster if they are several.
-template <class Params>
-Error LaunchRows(void (*kernel)(Params), const RowsOfLogits& in, unsigned blocks, unsigned threads,
-                 size_t shared_bytes, const Params& params, Stream stream) {
-  constexpr size_t kWithoutAsking = 24 << 10;  // what static shared memory leaves of 48 KiB
-  if (shared_bytes > kWithoutAsking) {
-    const cudaError_t status = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (status != cudaSuccess) return ErrorOf(status);
-  }
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {blocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(in.rows) * blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  config.numAttrs = Capability() < 9 ? 0 : blocks > 1 ? 2 : 1;
-  return ErrorOf(cudaLaunchKernelEx(&config, kernel, params));
 }
 
 Grid GridOf(int64_t items) {
@@ -115,25 +87,23 @@ Error Argmax(const RowsOfLogits& input, int32_t* token, uint8_t* broken, Stream 
   if (input.rows == 0) return nullptr;
   const ArgmaxParams p{input.logits, static_cast<uint32_t>(input.vocab),
                        BeginsAtVectors(input.logits, input.vocab * 4), token, broken};
-  if (UsesClusters(input.vocab)) {
-    return LaunchRows(ArgmaxKernel<kRowBlocks>, input, kRowBlocks, kArgmaxThreads, 0, p, stream);
-  }
-  return LaunchRows(ArgmaxKernel<1>, input, 1, kArgmaxThreads, 0, p, stream);
+  const unsigned blocks = BlocksOfRow(input.vocab);
+  const auto kernel = blocks > 1 ? ArgmaxKernel<kRowBlocks> : ArgmaxKernel<1>;
+  return LaunchRows(kernel, RowGrid{input.rows, blocks, kArgmaxThreads}, p, stream);
 }
 
 Error Probabilities(const RowsOfLogits& input, const RowParamsInput& params, float* probs,
                     uint8_t* broken, Stream stream) {
   if (input.rows == 0 || params.batch == 0) return nullptr;
   const ProbabilitiesParams p = ParamsOf(input, params, probs, broken);
-  const bool clusters = UsesClusters(input.vocab);
-  const int blocks = clusters ? kRowBlocks : 1;
+  const unsigned blocks = BlocksOfRow(input.vocab);
   const size_t kept = 4 * size_t{IntervalSize(p.vocab, blocks)};
-  const bool fits = clusters ? kept <= kMostKeptBytes : input.vocab <= kVocabOfOneBlock;
-  const auto kernel = clusters ? fits ? ProbabilitiesKernel<kRowBlocks, true>
-                                      : ProbabilitiesKernel<kRowBlocks, false>
-                      : fits   ? ProbabilitiesKernel<1, true>
-                               : ProbabilitiesKernel<1, false>;
-  return LaunchRows(kernel, input, blocks, kProbabilitiesThreads, fits ? kept : 0, p, stream);
+  const bool fits = blocks > 1 ? kept <= kMostKeptBytes : input.vocab <= kVocabOfOneBlock;
+  const auto shared =
+      fits ? ProbabilitiesKernel<kRowBlocks, true> : ProbabilitiesKernel<kRowBlocks, false>;
+  const auto alone = fits ? ProbabilitiesKernel<1, true> : ProbabilitiesKernel<1, false>;
+  const RowGrid grid{input.rows, blocks, kProbabilitiesThreads, fits ? kept : 0};
+  return LaunchRows(blocks > 1 ? shared : alone, grid, p, stream);
 }
 
 Error Uniforms(const UniformsInput& input, double* out, Stream stream) {

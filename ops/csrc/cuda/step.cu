@@ -5,7 +5,9 @@
 #include "baton_ops/pack.cuh"
 #include "baton_ops/plan.cuh"
 #include "baton_ops/verify.cuh"
+#include "early_launch.h"
 #include "launch.h"
+#include "row_launch.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -31,16 +33,14 @@ VerifyDrafts DraftsOf(const DraftInput& in) {
 Error VerifyGreedy(const int32_t* target_token, const DraftInput& drafts,
                    const VerifyOutput& output, Stream stream) {
   if (drafts.batch == 0) return nullptr;
-  VerifyGreedyKernel<<<BlocksFor(drafts.batch, kRequestThreads), kRequestThreads, 0,
-                       static_cast<cudaStream_t>(stream)>>>(target_token, DraftsOf(drafts),
-                                                            output.n_accepted, output.token);
-  return LastError();
+  const Grid grid{dim3(BlocksFor(drafts.batch, kRequestThreads)), kRequestThreads};
+  return LaunchEarly(VerifyGreedyKernel, grid, stream, target_token, DraftsOf(drafts),
+                     output.n_accepted, output.token);
 }
 
 Error VerifySampled(const ProbsInput& probs, const DraftInput& drafts, const VerifyOutput& output,
                     Stream stream) {
   if (drafts.batch == 0 || probs.rows == 0) return nullptr;
-  const auto on = static_cast<cudaStream_t>(stream);
   const VerifyDrafts requests = DraftsOf(drafts);
   const VerifyProbs rows{probs.probs,
                          probs.row_stride,
@@ -49,12 +49,15 @@ Error VerifySampled(const ProbsInput& probs, const DraftInput& drafts, const Ver
                          probs.uniform,
                          probs.draft_probs,
                          probs.residual_uniform};
-  DecideKernel<<<static_cast<unsigned>(probs.rows), kVerifyThreads, 0, on>>>(requests, rows,
-                                                                             output.token);
-  if (const Error error = LastError()) return error;
-  AcceptKernel<<<BlocksFor(drafts.batch, kRequestThreads), kRequestThreads, 0, on>>>(
-      requests, output.n_accepted, output.token);
-  return LastError();
+  const unsigned blocks = BlocksOfRow(probs.vocab);
+  const auto kernel = blocks > 1 ? DecideKernel<kRowBlocks> : DecideKernel<1>;
+  const RowGrid grid{probs.rows, blocks, kVerifyThreads};
+  if (const Error error =
+          LaunchRows(kernel, grid, DecideParams{requests, rows, output.token}, stream)) {
+    return error;
+  }
+  const Grid deciders{dim3(BlocksFor(drafts.batch, kRequestThreads)), kRequestThreads};
+  return LaunchEarly(AcceptKernel, deciders, stream, requests, output.n_accepted, output.token);
 }
 
 Error Plan(const StepInput& input, const StepOutput& output, Stream stream) {

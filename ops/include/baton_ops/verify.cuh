@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "baton_ops/grid_order.cuh"
+#include "baton_ops/row_group.cuh"
 #include "baton_ops/row_owner.cuh"
 
 namespace baton_ops::cuda {
@@ -54,9 +56,11 @@ struct ResidualWeight {
   }
 };
 
+template <int kBlocks>
 struct VerifyShared {
-  double warp_sum[kVerifyWarps];
-  int32_t token;
+  double warp_sum[kVerifyWarps];           // of this block
+  double row_sum[kBlocks * kVerifyWarps];  // of all the row's warps, in the order of their ids
+  uint32_t token;
 };
 
 __device__ __forceinline__ double WarpSum(double value) {
@@ -66,42 +70,58 @@ __device__ __forceinline__ double WarpSum(double value) {
   return value;
 }
 
-// Each warp owns an interval of ids, so that cumulative sums cross from warp to warp in id order.
-__device__ __forceinline__ int32_t WarpInterval(int32_t vocab) {
-  return ((vocab + kVerifyWarps - 1) / kVerifyWarps + 31) / 32 * 32;
+// Each warp of the row's blocks owns an interval of ids, so that cumulative sums cross from warp to
+// warp in id order.
+struct WarpIds {
+  int32_t first, last;
+};
+
+template <int kBlocks>
+__device__ __forceinline__ WarpIds IdsOfWarp(int32_t vocab) {
+  constexpr int32_t kWarps = kBlocks * kVerifyWarps;
+  const int32_t interval = ((vocab + kWarps - 1) / kWarps + 31) / 32 * 32;
+  const int32_t warp = RowGroup<kBlocks>::Rank() * kVerifyWarps + threadIdx.x / 32;
+  const int32_t first = min(warp * interval, vocab);
+  return {first, min(first + interval, vocab)};
 }
 
-// The block's total, NaN if a weight is negative or NaN. Leaves the warps' sums in shared memory.
-template <class Weight>
-__device__ double BlockTotal(const Weight& weight, int32_t vocab, VerifyShared& shared) {
+// The row's total, NaN if a weight is negative or NaN. Leaves the warps' sums in shared memory.
+template <int kBlocks, class Weight>
+__device__ double RowTotal(const Weight& weight, int32_t vocab, VerifyShared<kBlocks>& shared) {
+  using Group = RowGroup<kBlocks>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int32_t interval = WarpInterval(vocab);
-  const int32_t last = min((warp + 1) * interval, vocab);
+  const WarpIds ids = IdsOfWarp<kBlocks>(vocab);
   double sum = 0;
-  for (int32_t id = warp * interval + lane; id < last; id += 32) {
+  bool is_mass = true;
+#pragma unroll 8
+  for (int32_t id = ids.first + lane; id < ids.last; id += 32) {
     const double mass = weight(id);
-    sum = mass >= 0 ? sum + mass : NAN;
+    is_mass &= mass >= 0;
+    sum += mass;
   }
-  sum = WarpSum(sum);
-  __syncthreads();
+  sum = WarpSum(is_mass ? sum : NAN);
+  Group::Sync();  // nobody reads the sums before any more
   if (lane == 0) shared.warp_sum[warp] = sum;
+  Group::Sync();
+  for (uint32_t i = threadIdx.x; i < kBlocks * kVerifyWarps; i += kVerifyThreads) {
+    const auto* mine = reinterpret_cast<const uint64_t*>(&shared.warp_sum[i % kVerifyWarps]);
+    shared.row_sum[i] = __longlong_as_double(Group::Read(mine, i / kVerifyWarps));
+  }
   __syncthreads();
   double total = 0;
-  for (int w = 0; w < kVerifyWarps; ++w) total += shared.warp_sum[w];
+  for (int w = 0; w < kBlocks * kVerifyWarps; ++w) total += shared.row_sum[w];
   return total;
 }
 
 // One warp: the smallest id of its interval whose cumulative sum exceeds `target`. Rounding may
 // keep the sum from crossing; then the interval's last positive id.
 template <class Weight>
-__device__ int32_t SampleInterval(const Weight& weight, int32_t vocab, double before,
+__device__ int32_t SampleInterval(const Weight& weight, const WarpIds& ids, double before,
                                   double target) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int32_t interval = WarpInterval(vocab);
-  const int32_t last = min((warp + 1) * interval, vocab);
-  int32_t positive = warp * interval;
-  for (int32_t first = warp * interval; first < last; first += 32) {
-    const double mass = first + lane < last ? weight(first + lane) : 0.0;
+  const int lane = threadIdx.x % 32;
+  int32_t positive = ids.first;
+  for (int32_t first = ids.first; first < ids.last; first += 32) {
+    const double mass = first + lane < ids.last ? weight(first + lane) : 0.0;
     double through = mass;
     for (int offset = 1; offset < 32; offset *= 2) {
       const double other = __shfl_up_sync(0xffffffffu, through, offset);
@@ -116,27 +136,28 @@ __device__ int32_t SampleInterval(const Weight& weight, int32_t vocab, double be
   return positive;
 }
 
-// Inverse CDF over the block, given BlockTotal's sums. Requires total > 0.
-template <class Weight>
-__device__ int32_t BlockSample(const Weight& weight, int32_t vocab, double total, double uniform,
-                               VerifyShared& shared) {
+// Inverse CDF over the row, given RowTotal's sums. Requires total > 0.
+template <int kBlocks, class Weight>
+__device__ int32_t RowSample(const Weight& weight, int32_t vocab, double total, double uniform,
+                             VerifyShared<kBlocks>& shared) {
+  using Group = RowGroup<kBlocks>;
   const double target = fmin(uniform * total, nextafter(total, 0.0));
   double before = 0;
-  int chosen = 0;
+  uint32_t chosen = 0;
   double before_chosen = 0;
-  for (int w = 0; w < kVerifyWarps; ++w) {
-    if (before <= target && shared.warp_sum[w] > 0) {
+  for (uint32_t w = 0; w < kBlocks * kVerifyWarps; ++w) {
+    if (before <= target && shared.row_sum[w] > 0) {
       chosen = w;
       before_chosen = before;
     }
-    before += shared.warp_sum[w];
+    before += shared.row_sum[w];
   }
-  if (static_cast<int>(threadIdx.x) / 32 == chosen) {
-    const int32_t token = SampleInterval(weight, vocab, before_chosen, target);
-    if (threadIdx.x % 32 == 0) shared.token = token;
+  if (Group::Rank() * kVerifyWarps + threadIdx.x / 32 == chosen) {
+    const int32_t token = SampleInterval(weight, IdsOfWarp<kBlocks>(vocab), before_chosen, target);
+    if (threadIdx.x % 32 == 0) shared.token = static_cast<uint32_t>(token);
   }
-  __syncthreads();
-  return shared.token;
+  Group::Sync();
+  return static_cast<int32_t>(Group::Read(&shared.token, chosen / kVerifyWarps));
 }
 
 __device__ __forceinline__ bool IsTotal(double total) { return total > 0 && total < INFINITY; }
@@ -148,58 +169,77 @@ struct RowDecision {
   bool accepted;
 };
 
+template <int kBlocks>
 __device__ __forceinline__ RowDecision DecidePointMass(const VerifyProbs& in, int32_t row,
-                                                       int32_t draft, VerifyShared& shared) {
+                                                       int32_t draft,
+                                                       VerifyShared<kBlocks>& shared) {
   const TargetWeight p{in.probs + row * in.row_stride};
-  const double total = BlockTotal(p, in.vocab, shared);
+  const double total = RowTotal(p, in.vocab, shared);
   if (!IsTotal(total)) return {kNoToken, false};
-  const int32_t token = BlockSample(p, in.vocab, total, in.uniform[row], shared);
+  const int32_t token = RowSample(p, in.vocab, total, in.uniform[row], shared);
   return {token, token == draft};
 }
 
+template <int kBlocks>
 __device__ __forceinline__ RowDecision DecideProposal(const VerifyProbs& in, int32_t row,
                                                       int64_t proposal, int32_t draft,
-                                                      VerifyShared& shared) {
+                                                      VerifyShared<kBlocks>& shared) {
   const TargetWeight p{in.probs + row * in.row_stride};
   const TargetWeight q{in.draft_probs + proposal * in.vocab};
-  const double p_total = BlockTotal(p, in.vocab, shared);
-  const double q_total = BlockTotal(q, in.vocab, shared);
+  const double p_total = RowTotal(p, in.vocab, shared);
+  const double q_total = RowTotal(q, in.vocab, shared);
   if (!IsTotal(p_total) || !IsTotal(q_total)) return {kNoToken, false};
   if (draft < 0 || draft >= in.vocab) return {kNoToken, false};
   if (in.uniform[row] * q(draft) * p_total < p(draft) * q_total) return {draft, true};
   const double uniform = in.residual_uniform[row];
   const ResidualWeight residual{p.p, q.p, p_total, q_total};
-  const double total = BlockTotal(residual, in.vocab, shared);
-  if (total > 0) return {BlockSample(residual, in.vocab, total, uniform, shared), false};
+  const double total = RowTotal(residual, in.vocab, shared);
+  if (total > 0) return {RowSample(residual, in.vocab, total, uniform, shared), false};
   // Without a residual p equals q up to rounding, and p itself is the right distribution.
-  BlockTotal(p, in.vocab, shared);
-  return {BlockSample(p, in.vocab, p_total, uniform, shared), false};
+  RowTotal(p, in.vocab, shared);
+  return {RowSample(p, in.vocab, p_total, uniform, shared), false};
 }
 
-// One block per target row: writes the row's token where the request's row would emit it; a refused
-// draft's token is marked as refused.
-__global__ void __launch_bounds__(kVerifyThreads)
-    DecideKernel(VerifyDrafts drafts, VerifyProbs in, int32_t* token) {
-  __shared__ VerifyShared shared;
-  const int32_t row = blockIdx.x;
-  if (row >= drafts.cu_rows[drafts.batch]) return;
-  const int32_t b = RequestOf(drafts.cu_rows, drafts.batch, row);
-  const int32_t i = row - drafts.cu_rows[b];
-  const int32_t count = drafts.draft_count[b];
+struct DecideParams {
+  VerifyDrafts drafts;
+  VerifyProbs in;
+  int32_t* token;
+};
+
+template <int kBlocks>
+__device__ __forceinline__ void DecideRow(const DecideParams& p, int32_t row, int32_t b,
+                                          VerifyShared<kBlocks>& shared) {
+  const int32_t i = row - p.drafts.cu_rows[b], count = p.drafts.draft_count[b];
   if (i > count) return;  // padding
   const bool bonus = i == count;
-  const int64_t at = static_cast<int64_t>(b) * drafts.max_drafts + i;
-  const int32_t draft = bonus ? kNoToken : drafts.draft[at];
-  const RowDecision decision = bonus || in.draft_probs == nullptr
-                                   ? DecidePointMass(in, row, draft, shared)
-                                   : DecideProposal(in, row, at, draft, shared);
-  if (threadIdx.x != 0 || i > drafts.max_drafts) return;
-  token[static_cast<int64_t>(b) * (drafts.max_drafts + 1) + i] =
+  const int64_t at = static_cast<int64_t>(b) * p.drafts.max_drafts + i;
+  const int32_t draft = bonus ? kNoToken : p.drafts.draft[at];
+  const RowDecision decision = bonus || p.in.draft_probs == nullptr
+                                   ? DecidePointMass(p.in, row, draft, shared)
+                                   : DecideProposal(p.in, row, at, draft, shared);
+  if (threadIdx.x != 0 || RowGroup<kBlocks>::Rank() != 0 || i > p.drafts.max_drafts) return;
+  p.token[static_cast<int64_t>(b) * (p.drafts.max_drafts + 1) + i] =
       decision.accepted ? decision.token : Refused(decision.token);
+}
+
+// kBlocks blocks per target row: write the row's token where the request's row would emit it; a
+// refused draft's token is marked as refused.
+template <int kBlocks>
+__global__ void __launch_bounds__(kVerifyThreads) DecideKernel(DecideParams p) {
+  __shared__ VerifyShared<kBlocks> shared;
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const auto row = static_cast<int32_t>(RowGroup<kBlocks>::Row());
+  const int32_t b = BlockRequestOf(p.drafts.cu_rows, p.drafts.batch, row);
+  if (b < 0) return;
+  DecideRow<kBlocks>(p, row, b, shared);
+  RowGroup<kBlocks>::Sync();  // the others may still read this block's memory
 }
 
 // One thread per request: keeps the leading accepted drafts and the first refusal's token.
 __global__ void AcceptKernel(VerifyDrafts drafts, int32_t* n_accepted, int32_t* token) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
   const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
   if (b >= drafts.batch) return;
   int32_t* row = token + static_cast<int64_t>(b) * (drafts.max_drafts + 1);
@@ -212,6 +252,8 @@ __global__ void AcceptKernel(VerifyDrafts drafts, int32_t* n_accepted, int32_t* 
 
 __global__ void VerifyGreedyKernel(const int32_t* target_token, VerifyDrafts drafts,
                                    int32_t* n_accepted, int32_t* token) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
   const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
   if (b >= drafts.batch) return;
   const int32_t* draft = drafts.draft + static_cast<int64_t>(b) * drafts.max_drafts;
