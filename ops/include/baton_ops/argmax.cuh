@@ -18,33 +18,6 @@ struct ArgmaxParams {
   uint8_t* broken;
 };
 
-__device__ __forceinline__ void SeeVector(LargestLogit& best, const float4& logits, uint32_t id) {
-  best.See(logits.x, id);
-  best.See(logits.y, id + 1);
-  best.See(logits.z, id + 2);
-  best.See(logits.w, id + 3);
-}
-
-// Several loads are on their way at once; what is behind the end is not a logit.
-__device__ __forceinline__ void SeeVectors(LargestLogit& best, const float* logits,
-                                           const Interval& mine) {
-  const auto* vectors = reinterpret_cast<const float4*>(logits + mine.first);
-  const uint32_t count = mine.count / 4;
-  for (uint32_t at = threadIdx.x; at < count; at += kArgmaxThreads * kArgmaxUnroll) {
-    float4 loaded[kArgmaxUnroll];
-#pragma unroll
-    for (int i = 0; i < kArgmaxUnroll; ++i) {
-      const uint32_t vector = at + i * kArgmaxThreads;
-      loaded[i] = vectors[min(vector, count - 1)];
-    }
-#pragma unroll
-    for (int i = 0; i < kArgmaxUnroll; ++i) {
-      const uint32_t vector = at + i * kArgmaxThreads;
-      if (vector < count) SeeVector(best, loaded[i], mine.first + 4 * vector);
-    }
-  }
-}
-
 template <int kBlocks>
 __global__ void __launch_bounds__(kArgmaxThreads) ArgmaxKernel(ArgmaxParams p) {
   using Group = RowGroup<kBlocks>;
@@ -56,7 +29,10 @@ __global__ void __launch_bounds__(kArgmaxThreads) ArgmaxKernel(ArgmaxParams p) {
   const Interval mine = IntervalOf(p.vocab, kBlocks, Group::Rank());
   LargestLogit best;
   if (p.by_vectors) {
-    SeeVectors(best, logits, mine);
+    const auto* vectors = reinterpret_cast<const float4*>(logits + mine.first);
+    ForVectors<kArgmaxThreads, kArgmaxUnroll>(
+        vectors, mine.count / 4,
+        [&](const float4& x, uint32_t at) { best.See(x, mine.first + 4 * at); });
   } else {
     for (uint32_t i = threadIdx.x; i < mine.count; i += kArgmaxThreads) {
       best.See(logits[mine.first + i], mine.first + i);

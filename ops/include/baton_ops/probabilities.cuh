@@ -39,6 +39,7 @@ template <int kBlocks, bool kKept>
 class RowWeights {
  public:
   static constexpr int kThreads = kProbabilitiesThreads;
+  static constexpr int kUnroll = 4;
 
   __device__ RowWeights(const ProbabilitiesParams& p, int64_t row, float* kept)
       : mine_(IntervalOf(p.vocab, kBlocks, RowGroup<kBlocks>::Rank())),
@@ -50,17 +51,11 @@ class RowWeights {
   // Brings the logits in, if there is a place for them, and finds the largest of the row.
   __device__ __forceinline__ uint64_t Largest(GroupMaxShared& shared) const {
     LargestLogit best;
-    const auto* source = reinterpret_cast<const float4*>(logits_);
-#pragma unroll 8
-    for (uint32_t v = threadIdx.x; v < vectors_; v += kThreads) {
-      const float4 x = source[v];
-      if (kKept) reinterpret_cast<float4*>(kept_)[v] = x;
-      const uint32_t id = mine_.first + 4 * v;
-      best.See(x.x, id);
-      best.See(x.y, id + 1);
-      best.See(x.z, id + 2);
-      best.See(x.w, id + 3);
-    }
+    ForVectors<kThreads, kUnroll>(reinterpret_cast<const float4*>(logits_), vectors_,
+                                  [&](const float4& x, uint32_t at) {
+                                    if (kKept) reinterpret_cast<float4*>(kept_)[at] = x;
+                                    best.See(x, mine_.first + 4 * at);
+                                  });
     for (uint32_t i = 4 * vectors_ + threadIdx.x; i < mine_.count; i += kThreads) {
       const float x = logits_[i];
       if (kKept) kept_[i] = x;

@@ -130,10 +130,34 @@ struct LargestLogit {
     }
   }
 
+  __device__ __forceinline__ void See(const float4& logits, uint32_t first) {
+    See(logits.x, first);
+    See(logits.y, first + 1);
+    See(logits.z, first + 2);
+    See(logits.w, first + 3);
+  }
+
   __device__ __forceinline__ uint64_t Key() const {
     return id == 0xffffffffu ? 0 : OrderedKey(OrderedValue(value), id);
   }
 };
+
+// A thread's share of `count` vectors: f(vector, its place), in ascending order. Several loads are
+// on their way at once, which a compiler that fears aliases would not do.
+template <int kThreads, int kUnroll, class Function>
+__device__ __forceinline__ void ForVectors(const float4* vectors, uint32_t count,
+                                           const Function& f) {
+  for (uint32_t first = threadIdx.x; first < count; first += kThreads * kUnroll) {
+    float4 loaded[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) loaded[i] = vectors[min(first + i * kThreads, count - 1)];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const uint32_t at = first + i * kThreads;
+      if (at < count) f(loaded[i], at);
+    }
+  }
+}
 
 __device__ __forceinline__ bool IsBrokenMaximum(uint64_t key) {
   return !isfinite(ValueOfOrdered(OrderedOfKey(key)));
