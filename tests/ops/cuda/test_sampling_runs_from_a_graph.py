@@ -68,7 +68,7 @@ class Step:
         """Return all that a step leaves."""
         left = (self.probs, self.uniform, *self.accepted, *self.state[1:3], self.tokens,
                 self.greedy, self.broken, *self.places, self.positions)  # fmt: skip
-        return [tensor.cpu().numpy().copy() for tensor in left]
+        return [tensor.cpu().numpy().copy() for tensor in left if tensor is not None]
 
 
 def test_replays_give_the_bits_of_eager_calls(torch: ModuleType) -> None:
