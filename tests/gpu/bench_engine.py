@@ -236,7 +236,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "steps": lambda: steps(loaded, FEW if options.few else CASES, memory),
         "baselines": lambda: baselines(loaded),
-        "phases": lambda: phases(lambda **some: engine_for(loaded, **some)),
+        "phases": lambda: phases(lambda **some: engine_for(loaded, **some), options.few),
     }
     for name, measure in parts.items():
         record[name] = measure()

@@ -20,12 +20,12 @@ PHASES = ({"rows": 64, "k": 0}, {"rows": 64, "k": 3}, {"rows": 256, "k": 0})
 PROMPT, TOKENS, TRACED, TIMED = 256, 160, 20, 60
 
 
-def phases(make: Callable[..., Any]) -> list[dict[str, Any]]:
+def phases(make: Callable[..., Any], few: bool = False) -> list[dict[str, Any]]:
     """Measure each phase, with and without logprobs; `make(use_mtp, **options)` gives an engine."""
     found = []
     for phase in PHASES:
-        for logprobs_k in (-1, 0):
-            for overlap in (True, False):
+        for logprobs_k in (0,) if few else (-1, 0):
+            for overlap in (True,) if few else (True, False):
                 record: dict[str, Any] = dict(phase) | {"top": logprobs_k, "overlap": overlap}
                 try:
                     record |= measured(make, phase["rows"], phase["k"], logprobs_k, overlap)
