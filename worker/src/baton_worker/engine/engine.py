@@ -40,6 +40,7 @@ from baton_worker.engine.scheduling.requests import (
 )
 from baton_worker.engine.scheduling.scheduler import Scheduler
 from baton_worker.engine.step.in_flight import (
+    AheadRunner,
     InFlightStep,
     StepLauncher,
     StepRunner,
@@ -111,7 +112,9 @@ class StepEngine:
             eos_token_ids=frozenset(shape.eos_token_ids),
         )
         self._parts = parts
-        self._launcher = StepLauncher(options.overlap)
+        runner = parts.runner
+        self._ahead = runner if options.overlap and isinstance(runner, AheadRunner) else None
+        self._launcher = StepLauncher(options.overlap and self._ahead is None)
         self.progress = Progress(options.stuck_seconds, options.first_step_seconds, clock)
         self._transfers = KvTransfers(parts.pool, options.kv_bytes_per_step)
         self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
@@ -203,13 +206,22 @@ class StepEngine:
         """Advance every runnable request once; see `Engine.step`.
 
         1. Collect the step in flight, or launch and collect one. 2. With overlap, launch the next
-        if there is work. 3. Only then do the output work of the collected one: logprobs, columns,
-        KV of prompts to hand over. All of that comes from the collected snapshot (R16).
+        if there is work: over a device behind the other, before that is waited for, when it goes on
+        with what that decodes. 3. Only then do the output work of the collected one: logprobs,
+        columns, KV of prompts to hand over. All of that comes from the collected snapshot (R16).
         """
-        landed = self._collect(self._in_flight or self._launch())
-        if self.options.overlap:
+        self._in_flight = launched = self._in_flight or self._launch()
+        following, goes_ahead = None, self._ahead is not None and launched.plan.only_decodes
+        if goes_ahead:
             before_next()
-            self._in_flight = self._launch() if self._can_launch() else None
+            following = self._launch_ahead(launched)
+        landed = self._collect(launched)
+        if self.options.overlap:
+            if not goes_ahead:
+                before_next()
+            if following is None and self._can_launch():
+                following = self._launch()
+            self._in_flight = following
         self.progress.output()
         return self._finish(landed)
 
@@ -252,8 +264,29 @@ class StepEngine:
         work = partial(self._parts.runner.run, plan, n_draft)
         if not self.options.overlap:  # it is run here
             self.progress.stepping(plan.most_tokens, tuple(positions))
+        if self._ahead is not None and (plan.decode or plan.prefill):
+            flight = self._ahead.start(plan, n_draft)
+            lands = partial(flight.landed, self._is_here)
+            return InFlightStep(plan, n_draft, started, *imports, positions, lands, flight)
         landed = self._launcher.launch(work if plan.decode or plan.prefill else None)
         return InFlightStep(plan, n_draft, started, *imports, positions, landed)
+
+    def _launch_ahead(self, launched: InFlightStep) -> InFlightStep | None:
+        """Launch the step behind one that has not landed, if the device can know what it feeds."""
+        started, n_draft = self._clock(), self._n_draft
+        if self._ahead is None or launched.flight is None or n_draft != launched.n_draft:
+            return None
+        scheduler, allocator = self._parts.scheduler, self._parts.allocator
+        plan = scheduler.plan_ahead(launched.plan, self._endings, n_draft, self._model_steps)
+        if plan is None:
+            return None
+        clear_blocks(self._parts.pool, allocator.take_uncleared())
+        flight = self._ahead.start_ahead(launched.flight, plan, n_draft)
+        if flight is None:
+            return None
+        landed = partial(flight.landed, self._is_here)
+        positions = positions_of(plan)
+        return InFlightStep(plan, n_draft, started, {}, {}, positions, landed, flight, True)
 
     def _collect(self, launched: InFlightStep) -> _Landed:
         """Wait for the step, then end what ended in it or was ended meanwhile.
@@ -261,7 +294,7 @@ class StepEngine:
         A request that was ended from outside while its step was in flight leaves no other trace of
         that step: its rows are dropped and its blocks become free only now.
         """
-        self._in_flight = None
+        self._in_flight, launched = None, launched.settled(self._is_here)
         if self.options.overlap:
             self.progress.stepping(launched.plan.most_tokens, tuple(launched.positions))
         snapshot = launched.landed()

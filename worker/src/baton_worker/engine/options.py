@@ -83,8 +83,8 @@ class EngineOptions:
 
     @property
     def table_width(self) -> int:
-        """Blocks in a request's table: its tokens', and what two steps may feed behind them."""
-        n_positions = max(self.max_model_len + 2 * (MAX_DRAFTS + 1), MIN_KEYS)
+        """Blocks in a request's table: its tokens', and what three steps may feed behind them."""
+        n_positions = max(self.max_model_len + 3 * (MAX_DRAFTS + 1), MIN_KEYS)
         return -(-n_positions // self.block_size)
 
 

@@ -9,7 +9,7 @@ running request is recomputed later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +61,11 @@ class StepPlan:
     preempted: tuple[RequestState, ...]
     most_tokens: int
     prefix: PrefixHits = NO_HITS
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether no prompt is fed and no KV imported."""
+        return bool(self.decode) and not self.prefill and not self.imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,37 @@ class Scheduler:
             most_tokens=_most_tokens(decode, chunks),
             prefix=self._prefix_hits(admitted),
         )
+
+    def plan_ahead(
+        self,
+        before: StepPlan,
+        ending: Container[RequestKey],
+        n_draft: int,
+        n_model_drafts: int,
+    ) -> StepPlan | None:
+        """Decide the step behind `before`, which is under way, by what its tokens can be at most.
+
+        None where the next step is more than what `before` decodes: then it waits for that.
+
+        Args:
+            ending: requests that end when `before` has landed, whatever it says.
+            n_draft: K of both.
+            n_model_drafts: see `plan`.
+        """
+        decode = tuple(request for request in self._stepping() if request.key not in ending)
+        if not decode or not before.only_decodes or not set(decode) <= set(before.decode):
+            return None
+        if self._next_admissible(n_model_drafts) is not None:
+            return None
+        ahead = n_draft + 1 + max(n_model_drafts - 1, 0)
+        missing = [self._missing(r, r.n_computed + 1 + len(r.drafts) + ahead) for r in decode]
+        if sum(missing) > self._allocator.n_free:
+            return None
+        for request, count in zip(decode, missing, strict=True):
+            if count:
+                self._extend(request, count)
+        most_tokens = len(before.decode) * (1 + n_draft)
+        return StepPlan((), (), decode, (), (), most_tokens)
 
     def hold(self, request: RequestState) -> None:
         """Stop stepping a prefilled request, its blocks kept."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, StepSnapshot
+from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.scheduling.scheduler import StepPlan
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
@@ -32,6 +33,35 @@ class StepRunner(Protocol):
         """
 
 
+class Flight(Protocol):
+    """A step that a device was given."""
+
+    def landed(self, is_live: Callable[[RequestState], bool]) -> StepSnapshot:
+        """Wait for its results and return its snapshot.
+
+        Args:
+            is_live: whether a request is still the engine's; others are neither changed nor told.
+        """
+
+
+@runtime_checkable
+class AheadRunner(Protocol):
+    """A runner whose steps compute elsewhere, so that one may be launched behind another."""
+
+    def start(self, plan: StepPlan, n_draft: int) -> Any:
+        """Launch what `StepRunner.run` does and return its `Flight`."""
+
+    def start_ahead(self, behind: Any, plan: StepPlan, n_draft: int) -> Any:
+        """Launch the step behind a flight that has not landed, before its tokens are known.
+
+        Args:
+            plan: by `Scheduler.plan_ahead`.
+
+        Returns:
+            Its `Flight`; None where that needs the tokens.
+        """
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlightStep:
     """One launched step.
@@ -43,6 +73,8 @@ class InFlightStep:
         refused: those whose KV was found unfit, and why.
         positions: every request it carries, with the output position it stood at.
         landed: waits for the forward pass and returns its snapshot; raises what it raised.
+        flight: the same for an `AheadRunner`.
+        is_ahead: it was launched before the step before it had landed.
     """
 
     plan: StepPlan
@@ -52,6 +84,15 @@ class InFlightStep:
     refused: Mapping[RequestKey, str]
     positions: Mapping[RequestKey, int]
     landed: Work
+    flight: Flight | None = None
+    is_ahead: bool = False
+
+    def settled(self, is_live: Callable[[RequestState], bool]) -> InFlightStep:
+        """Return it as it is now that all before it have landed: who goes on in it, and where."""
+        if not self.is_ahead:
+            return self
+        live = [request for request in self.plan.decode if is_live(request)]
+        return replace(self, positions={request.key: request.n_output for request in live})
 
 
 class StepLauncher:

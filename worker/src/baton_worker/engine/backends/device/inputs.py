@@ -19,6 +19,8 @@ from baton_worker.engine.backends.device.shapes import StepShape
 from baton_worker.engine.sampling.noise import as_seed
 from baton_worker.engine.scheduling.batch import Batch, FedSequence
 
+Int64Array = npt.NDArray[np.int64]
+
 
 class Inputs(NamedTuple):
     """The fields, of the device or of the host.
@@ -140,11 +142,39 @@ def fill(to: Inputs, batch: Batch, shape: StepShape, rules: StepRules) -> None:
         rules: of the same batch.
     """
     _fill_tokens(to, batch, shape)
-    _fill_sampled(to, batch, shape)
-    _fill_sampling(to, [s.request.params.sampling for s in batch.sampled])
-    _fill_draws(to, batch.sampled)
-    rules.fill(to, shape)
-    _fill_scores(to, batch.sampled, shape)
+    _fill_following(to.following, batch)
+    _fill_rest(to, batch.sampled, np.arange(len(batch.sampled)), shape, rules)
+
+
+def fill_ahead(
+    to: Inputs, sampled: Sequence[FedSequence], at: Int64Array, shape: StepShape, rules: StepRules
+) -> None:
+    """Write what is known of a step whose tokens and places only the device will know.
+
+    Args:
+        sampled: the sequences that are there; their drafts say how many, not which.
+        at: i64[*], the place of each among the step's B sequences.
+        rules: of the same sequences.
+    """
+    to.tokens[:], to.position[:], to.following[:] = 0, 0, 0
+    to.tables[:], to.contexts[:] = 0, 0
+    sequence = np.full(shape.sequences, -1)
+    sequence[at] = at
+    to.sequence[:] = np.repeat(sequence, shape.q_len)
+    width = shape.width
+    for index, one in zip(at.tolist(), sampled, strict=True):
+        to.tables[index] = one.request.table[:width]
+    _fill_rest(to, sampled, at, shape, rules)
+
+
+def _fill_rest(
+    to: Inputs, sampled: Sequence[FedSequence], at: Int64Array, shape: StepShape, rules: StepRules
+) -> None:
+    _fill_sampled(to, sampled, at, shape)
+    _fill_sampling(to, [s.request.params.sampling for s in sampled], at)
+    _fill_draws(to, sampled, at)
+    rules.fill(to, at, shape)
+    _fill_scores(to, sampled, at, shape)
 
 
 def _fill_tokens(to: Inputs, batch: Batch, shape: StepShape) -> None:
@@ -161,7 +191,6 @@ def _fill_tokens(to: Inputs, batch: Batch, shape: StepShape) -> None:
         to.tables[table:last, :width] = group.tables[:, :width]
         to.contexts[table:last] = group.first_position + group.q_len
         start, table = stop, last
-    _fill_following(to.following, batch)
 
 
 def _fill_following(following: npt.NDArray[np.int32], batch: Batch) -> None:
@@ -173,56 +202,56 @@ def _fill_following(following: npt.NDArray[np.int32], batch: Batch) -> None:
         start += chunk.n_tokens
 
 
-def _fill_sampled(to: Inputs, batch: Batch, shape: StepShape) -> None:
+def _fill_sampled(
+    to: Inputs, sampled: Sequence[FedSequence], at: Int64Array, shape: StepShape
+) -> None:
     """Rows and drafts of the sequences that choose tokens."""
-    n = len(batch.sampled)
+    starts = np.array([s.start for s in sampled], np.int64)
     to.rows[:] = np.arange(shape.n_rows)
-    to.rows[shape.n_decoded :] = [s.start for s in batch.sampled[batch.n_decode :]]
+    to.rows[shape.n_decoded :] = starts[len(starts) - shape.n_complete :]
     each = np.full(shape.n_sampled, 1)
     each[: shape.sequences] = shape.q_len
     to.cu_rows[0] = 0
     np.cumsum(each, out=to.cu_rows[1:])
     to.draft[:], to.count[:], to.starts[:], to.first[:], to.drafting[:] = -1, 0, -1, 0, -1
-    to.count[:n] = [len(s.drafts) for s in batch.sampled]
-    for index, sequence in enumerate(batch.sampled):
+    to.count[at] = [len(s.drafts) for s in sampled]
+    for index, sequence in zip(at.tolist(), sampled, strict=True):
         if sequence.drafts:
             to.draft[index, : len(sequence.drafts)] = sequence.drafts
-    to.starts[:n] = [s.start for s in batch.sampled]
-    to.first[:n] = to.position[to.starts[:n]]
-    to.drafting[:n] = np.arange(n)
+    to.starts[at], to.first[at], to.drafting[at] = starts, to.position[starts], at
 
 
-def _fill_sampling(to: Inputs, params: Sequence[Any]) -> None:
-    n = len(params)
+def _fill_sampling(to: Inputs, params: Sequence[Any], at: Int64Array) -> None:
     to.temperature[:], to.min_p[:], to.top_p[:], to.top_k[:] = 0.0, 0.0, 1.0, 0
     to.repetition[:], to.frequency[:], to.presence[:] = 1.0, 0.0, 0.0
-    to.temperature[:n] = [p.temperature for p in params]
-    to.min_p[:n] = [p.min_p for p in params]
-    to.top_p[:n] = [p.top_p for p in params]
-    to.top_k[:n] = [p.top_k for p in params]
-    to.repetition[:n] = [p.repetition_penalty for p in params]
-    to.frequency[:n] = [p.frequency_penalty for p in params]
-    to.presence[:n] = [p.presence_penalty for p in params]
+    to.temperature[at] = [p.temperature for p in params]
+    to.min_p[at] = [p.min_p for p in params]
+    to.top_p[at] = [p.top_p for p in params]
+    to.top_k[at] = [p.top_k for p in params]
+    to.repetition[at] = [p.repetition_penalty for p in params]
+    to.frequency[at] = [p.frequency_penalty for p in params]
+    to.presence[at] = [p.presence_penalty for p in params]
 
 
-def _fill_draws(to: Inputs, sampled: Sequence[FedSequence]) -> None:
+def _fill_draws(to: Inputs, sampled: Sequence[FedSequence], at: Int64Array) -> None:
     to.seeds[:], to.positions[:] = 0, 0
     seeds = np.array([as_seed(s.request.params.sampling.seed) for s in sampled], np.uint64)
-    to.seeds[: len(sampled)] = seeds.view(np.int64)
-    to.positions[: len(sampled)] = [s.request.n_output for s in sampled]
+    to.seeds[at] = seeds.view(np.int64)
+    to.positions[at] = [s.request.n_output for s in sampled]
 
 
-def _fill_scores(to: Inputs, sampled: Sequence[FedSequence], shape: StepShape) -> None:
-    n = len(sampled)
+def _fill_scores(
+    to: Inputs, sampled: Sequence[FedSequence], at: Int64Array, shape: StepShape
+) -> None:
     to.k[:], to.score_temperature[:], to.score_top_p[:], to.first_row[:] = -1, 1.0, 1.0, 0
-    to.k[:n] = [s.request.params.logprobs_k for s in sampled]
-    for index, sequence in enumerate(sampled):
+    to.k[at] = [s.request.params.logprobs_k for s in sampled]
+    for index, sequence in zip(at.tolist(), sampled, strict=True):
         if (settings := score_settings(sequence.request)) is not None:
             to.score_temperature[index] = settings.temperature
             to.score_top_p[index] = settings.top_p
             to.first_row[index] = shape.n_rows if settings.of_processed else 0
     to.draft_k[:], to.ones[:] = -1, 1.0
-    to.draft_k[:n] = [s.request.draft_k for s in sampled]
+    to.draft_k[at] = [s.request.draft_k for s in sampled]
     to.draft_rows[:], to.draft_count[:] = np.arange(shape.n_sampled), shape.n_sampled
     places = baton_ops.offsets(to.draft_k)
     to.draft_offsets[:], to.draft_topk_offsets[:] = places.row, places.topk

@@ -15,7 +15,7 @@ from baton_worker.engine.backends.device.decoder import Decoder, Fed, Group
 from baton_worker.engine.backends.device.drafting import Drafter
 from baton_worker.engine.backends.device.inputs import Flags, Inputs, flag_fields, input_fields
 from baton_worker.engine.backends.device.layout import Layout
-from baton_worker.engine.backends.device.results import Results, Told, result_fields
+from baton_worker.engine.backends.device.results import Results, Told, result_fields, stride
 from baton_worker.engine.backends.device.sampler import Sampler
 from baton_worker.engine.backends.device.seam import (
     Accepted,
@@ -24,6 +24,7 @@ from baton_worker.engine.backends.device.seam import (
     Graph,
     Host,
     Kernels,
+    NextStep,
     Places,
     Tensor,
 )
@@ -56,19 +57,29 @@ class Launches:
         self.replayed = self.decoded = self.mixed = self.captured = 0
 
 
-class _Buffers(NamedTuple):
-    """uint8[*] of the device, and of the host for each direction."""
+class _Lane(NamedTuple):
+    """Page-locked memory that a step travels in: uint8[*] for each direction."""
 
-    device: Tensor
     up: Host
     down: Host
+
+
+class _Buffers(NamedTuple):
+    """uint8[*] of the device, and lanes enough for the steps that are under way at once."""
+
+    device: Tensor
+    lanes: tuple[_Lane, ...]
+
+
+N_LANES = 2
+"""Steps under way at once: one computes while the next one is laid out."""
 
 
 class Program:
     """The launches of steps of one shape.
 
     Attributes:
-        inputs: the host's, to be filled before `start`.
+        inputs: the host's, of each lane, to be filled before `start`.
     """
 
     def __init__(
@@ -78,24 +89,37 @@ class Program:
         self._launches = launches
         self._machine = machine
         self._layouts = layouts(shape)
+        self._lanes = buffers.lanes
         inputs, flags, results = self._layouts
-        device = machine.device
-        self.inputs = Inputs(**inputs.on_host(buffers.up))
-        self._inputs = Inputs(**inputs.on_device(device, buffers.device))
-        self._flags = Flags(**flags.on_device(device, buffers.device))
-        self._results = Results(**results.on_device(device, buffers.device))
-        self._up = buffers.up[: flags.stop]
-        self._uploaded = device.rows(buffers.device, 0, flags.stop)
-        self._down = buffers.down[: results.stop - flags.start]
-        self._downloaded = device.rows(buffers.device, flags.start, results.stop)
+        device, memory = machine.device, buffers.device
+        self.inputs = [Inputs(**inputs.on_host(lane.up)) for lane in buffers.lanes]
+        self._told = Inputs(**inputs.on_device(device, memory))
+        self._next = machine.space.next.of(shape.sequences, shape.q_len - 1)
+        self._inputs = self._told
+        if shape.is_repeated:
+            self._inputs = self._told._replace(**fed_next(self._next))
+        self._flags = Flags(**flags.on_device(device, memory))
+        self._results = Results(**results.on_device(device, memory))
+        drafts = (shape.n_drafts, stride(shape))
+        self._drafts = device.view(memory, results.at("drafts"), drafts, "int32")
+        self._uploaded = device.rows(memory, 0, flags.stop)
+        self._downloaded = device.rows(memory, flags.start, results.stop)
         self._n_runs = 0
         self._graph: Graph | None = None
 
-    def start(self) -> None:
-        """Upload the inputs and launch the step."""
-        device, flags = self._machine.device, self._layouts[1]
-        self._up[flags.start :] = 0
-        device.upload(self._up, self._uploaded)
+    def start(self, lane: int, is_ahead: bool = False) -> None:
+        """Upload a lane's inputs and launch the step.
+
+        Args:
+            is_ahead: what is fed is told by the step before; see `NextStep`.
+        """
+        device, (_, flags, _) = self._machine.device, self._layouts
+        up = self._lanes[lane].up
+        up[flags.start : flags.stop] = 0
+        device.upload(up[: flags.stop], self._uploaded)
+        if self.shape.is_repeated and not is_ahead:
+            for name, to in fed_next(self._next).items():
+                device.copy(getattr(self._told, name), to)
         if self.shape.is_repeated and self._n_runs and self._graph is None:
             self._graph = device.capture(self._launch)
             self._launches.captured += 1
@@ -108,17 +132,21 @@ class Program:
             self._launches.mixed += not self.shape.is_repeated
         self._n_runs += 1
 
-    def finish(self) -> Event:
+    def finish(self, lane: int) -> Event:
         """Begin to download the results."""
-        return self._machine.device.download(self._downloaded, self._down)
+        return self._machine.device.download(self._downloaded, self._down(lane))
 
-    def told(self) -> Told:
+    def told(self, lane: int) -> Told:
         """Return the results, once `finish`'s event has come."""
         _, flags, results = self._layouts
-        own = np.array(self._down)
+        own = np.array(self._down(lane))
         return Told(
             Flags(**flags.on_host(own, flags.start)), Results(**results.on_host(own, flags.start))
         )
+
+    def _down(self, lane: int) -> Host:
+        _, flags, results = self._layouts
+        return self._lanes[lane].down[: results.stop - flags.start]
 
     def _launch(self) -> None:
         machine, shape, inputs = self._machine, self.shape, self._inputs
@@ -132,6 +160,16 @@ class Program:
             machine.drafter.follow(shape, fed, inputs, self._flags, accepted)
             if shape.n_drafts and shape.n_sampled:
                 machine.drafter.propose(shape, inputs, self._flags, accepted, self._results)
+        if shape.is_repeated:
+            self._advance(accepted)
+
+    def _advance(self, accepted: Accepted) -> None:
+        """Tell a step that may be launched behind this one what it feeds."""
+        shape = self.shape
+        behind = self._machine.space.next.of(shape.sequences, shape.n_drafts)
+        self._machine.kernels.advance(
+            accepted, self._inputs.starts, self._drafts, self._next, behind
+        )
 
     def _choose(self, accepted: Accepted) -> None:
         machine, shape, inputs = self._machine, self.shape, self._inputs
@@ -174,7 +212,8 @@ class Programs:
         self._machine = machine
         self.launches = Launches()
         self._kept: OrderedDict[StepShape, Program] = OrderedDict()
-        self._buffers = self._made(layouts(largest)[2].stop)
+        self._n_bytes = layouts(largest)[2].stop
+        self._buffers = self._made()
 
     def of(self, shape: StepShape) -> Program:
         """Return the program for a shape; that of a repeated one is kept."""
@@ -182,9 +221,10 @@ class Programs:
             self._kept.move_to_end(shape)
             return known
         n_bytes = layouts(shape)[2].stop
-        if n_bytes > len(self._buffers.up):
+        if n_bytes > self._n_bytes:
             self._kept.clear()  # their graphs are of the old memory
-            self._buffers = self._made(2 * n_bytes)
+            self._n_bytes = 2 * n_bytes
+            self._buffers = self._made()
         program = Program(shape, self._machine, self._buffers, self.launches)
         if shape.is_repeated:
             self._kept[shape] = program
@@ -192,11 +232,23 @@ class Programs:
                 self._kept.popitem(last=False)
         return program
 
-    def _made(self, n_bytes: int) -> _Buffers:
-        device = self._machine.device
-        return _Buffers(
-            device.empty((n_bytes,), "uint8"), device.host(n_bytes), device.host(n_bytes)
-        )
+    def _made(self) -> _Buffers:
+        device, n_bytes = self._machine.device, self._n_bytes
+        lanes = tuple(_Lane(device.host(n_bytes), device.host(n_bytes)) for _ in range(N_LANES))
+        return _Buffers(device.empty((n_bytes,), "uint8"), lanes)
+
+
+def fed_next(step: NextStep) -> dict[str, Tensor]:
+    """Return by their names in `Inputs` the fields that a step may be told by the one before."""
+    return {
+        "tokens": step.tokens,
+        "position": step.position,
+        "contexts": step.contexts,
+        "first": step.first,
+        "count": step.count,
+        "positions": step.draws,
+        "draft": step.draft,
+    }
 
 
 def layouts(shape: StepShape) -> tuple[Layout, Layout, Layout]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from baton_worker.engine.backends.device.shapes import Choice, StepShape
 from baton_worker.engine.sampling.logits_processing import is_processed
@@ -51,6 +52,14 @@ def choice_of(sampled: Sequence[FedSequence]) -> Choice:
     return Choice.SAMPLED if needs_more else Choice.GREEDY
 
 
+def is_known_ahead(request: RequestState) -> bool:
+    """Whether what a request's next rows may not choose does not depend on its next tokens."""
+    bias = request.logit_bias
+    if bias is not None and bias.words:
+        return False
+    return request.n_output >= request.params.sampling.min_tokens
+
+
 class StepRules:
     """Biases and masked ids of a batch's sequences.
 
@@ -70,24 +79,30 @@ class StepRules:
         n_masked = sum(len(row) for rows in self._masks for row in rows)
         self.n_entries = max(n_biased, n_masked)
 
-    def fill(self, to: Any, shape: StepShape) -> None:
-        """Write to the host's `Inputs`; `cu_rows` is there."""
+    def fill(self, to: Any, places: npt.NDArray[np.int64], shape: StepShape) -> None:
+        """Write to the host's `Inputs`, where `cu_rows` is already.
+
+        Args:
+            places: i64[*], of these sequences among the step's, ascending.
+        """
         to.slot[:] = -1
-        to.slot[: len(self._slots)] = self._slots
-        to.bias_starts[:], at = 0, 0
-        for index, bias in enumerate(self._biases):
+        to.slot[places] = self._slots
+        sizes = np.zeros(len(to.bias_starts) - 1, np.int64)
+        at = 0
+        for place, bias in zip(places.tolist(), self._biases, strict=True):
             if bias is not None:
+                sizes[place] = len(bias.bias_ids)
                 stop = at + len(bias.bias_ids)
                 to.bias_ids[at:stop], to.bias[at:stop] = bias.bias_ids, bias.bias
                 at = stop
-            to.bias_starts[index + 1] = at
-        to.bias_starts[len(self._biases) + 1 :] = at
-        self._fill_masks(to, shape)
+        to.bias_starts[0] = 0
+        np.cumsum(sizes, out=to.bias_starts[1:])
+        self._fill_masks(to, places, shape)
 
-    def _fill_masks(self, to: Any, shape: StepShape) -> None:
+    def _fill_masks(self, to: Any, places: npt.NDArray[np.int64], shape: StepShape) -> None:
         counts = np.zeros(shape.n_rows, np.int64)
         ids: list[int] = []
-        for first, rows in zip(to.cu_rows.tolist(), self._masks, strict=False):
+        for first, rows in zip(to.cu_rows[places].tolist(), self._masks, strict=True):
             for row, masked in enumerate(rows):
                 counts[first + row] = len(masked)
                 ids += masked

@@ -1,12 +1,13 @@
-"""One step on a device: a plan in, emitted tokens with logprobs and new drafts out.
+"""Steps on a device: a plan in, a flight out.
 
-Owns the order of a step on the host's side: lay the batch out, launch, and, when the results are
-here, do to the requests what they say, by the same rules as the host's runner. Knows neither queues
-nor records.
+Owns what a step is laid out as, and when one may be launched behind another whose results nobody
+has seen: rows stay in their places then, and who is gone leaves his empty. Knows neither queues nor
+records.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,14 +15,19 @@ import numpy as np
 
 from baton_worker.engine.backends.device.decoder import Decoder
 from baton_worker.engine.backends.device.drafting import Drafter
-from baton_worker.engine.backends.device.inputs import fill
+from baton_worker.engine.backends.device.flight import DeviceFlight, ScoredPrompts
+from baton_worker.engine.backends.device.inputs import fill, fill_ahead
 from baton_worker.engine.backends.device.penalties import PenaltySlots
-from baton_worker.engine.backends.device.program import Launches, Machine, Programs
+from baton_worker.engine.backends.device.program import (
+    N_LANES,
+    Launches,
+    Machine,
+    Program,
+    Programs,
+)
 from baton_worker.engine.backends.device.prompts import PromptScorer
-from baton_worker.engine.backends.device.results import Told, stride
-from baton_worker.engine.backends.device.rules import StepRules, choice_of
+from baton_worker.engine.backends.device.rules import StepRules, choice_of, is_known_ahead
 from baton_worker.engine.backends.device.sampler import Sampler
-from baton_worker.engine.backends.device.scores import DeviceScores, draft_scores
 from baton_worker.engine.backends.device.seam import Device, Kernels, Tensor
 from baton_worker.engine.backends.device.shapes import (
     Choice,
@@ -34,18 +40,12 @@ from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.backends.device.workspace import Sizes, Workspace
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
-from baton_worker.engine.output.outcome import KeptRow, freeze
-from baton_worker.engine.output.snapshot import PromptRow, StepSnapshot
-from baton_worker.engine.sampling.sampler import Chosen
-from baton_worker.engine.scheduling.batch import Batch, assemble
+from baton_worker.engine.output.snapshot import StepSnapshot
+from baton_worker.engine.scheduling.batch import Batch, FedSequence, assemble
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.scheduling.scheduler import StepPlan
-from baton_worker.engine.step.drafting import look_up
 from baton_worker.engine.step.failures import Failures
-from baton_worker.engine.step.keeping import advance, emitted_of, keep_all
 from baton_worker.engine.step.prompt_logprobs import score_prompts
-from baton_worker.messages import NO_DRAFT_SCORES
-from baton_worker.records.columns import Finish
 
 _PROMPT_ROWS = 256
 _RULES = 4096
@@ -90,6 +90,7 @@ class DeviceRunner:
             space=space,
         )
         self._programs = Programs(machine, _largest(options))
+        self._lane = 0
 
     @property
     def launches(self) -> Launches:
@@ -97,111 +98,132 @@ class DeviceRunner:
         return self._programs.launches
 
     def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
-        """Advance every sequence of `plan` and propose `n_draft` drafts for those that go on.
+        """See `StepRunner.run`."""
+        return self.start(plan, n_draft).landed(lambda request: True)
 
-        1. Lay out, upload, launch. 2. Score prompt tokens. 3. Download. 4. Keep tokens up to a
-        finish. 5. Drafts. 6. Freeze what was emitted. A sequence whose numbers are not finite is
-        named in the snapshot; its neighbours do not notice.
-        """
+    def start(self, plan: StepPlan, n_draft: int) -> DeviceFlight:
+        """See `AheadRunner.start`: lay out, upload, launch, score prompt tokens, download."""
         batch = assemble(plan.decode, plan.prefill)
         assert len(batch.tokens) <= plan.most_tokens, "the plan's bound holds (R29)"
-        rules = StepRules(batch.sampled, self._slots.assign([s.request for s in batch.sampled]))
-        program = self._programs.of(self._shape(batch, rules, n_draft))
-        fill(program.inputs, batch, program.shape, rules)
-        program.start()
-        failures = Failures()
-        prompts = self._score_prompts(batch, failures)
-        program.finish().wait()
-        return self._keep(batch, program.told(), program.shape, (prompts, failures), n_draft)
+        requests = tuple(s.request for s in batch.sampled)
+        rules = StepRules(batch.sampled, self._slots.assign(requests))
+        program, lane = self._programs.of(self._shape(batch, rules, n_draft)), self._next_lane()
+        fill(program.inputs[lane], batch, program.shape, rules)
+        program.start(lane)
+        prompts = self._score_prompts(batch)
+        return self._flight(program, lane, requests, batch, n_draft, prompts)
+
+    def start_ahead(
+        self, behind: DeviceFlight, plan: StepPlan, n_draft: int
+    ) -> DeviceFlight | None:
+        """See `AheadRunner.start_ahead`.
+
+        The device knows what such a step feeds when its drafts are all the MTP layer's, and what
+        it may not choose when that does not hang on the tokens themselves.
+        """
+        before = behind.program.shape
+        all_made_here = n_draft == behind.n_draft == before.n_drafts
+        if not (before.is_repeated and all_made_here and all(map(is_known_ahead, plan.decode))):
+            return None
+        shape, live = self._shape_ahead(behind, plan), set(plan.decode)
+        order = tuple(r if r is not None and r in live else None for r in behind.order)
+        at = np.array([place for place, r in enumerate(order) if r is not None], np.int64)
+        unknown = (-1,) * n_draft
+        sampled = tuple(
+            FedSequence(request, place * shape.q_len, unknown, True)
+            for place, request in enumerate(order)
+            if request is not None
+        )
+        rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
+        shape = self._chosen_shape(shape, sampled, rules)
+        program, lane = self._programs.of(shape), self._next_lane()
+        fill_ahead(program.inputs[lane], sampled, at, shape, rules)
+        program.start(lane, is_ahead=True)
+        return self._flight(program, lane, order, None, n_draft, ScoredPrompts((), Failures()))
+
+    def _flight(
+        self,
+        program: Program,
+        lane: int,
+        order: tuple[RequestState | None, ...],
+        batch: Batch | None,
+        n_draft: int,
+        prompts: ScoredPrompts,
+    ) -> DeviceFlight:
+        came = program.finish(lane)
+        return DeviceFlight(
+            program=program,
+            lane=lane,
+            came=came,
+            order=order,
+            batch=batch,
+            prompts=prompts,
+            n_draft=n_draft,
+            use_mtp=self._options.use_mtp,
+            sources=self._options.drafts,
+        )
+
+    def _next_lane(self) -> int:
+        self._lane = (self._lane + 1) % N_LANES
+        return self._lane
+
+    def _shape_ahead(self, behind: DeviceFlight, plan: StepPlan) -> StepShape:
+        """Return the shape of a step behind another one, as wide as its places may reach."""
+        before, options = behind.program.shape, self._options
+        q_len = before.n_drafts + 1
+        known = max(r.n_computed for r in behind.order if r is not None)
+        last = known + before.q_len + q_len + before.n_drafts
+        return before._replace(
+            q_len=q_len,
+            width=width_bucket(-(-last // options.block_size), options.table_width),
+        )
 
     def _shape(self, batch: Batch, rules: StepRules, n_draft: int) -> StepShape:
-        options, sampled = self._options, [s.request for s in batch.sampled]
+        options = self._options
         n_drafts = options.drafts.model_steps(n_draft) if options.use_mtp else 0
         last = max(int(g.first_position.max()) + g.q_len for g in batch.groups) + n_drafts
-        n_complete = len(sampled) - batch.n_decode
+        n_complete = len(batch.sampled) - batch.n_decode
         assert [s.request for s in batch.sampled[batch.n_decode :]] == [
             chunk.request for chunk in batch.chunks[:n_complete]
         ], "only the last chunk of a step may leave its prompt incomplete"
         sequences = batch.n_decode
         if sequences and not batch.chunks:
             sequences = sequence_bucket(sequences, options.max_running)
-        choice = choice_of(batch.sampled)
-        return StepShape(
+        shape = StepShape(
             sequences=sequences,
             q_len=batch.groups[0].q_len if batch.n_decode else 0,
             chunks=tuple(chunk.n_tokens for chunk in batch.chunks),
             n_complete=n_complete,
             width=width_bucket(-(-last // options.block_size), options.table_width),
-            choice=choice,
-            most_top=_most_top([r.params.logprobs_k for r in sampled], options.max_top_k),
+            choice=Choice.GREEDY,
+            most_top=-1,
             n_drafts=n_drafts,
-            draft_top=_most_top([r.draft_k for r in sampled], options.max_top_k)
-            if n_drafts
-            else -1,
+            draft_top=-1,
+            n_rules=0,
+        )
+        return self._chosen_shape(shape, batch.sampled, rules)
+
+    def _chosen_shape(
+        self, shape: StepShape, sampled: Sequence[FedSequence], rules: StepRules
+    ) -> StepShape:
+        """Return a shape with what its sequences ask of the sampler and of logprobs."""
+        most, choice = self._options.max_top_k, choice_of(sampled)
+        wanted = [s.request.params.logprobs_k for s in sampled]
+        told = [s.request.draft_k for s in sampled] if shape.n_drafts else []
+        return shape._replace(
+            choice=choice,
+            most_top=_most_top(wanted, most),
+            draft_top=_most_top(told, most),
             n_rules=rules_bucket(rules.n_entries if choice is Choice.PROCESSED else 0),
         )
 
-    def _score_prompts(self, batch: Batch, failures: Failures) -> tuple[PromptRow, ...]:
+    def _score_prompts(self, batch: Batch) -> ScoredPrompts:
+        failures = Failures()
         if not any(chunk.request.params.logprobs.prompt_k >= 0 for chunk in batch.chunks):
-            return ()
+            return ScoredPrompts((), failures)
         final = self._space.tokens(len(batch.tokens)).final
         score = partial(self._prompts.score, final)
-        return score_prompts(score, batch, self._prompts.at_once, failures)
-
-    def _keep(
-        self,
-        batch: Batch,
-        told: Told,
-        shape: StepShape,
-        of_prompts: tuple[tuple[PromptRow, ...], Failures],
-        n_draft: int,
-    ) -> StepSnapshot:
-        """Do to the requests what the device told of them."""
-        failures, n_tokens = Failures(), len(batch.tokens)
-        failures.of_rows(batch, told.flags.hidden[:n_tokens] != 0, "hidden states")
-        chosen = _chosen(batch, told, shape)
-        for index in np.flatnonzero(chosen.broken).tolist():
-            failures.add(batch.sampled[index].request, "logits")
-        prompts, prompt_failures = of_prompts
-        failures.merge(prompt_failures)
-        kept = keep_all(batch, chosen)
-        advance(batch, kept)
-        if self._options.use_mtp:
-            broken = told.flags.mtp[:n_tokens] != 0
-            failures.of_rows(batch, broken, "draft layer's hidden states")
-        self._draft(kept, told, shape, n_draft, failures)
-        rows = tuple(freeze(row) for row in kept)
-        scores = DeviceScores.of(told.results, len(batch.sampled))
-        emitted = emitted_of(batch, chosen.token, rows)
-        return StepSnapshot(rows, emitted, scores, prompts, failures.reasons)
-
-    def _draft(
-        self,
-        kept: tuple[KeptRow, ...],
-        told: Told,
-        shape: StepShape,
-        n_draft: int,
-        failures: Failures,
-    ) -> None:
-        """Set the requests that go on up with their drafts."""
-        if not n_draft:
-            return
-        n_model, far = shape.n_drafts, stride(shape)
-        made = told.results.drafts.reshape(n_model, far)[:, : len(kept)].T.tolist()
-        scores = [NO_DRAFT_SCORES] * len(kept)
-        if n_model and shape.draft_top >= 0:
-            wanted = [row.request.draft_k for row in kept]
-            scores = draft_scores(told.results, wanted, n_model, far)
-        for index, (request, _, row) in enumerate(kept):
-            if row.finish is not Finish.NONE:
-                continue
-            if n_model and told.flags.drafts[index]:
-                failures.add(request, "draft logits")
-            self._set(request, tuple(made[index]), n_draft - n_model)
-            request.draft_scores = scores[index]
-
-    def _set(self, request: RequestState, drafts: tuple[int, ...], n_more: int) -> None:
-        request.drafts = drafts + look_up(self._options.drafts, request, drafts, n_more)
+        return ScoredPrompts(score_prompts(score, batch, self._prompts.at_once, failures), failures)
 
 
 def sizes_of(options: EngineOptions) -> Sizes:
@@ -235,16 +257,3 @@ def _most_top(wanted: list[int], most: int) -> int:
     """Return the room for alternatives: none told, the token's own alone, or the most allowed."""
     highest = max(wanted, default=-1)
     return highest if highest < 1 else most
-
-
-def _chosen(batch: Batch, told: Told, shape: StepShape) -> Chosen:
-    """Return what was chosen for the sequences that are there."""
-    n, results = len(batch.sampled), told.results
-    n_rows = np.array([len(s.drafts) + 1 for s in batch.sampled], np.int64)
-    first = np.arange(n) * shape.q_len
-    first[batch.n_decode :] = shape.n_decoded + np.arange(n - batch.n_decode)
-    broken = np.zeros(n, np.bool_)
-    if told.flags.logits.any():
-        ends = zip(first.tolist(), (first + n_rows).tolist(), strict=True)
-        broken = np.array([told.flags.logits[a:b].any() for a, b in ends], np.bool_)
-    return Chosen(results.n_accepted[:n], results.token[:n], broken)

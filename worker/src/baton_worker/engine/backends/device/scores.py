@@ -32,10 +32,10 @@ class DeviceScores:
     first: Int64Array
 
     @classmethod
-    def of(cls, results: Results, count: int) -> DeviceScores:
-        """Return the scores of the first `count` sequences, which are those that are there."""
-        emitted = results.n_accepted[:count].astype(np.int64) + 1
-        return cls(results, np.cumsum(emitted) - emitted)
+    def of(cls, results: Results, at: Int64Array) -> DeviceScores:
+        """Return the scores of the sequences at these of the step's places."""
+        emitted = results.n_accepted.astype(np.int64) + 1
+        return cls(results, (np.cumsum(emitted) - emitted)[at])
 
     def select(self, kept: Sequence[int]) -> DeviceScores:
         """See `Scores.select`."""
@@ -63,33 +63,26 @@ class DeviceScores:
 
 
 def draft_scores(
-    results: Results, k: Sequence[int], n_drafts: int, stride: int
-) -> list[DraftScores]:
-    """Return each sequence's logprobs over all of its drafts.
+    results: Results, at: int, top: int, k: int, n_drafts: int, stride: int
+) -> DraftScores:
+    """Return one sequence's logprobs over all of its drafts.
 
     Args:
-        k: alternatives that each sequence wants; -1: not told.
+        at, top: where its own and its alternatives' lie among those of one draft.
+        k: alternatives that it wants; -1: not told.
         stride: see `results.stride`.
     """
-    found = []
-    at = top = 0
-    for count in k:
-        if count < 0:
-            found.append(NO_DRAFT_SCORES)
-            continue
-        rows = [number * stride + at for number in range(n_drafts)]
-        wide = len(results.draft_topk_token) // max(n_drafts, 1)
-        ends = [slice(n * wide + top, n * wide + top + count) for n in range(n_drafts)]
-        found.append(
-            DraftScores(
-                logprobs=tuple(results.draft_logprob[rows].tolist()),
-                ranks=tuple(results.draft_rank[rows].tolist()),
-                topk_tokens=_joined([results.draft_topk_token[end] for end in ends]),
-                topk_logprobs=_joined([results.draft_topk_logprob[end] for end in ends]),
-            )
-        )
-        at, top = at + 1, top + count
-    return found
+    if k < 0:
+        return NO_DRAFT_SCORES
+    rows = [number * stride + at for number in range(n_drafts)]
+    wide = len(results.draft_topk_token) // n_drafts
+    ends = [slice(n * wide + top, n * wide + top + k) for n in range(n_drafts)]
+    return DraftScores(
+        logprobs=tuple(results.draft_logprob[rows].tolist()),
+        ranks=tuple(results.draft_rank[rows].tolist()),
+        topk_tokens=_joined([results.draft_topk_token[end] for end in ends]),
+        topk_logprobs=_joined([results.draft_topk_logprob[end] for end in ends]),
+    )
 
 
 def _joined(parts: list[npt.NDArray[Any]]) -> tuple[Any, ...]:

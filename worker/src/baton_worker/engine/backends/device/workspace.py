@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baton_worker.engine.backends.device.seam import Device, DType, Kernels, ScorePlan, Tensor
+from baton_worker.engine.backends.device.seam import (
+    Device,
+    DType,
+    Kernels,
+    NextStep,
+    ScorePlan,
+    Tensor,
+)
 from baton_worker.engine.model.shape import ModelShape
 
 
@@ -84,6 +91,34 @@ class RowSpace(NamedTuple):
     scores: ScorePlan
 
 
+class NextSpace:
+    """What the step behind a step feeds, told by the device: it outlives the step."""
+
+    def __init__(self, device: Device, sizes: Sizes) -> None:
+        self._device = device
+        self._flat = [device.zeros((sizes.rows,), "int32") for _ in range(2)]
+        self._each = [device.zeros((sizes.sequences,), "int32") for _ in range(3)]
+        self._draws = device.zeros((sizes.sequences,), "int64")
+        self._draft = device.zeros((4 * sizes.rows,), "uint8")
+
+    def of(self, sequences: int, n_drafts: int) -> NextStep:
+        """Return it for so many sequences, absent ones included, and drafts of each."""
+        n_drafts = max(n_drafts, 0)
+        rows = self._device.rows
+        columns = max(n_drafts, 1)
+        tokens, position = (rows(t, 0, sequences * (n_drafts + 1)) for t in self._flat)
+        contexts, first, count = (rows(t, 0, sequences) for t in self._each)
+        return NextStep(
+            tokens=tokens,
+            position=position,
+            contexts=contexts,
+            first=first,
+            count=count,
+            draws=rows(self._draws, 0, sequences),
+            draft=self._device.view(self._draft, 0, (sequences, columns), "int32"),
+        )
+
+
 class Workspace:
     """The memory, and its parts for a step's sizes.
 
@@ -106,6 +141,7 @@ class Workspace:
         self._target = device.empty((sizes.rows,), "int32")
         self._uniform = device.empty((sizes.rows,), "float64")
         self._scores = _score_plan(device, sizes.rows)
+        self.next = NextSpace(device, sizes)
         self.attention = device.zeros((_attention_bytes(kernels, spec, sizes),), "uint8")
         most_scored = max(sizes.rows, sizes.sequences, sizes.prompt_rows)
         self.logprobs = device.zeros(

@@ -1,0 +1,187 @@
+"""A step that the device was given: what it will have done to the requests once it has landed.
+
+Owns the way from results to requests, by the same rules as the host's runner. A step that was
+launched behind one under way learns only at its landing what it fed: requests that ended meanwhile
+are not touched, whatever the device computed for them. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.backends.device.program import Program
+from baton_worker.engine.backends.device.results import Results, Told, stride
+from baton_worker.engine.backends.device.scores import DeviceScores, draft_scores
+from baton_worker.engine.backends.device.seam import Event
+from baton_worker.engine.backends.device.shapes import StepShape
+from baton_worker.engine.options import DraftSources
+from baton_worker.engine.output.outcome import KeptRow, freeze
+from baton_worker.engine.output.snapshot import NO_SNAPSHOT, PromptRow, StepSnapshot
+from baton_worker.engine.sampling.sampler import Chosen
+from baton_worker.engine.scheduling.batch import Batch, FedSequence
+from baton_worker.engine.scheduling.requests import RequestState
+from baton_worker.engine.step.drafting import look_up
+from baton_worker.engine.step.failures import Failures
+from baton_worker.engine.step.keeping import advance, emitted_of, keep_all
+from baton_worker.messages import NO_DRAFT_SCORES, DraftScores
+from baton_worker.records.columns import Finish
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class ScoredPrompts(NamedTuple):
+    """Prompt tokens that were scored with a step, and whose scores are no numbers."""
+
+    rows: tuple[PromptRow, ...]
+    failures: Failures
+
+
+class Laid(NamedTuple):
+    """A step's sequences that count, and i64[*] their places among the device's B."""
+
+    batch: Batch
+    at: Int64Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceFlight:
+    """See `step.in_flight.Flight`.
+
+    Attributes:
+        program, lane: what it runs as, and where its numbers travel.
+        came: when its results are on the host.
+        order: whose each of the step's places is; None: nobody's.
+        batch: what was fed; None where the device alone knew.
+        n_draft: K. use_mtp: whether the MTP layer ran.
+    """
+
+    program: Program
+    lane: int
+    came: Event
+    order: tuple[RequestState | None, ...]
+    batch: Batch | None
+    prompts: ScoredPrompts
+    n_draft: int
+    use_mtp: bool
+    sources: DraftSources
+
+    def landed(self, is_live: Callable[[RequestState], bool]) -> StepSnapshot:
+        """See `Flight.landed`."""
+        self.came.wait()
+        told, shape = self.program.told(self.lane), self.program.shape
+        laid = self._laid(is_live)
+        if not laid.batch.sampled and not laid.batch.chunks:
+            return NO_SNAPSHOT
+        failures = Failures()
+        _note(failures, laid, told.flags.hidden, shape, "hidden states")
+        chosen = _chosen(laid, told, shape)
+        for index in np.flatnonzero(chosen.broken).tolist():
+            failures.add(laid.batch.sampled[index].request, "logits")
+        failures.merge(self.prompts.failures)
+        kept = keep_all(laid.batch, chosen)
+        advance(laid.batch, kept)
+        if self.use_mtp:
+            _note(failures, laid, told.flags.mtp, shape, "draft layer's hidden states")
+        self._draft(kept, laid, told, failures)
+        rows = tuple(freeze(row) for row in kept)
+        return StepSnapshot(
+            rows=rows,
+            emitted=emitted_of(laid.batch, chosen.token, rows),
+            scoring=DeviceScores.of(told.results, laid.at),
+            prompts=self.prompts.rows,
+            failures=failures.reasons,
+        )
+
+    def _laid(self, is_live: Callable[[RequestState], bool]) -> Laid:
+        if self.batch is not None:
+            return Laid(self.batch, np.arange(len(self.batch.sampled)))
+        q_len = self.program.shape.q_len
+        there = [
+            (place, request)
+            for place, request in enumerate(self.order)
+            if request is not None and is_live(request)
+        ]
+        sampled = tuple(
+            FedSequence(request, place * q_len, request.usable_drafts(), True)
+            for place, request in there
+        )
+        nothing = np.empty(0, np.int64)
+        batch = Batch(nothing, (), len(sampled), (), sampled, nothing)
+        return Laid(batch, np.array([place for place, _ in there], np.int64))
+
+    def _draft(self, kept: tuple[KeptRow, ...], laid: Laid, told: Told, failures: Failures) -> None:
+        """Set the requests that go on up with their drafts."""
+        shape = self.program.shape
+        n_model = shape.n_drafts
+        if not self.n_draft:
+            return
+        made = told.results.drafts.reshape(n_model, stride(shape))[:, laid.at].T.tolist()
+        scores = [NO_DRAFT_SCORES] * len(kept)
+        if n_model and shape.draft_top >= 0:
+            scores = self._draft_scores(kept, laid, told.results)
+        broken = told.flags.drafts[laid.at].tolist()
+        for index, (request, _, row) in enumerate(kept):
+            if row.finish is not Finish.NONE:
+                continue
+            if n_model and broken[index]:
+                failures.add(request, "draft logits")
+            drafts = tuple(made[index])
+            more = look_up(self.sources, request, drafts, self.n_draft - n_model)
+            request.drafts, request.draft_scores = drafts + more, scores[index]
+
+    def _draft_scores(
+        self, kept: tuple[KeptRow, ...], laid: Laid, results: Results
+    ) -> list[DraftScores]:
+        shape, inputs = self.program.shape, self.program.inputs[self.lane]
+        places = zip(
+            inputs.draft_offsets[laid.at].tolist(),
+            inputs.draft_topk_offsets[laid.at].tolist(),
+            [row.request.draft_k for row in kept],
+            strict=True,
+        )
+        return [
+            draft_scores(results, at, top, k, shape.n_drafts, stride(shape))
+            for at, top, k in places
+        ]
+
+
+def _note(
+    failures: Failures, laid: Laid, flags: npt.NDArray[np.uint8], shape: StepShape, what: str
+) -> None:
+    """Note whose flat tokens are flagged."""
+    if not flags.any():
+        return
+    batch, n = laid.batch, laid.batch.n_decode
+    if n:
+        rows = flags[: shape.n_decoded].reshape(shape.sequences, -1)[laid.at[:n]]
+        broken = np.array([row.any() for row in rows])
+        for index in np.flatnonzero(broken).tolist():
+            failures.add(batch.sampled[index].request, what)
+    start = shape.n_decoded
+    for chunk in batch.chunks:
+        if flags[start : start + chunk.n_tokens].any():
+            failures.add(chunk.request, what)
+        start += chunk.n_tokens
+
+
+def _chosen(laid: Laid, told: Told, shape: StepShape) -> Chosen:
+    """Return what was chosen for the sequences that count.
+
+    No more drafts are accepted than were up for it: the device may have been given some behind a
+    request's last position.
+    """
+    sampled, at, results = laid.batch.sampled, laid.at, told.results
+    count = np.array([len(s.drafts) for s in sampled], np.int64)
+    broken = np.zeros(len(sampled), np.bool_)
+    if told.flags.logits.any():
+        first = np.where(at < shape.sequences, at * shape.q_len, shape.n_decoded + at)
+        first[at >= shape.sequences] -= shape.sequences
+        ends = zip(first.tolist(), (first + count + 1).tolist(), strict=True)
+        broken = np.array([told.flags.logits[a:b].any() for a, b in ends], np.bool_)
+    n_accepted = np.minimum(results.n_accepted[at], count).astype(np.int32)
+    return Chosen(n_accepted, results.token[at], broken)
