@@ -94,10 +94,9 @@ def _device(framework: Literal["auto", "paddle", "torch"]) -> Device:
             "engine.device is 'gpu', but neither PyTorch nor Paddle is installed: "
             "pip install 'baton-worker[torch]', or set engine.device to 'sim'"
         )
-    from baton_worker.engine.backends.paddle.framework import require_device
+    from baton_worker.engine.backends.paddle.device import PaddleDevice
 
-    require_device("gpu")
-    raise DeviceError("engine.framework 'paddle' has no device yet")
+    return PaddleDevice()
 
 
 def _loaded(

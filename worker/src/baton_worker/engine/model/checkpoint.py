@@ -139,9 +139,15 @@ def identity(checkpoint: Mapping[str, StoredTensor]) -> str:
 def _rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return the bits of the bfloat16 nearest to each value; NaN stays NaN."""
     bits = values.view(np.uint32)
-    nearest = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
-    quiet = (bits >> 16) | np.uint32(0x40)  # a NaN's low bits may carry into infinity
-    return np.where(np.isnan(values), quiet, nearest).astype(np.uint16)
+    nearest = bits >> 16
+    nearest &= 1
+    nearest += np.uint32(0x7FFF)
+    nearest += bits
+    nearest >>= 16
+    is_nan = np.isnan(values)
+    if is_nan.any():  # its low bits may carry into infinity, or its sign
+        nearest[is_nan] = (bits[is_nan] >> 16) | 0x40
+    return nearest.astype(np.uint16)
 
 
 def _hashed_pages(content: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import warnings
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy.typing as npt
 
@@ -55,13 +55,13 @@ def as_tensor(array: npt.NDArray[Any]) -> Tensor:
     return tensor
 
 
-def _refuse_gpu(version: str) -> NoReturn:
+def _require_cuda(version: str) -> None:
     if not paddle.is_compiled_with_cuda():
         raise DeviceError(
-            f"engine.device is 'gpu' but paddle {version} has no CUDA: install the extra 'gpu' "
-            "in place of 'cpu', or set engine.device to 'cpu'"
+            f"engine.device is 'gpu' but paddle {version} has no CUDA: pip install "
+            "'baton-worker[torch]', or the extra 'gpu' in place of 'cpu', or set engine.device to "
+            "'cpu'"
         )
-    raise DeviceError("engine.device is 'gpu', but only the 'cpu' attention backend exists")
 
 
 def require_device(device: Literal["cpu", "gpu"]) -> None:
@@ -71,12 +71,15 @@ def require_device(device: Literal["cpu", "gpu"]) -> None:
     every drain into a crash.
 
     Raises:
-        DeviceError: the installed version is untested or was not built for `device`.
+        DeviceError: the installed version is untested, was not built for `device`, or finds none.
     """
     version = str(paddle.__version__)
     if not version.startswith(SUPPORTED_VERSION):
         raise DeviceError(f"paddle {version} is installed, Baton supports {SUPPORTED_VERSION}x")
     if device == "gpu":
-        _refuse_gpu(version)
+        _require_cuda(version)
     paddle.disable_signal_handler()
-    paddle.set_device(device)
+    try:
+        paddle.set_device(device)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise DeviceError(f"engine.device is {device!r}, but paddle {version}: {error}") from error
