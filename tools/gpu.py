@@ -225,11 +225,15 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         machine=machine(),
         digests=json.loads(digests.read_text()) if digests.exists() else {},
     )
+    before = gpu_stamp.read(options.stamp)
+    others = gpu_stamp.unlike(before, stamp) if before else []
     gpu_stamp.write(stamp, options.stamp)
     sys.stdout.write(table(cases) + "\n")
     say(f"{results.passed} passed, {results.failed} failed, {results.skipped} skipped")
     say(f"stamp: {options.stamp}")
-    return 1 if results.failed or not results.passed else code
+    for name in others:
+        say(f"{name} said other bits than in the run that left the stamp before, of the same code")
+    return 1 if results.failed or not results.passed or others else code
 
 
 def bench(options: argparse.Namespace, more: Sequence[str]) -> int:

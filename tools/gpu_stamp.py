@@ -103,6 +103,17 @@ def moved(stamp: Stamp, files: Mapping[str, str]) -> list[str]:
     return sorted(lines)
 
 
+def unlike(one: Stamp, other: Stamp) -> list[str]:
+    """Return the workloads that two runs of the same code on GPUs of a kind were told otherwise.
+
+    Runs of other code, or on other kinds of GPUs, may differ: nothing is said of them.
+    """
+    if one.content != other.content or one.machine.get("gpu") != other.machine.get("gpu"):
+        return []
+    both = one.digests.keys() & other.digests.keys()
+    return sorted(name for name in both if one.digests[name] != other.digests[name])
+
+
 def in_the_way_of_a_release(stamp: Stamp | None, files: Mapping[str, str]) -> list[str]:
     """Return why what is here may not be released; empty when it may."""
     if stamp is None:

@@ -62,6 +62,10 @@ def test_overlap_changes_nothing(subject: Subject, alone: Sequence[Said]) -> Non
     held(properties.overlapped(subject, alone))
 
 
+def test_graphs_change_nothing(subject: Subject, alone: Sequence[Said]) -> None:
+    held(properties.uncaptured(subject, alone))
+
+
 def test_prefill_and_decode_apart_say_what_one_engine_says(
     subject: Subject, alone: Sequence[Said]
 ) -> None:

@@ -66,6 +66,15 @@ def test_what_did_not_pass_is_in_the_way_of_a_release(results, why):
     assert gpu_stamp.in_the_way_of_a_release(stamp_of(FILES, **results), FILES) == [why]
 
 
+def test_runs_of_the_same_code_on_two_gpus_of_a_kind_must_say_the_same():
+    one = stamp_of(FILES)
+    assert gpu_stamp.unlike(one, one) == []
+    other = dataclasses.replace(one, digests={"tiny": "0" * 64, "new": "1" * 64})
+    assert gpu_stamp.unlike(one, other) == ["tiny"]
+    assert gpu_stamp.unlike(one, dataclasses.replace(other, machine={"gpu": "H100"})) == []
+    assert gpu_stamp.unlike(one, dataclasses.replace(other, content="2" * 64)) == []
+
+
 def test_no_stamp_is_a_note_and_in_the_way_of_a_release():
     assert gpu_stamp.note(None, FILES)
     (line,) = gpu_stamp.in_the_way_of_a_release(None, FILES)

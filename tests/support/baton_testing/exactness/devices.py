@@ -123,6 +123,7 @@ def _loaded(name: str, wrong: Wrong | None, traced: bool) -> Subject:
         max_model_len=spec.max_position_embeddings,
         sizes=known.sizes,
         make=lambda options: engine_of(loaded, options),
+        over=engine_of,
         tracing=tracing,
         loaded=loaded,
     )

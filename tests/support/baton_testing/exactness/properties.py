@@ -119,6 +119,17 @@ def overlapped(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     return found
 
 
+def uncaptured(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Nothing is captured as a graph: every kernel of every step is launched by itself."""
+    eager = subject.uncaptured()
+    found: list[str] = []
+    for k in (0, max(subject.sizes.drafts)):
+        with eager.engine(max_running=20, n_draft=k) as engine:
+            said = serve(engine, subject.asks(), arriving=5)
+        found += differences(said, wanted, f"without graphs, {k} drafts")
+    return found
+
+
 def handed_over(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     """One engine computes the prompt, another goes on with its KV."""
     found: list[str] = []
@@ -227,6 +238,7 @@ PROPERTIES: Mapping[str, Property] = {
     "known prefixes": known_prefixes,
     "preempted": preempted,
     "overlapped": overlapped,
+    "uncaptured": uncaptured,
     "handed over": handed_over,
     "all at once": all_at_once,
     "scored as sampled": scored_as_sampled,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from baton_testing.exactness.asks import Ask, mixture
+from baton_testing.exactness.trace import EagerDevice
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
 
@@ -45,7 +46,8 @@ class Subject:
     """A model on a device.
 
     Attributes:
-        make: returns an engine over it with these options.
+        over: returns an engine over what is loaded, with these options.
+        make: the same, over its own.
         has_mtp: the model drafts.
         max_model_len: longest request.
         max_top_k: most alternatives.
@@ -59,6 +61,7 @@ class Subject:
     max_model_len: int
     sizes: Sizes
     make: Callable[[EngineOptions], StepEngine]
+    over: Callable[[Any, EngineOptions], StepEngine]
     max_top_k: int = 64
     tracing: Any = None
     loaded: Any = None
@@ -107,6 +110,11 @@ class Subject:
         a_request = -(-given["max_model_len"] // given["block_size"])
         given.setdefault("n_blocks", running * a_request)
         return EngineOptions(**given)
+
+    def uncaptured(self) -> Subject:
+        """Return this subject on the same device, but for graphs: their work is launched again."""
+        loaded = self.loaded._replace(device=EagerDevice(self.loaded.device))
+        return replace(self, loaded=loaded, make=lambda options: self.over(loaded, options))
 
     def tried(self, **sizes: Any) -> Subject:
         """Return this subject, tried with other sizes."""
