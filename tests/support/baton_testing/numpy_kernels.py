@@ -442,7 +442,10 @@ def _plan_scores(
 
 
 def _logprobs(logits: Array, plan: ScorePlan, out: ScoreColumns) -> None:
-    n = int(plan.num_rows[0])
+    n, most = int(plan.num_rows[0]), len(plan.token)
+    ends = [len(end) for end in (plan.row_offset, plan.topk_offset)]
+    assert n <= most, (n, most)
+    assert ends == [most + 1] * 2, "what the op asks for"
     token = plan.token[:n]
     baton_ops.logprobs_into(
         logits,

@@ -1,0 +1,187 @@
+"""With overlap a device is given the next decode step before anybody has seen this one's tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_worker.engine.backends.device.runner import DeviceRunner
+from baton_worker.engine.ngram import NgramSizes
+from baton_worker.engine.options import DraftSources
+from baton_worker.records.columns import Finish
+from baton_worker.sampling import LogprobParams
+
+ENGINES = ("device",)
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each launch, whether it was behind a step under way."""
+    launches: list[bool] = []
+    start, start_ahead = DeviceRunner.start, DeviceRunner.start_ahead
+
+    def noted_start(self: Any, *given: Any) -> Any:
+        launches.append(False)
+        return start(self, *given)
+
+    def noted_ahead(self: Any, *given: Any) -> Any:
+        flight = start_ahead(self, *given)
+        if flight is not None:
+            launches.append(True)
+        return flight
+
+    monkeypatch.setattr(DeviceRunner, "start", noted_start)
+    monkeypatch.setattr(DeviceRunner, "start_ahead", noted_ahead)
+    return launches
+
+
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    {"temperature": 0.0, "logit_bias": ((5, 3.0),), "bad_words": ((9,),)},
+)
+
+
+def _served(bench: Any, prompts: Any, **more: Any) -> Any:
+    keys = [
+        bench.submit(
+            n,
+            prompt,
+            max_tokens=10 + 3 * n,
+            seed=n,
+            logprobs_k=(-1, 0, 4)[n % 3],
+            logprobs=LogprobParams(draft_logprobs=n % 2 == 0, processed=n % 4 == 1),
+            **SAMPLINGS[n % 4] | more,
+        )
+        for n, prompt in enumerate(prompts)
+    ]
+    bench.drain()
+    streams = [bench.reader[key] for key in keys]
+    for stream in streams:
+        assert all(a <= p for a, p in zip(stream.accepted, stream.proposed, strict=True))
+    return [(s.tokens, s.logprobs, s.ranks, s.topk, s.finish) for s in streams]
+
+
+@pytest.mark.parametrize("n_draft", [0, 1, 3, 5])
+def test_steady_decoding_waits_for_nobody_and_says_the_same(
+    make_bench: Any, make_prompts: Any, ahead: list[bool], n_draft: int
+) -> None:
+    prompts = make_prompts(8, seed=90)
+    wanted = _served(make_bench(n_draft=n_draft), prompts)
+    assert not any(ahead)
+    ahead.clear()
+    bench = make_bench(n_draft=n_draft, overlap=True)
+    assert _served(bench, prompts) == wanted
+    assert ahead.count(False) == 2, "the prompts, and the decode step behind them"
+    assert ahead[:2] == [False, False]
+    bench.check_nothing_is_left()
+
+
+def test_one_graph_serves_plain_steps_and_those_behind_others(
+    make_bench: Any, make_prompts: Any
+) -> None:
+    bench = make_bench(n_draft=2, overlap=True)
+    bench.submit(1, make_prompts(1)[0], temperature=0.0, max_tokens=60)
+    bench.drain()
+    assert bench.engine._parts.runner.launches.captured <= 2, "one more where tables grow wider"
+
+
+def test_a_late_stop_costs_a_row_and_no_other_is_moved(
+    make_bench: Any, make_prompts: Any, ahead: list[bool]
+) -> None:
+    """Whoever ends leaves a hole in the step that was launched meanwhile, and in those behind."""
+    prompts = make_prompts(6, seed=91)
+    wanted = _served(make_bench(n_draft=2), prompts)
+    ahead.clear()
+    bench = make_bench(n_draft=2, overlap=True)
+    assert _served(bench, prompts) == wanted
+    assert [stream[-1] for stream in wanted] == [Finish.LENGTH] * 6
+    assert all(ahead[2:])
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        ({"n_draft": 2}, {"bad_words": ((7, 8),)}),
+        ({"n_draft": 2}, {"min_tokens": 6, "stop_token_ids": (3,)}),
+        ({"n_draft": 3, "use_mtp": True, "drafts": DraftSources(1, NgramSizes(1, 3))}, {}),
+    ],
+    ids=["bad words", "min tokens", "lookup"],
+)
+def test_what_hangs_on_the_tokens_waits_for_them(
+    make_bench: Any,
+    make_prompts: Any,
+    ahead: list[bool],
+    options: dict[str, Any],
+    sampling: dict[str, Any],
+) -> None:
+    prompts = make_prompts(4, seed=92)
+    wanted = _served(make_bench(**options), prompts, **sampling)
+    bench = make_bench(**options, overlap=True)
+    ahead.clear()
+    assert _served(bench, prompts, **sampling) == wanted
+    assert any(ahead) == ("min_tokens" in sampling), "behind enough tokens it need not wait"
+
+
+def test_another_number_of_drafts_waits_for_the_step_under_way(
+    make_bench: Any, make_prompts: Any, ahead: list[bool]
+) -> None:
+    prompts = make_prompts(4, seed=93)
+    wanted = _served(make_bench(n_draft=0, use_mtp=True, drafts=DraftSources()), prompts)
+    bench = make_bench(n_draft=4, overlap=True)
+    keys = [
+        bench.submit(
+            n,
+            prompt,
+            max_tokens=10 + 3 * n,
+            seed=n,
+            logprobs_k=(-1, 0, 4)[n % 3],
+            logprobs=LogprobParams(processed=n % 4 == 1),
+            **SAMPLINGS[n % 4],
+        )
+        for n, prompt in enumerate(prompts)
+    ]
+    number = 0
+    while bench.engine.has_work():
+        bench.engine.set_num_speculative_tokens((4, 4, 4, 1, 1, 1, 0, 0, 5, 5)[number % 10])
+        bench.step()
+        number += 1
+    found = [bench.reader[key] for key in keys]
+    assert [(s.tokens, s.logprobs, s.ranks, s.topk, s.finish) for s in found] == wanted
+    assert set(ahead) == {False, True}
+
+
+def test_a_new_request_joins_behind_the_step_under_way(
+    make_bench: Any, make_prompts: Any, ahead: list[bool]
+) -> None:
+    prompts = make_prompts(5, seed=94)
+    alone = [_served(make_bench(n_draft=1), [prompt])[0][0] for prompt in prompts]
+    bench = make_bench(n_draft=1, overlap=True)
+    ahead.clear()
+    keys = []
+    for number, prompt in enumerate(prompts):
+        keys.append(bench.submit(number, prompt, temperature=0.0, max_tokens=10))
+        for _ in range(4):
+            bench.step()
+    bench.drain()
+    assert [bench.reader[key].tokens for key in keys] == alone
+    assert ahead.count(False) <= 2 * len(prompts)
+
+
+def test_who_is_held_back_keeps_what_the_step_under_way_gave_him(
+    make_bench: Any, make_prompts: Any
+) -> None:
+    prompts = make_prompts(3, seed=95)
+    alone = [_served(make_bench(n_draft=2), [prompt])[0][0] for prompt in prompts]
+    bench = make_bench(n_draft=2, overlap=True)
+    keys = [bench.submit(n, p, temperature=0.0, max_tokens=10) for n, p in enumerate(prompts)]
+    for number in range(30):
+        bench.engine.set_paused(frozenset({1}) if number % 3 == 2 else frozenset())
+        if bench.engine.has_work():
+            bench.step()
+    bench.engine.set_paused(frozenset())
+    bench.drain()
+    assert [bench.reader[key].tokens for key in keys] == alone
+    bench.check_nothing_is_left()
