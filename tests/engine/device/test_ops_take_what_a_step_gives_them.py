@@ -1,0 +1,88 @@
+"""Each op takes the sizes, dtypes and strides that a step on a device calls it with.
+
+Needs a library with CUDA code, and no driver: `make ops-cuda-fat` builds one anywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Literal
+
+import pytest
+
+from baton_ops._library import library
+from baton_testing.claimed_tensors import CheckedKernels
+from baton_testing.numpy_device import NumpyDevice
+from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
+from baton_worker.engine.backends.device.start import start_engine
+from baton_worker.engine.backends.kernels import OpsKernels
+from baton_worker.engine.engine import StepEngine
+from baton_worker.messages import Submit
+from baton_worker.sampling import LogprobParams, SamplingParams
+
+WAYS = (
+    {"temperature": 0.0},
+    {"temperature": 0.7, "seed": 1},
+    {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "repetition_penalty": 1.2,
+        "logit_bias": ((7, 1.0),),
+        "bad_words": ((5,),),
+    },
+)
+TOLD = ((-1, -1), (0, -1), (2, 2))
+
+
+@pytest.fixture(autouse=True)
+def needs_code_and_no_driver() -> None:
+    try:
+        library().get_function("cuda_embed")
+    except (AttributeError, RuntimeError, ValueError):
+        pytest.skip("baton_ops was built without CUDA kernels")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    pytest.skip("there is a driver: what claims to be on the GPU would be launched over")
+
+
+def serve(engine: StepEngine) -> None:
+    """Have every way to choose tokens and to tell logprobs, in chunks, with drafts and without."""
+    for number, (way, told) in enumerate((way, told) for way in WAYS for told in TOLD):
+        for i in (1, 2):
+            request = Submit(
+                10 * number + i,
+                0,
+                prompt_token_ids=tuple(range(5, 5 + 21 * i)),
+                sampling=SamplingParams(max_tokens=5, ignore_eos=True, **way),  # type: ignore[arg-type]
+                logprobs_k=told[0],
+                logprobs=LogprobParams(prompt_k=told[1]),
+            )
+            engine.submit(request)
+        while engine.has_work():
+            engine.step()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n_drafts", [0, 1, 5])
+def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_drafts: int) -> None:
+    method: Literal["mtp", "none"] = "mtp" if n_drafts else "none"
+    config = ProcessConfig(
+        model=ModelConfig(path=str(TINY_MODEL)),
+        speculative=SpeculativeConfig(method=method, num_speculative_tokens=n_drafts),
+        engine=EngineConfig(
+            device="gpu", dtype=dtype, max_model_len=96, max_running=3, prefill_chunk_tokens=32
+        ),
+    )
+    device = NumpyDevice(64 << 20)
+    kernels = CheckedKernels(device)
+    engine = start_engine(config, device, kernels, time.monotonic)
+    serve(engine)
+    assert not kernels.refused
+    unused = {"seed_drafts", "scatter_tokens"} if not n_drafts else set()
+    ops = {name for name in vars(OpsKernels) if not name.startswith("_")}
+    asked = {name for name in ops if not name.endswith("_bytes")}
+    assert asked - set(kernels.passed) <= unused | {"advance"}
