@@ -10,7 +10,7 @@ KEEP ?=
 # Tests that wait leave a processor idle, which one process more can use.
 ONE_MORE := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help env demo test lint unit e2e faults soak overload mutants slow fuzz explore bench bench-engine docs ops-cuda ops-cuda-fat gpu-test gpu-bench release-check format clean
+.PHONY: help env demo test lint unit e2e faults soak overload mutants slow fuzz explore bench bench-engine docs ops-cuda ops-arguments ops-cuda-fat gpu-test gpu-bench release-check format clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ env: .venv/.ready ## Make .venv with all that demo and tests need
 demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
 	@PYTHONPATH=tests/support $(PY) examples/demo.py $(if $(KEEP),--keep)
 
-test: env lint unit ops-cuda integration node-or-say e2e faults fuzz ## Everything: linters, unit tests, CUDA compile, real processes, faults, a real API server and node, fuzzing
+test: env lint unit ops-cuda ops-arguments integration node-or-say e2e faults fuzz ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
 
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
@@ -68,6 +68,11 @@ docs: env ## Regenerate the metrics and configuration pages from the code
 
 ops-cuda: env ## Compile the CUDA sources for sm_90a (no GPU needed)
 	@ops/tools/build_cuda.sh
+
+ops-arguments: env ## Show the CUDA ops every call that a step makes, on a machine without a GPU (builds them for sm_90a: minutes)
+	@ops/tools/build_cuda.sh --library
+	@PYTHONPATH=ops/build/cuda/site:ops/src $(PY) -m pytest -q tests/engine/device/test_every_call_fits_the_cuda_ops.py \
+	  tests/engine/device/test_ops_take_what_a_step_gives_them.py tests/gpu/test_what_is_measured_is_a_step.py
 
 ops-cuda-fat: env ## Build the wheel with CUDA code for sm_80 to sm_100 (minutes; no GPU needed)
 	@ops/tools/build_cuda.sh --fat

@@ -2,11 +2,13 @@
 
     python3 tools/gpu.py test [--library FILE] [pytest's options]
     python3 tools/gpu.py bench [--library FILE] [the benchmark's options]
+    python3 tools/gpu.py lay-out --library FILE --site FOLDER
 
 Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with
 the command that installs them. Everything is built under ops/build/gpu; nothing is installed.
 `test` leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp); with options of
-pytest's the suite is not whole, and the stamp says so.
+pytest's the suite is not whole, and the stamp says so. `lay-out` needs no GPU: it makes a folder
+in which Python finds a library before one that is installed.
 """
 
 from __future__ import annotations
@@ -246,10 +248,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["test", "bench"])
+    parser.add_argument("what", choices=["test", "bench", "lay-out"])
     parser.add_argument("--library", type=Path, help="a libbaton_ops.so with CUDA, built before")
     parser.add_argument("--stamp", type=Path, default=gpu_stamp.STAMP, help="where the stamp goes")
+    parser.add_argument("--site", type=Path, default=SITE, help="where lay-out puts the library")
     options, more = parser.parse_known_args(words)
+    if options.what == "lay-out":
+        lay_out(options.library, options.site)
+        return 0
     if problem := what_is_missing(builds=options.library is None):
         sys.exit(f"[gpu] {problem}")
     lay_out(options.library or built_library())

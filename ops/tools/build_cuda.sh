@@ -3,6 +3,8 @@
 # check the machine code: the copy engine and whole records in the scan, tensor cores in Hopper's
 # matmul and attention, no spills.
 #
+# With --library, build instead the whole library for sm_90a, as $BUILD_DIR/site: a folder for the
+# front of PYTHONPATH, where Python finds it before one that is installed.
 # With --fat, build instead the whole library for every architecture in cmake/cuda.cmake (sm_80 to
 # sm_100, and PTX), as a wheel in $BUILD_DIR. NVCC names another compiler; otherwise the pinned one
 # comes from constraints-cuda.txt.
@@ -26,6 +28,15 @@ if [[ -z "${NVCC:-}" ]]; then
   cuobjdump="$cuda/bin/cuobjdump"
 else
   cuobjdump="$(dirname "$NVCC")/cuobjdump"
+fi
+
+if [[ "${1:-}" == --library ]]; then
+  export PATH="$(dirname "$python"):$PATH" CUDACXX="$NVCC" CUDAFLAGS="-L$(dirname "$NVCC")/../lib"
+  cmake -S "$ops" -B "$build/library" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_OPS_CUDA=ON \
+    -DBATON_OPS_CUDA_ARCHITECTURES=90a-real -DPython_EXECUTABLE="$python" >"$build/library.log"
+  cmake --build "$build/library" >>"$build/library.log" || { tail -n 40 "$build/library.log" >&2; exit 1; }
+  "$python" "$ops/../tools/gpu.py" lay-out --library "$build/library/libbaton_ops.so" --site "$build/site"
+  exit
 fi
 
 if [[ "${1:-}" == --fat ]]; then

@@ -17,16 +17,18 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "bench" / "gpu"), str(HERE.parents[1] / "tools")]
 
+import bench_cases  # noqa: E402
 import bench_steps  # noqa: E402
 import roof  # noqa: E402
 import torch  # noqa: E402
+from bench_cases import BASELINE, CASES, FEW, POOL_TOKENS  # noqa: E402
 from bench_phase import phases  # noqa: E402
 from bench_steps import Case, launched, timed, timed_alone  # noqa: E402
 from cublas_step import CublasStep  # noqa: E402
@@ -34,33 +36,8 @@ from cublas_step import CublasStep  # noqa: E402
 import gpu  # noqa: E402
 from baton_testing.exactness import devices  # noqa: E402
 from baton_testing.exactness.random_model import qwen3_8b, random_weights  # noqa: E402
-from baton_worker.engine.backends.device.shapes import Choice  # noqa: E402
-from baton_worker.engine.options import DraftSources, EngineOptions  # noqa: E402
 
-GOAL = 2048
-"""Tokens of context in the cases that goals are set for."""
 BYTES = 2
-POOL_TOKENS = 512 * 1024
-MOST_TOKENS = 8192 + 512
-
-BATCH = [("batch", Case(n, 1024)) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
-GOALS = [("goal", Case(n, GOAL)) for n in (1, 8, 64, 128, 256)]
-CONTEXT = [
-    ("context", Case(n, 1024 << i)) for n, most in ((1, 8), (4, 8), (16, 6)) for i in range(most)
-]
-DRAFTS = [
-    ("drafts", Case(n, GOAL, drafts=k, makes_drafts=makes))
-    for n in (1, 8, 64)
-    for makes in (False, True)
-    for k in range(1 if makes else 0, 6)
-]
-LOGPROBS = [("logprobs", Case(n, GOAL, top=top)) for n in (64, 256) for top in (-1, 0, 20)]
-SAMPLER = [("sampler", Case(64, GOAL, choice=choice, top=0)) for choice in Choice]
-PREFILL = [("prefill", Case(1, n, prefill=n)) for n in (2048, 8192)]
-CASES = [*GOALS, *PREFILL, *LOGPROBS, *SAMPLER, *DRAFTS, *BATCH, *CONTEXT]
-FEW = [*GOALS, *PREFILL, *LOGPROBS, *SAMPLER, *[d for d in DRAFTS if d[1].batch == 64]]
-BASELINE = [(c.batch, 1 + c.drafts, c.context) for _, c in GOALS]
-BASELINE += [(64, 4, GOAL), (1, 2048, 2048), (1, 8192, 8192)]
 
 
 class Bench(NamedTuple):
@@ -122,20 +99,7 @@ def load() -> devices.LoadedModel:
 @contextmanager
 def engine_for(loaded: devices.LoadedModel, use_mtp: bool, **options: Any) -> Iterator[Any]:
     """Give an engine whose pool and workspace hold every case."""
-    given: dict[str, Any] = {
-        "block_size": 16,
-        "n_blocks": POOL_TOKENS // 16,
-        "max_running": 512,
-        "max_waiting": 4096,
-        "max_model_len": 131_072,
-        "prefill_tokens": MOST_TOKENS,
-        "n_draft": 5 if use_mtp else 0,
-        "use_mtp": use_mtp,
-        "drafts": DraftSources(5 if use_mtp else 0),
-        "max_top_k": 20,
-        "overlap": True,
-    }
-    engine = devices.engine_of(loaded, EngineOptions(**(given | options)))
+    engine = devices.engine_of(loaded, bench_cases.options(use_mtp, **options))
     try:
         yield engine
     finally:
@@ -152,10 +116,11 @@ def measured(bench: Bench, programs: Any, kind: str, case: Case, memory: roof.Ro
         with launched(programs, case, bench) as program:
             graph = program._graph  # the launches alone, without the upload
             run: Callable[[], object] = graph.replay if graph is not None else program._launch
-            spread = timed(run)
+            reset = bench_steps.back(program, bench.loaded.device)
+            spread = timed(run, reset)
             if kind in ("goal", "prefill"):
-                record["host_us"] = timed_alone(program.start).median
-                record["eager_us"] = timed_alone(program._launch).median
+                record["host_us"] = timed_alone(lambda: program.start(bench_steps.LANE)).median
+                record["eager_us"] = timed_alone(program._launch, reset).median
     except Exception as error:  # noqa: BLE001 - a case that fails must not cost the others
         return record | {"error": f"{type(error).__name__}: {str(error)[:300]}"}
     record |= {"us": spread.median, "low_us": spread.low, "high_us": spread.high}
@@ -209,12 +174,11 @@ def steps(
             continue
         blocks = POOL_TOKENS // 16
         with engine_for(loaded, use_mtp) as engine:
-            engine._parts.pool.tensor.normal_()
+            engine.pool.tensor.normal_()
             bench = Bench(loaded, 16, blocks)
-            programs = engine._parts.runner._programs
+            programs = engine.runner._programs
             for kind, case in some:
-                fits = replace(case, batch=min(case.batch, POOL_TOKENS // case.context))
-                found.append(measured(bench, programs, kind, fits, memory))
+                found.append(measured(bench, programs, kind, bench_cases.fitting(case), memory))
                 print(line(found[-1]), flush=True)
     return found
 

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import baton_ops
-from baton_worker.engine.backends.device.program import Programs
+from baton_worker.engine.backends.device.program import Programs, fed_next
 from baton_worker.engine.backends.device.shapes import Choice, StepShape
 
 FIRST_BLOCK = 2
 """Behind the null block and the trash block."""
 REPEATS, WARM = 9, 2
+LANE = 0
 
 
 class Spread(NamedTuple):
@@ -114,37 +115,55 @@ def launched(programs: Programs, case: Case, sizes: Any) -> Iterator[Any]:
     """Give the program of a case, run twice, so that one that can be a graph is one."""
     shape = case.shape(sizes.block_size)
     program = programs.of(shape)
-    fill(program.inputs, case, shape, sizes.n_blocks, sizes.vocab_size)
+    fill(program.inputs[LANE], case, shape, sizes.n_blocks, sizes.vocab_size)
     for _ in range(2):
-        program.start()
-        program.finish().wait()
+        program.start(LANE)
+        program.finish(LANE).wait()
     yield program
 
 
-def timed(run: Callable[[], object], calls: int = 4) -> Spread:
-    """Return microseconds of the device a call, of calls launched one behind the other."""
+def back(program: Any, device: Any) -> Callable[[], None]:
+    """Return what sets a step back to what it fed: each launch tells what the next one feeds."""
+    if not program.shape.is_repeated:
+        return lambda: None
+    fed = [(getattr(program._told, name), to) for name, to in fed_next(program._next).items()]
+
+    def copy() -> None:
+        for source, to in fed:
+            device.copy(source, to)
+
+    return copy
+
+
+def timed(
+    run: Callable[[], object], before: Callable[[], object] = lambda: None, calls: int = 4
+) -> Spread:
+    """Return microseconds of the device a call, `before` apart, of calls that wait for nothing."""
     import torch
 
     for _ in range(WARM):
+        before()
         run()
     samples = []
     for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(calls):
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
+        for begin, end in events:
+            before()
+            begin.record()
             run()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e3 / calls)
+            end.record()
+        torch.cuda.synchronize()
+        samples += [begin.elapsed_time(end) * 1e3 for begin, end in events]
     return Spread(statistics.median(samples), min(samples), max(samples))
 
 
-def timed_alone(run: Callable[[], object]) -> Spread:
+def timed_alone(run: Callable[[], object], before: Callable[[], object] = lambda: None) -> Spread:
     """Return microseconds from the call to the end of its work, each waited for."""
     import torch
 
     samples = []
     for _ in range(WARM + REPEATS):
+        before()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         run()

@@ -12,7 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from baton_testing.engine_bench import Clock
 from baton_testing.exactness import devices
+from baton_testing.exactness.random_model import qwen3_8b
+from baton_testing.stub_device import JudgedKernels, StubDevice, has_cuda_code, stub_weights
+from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.shapes import Choice
 from baton_worker.engine.options import DraftSources
 
@@ -32,7 +36,7 @@ def module(name: str) -> ModuleType:
 
 
 steps, plots = module("bench_steps"), module("plots")
-page = module("page")
+page, cases = module("page"), module("bench_cases")
 CASES = {
     "decode": {"batch": 3, "context": 40},
     "verify": {"batch": 2, "context": 50, "drafts": 3},
@@ -52,12 +56,30 @@ def test_a_made_up_step_runs_twice_and_tells_tokens(name: str) -> None:
             sizes = SimpleNamespace(block_size=16, n_blocks=BLOCKS, vocab_size=subject.vocab_size)
             programs: Any = engine._parts.runner._programs  # type: ignore[attr-defined]
             with steps.launched(programs, case, sizes) as program:
-                told = program.told()
+                steps.back(program, subject.loaded.device)()
+                told = program.told(steps.LANE)
     assert not np.concatenate([told.flags.hidden, told.flags.logits]).any()
     chosen = told.results.token[:, 0]
     assert len(chosen) == case.batch
     assert ((chosen >= 0) & (chosen < subject.vocab_size)).all()
     assert program.shape.n_rows == (1 if case.prefill else case.batch * (1 + case.drafts))
+
+
+@pytest.mark.skipif(not has_cuda_code(), reason="needs baton_ops with CUDA code and no GPU")
+@pytest.mark.parametrize("use_mtp", [False, True])
+def test_every_step_that_is_measured_fits_the_cuda_ops(use_mtp: bool) -> None:
+    """Of the benchmark's own shapes and pool, but for fewer layers, on a device that is none."""
+    spec = qwen3_8b(2)
+    device = StubDevice()
+    loaded = LoadedModel(device, JudgedKernels(), spec, stub_weights(device, spec, "bfloat16"))
+    options = cases.options(use_mtp)
+    engine = DeviceEngine(loaded, options, Clock())
+    programs: Any = engine.runner._programs
+    sizes = SimpleNamespace(block_size=16, n_blocks=options.n_blocks, vocab_size=spec.vocab_size)
+    some = [case for _, case in cases.CASES if case.makes_drafts is use_mtp]
+    for case in some:
+        with steps.launched(programs, cases.fitting(case), sizes) as program:
+            assert program.shape.n_sampled == case.batch
 
 
 def test_pictures_hold_every_line_and_are_well_formed() -> None:

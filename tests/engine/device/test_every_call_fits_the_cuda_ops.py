@@ -1,0 +1,71 @@
+"""Each call of a model of real size passes the CUDA ops' checks, those of Hopper's kernels too.
+
+The tiny model's calls are shown to the ops with what they compute on (see
+test_ops_take_what_a_step_gives_them); here tensors have no memory, so that shapes may be any.
+`make ops-arguments` builds the library that both need, which has CUDA code, and runs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton_testing.engine_bench import Clock
+from baton_testing.exactness import devices
+from baton_testing.exactness.asks import serve, serve_in_pair
+from baton_testing.exactness.random_model import qwen3_8b
+from baton_testing.exactness.subjects import Sizes, Subject
+from baton_testing.stub_device import JudgedKernels, StubDevice, has_cuda_code, stub_weights
+from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
+from baton_worker.engine.backends.device.scorer import TextScorer
+from baton_worker.sampling import LogprobParams
+
+pytestmark = pytest.mark.skipif(
+    not has_cuda_code(), reason="needs baton_ops with CUDA code on a machine without a GPU"
+)
+
+SIZES = Sizes(33, 12, 200, (3, 32), (64,), (3, 5), (4, 8), (64,))
+
+
+@pytest.fixture
+def subject() -> Subject:
+    """Qwen3-8B's shape, but for fewer layers, and a draft layer."""
+    spec, device, kernels = qwen3_8b(2), StubDevice(), JudgedKernels()
+    loaded = LoadedModel(device, kernels, spec, stub_weights(device, spec, "bfloat16"))
+    return Subject(
+        name="stub",
+        vocab_size=spec.vocab_size,
+        has_mtp=True,
+        max_model_len=2048,
+        sizes=SIZES,
+        make=lambda options: DeviceEngine(loaded, options, Clock()),
+        over=devices.engine_of,
+        loaded=loaded,
+    )
+
+
+def test_steps_of_every_kind(subject: Subject) -> None:
+    for options in (
+        {"max_running": 1},
+        {"max_running": 32, "n_draft": 5, "prefill_tokens": 64},
+        {"max_running": 7, "n_draft": 3, "overlap": True, "prefix_caching": True},
+    ):
+        with subject.engine(**options) as engine:
+            serve(engine, subject.asks(), arriving=4)
+    called = set(subject.loaded.kernels.calls)
+    kernels = {name for name in vars(type(subject.loaded.kernels._ops)) if not name.startswith("_")}
+    assert kernels - called <= {"attention_scratch_bytes", "logprob_workspace_bytes"}
+
+
+def test_handoffs(subject: Subject) -> None:
+    """Without logprobs: zeros are no ranks, which decode refuses."""
+    asks = [replace(ask, logprobs_k=-1, logprobs=LogprobParams()) for ask in subject.asks()]
+    with subject.engine(n_draft=2) as prefill, subject.engine(n_draft=2) as decode:
+        serve_in_pair(prefill, decode, asks)
+
+
+def test_texts_that_a_trainer_scores(subject: Subject) -> None:
+    scorer = TextScorer(subject.loaded, longest=400, at_once=96, most_top=3)
+    scored = scorer.score(list(range(2, 302)), top=3)
+    assert len(scored.logprob) == 299
