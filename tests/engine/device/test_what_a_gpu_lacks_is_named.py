@@ -60,7 +60,7 @@ def test_without_any_framework_the_command_is_named(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("torch", "message"),
     [
-        (fake_torch("2.8.1"), r"torch 2\.8\.1 is installed.*2\.9.*pip install"),
+        (fake_torch("2.8.1"), r"torch 2\.8\.1 is installed.*2\.11.*pip install"),
         (fake_torch("3.0.0a1+git"), r"torch 3\.0\.0a1\+git is installed"),
         (fake_torch(cuda=None), r"built without CUDA.*pip install"),
         (fake_torch(), rf"finds no device for CUDA 13\.0: {NO_DRIVER}; .*engine\.device"),

@@ -14,8 +14,9 @@ from baton_worker.engine.api import DeviceError
 INSTALL = "pip install 'baton-worker[torch]'"
 """What brings a PyTorch that this package was run with."""
 
-_TESTED = ((2, 9), (2, 13))
-"""Versions from the first up to, not with, the second: those of the extra `torch`."""
+_TESTED = ((2, 11), (2, 12))
+"""Versions from the first up to, not with, the second: those of the extra `torch`. Older ones hand
+tensors to tvm-ffi through an extension that it compiles when it is first loaded."""
 
 
 def load_torch() -> Any:
