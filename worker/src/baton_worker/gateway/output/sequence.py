@@ -7,6 +7,7 @@ logprob, and adds no text. Knows nothing of HTTP or JSON.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from baton_worker.gateway.output.merge import Part
@@ -28,7 +29,6 @@ PER_TOKEN = ("token_ids", "logprobs", "text_offsets", "drafts")
 """What a delta has of each token, or of none."""
 PER_ALTERNATIVE = ("topk_tokens", "topk_logprobs")
 """What it has of each token's k alternatives."""
-_PER_STEP = ("steps", "prompt")
 
 
 class DraftScore(NamedTuple):
@@ -285,12 +285,15 @@ def _draft_scores(part: Part, used: int) -> Iterator[DraftScore | None]:
         )
 
 
+_TEXT, _FINISH_REASON = map(Delta._fields.index, ("text", "finish_reason"))
+
+
 def joined(deltas: Sequence[Delta]) -> Delta:
     """Return consecutive deltas of one choice as one; the last one's finish reason counts."""
-    first, last = deltas[0], deltas[-1]
-    lists: dict[str, Any] = {}
-    for name in (*PER_TOKEN, *PER_ALTERNATIVE, *_PER_STEP):
-        values = [value for delta in deltas for value in getattr(delta, name)]
-        lists[name] = tuple(values) if isinstance(getattr(first, name), tuple) else values
-    text = "".join([delta.text for delta in deltas])
-    return first._replace(text=text, finish_reason=last.finish_reason, **lists)
+    parts: list[Any] = []
+    for first, values in zip(deltas[0], zip(*deltas, strict=True), strict=True):
+        kind = type(first)
+        parts.append(kind(chain.from_iterable(values)) if kind in (list, tuple) else first)
+    parts[_TEXT] = "".join([delta.text for delta in deltas])
+    parts[_FINISH_REASON] = deltas[-1].finish_reason
+    return Delta._make(parts)
