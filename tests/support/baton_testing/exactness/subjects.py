@@ -86,6 +86,7 @@ class Subject:
             yield engine
         finally:
             engine.close()
+            vars(engine).clear()  # the caller's name still holds it; its pool and graphs shall go
 
     def options(self, **options: Any) -> EngineOptions:
         """Return options in full: what is not given is the plainest way to serve."""
