@@ -211,7 +211,7 @@ class StepEngine:
         columns, KV of prompts to hand over. All of that comes from the collected snapshot (R16).
         """
         self._in_flight = launched = self._in_flight or self._launch()
-        following, goes_ahead = None, self._ahead is not None and launched.plan.only_decodes
+        following, goes_ahead = None, self._may_go_ahead(launched)
         if goes_ahead:
             before_next()
             following = self._launch_ahead(launched)
@@ -270,6 +270,12 @@ class StepEngine:
             return InFlightStep(plan, n_draft, started, *imports, positions, lands, flight)
         landed = self._launcher.launch(work if plan.decode or plan.prefill else None)
         return InFlightStep(plan, n_draft, started, *imports, positions, landed)
+
+    def _may_go_ahead(self, launched: InFlightStep) -> bool:
+        """Whether a step might be launched behind one before that has landed."""
+        if self._ahead is None or launched.flight is None:
+            return False
+        return bool(self._parts.scheduler.going_on(launched.plan, self._endings))
 
     def _launch_ahead(self, launched: InFlightStep) -> InFlightStep | None:
         """Launch the step behind one that has not landed, if the device can know what it feeds."""

@@ -63,9 +63,14 @@ class StepPlan:
     prefix: PrefixHits = NO_HITS
 
     @property
-    def only_decodes(self) -> bool:
-        """Whether no prompt is fed and no KV imported."""
-        return bool(self.decode) and not self.prefill and not self.imports
+    def choosing(self) -> set[RequestState]:
+        """Those whose next token the step chooses, as the plan was made."""
+        whole = (
+            chunk.request
+            for chunk in self.prefill
+            if chunk.request.n_computed + chunk.n_tokens == len(chunk.request.tokens)
+        )
+        return {*self.decode, *whole}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,15 @@ class Scheduler:
             prefix=self._prefix_hits(admitted),
         )
 
+    def going_on(self, before: StepPlan, ending: Container[RequestKey]) -> tuple[RequestState, ...]:
+        """Return who decodes behind the step `before` if nobody ends in it and nothing else is to
+        be done; nobody where something is.
+        """
+        stepping = [request for request in self._stepping() if request.key not in ending]
+        if before.imports or not before.choosing.issuperset(stepping):
+            return ()
+        return tuple(request for request in stepping if not request.hand_over)
+
     def plan_ahead(
         self,
         before: StepPlan,
@@ -195,19 +209,17 @@ class Scheduler:
             n_draft: K of both.
             n_model_drafts: see `plan`.
         """
-        decode = tuple(request for request in self._stepping() if request.key not in ending)
-        if not decode or not before.only_decodes or not set(decode) <= set(before.decode):
-            return None
-        if self._next_admissible(n_model_drafts) is not None:
+        decode = self.going_on(before, ending)
+        if not decode or self._next_admissible(n_model_drafts) is not None:
             return None
         ahead = n_draft + 1 + max(n_model_drafts - 1, 0)
-        missing = [self._missing(r, r.n_computed + 1 + len(r.drafts) + ahead) for r in decode]
+        missing = [self._missing(r, _most_computed(r) + ahead) for r in decode]
         if sum(missing) > self._allocator.n_free:
             return None
         for request, count in zip(decode, missing, strict=True):
             if count:
                 self._extend(request, count)
-        most_tokens = len(before.decode) * (1 + n_draft)
+        most_tokens = len(decode) * (1 + n_draft)
         return StepPlan((), (), decode, (), (), most_tokens)
 
     def hold(self, request: RequestState) -> None:
@@ -350,6 +362,11 @@ class Scheduler:
         self._allocator.free(request.blocks)
         request.table[:] = NULL_BLOCK
         request.n_blocks = request.n_named = 0
+
+
+def _most_computed(request: RequestState) -> int:
+    """Return the positions that may have KV behind the step under way."""
+    return max(request.n_computed + 1 + len(request.drafts), len(request.tokens))
 
 
 def _most_tokens(decode: list[RequestState], chunks: tuple[PrefillChunk, ...]) -> int:

@@ -207,8 +207,10 @@ def _fill_sampled(
 ) -> None:
     """Rows and drafts of the sequences that choose tokens."""
     starts = np.array([s.start for s in sampled], np.int64)
-    to.rows[:] = np.arange(shape.n_rows)
-    to.rows[shape.n_decoded :] = starts[len(starts) - shape.n_complete :]
+    last = starts[at >= shape.sequences]
+    to.rows[:] = -1
+    to.rows[: shape.n_decoded] = np.arange(shape.n_decoded)
+    to.rows[shape.n_decoded : shape.n_decoded + len(last)] = last
     each = np.full(shape.n_sampled, 1)
     each[: shape.sequences] = shape.q_len
     to.cu_rows[0] = 0

@@ -160,16 +160,15 @@ class Program:
             machine.drafter.follow(shape, fed, inputs, self._flags, accepted)
             if shape.n_drafts and shape.n_sampled:
                 machine.drafter.propose(shape, inputs, self._flags, accepted, self._results)
-        if shape.is_repeated:
+        if shape.n_sampled:
             self._advance(accepted)
 
     def _advance(self, accepted: Accepted) -> None:
         """Tell a step that may be launched behind this one what it feeds."""
-        shape = self.shape
-        behind = self._machine.space.next.of(shape.sequences, shape.n_drafts)
-        self._machine.kernels.advance(
-            accepted, self._inputs.starts, self._drafts, self._next, behind
-        )
+        shape, inputs = self.shape, self._inputs
+        fed = self._next._replace(first=inputs.first, draws=inputs.positions)
+        behind = self._machine.space.next.of(shape.n_sampled, shape.n_drafts)
+        self._machine.kernels.advance(accepted, inputs.starts, self._drafts, fed, behind)
 
     def _choose(self, accepted: Accepted) -> None:
         machine, shape, inputs = self._machine, self.shape, self._inputs

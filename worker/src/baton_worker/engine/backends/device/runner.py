@@ -123,7 +123,7 @@ class DeviceRunner:
         """
         before = behind.program.shape
         all_made_here = n_draft == behind.n_draft == before.n_drafts
-        if not (before.is_repeated and all_made_here and all(map(is_known_ahead, plan.decode))):
+        if not (all_made_here and all(map(is_known_ahead, plan.decode))):
             return None
         shape, live = self._shape_ahead(behind, plan), set(plan.decode)
         order = tuple(r if r is not None and r in live else None for r in behind.order)
@@ -171,10 +171,14 @@ class DeviceRunner:
         """Return the shape of a step behind another one, as wide as its places may reach."""
         before, options = behind.program.shape, self._options
         q_len = before.n_drafts + 1
-        known = max(r.n_computed for r in behind.order if r is not None)
-        last = known + before.q_len + q_len + before.n_drafts
+        known = (r for r in behind.order if r is not None)
+        reached = max(max(r.n_computed + before.q_len, len(r.tokens)) for r in known)
+        last = reached + q_len + before.n_drafts
         return before._replace(
+            sequences=before.n_sampled,
             q_len=q_len,
+            chunks=(),
+            n_complete=0,
             width=width_bucket(-(-last // options.block_size), options.table_width),
         )
 
@@ -186,9 +190,13 @@ class DeviceRunner:
         assert [s.request for s in batch.sampled[batch.n_decode :]] == [
             chunk.request for chunk in batch.chunks[:n_complete]
         ], "only the last chunk of a step may leave its prompt incomplete"
-        sequences = batch.n_decode
-        if sequences and not batch.chunks:
-            sequences = sequence_bucket(sequences, options.max_running)
+        sequences, n_sampled = batch.n_decode, len(batch.sampled)
+        if n_sampled:  # as many as the decode step behind this one has
+            n_sampled = sequence_bucket(n_sampled, options.max_running)
+        if batch.chunks:
+            n_complete = n_sampled - sequences
+        else:
+            sequences = n_sampled
         shape = StepShape(
             sequences=sequences,
             q_len=batch.groups[0].q_len if batch.n_decode else 0,

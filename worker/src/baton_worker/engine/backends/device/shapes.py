@@ -30,7 +30,7 @@ class StepShape(NamedTuple):
     Attributes:
         sequences: that decode, absent ones included; q_len: tokens that each feeds.
         chunks: tokens of each prefill chunk.
-        n_complete: chunks at whose end a token is chosen; they are the first ones.
+        n_complete: chunks at whose end a token is chosen, absent ones included; they come first.
         width: blocks in a table.
         most_top: alternatives of a logprob at most; -1: no logprobs.
         n_drafts: that the MTP layer makes.
@@ -61,8 +61,8 @@ class StepShape(NamedTuple):
 
     @property
     def n_tables(self) -> int:
-        """Sequences with a table: those that decode, then one for each chunk."""
-        return self.sequences + len(self.chunks)
+        """Sequences with a table: those that decode, then one for each chunk; at least B."""
+        return self.sequences + max(len(self.chunks), self.n_complete)
 
     @property
     def n_sampled(self) -> int:
