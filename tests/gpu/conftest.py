@@ -14,7 +14,7 @@ from baton_testing.exactness.said import Said
 from baton_testing.exactness.subjects import Subject
 
 
-@pytest.fixture(scope="session", params=devices.parameters(list(devices.KNOWN)))
+@pytest.fixture(scope="session", params=devices.parameters(devices.EXACT))
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """A model on a device, its weights loaded once for all that is asked of it."""
     with devices.subject(request.param) as found:

@@ -10,9 +10,9 @@ from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
-FLOAT32, BFLOAT16 = 5e-5, 0.25
-"""Largest errors of a logprob. The trained model's logits reach 20, where bfloat16's spacing, which
-hidden states are rounded to a few times a layer, is an eighth."""
+FLOAT32, BFLOAT16 = 5e-5, 0.15
+"""Largest errors of a logprob. bfloat16's is that of its rounding between kernels: on NumPy, where
+every tensor is rounded so and every sum is float32, it is 0.08."""
 
 
 def model(round_weights: bool) -> LoadedModel:

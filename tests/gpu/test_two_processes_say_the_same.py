@@ -22,7 +22,7 @@ with devices.subject(sys.argv[1]) as subject:
 """
 
 
-@pytest.mark.parametrize("name", devices.parameters(list(devices.KNOWN)))
+@pytest.mark.parametrize("name", devices.parameters(devices.EXACT))
 def test_another_process_says_the_same(name: str) -> None:
     """In batches of 13, with drafts, overlap and chunks there; one request at a time here."""
     with devices.subject(name) as subject:  # skips where there is no such device

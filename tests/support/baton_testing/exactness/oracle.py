@@ -1,6 +1,6 @@
 """How far a subject's logprobs are from float64's, over the texts that it said itself.
 
-Owns the comparison and bfloat16's rounding of weights. The oracle is `numpy_reference`, which
+Owns the comparison. The oracle is `numpy_reference`, which
 shares nothing with an engine but the weights.
 """
 
@@ -10,10 +10,10 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from baton_testing.engine_bench import Bench, LoadedModel, Reader
 from baton_testing.exactness.asks import submit
+from baton_testing.exactness.rounding import nearest
 from baton_testing.exactness.subjects import Subject
 from baton_worker.sampling import LogprobParams
 
@@ -47,16 +47,10 @@ def errors(subject: Subject, model: LoadedModel, **options: Any) -> Errors:
 def rounded(value: Any) -> Any:
     """Return weights as bfloat16 has them: to the nearest, ties to even."""
     if isinstance(value, np.ndarray):
-        return _rounded(value)
+        return nearest(value)
     if isinstance(value, tuple):
         return tuple(map(rounded, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: rounded(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return type(value)(**fields)
     return value
-
-
-def _rounded(value: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
-    bits = bits + 0x7FFF + ((bits >> 16) & 1)
-    return (bits & np.uint32(0xFFFF0000)).view(np.float32)
