@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kElements = 8;  // of bf16 in 16 bytes, what the copy engine asks for
 
-// What a way costs for each tile that a multiprocessor has, a step along K: nanoseconds of an H200.
+// What a way costs for each tile that a multiprocessor has, a step of 64 along K, with weights from
+// memory: nanoseconds of an H200.
 struct Cost {
   MatmulWay way;
   int rows, columns, cluster;
@@ -19,23 +20,25 @@ struct Cost {
   double of_tile;
 };
 
-constexpr Cost kFewCosts[] = {
-    {MatmulWay::kFew32, 64, 32, 1, false, 32},    {MatmulWay::kFew48, 64, 48, 1, false, 48},
-    {MatmulWay::kFew64, 64, 64, 1, false, 64},    {MatmulWay::kFew96, 64, 96, 1, false, 96},
-    {MatmulWay::kFew128, 64, 128, 1, false, 128},
+constexpr Cost kCosts[] = {
+    {MatmulWay::kFew32, 64, 32, 1, false, 118},
+    {MatmulWay::kFew48, 64, 48, 1, false, 130},
+    {MatmulWay::kFew64, 64, 64, 1, false, 178},
+    {MatmulWay::kFew96, 64, 96, 1, false, 250},
+    {MatmulWay::kFew128, 64, 128, 1, false, 270},
+    {MatmulWay::kMany32, 128, 32, 1, false, 262},
+    {MatmulWay::kMany64, 128, 64, 1, false, 310},
+    {MatmulWay::kMany96By2, 128, 96, 2, false, 355},
+    {MatmulWay::kMany128By2OfX, 128, 128, 2, true, 455},
+    {MatmulWay::kMany128By2, 128, 128, 2, false, 440},
+    {MatmulWay::kMany192By2, 128, 192, 2, false, 638},
+    {MatmulWay::kMany192, 128, 192, 1, false, 640},
+    {MatmulWay::kMany256By2, 128, 256, 2, false, 806},
+    {MatmulWay::kMany256, 128, 256, 1, false, 805},
 };
-
-constexpr Cost kManyCosts[] = {
-    {MatmulWay::kMany32, 128, 32, 1, false, 205},
-    {MatmulWay::kMany64, 128, 64, 1, false, 285},
-    {MatmulWay::kMany96By2, 128, 96, 2, false, 330},
-    {MatmulWay::kMany128By2OfX, 128, 128, 2, true, 440},
-    {MatmulWay::kMany128By2, 128, 128, 2, false, 425},
-    {MatmulWay::kMany192By2, 128, 192, 2, false, 632},
-    {MatmulWay::kMany192, 128, 192, 1, false, 630},
-    {MatmulWay::kMany256By2, 128, 256, 2, false, 805},
-    {MatmulWay::kMany256, 128, 256, 1, false, 800},
-};
+// Ways for few rows lose against others where a multiprocessor has more than one tile.
+constexpr double kFewAgain = 1.2;
+constexpr int64_t kMostRowsOfFewWays = 256;
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -45,22 +48,33 @@ double CostOf(const Cost& cost, const MatmulInput& in, int processors) {
     int64_t& shared = cost.shares_x ? columns : rows;
     shared = DivideUp(shared, cost.cluster);
   }
-  return DivideUp(rows * columns, processors / cost.cluster) * cost.of_tile;
+  const int64_t turns = DivideUp(rows * columns, processors / cost.cluster);
+  const bool is_slower = turns > 1 && cost.way <= MatmulWay::kFew128;
+  return static_cast<double>(turns) * cost.of_tile * (is_slower ? kFewAgain : 1);
 }
 
-// The cheapest; of equal ones the last, which has the wider tiles.
-template <int kCount>
-MatmulWay Cheapest(const Cost (&costs)[kCount], const MatmulInput& in, int processors) {
-  const Cost* best = costs;
-  for (const Cost& cost : costs) {
-    if (CostOf(cost, in, processors) <= CostOf(*best, in, processors)) best = &cost;
+// Up to 64 rows time goes into reading the weight, so what counts is how wide a part of it the
+// busiest multiprocessor has; of equal ones the widest tiles.
+MatmulWay FewWayFor(const MatmulInput& in, int processors) {
+  MatmulWay best{};
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Cost& cost : kCosts) {
+    if (cost.way > MatmulWay::kFew128) break;
+    const int64_t width = DivideUp(DivideUp(in.out, cost.columns), processors) * cost.columns;
+    if (width <= least) best = cost.way;
+    least = std::min(least, width);
   }
-  return best->way;
+  return best;
 }
 
 MatmulWay WayFor(const MatmulInput& in, int processors) {
-  if (in.rows <= kMostFewRows) return Cheapest(kFewCosts, in, processors);
-  return Cheapest(kManyCosts, in, processors);
+  if (in.rows <= kMostFewRows) return FewWayFor(in, processors);
+  const Cost* best = nullptr;
+  for (const Cost& cost : kCosts) {
+    if (cost.way <= MatmulWay::kFew128 && in.rows > kMostRowsOfFewWays) continue;
+    if (!best || CostOf(cost, in, processors) <= CostOf(*best, in, processors)) best = &cost;
+  }
+  return best->way;
 }
 
 Error Check(const MatmulInput& in, const Rows& out, bool is_fp32) {
