@@ -33,7 +33,8 @@ struct MatmulInput {
 Error GenericMatmul(const MatmulInput& input, const Rows& out, ElementType out_type, Stream stream);
 
 // The same, by the kernels for Hopper or by GenericMatmul: a choice by type, weight and device
-// alone, never by rows.
+// alone, never by rows. Reads the weight before it waits for earlier grids: none that still runs
+// may write it.
 Error Matmul(const MatmulInput& input, const Rows& out, ElementType out_type, Stream stream);
 
 struct KvPool {

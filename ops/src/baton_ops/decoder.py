@@ -126,7 +126,12 @@ def broken_rows_into(x: Tensor, out: Tensor) -> None:
 def matmul_into(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write out E or f32[N, O] = x E[N, I] @ weight E[O, I]^T, summed in fp32 along I.
 
-    Rows of `x` and `out` may be strided.
+    Rows of `x` and `out` may be strided. `weight` is read while earlier launches may still run:
+    none of them may write it.
+
+    Raises:
+        RuntimeError: on a Hopper GPU, in bf16, with I and O multiples of 8: rows of `x` or `out`,
+            or `weight`, do not begin at multiples of 16 bytes.
     """
     launch("cuda_matmul")(x, weight, out)
 
@@ -152,7 +157,8 @@ def attend_into(
             its output is left alone.
         scale: of the products of queries and keys.
         out: E[N, Hq, D].
-        scratch: u8[`attention_scratch_bytes`], zeros at first, left fit for the next call.
+        scratch: u8[`attention_scratch_bytes`], zeros at first, left fit for the next call. With
+            less, decode may be slower; the bits are the same.
     """
     launch("cuda_attend")(query, kv, layer, tables, contexts, scale, out, scratch)
 

@@ -133,9 +133,9 @@ def main() -> None:
     torch.manual_seed(0)
     memory = roof.measured()
     print(f"memory: read {memory.read / 1e12:.2f} TB/s, copied {memory.copy / 1e12:.2f} TB/s")
-    print(
-        "| shape | M | cuBLAS, us | ours, us | ratio | of the roof | TFLOP/s |\n" + "|---" * 7 + "|"
-    )
+    columns = ["shape", "M", "cuBLAS, us", "ours, us", "ratio", "of the roof", "TFLOP/s"]
+    columns += ["best way"] * options.ways
+    print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
     results = {name: list(report(name, memory.read, options.ways)) for name in SHAPES}
     for i, rows in enumerate(ROWS):
         ratios = [of_shape[i].ratio() for of_shape in results.values()]
