@@ -185,6 +185,7 @@ def crossed(prefills, decodes, others=()):
     for name, n in (*prefills, *decodes, *others):
         role = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}[name[0]]
         facts = {"max_running": n, "max_waiting": 0, "model_fingerprint": names[name]}
+        facts["wire_max"] = 9  # the number of no role
         idle = name in ("p-g", "d")
         fleet.append(WorkerLoad(worker_info(name, role, **facts), 1, 0 if idle else 50))
     return fleet
@@ -354,6 +355,13 @@ def test_as_many_pairs_are_made_as_what_parts_them_allows(prefills, decodes, edg
     assert all(n >= 0 for n in made.values())
     for kind, most in (prefills | decodes).items():
         assert sum(n for pair, n in made.items() if kind in pair) <= most
+
+
+def test_pairs_are_made_anew_along_a_row_of_any_length():
+    """c can have x alone, whom a has; a can have y, whom b has; and nobody else wants z."""
+    partners = {"a": ["x", "y"], "b": ["y", "z"], "c": ["x"]}
+    ones = [Counter("abc"), Counter("xyz")]
+    assert +most_pairs(*ones, partners) == Counter([("c", "x"), ("a", "y"), ("b", "z")])
 
 
 def test_a_request_that_no_revision_could_hold_is_too_many_however_many_places_there_are():
