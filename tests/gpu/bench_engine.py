@@ -50,7 +50,7 @@ class Bench(NamedTuple):
     @property
     def vocab_size(self) -> int:
         """Tokens."""
-        return self.loaded.spec.vocab_size
+        return self.loaded.model_shape.vocab_size
 
 
 def weight_bytes(loaded: devices.LoadedModel) -> int:
@@ -70,17 +70,17 @@ def draft_bytes(loaded: devices.LoadedModel) -> int:
 
 def flops(loaded: devices.LoadedModel, case: Case) -> float:
     """Return the operations of a prompt: products of all layers and causal attention."""
-    spec, n = loaded.spec, case.prefill
+    model_shape, n = loaded.model_shape, case.prefill
     products = 2 * n * (weight_bytes(loaded) // BYTES - loaded.weights.lm_head.numel())
-    return products + 2 * 2 * n * n / 2 * spec.q_size * spec.n_layers
+    return products + 2 * 2 * n * n / 2 * model_shape.q_size * model_shape.n_layers
 
 
 def roof_us(bench: Bench, case: Case, memory: roof.Roof) -> float:
     """Return microseconds to read weights and KV once, those of drafts too, at the copy rate."""
-    spec = bench.loaded.spec
-    kv = case.batch * case.context * spec.kv_size * 2 * BYTES
+    model_shape = bench.loaded.model_shape
+    kv = case.batch * case.context * model_shape.kv_size * 2 * BYTES
     made = case.drafts if case.makes_drafts else 0
-    read = weight_bytes(bench.loaded) + kv * spec.n_layers
+    read = weight_bytes(bench.loaded) + kv * model_shape.n_layers
     read += made * (draft_bytes(bench.loaded) + kv)
     return read / memory.copy * 1e6
 
@@ -92,8 +92,10 @@ def load() -> devices.LoadedModel:
 
     device = TorchDevice()
     device.synchronise()
-    spec = qwen3_8b()
-    return devices.LoadedModel(device, OpsKernels(device), spec, random_weights(torch, spec))
+    model_shape = qwen3_8b()
+    return devices.LoadedModel(
+        device, OpsKernels(device), model_shape, random_weights(torch, model_shape)
+    )
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def baselines(loaded: devices.LoadedModel) -> list[dict[str, Any]]:
     for batch, rows, context in BASELINE:
         record: dict[str, Any] = {"batch": batch, "rows": rows, "context": context}
         try:
-            step = CublasStep(loaded.weights, loaded.spec, batch, rows, context, rows <= 8)
+            step = CublasStep(loaded.weights, loaded.model_shape, batch, rows, context, rows <= 8)
             record["us"] = bench_steps.as_graph(step.run).median
             del step
         except Exception as error:  # noqa: BLE001 - as above

@@ -31,11 +31,13 @@ SIZES = Sizes(33, 12, 200, (3, 32), (64,), (3, 5), (4, 8), (64,))
 @pytest.fixture
 def subject() -> Subject:
     """Qwen3-8B's shape, but for fewer layers, and a draft layer."""
-    spec, device, kernels = qwen3_8b(2), StubDevice(), JudgedKernels()
-    loaded = LoadedModel(device, kernels, spec, stub_weights(device, spec, "bfloat16"))
+    model_shape, device, kernels = qwen3_8b(2), StubDevice(), JudgedKernels()
+    loaded = LoadedModel(
+        device, kernels, model_shape, stub_weights(device, model_shape, "bfloat16")
+    )
     return Subject(
         name="stub",
-        vocab_size=spec.vocab_size,
+        vocab_size=model_shape.vocab_size,
         has_mtp=True,
         max_model_len=2048,
         sizes=SIZES,

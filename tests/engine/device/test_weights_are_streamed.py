@@ -27,9 +27,9 @@ def on_host(made: Any) -> Weights:
 def streamed(
     made: Any, dtype: DType = "float32", n_mtp: int = 1, device: NumpyDevice | None = None
 ) -> DeviceWeights:
-    spec = load_shape(made.path)
+    model_shape = load_shape(made.path)
     return load_device_weights(
-        device or NumpyDevice(), open_checkpoint(made.path), spec, dtype, n_mtp
+        device or NumpyDevice(), open_checkpoint(made.path), model_shape, dtype, n_mtp
     )
 
 

@@ -72,32 +72,32 @@ class NumpyEngine(StepEngine):
 
     def __init__(
         self,
-        spec: ModelShape,
+        model_shape: ModelShape,
         weights: Weights,
         options: EngineOptions,
         clock: Callable[[], float],
     ) -> None:
         self.device = NumpyDevice()
-        super().__init__(_parts(self.device, spec, weights, options), options, clock)
+        super().__init__(_parts(self.device, model_shape, weights, options), options, clock)
 
 
 def _parts(
-    device: NumpyDevice, spec: ModelShape, weights: Weights, options: EngineOptions
+    device: NumpyDevice, model_shape: ModelShape, weights: Weights, options: EngineOptions
 ) -> EngineParts:
     shape = KvShape(
-        n_layers=spec.n_layers + int(options.use_mtp),
-        kv_heads=spec.n_kv_heads,
+        n_layers=model_shape.n_layers + int(options.use_mtp),
+        kv_heads=model_shape.n_kv_heads,
         block_size=options.block_size,
-        head_dim=spec.head_dim,
+        head_dim=model_shape.head_dim,
         n_blocks=options.n_blocks,
         is_by_block=True,
     )
     pool = DevicePool(device, shape, options.kv_bytes_per_step)
-    allocator, name = BlockAllocator(options.n_blocks), fingerprint(spec, weights.identity)
+    allocator, name = BlockAllocator(options.n_blocks), fingerprint(model_shape, weights.identity)
     on_device = uploaded(device, weights, options.use_mtp)
-    model = DeviceModel(device, NumpyKernels(device), spec, on_device, pool.tensor)
+    model = DeviceModel(device, NumpyKernels(device), model_shape, on_device, pool.tensor)
     return EngineParts(
-        shape=spec,
+        shape=model_shape,
         fingerprint=name,
         allocator=allocator,
         pool=pool,

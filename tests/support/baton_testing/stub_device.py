@@ -228,24 +228,32 @@ class JudgedKernels:
         return judged
 
 
-def stub_weights(device: StubDevice, spec: ModelShape, dtype: Any) -> DeviceWeights:
+def stub_weights(device: StubDevice, model_shape: ModelShape, dtype: Any) -> DeviceWeights:
     """Return where a model's weights would lie, one draft layer among them."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden, inner = model_shape.hidden_size, model_shape.intermediate_size
 
     def make(*shape: int) -> Any:
         return device.empty(shape, dtype)
 
     def layer() -> DeviceLayer:
-        heads = (make(spec.head_dim), make(spec.head_dim)) if spec.has_qk_norm else None
-        width = spec.q_size + 2 * spec.kv_size
+        heads = (
+            (make(model_shape.head_dim), make(model_shape.head_dim))
+            if model_shape.has_qk_norm
+            else None
+        )
+        width = model_shape.q_size + 2 * model_shape.kv_size
         return DeviceLayer(
-            make(hidden), make(width, hidden), make(hidden, spec.q_size), make(hidden),
+            make(hidden), make(width, hidden), make(hidden, model_shape.q_size), make(hidden),
             make(2 * inner, hidden), make(hidden, inner), heads,
         )  # fmt: skip
 
     mtp = DeviceMtp(make(hidden), make(hidden), make(hidden, 2 * hidden), layer(), make(hidden))
-    layers = tuple(layer() for _ in range(spec.n_layers))
-    embed, norm, head = make(spec.vocab_size, hidden), make(hidden), make(spec.vocab_size, hidden)
+    layers = tuple(layer() for _ in range(model_shape.n_layers))
+    embed, norm, head = (
+        make(model_shape.vocab_size, hidden),
+        make(hidden),
+        make(model_shape.vocab_size, hidden),
+    )
     return DeviceWeights(dtype, embed, layers, (mtp,), norm, head, "stub")
 
 

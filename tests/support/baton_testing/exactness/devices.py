@@ -119,12 +119,12 @@ def _loaded(name: str, wrong: Wrong | None, traced: bool) -> Subject:
     if traced:
         tracing = TracingKernels(loaded.kernels, _peek_of(known.device, loaded.device))
         loaded = loaded._replace(device=EagerDevice(loaded.device), kernels=tracing)
-    spec = loaded.spec
+    model_shape = loaded.model_shape
     return Subject(
         name=name,
-        vocab_size=spec.vocab_size,
+        vocab_size=model_shape.vocab_size,
         has_mtp=bool(loaded.weights.mtp),
-        max_model_len=spec.max_position_embeddings,
+        max_model_len=model_shape.max_position_embeddings,
         sizes=known.sizes,
         make=lambda options: engine_of(loaded, options),
         over=engine_of,
@@ -151,9 +151,11 @@ def _on_numpy(known: Known) -> LoadedModel:
     kernels = NumpyKernels(device)
     if known.dtype == "float32":
         return LoadedModel(device, kernels, *_tiny(device, known.dtype))
-    spec = load_shape(TINY_MODEL)
-    weights = uploaded(device, oracle.rounded(load_weights(TINY_MODEL, spec)), use_mtp=True)
-    return LoadedModel(device, RoundingKernels(device, kernels, spec.vocab_size), spec, weights)
+    model_shape = load_shape(TINY_MODEL)
+    weights = uploaded(device, oracle.rounded(load_weights(TINY_MODEL, model_shape)), use_mtp=True)
+    return LoadedModel(
+        device, RoundingKernels(device, kernels, model_shape.vocab_size), model_shape, weights
+    )
 
 
 def _on_gpu(known: Known) -> LoadedModel:
@@ -169,17 +171,19 @@ def _on_gpu(known: Known) -> LoadedModel:
         return LoadedModel(device, OpsKernels(device), *_tiny(device, known.dtype))
     from baton_testing.exactness.random_model import qwen3_8b, random_weights
 
-    spec = qwen3_8b(known.n_layers)
-    return LoadedModel(device, OpsKernels(device), spec, random_weights(torch, spec))
+    model_shape = qwen3_8b(known.n_layers)
+    return LoadedModel(device, OpsKernels(device), model_shape, random_weights(torch, model_shape))
 
 
 def _tiny(device: Any, dtype: Any) -> tuple[ModelShape, Any]:
     from baton_worker.engine.backends.device.loading import load_device_weights
     from baton_worker.engine.model.checkpoint import open_checkpoint
 
-    spec = load_shape(TINY_MODEL)
+    model_shape = load_shape(TINY_MODEL)
     checkpoint = open_checkpoint(TINY_MODEL)
-    return spec, load_device_weights(device, checkpoint, spec, dtype, spec.n_mtp_layers)
+    return model_shape, load_device_weights(
+        device, checkpoint, model_shape, dtype, model_shape.n_mtp_layers
+    )
 
 
 def _peek_of(name: DeviceName, device: Any) -> Callable[[Any], Any]:

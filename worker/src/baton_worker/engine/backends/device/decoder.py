@@ -46,7 +46,7 @@ class Decoder:
         self,
         device: Device,
         kernels: Kernels,
-        spec: ModelShape,
+        model_shape: ModelShape,
         weights: DeviceWeights,
         kv: Tensor,
         scratch: Tensor,
@@ -54,15 +54,15 @@ class Decoder:
     ) -> None:
         self._device = device
         self._kernels = kernels
-        self._spec = spec
+        self._model_shape = model_shape
         self._weights = weights
         self._kv = kv
         self._scratch = scratch
-        self._angles = _rope_tables(device, spec, n_positions)
+        self._angles = _rope_tables(device, model_shape, n_positions)
 
     def run(self, fed: Fed, space: TokenSpace) -> None:
         """Feed the main model: `space.residual` is its output, `space.final` that normed."""
-        kernels, weights, eps = self._kernels, self._weights, self._spec.rms_norm_eps
+        kernels, weights, eps = self._kernels, self._weights, self._model_shape.rms_norm_eps
         kernels.embed(weights.embed, fed.tokens, space.residual)
         added = None
         for index, layer in enumerate(weights.layers):
@@ -74,8 +74,8 @@ class Decoder:
 
         `space.residual` becomes its output, which `hidden` may be; `out` E[N, H] that normed.
         """
-        kernels, mtp, eps = self._kernels, self.mtp, self._spec.rms_norm_eps
-        width = self._spec.hidden_size
+        kernels, mtp, eps = self._kernels, self.mtp, self._model_shape.rms_norm_eps
+        width = self._model_shape.hidden_size
         kernels.embed(self._weights.embed, fed.tokens, space.normed)
         halves = [self._device.columns(space.pair, at, at + width) for at in (0, width)]
         kernels.add_norm(None, space.normed, mtp.emb_norm, eps, halves[0])
@@ -86,7 +86,7 @@ class Decoder:
 
     def mtp_input(self, hidden: Tensor, normed: Tensor) -> Tensor:
         """Return what the MTP layer is fed of a pass: its output, or that normed."""
-        return hidden if self._spec.mtp_hidden == "pre_norm" else normed
+        return hidden if self._model_shape.mtp_hidden == "pre_norm" else normed
 
     def logits(self, normed: Tensor, out: Tensor) -> None:
         """out f32[R, V] of normed states E[R, H]."""
@@ -101,10 +101,10 @@ class Decoder:
         self, layer: DeviceLayer, index: int, added: Tensor | None, fed: Fed, space: TokenSpace
     ) -> Tensor:
         """Run a layer behind `added`, the addition of the one before; return this one's."""
-        kernels, eps = self._kernels, self._spec.rms_norm_eps
+        kernels, eps = self._kernels, self._model_shape.rms_norm_eps
         kernels.add_norm(added, space.residual, layer.input_norm, eps, space.normed)
         kernels.matmul(space.normed, layer.qkv, space.qkv)
-        rotation = Rotation(layer.qk_norm, eps, *self._angles, self._spec.rope_style)
+        rotation = Rotation(layer.qk_norm, eps, *self._angles, self._model_shape.rope_style)
         kernels.rope_store(space.qkv, rotation, fed.places, self._kv, index, space.query)
         for group in fed.groups:
             self._attend(group, index, space)
@@ -122,16 +122,18 @@ class Decoder:
             index,
             group.tables,
             group.contexts,
-            self._spec.head_dim**-0.5,
+            self._model_shape.head_dim**-0.5,
             self._device.rows(space.attended, group.start, group.stop),
             self._scratch,
         )
 
 
-def _rope_tables(device: Device, spec: ModelShape, n_positions: int) -> tuple[Tensor, Tensor]:
+def _rope_tables(
+    device: Device, model_shape: ModelShape, n_positions: int
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin, f32[n_positions, head_dim / 2]."""
-    half = spec.head_dim // 2
-    inverse = spec.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
+    half = model_shape.head_dim // 2
+    inverse = model_shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
     angle = np.arange(n_positions, dtype=np.float64)[:, None] * inverse
     tables = []
     for values in (np.cos(angle), np.sin(angle)):

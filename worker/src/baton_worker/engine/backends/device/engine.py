@@ -31,13 +31,13 @@ class LoadedModel(NamedTuple):
 
     device: Device
     kernels: Kernels
-    spec: ModelShape
+    model_shape: ModelShape
     weights: DeviceWeights
 
     @property
     def fingerprint(self) -> str:
         """See `model.shape.fingerprint`."""
-        return fingerprint(self.spec, self.weights.identity)
+        return fingerprint(self.model_shape, self.weights.identity)
 
 
 class DeviceEngine(StepEngine):
@@ -98,10 +98,10 @@ def kv_shape(model: LoadedModel, options: EngineOptions) -> KvShape:
     dtype = model.weights.dtype
     assert dtype in ("bfloat16", "float32"), "E is one of the two"
     return KvShape(
-        n_layers=model.spec.n_layers + int(options.use_mtp),
-        kv_heads=model.spec.n_kv_heads,
+        n_layers=model.model_shape.n_layers + int(options.use_mtp),
+        kv_heads=model.model_shape.n_kv_heads,
         block_size=options.block_size,
-        head_dim=model.spec.head_dim,
+        head_dim=model.model_shape.head_dim,
         n_blocks=options.n_blocks,
         dtype=dtype,
         is_by_block=True,
@@ -115,7 +115,7 @@ def parts_of(
     allocator = BlockAllocator(options.n_blocks)
     prefixes = prefix_cache(allocator, options, model.fingerprint)
     return EngineParts(
-        shape=model.spec,
+        shape=model.model_shape,
         fingerprint=model.fingerprint,
         allocator=allocator,
         pool=pool,

@@ -45,7 +45,7 @@ def model_dtype(checkpoint: Mapping[str, StoredTensor], wanted: str) -> DType:
 def load_device_weights(
     device: Device,
     checkpoint: Mapping[str, StoredTensor],
-    spec: ModelShape,
+    model_shape: ModelShape,
     dtype: DType,
     n_mtp: int,
 ) -> DeviceWeights:
@@ -56,26 +56,26 @@ def load_device_weights(
         n_mtp: how many of the model's MTP layers are wanted there; the others are only checked.
 
     Raises:
-        CheckpointError: a key is missing, unknown or of another shape than `spec` says, or a copy
-            differs from its original; the message names it.
+        CheckpointError: a key is missing, unknown or of another shape than `model_shape` says, or
+            a copy differs from its original; the message names it.
         DeviceError: the device has no memory left for a tensor.
     """
-    checked = CheckedReader(checkpoint, spec)
+    checked = CheckedReader(checkpoint, model_shape)
     pieces = _Pieces(device, dtype, _Progress(sum(t.raw.nbytes for t in checkpoint.values())))
-    main = _Layers(checked, spec, _Copies(device, dtype, pieces))
-    embed = main.tensor((naming.EMBED, (spec.vocab_size, spec.hidden_size)))
+    main = _Layers(checked, model_shape, _Copies(device, dtype, pieces))
+    embed = main.tensor((naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size)))
     final_norm = main.norm(naming.FINAL_NORM)
     weights = DeviceWeights(
         dtype=dtype,
         embed=embed,
-        layers=tuple(main.layer(naming.main_layer(i)) for i in range(spec.n_layers)),
-        mtp=tuple(main.mtp(i, final_norm) for i in range(min(n_mtp, spec.n_mtp_layers))),
+        layers=tuple(main.layer(naming.main_layer(i)) for i in range(model_shape.n_layers)),
+        mtp=tuple(main.mtp(i, final_norm) for i in range(min(n_mtp, model_shape.n_mtp_layers))),
         final_norm=final_norm,
         lm_head=main.head(embed),
         identity=identity(checkpoint),
     )
-    unwanted = _Layers(checked, spec, lambda parts: None)
-    for index in range(n_mtp, spec.n_mtp_layers):
+    unwanted = _Layers(checked, model_shape, lambda parts: None)
+    for index in range(n_mtp, model_shape.n_mtp_layers):
         unwanted.mtp(index, final_norm)
     checked.refuse_unread()
     device.synchronise()
@@ -93,36 +93,36 @@ class _Layers:
     def __init__(
         self,
         checked: CheckedReader,
-        spec: ModelShape,
+        model_shape: ModelShape,
         place: Callable[[tuple[StoredTensor, ...]], Tensor],
     ) -> None:
         self._checked = checked
-        self._spec = spec
+        self._model_shape = model_shape
         self._place = place
 
     def tensor(self, *parts: tuple[str, tuple[int, ...]]) -> Tensor:
         return self._place(tuple(self._checked.stored(key, shape) for key, shape in parts))
 
     def norm(self, key: str) -> Tensor:
-        return self.tensor((key, (self._spec.hidden_size,)))
+        return self.tensor((key, (self._model_shape.hidden_size,)))
 
     def layer(self, keys: naming.LayerKeys) -> DeviceLayer:
-        spec = self._spec
-        hidden, inner = spec.hidden_size, spec.intermediate_size
+        model_shape = self._model_shape
+        hidden, inner = model_shape.hidden_size, model_shape.intermediate_size
         query, key, value = keys.qkv
-        kv = (spec.kv_size, hidden)
+        kv = (model_shape.kv_size, hidden)
         return DeviceLayer(
             input_norm=self.norm(keys.input_norm),
-            qkv=self.tensor((query, (spec.q_size, hidden)), (key, kv), (value, kv)),
-            o=self.tensor((keys.o, (hidden, spec.q_size))),
+            qkv=self.tensor((query, (model_shape.q_size, hidden)), (key, kv), (value, kv)),
+            o=self.tensor((keys.o, (hidden, model_shape.q_size))),
             post_norm=self.norm(keys.post_norm),
             gate_up=self.tensor(*((key, (inner, hidden)) for key in keys.gate_up)),
             down=self.tensor((keys.down, (hidden, inner))),
-            qk_norm=self._qk_norm(keys) if spec.has_qk_norm else None,
+            qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
         )
 
     def mtp(self, index: int, shared_norm: Tensor) -> DeviceMtp:
-        hidden = self._spec.hidden_size
+        hidden = self._model_shape.hidden_size
         keys = self._checked.mtp_keys(index)
         has_own_norm = self._checked.has(keys.final_norm)
         return DeviceMtp(
@@ -134,14 +134,16 @@ class _Layers:
         )
 
     def head(self, embed: Tensor) -> Tensor:
-        if self._spec.tie_word_embeddings:
+        if self._model_shape.tie_word_embeddings:
             self._checked.check_copy(naming.LM_HEAD, naming.EMBED)
             return embed
-        return self.tensor((naming.LM_HEAD, (self._spec.vocab_size, self._spec.hidden_size)))
+        return self.tensor(
+            (naming.LM_HEAD, (self._model_shape.vocab_size, self._model_shape.hidden_size))
+        )
 
     def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Tensor, Tensor]:
         query, key = keys.qk_norm
-        shape = (self._spec.head_dim,)
+        shape = (self._model_shape.head_dim,)
         return self.tensor((query, shape)), self.tensor((key, shape))
 
 

@@ -56,7 +56,7 @@ class DeviceModel(NamedTuple):
 
     device: Device
     kernels: Kernels
-    spec: ModelShape
+    model_shape: ModelShape
     weights: DeviceWeights
     kv: Tensor
 
@@ -73,12 +73,18 @@ class DeviceRunner:
 
     def __init__(self, model: DeviceModel, options: EngineOptions) -> None:
         self._options = options
-        spec, (device, kernels) = model.spec, model[:2]
-        space = Workspace(device, kernels, spec, model.weights.dtype, sizes_of(options))
+        model_shape, (device, kernels) = model.model_shape, model[:2]
+        space = Workspace(device, kernels, model_shape, model.weights.dtype, sizes_of(options))
         decoder = Decoder(
-            device, kernels, spec, model.weights, model.kv, space.attention, space.sizes.positions
+            device,
+            kernels,
+            model_shape,
+            model.weights,
+            model.kv,
+            space.attention,
+            space.sizes.positions,
         )
-        self._slots = PenaltySlots(device, options.max_running, spec.vocab_size)
+        self._slots = PenaltySlots(device, options.max_running, model_shape.vocab_size)
         self._space = space
         self._prompts = PromptScorer(device, kernels, decoder, space, options.max_top_k)
         machine = Machine(

@@ -37,16 +37,16 @@ class TextScorer:
     def __init__(
         self, model: LoadedModel, longest: int, at_once: int = 2048, most_top: int = 0
     ) -> None:
-        device, kernels, spec, weights = model
+        device, kernels, model_shape, weights = model
         self._device = device
         self._longest, self._at_once, self._most_top = longest, at_once, most_top
         n_blocks = -(-longest // _BLOCK_SIZE)
         sizes = Sizes(at_once, 1, _PROMPT_ROWS, n_blocks * _BLOCK_SIZE, _PROMPT_ROWS)
-        self._space = Workspace(device, kernels, spec, weights.dtype, sizes)
-        block = (spec.n_layers, 2, spec.n_kv_heads, _BLOCK_SIZE, spec.head_dim)
+        self._space = Workspace(device, kernels, model_shape, weights.dtype, sizes)
+        block = (model_shape.n_layers, 2, model_shape.n_kv_heads, _BLOCK_SIZE, model_shape.head_dim)
         kv = device.zeros((TRASH_BLOCK + 1 + n_blocks, *block), weights.dtype)
         self._decoder = Decoder(
-            device, kernels, spec, weights, kv, self._space.attention, sizes.positions
+            device, kernels, model_shape, weights, kv, self._space.attention, sizes.positions
         )
         self._prompts = PromptScorer(device, kernels, self._decoder, self._space, max(most_top, 1))
         self._table = self._put(np.arange(n_blocks, dtype=np.int32)[None] + TRASH_BLOCK + 1)

@@ -28,13 +28,13 @@ _BESIDE_THE_CHUNK = 4
 whatever their number."""
 
 
-def check_weights(use: MemoryUse, spec: ModelShape, n_mtp: int, item_bytes: int) -> None:
+def check_weights(use: MemoryUse, model_shape: ModelShape, n_mtp: int, item_bytes: int) -> None:
     """Refuse weights that do not fit, before gigabytes of them have been copied.
 
     Raises:
         DeviceError: with what they take and what there is.
     """
-    wanted = weight_bytes(spec, n_mtp, item_bytes)
+    wanted = weight_bytes(model_shape, n_mtp, item_bytes)
     if wanted > use.free:
         raise DeviceError(
             f"the model's weights take {_told(wanted)}, the device has {_told(use.free)} free of "
@@ -42,13 +42,15 @@ def check_weights(use: MemoryUse, spec: ModelShape, n_mtp: int, item_bytes: int)
         )
 
 
-def weight_bytes(spec: ModelShape, n_mtp: int, item_bytes: int) -> int:
+def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int) -> int:
     """Return what a model's weights take; norms are not counted."""
-    hidden = spec.hidden_size
-    layer = hidden * (2 * spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size)
-    vocabulary = spec.vocab_size * hidden * (1 if spec.tie_word_embeddings else 2)
+    hidden = model_shape.hidden_size
+    layer = hidden * (
+        2 * model_shape.q_size + 2 * model_shape.kv_size + 3 * model_shape.intermediate_size
+    )
+    vocabulary = model_shape.vocab_size * hidden * (1 if model_shape.tie_word_embeddings else 2)
     draft = layer + 2 * hidden * hidden
-    return (spec.n_layers * layer + n_mtp * draft + vocabulary) * item_bytes
+    return (model_shape.n_layers * layer + n_mtp * draft + vocabulary) * item_bytes
 
 
 def fitting_blocks(

@@ -41,13 +41,13 @@ def start_engine(
         DeviceError: the device has too little memory, or cannot do what a step needs.
     """
     path = Path(config.model.path)
-    spec = load_shape(path)
+    model_shape = load_shape(path)
     options = dataclasses.replace(
-        resolve_options(config, spec), kv_bytes_per_step=_KV_BYTES_PER_STEP
+        resolve_options(config, model_shape), kv_bytes_per_step=_KV_BYTES_PER_STEP
     )
-    if options.use_mtp and spec.n_mtp_layers > 1:
+    if options.use_mtp and model_shape.n_mtp_layers > 1:
         log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
-    model = _loaded(config, device, kernels, spec, int(options.use_mtp), clock)
+    model = _loaded(config, device, kernels, model_shape, int(options.use_mtp), clock)
     if not config.engine.kv_blocks:
         n_blocks = fitting_blocks(model, options, config.engine.gpu_memory_utilization, clock)
         options = dataclasses.replace(options, n_blocks=n_blocks)
@@ -60,15 +60,15 @@ def _loaded(
     config: ProcessConfig,
     device: Device,
     kernels: Kernels,
-    spec: ModelShape,
+    model_shape: ModelShape,
     n_mtp: int,
     clock: Callable[[], float],
 ) -> LoadedModel:
     checkpoint = open_checkpoint(Path(config.model.path))
     dtype = model_dtype(checkpoint, config.engine.dtype)
-    check_weights(device.memory(), spec, n_mtp, 4 if dtype == "float32" else 2)
+    check_weights(device.memory(), model_shape, n_mtp, 4 if dtype == "float32" else 2)
     started = clock()
-    weights = load_device_weights(device, checkpoint, spec, dtype, n_mtp)
+    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp)
     use = device.memory()
     log.info(
         "weights are on the device",
@@ -80,7 +80,7 @@ def _loaded(
             "total_bytes": use.total,
         },
     )
-    return LoadedModel(device, kernels, spec, weights)
+    return LoadedModel(device, kernels, model_shape, weights)
 
 
 def _engine(model: LoadedModel, options: EngineOptions, clock: Callable[[], float]) -> DeviceEngine:

@@ -127,25 +127,25 @@ class Workspace:
     """
 
     def __init__(
-        self, device: Device, kernels: Kernels, spec: ModelShape, dtype: DType, sizes: Sizes
+        self, device: Device, kernels: Kernels, model_shape: ModelShape, dtype: DType, sizes: Sizes
     ) -> None:
         self._device = device
         self.sizes = sizes
-        self._tokens = _token_space(device, spec, dtype, sizes.tokens)
-        self._sequences = _sequence_space(device, spec, dtype, sizes.sequences)
-        self._hidden = device.empty((sizes.rows, spec.hidden_size), dtype)
+        self._tokens = _token_space(device, model_shape, dtype, sizes.tokens)
+        self._sequences = _sequence_space(device, model_shape, dtype, sizes.sequences)
+        self._hidden = device.empty((sizes.rows, model_shape.hidden_size), dtype)
         # Room for the processed copy of any number of rows right behind the raw ones.
         n_logits = max(2 * sizes.rows, sizes.prompt_rows)
-        self._logits = device.empty((n_logits, spec.vocab_size), "float32")
-        self._probs = device.empty((sizes.rows, spec.vocab_size), "float32")
+        self._logits = device.empty((n_logits, model_shape.vocab_size), "float32")
+        self._probs = device.empty((sizes.rows, model_shape.vocab_size), "float32")
         self._target = device.empty((sizes.rows,), "int32")
         self._uniform = device.empty((sizes.rows,), "float64")
         self._scores = _score_plan(device, sizes.rows)
         self.next = NextSpace(device, sizes)
-        self.attention = device.zeros((_attention_bytes(kernels, spec, sizes),), "uint8")
+        self.attention = device.zeros((_attention_bytes(kernels, model_shape, sizes),), "uint8")
         most_scored = max(sizes.rows, sizes.sequences, sizes.prompt_rows)
         self.logprobs = device.zeros(
-            (kernels.logprob_workspace_bytes(most_scored, spec.vocab_size),), "uint8"
+            (kernels.logprob_workspace_bytes(most_scored, model_shape.vocab_size),), "uint8"
         )
 
     def tokens(self, count: int) -> TokenSpace:
@@ -186,32 +186,34 @@ class Workspace:
         return self._device.rows(self._logits, 0, count)
 
 
-def _token_space(device: Device, spec: ModelShape, dtype: DType, count: int) -> TokenSpace:
+def _token_space(device: Device, model_shape: ModelShape, dtype: DType, count: int) -> TokenSpace:
     def rows(width: int) -> Tensor:
         return device.empty((count, width), dtype)
 
-    n_bytes = count * spec.q_size * (2 if dtype == "bfloat16" else 4)
+    n_bytes = count * model_shape.q_size * (2 if dtype == "bfloat16" else 4)
     attended = device.empty((n_bytes,), "uint8")
-    heads = (count, spec.n_heads, spec.head_dim)
+    heads = (count, model_shape.n_heads, model_shape.head_dim)
     return TokenSpace(
-        residual=rows(spec.hidden_size),
-        normed=rows(spec.hidden_size),
-        added=rows(spec.hidden_size),
-        final=rows(spec.hidden_size),
-        pair=rows(2 * spec.hidden_size),
-        qkv=rows(spec.q_size + 2 * spec.kv_size),
+        residual=rows(model_shape.hidden_size),
+        normed=rows(model_shape.hidden_size),
+        added=rows(model_shape.hidden_size),
+        final=rows(model_shape.hidden_size),
+        pair=rows(2 * model_shape.hidden_size),
+        qkv=rows(model_shape.q_size + 2 * model_shape.kv_size),
         query=device.empty(heads, dtype),
         attended=device.view(attended, 0, heads, dtype),
-        attended_rows=device.view(attended, 0, (count, spec.q_size), dtype),
-        gate_up=rows(2 * spec.intermediate_size),
-        activated=rows(spec.intermediate_size),
+        attended_rows=device.view(attended, 0, (count, model_shape.q_size), dtype),
+        gate_up=rows(2 * model_shape.intermediate_size),
+        activated=rows(model_shape.intermediate_size),
     )
 
 
-def _sequence_space(device: Device, spec: ModelShape, dtype: DType, count: int) -> SequenceSpace:
+def _sequence_space(
+    device: Device, model_shape: ModelShape, dtype: DType, count: int
+) -> SequenceSpace:
     return SequenceSpace(
-        hidden=device.empty((count, spec.hidden_size), dtype),
-        normed=device.empty((count, spec.hidden_size), dtype),
+        hidden=device.empty((count, model_shape.hidden_size), dtype),
+        normed=device.empty((count, model_shape.hidden_size), dtype),
         rows=device.empty((count,), "int32"),
         positions=device.empty((count,), "int32"),
         contexts=device.empty((count,), "int32"),
@@ -234,11 +236,16 @@ def _score_plan(device: Device, count: int) -> ScorePlan:
     )
 
 
-def _attention_bytes(kernels: Kernels, spec: ModelShape, sizes: Sizes) -> int:
+def _attention_bytes(kernels: Kernels, model_shape: ModelShape, sizes: Sizes) -> int:
     """Return what the largest decoding step needs, or the largest chunk."""
     return max(
         kernels.attention_scratch_bytes(
-            spec.n_heads, spec.n_kv_heads, spec.head_dim, n_sequences, n_tokens, sizes.positions
+            model_shape.n_heads,
+            model_shape.n_kv_heads,
+            model_shape.head_dim,
+            n_sequences,
+            n_tokens,
+            sizes.positions,
         )
         for n_sequences, n_tokens in ((sizes.sequences, sizes.rows), (1, sizes.tokens))
     )
