@@ -130,6 +130,19 @@ def test_each_bad_field_is_named(gateway, path, base, cases):
     assert gateway.link.commands == []
 
 
+@pytest.mark.parametrize(
+    ("path", "change", "field"),
+    [
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ("/v1/completions", TEXT | {"logprobs": -1}, "logprobs"),
+    ],
+)
+def test_no_bound_is_told_that_the_next_answer_takes_back(gateway, path, change, field):
+    with gateway.http() as client:
+        error = client.post(path, json=change).json()["error"]
+    assert error["message"] == f"{field} is -1: the least is 0"
+
+
 def test_a_missing_field_is_named(gateway):
     with gateway.http() as client:
         answer = client.post("/v1/chat/completions", json={"model": "tiny"})

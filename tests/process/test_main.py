@@ -53,8 +53,12 @@ def test_every_command_explains_itself(command, capsys):
             "--sim seed=[: the value is not YAML",
         ),
         (
-            ["local", "--model", "m", "--engine", "gpu", "--gpu-memory", "0.09"],
-            "--gpu-memory 0.09 is 0.045 for each worker, from 0.05 to 0.98 is possible",
+            ["local", "--model", "m", "--engine", "gpu"],
+            "--engine gpu with 2 workers on one GPU needs --kv-blocks",
+        ),
+        (
+            ["local", "--model", "m", "--gpu-memory", "0.04"],
+            "--gpu-memory is 0.04, not in 0.05..0.98",
         ),
         (["control", "/nosuch", "drain"], "`baton-worker local` prints those of its workers"),
         (["local", "--model", "m", "--port", "70000"], "--port is 70000, not in 0..65535"),

@@ -16,6 +16,7 @@ from baton_worker.gateway.intake.schema import (
     GenerationBody,
     TokenizeBody,
 )
+from baton_worker.sampling import MAX_PRIORITY
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
 WORDS = {
@@ -76,6 +77,13 @@ def test_each_row_tells_the_type_that_is_read(title):
         assert not missing, f"{name}: {told!r} does not say {missing}"
         wrong = [w for w in WORDS.values() if told.startswith(w) and w not in words_of(kind)]
         assert not wrong, f"{name}: {told!r}, but it is {words_of(kind)}"
+
+
+def test_the_page_tells_the_priorities_and_codes_that_there_are():
+    (cells,) = [rows["priority"] for rows in map(rows_of, OF) if "priority" in rows]
+    assert cells[0] == f"integer, -{MAX_PRIORITY} to {MAX_PRIORITY}"
+    (codes,) = re.findall(r"^\| 400 \| (.*) or none \|", PAGE, re.M)
+    assert {"`context_length_exceeded`", "`body_too_large`"} <= set(codes.split(", "))
 
 
 @pytest.mark.parametrize("title", OF)

@@ -150,7 +150,7 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="cpu", choices=["cpu", "gpu", "sim"],
                         help="sim: made-up text at a set pace (%(default)s)")  # fmt: skip
     parser.add_argument("--gpu-memory", type=float, default=0.9, metavar="SHARE",
-                        help="of a gpu's memory, for all workers (%(default)s)")  # fmt: skip
+                        help="of a gpu's memory, for one worker (%(default)s)")  # fmt: skip
     parser.add_argument("--sim", action="append", default=[], metavar="FIELD=VALUE",
                         help="a field of engine.sim (docs/configuration.md), as "
                         "decode_step_seconds=0.05 or acceptance=[0.9,0.7,0.5,0.3,0.1]")  # fmt: skip
@@ -318,12 +318,17 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
 
 
 def _memory_of_a_worker(options: argparse.Namespace) -> float:
-    """Return each worker's share of the one GPU that all of them see."""
-    share = options.gpu_memory / max(options.prefill + options.decode + options.mixed, 1)
-    if not 0.05 <= share <= 0.98:
-        raise ConfigError(f"--gpu-memory {options.gpu_memory} is {share:.3f} for each worker, "
-                          "from 0.05 to 0.98 is possible")  # fmt: skip
-    return float(share)
+    """Return the share of the GPU that a worker alone on it takes.
+
+    Each of several would see the others' memory as taken, so their pools are not measured.
+    """
+    workers = options.prefill + options.decode + options.mixed
+    if options.engine == "gpu" and workers > 1 and not options.kv_blocks:
+        raise ConfigError(f"--engine gpu with {workers} workers on one GPU needs --kv-blocks: what "
+                          "one measures as free, the others are taking")  # fmt: skip
+    if not 0.05 <= options.gpu_memory <= 0.98:
+        raise ConfigError(f"--gpu-memory is {options.gpu_memory}, not in 0.05..0.98")
+    return float(options.gpu_memory)
 
 
 def _sim_config(options: argparse.Namespace) -> SimConfig:

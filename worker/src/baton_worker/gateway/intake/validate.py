@@ -66,7 +66,7 @@ def chat_options(body: ChatBody, random_seed: int) -> Options:
         raise bad_request("messages", "messages must not be empty")
     k = -1
     if body.logprobs:
-        k = _integer("top_logprobs", body.top_logprobs, 0, 0)
+        k = _alternatives("top_logprobs", body.top_logprobs)
     elif body.top_logprobs:
         raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
     if body.max_completion_tokens is not None:
@@ -78,7 +78,7 @@ def chat_options(body: ChatBody, random_seed: int) -> Options:
 
 def completion_options(body: CompletionBody, random_seed: int) -> Options:
     """Judge a completion request; see `chat_options`."""
-    k = -1 if body.logprobs is None else _integer("logprobs", body.logprobs, 0, 0)
+    k = -1 if body.logprobs is None else _alternatives("logprobs", body.logprobs)
     max_tokens = body.max_tokens
     if max_tokens is None:
         max_tokens = COMPLETION_DEFAULT_MAX_TOKENS
@@ -294,6 +294,13 @@ def _integer(name: str, value: int | None, default: int, low: int, high: int = M
     if not low <= value <= high:
         raise bad_request(name, f"{name} is {value}: it must be {low} to {high}")
     return value
+
+
+def _alternatives(name: str, value: int | None) -> int:
+    """Return k; how many there may be at most is the workers' to say (`bind`)."""
+    if value is not None and value < 0:
+        raise bad_request(name, f"{name} is {value}: the least is 0")
+    return value or 0
 
 
 def _number(name: str, value: float | None, default: float) -> float:
