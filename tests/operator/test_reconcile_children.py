@@ -377,6 +377,19 @@ async def test_a_secret_is_made_once_and_its_keys_are_kept(cluster):
     assert cluster.kube.find(api.SECRET, "chat-curve")["stringData"] == before
 
 
+@pytest.mark.parametrize("device", ["gpu", "sim"])
+async def test_ranks_that_no_worker_of_the_device_could_have_make_no_child(cluster, device):
+    roles = [{"name": name, "parallelism": {"tensor": 2}} for name in ("prefill", "decode")]
+    await cluster.create(roles=roles, engine={"device": device})
+    assert await cluster.reconcile() is None
+    assert cluster.condition("SpecValid") == ("False", "InvalidSpec")
+    told = cluster.status()["conditions"][0]["message"]
+    assert told == (
+        f"spec.roles[prefill].parallelism.tensor is 2: with engine.device {device} it must be 1"
+    )
+    assert cluster.kube.names(api.DEPLOYMENT) == []
+
+
 async def test_a_replica_over_several_nodes_that_slipped_past_the_schema_makes_no_child(cluster):
     decode = {"name": "decode", "parallelism": {"tensor": 2, "nodes": 2}}
     await cluster.create(roles=[{"name": "prefill", "parallelism": {"tensor": 2}}, decode])

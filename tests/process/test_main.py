@@ -53,6 +53,10 @@ def test_every_command_explains_itself(command, capsys):
             "--sim seed=[: the value is not YAML",
         ),
         (
+            ["local", "--model", "m", "--engine", "gpu", "--kv-blocks", "64", "--tp", "2"],
+            "--tp is 2, with --engine gpu it must be 1",
+        ),
+        (
             ["local", "--model", "m", "--engine", "gpu"],
             "--engine gpu with 2 workers on one GPU needs --kv-blocks",
         ),

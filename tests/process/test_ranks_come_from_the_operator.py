@@ -40,6 +40,7 @@ def test_the_pods_ranks_are_taken():
             "is 2, but engine.tensor_parallel_size is 4",
         ),
         ({"device": "sim"}, {"BATON_TENSOR_PARALLEL": "2"}, "but engine.device is 'sim'"),
+        ({"device": "gpu"}, {"BATON_TENSOR_PARALLEL": "2"}, "is 'gpu', which has one rank"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(engine, environment, message):

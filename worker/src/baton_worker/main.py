@@ -303,6 +303,8 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
+    if options.tp > 1 and options.engine != "cpu":
+        raise ConfigError(f"--tp is {options.tp}, with --engine {options.engine} it must be 1")
     return EngineConfig(
         device=options.engine,
         sim=_sim_config(options),

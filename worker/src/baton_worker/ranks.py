@@ -32,8 +32,11 @@ def with_ranks(config: ProcessConfig, environment: Mapping[str, str]) -> Process
             f"BATON_TENSOR_PARALLEL is {ranks}, but engine.tensor_parallel_size is "
             f"{configured.tensor_parallel_size}: set one of them"
         )
-    if configured.device == "sim":
-        raise ConfigError(f"BATON_TENSOR_PARALLEL is {ranks}, but engine.device is 'sim'")
+    if configured.device != "cpu":
+        raise ConfigError(
+            f"BATON_TENSOR_PARALLEL is {ranks}, but engine.device is {configured.device!r}, "
+            "which has one rank: let parallelism.tensor of the role be 1"
+        )
     engine = msgspec.structs.replace(configured, tensor_parallel_size=ranks)
     return msgspec.structs.replace(config, engine=engine)
 

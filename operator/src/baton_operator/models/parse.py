@@ -88,6 +88,11 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
     for role in spec.roles:
         if role.parallelism.nodes != 1:
             raise InvalidSpec(f"spec.roles[{role.name}].{NOT_OVER_NODES}")
+        if role.parallelism.tensor != 1 and spec.engine.device != "cpu":
+            raise InvalidSpec(
+                f"spec.roles[{role.name}].parallelism.tensor is {role.parallelism.tensor}: with "
+                f"engine.device {spec.engine.device} it must be 1"
+            )
     prefill, decode = spec.role("prefill"), spec.role("decode")
     if decode.parallelism.tensor not in (1, prefill.parallelism.tensor):
         raise InvalidSpec("spec.roles: decode's parallelism.tensor must equal prefill's, or be 1")
