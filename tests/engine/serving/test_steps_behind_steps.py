@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from baton_worker.engine.backends.device.program import Program, Programs
 from baton_worker.engine.backends.device.runner import DeviceRunner
+from baton_worker.engine.backends.device.shapes import StepShape
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
 from baton_worker.records.columns import Finish
@@ -184,4 +186,47 @@ def test_who_is_held_back_keeps_what_the_step_under_way_gave_him(
     bench.engine.set_paused(frozenset())
     bench.drain()
     assert [bench.reader[key].tokens for key in keys] == alone
+    bench.check_nothing_is_left()
+
+
+def test_who_is_left_of_many_does_not_pay_for_their_places(
+    make_bench: Any, make_prompts: Any, ahead: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[int] = []
+    of = Programs.of
+
+    def noted(self: Programs, shape: StepShape) -> Program:
+        places.append(shape.n_sampled)
+        return of(self, shape)
+
+    monkeypatch.setattr(Programs, "of", noted)
+    bench = make_bench(overlap=True)
+    prompts = make_prompts(32, seed=96, longest=4)
+    keys = [
+        bench.submit(n, prompt, temperature=0.0, max_tokens=30 if n == 7 else 2 + n % 3)
+        for n, prompt in enumerate(prompts)
+    ]
+    bench.drain()
+    assert places[0] == 32
+    assert places[-20:] == [1] * 20
+    assert ahead.count(False) <= 4, "the prompts, and as often as the places were halved"
+    alone = make_bench()
+    wanted = alone.submit(7, prompts[7], temperature=0.0, max_tokens=30)
+    alone.drain()
+    assert bench.reader[keys[7]].tokens == alone.reader[wanted].tokens
+
+
+def test_a_key_may_come_again_while_its_last_row_is_still_under_way(make_bench: Any) -> None:
+    """A request that ended is in the step launched meanwhile; who has its key next is not."""
+    bench = make_bench(n_draft=2, overlap=True)
+    first = bench.submit(1, (5, 6, 7), temperature=0.0, max_tokens=4)
+    bench.submit(2, (5, 6, 7, 8), temperature=0.0, max_tokens=30)
+    while bench.reader[first].finish is Finish.NONE:
+        bench.step()
+    bench.reader.streams.pop(first)
+    bench.reader.ended.clear()
+    again = bench.submit(1, (5, 6, 7), temperature=0.0, max_tokens=4)
+    assert bench.engine.abort(again)
+    bench.drain()
+    assert bench.reader[again].finish is Finish.ABORT
     bench.check_nothing_is_left()

@@ -383,7 +383,7 @@ class StepEngine:
         request = self._requests.get(key)
         if request is None or key in self._endings:
             return False
-        if self._in_flight is not None and key in self._in_flight.positions:
+        if self._in_flight is not None and self._in_flight.carries(request):
             self._endings[key] = _Ending(finish, code, message)
             return True
         self._terminals.append(Terminal(key, request.n_output, finish, code, message))

@@ -94,6 +94,12 @@ class InFlightStep:
         live = [request for request in self.plan.decode if is_live(request)]
         return replace(self, positions={request.key: request.n_output for request in live})
 
+    def carries(self, request: RequestState) -> bool:
+        """Whether it reads or changes this request, and not one of the same key that has ended."""
+        if request.key not in self.positions:
+            return False
+        return not self.is_ahead or request in self.plan.decode
+
 
 class StepLauncher:
     """Runs steps one after the other.

@@ -49,6 +49,8 @@ from baton_worker.engine.step.prompt_logprobs import score_prompts
 
 _PROMPT_ROWS = 256
 _RULES = 4096
+_FEW_PLACES = 8
+"""Among so few it is not worth a wait to leave out who is gone."""
 
 
 class DeviceModel(NamedTuple):
@@ -125,11 +127,15 @@ class DeviceRunner:
         """See `AheadRunner.start_ahead`.
 
         The device knows what such a step feeds when its drafts are all the MTP layer's, and what
-        it may not choose when that does not hang on the tokens themselves.
+        it may not choose when that does not hang on the tokens themselves. Where half of many
+        places or more are empty, a step that waits lays the others out anew: else the last request
+        of a burst would be computed among all places that the burst had.
         """
         before = behind.program.shape
         all_made_here = n_draft == behind.n_draft == before.n_drafts
         if not (all_made_here and all(map(is_known_ahead, plan.decode))):
+            return None
+        if self._is_mostly_empty(before.n_sampled, len(plan.decode)):
             return None
         shape, live = self._shape_ahead(behind, plan), set(plan.decode)
         order = tuple(r if r is not None and r in live else None for r in behind.order)
@@ -168,6 +174,11 @@ class DeviceRunner:
             use_mtp=self._options.use_mtp,
             sources=self._options.drafts,
         )
+
+    def _is_mostly_empty(self, n_places: int, count: int) -> bool:
+        """Whether `count` sequences are worth one step that waits, and so has fewer places."""
+        fewer = sequence_bucket(count, self._options.max_running)
+        return n_places > _FEW_PLACES and 2 * fewer <= n_places
 
     def _next_lane(self) -> int:
         self._lane = (self._lane + 1) % N_LANES
