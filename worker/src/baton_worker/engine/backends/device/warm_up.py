@@ -61,8 +61,7 @@ def _descend(
     keys = [RequestKey(number, 0) for number in range(1, sizes[0] + 1)]
     for key in keys:
         engine.submit(_request(key, engine.max_model_len, temperature, logprobs_k))
-    while engine.load().waiting and engine.has_work():
-        engine.step()
+    engine.step()  # who finds no room now would wait for the whole output of others
     for size in sizes:
         for key in keys[size:]:
             engine.abort(key)
