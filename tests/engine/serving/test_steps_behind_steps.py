@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton_worker.engine.backends.device.flight import DeviceFlight
 from baton_worker.engine.backends.device.program import Program, Programs
 from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.backends.device.shapes import StepShape
@@ -230,3 +231,30 @@ def test_a_key_may_come_again_while_its_last_row_is_still_under_way(make_bench: 
     bench.drain()
     assert bench.reader[again].finish is Finish.ABORT
     bench.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("sampling", [{"bad_words": ((7, 8),)}, {"min_tokens": 20}])
+def test_who_comes_during_a_wait_is_in_the_next_step_where_none_goes_ahead(
+    make_bench: Any, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landings: list[DeviceFlight] = []
+    landed = DeviceFlight.landed
+
+    def noted(self: DeviceFlight, *given: Any) -> Any:
+        landings.append(self)
+        return landed(self, *given)
+
+    monkeypatch.setattr(DeviceFlight, "landed", noted)
+    bench = make_bench(n_draft=2, overlap=True)
+    bench.submit(1, (5, 6, 7), temperature=0.0, max_tokens=40, **sampling)
+    bench.step()
+    second: list[Any] = []
+    landings.clear()
+
+    def came() -> None:
+        if landings and not second:
+            second.append(bench.submit(2, (6, 7), temperature=0.0, max_tokens=9))
+
+    bench.reader.read(bench.engine.step(came))
+    bench.step()
+    assert bench.reader[second[0]].tokens

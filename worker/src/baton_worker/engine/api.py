@@ -206,8 +206,9 @@ class Engine(Protocol):
         """Advance every runnable request once and return a step's result.
 
         An engine may return with the next step already in flight; `has_work` then holds.
-        `before_next` is called before it launches that one, and may call any method but `step`:
-        what came while a step ran need not wait for another.
+        `before_next` is called before it launches that one, perhaps twice, and may call any method
+        but `step`: what came while a step ran need not wait for another, unless that was launched
+        while the step ran.
         """
 
     def load(self) -> EngineLoad:

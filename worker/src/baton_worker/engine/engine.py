@@ -217,10 +217,10 @@ class StepEngine:
             following = self._launch_ahead(launched)
         landed = self._collect(launched)
         if self.options.overlap:
-            if not goes_ahead:
-                before_next()
-            if following is None and self._can_launch():
-                following = self._launch()
+            if following is None:
+                before_next()  # once more where none went ahead: something came during the wait
+                if self._can_launch():
+                    following = self._launch()
             self._in_flight = following
         self.progress.output()
         return self._finish(landed)
