@@ -121,6 +121,8 @@ struct RopeStoreInput {
   KvPool pool;
   int64_t layer;
 };
+// Reads all but qkv before it waits for earlier grids. A matmul or attention lets it begin before
+// that one has waited itself: what writes places needs another kernel between.
 Error RopeStore(const RopeStoreInput& input, void* query, Stream stream);
 
 // out[r, i] = silu(gate_up[r, i]) * gate_up[r, columns + i].

@@ -201,7 +201,7 @@ struct HeadPlace {
 
 // Heads of at most kMostLaneHead: a lane has one group of pairs. A warp takes kPer heads of a
 // token. All but the projection is read before the kernel before this one, which writes it, is
-// complete.
+// complete, and maybe the one before that.
 template <class E, bool kInterleaved, bool kWide, int kPer>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<E> p) {
   const int lane = threadIdx.x % kWarp, warp = blockIdx.x * kRopeWarps + threadIdx.x / kWarp;

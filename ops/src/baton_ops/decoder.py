@@ -73,7 +73,8 @@ def add_norm_into(
     """Add x to the residual, rounded to E, and write rms_norm(residual) * weight.
 
     All E[N, H], `weight` E[H]; rows may be strided. The norm is of the rounded residual, in fp32,
-    rounded once. `out` may be `x`. The launch before may write all but the weight.
+    rounded once. `out` may be `x`. `weight` is read while earlier launches may still run: none of
+    them may write it.
     """
     launch("cuda_add_norm")(x, residual, weight, eps, out)
 
@@ -84,8 +85,9 @@ def rope_store_into(
     """Norm (if asked for) and rotate heads, and append keys and values to the pool.
 
     A token without a block of its own (null, or beyond the table) writes to block 1, the trash;
-    padding writes nothing. In fp32, rounded once. `qkv` alone may be the work of the launch before:
-    norms, angles and places are read before that is complete.
+    padding writes nothing. In fp32, rounded once. Norms, angles and places are read while earlier
+    launches may still run, not the last one alone: between what writes them and the launch before
+    this one there must be another that is neither a matmul nor attention.
 
     Args:
         qkv: E[N, (Hq + 2 Hkv) * D]; rows may be strided.

@@ -188,7 +188,8 @@ class Kernels(Protocol):
         `query` E[N, Hq, D], keys and values into the pool E[blocks, layers, 2, Hkv, block_size, D].
 
         A token without a block of its own (null, or beyond the table) writes to the trash block;
-        padding writes nothing.
+        padding writes nothing. Norms, angles and places are read early: between what writes them
+        and the call before this one there is another that is neither `matmul` nor `attend`.
         """
 
     def attend(

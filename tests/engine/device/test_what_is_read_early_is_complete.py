@@ -1,0 +1,130 @@
+"""What an op reads before it waits for the launches before it is not theirs to write.
+
+An op's launch begins while those before it may still run: see `baton_ops/grid_order.cuh`. Most wait
+before they read anything and before they let the next one begin. Held here, in the order of an
+engine's steps, is what the others read meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from baton_testing.numpy_device import NumpyDevice, on_device
+from baton_testing.numpy_kernels import NumpyKernels
+from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
+from baton_worker.engine.backends.device.start import start_engine
+from baton_worker.engine.backends.kernels import OpsKernels
+from baton_worker.messages import Submit
+from baton_worker.sampling import SamplingParams
+
+LETS_GO_AT_ONCE = {"matmul", "attend"}
+"""Whose next launch may begin before they have waited themselves."""
+
+BEGINS_LATE = {"plan_scores", "normalise_top_p"}
+"""Launched when all before them is complete."""
+
+READ_EARLY: dict[str, Callable[..., Any]] = {
+    "matmul": lambda x, weight, out: weight,
+    "add_norm": lambda x, residual, weight, eps, out: weight,
+    "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
+}
+
+Launch = tuple[str, tuple[Any, ...]]
+
+
+class Noted(NumpyKernels):
+    """NumPy's kernels, and what they were called with, in order."""
+
+    def __init__(self, device: NumpyDevice) -> None:
+        super().__init__(device)
+        self.launches: list[Launch] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        kernel = object.__getattribute__(self, name)
+        is_op = not name.startswith("_") and not name.endswith("_bytes")
+        if not is_op or not hasattr(OpsKernels, name):
+            return kernel
+
+        def call(*arguments: Any) -> None:
+            self.launches.append((name, on_device(arguments)))
+            kernel(*arguments)
+
+        return call
+
+
+def still_running(launches: list[Launch]) -> Iterator[tuple[Launch, list[Launch]]]:
+    """Yield each launch, and those before it that may run when it begins."""
+    done = 0  # so many of the first are complete when the next one begins
+    for index, launch in enumerate(launches):
+        name = launch[0]
+        if name in BEGINS_LATE:
+            done = index
+        yield launch, launches[done:index]
+        if name not in LETS_GO_AT_ONCE:
+            done = index
+
+
+def arrays_of(argument: Any) -> Iterator[Any]:
+    if isinstance(argument, np.ndarray):
+        yield argument
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from arrays_of(part)
+
+
+def conflicts(launches: list[Launch]) -> list[str]:
+    """Return who reads early what a launch that may still run was given."""
+    found = []
+    for (name, arguments), running in still_running(launches):
+        if name not in READ_EARLY:
+            continue
+        for early in arrays_of(READ_EARLY[name](*arguments)):
+            for other, given in running:
+                if any(np.may_share_memory(early, array) for array in arrays_of(given)):
+                    found.append(f"{name} behind {other}")
+    return found
+
+
+def launches_of_an_engine() -> list[Launch]:
+    """Serve prompts in chunks, drafts, drawn tokens and logprobs."""
+    config = ProcessConfig(
+        model=ModelConfig(path=str(TINY_MODEL)),
+        speculative=SpeculativeConfig(method="mtp", num_speculative_tokens=3),
+        engine=EngineConfig(
+            device="gpu", dtype="float32", max_model_len=64, max_running=2, prefill_chunk_tokens=16
+        ),
+    )
+    device = NumpyDevice(64 << 20)
+    kernels = Noted(device)
+    engine = start_engine(config, device, kernels, time.monotonic)
+    for number, temperature in enumerate((0.0, 0.7), 1):
+        sampling = SamplingParams(
+            max_tokens=12, ignore_eos=True, temperature=temperature, top_p=0.9, seed=number
+        )
+        engine.submit(
+            Submit(number, 0, prompt_token_ids=tuple(range(5, 26)), sampling=sampling, logprobs_k=1)
+        )
+    while engine.has_work():
+        engine.step()
+    return kernels.launches
+
+
+def test_no_launch_reads_what_one_that_may_still_run_was_given() -> None:
+    launches = launches_of_an_engine()
+    assert {"matmul", "rope_store", "seed_drafts", "advance"} <= {name for name, _ in launches}
+    assert conflicts(launches) == []
+
+
+def test_places_written_right_before_the_projection_would_be_found() -> None:
+    launches = launches_of_an_engine()
+    at = next(i for i, launch in enumerate(launches) if launch[0] == "rope_store")
+    writes_places = ("seed_drafts", (launches[at][1][2].position,))
+    for distance, is_safe in ((0, False), (1, False), (2, True)):
+        moved = [*launches[: at - distance], writes_places, *launches[at - distance :]]
+        assert [name for name, _ in launches[at - 2 : at]] == ["add_norm", "matmul"]
+        assert (conflicts(moved) == []) is is_safe, distance
