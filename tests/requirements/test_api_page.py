@@ -82,7 +82,7 @@ def test_each_row_tells_the_type_that_is_read(title):
 def test_the_page_tells_the_priorities_and_codes_that_there_are():
     (cells,) = [rows["priority"] for rows in map(rows_of, OF) if "priority" in rows]
     assert cells[0] == f"integer, -{MAX_PRIORITY} to {MAX_PRIORITY}"
-    (codes,) = re.findall(r"^\| 400 \| (.*) or none \|", PAGE, re.M)
+    (codes,) = re.findall(r"^\| 400 \| (.*) and others, or none \|", PAGE, re.M)
     assert {"`context_length_exceeded`", "`body_too_large`"} <= set(codes.split(", "))
 
 

@@ -51,6 +51,19 @@ def test_pytorch_that_is_not_there_is_named_with_its_command(
         build.build_engine(on_a_gpu("torch"))
 
 
+@pytest.mark.parametrize("engine", [{}, {"device": "gpu", "framework": "paddle"}])
+def test_paddle_that_is_not_there_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "paddle", None)
+    backend = "baton_worker.engine.backends.paddle"
+    for name in [name for name in sys.modules if name.startswith(f"{backend}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    config = ProcessConfig(model=ModelConfig(path=str(TINY_MODEL)), engine=EngineConfig(**engine))
+    with pytest.raises(DeviceError, match=r"engine\.device 'cpu'.*pip install 'baton-worker\["):
+        build.build_engine(config)
+
+
 def test_without_any_framework_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     with pytest.raises(DeviceError, match=r"engine\.device .*pip install 'baton-worker\[torch\]'"):

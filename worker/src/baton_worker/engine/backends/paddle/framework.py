@@ -27,6 +27,9 @@ def _import_paddle() -> Any:
 
     It advises to install ccache, which no worker ever needs, and it configures the root logger,
     which would print every line of ours twice. Its C++ side tells of every connection on stderr.
+
+    Raises:
+        DeviceError: it is not installed, or cannot be loaded.
     """
     os.environ.setdefault("GLOG_minloglevel", "1")
     root = logging.getLogger()
@@ -35,6 +38,11 @@ def _import_paddle() -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="No ccache found", category=UserWarning)
             return importlib.import_module("paddle")
+    except (ImportError, OSError) as error:
+        raise DeviceError(
+            f"Paddle, which engine.device 'cpu' and engine.framework 'paddle' need, is not there "
+            f"({error}): pip install 'baton-worker[cpu]', or 'baton-worker[gpu]' for a GPU"
+        ) from error
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
