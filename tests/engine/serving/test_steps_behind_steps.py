@@ -258,3 +258,21 @@ def test_who_comes_during_a_wait_is_in_the_next_step_where_none_goes_ahead(
     bench.reader.read(bench.engine.step(came))
     bench.step()
     assert bench.reader[second[0]].tokens
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_who_fits_by_sharing_blocks_of_who_decodes_is_let_in_at_once(
+    make_bench: Any, overlap: bool
+) -> None:
+    """Steps behind steps name no blocks, so that nobody might ever find those that he needs."""
+    bench = make_bench(
+        overlap=overlap, block_size=8, n_blocks=16, max_model_len=128, prefill_tokens=128
+    )
+    prompt = tuple(range(5, 77))
+    first = bench.submit(1, prompt, temperature=0.0, max_tokens=30)
+    bench.step()
+    second = bench.submit(2, prompt, temperature=0.0, max_tokens=9)
+    for _ in range(4):
+        bench.step()
+    assert bench.reader[second].tokens
+    assert bench.reader[first].finish is Finish.NONE

@@ -210,6 +210,8 @@ class Scheduler:
             n_model_drafts: see `plan`.
         """
         decode = self.going_on(before, ending)
+        if len(self._waiting):  # what earlier steps computed may be what lets the first one in
+            self._remember(*self._running)
         if not decode or self._next_admissible(n_model_drafts) is not None:
             return None
         ahead = n_draft + 1 + max(n_model_drafts - 1, 0)
