@@ -269,6 +269,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=40)
     parser.add_argument("--keep", action="store_true", help="leave it serving until Ctrl-C")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what it started
     with deployment(options.port) as (processes, local):
         stream = chat(options.port, options.max_tokens)
         scrapes = {p.role: Scrape(p.metrics_url) for p in processes}
