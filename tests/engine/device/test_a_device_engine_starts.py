@@ -111,6 +111,11 @@ def test_no_step_is_captured_while_requests_are_served() -> None:
     assert device.n_captures == captured
 
 
+def test_chunks_that_hold_few_prompts_leave_no_size_out() -> None:
+    few, many = (started(max_running=12, prefill_chunk_tokens=n) for n in (2, 32))
+    assert few.runner.launches.captured == many.runner.launches.captured
+
+
 def test_a_pool_too_small_for_all_at_once_does_not_hold_up_the_start() -> None:
     small = started(kv_blocks=8, max_running=12).runner.launches
     large = started(kv_blocks=200, max_running=12).runner.launches

@@ -61,7 +61,10 @@ def _descend(
     keys = [RequestKey(number, 0) for number in range(1, sizes[0] + 1)]
     for key in keys:
         engine.submit(_request(key, engine.max_model_len, temperature, logprobs_k))
-    engine.step()  # who finds no room now would wait for the whole output of others
+    # No more than all prompts take: who finds no room would wait for the whole output of others.
+    for _ in range(-(-sizes[0] // engine.options.prefill_tokens)):
+        if engine.has_work():
+            engine.step()
     for size in sizes:
         for key in keys[size:]:
             engine.abort(key)
