@@ -1,0 +1,147 @@
+// The part of CUDA's runtime that launches kernels, on the host: a launch returns when its last
+// cluster has ended. Clusters run one after another, in an order that is drawn.
+#ifndef BATON_TESTS_CUDA_ON_HOST_CUDA_RUNTIME_H_
+#define BATON_TESTS_CUDA_ON_HOST_CUDA_RUNTIME_H_
+
+#include <map>
+
+#include "device_language.h"
+
+using cudaStream_t = void*;
+
+enum cudaError_t { cudaSuccess, cudaErrorLaunchFailure };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeClusterDimension,
+};
+
+struct dim3 : host_cuda::Index {
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : host_cuda::Index{x, y, z} {}
+};
+
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+    host_cuda::Index clusterDim;
+  } val;
+};
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+namespace host_cuda {
+
+constexpr size_t kWithoutAsking = 48 << 10;
+inline std::map<const void*, size_t> asked;  // dynamic shared memory, by kernel
+
+struct Shape {
+  Index grid;
+  unsigned threads, cluster_blocks;
+  size_t dynamic_bytes;
+  bool is_early;
+};
+
+// What a device would refuse to launch, or null.
+inline const char* Refusal(const Shape& shape, const void* kernel) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.y > 65535) return "not a grid";
+  if (shape.threads == 0 || shape.threads > 1024) return "not a block";
+  if (shape.grid.x % shape.cluster_blocks != 0) return "clusters do not divide the grid";
+  if (shape.cluster_blocks > 8) return "a cluster has 8 blocks at most";
+  if (settings.capability < 9 && (shape.cluster_blocks > 1 || shape.is_early)) {
+    return "this device has neither clusters nor early launches";
+  }
+  const auto allowed = asked.find(kernel);
+  const size_t most = allowed == asked.end() ? kWithoutAsking : allowed->second;
+  return shape.dynamic_bytes > most ? "more shared memory than was asked for" : nullptr;
+}
+
+inline void CheckEnd(const Shape& shape, const void* kernel) {
+  const Block& block = cluster.blocks[0];
+  if (block.shared_used > kWithoutAsking && asked.count(kernel) == 0 && failure[0] == 0) {
+    snprintf(failure, sizeof(failure), "more shared memory than was asked for");
+  }
+  for (const Fiber& fiber : cluster.fibers) {
+    if (shape.is_early && !fiber.waited_for_grids && failure[0] == 0) {
+      snprintf(failure, sizeof(failure), "a thread ended without waiting for earlier grids");
+    }
+  }
+}
+
+inline cudaError_t Run(const std::function<void()>& kernel, const void* name, const Shape& shape) {
+  failure[0] = 0;
+  if (const char* refusal = Refusal(shape, name)) {
+    snprintf(failure, sizeof(failure), "%s", refusal);
+    return cudaErrorLaunchFailure;
+  }
+  cluster.random = settings.seed;
+  blockDim = {shape.threads, 1, 1};
+  gridDim = shape.grid;
+  const unsigned across = shape.grid.x / shape.cluster_blocks, all = across * shape.grid.y;
+  const auto first = static_cast<unsigned>(Draw() % all);
+  for (unsigned i = 0; i < all && failure[0] == 0; ++i) {
+    const unsigned at = (first + i) % all;
+    std::vector<Index> blocks;
+    for (unsigned b = 0; b < shape.cluster_blocks; ++b) {
+      blocks.push_back({at % across * shape.cluster_blocks + b, at / across, 0});
+    }
+    RunCluster(kernel, blocks, shape.threads, shape.dynamic_bytes);
+    CheckEnd(shape, name);
+  }
+  return failure[0] == 0 ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+// kernel<<<grid, threads, dynamic, stream>>>(arguments...)
+template <class... Parameters>
+auto Launcher(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t dynamic, void*) {
+  return [=](Parameters... arguments) {
+    const Shape shape{grid, threads, 1, dynamic, false};
+    Run([=] { kernel(arguments...); }, reinterpret_cast<const void*>(kernel), shape);
+  };
+}
+
+}  // namespace host_cuda
+
+template <class... Parameters>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Parameters... arguments) {
+  host_cuda::Shape shape{config->gridDim, config->blockDim.x, 1, config->dynamicSmemBytes, false};
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      shape.cluster_blocks = attribute.val.clusterDim.x;
+    } else {
+      shape.is_early = attribute.val.programmaticStreamSerializationAllowed != 0;
+    }
+  }
+  const auto name = reinterpret_cast<const void*>(kernel);
+  return host_cuda::Run([=] { kernel(arguments...); }, name, shape);
+}
+
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  host_cuda::asked[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = host_cuda::settings.capability;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() {
+  return host_cuda::failure[0] == 0 ? cudaSuccess : cudaErrorLaunchFailure;
+}
+inline const char* cudaGetErrorString(cudaError_t) { return host_cuda::failure; }
+
+#endif  // BATON_TESTS_CUDA_ON_HOST_CUDA_RUNTIME_H_

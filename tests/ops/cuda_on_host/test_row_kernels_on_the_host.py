@@ -1,0 +1,75 @@
+"""Argmax, probabilities and verification on the host keep the CPU's tokens, threads in any order.
+
+Vocabularies are short: a row of eight blocks is 4,096 fibers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import baton_ops
+from baton_ops import cuda, sampling
+from baton_testing import hard_logits
+from baton_testing.host_cuda import HostLibrary, HostTorch, load_gpu_tests
+
+gpu = load_gpu_tests("test_sampling_probabilities_keep_the_cpus_tokens")
+test_ten_equal_tokens = gpu.test_ten_equal_tokens_lose_none_or_five_of_them
+ROWS = [(1, 9), (3, 9), (1_000, 9), (4_099, 9), (4_100, 9), (4_099, 8)]
+"""Vocabularies, and devices without clusters."""
+
+
+@pytest.mark.parametrize(("vocab", "capability"), ROWS)
+@pytest.mark.parametrize("kind", hard_logits.KINDS)
+def test_argmax_is_numpys(
+    host: HostLibrary, torch: HostTorch, kind: str, vocab: int, capability: int
+) -> None:
+    host.set(vocab, capability)
+    logits = hard_logits.rows(kind, 5, vocab)
+    token = torch.full((5,), -777, dtype=torch.int32)
+    broken = torch.zeros(5, dtype=torch.uint8)
+    sampling.argmax_into(torch.as_tensor(logits, device=""), token, broken)
+    wanted = logits.argmax(axis=1)
+    np.testing.assert_array_equal(token, wanted)
+    np.testing.assert_array_equal(broken, ~np.isfinite(logits[np.arange(5), wanted]))
+
+
+@pytest.mark.parametrize(("vocab", "capability"), ROWS)
+@pytest.mark.parametrize("kind", ["bulk", "tied", "constant"])
+def test_truncation_is_the_cpus_bit_for_bit(
+    host: HostLibrary, torch: HostTorch, kind: str, vocab: int, capability: int
+) -> None:
+    rng = np.random.default_rng()
+    host.set(int(rng.integers(2**63)), capability)
+    rows = gpu.Rows(torch, hard_logits.rows(kind, 3, vocab))
+    rows.top_k[:] = rng.choice([0, 1, 2, 50, vocab - 1, vocab + 5], size=3)
+    rows.top_p[:] = rng.choice([1e-12, 0.1, 0.5, 0.9, 0.999, 1 - 1e-6, 1.0], size=3)
+    rows.min_p[1] = 0.02
+    rows.temperature[:2] = 0.6, 1e6
+    probs, broken = rows.run()
+    assert probs.tobytes() == rows.wanted().tobytes(), (rows.top_k, rows.top_p)
+    assert not broken.any()
+
+
+@pytest.mark.parametrize("with_proposals", [False, True])
+@pytest.mark.parametrize(("vocab", "capability"), ROWS[1:])
+def test_verification_decides_what_the_cpu_decides(
+    host: HostLibrary, torch: HostTorch, vocab: int, capability: int, with_proposals: bool
+) -> None:
+    rng = np.random.default_rng()
+    host.set(int(rng.integers(2**63)), capability)
+    count = np.array([2, 0, 1], np.int32)
+    draft = rng.integers(vocab, size=(3, 2)).astype(np.int32)
+    cu_rows = np.array([0, 3, 4, 6], np.int32)
+    probs = rng.exponential(size=(6, vocab)).astype(np.float32) ** 4
+    probs[0, draft[0, 0]] = probs[0].sum()
+    uniform, extra = rng.random(6), {}
+    if with_proposals:
+        proposals = rng.exponential(size=(3, 2, vocab)).astype(np.float32)
+        extra = {"draft_probs": proposals, "residual_uniform": rng.random(6)}
+    out = cuda.Accepted(*(torch.full(s, -777, dtype=torch.int32) for s in ((3,), (3, 3))))
+    given = cuda.Drafts(*(torch.as_tensor(a, device="") for a in (draft, count, cu_rows)))
+    cuda.verify_sampled_into(probs, uniform, given, out, **extra)
+    wanted = baton_ops.verify_sampled(probs, uniform, draft, count, cu_rows, **extra)
+    np.testing.assert_array_equal(out.n_accepted, wanted.n_accepted)
+    np.testing.assert_array_equal(out.token, wanted.token)
