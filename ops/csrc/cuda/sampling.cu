@@ -13,7 +13,8 @@
 namespace baton_ops::cuda {
 namespace {
 
-constexpr size_t kMostKeptBytes = 192 << 10;
+constexpr size_t kMostKeptBytes = 176 << 10;
+static_assert(kMostKeptBytes / 4 <= kProbabilitiesThreads * kMostOfThread);
 constexpr int64_t kMostGridRows = 65535;
 
 bool BeginsAtVectors(const void* data, int64_t row_bytes) {
@@ -102,7 +103,8 @@ Error Probabilities(const RowsOfLogits& input, const RowParamsInput& params, flo
   const auto shared =
       fits ? ProbabilitiesKernel<kRowBlocks, true> : ProbabilitiesKernel<kRowBlocks, false>;
   const auto alone = fits ? ProbabilitiesKernel<1, true> : ProbabilitiesKernel<1, false>;
-  const RowGrid grid{input.rows, blocks, kProbabilitiesThreads, fits ? kept : 0};
+  const size_t bytes = fits ? kept + ColumnBytes(kProbabilitiesThreads) : 0;
+  const RowGrid grid{input.rows, blocks, kProbabilitiesThreads, bytes};
   return LaunchRows(blocks > 1 ? shared : alone, grid, p, stream);
 }
 

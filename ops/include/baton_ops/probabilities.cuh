@@ -30,7 +30,8 @@ struct ProbabilitiesParams {
 constexpr int kProbabilitiesThreads = 512;
 
 struct ProbabilitiesShared {
-  GroupMaxShared largest;
+  MaxShared largest;
+  MaxShared id;
   SelectShared select;
 };
 
@@ -41,27 +42,43 @@ class RowWeights {
   static constexpr int kThreads = kProbabilitiesThreads;
   static constexpr int kUnroll = 4;
 
-  __device__ RowWeights(const ProbabilitiesParams& p, int64_t row, float* kept)
+  // `memory`: in kKept's case the interval's room and ColumnBytes behind it.
+  __device__ RowWeights(const ProbabilitiesParams& p, int64_t row, float* memory)
       : mine_(IntervalOf(p.vocab, kBlocks, RowGroup<kBlocks>::Rank())),
         logits_(p.logits + row * p.vocab + mine_.first),
         probs_(p.probs + row * p.vocab + mine_.first),
-        kept_(kKept ? kept : probs_),
+        kept_(kKept ? memory : probs_),
+        columns_(reinterpret_cast<uint32_t*>(memory + IntervalSize(p.vocab, kBlocks))),
         vectors_(p.by_vectors ? mine_.count / 4 : 0) {}
 
-  // Brings the logits in, if there is a place for them, and finds the largest of the row.
-  __device__ __forceinline__ uint64_t Largest(GroupMaxShared& shared) const {
-    LargestLogit best;
-    ForVectors<kThreads, kUnroll>(reinterpret_cast<const float4*>(logits_), vectors_,
-                                  [&](const float4& x, uint32_t at) {
-                                    if (kKept) reinterpret_cast<float4*>(kept_)[at] = x;
-                                    best.See(x, mine_.first + 4 * at);
+  // Brings the logits in, if there is a place for them, and finds the order of the row's largest.
+  __device__ __forceinline__ uint32_t Largest(MaxShared& shared) const {
+    float largest = -INFINITY;
+    ForBatches<kThreads, kUnroll>(reinterpret_cast<const float4*>(logits_), vectors_,
+                                  [&](const float4(&x)[kUnroll], uint32_t first) {
+#pragma unroll
+                                    for (int i = 0; i < kUnroll; ++i) {
+                                      const uint32_t at = first + i * kThreads;
+                                      largest = MaxOrNan(largest, MaxOrNan(x[i]));
+                                      if (kKept && at < vectors_) Kept()[at] = x[i];
+                                    }
                                   });
     for (uint32_t i = 4 * vectors_ + threadIdx.x; i < mine_.count; i += kThreads) {
       const float x = logits_[i];
       if (kKept) kept_[i] = x;
-      best.See(x, mine_.first + i);
+      largest = MaxOrNan(largest, x);
     }
-    return GroupMax<kBlocks>(best.Key(), shared);
+    return GroupMax<kBlocks>(OrderedValue(largest), shared);
+  }
+
+  // The lowest id of the row's logits of this order.
+  __device__ __forceinline__ uint32_t IdOf(uint32_t ordered, MaxShared& shared) const {
+    const float* logits = kKept ? kept_ : logits_;
+    uint32_t id = 0xffffffffu;
+    for (uint32_t i = threadIdx.x; i < mine_.count; i += kThreads) {
+      if (OrderedValue(logits[i]) == ordered) id = min(id, mine_.first + i);
+    }
+    return ~GroupMax<kBlocks>(~id, shared);
   }
 
   // Writes f(what is in `from` at i, i) to `to` at i, over the block's interval.
@@ -97,7 +114,8 @@ class RowWeights {
   // Drops what is behind a target, see Select.
   template <bool kByMass>
   __device__ __forceinline__ void Truncate(double target, float* to, SelectShared& shared) const {
-    const Cut cut = Select<kByMass, kBlocks, kThreads>(kept_, mine_.count, target, shared);
+    const Cut cut =
+        Select<kByMass, kKept, kBlocks, kThreads>(kept_, mine_.count, target, columns_, shared);
     Map(kept_, to, [&](float x, uint32_t i) { return cut.Keeps(x, i) ? x : 0.0f; });
     __syncthreads();
   }
@@ -106,29 +124,54 @@ class RowWeights {
   __device__ __forceinline__ float* kept() const { return kept_; }
 
  private:
+  __device__ __forceinline__ float4* Kept() const { return reinterpret_cast<float4*>(kept_); }
+
   Interval mine_;
   const float* logits_;
   float* probs_;
   float* kept_;
+  uint32_t* columns_;
   uint32_t vectors_;
 };
 
 // A logit's weight: 1 for the largest, 0 below min_p.
-struct Weight {
-  float largest, temperature, min_p;
+class Weight {
+ public:
+  __device__ __forceinline__ Weight(float largest, float temperature, float min_p)
+      : largest_(largest),
+        temperature_(temperature),
+        inverse_(1.0f / temperature),
+        min_p_(min_p),
+        is_usual_(temperature > 0x1p-20f && temperature < 0x1p20f) {}
+
   __device__ __forceinline__ float operator()(float logit) const {
-    const float weight = expf(__fdiv_rn(__fsub_rn(logit, largest), temperature));
-    return weight < min_p ? 0.0f : weight;
+    const float weight = expf(Scaled(__fsub_rn(logit, largest_)));
+    return weight < min_p_ ? 0.0f : weight;
   }
+
+ private:
+  // The quotient; of usual temperatures by the steps that a division takes anyway, whose
+  // intermediates cannot overflow then. What is so small weighs nothing.
+  __device__ __forceinline__ float Scaled(float below) const {
+    if (!is_usual_) return __fdiv_rn(below, temperature_);
+    below = fmaxf(below, -0x1p90f);
+    const float quotient = __fmul_rn(below, inverse_);
+    return __fmaf_rn(__fmaf_rn(-quotient, temperature_, below), inverse_, quotient);
+  }
+
+  float largest_, temperature_, inverse_, min_p_;
+  bool is_usual_;
 };
 
 template <int kBlocks, bool kKept>
-__device__ __forceinline__ void WriteRow(const ProbabilitiesParams& p, int32_t s, uint64_t largest,
+__device__ __forceinline__ void WriteRow(const ProbabilitiesParams& p, int32_t s, uint32_t largest,
                                          const RowWeights<kBlocks, kKept>& row,
                                          ProbabilitiesShared& shared) {
   const float temperature = p.temperature[s];
-  if (temperature == 0.0f || IsBrokenMaximum(largest)) return row.WriteOne(IdOfKey(largest));
-  const Weight weight{ValueOfOrdered(OrderedOfKey(largest)), temperature, p.min_p[s]};
+  if (temperature == 0.0f || IsBrokenMaximum(largest)) {
+    return row.WriteOne(row.IdOf(largest, shared.id));
+  }
+  const Weight weight{ValueOfOrdered(largest), temperature, p.min_p[s]};
   const int32_t top_k = p.top_k[s];
   const bool by_count = top_k > 0 && static_cast<uint32_t>(top_k) < p.vocab;
   const bool by_mass = p.top_p[s] < 1.0;
@@ -154,7 +197,7 @@ __global__ void __launch_bounds__(kProbabilitiesThreads, 2)
   const int32_t s = BlockRequestOf(p.cu_rows, p.batch, r);
   if (s < 0) return;
   const RowWeights<kBlocks, kKept> row(p, r, reinterpret_cast<float*>(kept));
-  const uint64_t largest = row.Largest(shared.largest);
+  const uint32_t largest = row.Largest(shared.largest);
   if (Group::Rank() == 0 && threadIdx.x == 0 && IsBrokenMaximum(largest)) p.broken[r] |= 1;
   WriteRow(p, s, largest, row, shared);
   Group::Sync();

@@ -13,8 +13,8 @@
 namespace baton_ops::cuda {
 
 constexpr int kProcessThreads = 256;
-constexpr uint32_t kProcessIds = 16384;  // that a block looks after
-constexpr int kMostAssumed = 64;         // drafts of a sequence
+constexpr uint32_t kProcessIds = 8192;  // that a block looks after: two vectors a thread
+constexpr int kMostAssumed = 64;        // drafts of a sequence
 
 struct ProcessParams {
   float* logits;  // [rows, vocab]
@@ -89,12 +89,10 @@ __device__ __forceinline__ void Mask(const ProcessParams& p, const ProcessedRow&
   }
 }
 
-// `flags`: bytes of tokens `id` to `id + 3`, not zero for one that was seen.
-__device__ __forceinline__ void PenaliseWord(const Penalty& penalty, const ProcessedRow& row,
-                                             const int32_t* counts, uint32_t id, uint32_t flags) {
-  for (; flags != 0; ++id, flags >>= 8) {
-    if (flags & 0xffu) row.logits[id] = penalty(row.logits[id], counts[id]);
-  }
+// Bit i for each of a word's four bytes that is not zero.
+__device__ __forceinline__ uint32_t SeenBits(uint32_t flags) {
+  const uint32_t any = __vcmpne4(flags, 0) & 0x08040201u;
+  return (any | any >> 8 | any >> 16 | any >> 24) & 0xfu;
 }
 
 __device__ __forceinline__ void PenaliseSeen(const ProcessParams& p, const Penalty& penalty,
@@ -103,19 +101,26 @@ __device__ __forceinline__ void PenaliseSeen(const ProcessParams& p, const Penal
   const int32_t* counts = p.counts + slot * p.vocab;
   if (!p.by_vectors) {
     for (uint32_t id = row.first + threadIdx.x; id < row.last; id += kProcessThreads) {
-      PenaliseWord(penalty, row, counts, id, seen[id]);
+      if (seen[id]) row.logits[id] = penalty(row.logits[id], counts[id]);
     }
     return;
   }
   const auto* vectors = reinterpret_cast<const uint4*>(seen);
-#pragma unroll 4
-  for (uint32_t at = row.first / 16 + threadIdx.x; at < row.last / 16; at += kProcessThreads) {
-    const uint4 flags = vectors[at];
-    if ((flags.x | flags.y | flags.z | flags.w) == 0) continue;
-    PenaliseWord(penalty, row, counts, 16 * at, flags.x);
-    PenaliseWord(penalty, row, counts, 16 * at + 4, flags.y);
-    PenaliseWord(penalty, row, counts, 16 * at + 8, flags.z);
-    PenaliseWord(penalty, row, counts, 16 * at + 12, flags.w);
+  constexpr int kVectors = kProcessIds / 16 / kProcessThreads;
+  uint32_t bits = 0;  // of the thread's vectors, 16 each
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const uint32_t at = row.first / 16 + threadIdx.x + i * kProcessThreads;
+    if (at >= row.last / 16) break;
+    const uint4 x = vectors[at];
+    const uint32_t of_vector =
+        SeenBits(x.x) | SeenBits(x.y) << 4 | SeenBits(x.z) << 8 | SeenBits(x.w) << 12;
+    bits |= of_vector << 16 * i;
+  }
+  for (; bits != 0; bits &= bits - 1) {
+    const uint32_t bit = __ffs(bits) - 1;
+    const uint32_t id = row.first + 16 * (threadIdx.x + bit / 16 * kProcessThreads) + bit % 16;
+    row.logits[id] = penalty(row.logits[id], counts[id]);
   }
 }
 

@@ -90,77 +90,61 @@ __device__ __forceinline__ Interval IntervalOf(uint32_t vocab, uint32_t blocks, 
   return {first, min(size, vocab - first)};
 }
 
-struct GroupMaxShared {
-  uint64_t warp[32];
-  uint64_t block;
+constexpr uint32_t kFullWarp = 0xffffffffu;
+
+struct MaxShared {
+  uint32_t warp[32];
+  uint32_t block;
 };
 
-// All threads of a row's blocks: the largest key. A block must not end before the others have read
-// it: some Sync has to follow.
-template <int kBlocks>
-__device__ __forceinline__ uint64_t GroupMax(uint64_t key, GroupMaxShared& shared) {
-  using Group = RowGroup<kBlocks>;
-  for (int offset = 16; offset > 0; offset /= 2) {
-    key = max(key, __shfl_xor_sync(0xffffffffu, key, offset));
-  }
-  if (threadIdx.x % 32 == 0) shared.warp[threadIdx.x / 32] = key;
+// All threads of a block: the largest value, which is also left in `shared.block`.
+__device__ __forceinline__ uint32_t BlockMax(uint32_t value, MaxShared& shared) {
+  const uint32_t lane = threadIdx.x % 32;
+  value = __reduce_max_sync(kFullWarp, value);
+  if (lane == 0) shared.warp[threadIdx.x / 32] = value;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    for (uint32_t w = 1; w < blockDim.x / 32; ++w) key = max(key, shared.warp[w]);
-    shared.block = key;
-  }
-  Group::Sync();
-  uint64_t best = 0;
-  for (uint32_t rank = 0; rank < kBlocks; ++rank) {
-    best = max(best, Group::Read(&shared.block, rank));
-  }
-  return best;
+  value = __reduce_max_sync(kFullWarp, lane < blockDim.x / 32 ? shared.warp[lane] : 0);
+  if (threadIdx.x == 0) shared.block = value;
+  return value;
 }
 
-// The largest of the logits that a thread has seen, in ascending order of ids; NaN is the largest.
-struct LargestLogit {
-  float value = -INFINITY;
-  uint32_t id = 0xffffffffu;
+// All threads of a row's blocks: the largest value. A block must not end before the others have
+// read its own: some Sync has to follow.
+template <int kBlocks>
+__device__ __forceinline__ uint32_t GroupMax(uint32_t value, MaxShared& shared) {
+  value = BlockMax(value, shared);
+  RowGroup<kBlocks>::Sync();
+  const uint32_t rank = min(threadIdx.x % 32, kBlocks - 1u);
+  return __reduce_max_sync(kFullWarp, RowGroup<kBlocks>::Read(&shared.block, rank));
+}
 
-  __device__ __forceinline__ void See(float logit, uint32_t at) {
-    if (logit <= value && id != 0xffffffffu) return;
-    if (id == 0xffffffffu || OrderedValue(logit) > OrderedValue(value)) {
-      value = logit;
-      id = at;
-    }
-  }
+// The larger of two logits, or NaN if one of them is.
+__device__ __forceinline__ float MaxOrNan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
 
-  __device__ __forceinline__ void See(const float4& logits, uint32_t first) {
-    See(logits.x, first);
-    See(logits.y, first + 1);
-    See(logits.z, first + 2);
-    See(logits.w, first + 3);
-  }
+__device__ __forceinline__ float MaxOrNan(const float4& x) {
+  return MaxOrNan(MaxOrNan(x.x, x.y), MaxOrNan(x.z, x.w));
+}
 
-  __device__ __forceinline__ uint64_t Key() const {
-    return id == 0xffffffffu ? 0 : OrderedKey(OrderedValue(value), id);
-  }
-};
-
-// A thread's share of `count` vectors: f(vector, its place), in ascending order. Several loads are
-// on their way at once, which a compiler that fears aliases would not do.
+// A thread's share of `count` vectors, kUnroll at a time, in ascending order: f(vectors, place of
+// the first). The others are kThreads apart; behind the end the last vector is repeated. The loads
+// are on their way at once, which a compiler that fears aliases would not do.
 template <int kThreads, int kUnroll, class Function>
-__device__ __forceinline__ void ForVectors(const float4* vectors, uint32_t count,
+__device__ __forceinline__ void ForBatches(const float4* vectors, uint32_t count,
                                            const Function& f) {
   for (uint32_t first = threadIdx.x; first < count; first += kThreads * kUnroll) {
     float4 loaded[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) loaded[i] = vectors[min(first + i * kThreads, count - 1)];
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const uint32_t at = first + i * kThreads;
-      if (at < count) f(loaded[i], at);
-    }
+    f(loaded, first);
   }
 }
 
-__device__ __forceinline__ bool IsBrokenMaximum(uint64_t key) {
-  return !isfinite(ValueOfOrdered(OrderedOfKey(key)));
+__device__ __forceinline__ bool IsBrokenMaximum(uint32_t ordered) {
+  return !isfinite(ValueOfOrdered(ordered));
 }
 
 }  // namespace baton_ops::cuda

@@ -2,18 +2,18 @@
 // ahead of which there is no more than a target, by count (top_k) or by mass (top_p).
 //
 // Found digit by digit of the weights' bits, as those of numbers that are not negative are in
-// order. The weights of a digit differ in their last bits only, so their mantissas are added up as
-// integers: exact in any order. Masses of digits, exact in fp64, are then added in one fixed order.
+// order; the first digit, the exponent, has a way of its own, see octaves.cuh. The weights of a
+// digit have one exponent, so their mantissas are added up as integers: exact in any order. Masses
+// of digits, exact in fp64, are then added in one fixed order.
 #ifndef BATON_OPS_SELECT_CUH_
 #define BATON_OPS_SELECT_CUH_
 
+#include "baton_ops/octaves.cuh"
 #include "baton_ops/row_group.cuh"
 
 namespace baton_ops::cuda {
 
-constexpr int kDigitBits = 10;
-constexpr uint32_t kDigits = 1u << kDigitBits;  // weights are at most 1: their bits fit 3 digits
-constexpr uint32_t kFullWarp = 0xffffffffu;
+constexpr uint32_t kDigits = 256;
 
 // One block's part of each digit's sum is high * 4096 + low.
 struct DigitSums {
@@ -23,8 +23,8 @@ struct DigitSums {
 
 struct SelectShared {
   DigitSums sums[2];  // of this pass, and cleared for the next
+  OctaveShared octaves;
   double warp[32];
-  double total;
   double before;
   int32_t chosen;
   uint32_t ties[32];
@@ -43,15 +43,21 @@ struct Cut {
   }
 };
 
-// A positive weight is Mantissa times 2 to the Exponent.
-__device__ __forceinline__ uint32_t Mantissa(uint32_t bits) {
-  return (bits & 0x7fffffu) | (bits >= 0x800000u ? 0x800000u : 0u);
-}
-
-__device__ __forceinline__ double UnitOf(uint32_t bits) {
-  const int exponent = max(static_cast<int>(bits >> 23), 1) - 150;
-  return __hiloint2double((1023 + exponent) << 20, 0);
-}
+// A digit of a weight's bits. The first is the exponent, three others are the mantissa's.
+struct Digit {
+  int shift, width;
+  static constexpr int kCount = 4;
+  static __device__ __forceinline__ Digit At(int i) {
+    return i < kCount - 1 ? Digit{23 - 8 * i, 8} : Digit{0, 7};
+  }
+  __device__ __forceinline__ uint32_t Of(uint32_t bits) const {
+    return bits >> shift & ((1u << width) - 1);
+  }
+  // Whether these bits have the prefix's digits above.
+  __device__ __forceinline__ bool Agrees(uint32_t bits, uint32_t prefix) const {
+    return (bits ^ prefix) >> shift >> width == 0;
+  }
+};
 
 template <int kThreads>
 __device__ __forceinline__ void ClearSums(DigitSums& sums) {
@@ -81,21 +87,21 @@ __device__ __forceinline__ void AddToDigit(DigitSums& sums, uint32_t digit, uint
   atomicAdd(&sums.low[place], low);
 }
 
-// Adds up the block's weights that agree with `prefix` above the digit at `shift`.
+// Adds up the block's weights that agree with `prefix` above a digit.
 template <bool kByMass, int kThreads>
 __device__ __forceinline__ void SumDigits(const float* weights, uint32_t count, uint32_t prefix,
-                                          int shift, DigitSums& sums) {
+                                          const Digit& digit, DigitSums& sums) {
+#pragma unroll 4
   for (uint32_t first = 0; first < count; first += kThreads) {
     const uint32_t at = first + threadIdx.x;
     const uint32_t bits = at < count ? __float_as_uint(weights[at]) : 0;
-    const bool agrees = (bits ^ prefix) >> shift < kDigits;
-    const uint32_t takes_part = __ballot_sync(kFullWarp, bits != 0 && agrees);
-    if (takes_part == 0) continue;
-    AddToDigit<kByMass>(sums, bits >> shift & (kDigits - 1), bits, takes_part);
+    const bool mine = bits != 0 && digit.Agrees(bits, prefix);
+    const uint32_t takes_part = __ballot_sync(kFullWarp, mine);
+    if (takes_part != 0) AddToDigit<kByMass>(sums, digit.Of(bits), bits, takes_part);
   }
 }
 
-// The sum over the threads before this one, and of all; the same tree whatever the row.
+// The sum over the threads before this one; the same tree whatever the row.
 template <int kThreads>
 __device__ __forceinline__ double BlockSumBefore(double mine, SelectShared& shared) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -108,12 +114,8 @@ __device__ __forceinline__ double BlockSumBefore(double mine, SelectShared& shar
   double before = __shfl_up_sync(kFullWarp, through, 1);
   if (lane == 0) before = 0;
   __syncthreads();
-  double earlier = 0, total = 0;
-  for (uint32_t w = 0; w < kThreads / 32; ++w) {
-    if (w == warp) earlier = total;
-    total += shared.warp[w];
-  }
-  if (threadIdx.x == 0) shared.total = total;
+  double earlier = 0;
+  for (uint32_t w = 0; w < warp; ++w) earlier += shared.warp[w];
   return earlier + before;
 }
 
@@ -132,37 +134,25 @@ __device__ __forceinline__ uint64_t RowSum(const DigitSums& sums, uint32_t digit
 }
 
 // Chooses the last digit, from the largest down, that has weights and no more than the target ahead
-// of it. The first pass by mass learns the target: `target` times the total.
+// of it.
 template <bool kByMass, int kBlocks, int kThreads>
 __device__ __forceinline__ uint32_t ChooseDigit(const DigitSums& sums, uint32_t prefix, int shift,
-                                                double& target, SelectShared& shared) {
-  constexpr int kPerThread = kDigits / kThreads;
-  double masses[kPerThread], mine = 0;
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const uint32_t digit = kDigits - 1 - (threadIdx.x * kPerThread + i);
+                                                double target, SelectShared& shared) {
+  static_assert(kThreads >= kDigits);
+  const uint32_t digit = kDigits - 1 - threadIdx.x % kDigits;
+  double mass = 0;
+  if (threadIdx.x < kDigits) {
     const double unit = kByMass ? UnitOf(prefix | digit << shift) : 1.0;
-    masses[i] = static_cast<double>(RowSum<kByMass, kBlocks>(sums, digit)) * unit;
-    mine += masses[i];
+    mass = static_cast<double>(RowSum<kByMass, kBlocks>(sums, digit)) * unit;
   }
   if (threadIdx.x == 0) shared.chosen = -1;
-  double before = shared.before + BlockSumBefore<kThreads>(mine, shared);
-  __syncthreads();
-  if (kByMass && shift == 2 * kDigitBits) target *= shared.total;
-  int32_t place = -1;
-  double ahead = 0;
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    if (masses[i] > 0 && before <= target) {
-      place = static_cast<int32_t>(threadIdx.x * kPerThread + i);
-      ahead = before;
-    }
-    before += masses[i];
-  }
+  const double before = shared.before + BlockSumBefore<kThreads>(mass, shared);
+  const bool may_be = mass > 0 && before <= target;
+  const int32_t place = may_be ? static_cast<int32_t>(threadIdx.x) : -1;
   const int32_t last = __reduce_max_sync(kFullWarp, place);
   if (threadIdx.x % 32 == 0 && last >= 0) atomicMax(&shared.chosen, last);
   __syncthreads();
-  if (place >= 0 && place == shared.chosen) shared.before = ahead;
+  if (may_be && place == shared.chosen) shared.before = before;
   __syncthreads();
   return kDigits - 1 - static_cast<uint32_t>(max(shared.chosen, 0));
 }
@@ -195,7 +185,7 @@ __device__ __forceinline__ uint32_t EndOfTie(const float* weights, uint32_t coun
 template <bool kByMass, int kBlocks, int kThreads>
 __device__ __forceinline__ Cut CutTies(const float* weights, uint32_t count, uint32_t bits,
                                        double target, const DigitSums& sums, SelectShared& shared) {
-  const uint32_t digit = bits & (kDigits - 1);
+  const uint32_t digit = Digit::At(Digit::kCount - 1).Of(bits);
   const uint32_t each = kByMass ? max(Mantissa(bits), 1u) : 1u;
   const double one = kByMass ? static_cast<double>(__uint_as_float(bits)) : 1.0;
   const double room = floor((target - shared.before) / one) + 1.0;
@@ -215,22 +205,25 @@ __device__ __forceinline__ Cut CutTies(const float* weights, uint32_t count, uin
 
 // All threads of a row's blocks: the cut behind the last of the row's positive weights that has no
 // more ahead of it than, by count, `target` weights, or, by mass, `target` of the total.
-template <bool kByMass, int kBlocks, int kThreads>
+template <bool kByMass, bool kInColumns, int kBlocks, int kThreads>
 __device__ __forceinline__ Cut Select(const float* weights, uint32_t count, double target,
-                                      SelectShared& shared) {
-  uint32_t prefix = 0, pass = shared.passes;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared.before = 0;
-    shared.passes = pass + 3;
-  }
-  for (int shift = 2 * kDigitBits; shift >= 0; shift -= kDigitBits, ++pass) {
+                                      uint32_t* columns, SelectShared& shared) {
+  uint32_t pass = shared.passes;
+  const Octave first = ChooseOctave<kByMass, kInColumns, kBlocks, kThreads>(
+      weights, count, target, columns, shared.octaves);
+  if (kByMass) target *= first.total;
+  if (threadIdx.x == 0) shared.before = first.is_known ? first.before : 0.0;
+  uint32_t prefix = first.is_known ? first.exponent << 23 : 0;
+  for (int i = first.is_known ? 1 : 0; i < Digit::kCount; ++i, ++pass) {
+    const Digit digit = Digit::At(i);
     DigitSums& sums = shared.sums[pass % 2];
-    SumDigits<kByMass, kThreads>(weights, count, prefix, shift, sums);
+    SumDigits<kByMass, kThreads>(weights, count, prefix, digit, sums);
     RowGroup<kBlocks>::Sync();
     ClearSums<kThreads>(shared.sums[(pass + 1) % 2]);  // the others have read it by now
-    prefix |= ChooseDigit<kByMass, kBlocks, kThreads>(sums, prefix, shift, target, shared) << shift;
+    prefix |= ChooseDigit<kByMass, kBlocks, kThreads>(sums, prefix, digit.shift, target, shared)
+              << digit.shift;
   }
+  if (threadIdx.x == 0) shared.passes = pass;
   return CutTies<kByMass, kBlocks, kThreads>(weights, count, prefix, target,
                                              shared.sums[(pass + 1) % 2], shared);
 }

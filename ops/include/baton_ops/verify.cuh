@@ -58,8 +58,11 @@ struct ResidualWeight {
 
 template <int kBlocks>
 struct VerifyShared {
-  double warp_sum[kVerifyWarps];           // of this block
-  double row_sum[kBlocks * kVerifyWarps];  // of all the row's warps, in the order of their ids
+  static constexpr int kSums = kBlocks * kVerifyWarps;
+  double warp_sum[kVerifyWarps];  // of this block
+  double sum[kSums];              // of all the row's warps, in the order of their ids
+  double before[kSums];           // what is ahead of each
+  double total;
   uint32_t token;
 };
 
@@ -85,9 +88,35 @@ __device__ __forceinline__ WarpIds IdsOfWarp(int32_t vocab) {
   return {first, min(first + interval, vocab)};
 }
 
+// One warp: adds up the sums of all warps, in an order that they alone decide.
+template <int kBlocks>
+__device__ __forceinline__ void ScanSums(VerifyShared<kBlocks>& shared) {
+  constexpr int kPerLane = (VerifyShared<kBlocks>::kSums + 31) / 32;
+  const int lane = threadIdx.x % 32;
+  double through = 0;
+  for (int i = 0; i < kPerLane; ++i) {
+    const int at = lane * kPerLane + i;
+    if (at < VerifyShared<kBlocks>::kSums) through += shared.sum[at];
+  }
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, through, offset);
+    if (lane >= offset) through += other;
+  }
+  double before = __shfl_up_sync(0xffffffffu, through, 1);
+  if (lane == 0) before = 0;
+  if (lane == 31) shared.total = through;
+  for (int i = 0; i < kPerLane; ++i) {
+    const int at = lane * kPerLane + i;
+    if (at >= VerifyShared<kBlocks>::kSums) break;
+    shared.before[at] = before;
+    before += shared.sum[at];
+  }
+}
+
 // The row's total, NaN if a weight is negative or NaN. Leaves the warps' sums in shared memory.
 template <int kBlocks, class Weight>
-__device__ double RowTotal(const Weight& weight, int32_t vocab, VerifyShared<kBlocks>& shared) {
+__device__ __forceinline__ double RowTotal(const Weight& weight, int32_t vocab,
+                                           VerifyShared<kBlocks>& shared) {
   using Group = RowGroup<kBlocks>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const WarpIds ids = IdsOfWarp<kBlocks>(vocab);
@@ -103,34 +132,50 @@ __device__ double RowTotal(const Weight& weight, int32_t vocab, VerifyShared<kBl
   Group::Sync();  // nobody reads the sums before any more
   if (lane == 0) shared.warp_sum[warp] = sum;
   Group::Sync();
-  for (uint32_t i = threadIdx.x; i < kBlocks * kVerifyWarps; i += kVerifyThreads) {
+  for (uint32_t i = threadIdx.x; i < VerifyShared<kBlocks>::kSums; i += kVerifyThreads) {
     const auto* mine = reinterpret_cast<const uint64_t*>(&shared.warp_sum[i % kVerifyWarps]);
-    shared.row_sum[i] = __longlong_as_double(Group::Read(mine, i / kVerifyWarps));
+    shared.sum[i] = __longlong_as_double(Group::Read(mine, i / kVerifyWarps));
   }
   __syncthreads();
-  double total = 0;
-  for (int w = 0; w < kBlocks * kVerifyWarps; ++w) total += shared.row_sum[w];
-  return total;
+  if (warp == 0) ScanSums(shared);
+  __syncthreads();
+  return shared.total;
 }
 
 // One warp: the smallest id of its interval whose cumulative sum exceeds `target`. Rounding may
-// keep the sum from crossing; then the interval's last positive id.
+// keep the sum from crossing; then the interval's last positive id. A lane has ids that follow each
+// other, so that few steps wait for memory.
 template <class Weight>
-__device__ int32_t SampleInterval(const Weight& weight, const WarpIds& ids, double before,
-                                  double target) {
+__device__ __forceinline__ int32_t SampleInterval(const Weight& weight, const WarpIds& ids,
+                                                  double before, double target) {
+  constexpr int kPerLane = 4;
   const int lane = threadIdx.x % 32;
   int32_t positive = ids.first;
-  for (int32_t first = ids.first; first < ids.last; first += 32) {
-    const double mass = first + lane < ids.last ? weight(first + lane) : 0.0;
-    double through = mass;
+  for (int32_t first = ids.first; first < ids.last; first += 32 * kPerLane) {
+    const int32_t mine = first + lane * kPerLane;
+    double masses[kPerLane], through = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      masses[i] = mine + i < ids.last ? weight(mine + i) : 0.0;
+      through += masses[i];
+    }
     for (int offset = 1; offset < 32; offset *= 2) {
       const double other = __shfl_up_sync(0xffffffffu, through, offset);
       if (lane >= offset) through += other;
     }
-    const unsigned crossed = __ballot_sync(0xffffffffu, before + through > target && mass > 0);
-    if (crossed) return first + __ffs(crossed) - 1;
-    const unsigned any = __ballot_sync(0xffffffffu, mass > 0);
-    if (any) positive = first + 31 - __clz(any);
+    double ahead = __shfl_up_sync(0xffffffffu, through, 1);
+    ahead = before + (lane == 0 ? 0.0 : ahead);
+    int32_t crossed = -1, last = -1;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      ahead += masses[i];
+      if (masses[i] > 0) last = mine + i;
+      if (masses[i] > 0 && ahead > target && crossed < 0) crossed = mine + i;
+    }
+    const unsigned crossing = __ballot_sync(0xffffffffu, crossed >= 0);
+    if (crossing) return __shfl_sync(0xffffffffu, crossed, __ffs(crossing) - 1);
+    const unsigned any = __ballot_sync(0xffffffffu, last >= 0);
+    if (any) positive = __shfl_sync(0xffffffffu, last, 31 - __clz(any));
     before += __shfl_sync(0xffffffffu, through, 31);
   }
   return positive;
@@ -138,22 +183,18 @@ __device__ int32_t SampleInterval(const Weight& weight, const WarpIds& ids, doub
 
 // Inverse CDF over the row, given RowTotal's sums. Requires total > 0.
 template <int kBlocks, class Weight>
-__device__ int32_t RowSample(const Weight& weight, int32_t vocab, double total, double uniform,
-                             VerifyShared<kBlocks>& shared) {
+__device__ __forceinline__ int32_t RowSample(const Weight& weight, int32_t vocab, double total,
+                                             double uniform, VerifyShared<kBlocks>& shared) {
   using Group = RowGroup<kBlocks>;
   const double target = fmin(uniform * total, nextafter(total, 0.0));
-  double before = 0;
   uint32_t chosen = 0;
-  double before_chosen = 0;
-  for (uint32_t w = 0; w < kBlocks * kVerifyWarps; ++w) {
-    if (before <= target && shared.row_sum[w] > 0) {
-      chosen = w;
-      before_chosen = before;
-    }
-    before += shared.row_sum[w];
+  for (uint32_t w = threadIdx.x % 32; w < VerifyShared<kBlocks>::kSums; w += 32) {
+    if (shared.before[w] <= target && shared.sum[w] > 0) chosen = w;
   }
+  chosen = __reduce_max_sync(0xffffffffu, chosen);
   if (Group::Rank() * kVerifyWarps + threadIdx.x / 32 == chosen) {
-    const int32_t token = SampleInterval(weight, IdsOfWarp<kBlocks>(vocab), before_chosen, target);
+    const int32_t token =
+        SampleInterval(weight, IdsOfWarp<kBlocks>(vocab), shared.before[chosen], target);
     if (threadIdx.x % 32 == 0) shared.token = static_cast<uint32_t>(token);
   }
   Group::Sync();
