@@ -48,7 +48,8 @@ class Sampler:
         """Choose every sequence's tokens and verify its drafts."""
         kernels = self._kernels
         drafts = DraftRows(inputs.draft, inputs.count, inputs.cu_rows)
-        kernels.argmax(rows.logits, rows.target, flags.logits)
+        if shape.choice is not Choice.SAMPLED:  # else what is drawn from is looked at itself
+            kernels.argmax(rows.logits, rows.target, flags.logits)
         if shape.choice is Choice.GREEDY:
             kernels.verify_greedy(rows.target, drafts, accepted)
             return
