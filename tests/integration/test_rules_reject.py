@@ -68,6 +68,14 @@ CASES = {
         "rollout.maxSurge.pairs and rollout.maxUnavailable.pairs cannot both be 0",
     ),
     "no image": ({"image": ""}, "at least 1 char"),
+    "a framework of GPUs on a CPU": (
+        {"engine": {"device": "cpu", "framework": "torch"}},
+        "engine.framework torch is for device gpu",
+    ),
+    "bfloat16 on a CPU": (
+        {"engine": {"device": "cpu", "dtype": "bfloat16"}},
+        "engine.dtype bfloat16 is for device gpu: a cpu computes in float32",
+    ),
     "another block size": ({"engine": {"blockSize": 7}}, "Unsupported value"),
     "no replicas": (roles({"replicas": 0}), "greater than or equal to 1"),
     "a huge count": (roles({"replicas": 5000}), "less than or equal to 4096"),
