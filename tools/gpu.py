@@ -1,21 +1,21 @@
 """Build the ops for this machine's GPU, then test or measure the engine on it.
 
-    python3 tools/gpu.py test [--library FILE] [pytest's options]
+    python3 tools/gpu.py test [--library FILE] [--jobs N] [pytest's options]
     python3 tools/gpu.py bench [--library FILE] [the benchmark's options]
     python3 tools/gpu.py lay-out --library FILE --site FOLDER
 
 Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with
 the command that installs them. Everything is built under ops/build/gpu; nothing is installed.
 `test` leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp); with options of
-pytest's the suite is not whole, and the stamp says so. `lay-out` needs no GPU: it makes a folder
-in which Python finds a library before one that is installed.
+pytest's the suite is not whole, and the stamp says so. Its processes share the GPU, `--jobs` of
+them at once (see gpu_jobs). `lay-out` needs no GPU: it makes a folder in which Python finds a
+library before one that is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
+import gpu_jobs
 import gpu_stamp
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,18 +145,6 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def cases_of(report: Path) -> list[tuple[str, str]]:
-    """Return each test's id and its outcome of a JUnit report: passed, failed or skipped."""
-    found = []
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - we wrote it
-        kinds = {child.tag for child in case}
-        outcome = "failed" if kinds & {"failure", "error"} else "passed"
-        outcome = "skipped" if "skipped" in kinds else outcome
-        place = case.get("classname", "").replace(".", "/")
-        found.append((f"{place}.py::{case.get('name', '')}", outcome))
-    return found
-
-
 def results_of(cases: Sequence[tuple[str, str]], whole: bool) -> gpu_stamp.Results:
     """Count outcomes; a test that failed and whose fixtures failed too counts once."""
     outcomes = dict(cases)
@@ -206,18 +194,46 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def at_once(
+    plain: Sequence[str], suites: Sequence[str], folder: Path, most: int
+) -> list[tuple[str, str]]:
+    """Run the suite as several processes, tell how each ended, and return the cases of all."""
+    try:
+        tests = gpu_jobs.collected([*plain, *suites], ROOT, environment())
+    except RuntimeError as error:
+        sys.exit(f"[gpu] the suite cannot be collected\n{error}")
+    jobs = gpu_jobs.jobs_of(tests)
+    say(f"{len(tests)} tests in {len(jobs)} processes, at most {most} at once")
+    cases: list[tuple[str, str]] = []
+    running = gpu_jobs.Running(plain, folder, ROOT, environment())
+    for ended in gpu_jobs.run(running, jobs, most):
+        cases += gpu_jobs.cases_of_job(ended)
+        say(f"{ended.job.name}: {ended.seconds:.0f} s: {gpu_jobs.last_words(ended)}")
+    return cases
+
+
 def test(options: argparse.Namespace, more: Sequence[str]) -> int:
     """Run the kernels' tests and the exactness suite, print a table, leave the stamp."""
-    report, digests = BUILD / "report.xml", BUILD / "digests.json"
-    for stale in (report, digests):
-        stale.unlink(missing_ok=True)
+    folder, digests = BUILD / "reports", BUILD / "digests"
+    for stale in (folder, digests):
+        shutil.rmtree(stale, ignore_errors=True)
+        stale.mkdir(parents=True)
     os.environ["BATON_GPU_DIGESTS"] = str(digests)
     suites = [name for name in SUITES if (ROOT / name).exists()]
-    plain = ["-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    code = run([sys.executable, "-m", "pytest", *plain, *(more or suites)])
-    if not report.exists():
-        return code or 1
-    cases, files = cases_of(report), gpu_stamp.hashes()
+    plain = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short"]
+    if more or options.jobs == 1:
+        report = folder / "whole.xml"
+        code = run(
+            [sys.executable, "-m", "pytest", *plain, f"--junitxml={report}", *(more or suites)]
+        )
+        if not report.exists():
+            return code or 1
+        cases = gpu_jobs.cases_of(report)
+    else:
+        code, cases = 0, at_once(plain, suites, folder, options.jobs)
+    kept, torn = gpu_jobs.digests_of(digests)
+    cases += [(f"two processes of this run::{name} is told otherwise", "failed") for name in torn]
+    files = gpu_stamp.hashes()
     results = results_of(cases, whole=not more)
     stamp = gpu_stamp.Stamp(
         commit=commit(),
@@ -225,7 +241,7 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         files=files,
         results=results,
         machine=machine(),
-        digests=json.loads(digests.read_text()) if digests.exists() else {},
+        digests=kept,
     )
     before = gpu_stamp.read(options.stamp)
     others = gpu_stamp.unlike(before, stamp) if before else []
@@ -243,17 +259,50 @@ def bench(options: argparse.Namespace, more: Sequence[str]) -> int:
     return run([sys.executable, str(ROOT / "tests" / "gpu" / "bench_engine.py"), *more])
 
 
+def at_least_one(word: str) -> int:
+    """Return a count: with none at once the suite would wait for ever.
+
+    Raises:
+        ValueError: it is no number.
+        argparse.ArgumentTypeError: it is less than 1.
+    """
+    count = int(word)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} is less than 1")
+    return count
+
+
+def a_file(word: str) -> Path:
+    """Return the path of a file that is there.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not.
+    """
+    path = Path(word)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{word} is no file")
+    return path
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Check what is needed, build, and run what was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["test", "bench", "lay-out"])
-    parser.add_argument("--library", type=Path, help="a libbaton_ops.so with CUDA, built before")
+    parser.add_argument(
+        "--jobs",
+        type=at_least_one,
+        default=gpu_jobs.JOBS,
+        help="processes of `test` at once; 1, as with options of pytest's: one for all",
+    )
+    parser.add_argument("--library", type=a_file, help="a libbaton_ops.so with CUDA, built before")
     parser.add_argument("--stamp", type=Path, default=gpu_stamp.STAMP, help="where the stamp goes")
     parser.add_argument("--site", type=Path, default=SITE, help="where lay-out puts the library")
     options, more = parser.parse_known_args(words)
     if options.what == "lay-out":
+        if options.library is None:
+            parser.error("lay-out needs --library: a libbaton_ops.so")
         lay_out(options.library, options.site)
         return 0
     if problem := what_is_missing(builds=options.library is None):

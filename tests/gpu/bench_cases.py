@@ -35,6 +35,13 @@ BASELINE = [(c.batch, 1 + c.drafts, c.context) for _, c in GOALS]
 BASELINE += [(64, 4, GOAL), (1, 2048, 2048), (1, 8192, 8192)]
 
 
+def plain_of(kind: str, case: Case) -> Case | None:
+    """Return the step that a case's cost is told over, None for one that is plain itself."""
+    made = {"logprobs": {"top": -1}, "sampler": {"choice": Choice.GREEDY}}.get(kind, {})
+    plain = replace(case, **made)
+    return None if plain == case else plain
+
+
 def options(use_mtp: bool, **given: Any) -> EngineOptions:
     """Return options of an engine whose pool and workspace hold every case."""
     most: dict[str, Any] = {

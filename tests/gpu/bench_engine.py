@@ -1,12 +1,13 @@
 """Measure the engine on a GPU: steps against memory's roof, and a whole decode phase from a trace.
 
-    python tests/gpu/bench_engine.py [--json FILE] [--markdown FILE] [--few]
+    python tests/gpu/bench_engine.py [--json FILE] [--markdown FILE] [--few] [--only PART ...]
 
 Qwen3-8B's shape with random bfloat16 weights, and an MTP layer. A step is a replayed graph, its
 inputs made up (see bench_steps); the roof is weights and KV once, at the rate of a kernel that
 copies, measured in the same run. The baseline is PyTorch's step (see cublas_step), which promises
-no order of sums, samples greedily and tells no logprobs. `--few` measures the cases of the goals
-alone.
+no order of sums, samples greedily and tells no logprobs; transformers' continuous batching serves
+the decode phase's requests too, where it is installed (see bench_transformers). `--few` measures
+the cases of the goals alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "bench" / "gpu"), str(HERE.parents[1] / "tools")]
 
 import bench_cases  # noqa: E402
+import bench_profile  # noqa: E402
 import bench_steps  # noqa: E402
+import bench_transformers  # noqa: E402
 import roof  # noqa: E402
 import torch  # noqa: E402
 from bench_cases import BASELINE, CASES, FEW, POOL_TOKENS  # noqa: E402
@@ -106,7 +109,7 @@ def engine_for(loaded: devices.LoadedModel, use_mtp: bool, **options: Any) -> It
         yield engine
     finally:
         engine.close()
-        del engine
+        vars(engine).clear()  # the caller's name still holds it; its pool and graphs shall go
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -116,13 +119,17 @@ def measured(bench: Bench, programs: Any, kind: str, case: Case, memory: roof.Ro
     record: dict[str, Any] = {"kind": kind} | asdict(case) | {"choice": case.choice.name}
     try:
         with launched(programs, case, bench) as program:
-            graph = program._graph  # the launches alone, without the upload
-            run: Callable[[], object] = graph.replay if graph is not None else program._launch
+            run = bench_steps.alone(program)
             reset = bench_steps.back(program, bench.loaded.device)
             spread = timed(run, reset)
             if kind in ("goal", "prefill"):
                 record["host_us"] = timed_alone(lambda: program.start(bench_steps.LANE)).median
                 record["eager_us"] = timed_alone(program._launch, reset).median
+            if kind not in ("batch", "context"):
+                record["kernels"] = [kernel._asdict() for kernel in bench_profile.kernels(run)]
+        if (plain := bench_cases.plain_of(kind, case)) is not None:
+            device = bench.loaded.device
+            record["over"] = bench_steps.in_turns(programs, case, plain, bench, device)._asdict()
     except Exception as error:  # noqa: BLE001 - a case that fails must not cost the others
         return record | {"error": f"{type(error).__name__}: {str(error)[:300]}"}
     record |= {"us": spread.median, "low_us": spread.low, "high_us": spread.high}
@@ -178,9 +185,10 @@ def steps(
         with engine_for(loaded, use_mtp) as engine:
             engine.pool.tensor.normal_()
             bench = Bench(loaded, 16, blocks)
-            programs = engine.runner._programs
             for kind, case in some:
+                programs = engine.runner._programs
                 found.append(measured(bench, programs, kind, bench_cases.fitting(case), memory))
+                del programs  # nor may they outlive it
                 print(line(found[-1]), flush=True)
     return found
 
@@ -190,6 +198,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("out/bench/gpu-engine.json"))
     parser.add_argument("--few", action="store_true", help="the cases of the goals alone")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="steps, baselines, phases, ...")
+    parser.add_argument("--kinds", nargs="+", metavar="KIND", help="of steps: goal, prefill, ...")
     options = parser.parse_args()
     memory = roof.measured()
     print(f"read {memory.read / 1e12:.2f} TB/s, copied {memory.copy / 1e12:.2f} TB/s", flush=True)
@@ -199,12 +209,19 @@ def main() -> None:
     record: dict[str, Any] = {"machine": gpu.machine(), "commit": gpu.commit()}
     record |= {"roof": {"read": memory.read, "copy": memory.copy}, "repeats": bench_steps.REPEATS}
     options.json.parent.mkdir(parents=True, exist_ok=True)
+    cases = [c for c in (FEW if options.few else CASES) if c[0] in (options.kinds or c)]
     parts: dict[str, Callable[[], Any]] = {
-        "steps": lambda: steps(loaded, FEW if options.few else CASES, memory),
+        "steps": lambda: steps(loaded, cases, memory),
         "baselines": lambda: baselines(loaded),
         "phases": lambda: phases(lambda **some: engine_for(loaded, **some), options.few),
+        "transformers": lambda: bench_transformers.measured_apart(bench_transformers.LIMITS),
     }
+    unknown = sorted(set(options.only or ()) - set(parts))
+    if unknown:
+        parser.error(f"--only {unknown[0]}: known are {', '.join(parts)}")
     for name, measure in parts.items():
+        if name not in (options.only or parts):
+            continue
         record[name] = measure()
         options.json.write_text(json.dumps(record) + "\n")
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import bench_profile
 import numpy as np
-import torch
 
 from baton_testing.engine_bench import Bench, Reader
 from baton_testing.exactness.asks import Ask, submit
@@ -48,8 +48,8 @@ def measured(
             prompt = tuple(rng.integers(2, 150_000, PROMPT).tolist())
             sampling = {"temperature": 0.8, "seed": number}
             submit(bench, number + 1, Ask(prompt, TOKENS * (1 + k), sampling, logprobs_k))
-        while engine.load().waiting or any(step_of(engine).prefill_tokens for _ in range(3)):
-            pass
+        while step_of(engine).prefill_tokens or engine.load().waiting:
+            pass  # until every prompt is done, so that the steps below decode alone
         for _ in range(10):
             engine.step()
         emitted, seconds = timed_steps(engine, TIMED)
@@ -71,16 +71,7 @@ def timed_steps(engine: Any, count: int) -> tuple[int, float]:
 
 def traced(engine: Any) -> dict[str, float]:
     """Return the share of a decode phase in which no kernel or copy runs, from a trace."""
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as profile:
-        for _ in range(TRACED):
-            engine.step()
-        torch.cuda.synchronize()
-    spans = [
-        (event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
+    spans = [span[1:] for span in bench_profile.spans(engine.step, TRACED)]
     return {"idle_share": idle_share(spans), "traced_events": float(len(spans))}
 
 

@@ -26,7 +26,7 @@ LANE = 0
 
 
 class Spread(NamedTuple):
-    """Microseconds: the median of some runs, the least and the most."""
+    """Of some runs, in microseconds or as a ratio: the median, the least and the most."""
 
     median: float
     low: float
@@ -135,8 +135,33 @@ def back(program: Any, device: Any) -> Callable[[], None]:
     return copy
 
 
+def alone(program: Any) -> Callable[[], object]:
+    """Return what launches a step without its upload: its graph if it has one."""
+    graph = program._graph
+    return graph.replay if graph is not None else program._launch  # type: ignore[no-any-return]
+
+
+def in_turns(programs: Programs, case: Case, plain: Case, sizes: Any, device: Any) -> Spread:
+    """Return how many times as long a step takes as a plain one, each timed after the other.
+
+    A device that warms as it works slows both. Programs share the memory of their inputs, so each
+    turn fills it anew.
+    """
+    ratios = []
+    for _ in range(REPEATS):
+        medians = []
+        for one in (plain, case):
+            with launched(programs, one, sizes) as program:
+                medians.append(timed(alone(program), back(program, device), repeats=1).median)
+        ratios.append(medians[1] / medians[0])
+    return Spread(statistics.median(ratios), min(ratios), max(ratios))
+
+
 def timed(
-    run: Callable[[], object], before: Callable[[], object] = lambda: None, calls: int = 4
+    run: Callable[[], object],
+    before: Callable[[], object] = lambda: None,
+    calls: int = 4,
+    repeats: int = REPEATS,
 ) -> Spread:
     """Return microseconds of the device a call, `before` apart, of calls that wait for nothing."""
     import torch
@@ -145,7 +170,7 @@ def timed(
         before()
         run()
     samples = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
         for begin, end in events:
             before()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gpu_jobs
 import pytest
 
 from baton_testing.exactness import devices, properties
@@ -29,14 +29,11 @@ def alone(subject: Subject) -> list[Said]:
 
 @pytest.fixture(scope="session")
 def keep_digest() -> Callable[[str, str], None]:
-    """`keep(name, digest)`: put it where `make gpu-test` looks for the stamp's."""
+    """`keep(name, digest)`: put it in the folder where `make gpu-test` looks for the stamp's."""
     place = os.environ.get("BATON_GPU_DIGESTS")
 
     def keep(name: str, digest: str) -> None:
-        if place is None:
-            return
-        path = Path(place)
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(known | {name: digest}))
+        if place is not None:
+            gpu_jobs.kept(name, digest, Path(place))
 
     return keep

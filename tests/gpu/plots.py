@@ -10,29 +10,41 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 720, 420
-LEFT, RIGHT, TOP, BOTTOM = 64, 168, 44, 52
+LEFT, RIGHT, TOP, BOTTOM = 52, 184, 56, 52
 COLOURS = ("#1f5fa8", "#c2571a", "#2c8a57", "#8a3fa0", "#7a6a00", "#555555")
+GRID, INK = "#e4e4e4", "#333333"
+LEGEND_ROW, LEGEND_LINE = 20, 22
+FEW_TICKS = 5
+"""Fewer than these on a logarithmic axis, and it gets those between too."""
+POWERS = [2.0**n for n in range(-3, 12)]
+BETWEEN = [1.5 * tick for tick in POWERS]
+
+Style = Literal["solid", "hollow", "dashed"]
+Case = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points of one name; `dashed` for roofs."""
+    """Points of one name and colour; hollow ones tell two lines of a colour apart, roofs are
+    dashed. One without a name is not in the legend.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
-    dashed: bool = False
+    colour: int
+    style: Style = "solid"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis, or one from 0 on."""
+    """A logarithmic axis, or one from `low` on."""
 
     title: str
     ticks: Sequence[float]
@@ -47,10 +59,20 @@ class Axis:
         return math.log(value / self.low) / math.log(self.high / self.low)
 
 
-def axis(title: str, values: Sequence[float], ticks: Sequence[float], log: bool) -> Axis:
-    """Return an axis that holds these values; of `ticks` those that lie on it are drawn."""
-    low, high = (min(values) * 0.9, max(values) * 1.1) if log else (0.0, max(values) * 1.05)
-    return Axis(title, [t for t in ticks if low <= t <= high], low, high, log)
+def log_axis(title: str, values: Iterable[float], ticks: Sequence[float] = ()) -> Axis:
+    """Return an axis that holds these values, with ticks at powers of two unless told."""
+    found = list(values)
+    low, high = min(found) * 0.9, max(found) * 1.1
+    inside = [tick for tick in ticks or POWERS if low <= tick <= high]
+    if not ticks and len(inside) < FEW_TICKS:
+        inside = [tick for tick in sorted(POWERS + BETWEEN) if low <= tick <= high]
+    return Axis(title, inside, low, high, log=True)
+
+
+def plain_axis(title: str, most: float, step: float, beside: float = 0.0) -> Axis:
+    """Return an axis from 0 to `most`, ticks `step` apart; `beside` is room at its ends."""
+    ticks = [n * step for n in range(int(most / step) + 1)]
+    return Axis(title, ticks, -beside, most + beside, log=False)
 
 
 def named(value: float) -> str:
@@ -72,105 +94,152 @@ def picture(title: str, x: Axis, y: Axis, lines: Sequence[Line]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="15">{escape(title)}</text>',
+        f'<text x="12" y="22" font-size="15" fill="{INK}">{escape(title)}</text>',
+        f'<text x="12" y="42" fill="{INK}">{escape(y.title)}</text>',
     ]
     for tick in x.ticks:
         across = at((tick, y.low))[0]
-        parts.append(f'<path d="M{across:.1f} {TOP}V{bottom}" stroke="#e4e4e4"/>')
-        parts.append(
-            f'<text x="{across:.1f}" y="{bottom + 18}" text-anchor="middle">{named(tick)}</text>'
-        )
+        parts.append(f'<path d="M{across:.1f} {TOP}V{bottom}" stroke="{GRID}"/>')
+        parts.append(_text(across, bottom + 18, named(tick), "middle"))
     for tick in y.ticks:
         down = at((x.low, tick))[1]
-        parts.append(f'<path d="M{LEFT} {down:.1f}H{right}" stroke="#e4e4e4"/>')
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{down + 4:.1f}" text-anchor="end">{named(tick)}</text>'
-        )
-    parts.append(f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#333"/>')
-    middle = (LEFT + right) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle">{x.title}</text>')
-    parts.append(f'<text x="{LEFT}" y="38" fill="#333">{escape(y.title)}</text>')
-    for number, line in enumerate(lines):
-        parts += drawn(line, [at(point) for point in line.points], number)
+        parts.append(f'<path d="M{LEFT} {down:.1f}H{right}" stroke="{GRID}"/>')
+        parts.append(_text(LEFT - 8, down + 4, named(tick), "end"))
+    parts.append(f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="{INK}"/>')
+    parts.append(_text((LEFT + right) / 2, HEIGHT - 12, x.title, "middle"))
+    ordered = sorted(lines, key=lambda line: line.style != "dashed")  # roofs lie below
+    for line in ordered:
+        parts += _drawn(line, [at(point) for point in line.points])
+    for row, line in enumerate(line for line in lines if line.name):
+        parts += _in_legend(line, right + 18, TOP + 10 + LEGEND_ROW * row)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def drawn(line: Line, points: Sequence[tuple[float, float]], number: int) -> list[str]:
-    """Return a line, its points, and its name in the legend."""
-    colour = COLOURS[number % len(COLOURS)]
-    dash = ' stroke-dasharray="6 4"' if line.dashed else ""
-    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
-    parts = [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
-    if not line.dashed:
-        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in points]
-    down = TOP + 14 + 20 * number
-    start = WIDTH - RIGHT + 14
-    parts.append(f'<path d="M{start} {down - 4}h22" stroke="{colour}" stroke-width="2"{dash}/>')
-    parts.append(f'<text x="{start + 28}" y="{down}">{escape(line.name)}</text>')
-    return parts
-
-
-MS_TICKS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-def by_batch(cases: Sequence[Mapping[str, Any]]) -> str:
-    """Step time against the number of sequences, one token each."""
-    plain = [c for c in cases if c["kind"] == "batch"]
-    most = max((c["context"] for c in plain), key=lambda n: sum(c["context"] == n for c in plain))
-    plain = [c for c in plain if c["context"] == most]
-    lines = [
-        Line("exact, one graph", [(c["batch"], c["us"] / 1e3) for c in plain]),
-        Line("roof", [(c["batch"], c["roof_us"] / 1e3) for c in plain], dashed=True),
-    ]
-    theirs = [(c["batch"], c["cublas_us"] / 1e3) for c in plain if c.get("cublas_us")]
-    lines += [Line("PyTorch, cuBLAS", theirs)] if theirs else []
-    values = [v for line in lines for _, v in line.points]
-    x = axis("sequences", [c["batch"] for c in plain], [2**n for n in range(10)], log=True)
-    title = f"A decode step by batch, {most} tokens of context each"
-    return picture(title, x, axis("milliseconds", values, MS_TICKS, log=True), lines)
-
-
-def by_context(cases: Sequence[Mapping[str, Any]]) -> str:
-    """Step time against the length of the context."""
-    plain = [c for c in cases if c["kind"] == "context"]
-    lines = []
-    for batch in sorted({c["batch"] for c in plain}):
-        some = [c for c in plain if c["batch"] == batch]
-        lines.append(Line(f"batch {batch}", [(c["context"], c["us"] / 1e3) for c in some]))
-        roof = [(c["context"], c["roof_us"] / 1e3) for c in some]
-        lines.append(Line(f"roof, batch {batch}", roof, dashed=True))
-    values = [v for line in lines for _, v in line.points]
-    x = axis(
-        "tokens of context", [c["context"] for c in plain], [1024 << n for n in range(8)], True
+def _text(across: float, down: float, text: str, anchor: str) -> str:
+    return (
+        f'<text x="{across:.1f}" y="{down:.1f}" text-anchor="{anchor}" fill="{INK}">'
+        f"{escape(text)}</text>"
     )
-    y = axis("milliseconds", values, MS_TICKS, log=True)
-    return picture("A decode step by context", x, y, lines)
 
 
-def by_drafts(cases: Sequence[Mapping[str, Any]]) -> str:
-    """Step time against K, with and without making the drafts."""
-    plain = [c for c in cases if c["kind"] == "drafts"]
+def _stroke(line: Line) -> str:
+    dash = ' stroke-dasharray="6 4" stroke-opacity="0.75"' if line.style == "dashed" else ""
+    return f'stroke="{COLOURS[line.colour % len(COLOURS)]}" stroke-width="2"{dash}'
+
+
+def _marks(line: Line, points: Iterable[tuple[float, float]]) -> list[str]:
+    if line.style == "dashed":
+        return []
+    colour = COLOURS[line.colour % len(COLOURS)]
+    fill = "white" if line.style == "hollow" else colour
+    return [
+        f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{fill}" stroke="{colour}"/>'
+        for a, b in points
+    ]
+
+
+def _drawn(line: Line, points: Sequence[tuple[float, float]]) -> list[str]:
+    """Return a line and its points."""
+    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
+    return [f'<path d="{path}" fill="none" {_stroke(line)}/>', *_marks(line, points)]
+
+
+def _in_legend(line: Line, across: float, down: float) -> list[str]:
+    """Return a line's name beside a piece of it."""
+    middle = across + LEGEND_LINE / 2
+    return [
+        f'<path d="M{across} {down - 4}h{LEGEND_LINE}" {_stroke(line)}/>',
+        *_marks(line, [(middle, down - 4)]),
+        _text(across + LEGEND_LINE + 6, down, line.name, "start"),
+    ]
+
+
+def _line(name: str, cases: Iterable[Case], along: str, colour: int, style: Style) -> Line:
+    """Return a line through the cases' times; a dashed one through their roofs."""
+    key = "roof_us" if style == "dashed" else "us"
+    points = sorted((float(case[along]), case[key] / 1e3) for case in cases)
+    return Line(name, points, colour, style)
+
+
+def _times(lines: Iterable[Line]) -> list[float]:
+    return [time for line in lines for _, time in line.points]
+
+
+def by_batch(cases: Sequence[Case]) -> str | None:
+    """Step time against the number of sequences, one token each; None where it was not measured."""
+    found = [c for c in cases if c["kind"] == "batch"]
+    if not found:
+        return None
+    contexts = [c["context"] for c in found]
+    most = max(set(contexts), key=contexts.count)
+    found = [c for c in found if c["context"] == most]
+    lines = [
+        _line("a step", found, "batch", 0, "solid"),
+        _line("roof", found, "batch", 0, "dashed"),
+    ]
+    x = log_axis("sequences", (c["batch"] for c in found), POWERS)
+    title = f"A decode step by batch, {most:,} tokens of context each"
+    return picture(title, x, log_axis("milliseconds", _times(lines)), lines)
+
+
+def by_context(cases: Sequence[Case]) -> str | None:
+    """Step time against the length of the context; None where it was not measured."""
+    found = [c for c in cases if c["kind"] == "context"]
+    if not found:
+        return None
     lines = []
-    for batch in sorted({c["batch"] for c in plain}):
-        for makes, name in ((False, "verified"), (True, "and made")):
-            some = [c for c in plain if c["batch"] == batch and c["makes_drafts"] is makes]
-            points = [(c["drafts"], c["us"] / 1e3) for c in some]
-            lines += [Line(f"batch {batch}: {name}", points, dashed=makes)] if points else []
-    values = [v for line in lines for _, v in line.points]
-    x = axis("drafts a sequence (K)", [0, 5], range(6), log=False)
-    y = axis("milliseconds", values, [*range(0, 20, 2), *range(20, 100, 10)], log=False)
-    return picture("A decode step by drafts", x, y, lines)
+    for colour, batch in enumerate(sorted({c["batch"] for c in found}, reverse=True)):
+        some = [c for c in found if c["batch"] == batch]
+        lines.append(_line(f"batch {batch}", some, "context", colour, "solid"))
+        lines.append(_line(f"batch {batch}: roof", some, "context", colour, "dashed"))
+    ticks = [1024 * tick for tick in POWERS if tick >= 1]
+    x = log_axis("tokens of context", (c["context"] for c in found), ticks)
+    return picture("A decode step by context", x, log_axis("milliseconds", _times(lines)), lines)
+
+
+def by_drafts(cases: Sequence[Case]) -> str | None:
+    """Step time against K, with and without making the drafts; None where it was not measured."""
+    found = [c for c in cases if c["kind"] == "drafts"]
+    if not found:
+        return None
+    lines = []
+    for colour, batch in enumerate(sorted({c["batch"] for c in found}, reverse=True)):
+        some = [c for c in found if c["batch"] == batch]
+        made = [c for c in some if c["makes_drafts"]]
+        plain = [c for c in some if not c["makes_drafts"]]
+        if made:
+            lines.append(_line(f"batch {batch}: and made", made, "drafts", colour, "hollow"))
+        if plain:
+            lines.append(_line(f"batch {batch}: verified", plain, "drafts", colour, "solid"))
+        begin = [c for c in plain if not c["drafts"]]
+        roof = _line(f"batch {batch}: roof", begin + made, "drafts", colour, "dashed")
+        lines += [roof] if roof.points else []
+    most = max(_times(lines)) * 1.05
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if most / step <= 12)
+    title = "A decode step by drafts; the roof is that of a step that makes them"
+    x = plain_axis("drafts a sequence (K)", 5, 1, beside=0.15)
+    y = plain_axis("milliseconds", most, step)
+    return picture(title, x, y, lines)
 
 
 PICTURES = {"gpu-batch": by_batch, "gpu-context": by_context, "gpu-drafts": by_drafts}
 
 
+def draw(cases: Sequence[Case], folder: Path) -> list[str]:
+    """Write every picture that there are cases for; return their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for name, drawn in ((name, drawn(cases)) for name, drawn in PICTURES.items()):
+        if drawn is not None:
+            (folder / f"{name}.svg").write_text(drawn)
+            names.append(name)
+    return names
+
+
 def main() -> None:
     """Draw every picture."""
-    source, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    cases = json.loads(source.read_text())["steps"]
-    for name, draw in PICTURES.items():
-        (folder / f"{name}.svg").write_text(draw(cases))
+    cases = [c for c in json.loads(Path(sys.argv[1]).read_text())["steps"] if "error" not in c]
+    draw(cases, Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

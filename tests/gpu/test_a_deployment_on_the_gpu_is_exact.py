@@ -1,4 +1,5 @@
-"""Processes of a deployment on one GPU tell clients the same bits over HTTP, whichever they are.
+"""Processes of a deployment tell clients the same bits over HTTP, whichever they are and whichever
+GPU of a kind they are on.
 
 Prefill and decode are processes of their own, which hand KV over by the existing transport.
 """
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from baton_testing.gpus import two_gpus
 from baton_testing.local_deployment import Deployment, start
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
@@ -56,6 +58,24 @@ def test_a_pair_of_processes_says_what_one_says_and_texts_are_scored_as_sampled(
         (lines,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
         exec(lines.replace("http://127.0.0.1:8000", pair.url), {})
     with start(*MIXED) as mixed:
+        wanted = [ask(mixed, n) for n in range(REQUESTS)]
+    differing = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
+    assert differing == []
+
+
+def test_a_pair_on_two_gpus_says_what_one_process_says_on_the_second() -> None:
+    first, second = two_gpus()
+    with start(*PAIR, "--gpus", f"{first},{second}") as pair, ThreadPoolExecutor(48) as clients:
+        pair.wait_lines(3)
+        found = list(clients.map(lambda n: ask(pair, n), range(REQUESTS)))
+        pair.wait_at_least("prefill", "baton_handoff_sent_bytes_total", 1)
+        seen = {
+            role: Path(f"/proc/{pair.latest(role)['pid']}/environ").read_bytes().split(b"\0")
+            for role in ("prefill", "decode")
+        }
+    assert f"CUDA_VISIBLE_DEVICES={first}".encode() in seen["prefill"]
+    assert f"CUDA_VISIBLE_DEVICES={second}".encode() in seen["decode"]
+    with start(*MIXED, "--gpus", second) as mixed:
         wanted = [ask(mixed, n) for n in range(REQUESTS)]
     differing = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
     assert differing == []

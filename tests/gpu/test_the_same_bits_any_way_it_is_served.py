@@ -72,6 +72,12 @@ def test_prefill_and_decode_apart_say_what_one_engine_says(
     held(properties.handed_over(subject, alone))
 
 
+def test_memory_that_nobody_has_written_is_not_read(
+    subject: Subject, alone: Sequence[Said]
+) -> None:
+    held(properties.poisoned(subject, alone))
+
+
 def test_everything_at_once_changes_nothing(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.all_at_once(subject, alone))
 

@@ -6,7 +6,7 @@ import pytest
 
 from baton_testing.exactness import devices, properties, trace
 from baton_testing.exactness.asks import Ask, serve
-from baton_testing.exactness.controls import WRONG
+from baton_testing.exactness.controls import WRONG, LeakingAttention
 
 FEW = ("any batch", "any chunks", "any drafts")
 
@@ -20,6 +20,12 @@ def test_kernels_that_are_not_exact_break_properties_by_name(name: str) -> None:
     for lines in found.values():
         print(f"  {lines[0]}")
     assert found
+
+
+def test_reading_what_is_not_a_requests_own_is_found_by_memory_of_nan_alone() -> None:
+    with devices.subject("numpy-tiny", wrong=LeakingAttention) as subject:
+        found = properties.broken(subject, ("any batch", "overlapped", "poisoned"))
+    assert set(found) == {"poisoned"}
 
 
 @pytest.mark.parametrize("name", devices.parameters(devices.CONTROLLED))

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -35,8 +34,7 @@ def module(name: str) -> ModuleType:
     return made
 
 
-steps, plots = module("bench_steps"), module("plots")
-page, cases = module("page"), module("bench_cases")
+steps, cases, profile = module("bench_steps"), module("bench_cases"), module("bench_profile")
 CASES = {
     "decode": {"batch": 3, "context": 40},
     "verify": {"batch": 2, "context": 50, "drafts": 3},
@@ -82,42 +80,15 @@ def test_every_step_that_is_measured_fits_the_cuda_ops(use_mtp: bool) -> None:
             assert program.shape.n_sampled == case.batch
 
 
-def test_pictures_hold_every_line_and_are_well_formed() -> None:
-    record = {"us": 5000.0, "roof_us": 4000.0, "context": 1024, "drafts": 0, "makes_drafts": False}
-    cases = [record | {"kind": "batch", "batch": n, "us": 3000.0 + 10 * n} for n in (1, 8, 64)]
-    cases += [record | {"kind": "context", "batch": 1, "context": n} for n in (1024, 4096)]
-    cases += [record | {"kind": "drafts", "batch": 8, "drafts": k} for k in range(6)]
-    for draw, lines in ((plots.by_batch, 2), (plots.by_context, 2), (plots.by_drafts, 1)):
-        root = ElementTree.fromstring(draw(cases))
-        names = [e.text for e in root.iter() if e.tag.endswith("text")]
-        strokes = [e for e in root.iter() if e.get("stroke-width") == "2" and e.get("fill")]
-        assert len(strokes) == lines
-        assert any("decode step" in (name or "") for name in names)
+def test_costs_are_told_over_the_same_step_without() -> None:
+    costly = [c for k, c in cases.FEW if (p := cases.plain_of(k, c)) is not None and p in
+              [one for kind, one in cases.FEW if kind == k]]  # fmt: skip
+    assert {(c.batch, c.top) for c in costly if c.choice is Choice.GREEDY} == {
+        (64, 0), (64, 20), (256, 0), (256, 20)
+    }  # fmt: skip
+    assert {c.choice for c in costly} == set(Choice)
 
 
-def test_the_page_tells_each_number_of_a_run_and_which_goals_are_missed() -> None:
-    plain = {"us": 5000.0, "roof_us": 4500.0, "eager_us": 9000.0, "context": 2048, "drafts": 0,
-             "makes_drafts": False, "choice": "GREEDY", "top": -1, "prefill": 0}  # fmt: skip
-    made = [
-        plain | {"kind": "goal", "batch": 64},
-        plain | {"kind": "goal", "batch": 128, "us": 6e3},
-    ]
-    made += [plain | {"kind": "drafts", "batch": 64, "drafts": k, "us": 5e3 + k} for k in (0, 3)]
-    made += [plain | {"kind": "logprobs", "batch": 64, "top": k, "us": 5e3 + k} for k in (-1, 0)]
-    made += [plain | {"kind": "sampler", "batch": 64, "choice": c} for c in ("GREEDY", "SAMPLED")]
-    made += [plain | {"kind": "prefill", "batch": 1, "prefill": 2048, "tflops": 590.0}]
-    made += [plain | {"kind": "context", "batch": 8, "error": "OutOfMemoryError: no"}]
-    phase = {"rows": 64, "k": 0, "top": 0, "overlap": True, "tokens_per_s": 6543.2,
-             "step_ms": 9.9, "idle_share": 0.02}  # fmt: skip
-    machine = dict.fromkeys(("gpu", "driver", "cuda", "torch", "python"), "x")
-    baseline = {"batch": 64, "rows": 1, "context": 2048, "us": 6000.0}
-    record = {"machine": machine, "commit": "abc", "roof": {"read": 4.5e12, "copy": 4e12},
-              "repeats": 9, "steps": made, "baselines": [baseline], "phases": [phase]}  # fmt: skip
-    text = page.page(record, "results/x.json")
-    assert "| 64 | 5.00 | 4.50 | 90.0 % | 88.0 %: met | 6.00 | 1.20 | 9.00 |" in text
-    assert "| 128 | 6.00 | 4.50 | 75.0 % | 90.0 %: missed | - | - | 9.00 |" in text
-    assert "cost 1.00 times one (goal: 1.2, met)" in text
-    assert "| 6543 | 9.90 | 2.0 %: met |" in text
-    assert "goal 600 |" in text
-    assert "| missed |" in text
-    assert "context, batch 8: OutOfMemoryError: no" in text
+def test_a_kernel_that_waits_for_another_counts_from_its_end() -> None:
+    found = [("void space::A<int>(float*)", 0.0, 4.0), ("void B()", 1.0, 6.0), ("B", 9.0, 10.0)]
+    assert profile.summed(found, 1) == [("A<int>", 1.0, 4.0), ("B", 2.0, 3.0)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from baton_cluster.kubectl import KubectlError
@@ -55,6 +57,17 @@ CASES = {
         roles({"parallelism": {"tensor": 4}}, {"parallelism": {"tensor": 2}}),
         "decode's parallelism.tensor must equal prefill's, or be 1",
     ),
+    "ranks on a GPU": (
+        {"engine": {"device": "gpu"}}
+        | roles({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2}}),
+        "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu "
+        "alone",
+    ),
+    "ranks that make up text": (
+        {"engine": {"device": "sim"}} | roles({"parallelism": {"tensor": 2}}),
+        "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu "
+        "alone",
+    ),
     "a replica over several nodes": (
         roles({"parallelism": {"tensor": 2, "nodes": 2}}, {"parallelism": {"tensor": 2}}),
         "parallelism.nodes must be 1: a replica over several nodes is not supported; "
@@ -85,7 +98,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_wrong_spec_is_rejected_with_its_reason(kubectl, namespace, pdd, case):
     spec, message = CASES[case]
-    with pytest.raises(KubectlError, match=r"(?i)" + message.replace(".", r"\.")):
+    with pytest.raises(KubectlError, match=r"(?i)" + re.escape(message)):
         kubectl.apply(pdd(**spec), namespace=namespace)
     assert kubectl.get("pdd", "demo", namespace=namespace) is None
 

@@ -28,6 +28,7 @@ VARIABLES = {
 LITERAL_MATCHERS = {
     ("le", "+Inf"): "no row yields more than that",
     ("outcome", "ok"): "the share of good answers is about this one outcome",
+    ("kind", "graph"): "the time in graphs is a part of all steps' time",
 }
 """Label values that a query may name, each with the reason."""
 

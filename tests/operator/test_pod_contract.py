@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import http.server
 import json
@@ -9,6 +10,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,6 +23,8 @@ from baton_operator.children.resources.pods import gateway_template, worker_temp
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import Role
 from baton_worker.config import load_config
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.options import resolve_options
 
 OWNER = Owner("ns", "chat", "uid-1")
 BASE = {
@@ -48,6 +52,18 @@ SPECS = {
     "simulated": {"engine": {"device": "sim"}},
     "image volume": {"model": {"servedName": "chat", "image": {"reference": "models:1"}}},
 }
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_the_example_for_a_gpu_serves_a_model_without_a_draft_layer(tmp_path):
+    document = yaml.safe_load((EXAMPLES / "gpu-pvc.yaml").read_text())
+    spec = msgspec.convert(document["spec"], PDDeploymentSpec)
+    path = tmp_path / "config.yaml"
+    path.write_text(config.worker_config(OWNER, spec, Role.DECODE, "r1"))
+    shape = dataclasses.replace(load_shape(EXAMPLES / "tiny-mtp"), n_mtp_layers=0)
+    assert not resolve_options(load_config(path), shape).use_mtp
 
 
 def spec_of(**changes):

@@ -26,6 +26,7 @@ from baton_worker.identity import GatewayIdentity, Role
 from baton_worker.link.curve import generate_key_files
 from baton_worker.link.gateway import ZmqGatewayLink
 from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes
+from baton_worker.local.supervisor import Reports, Supervisor
 from baton_worker.metrics import MetricFactory
 from baton_worker.roles.health import HealthServer
 from baton_worker.roles.process import run_worker
@@ -76,6 +77,10 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
             "num_speculative_tokens is 2 with method 'none'",
         ),
         ("model: {path: m}\nengine: {block_size: 7}\n", "block_size"),
+        (
+            "model: {path: m}\nengine: {device: gpu, tensor_parallel_size: 2}\n",
+            "tensor_parallel_size is 2, but a worker of device 'gpu' is one rank: let it be 1",
+        ),
         ("model: {path: m}\nengine: {sim: {seed: 1}}\n", "sim is set, but device is 'cpu'"),
         (
             "model: {path: m}\nengine: {device: sim, sim: {acceptance: [0.1, 0.2, 0, 0, 0]}}\n",
@@ -107,6 +112,34 @@ def test_a_local_plan_pairs_compatible_processes():
     assert len(shared) == 1
     assert {p.config.link.gateways for p in plans} == {("tcp://127.0.0.1:5555",)}
     assert not any(p.config.link.curve.enabled for p in plans)
+
+
+def test_workers_are_spread_over_the_gpus_in_turn():
+    options = LocalOptions(model_path="/m", prefill=2, decode=1, gpus=("0", "GPU-1a"))
+    plans = plan_processes(options, 1, {})
+    assert {p.name: p.environment["CUDA_VISIBLE_DEVICES"] for p in plans} == {
+        "gateway": "", "prefill-0": "0", "prefill-1": "GPU-1a", "decode-0": "0",
+    }  # fmt: skip
+
+
+def test_a_process_is_started_with_the_environment_of_its_plan(tmp_path):
+    options = LocalOptions(model_path="/nowhere", gpus=("7",))
+    plan = plan_processes(options, 1, {})[1]
+    reports = Reports(lambda child: None, lambda child, code: None)
+    supervisor = Supervisor([plan], reports, [], tmp_path)
+    (child,) = supervisor.children
+    supervisor._start(child)
+    try:
+        seen = Path(f"/proc/{child.process.pid}/environ").read_bytes().split(b"\0")
+    finally:
+        supervisor._end_all()
+    assert b"CUDA_VISIBLE_DEVICES=7" in seen
+    assert any(entry.startswith(b"PATH=") for entry in seen), "beside what this one has"
+
+
+def test_workers_see_what_this_process_sees_where_no_gpu_is_named():
+    plans = plan_processes(LocalOptions(model_path="/m"), 1, {})
+    assert [p.environment for p in plans] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,45 @@ def test_every_command_explains_itself(command, capsys):
             "--engine gpu with 2 workers on one GPU needs --kv-blocks",
         ),
         (
-            ["local", "--model", "m", "--gpu-memory", "0.04"],
+            ["local", "--model", "m", "--engine", "gpu", "--gpus", "0,1", "--prefill", "2"],
+            "--engine gpu with 2 workers on one GPU needs --kv-blocks",
+        ),
+        (
+            ["local", "--model", "m", "--gpus", "0,1"],
+            "--gpus is '0,1', which needs --engine gpu",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "gpu", "--gpus", "0,,1"],
+            "--gpus is '0,,1': name each GPU once, as in 0,1",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "gpu", "--gpus", "", "--kv-blocks", "9"],
+            "--gpus is '': name each GPU once, as in 0,1",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "gpu", "--gpus", "1,1"],
+            "--gpus is '1,1': name each GPU once, as in 0,1",
+        ),
+        (
+            ["local", "--model", "m", "--gpu-memory", "0.5"],
+            "--gpu-memory is 0.5, which needs --engine gpu",
+        ),
+        (
+            [
+                "local",
+                "--model",
+                "m",
+                "--engine",
+                "gpu",
+                "--prefill",
+                "0",
+                "--decode",
+                "0",
+                "--mixed",
+                "1",
+                "--gpu-memory",
+                "0.04",
+            ],
             "--gpu-memory is 0.04, not in 0.05..0.98",
         ),
         (["control", "/nosuch", "drain"], "`baton-worker local` prints those of its workers"),

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_jobs
+import pytest
+
 import gpu
 
 REPORT = """<testsuites><testsuite>
@@ -19,7 +22,7 @@ REPORT = """<testsuites><testsuite>
 def test_outcomes_are_counted_once_for_each_test(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
-    cases = gpu.cases_of(report)
+    cases = gpu_jobs.cases_of(report)
     results = gpu.results_of(cases, whole=True)
     assert (results.passed, results.failed, results.skipped) == (1, 1, 1)
     assert results.names_failed == ("tests/gpu/test_a.py::test_two",)
@@ -29,7 +32,7 @@ def test_outcomes_are_counted_once_for_each_test(tmp_path: Path) -> None:
 def test_the_table_has_a_line_for_each_file(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
-    lines = gpu.table(gpu.cases_of(report)).splitlines()
+    lines = gpu.table(gpu_jobs.cases_of(report)).splitlines()
     assert len(lines) == 4
     assert "tests/gpu/test_a.py" in lines[2]
     assert "tests/ops/cuda/test_b.py" in lines[3]
@@ -55,6 +58,22 @@ def test_what_is_laid_out_is_found_before_what_is_installed(tmp_path: Path) -> N
 def test_packages_that_are_missing_are_named_by_their_distributions(monkeypatch) -> None:
     monkeypatch.setattr(gpu, "NEEDS", {"json": "json", "no_such_module": "its-distribution"})
     assert gpu.missing_modules() == ["its-distribution"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["test", "--jobs", "0"], "argument --jobs: 0 is less than 1"),
+        (["test", "--library", "no/such.so"], "argument --library: no/such.so is no file"),
+        (["lay-out"], "lay-out needs --library"),
+    ],
+)
+def test_what_could_not_run_is_refused_before_anything_is_built(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(words)
+    assert message in capsys.readouterr().err
 
 
 def test_a_machine_without_pytorch_is_told_so(monkeypatch) -> None:

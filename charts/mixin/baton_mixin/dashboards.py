@@ -11,6 +11,7 @@ from baton_mixin.panels import Row, variable
 from baton_mixin.rows import (
     acceptance,
     capacity,
+    device,
     first_token,
     logprobs,
     loss,
@@ -33,7 +34,7 @@ def serving() -> models.Dashboard:
     builder = _dashboard("baton-serving", "Baton / Serving", "What clients see, and why.")
     builder = _with_rows(
         _with_workload(builder),
-        [overview.row, requests.row, first_token.row, output.row, capacity.row],
+        [overview.row, requests.row, first_token.row, output.row, capacity.row, device.row],
     )
     return builder.build()
 

@@ -37,6 +37,11 @@ Error GenericMatmul(const MatmulInput& input, const Rows& out, ElementType out_t
 // may write it.
 Error Matmul(const MatmulInput& input, const Rows& out, ElementType out_type, Stream stream);
 
+// As Matmul with a weight of gates' rows and as many ups' behind them, then SiluMul, with their
+// bits and without the memory between: out[r, i] = silu(gate) * up, [rows, input.out / 2].
+Error GateUpSilu(const MatmulInput& input, const Rows& out, Stream stream);
+Error GenericGateUpSilu(const MatmulInput& input, const Rows& out, Stream stream);
+
 struct KvPool {
   void* data;  // [blocks, layers, 2, heads, block_size, head_dim], contiguous
   int64_t blocks;

@@ -13,6 +13,7 @@ namespace {
 
 // From so many heads on, a warp for each would not find room on a device at once.
 constexpr int64_t kManyHeads = 6144;
+constexpr int64_t kManyVectorHeads = kManyHeads * kWarp / kHeadLanes;  // eight lanes for each
 
 template <class Word>
 Error CopyWords(const CopyRowsInput& in, const Rows& out, int64_t element_bytes, Stream stream) {
@@ -78,12 +79,20 @@ Error RopeOf(const RopeStoreInput& in, void* query, Stream stream) {
   p.tokens = static_cast<int32_t>(in.tokens);
   p.query = static_cast<E*>(query);
   const int64_t heads = in.heads + 2 * pool.heads;
-  const auto launch = [&](auto kernel, int64_t per_warp) {
-    const int64_t warps = in.tokens * DivideUp(heads, per_warp);
+  const auto launch = [&](auto kernel, int64_t heads_each, int64_t parts_of_warp = 1) {
+    const int64_t warps = DivideUp(in.tokens * DivideUp(heads, heads_each), parts_of_warp);
     const Grid grid{static_cast<unsigned>(DivideUp<int64_t>(warps, kRopeWarps)),
                     kRopeWarps * kWarp};
     return LaunchEarly(kernel, grid, stream, p);
   };
+  if constexpr (sizeof(E) == 2 && !kInterleaved && kWide) {
+    if (pool.head_dim == kVectorHead && in.qkv.stride % kChunk == 0) {
+      constexpr int64_t kParts = kWarp / kHeadLanes;
+      if (in.tokens * heads < kManyVectorHeads)
+        return launch(RopeStoreVectorKernel<E, 1>, 1, kParts);
+      return launch(RopeStoreVectorKernel<E, 2>, 2, kParts);
+    }
+  }
   if (pool.head_dim > kMostLaneHead) return launch(RopeStoreLongKernel<E, kInterleaved, kWide>, 1);
   if (in.tokens * heads < kManyHeads) return launch(RopeStoreKernel<E, kInterleaved, kWide, 1>, 1);
   return launch(RopeStoreKernel<E, kInterleaved, kWide, 4>, 4);

@@ -13,8 +13,8 @@ struct Matmul {
   DLDevice device;
 };
 
-// Reads x, weight, out.
-Matmul ReadMatmul(ArgumentReader* args) {
+// Reads x, weight, out; `gated`: the weight has two rows for each column of out.
+Matmul ReadMatmul(ArgumentReader* args, bool gated = false) {
   const TensorView x = args->Tensor("x"), weight = args->Tensor("weight");
   const TensorView out = args->Tensor("out");
   const Call call(x, "x");
@@ -28,9 +28,13 @@ Matmul ReadMatmul(ArgumentReader* args) {
   Checked(weight, "weight").HasRank(2);
   in.out = weight.size(0);
   in.weight = Matrix<const void>(weight, "weight", DtypeOf(call.type), in.out, in.in, call.device);
-  const bool is_float = ElementTypeOf(out, "out") == cuda::ElementType::kFloat32;
+  if (gated && in.out % 2 != 0) {
+    TVM_FFI_THROW(ValueError) << "weight.shape[0] must be even, got " << in.out;
+  }
+  const bool is_float = !gated && ElementTypeOf(out, "out") == cuda::ElementType::kFloat32;
   read.out_type = is_float ? cuda::ElementType::kFloat32 : call.type;
-  read.out = call.RowsOf(out, "out", DtypeOf(read.out_type), in.rows, in.out);
+  const int64_t columns = gated ? in.out / 2 : in.out;
+  read.out = call.RowsOf(out, "out", DtypeOf(read.out_type), in.rows, columns);
   return read;
 }
 
@@ -40,14 +44,31 @@ void RunMatmul(ArgumentReader args) {
   Raise("matmul", cuda::Matmul(read.input, read.out, read.out_type, StreamOf(read.device)));
 }
 
+void RunGateUpSilu(ArgumentReader args) {
+  const Matmul read = ReadMatmul(&args, true);
+  const tvm::ffi::CUDADeviceGuard guard(read.device.device_id);
+  Raise("gate_up_silu", cuda::GateUpSilu(read.input, read.out, StreamOf(read.device)));
+}
+
+cuda::MatmulWay ReadWay(ArgumentReader* args) {
+  const int64_t way = args->Int("way");
+  CheckRange("way", 0, way, 0, cuda::kMatmulWays - 1);
+  return static_cast<cuda::MatmulWay>(way);
+}
+
 // Reads way and what ReadMatmul does: for who measures one way after the other.
 void RunMatmulBy(ArgumentReader args) {
-  const int64_t way = args.Int("way");
-  CheckRange("way", 0, way, 0, cuda::kMatmulWays - 1);
+  const cuda::MatmulWay way = ReadWay(&args);
   const Matmul read = ReadMatmul(&args);
   const tvm::ffi::CUDADeviceGuard guard(read.device.device_id);
-  Raise("matmul", cuda::MatmulBy(static_cast<cuda::MatmulWay>(way), read.input, read.out,
-                                 read.out_type, StreamOf(read.device)));
+  Raise("matmul", cuda::MatmulBy(way, read.input, read.out, read.out_type, StreamOf(read.device)));
+}
+
+void RunGateUpSiluBy(ArgumentReader args) {
+  const cuda::MatmulWay way = ReadWay(&args);
+  const Matmul read = ReadMatmul(&args, true);
+  const tvm::ffi::CUDADeviceGuard guard(read.device.device_id);
+  Raise("gate_up_silu", cuda::GateUpSiluBy(way, read.input, read.out, StreamOf(read.device)));
 }
 
 // Reads query, kv, layer, tables, contexts, scale, out, scratch.
@@ -96,6 +117,8 @@ int64_t AttentionScratchBytes(int64_t heads, int64_t kv_heads, int64_t head_dim,
 
 BATON_EXPORT_CUDA(cuda_matmul, 3, RunMatmul)
 BATON_EXPORT_CUDA(cuda_matmul_by, 4, RunMatmulBy)
+BATON_EXPORT_CUDA(cuda_gate_up_silu, 3, RunGateUpSilu)
+BATON_EXPORT_CUDA(cuda_gate_up_silu_by, 4, RunGateUpSiluBy)
 BATON_EXPORT_CUDA(cuda_attend, 8, RunAttend)
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cuda_attention_scratch_bytes, baton_ops::AttentionScratchBytes)

@@ -12,25 +12,26 @@ constexpr int64_t kMostGridRows = 65535;
 constexpr int64_t kMostSharedBytes = 48 * 1024;
 constexpr int64_t kFewRows = 64;  // up to so many, reading the weight again costs less than tiles
 
-template <class E, class Out, class Tile>
+template <class E, class Out, class Tile, bool kGated>
 Error MatmulTiles(const MatmulParams<E, Out>& params, Stream stream) {
-  const int64_t across = DivideUp<int64_t>(params.out_columns, Tile::kColumns);
+  const int64_t across =
+      DivideUp<int64_t>(params.out_columns, kGated ? Tile::kColumns / 2 : Tile::kColumns);
   const int64_t down = DivideUp<int64_t>(params.rows, Tile::kRows);
   if (down > kMostGridRows) return "x has too many rows";
   const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kMatmulThreads};
-  return LaunchEarly(GenericMatmulKernel<E, Out, Tile>, grid, stream, params);
+  return LaunchEarly(GenericMatmulKernel<E, Out, Tile, kGated>, grid, stream, params);
 }
 
-template <class E, class Out, int kRows>
+template <class E, class Out, int kRows, bool kGated>
 Error MatmulFew(const MatmulParams<E, Out>& params, Stream stream) {
-  const int64_t across = DivideUp<int64_t>(params.out_columns, kWarp);
+  const int64_t across = DivideUp<int64_t>(params.out_columns, kGated ? kWarp / 2 : kWarp);
   const int64_t down = DivideUp<int64_t>(params.rows, kRows);
   const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)),
                   kFewWarps * kWarp};
-  return LaunchEarly(FewRowsMatmulKernel<E, Out, kRows>, grid, stream, params);
+  return LaunchEarly(FewRowsMatmulKernel<E, Out, kRows, kGated>, grid, stream, params);
 }
 
-template <class E, class Out>
+template <class E, class Out, bool kGated>
 Error MatmulOf(const MatmulInput& in, const Rows& out, Stream stream) {
   const MatmulParams<E, Out> params{static_cast<const E*>(in.x.data),
                                     static_cast<const E*>(in.weight),
@@ -39,16 +40,20 @@ Error MatmulOf(const MatmulInput& in, const Rows& out, Stream stream) {
                                     out.stride,
                                     in.rows,
                                     in.in,
-                                    in.out};
+                                    kGated ? in.out / 2 : in.out};
   const Rows weight{const_cast<void*>(in.weight), in.in};
   const int64_t bytes = ElementBytes(in.type);
   if (in.rows <= kFewRows && AreVectors(in.x, in.in, bytes) && AreVectors(weight, in.in, bytes)) {
-    if (in.rows == 1) return MatmulFew<E, Out, 1>(params, stream);
-    return in.rows <= 4 ? MatmulFew<E, Out, 4>(params, stream)
-                        : MatmulFew<E, Out, 8>(params, stream);
+    if (in.rows == 1) return MatmulFew<E, Out, 1, kGated>(params, stream);
+    return in.rows <= 4 ? MatmulFew<E, Out, 4, kGated>(params, stream)
+                        : MatmulFew<E, Out, 8, kGated>(params, stream);
   }
-  return in.rows <= SmallMatmulTile::kRows ? MatmulTiles<E, Out, SmallMatmulTile>(params, stream)
-                                           : MatmulTiles<E, Out, LargeMatmulTile>(params, stream);
+  if constexpr (!kGated) {
+    if (in.rows <= SmallMatmulTile::kRows) {
+      return MatmulTiles<E, Out, SmallMatmulTile, kGated>(params, stream);
+    }
+  }
+  return MatmulTiles<E, Out, LargeMatmulTile, kGated>(params, stream);
 }
 
 template <class E, int kHeads, int kDims, bool kWide, bool kWhole>
@@ -111,8 +116,16 @@ Error GenericMatmul(const MatmulInput& input, const Rows& out, ElementType out_t
   if (input.rows == 0 || input.out == 0) return nullptr;
   return ForElement(input.type, [&](auto element) {
     using E = decltype(element);
-    return out_type == input.type ? MatmulOf<E, E>(input, out, stream)
-                                  : MatmulOf<E, float>(input, out, stream);
+    return out_type == input.type ? MatmulOf<E, E, false>(input, out, stream)
+                                  : MatmulOf<E, float, false>(input, out, stream);
+  });
+}
+
+Error GenericGateUpSilu(const MatmulInput& input, const Rows& out, Stream stream) {
+  if (input.rows == 0 || input.out == 0) return nullptr;
+  return ForElement(input.type, [&](auto element) {
+    using E = decltype(element);
+    return MatmulOf<E, E, true>(input, out, stream);
   });
 }
 

@@ -6,32 +6,35 @@
 
 namespace baton_ops::cuda {
 
-// Ways have the same bits. Few rows, at most 64: the width of the tile. Many: width, how many
-// blocks of a cluster share, and whether they share x.
+// Ways have the same bits. Few: tiles of at most 64 rows, many: of 128, by how many columns they
+// have. Turned: of 192 columns, by how many rows.
 enum class MatmulWay {
   kFew32,
   kFew48,
   kFew64,
   kFew96,
   kFew128,
-  kMany32,
+  kFew160,
+  kFew192,
+  kFew256,
   kMany64,
-  kMany96By2,
-  kMany128By2,
-  kMany128By2OfX,
+  kMany96,
+  kMany128,
+  kMany160,
   kMany192,
-  kMany192By2,
   kMany256,
-  kMany256By2,
+  kTurned160,
+  kTurned192,
 };
-constexpr int kMatmulWays = static_cast<int>(MatmulWay::kMany256By2) + 1;
+constexpr int kMatmulWays = static_cast<int>(MatmulWay::kTurned192) + 1;
 constexpr int64_t kMostFewRows = 64;
 
 struct HopperMatmul {
   MatmulInput input;
   Rows out;
-  bool is_fp32;    // of out
-  int processors;  // of the device
+  bool is_fp32;        // of out
+  bool is_gated;       // then the weight has gates' rows, and as many ups' behind them
+  int processors = 0;  // of the device
 };
 
 Error MatmulFew(const HopperMatmul& call, MatmulWay way, Stream stream);
@@ -43,6 +46,7 @@ bool HopperTakes(const MatmulInput& input);
 // As Matmul, by one way, for what they take: what measures them uses it.
 Error MatmulBy(MatmulWay way, const MatmulInput& input, const Rows& out, ElementType out_type,
                Stream stream);
+Error GateUpSiluBy(MatmulWay way, const MatmulInput& input, const Rows& out, Stream stream);
 
 }  // namespace baton_ops::cuda
 

@@ -11,46 +11,41 @@ namespace {
 
 constexpr int64_t kElements = 8;  // of bf16 in 16 bytes, what the copy engine asks for
 
-// What a way costs for each tile that a multiprocessor has, a step of 64 along K, with weights from
-// memory: nanoseconds of an H200.
+// A way's tiles, and what one costs that a multiprocessor has, a step of 64 along K: nanoseconds of
+// an H200.
 struct Cost {
   MatmulWay way;
-  int rows, columns, cluster;
-  bool shares_x;
+  int rows, columns;
   double of_tile;
 };
 
 constexpr Cost kCosts[] = {
-    {MatmulWay::kFew32, 64, 32, 1, false, 118},
-    {MatmulWay::kFew48, 64, 48, 1, false, 130},
-    {MatmulWay::kFew64, 64, 64, 1, false, 178},
-    {MatmulWay::kFew96, 64, 96, 1, false, 250},
-    {MatmulWay::kFew128, 64, 128, 1, false, 270},
-    {MatmulWay::kMany32, 128, 32, 1, false, 262},
-    {MatmulWay::kMany64, 128, 64, 1, false, 310},
-    {MatmulWay::kMany96By2, 128, 96, 2, false, 355},
-    {MatmulWay::kMany128By2OfX, 128, 128, 2, true, 455},
-    {MatmulWay::kMany128By2, 128, 128, 2, false, 440},
-    {MatmulWay::kMany192By2, 128, 192, 2, false, 638},
-    {MatmulWay::kMany192, 128, 192, 1, false, 640},
-    {MatmulWay::kMany256By2, 128, 256, 2, false, 806},
-    {MatmulWay::kMany256, 128, 256, 1, false, 805},
+    {MatmulWay::kFew32, 64, 32, 118},       {MatmulWay::kFew48, 64, 48, 135},
+    {MatmulWay::kFew64, 64, 64, 157},       {MatmulWay::kFew96, 64, 96, 200},
+    {MatmulWay::kFew128, 64, 128, 225},     {MatmulWay::kFew160, 64, 160, 262},
+    {MatmulWay::kFew192, 64, 192, 290},     {MatmulWay::kFew256, 64, 256, 345},
+    {MatmulWay::kMany64, 128, 64, 240},     {MatmulWay::kMany96, 128, 96, 290},
+    {MatmulWay::kMany128, 128, 128, 355},   {MatmulWay::kMany160, 128, 160, 440},
+    {MatmulWay::kMany192, 128, 192, 520},   {MatmulWay::kMany256, 128, 256, 690},
+    {MatmulWay::kTurned160, 160, 192, 650}, {MatmulWay::kTurned192, 192, 192, 800},
 };
-// Ways for few rows lose against others where a multiprocessor has more than one tile.
-constexpr double kFewAgain = 1.2;
-constexpr int64_t kMostRowsOfFewWays = 256;
+// What all multiprocessors together read of the L2 cache in a nanosecond.
+constexpr double kCacheBytes = 13'000;
+constexpr int64_t kMostRowsOfFewWays = 512;
+// A turned tile of a gated product is not stored behind the next one's products: an estimated
+// twentieth more, which no cost above has. With more rows the costs promise less, mostly under 1 %.
+constexpr int64_t kMostRowsOfTurnedGates = 384;
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 double CostOf(const Cost& cost, const MatmulInput& in, int processors) {
-  int64_t rows = DivideUp(in.rows, cost.rows), columns = DivideUp(in.out, cost.columns);
-  if (cost.cluster > 1) {
-    int64_t& shared = cost.shares_x ? columns : rows;
-    shared = DivideUp(shared, cost.cluster);
-  }
-  const int64_t turns = DivideUp(rows * columns, processors / cost.cluster);
-  const bool is_slower = turns > 1 && cost.way <= MatmulWay::kFew128;
-  return static_cast<double>(turns) * cost.of_tile * (is_slower ? kFewAgain : 1);
+  constexpr double kStepBytes = 128;  // of a row of x or of the weight
+  const int64_t rows = DivideUp(in.rows, cost.rows), tiles = rows * DivideUp(in.out, cost.columns);
+  const int64_t height = DivideUp(DivideUp(in.rows, rows), 8) * 8;
+  const double bytes = static_cast<double>(std::min<int64_t>(tiles, processors)) * kStepBytes *
+                       static_cast<double>(height + cost.columns);
+  return static_cast<double>(DivideUp(tiles, processors)) *
+         std::max(cost.of_tile, bytes / kCacheBytes);
 }
 
 // Up to 64 rows time goes into reading the weight, so what counts is how wide a part of it the
@@ -67,33 +62,38 @@ MatmulWay FewWayFor(const MatmulInput& in, int processors) {
   return best;
 }
 
-MatmulWay WayFor(const MatmulInput& in, int processors) {
+// Among rows that are many, those of a gated product store a tile while the next is multiplied, for
+// which tiles of 256 columns leave too few registers.
+MatmulWay WayFor(const MatmulInput& in, bool is_gated, int processors) {
   if (in.rows <= kMostFewRows) return FewWayFor(in, processors);
   const Cost* best = nullptr;
   for (const Cost& cost : kCosts) {
-    if (cost.way <= MatmulWay::kFew128 && in.rows > kMostRowsOfFewWays) continue;
+    if (cost.way <= MatmulWay::kFew256 && in.rows > kMostRowsOfFewWays) continue;
+    if (cost.way == MatmulWay::kMany256 && is_gated) continue;
+    const bool is_turned = cost.way >= MatmulWay::kTurned160;
+    if (is_turned && is_gated && in.rows > kMostRowsOfTurnedGates) continue;
     if (!best || CostOf(cost, in, processors) <= CostOf(*best, in, processors)) best = &cost;
   }
   return best->way;
 }
 
-Error Check(const MatmulInput& in, const Rows& out, bool is_fp32) {
+Error Check(const HopperMatmul& call) {
+  const MatmulInput& in = call.input;
+  const Rows& out = call.out;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
   if (!IsOnVector(in.x.data) || in.x.stride % kElements) {
     return "x must begin and have its rows at multiples of 16 bytes";
   }
   if (!IsOnVector(in.weight)) return "weight must begin at a multiple of 16 bytes";
-  if (!IsOnVector(out.data) || out.stride % (is_fp32 ? 2 : kElements)) {
+  if (!call.is_gated && (!IsOnVector(out.data) || out.stride % (call.is_fp32 ? 2 : kElements))) {
     return "out must begin and have its rows at multiples of 16 bytes";
   }
   return std::max({in.rows, in.in, in.out}) > kMost ? "x or weight is too large" : nullptr;
 }
 
-Error RunOnHopper(MatmulWay way, const MatmulInput& in, const Rows& out, bool is_fp32,
-                  int processors, Stream stream) {
-  if (const Error error = Check(in, out, is_fp32)) return error;
-  const HopperMatmul call{in, out, is_fp32, processors};
-  return way <= MatmulWay::kFew128 ? MatmulFew(call, way, stream) : MatmulMany(call, way, stream);
+Error RunOnHopper(MatmulWay way, const HopperMatmul& call, Stream stream) {
+  if (const Error error = Check(call)) return error;
+  return way <= MatmulWay::kFew256 ? MatmulFew(call, way, stream) : MatmulMany(call, way, stream);
 }
 
 bool Fits(const MatmulInput& in) {
@@ -101,24 +101,40 @@ bool Fits(const MatmulInput& in) {
          in.out % kElements == 0;
 }
 
+constexpr Error kNotTaken = "the kernels for Hopper do not take this weight";
+
+// Runs a product by one way, or by the quickest; kNotTaken where there is none.
+Error Run(const MatmulWay* way, HopperMatmul call, Stream stream) {
+  const MatmulInput& in = call.input;
+  if (in.rows == 0 || in.out == 0) return nullptr;
+  const HopperDevice device = CurrentHopper();
+  if (!device.is_there || !Fits(in)) return kNotTaken;
+  call.processors = device.processors;
+  return RunOnHopper(way ? *way : WayFor(in, call.is_gated, call.processors), call, stream);
+}
+
 }  // namespace
 
 bool HopperTakes(const MatmulInput& input) { return Fits(input) && CurrentHopper().is_there; }
 
 Error Matmul(const MatmulInput& input, const Rows& out, ElementType out_type, Stream stream) {
-  if (input.rows == 0 || input.out == 0) return nullptr;
-  const HopperDevice device = CurrentHopper();
-  if (!device.is_there || !Fits(input)) return GenericMatmul(input, out, out_type, stream);
-  return RunOnHopper(WayFor(input, device.processors), input, out,
-                     out_type == ElementType::kFloat32, device.processors, stream);
+  const bool is_fp32 = out_type == ElementType::kFloat32;
+  const Error error = Run(nullptr, {input, out, is_fp32, false}, stream);
+  return error == kNotTaken ? GenericMatmul(input, out, out_type, stream) : error;
 }
 
 Error MatmulBy(MatmulWay way, const MatmulInput& input, const Rows& out, ElementType out_type,
                Stream stream) {
-  if (input.rows == 0 || input.out == 0) return nullptr;
-  const HopperDevice device = CurrentHopper();
-  if (!device.is_there || !Fits(input)) return "the kernels for Hopper do not take this weight";
-  return RunOnHopper(way, input, out, out_type == ElementType::kFloat32, device.processors, stream);
+  return Run(&way, {input, out, out_type == ElementType::kFloat32, false}, stream);
+}
+
+Error GateUpSilu(const MatmulInput& input, const Rows& out, Stream stream) {
+  const Error error = Run(nullptr, {input, out, false, true}, stream);
+  return error == kNotTaken ? GenericGateUpSilu(input, out, stream) : error;
+}
+
+Error GateUpSiluBy(MatmulWay way, const MatmulInput& input, const Rows& out, Stream stream) {
+  return Run(&way, {input, out, false, true}, stream);
 }
 
 }  // namespace baton_ops::cuda

@@ -3,12 +3,13 @@
 #include "baton_ops/matmul_few.cuh"
 #include "hopper_launch.h"
 #include "hopper_matmul.h"
+#include "matmul_output.h"
 
 namespace baton_ops::cuda {
 namespace {
 
-template <int kTileN>
-Error Launch(const HopperMatmul& call, Stream stream) {
+template <int kTileN, bool kGated>
+Error LaunchOne(const HopperMatmul& call, Stream stream) {
   const MatmulInput& in = call.input;
   const int row_tiles = static_cast<int>(DivideUp<int64_t>(in.rows, kFewRows));
   const int rows = static_cast<int>(DivideUp<int64_t>(in.rows, 8 * row_tiles) * 8);
@@ -18,17 +19,21 @@ Error Launch(const HopperMatmul& call, Stream stream) {
     return error;
   }
   // Boxes of the weight are as wide as one read; more would be read twice.
-  if (const Error error = Describe({in.weight, in.out, in.in, in.in}, kTileN,
+  if (const Error error = Describe({in.weight, in.out, in.in, in.in}, kGated ? kTileN / 2 : kTileN,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B, &map_weight)) {
     return error;
   }
   const int tiles = static_cast<int>(DivideUp<int64_t>(in.out, kTileN)) * row_tiles;
   const HopperGrid grid{std::min(tiles, call.processors), kFewThreads, kFewSharedBytes};
-  const MatmulOutput out{call.out.data, call.out.stride, static_cast<int>(in.rows),
-                         static_cast<int>(in.out), call.is_fp32};
-  return LaunchOnHopper<MatmulFewKernel<kTileN>>(grid, stream, map_x, map_weight, out,
-                                                 static_cast<int>(in.in), row_tiles, rows,
-                                                 FewRing<kTileN>::StagesFor(rows));
+  return LaunchOnHopper<MatmulFewKernel<kTileN, kGated>>(
+      grid, stream, map_x, map_weight, OutputOf(call), static_cast<int>(in.in), row_tiles, rows,
+      FewRing<kTileN>::StagesFor(rows));
+}
+
+template <int kTileN>
+Error Launch(const HopperMatmul& call, Stream stream) {
+  return call.is_gated ? LaunchOne<kTileN, true>(call, stream)
+                       : LaunchOne<kTileN, false>(call, stream);
 }
 
 }  // namespace
@@ -45,6 +50,12 @@ Error MatmulFew(const HopperMatmul& call, MatmulWay way, Stream stream) {
       return Launch<96>(call, stream);
     case MatmulWay::kFew128:
       return Launch<128>(call, stream);
+    case MatmulWay::kFew160:
+      return Launch<160>(call, stream);
+    case MatmulWay::kFew192:
+      return Launch<192>(call, stream);
+    case MatmulWay::kFew256:
+      return Launch<256>(call, stream);
     default:
       return "no way for few rows";
   }

@@ -99,12 +99,13 @@ Error Probabilities(const RowsOfLogits& input, const RowParamsInput& params, flo
   const ProbabilitiesParams p = ParamsOf(input, params, probs, broken);
   const unsigned blocks = BlocksOfRow(input.vocab);
   const size_t kept = 4 * size_t{IntervalSize(p.vocab, blocks)};
-  const bool fits = blocks > 1 ? kept <= kMostKeptBytes : input.vocab <= kVocabOfOneBlock;
+  const size_t needed = kept + ColumnBytes(kProbabilitiesThreads);
+  const bool fits = (blocks > 1 ? kept <= kMostKeptBytes : input.vocab <= kVocabOfOneBlock) &&
+                    needed + sizeof(ProbabilitiesShared) <= MostSharedBytes();
   const auto shared =
       fits ? ProbabilitiesKernel<kRowBlocks, true> : ProbabilitiesKernel<kRowBlocks, false>;
   const auto alone = fits ? ProbabilitiesKernel<1, true> : ProbabilitiesKernel<1, false>;
-  const size_t bytes = fits ? kept + ColumnBytes(kProbabilitiesThreads) : 0;
-  const RowGrid grid{input.rows, blocks, kProbabilitiesThreads, bytes};
+  const RowGrid grid{input.rows, blocks, kProbabilitiesThreads, fits ? needed : 0};
   return LaunchRows(blocks > 1 ? shared : alone, grid, p, stream);
 }
 

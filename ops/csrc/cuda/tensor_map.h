@@ -24,6 +24,10 @@ struct BFloat16Matrix {
 Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotion promotion,
                CUtensorMap* map);
 
+// Describes its two halves, whose rows are a multiple of 8, as pairs of blocks of 8 rows, one of
+// each half: so boxes of `box_rows` rows take them in turns.
+Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map);
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_CSRC_CUDA_TENSOR_MAP_H_

@@ -1,8 +1,10 @@
 // x times a transposed weight, of any shape. Tiles pass through shared memory as fp32; each output
-// is one thread's sum in ascending order of the shared dimension, whatever the tile's shape.
+// is one thread's sum in ascending order of the shared dimension, whatever the tile's shape. Gated:
+// half of a tile's columns are gates, half the ups of the same columns, which meet rounded.
 #ifndef BATON_OPS_GENERIC_MATMUL_CUH_
 #define BATON_OPS_GENERIC_MATMUL_CUH_
 
+#include "baton_ops/gate.cuh"
 #include "baton_ops/grid_order.cuh"
 #include "baton_ops/values.cuh"
 
@@ -40,27 +42,38 @@ struct MatmulTile {
 using SmallMatmulTile = MatmulTile<8, 32, 64, 1>;
 using LargeMatmulTile = MatmulTile<64, 64, 32, 4>;
 
-// Reads `kRows` rows of `source` from column `first` on, transposed; what is not there is zero.
-template <int kRows, int kDepth, class E>
+// silu(gate) * up, of sums as a matmul would store them.
+template <class E>
+__device__ __forceinline__ E Gated(float gate, float up) {
+  return Rounded<E>(SiluMulOf(ToFloat(Rounded<E>(gate)), ToFloat(Rounded<E>(up))));
+}
+
+// Reads `kRows` rows of `source` from column `first` on, transposed, to the tile's rows from `to`
+// on; what is not there is zero.
+template <int kRows, int kDepth, class E, int kPitch>
 __device__ __forceinline__ void FillTile(const E* source, int64_t stride, int64_t rows,
-                                         int64_t columns, int64_t first, float (*tile)[kRows + 1]) {
+                                         int64_t columns, int64_t first, float (*tile)[kPitch],
+                                         int to = 0) {
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kDepth; i += kMatmulThreads) {
     const int row = i / kDepth, k = i % kDepth;
     const bool is_there = row < rows && first + k < columns;
-    tile[k][row] = is_there ? ToFloat(source[row * stride + first + k]) : 0.0f;
+    tile[k][to + row] = is_there ? ToFloat(source[row * stride + first + k]) : 0.0f;
   }
 }
 
-template <class E, class Out, class Tile>
+// `out_columns` are those of `out`, also where it is gated.
+template <class E, class Out, class Tile, bool kGated>
 __global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulParams<E, Out> p) {
   __shared__ float xs[Tile::kDepth][Tile::kRows + 1];
   __shared__ float ws[Tile::kDepth][Tile::kColumns + 1];
   WaitForEarlierGrids();
   LetNextGridStart();
-  constexpr int kPer = Tile::kPerThread;
+  constexpr int kPer = Tile::kPerThread, kPerOut = kGated ? kPer / 2 : kPer;
+  constexpr int kParts = kGated ? 2 : 1, kOutColumns = Tile::kColumns / kParts;
+  static_assert(!kGated || kPer % 2 == 0, "a thread has a column's gate and up");
   const int64_t top = blockIdx.y * static_cast<int64_t>(Tile::kRows);
-  const int64_t left = blockIdx.x * static_cast<int64_t>(Tile::kColumns);
+  const int64_t left = blockIdx.x * static_cast<int64_t>(kOutColumns);
   const int across = threadIdx.x % Tile::kAcross, down = threadIdx.x / Tile::kAcross;
   const E* x = p.x + top * p.x_stride;
   const E* weight = p.weight + left * p.in;
@@ -70,7 +83,12 @@ __global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulPara
     const int64_t end = min(range + kMatmulRange, p.in);
     for (int64_t first = range; first < end; first += Tile::kDepth) {
       FillTile<Tile::kRows, Tile::kDepth>(x, p.x_stride, p.rows - top, p.in, first, xs);
-      FillTile<Tile::kColumns, Tile::kDepth>(weight, p.in, p.out_columns - left, p.in, first, ws);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        FillTile<kOutColumns, Tile::kDepth>(weight + part * p.out_columns * p.in, p.in,
+                                            p.out_columns - left, p.in, first, ws,
+                                            part * kOutColumns);
+      }
       __syncthreads();
 #pragma unroll 8
       for (int k = 0; k < Tile::kDepth; ++k) {
@@ -98,10 +116,14 @@ __global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulPara
   for (int i = 0; i < kPer; ++i) {
     const int64_t row = top + down + i * Tile::kDown;
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) {
+    for (int j = 0; j < kPerOut; ++j) {
       const int64_t column = left + across + j * Tile::kAcross;
-      if (row < p.rows && column < p.out_columns) {
-        p.out[row * p.out_stride + column] = Rounded<Out>(total[i][j]);
+      if (row >= p.rows || column >= p.out_columns) continue;
+      Out& out = p.out[row * p.out_stride + column];
+      if constexpr (kGated) {
+        out = Gated<Out>(total[i][j], total[i][j + kPerOut]);
+      } else {
+        out = Rounded<Out>(total[i][j]);
       }
     }
   }
@@ -137,17 +159,20 @@ __device__ __forceinline__ void AddStep(const E* weight, const E* const* x, int6
   }
 }
 
-// Rows of x and of the weight are whole vectors. Grid: (32 outputs, kRows rows).
-template <class E, class Out, int kRows>
+// Rows of x and of the weight are whole vectors. Grid: (32 outputs, or 16 gated ones, whose ups the
+// upper lanes have; kRows rows).
+template <class E, class Out, int kRows, bool kGated>
 __global__ void __launch_bounds__(kFewWarps* kWarp) FewRowsMatmulKernel(MatmulParams<E, Out> p) {
   __shared__ float partial[kFewWarps][kRows][kWarp];
   WaitForEarlierGrids();
   LetNextGridStart();
   constexpr int64_t kStep = kFewVectors * kPerVector<E>;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t column = blockIdx.x * static_cast<int64_t>(kWarp) + lane;
+  constexpr int kOutputs = kGated ? kWarp / 2 : kWarp;
+  const int64_t column = blockIdx.x * static_cast<int64_t>(kOutputs) + lane % kOutputs;
   const int64_t top = blockIdx.y * static_cast<int64_t>(kRows);
-  const E* weight = p.weight + min(column, p.out_columns - 1) * p.in;
+  const int64_t before = lane / kOutputs * p.out_columns;
+  const E* weight = p.weight + (before + min(column, p.out_columns - 1)) * p.in;
   const E* x[kRows];
 #pragma unroll
   for (int row = 0; row < kRows; ++row) x[row] = p.x + min(top + row, p.rows - 1) * p.x_stride;
@@ -168,8 +193,14 @@ __global__ void __launch_bounds__(kFewWarps* kWarp) FewRowsMatmulKernel(MatmulPa
     }
     __syncthreads();
   }
-  if (warp < kRows && top + warp < p.rows && column < p.out_columns) {
-    p.out[(top + warp) * p.out_stride + column] = Rounded<Out>(total);
+  if (warp >= kRows || top + warp >= p.rows) return;  // the whole warp
+  const float up = kGated ? __shfl_down_sync(kEveryLane, total, kWarp / 2) : 0.0f;
+  if (column >= p.out_columns || lane >= kOutputs) return;
+  Out& out = p.out[(top + warp) * p.out_stride + column];
+  if constexpr (kGated) {
+    out = Gated<Out>(total, up);
+  } else {
+    out = Rounded<Out>(total);
   }
 }
 

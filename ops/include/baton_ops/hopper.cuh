@@ -27,7 +27,7 @@ __device__ __forceinline__ void InitBarrier(uint64_t* barrier, int arrivals) {
                : "memory");
 }
 
-// Lets the copy engine and other blocks of the cluster see barriers that this thread made.
+// Lets the copy engine see barriers that this thread made.
 __device__ __forceinline__ void PublishBarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
@@ -58,16 +58,6 @@ __device__ __forceinline__ void Arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
-// Arrives at the same barrier of another block of the cluster.
-__device__ __forceinline__ void ArriveAt(uint64_t* barrier, int block) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(SharedAddress(barrier)),
-      "r"(block)
-      : "memory");
-}
-
 // Says that a description is needed soon.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -95,27 +85,16 @@ __device__ __forceinline__ void LoadBoxOnce(void* to, const CUtensorMap* map, in
       : "memory");
 }
 
-// The same into the same place of each of the first `blocks` blocks of the cluster.
-__device__ __forceinline__ void LoadBoxFor(int blocks, void* to, const CUtensorMap* map, int column,
-                                           int row, uint64_t* barrier) {
+// Loads a box of a matrix that is described as pairs of blocks of kPairRows rows: from the pair of
+// that number on, one of each block after the other.
+constexpr int kPairRows = 8;
+__device__ __forceinline__ void LoadPairs(void* to, const CUtensorMap* map, int column, int pair,
+                                          uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
-      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)),
-      "h"(static_cast<uint16_t>((1 << blocks) - 1))
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %4, %4, %3}], [%5];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(pair), "r"(0), "r"(SharedAddress(barrier))
       : "memory");
-}
-
-// All threads of the cluster's blocks meet.
-template <int kBlocks>
-__device__ __forceinline__ void SyncBlocks() {
-  if constexpr (kBlocks > 1) {
-    asm volatile(
-        "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
-            : "memory");
-  } else {
-    __syncthreads();
-  }
 }
 
 // Describes rows of 128 bytes, swizzled by 128 bytes, groups of 8 rows 1,024 bytes apart. Where the

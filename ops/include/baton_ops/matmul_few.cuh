@@ -9,6 +9,7 @@
 #ifndef BATON_OPS_MATMUL_FEW_CUH_
 #define BATON_OPS_MATMUL_FEW_CUH_
 
+#include "baton_ops/gated_tile.cuh"
 #include "baton_ops/matmul_tile.cuh"
 
 namespace baton_ops::cuda {
@@ -20,7 +21,9 @@ static_assert(2 * kFewMostStages * sizeof(uint64_t) <= kFewHeadBytes);
 
 // Wide tiles need shorter stages for as many of them.
 template <int kTileN>
-constexpr int kFewBoxes = kTileN <= 48 ? 4 : 2;
+constexpr int kFewBoxes = kTileN <= 48    ? 4
+                          : kTileN <= 128 ? 2
+                                          : 1;
 
 // Stages of kBoxes boxes of x and as many of the weight; `rows` of x are loaded, a multiple of 8.
 template <int kTileN>
@@ -46,63 +49,75 @@ struct FewRing {
   __device__ uint8_t* Weight(int s, int box) const { return X(s, kBoxes) + box * kWeightBytes; }
 };
 
+// What a block has to do: tiles of its number, and of every gridDim.x-th after it. Columns are
+// those of the output, of which a gated tile has half as many as of the weight.
+template <int kTileN, bool kGated>
+struct FewShare {
+  static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
+  int tiles, steps, stages, row_tiles, rows, n;
+  __device__ FewShare(int n, int k, int stages, int row_tiles, int rows)
+      : steps(BoxesAlong(k) / kFewBoxes<kTileN>),
+        stages(stages),
+        row_tiles(row_tiles),
+        rows(rows),
+        n(n) {
+    const int all = (n + kOutN - 1) / kOutN * row_tiles, mine = blockIdx.x, stride = gridDim.x;
+    tiles = mine < all ? (all - 1 - mine) / stride + 1 : 0;
+  }
+};
+
 // Where in the tiles of a block, and in the ring, a load or product is.
+template <int kTileN, bool kGated>
 struct FewTurn {
-  int tile, k = 0, s = 0, phase = 0;
-  __device__ explicit FewTurn(int first) : tile(first) {}
-  __device__ void Advance(int steps, int stages) {
-    if (++k == steps) {
-      k = 0;
-      tile += gridDim.x;
-    }
-    if (++s == stages) {
+  const FewShare<kTileN, kGated>& share;
+  int tile = blockIdx.x, k = 0, s = 0, phase = 0, row, column;
+  __device__ explicit FewTurn(const FewShare<kTileN, kGated>& share) : share(share) { Place(); }
+  __device__ void Place() {
+    const int columns = tile / share.row_tiles;
+    row = (tile - columns * share.row_tiles) * share.rows;
+    column = columns * share.kOutN;
+  }
+  __device__ void Advance() {
+    if (++s == share.stages) {
       s = 0;
       phase ^= 1;
     }
+    if (++k < share.steps) return;
+    k = 0;
+    tile += gridDim.x;
+    Place();
   }
 };
 
-// What a block has to do: tiles of its number, and of every gridDim.x-th after it.
-template <int kTileN>
-struct FewShare {
-  int tiles, steps, row_tiles;
-  __device__ FewShare(int n, int k, int row_tiles)
-      : steps(BoxesAlong(k) / kFewBoxes<kTileN>), row_tiles(row_tiles) {
-    const int all = (n + kTileN - 1) / kTileN * row_tiles, mine = blockIdx.x, stride = gridDim.x;
-    tiles = mine < all ? (all - 1 - mine) / stride + 1 : 0;
-  }
-  __device__ int Column(int tile) const { return tile / row_tiles * kTileN; }
-  __device__ int Row(int tile, int rows) const { return tile % row_tiles * rows; }
-};
-
-template <int kTileN>
+template <int kTileN, bool kGated>
 __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x,
-                           const CUtensorMap* map_weight, const FewShare<kTileN>& share) {
-  constexpr int kBoxes = kFewBoxes<kTileN>;
+                           const CUtensorMap* map_weight, const FewShare<kTileN, kGated>& share) {
+  constexpr int kBoxes = kFewBoxes<kTileN>, kParts = kGated ? 2 : 1;
   const int turns = share.tiles * share.steps, ahead = min(turns, ring.stages);
-  const auto load_weight = [&](const FewTurn& t) {
+  const auto load_weight = [&](const FewTurn<kTileN, kGated>& t) {
     ExpectBytes(ring.full + t.s, ring.StageBytes(ring.rows));
-    const int row = share.Column(t.tile);
-    for (int box = 0; box < kBoxes; ++box) {
+    for (int i = 0; i < kBoxes * kParts; ++i) {
+      const int box = i / kParts, part = i % kParts;
       const int column = (t.k * kBoxes + box) * kBoxColumns;
+      const int row = t.column + part * share.n;
+      uint8_t* to = ring.Weight(t.s, box) + part * (ring.kWeightBytes / kParts);
       if (share.row_tiles == 1) {
-        LoadBoxOnce(ring.Weight(t.s, box), map_weight, column, row, ring.full + t.s);
+        LoadBoxOnce(to, map_weight, column, row, ring.full + t.s);
       } else {
-        LoadBox(ring.Weight(t.s, box), map_weight, column, row, ring.full + t.s);
+        LoadBox(to, map_weight, column, row, ring.full + t.s);
       }
     }
   };
-  const auto load_x = [&](const FewTurn& t) {
-    const int row = share.Row(t.tile, ring.rows);
+  const auto load_x = [&](const FewTurn<kTileN, kGated>& t) {
     for (int box = 0; box < kBoxes; ++box) {
-      LoadBox(ring.X(t.s, box), map_x, (t.k * kBoxes + box) * kBoxColumns, row, ring.full + t.s);
+      LoadBox(ring.X(t.s, box), map_x, (t.k * kBoxes + box) * kBoxColumns, t.row, ring.full + t.s);
     }
   };
-  FewTurn turn(blockIdx.x), behind(blockIdx.x);
-  for (int i = 0; i < ahead; ++i, turn.Advance(share.steps, ring.stages)) load_weight(turn);
+  FewTurn turn(share), behind(share);
+  for (int i = 0; i < ahead; ++i, turn.Advance()) load_weight(turn);
   WaitForEarlierGrids();
-  for (int i = 0; i < ahead; ++i, behind.Advance(share.steps, ring.stages)) load_x(behind);
-  for (int i = ahead; i < turns; ++i, turn.Advance(share.steps, ring.stages)) {
+  for (int i = 0; i < ahead; ++i, behind.Advance()) load_x(behind);
+  for (int i = ahead; i < turns; ++i, turn.Advance()) {
     Await(ring.empty + turn.s, turn.phase ^ 1);
     load_weight(turn);
     load_x(turn);
@@ -110,17 +125,17 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
 }
 
 // Writes follow reads of x, and these the kernel before: nothing here waits for that itself.
-template <int kTileN>
-__device__ void FewConsume(const FewRing<kTileN>& ring, const FewShare<kTileN>& share,
+template <int kTileN, bool kGated>
+__device__ void FewConsume(const FewRing<kTileN>& ring, const FewShare<kTileN, kGated>& share,
                            const MatmulOutput& out) {
   constexpr int kBoxes = kFewBoxes<kTileN>;
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-  FewTurn turn(blockIdx.x);
+  FewTurn turn(share);
   const auto release = [&](int s) {
     if (threadIdx.x == 0) Arrive(ring.empty + s);
   };
   for (int t = 0; t < share.tiles; ++t) {
-    const int tile = turn.tile;
+    const int first_row = turn.row, first_column = turn.column;
     float sums[kTileN / 2];
     int last = 0;
     for (int k = 0; k < share.steps; ++k) {
@@ -141,19 +156,27 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const FewShare<kTileN>& 
       AwaitProducts<1>();
       if (k > 0) release(last);
       last = turn.s;
-      turn.Advance(share.steps, ring.stages);
+      turn.Advance();
     }
     AwaitProducts<0>();
     Hold(sums);
     release(last);
-    const int first_row = share.Row(tile, ring.rows);
     MatmulOutput part = out;
     part.m = min(out.m, first_row + ring.rows);
-    StoreTile<kTileN>(sums, part, first_row + row, share.Column(tile), lane % 4);
+    if constexpr (kGated) {
+      GatedTile<kTileN> gated;
+      gated.Keep(sums);
+      const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+      const int there = part.m - first_row - warp * 16;  // of the warp's rows, so many are there
+      if (there > 0) gated.template Store<0, 2>(part, first_row + row, first_column, lane % 4);
+      if (there > 8) gated.template Store<1, 2>(part, first_row + row, first_column, lane % 4);
+    } else {
+      StoreTile<kTileN>(sums, part, first_row + row, first_column, lane % 4);
+    }
   }
 }
 
-template <int kTileN>
+template <int kTileN, bool kGated>
 __global__ __launch_bounds__(kFewThreads,
                              1) void MatmulFewKernel(const __grid_constant__ CUtensorMap map_x,
                                                      const __grid_constant__ CUtensorMap map_weight,
@@ -176,7 +199,7 @@ __global__ __launch_bounds__(kFewThreads,
   }
   LetNextGridStart();
   __syncthreads();
-  const FewShare<kTileN> share(out.n, k, row_tiles);
+  const FewShare<kTileN, kGated> share(out.n, k, stages, row_tiles, rows);
   if (threadIdx.x < kFewConsumers) {
     FewConsume(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {

@@ -13,12 +13,14 @@ namespace baton_ops::cuda {
 constexpr int kBoxColumns = 64;  // of 128 bytes
 constexpr int kBoxesAStep = 4;   // what K is filled up to
 
-// out[m, n], rows `stride` elements apart: bf16, or fp32.
+// out[m, n], rows `stride` elements apart: bf16, or fp32. Wide: rows are 16-byte vectors, which
+// only a gated product does without. Of such a one, n is what is stored, half the weight's rows.
 struct MatmulOutput {
   void* data;
   int64_t stride;
   int m, n;
   bool is_fp32;
+  bool is_wide = true;
 };
 
 __host__ __device__ __forceinline__ int BoxesAlong(int k) {

@@ -3,6 +3,8 @@
 #ifndef BATON_OPS_ROPE_STORE_CUH_
 #define BATON_OPS_ROPE_STORE_CUH_
 
+#include <cstring>
+
 #include "baton_ops/grid_order.cuh"
 #include "baton_ops/values.cuh"
 
@@ -10,6 +12,10 @@ namespace baton_ops::cuda {
 
 constexpr int kRopeWarps = 8;
 constexpr int kMostLaneHead = 4 * kWarp;  // elements of a head of which a lane has one group
+// Heads of which eight lanes have 16 bytes of each half: as many as most models have.
+constexpr int kVectorHead = 128;
+constexpr int kHeadLanes = 8;
+constexpr int kLaneGroups = kMostLaneHead / 4 / kHeadLanes;
 constexpr int32_t kNullBlock = 0;
 constexpr int32_t kTrashBlock = 1;
 
@@ -108,9 +114,9 @@ __device__ __forceinline__ float Squares(const Pairs& pairs, float sum) {
   return sum;
 }
 
-// What a head is multiplied by, from its lanes' sums.
+// What a head is multiplied by, from its squares' sum.
 __device__ __forceinline__ float HeadScale(float sum, int head_dim, float eps) {
-  const float mean = __fdiv_rn(SumOfWarp(sum), static_cast<float>(head_dim));
+  const float mean = __fdiv_rn(sum, static_cast<float>(head_dim));
   return __frsqrt_rn(__fadd_rn(mean, eps));
 }
 
@@ -231,11 +237,123 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<
     if (first + i >= all_heads) break;
     const HeadPlace<E> head(p, place, token, first + i);
     if (head.norm) {
-      const float scale = HeadScale(Squares(pairs[i], 0.0f), p.head_dim, p.eps);
+      const float scale = HeadScale(SumOfWarp(Squares(pairs[i], 0.0f)), p.head_dim, p.eps);
       Norm(first + i < p.heads ? query_norm : key_norm, scale, &pairs[i]);
     }
     if (!head.is_value) Rotate(angles, &pairs[i]);
     if (has_pairs) pairs_of.Store(head.to, lane, pairs[i]);
+  }
+}
+
+// What a lane of kHeadLanes has of a head: the groups of pairs of kLaneGroups lanes above.
+struct LanePairs {
+  Pairs group[kLaneGroups];
+};
+
+// kChunk elements from each half of a head. E: two bytes.
+template <class E>
+struct HalfChunks {
+  Packed<E, kChunk> a;
+  Packed<E, kChunk> b;
+
+  __device__ __forceinline__ void Load(const E* head, int lane) {
+    a = LoadChunk<E, true>(head, lane * kChunk, kVectorHead);
+    b = LoadChunk<E, true>(head, kVectorHead / 2 + lane * kChunk, kVectorHead);
+  }
+  __device__ __forceinline__ LanePairs ToPairs() const {
+    LanePairs pairs;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      pairs.group[i / 2].a[i % 2] = ToFloat(a.at[i]);
+      pairs.group[i / 2].b[i % 2] = ToFloat(b.at[i]);
+    }
+    return pairs;
+  }
+};
+
+// Word by word, so that all stay in registers.
+template <class E>
+__device__ __forceinline__ Packed<E, kChunk> Chosen(bool is_first, const Packed<E, kChunk>& first,
+                                                    const Packed<E, kChunk>& second) {
+  uint4 x, y;
+  memcpy(&x, &first, sizeof x);
+  memcpy(&y, &second, sizeof y);
+  x = is_first ? x : y;
+  Packed<E, kChunk> chosen;
+  memcpy(&chosen, &x, sizeof x);
+  return chosen;
+}
+
+template <class E>
+__device__ __forceinline__ void StoreHead(E* head, int lane, const LanePairs& pairs) {
+  HalfChunks<E> chunks;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    chunks.a.at[i] = Rounded<E>(pairs.group[i / 2].a[i % 2]);
+    chunks.b.at[i] = Rounded<E>(pairs.group[i / 2].b[i % 2]);
+  }
+  StoreChunk<E, true>(head, lane * kChunk, kVectorHead, chunks.a);
+  StoreChunk<E, true>(head, kVectorHead / 2 + lane * kChunk, kVectorHead, chunks.b);
+}
+
+// The sum that SumOfWarp would give if each group had a lane of its own: the same order, the same
+// bits. Every lane of the warp must call it.
+__device__ __forceinline__ float SumOfHead(const LanePairs& pairs) {
+  float sums[kLaneGroups];
+#pragma unroll
+  for (int i = 0; i < kLaneGroups; ++i) {
+    sums[i] = Squares(pairs.group[i], 0.0f);
+#pragma unroll
+    for (int distance = kHeadLanes / 2; distance > 0; distance /= 2) {
+      sums[i] = __fadd_rn(sums[i], __shfl_xor_sync(kEveryLane, sums[i], distance));
+    }
+  }
+  static_assert(kLaneGroups == 4);
+  return __fadd_rn(__fadd_rn(sums[0], sums[2]), __fadd_rn(sums[1], sums[3]));
+}
+
+// Heads of kVectorHead elements of two bytes, pairs in halves: eight lanes take kPer heads of a
+// token, with the bits of the kernel above.
+template <class E, int kPer>
+__global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreVectorKernel(RopeParams<E> p) {
+  const int lane = threadIdx.x % kHeadLanes;
+  const int part = (blockIdx.x * kRopeWarps * kWarp + threadIdx.x) / kHeadLanes;
+  const int all_heads = p.heads + 2 * p.kv_heads, parts = (all_heads + kPer - 1) / kPer;
+  const int token = min(part / parts, p.tokens - 1), first = part % parts * kPer;
+  const TokenPlace place(p, token);
+  Angles angles[kLaneGroups];
+#pragma unroll
+  for (int i = 0; i < kLaneGroups; ++i) {
+    angles[i] = LoadAngles<true>(p.cos + place.angle, p.sin + place.angle, lane * kLaneGroups + i,
+                                 kVectorHead / 2);
+  }
+  HalfChunks<E> query_norm{}, key_norm{};
+  if (p.query_norm) query_norm.Load(p.query_norm, lane);
+  if (p.key_norm) key_norm.Load(p.key_norm, lane);
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int heads = place.is_there && part / parts < p.tokens ? min(kPer, all_heads - first) : 0;
+  const E* from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(first) * kVectorHead;
+  HalfChunks<E> chunks[kPer] = {};
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (i < heads) chunks[i].Load(from + i * kVectorHead, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const HeadPlace<E> head(p, place, token, min(first + i, all_heads - 1));
+    LanePairs pairs = chunks[i].ToPairs();
+    const float scale = HeadScale(SumOfHead(pairs), kVectorHead, p.eps);
+    const bool is_query = first + i < p.heads;
+    const LanePairs weight = HalfChunks<E>{Chosen(is_query, query_norm.a, key_norm.a),
+                                           Chosen(is_query, query_norm.b, key_norm.b)}
+                                 .ToPairs();
+#pragma unroll
+    for (int j = 0; j < kLaneGroups; ++j) {
+      if (head.norm) Norm(weight.group[j], scale, &pairs.group[j]);
+      if (!head.is_value) Rotate(angles[j], &pairs.group[j]);
+    }
+    if (i < heads) StoreHead(head.to, lane, pairs);
   }
 }
 
@@ -257,7 +375,7 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreLongKernel(RopePar
     for (int group = lane; 2 * group < pairs_of.half; group += kWarp) {
       sum = Squares(pairs_of.Load(from, group), sum);
     }
-    scale = HeadScale(sum, p.head_dim, p.eps);
+    scale = HeadScale(SumOfWarp(sum), p.head_dim, p.eps);
   }
   const float *cos = p.cos + place.angle, *sin = p.sin + place.angle;
   for (int group = lane; 2 * group < pairs_of.half; group += kWarp) {

@@ -2,6 +2,7 @@
 #ifndef BATON_OPS_ROWS_CUH_
 #define BATON_OPS_ROWS_CUH_
 
+#include "baton_ops/gate.cuh"
 #include "baton_ops/grid_order.cuh"
 #include "baton_ops/values.cuh"
 
@@ -45,11 +46,6 @@ struct GateParams {
   int64_t out_stride;
   int64_t columns;
 };
-
-__device__ __forceinline__ float SiluMulOf(float gate, float up) {
-  const float silu = __fdiv_rn(gate, __fadd_rn(1.0f, expf(-gate)));
-  return __fmul_rn(silu, up);
-}
 
 // kCount elements a thread. Grid: (rows, parts of a row).
 template <class E, int kCount>

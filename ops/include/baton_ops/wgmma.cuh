@@ -15,14 +15,18 @@ namespace baton_ops::cuda {
   BATON_REGISTERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define BATON_REGISTERS_64 \
   BATON_REGISTERS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define BATON_REGISTERS_96                                                           \
-  BATON_REGISTERS_64                                                                 \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83" \
-  ",%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define BATON_REGISTERS_128                                                                \
-  BATON_REGISTERS_96                                                                       \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113" \
-  ",%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define BATON_REGISTERS_80 \
+  BATON_REGISTERS_64       \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define BATON_REGISTERS_96 \
+  BATON_REGISTERS_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define BATON_REGISTERS_112                                                   \
+  BATON_REGISTERS_96                                                          \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%" \
+  "111"
+#define BATON_REGISTERS_128 \
+  BATON_REGISTERS_112       \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 #define BATON_SUMS_8(i)                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
@@ -32,10 +36,10 @@ namespace baton_ops::cuda {
 #define BATON_SUMS_32 BATON_SUMS_24, BATON_SUMS_8(24)
 #define BATON_SUMS_48 BATON_SUMS_32, BATON_SUMS_8(32), BATON_SUMS_8(40)
 #define BATON_SUMS_64 BATON_SUMS_48, BATON_SUMS_8(48), BATON_SUMS_8(56)
-#define BATON_SUMS_96 \
-  BATON_SUMS_64, BATON_SUMS_8(64), BATON_SUMS_8(72), BATON_SUMS_8(80), BATON_SUMS_8(88)
-#define BATON_SUMS_128 \
-  BATON_SUMS_96, BATON_SUMS_8(96), BATON_SUMS_8(104), BATON_SUMS_8(112), BATON_SUMS_8(120)
+#define BATON_SUMS_80 BATON_SUMS_64, BATON_SUMS_8(64), BATON_SUMS_8(72)
+#define BATON_SUMS_96 BATON_SUMS_80, BATON_SUMS_8(80), BATON_SUMS_8(88)
+#define BATON_SUMS_112 BATON_SUMS_96, BATON_SUMS_8(96), BATON_SUMS_8(104)
+#define BATON_SUMS_128 BATON_SUMS_112, BATON_SUMS_8(112), BATON_SUMS_8(120)
 
 #define BATON_WGMMA(n, registers) \
   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" registers "}"
@@ -61,6 +65,7 @@ BATON_DEFINE_WGMMA(48, 24, 24, 25, 26)
 BATON_DEFINE_WGMMA(64, 32, 32, 33, 34)
 BATON_DEFINE_WGMMA(96, 48, 48, 49, 50)
 BATON_DEFINE_WGMMA(128, 64, 64, 65, 66)
+BATON_DEFINE_WGMMA(160, 80, 80, 81, 82)
 BATON_DEFINE_WGMMA(192, 96, 96, 97, 98)
 BATON_DEFINE_WGMMA(256, 128, 128, 129, 130)
 
@@ -74,7 +79,9 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
 #undef BATON_DEFINE_WGMMA
 #undef BATON_WGMMA
 #undef BATON_SUMS_128
+#undef BATON_SUMS_112
 #undef BATON_SUMS_96
+#undef BATON_SUMS_80
 #undef BATON_SUMS_64
 #undef BATON_SUMS_48
 #undef BATON_SUMS_32
@@ -82,7 +89,9 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
 #undef BATON_SUMS_16
 #undef BATON_SUMS_8
 #undef BATON_REGISTERS_128
+#undef BATON_REGISTERS_112
 #undef BATON_REGISTERS_96
+#undef BATON_REGISTERS_80
 #undef BATON_REGISTERS_64
 #undef BATON_REGISTERS_48
 #undef BATON_REGISTERS_32

@@ -138,6 +138,20 @@ def matmul_into(x: Tensor, weight: Tensor, out: Tensor) -> None:
     launch("cuda_matmul")(x, weight, out)
 
 
+def gate_up_silu_into(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write out E[N, I] = silu(gate) * up, where [gate, up] = x E[N, H] @ weight E[2 I, H]^T.
+
+    The bits are those of `matmul_into` and `silu_mul_into` one after the other: gate and up are
+    rounded to E. Nothing of them is written. Rows of `x` and `out` may be strided. `weight` is read
+    while earlier launches may still run: none of them may write it.
+
+    Raises:
+        RuntimeError: on a Hopper GPU, in bf16, with 2 I and H multiples of 8: rows of `x`, or
+            `weight`, do not begin at multiples of 16 bytes.
+    """
+    launch("cuda_gate_up_silu")(x, weight, out)
+
+
 def attend_into(
     query: Tensor,
     kv: Tensor,

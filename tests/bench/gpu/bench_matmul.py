@@ -36,12 +36,13 @@ SHAPES = {
     "down": (4096, 12288),
     "head": (151936, 4096),
 }
-ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 1024, 2048)
 WAYS = (
-    "few 32", "few 48", "few 64", "few 96", "few 128", "many 32", "many 64", "many 96 x 2",
-    "many 128 x 2", "many 128 x 2 of x", "many 192", "many 192 x 2", "many 256", "many 256 x 2",
+    "few 32", "few 48", "few 64", "few 96", "few 128", "few 160", "few 192", "few 256",
+    "many 64", "many 96", "many 128", "many 160", "many 192", "many 256",
+    "turned 160", "turned 192",
 )  # fmt: skip
-FEW_WAYS, MOST_FEW_ROWS = 5, 256
+FEW_WAYS, MOST_FEW_ROWS = 8, 512
 ROTATED_BYTES = 300_000_000
 CALLS, REPLAYS, PAIRS = 20, 3, 7
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_testing.numpy_device import NumpyDevice
+from baton_testing.numpy_device import SECONDS_PER_LAUNCH, NumpyDevice, on_device
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import (
@@ -19,10 +19,12 @@ from baton_worker.config import (
     SpeculativeConfig,
 )
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device import program, start
 from baton_worker.engine.backends.device.engine import DeviceEngine
+from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.engine.build import build_engine
-from baton_worker.engine.metrics import EngineMetrics
+from baton_worker.engine.metrics import SEQUENCE_LABELS, EngineMetrics
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
 from baton_worker.sampling import SamplingParams
@@ -59,8 +61,8 @@ def served(engine: Any, **options: Any) -> list[Any]:
     ]
 
 
-def value(registry: CollectorRegistry, name: str, kind: str = "") -> float:
-    labels = {"model": "m", "role": "mixed"} | ({"kind": kind} if kind else {})
+def value(registry: CollectorRegistry, name: str, kind: str = "", **more: str) -> float:
+    labels = {"model": "m", "role": "mixed"} | ({"kind": kind} if kind else {}) | more
     found = registry.get_sample_value(name, labels)
     assert found is not None
     return found
@@ -97,6 +99,28 @@ def test_it_says_what_the_engine_on_the_host_says(engine: DeviceEngine, temperat
         np.testing.assert_allclose(mine, other, rtol=0, atol=5e-5)
 
 
+def test_the_shortest_requests_are_served() -> None:
+    shortest = started(max_model_len=2)
+    shortest.submit(Submit(1, 0, prompt_token_ids=(5,), sampling=SamplingParams(max_tokens=1)))
+    emitted = 0
+    while shortest.has_work():
+        emitted += shortest.step().stats.emitted_tokens
+    assert emitted == 1
+
+
+def test_weights_that_are_no_numbers_are_told_before_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_numbers(*arguments: Any) -> Any:
+        weights = load_device_weights(*arguments)
+        on_device(weights.final_norm)[:] = np.nan
+        return weights
+
+    monkeypatch.setattr(start, "load_device_weights", without_numbers)
+    with pytest.raises(DeviceError, match=r"are not finite numbers.*the checkpoint may be broken"):
+        started(kv_blocks=20)
+
+
 def test_what_starting_took_is_given_back(engine: DeviceEngine) -> None:
     load = started().load()
     assert (load.running, load.waiting, load.kv_blocks_used, load.kv_blocks_cached) == (0, 0, 0, 0)
@@ -117,11 +141,13 @@ def test_chunks_that_hold_few_prompts_leave_no_size_out() -> None:
 
 
 def test_a_pool_too_small_for_all_at_once_does_not_hold_up_the_start() -> None:
-    small = started(kv_blocks=8, max_running=12).runner.launches
-    large = started(kv_blocks=200, max_running=12).runner.launches
-    assert small.replayed + small.decoded + small.mixed <= (
-        large.replayed + large.decoded + large.mixed
+    small, large = (
+        sum(way.steps for way in launches.by_kind.values())
+        for launches in (
+            started(kv_blocks=blocks, max_running=12).runner.launches for blocks in (8, 200)
+        )
     )
+    assert small <= large
 
 
 @pytest.mark.parametrize(
@@ -138,6 +164,45 @@ def test_too_little_memory_names_what_to_change(
 ) -> None:
     with pytest.raises(DeviceError, match=message):
         started(total, **engine)
+
+
+def test_the_devices_time_is_counted_where_its_steps_are() -> None:
+    fresh = started()
+    device: Any = fresh.model.device
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(MetricFactory(registry, "m", "mixed"))
+    metrics.observe_load(fresh.load())
+    counted = {kind: value(registry, "baton_device_seconds_total", kind) for kind in KINDS}
+    done = device.n_done
+    served(fresh, temperature=0.0)
+    metrics.observe_load(fresh.load())
+    grown = {
+        kind: value(registry, "baton_device_seconds_total", kind) - counted[kind] for kind in KINDS
+    }
+    assert grown["graph"] > grown["mixed"] > 0.0
+    spent = (device.n_done - done) * SECONDS_PER_LAUNCH
+    assert 0.9 * spent < sum(grown.values()) <= spent, "all but what lies between two steps"
+
+
+def test_the_graphs_at_hand_are_told_by_their_size() -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(MetricFactory(registry, "m", "mixed"))
+    fresh = started(max_running=12)
+    metrics.observe_load(fresh.load())
+    kept = [
+        value(registry, "baton_device_graphs_kept", sequences=label) for label in SEQUENCE_LABELS
+    ]
+    assert sum(kept) == fresh.runner.launches.captured
+    assert kept[0] > kept[1] > 0
+    assert kept[2:] == [0, 0]
+
+
+def test_a_graph_that_went_for_another_is_not_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_MOST_GRAPHS", 3)
+    fresh = started(max_running=12)
+    load = fresh.load().device
+    assert load is not None
+    assert 0 < sum(load.graphs_kept.values()) <= 3 < load.graphs_captured
 
 
 def test_what_the_device_does_is_counted() -> None:

@@ -76,6 +76,16 @@ def test_it_may_change_once_an_event_behind_has_come(device: NumpyDevice) -> Non
     assert _told(device, tensor).tolist() == [1.0]
 
 
+def test_an_event_that_has_not_come_has_no_time(device: NumpyDevice) -> None:
+    first = device.record()
+    device.zeros((4,), "float32")
+    second = device.record()
+    with pytest.raises(DeviceError, match="has not come"):
+        second.seconds_since(first)
+    second.wait()
+    assert second.seconds_since(first) > 0.0
+
+
 FORBIDDEN: dict[str, Callable[[NumpyDevice, Any, Any], object]] = {
     "wait: in a graph": lambda _, t, event: event.wait(),
     "by the host": lambda _, t, event: np.asarray(t),
@@ -90,28 +100,34 @@ def test_a_capture_lets_nobody_look(device: NumpyDevice, what: str) -> None:
     assert _told(device, tensor).tolist() == [1.0, 2.0], "and it goes on"
 
 
+def _gated(device: NumpyDevice) -> tuple[Any, Any, Any]:
+    """Return x E[1, 2], a weight that makes its first the gate and its second the up, E[1, 1]."""
+    x, weight = _made(device, [[1.0, 1.0]]), _made(device, [[1.0, 0.0], [0.0, 1.0]])
+    return x, weight, _made(device, [[0.0]])
+
+
 def test_a_graph_computes_at_its_replays_over_what_is_there_then(device: NumpyDevice) -> None:
     kernels = NumpyKernels(device)
-    gate_up, out = _made(device, [[1.0, 1.0]]), _made(device, [[0.0]])
-    graph = device.capture(lambda: kernels.silu_mul(gate_up, out))
-    device.upload(np.array([[0.0, 5.0]], np.float32), gate_up)
+    x, weight, out = _gated(device)
+    graph = device.capture(lambda: kernels.gate_up_silu(x, weight, out))
+    device.upload(np.array([[0.0, 5.0]], np.float32), x)
     assert _told(device, out).tolist() == [[0.0]], "a capture computes nothing"
-    device.upload(np.array([[20.0, 3.0]], np.float32), gate_up)
+    device.upload(np.array([[20.0, 3.0]], np.float32), x)
     graph.replay()
     assert _told(device, out)[0, 0] == pytest.approx(60.0)
 
 
 def test_a_graph_over_memory_that_was_given_back_is_not_replayed(device: NumpyDevice) -> None:
     kernels = NumpyKernels(device)
-    gate_up, out = _made(device, [[1.0, 1.0]]), _made(device, [[0.0]])
+    x, weight, out = _gated(device)
     used = device.memory().free
 
     def work(inputs: list[Any]) -> None:
-        kernels.silu_mul(inputs[0], out)
+        kernels.gate_up_silu(inputs[0], weight, out)
 
-    inputs = [gate_up]
+    inputs = [x]
     graph = device.capture(lambda: work(inputs))
-    del gate_up
+    del x
     inputs.clear()
     assert device.memory().free > used
     with pytest.raises(DeviceError, match="given back"):

@@ -83,6 +83,7 @@ def test_pytorch_that_cannot_serve_says_why(
     monkeypatch: pytest.MonkeyPatch, torch: Any, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(DeviceError, match=message):
         build.build_engine(on_a_gpu("torch"))
 
@@ -105,6 +106,26 @@ def test_a_library_without_cuda_code_is_named(
     monkeypatch.setattr(kernels.baton_ops, "workspace_bytes", workspace_bytes)
     with pytest.raises(DeviceError, match=r"without CUDA code .*make ops-cuda-fat"):
         kernels.OpsKernels(NumpyDevice())
+
+
+def test_a_gpu_that_the_library_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "embed failed: no kernel image is available for execution on the device"
+
+    def embed_into(*tensors: Any) -> None:
+        raise RuntimeError(why)
+
+    monkeypatch.setattr(kernels.baton_ops, "workspace_bytes", lambda logits, n_tokens: 256)
+    monkeypatch.setattr(kernels.decoder, "embed_into", embed_into)
+    device = NumpyDevice()
+    with pytest.raises(DeviceError, match=rf"{device.name} \({why}\).*make ops-cuda-fat"):
+        kernels.OpsKernels(device)
+
+
+def test_the_gpus_that_a_process_was_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(DeviceError, match=r"system\., of those that CUDA_VISIBLE_DEVICES='7'"):
+        build.build_engine(on_a_gpu("torch"))
 
 
 def test_importing_the_device_loads_no_framework(monkeypatch: pytest.MonkeyPatch) -> None:

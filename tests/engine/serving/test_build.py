@@ -64,6 +64,7 @@ def test_defaults_follow_the_model(tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
+        ({"max_model_len": 1}, "engine.max_model_len is 1"),
         ({"max_model_len": 5000}, "engine.max_model_len is 5000"),
         ({"max_model_len": 100, "kv_blocks": 6}, "engine.kv_blocks is 6"),
     ],

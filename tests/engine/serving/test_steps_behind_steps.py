@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baton_worker.engine.backends.device.flight import DeviceFlight
-from baton_worker.engine.backends.device.program import Program, Programs
+from baton_worker.engine.backends.device.inputs import Inputs, fill_ahead
+from baton_worker.engine.backends.device.lineup import LaneInputs, Lineup
+from baton_worker.engine.backends.device.program import Program, Programs, fed_next
+from baton_worker.engine.backends.device.rules import StepRules
 from baton_worker.engine.backends.device.runner import DeviceRunner
+from baton_worker.engine.backends.device.seam import NextStep
 from baton_worker.engine.backends.device.shapes import StepShape
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
@@ -79,6 +84,99 @@ def test_steady_decoding_waits_for_nobody_and_says_the_same(
     assert _served(bench, prompts) == wanted
     assert ahead.count(False) == 1, "the prompts"
     assert not ahead[0]
+    bench.check_nothing_is_left()
+
+
+def test_a_launch_that_compiles_or_captures_may_last_as_long_as_a_first_step(
+    make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names its requests, too, and takes nothing from how long the step itself may last."""
+    bench = make_bench(n_draft=1, overlap=True, stuck_seconds=10.0, first_step_seconds=120.0)
+    key = bench.submit(1, make_prompts(1)[0], temperature=0.0, max_tokens=20)
+    seen: list[tuple[str, Any]] = []
+
+    def watched(owner: Any, name: str, what: str) -> None:
+        plain = getattr(owner, name)
+
+        def noted(self: Any, *given: Any) -> Any:
+            seen.append((what, bench.engine.progress.current))
+            return plain(self, *given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    watched(DeviceRunner, "start", "launch of a step of")
+    watched(DeviceRunner, "start_ahead", "launch of a step of")
+    watched(DeviceFlight, "landed", "step of")
+    bench.drain()
+    first: set[str] = set()
+    for what, activity in seen[:-1]:  # the last one was launched for who has ended
+        assert activity.kind.startswith(what)
+        assert activity.keys == (key,)
+        assert activity.limit_seconds == (10.0 if activity.kind in first else 120.0)
+        first.add(activity.kind)
+    assert len(first) == 4, "the prompt and the decoding steps, launched and waited for"
+
+
+def test_a_launch_that_could_not_go_ahead_takes_no_time_from_the_first_one(
+    make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(n_draft=1, overlap=True, stuck_seconds=10.0, first_step_seconds=120.0)
+    prompt = make_prompts(1, seed=97, longest=40)[0]
+    bench.submit(1, prompt, temperature=0.0, max_tokens=20, bad_words=((7, 8),))
+    limits: dict[str, float] = {}
+    start = DeviceRunner.start
+
+    def noted(self: Any, *given: Any) -> Any:
+        activity = bench.engine.progress.current
+        limits.setdefault(activity.kind, activity.limit_seconds)
+        return start(self, *given)
+
+    monkeypatch.setattr(DeviceRunner, "start", noted)
+    bench.drain()
+    assert set(limits.values()) == {120.0}
+    assert len(limits) == 2, "the prompt, and the decoding steps behind an attempt to go ahead"
+
+
+@pytest.mark.parametrize("n_draft", [0, 2])
+def test_what_a_lane_holds_is_what_would_be_written_anew(
+    make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, n_draft: int
+) -> None:
+    """While requests grow, are preempted and come back, end, and others come."""
+    bench = make_bench(
+        n_draft=n_draft, overlap=True, n_blocks=26, max_running=7, prefix_caching=True
+    )
+    slots = bench.engine._parts.runner._slots
+    fill, told_by_the_device = LaneInputs.fill, fed_next(NextStep(*NextStep._fields))
+    n_written = [0, 0]
+
+    def checked(self: Any, lane: int, program: Program, lineup: Lineup) -> None:
+        before = self._written[lane]
+        n_written[before is not None and before.lineup is lineup] += 1
+        fill(self, lane, program, lineup)
+        held = program.inputs[lane]
+        anew = Inputs(*(np.full_like(array, 77) for array in held))
+        rules = StepRules(lineup.sampled, slots.assign([s.request for s in lineup.sampled]))
+        fill_ahead(anew, lineup.sampled, lineup.at, program.shape, rules)
+        ends = {"bias": held.bias_starts[-1], "bias_ids": held.bias_starts[-1]}
+        ends["masked"] = held.mask_starts[-1]
+        for name in set(Inputs._fields) - told_by_the_device.keys():
+            pair = getattr(held, name), getattr(anew, name)
+            np.testing.assert_array_equal(*(array[: ends.get(name)] for array in pair), name)
+
+    monkeypatch.setattr(LaneInputs, "fill", checked)
+    prompts, n_preempted, n_steps = make_prompts(14, seed=94), 0, 0
+    keys: list[Any] = []
+    while bench.engine.has_work() or len(keys) < len(prompts):
+        if n_steps % 9 == 0 and len(keys) < len(prompts):
+            for n in range(len(keys), min(len(keys) + 4, len(prompts))):
+                wanted = {"max_tokens": 40 + 5 * n, "seed": n, "logprobs_k": (-1, 0, 4)[n % 3]}
+                keys.append(bench.submit(n + 1, prompts[n], **wanted, **SAMPLINGS[n % 3]))
+        if n_steps == 50:
+            bench.engine.abort(keys[5])
+        n_preempted += bench.step().stats.preempted
+        n_steps += 1
+    assert n_preempted
+    assert n_written[True] > n_written[False], "mostly it holds nearly all"
     bench.check_nothing_is_left()
 
 
@@ -276,3 +374,28 @@ def test_who_fits_by_sharing_blocks_of_who_decodes_is_let_in_at_once(
         bench.step()
     assert bench.reader[second].tokens
     assert bench.reader[first].finish is Finish.NONE
+
+
+@pytest.mark.parametrize("n_draft", [0, 5])
+def test_blocks_of_a_step_that_could_not_go_ahead_cost_nobody_a_preemption(
+    make_bench: Any, make_prompts: Any, ahead: list[bool], n_draft: int
+) -> None:
+    """They were taken before the device said so, and stay with whoever needs them next."""
+    preempted, n_steps = [], []
+    for overlap in (False, True):
+        bench = make_bench(
+            n_draft=n_draft, overlap=overlap, max_model_len=64, block_size=8, n_blocks=10
+        )
+        for n, prompt in enumerate(make_prompts(6, seed=94)):
+            bench.submit(n, prompt[:9], max_tokens=20, bad_words=((7, 8),), ignore_eos=True)
+        stats = []
+        while bench.engine.has_work():
+            result = bench.engine.step()
+            bench.reader.read(result)
+            stats.append(result.stats)
+            bench.engine.check_integrity()
+        preempted.append(sum(s.preempted for s in stats))
+        n_steps.append(len(stats))
+    assert not any(ahead)
+    assert 0 < preempted[1] <= preempted[0]
+    assert n_steps[0] == n_steps[1]

@@ -173,7 +173,7 @@ def test_a_token_has_the_same_bits_in_a_crowd(
     torch: ModuleType, dtype: str, head_dim: int, kv_heads: int
 ) -> None:
     """So many tokens that a warp takes several heads of each."""
-    n, heads, kind = 2000, 4, {"dtype": getattr(torch, dtype), "device": "cuda"}
+    n, heads, kind = 4000, 4, {"dtype": getattr(torch, dtype), "device": "cuda"}
     case = Case(torch, dtype, head_dim, "half", True)
     place = torch.arange(n, device="cuda").int()
     table = (torch.arange(n // BLOCK_SIZE, device="cuda") + 2).int()[None]

@@ -38,6 +38,7 @@ class Calls:
             "silu_mul": {"gate_up": bf16(3, 16), "out": bf16(3, 8)},
             "broken_rows": {"x": bf16(3, 8), "out": torch.zeros(3).byte().cuda()},
             "matmul": {"x": bf16(3, 8), "weight": bf16(5, 8), "out": bf16(3, 5)},
+            "gate_up_silu": {"x": bf16(3, 8), "weight": bf16(32, 8), "out": bf16(3, 16)},
             "attend": {
                 "query": heads,
                 "kv": kv,
@@ -80,7 +81,17 @@ class Calls:
         )
 
 
-OPS = ["embed", "gather", "add_norm", "silu_mul", "broken_rows", "matmul", "attend", "rope_store"]
+OPS = [
+    "embed",
+    "gather",
+    "add_norm",
+    "silu_mul",
+    "broken_rows",
+    "matmul",
+    "gate_up_silu",
+    "attend",
+    "rope_store",
+]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -118,6 +129,7 @@ def test_each_tensor_is_refused_by_name(torch: ModuleType, op: str, wrong: str) 
         *(("silu_mul", n) for n in ("gate_up", "out")),
         ("broken_rows", "out"),
         ("matmul", "out"),
+        *(("gate_up_silu", n) for n in ("x", "weight", "out")),
         *(("attend", n) for n in ("out", "contexts")),
         *(("rope_store", n) for n in ("qkv", "query_norm", "key_norm", "sin", "sequence", "query")),
     ],

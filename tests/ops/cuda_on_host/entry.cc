@@ -8,9 +8,10 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
-void host_settings(uint64_t seed, int capability, const char* file, int line) {
+void host_settings(uint64_t seed, int capability, int shared_bytes, const char* file, int line) {
   host_cuda::settings.seed = seed;
   host_cuda::settings.capability = capability;
+  host_cuda::settings.shared_bytes = shared_bytes;
   host_cuda::settings.skipped_line = line;
   snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
 }

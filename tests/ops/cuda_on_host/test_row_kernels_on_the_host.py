@@ -51,6 +51,20 @@ def test_truncation_is_the_cpus_bit_for_bit(
     assert not broken.any()
 
 
+@pytest.mark.parametrize("shared_bytes", [40 << 10, 36 << 10, 16 << 10])
+def test_truncation_needs_no_more_shared_memory_than_the_device_has(
+    host: HostLibrary, torch: HostTorch, shared_bytes: int
+) -> None:
+    """A row's share, its sums and what is static take more than 36 KiB, and less than 40."""
+    rng = np.random.default_rng()
+    host.set(int(rng.integers(2**63)), shared_bytes=shared_bytes)
+    rows = gpu.Rows(torch, hard_logits.rows("bulk", 3, 4_099))
+    rows.top_k[:], rows.top_p[:] = [0, 50, 4_000], [0.5, 1.0, 0.9]
+    probs, broken = rows.run()
+    assert probs.tobytes() == rows.wanted().tobytes(), (rows.top_k, rows.top_p)
+    assert not broken.any()
+
+
 @pytest.mark.parametrize("with_proposals", [False, True])
 @pytest.mark.parametrize(("vocab", "capability"), ROWS[1:])
 def test_verification_decides_what_the_cpu_decides(

@@ -13,8 +13,9 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +39,7 @@ INSTRUCTIONS = {
     "max.NaN.f32 %0, %1, %2;": "MaxOrNan",
 }
 """What stands for an instruction: a function of its inputs, by name."""
-_OPERAND = re.compile(r'"(=?)[rlfd]"\(')
+_OPERAND = re.compile(r'"(=?)[rlfdn]"\(')
 _numbers = itertools.count(1)
 
 
@@ -54,10 +55,13 @@ def _operands(text: str) -> tuple[list[str], list[str]]:
     return found
 
 
-def _call(match: re.Match[str]) -> str:
-    name = INSTRUCTIONS.get(match[1])
+def _call(match: re.Match[str], instructions: Mapping[str, str]) -> str:
+    text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', match[1]))
+    if not text:
+        return ";"
+    name = instructions.get(text)
     if name is None:
-        raise NotImplementedError(f"no host function stands for {match[1]!r}")
+        raise NotImplementedError(f"no host function stands for {text!r}")
     outputs, inputs = _operands(match[2])
     if name == "ClusterSync":
         inputs = ["__LINE__"]
@@ -70,23 +74,26 @@ def _shared(match: re.Match[str]) -> str:
     return f"auto& {name} = host_cuda::Shared<{kind}{bounds}>({next(_numbers)});"
 
 
-def rewritten(source: str) -> str:
+def rewritten(source: str, instructions: Mapping[str, str] = INSTRUCTIONS) -> str:
     """Return a CUDA source as C++ over the shims, line by line where it was.
 
     Raises:
         NotImplementedError: it has an instruction that nothing stands for.
     """
     dynamic = r"auto* \2 = host_cuda::DynamicShared<\1>();"
-    source = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", dynamic, source)
+    source = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", dynamic, source)
     source = re.sub(r"__shared__ ([\w:<> ]+?) (\w+)(\[[^\]]*\])?;", _shared, source)
     source = re.sub(
-        r'\basm(?: volatile)?\(\s*"((?:[^"\\]|\\.)*)"(.*?)\);', _call, source, flags=re.S
+        r'\basm(?: volatile)?\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)(.*?)\);',
+        lambda match: _call(match, instructions),
+        source,
+        flags=re.S,
     )
     launcher = r"host_cuda::Launcher(\1, \2)("
     source = re.sub(r"(\w+)<<<(.*?)>>>\(", launcher, source, flags=re.S)
     passed_by = r"if (!host_cuda::IsSkipped(__FILE__, __LINE__)) \1::Sync();"
     source = re.sub(r"\b(Group|RowGroup<kBlocks>)::Sync\(\);", passed_by, source)
-    bounds = r"__launch_bounds__\(([^)]*)\)(\s*\w+\([^{]*\)\s*\{)"
+    bounds = r"__launch_bounds__\(([^)]*)\)(\s*(?:void )?\w+\([^{]*\)\s*\{)"
     return re.sub(bounds, r"\2 host_cuda::CheckBounds(\1);", source)
 
 
@@ -103,19 +110,38 @@ def barriers(headers: Iterable[str]) -> list[tuple[str, int]]:
     return found
 
 
-def _lay_out(to: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Unit:
+    """What is compiled into one library: sources of ops/csrc/cuda, and what the tests call."""
+
+    sources: tuple[str, ...]
+    entry: str
+    rewrite: Callable[[str, str], str]
+    """Of a file's name and text."""
+    language: str = "device_language.h"
+    """The shim that is included before anything else."""
+    stand_ins: tuple[str, ...] = ()
+    """Headers of shims that stand for the kernels' own."""
+
+
+SAMPLER = Unit(SOURCES, "entry.cc", lambda _, text: rewritten(text))
+
+
+def _lay_out(to: Path, unit: Unit) -> list[Path]:
     """Write what is compiled; return the translation units."""
     (to / "baton_ops").mkdir(parents=True)
     (to / "rewritten").mkdir()
     for header in (OPS / "include" / "baton_ops").glob("*.h"):
         (to / "baton_ops" / header.name).write_text(header.read_text())
     csrc = OPS / "csrc" / "cuda"
-    texts = {to / "rewritten" / name: (csrc / name).read_text() for name in SOURCES}
+    texts = {to / "rewritten" / name: (csrc / name).read_text() for name in unit.sources}
     for path in csrc.glob("*.h"):
         texts[to / "rewritten" / path.name] = path.read_text()
     wanted = re.compile(r'#include "baton_ops/(\w+\.cuh)"')
-    known: set[str] = set()
-    for name in SOURCES:
+    known: set[str] = set(unit.stand_ins)
+    for name in unit.stand_ins:
+        (to / "baton_ops" / name).write_text((HERE / "shims" / name).read_text())
+    for name in unit.sources:
         queue = wanted.findall((csrc / name).read_text())
         while queue:
             header_name = queue.pop()
@@ -125,22 +151,22 @@ def _lay_out(to: Path) -> list[Path]:
                 queue += wanted.findall(text)
                 texts[to / "baton_ops" / header_name] = text
     for path, text in texts.items():
-        path.write_text(rewritten(text))
-    return [to / "rewritten" / name for name in SOURCES]
+        path.write_text(unit.rewrite(path.name, text))
+    return [to / "rewritten" / name for name in unit.sources]
 
 
-def build(compiler: str, to: Path) -> Path:
+def build(compiler: str, to: Path, unit: Unit = SAMPLER) -> Path:
     """Compile the kernels in an empty folder and return the library.
 
     Raises:
         subprocess.CalledProcessError: it does not compile.
     """
-    units = _lay_out(to)
+    sources = _lay_out(to, unit)
     shims = HERE / "shims"
     # No fortified longjmp: it takes a jump between stacks for an attack.
     flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"]
     flags += ["-U_FORTIFY_SOURCE", "-I", str(to), "-I", str(shims)]
-    flags += ["-I", str(HERE), "-include", str(shims / "device_language.h")]
+    flags += ["-I", str(HERE), "-include", str(shims / unit.language)]
 
     def compiled(source: Path) -> Path:
         target = to / f"{source.stem}.o"
@@ -149,7 +175,7 @@ def build(compiler: str, to: Path) -> Path:
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, [*units, HERE / "entry.cc"]))
+        objects = list(pool.map(compiled, [*sources, HERE / unit.entry]))
     library = to / "libkernels_on_host.so"
     subprocess.run([compiler, "-shared", *map(str, objects), "-o", str(library)], check=True)
     return library
@@ -174,11 +200,19 @@ class HostLibrary:
         self._library = ctypes.CDLL(str(path))
         self.set(seed=1)
 
-    def set(self, seed: int, capability: int = 9, skipped: tuple[str, int] = ("", 0)) -> None:
-        """Set the order of threads, the device's generation, and a barrier that is passed by."""
+    def set(
+        self,
+        seed: int,
+        capability: int = 9,
+        skipped: tuple[str, int] = ("", 0),
+        shared_bytes: int = 227 << 10,
+    ) -> None:
+        """Set the order of threads, the device's generation, a barrier that is passed by, and the
+        shared memory that a block may have.
+        """
         file, line = skipped
         self._library.host_settings(
-            ctypes.c_uint64(seed), capability, ctypes.c_char_p(file.encode()), line
+            ctypes.c_uint64(seed), capability, shared_bytes, ctypes.c_char_p(file.encode()), line
         )
 
     def _run(self, name: str, *arguments: Any) -> None:

@@ -23,6 +23,9 @@ from baton_worker.engine.backends.device.seam import DType, Host, MemoryUse
 FILLER = 0xA5
 """What host memory is filled with until a download has come, and new memory of the device."""
 
+SECONDS_PER_LAUNCH = 1e-6
+"""What anything on the stream takes, by this device's clock."""
+
 _ALIGNMENT = 256
 _TYPES = {
     "bfloat16": np.uint16,
@@ -115,6 +118,11 @@ class _Event:
     def wait(self) -> None:
         self._device.run_to(self._at)
         self._deliver()
+
+    def seconds_since(self, earlier: Any) -> float:
+        if self._device.n_done < max(self._at, earlier._at):
+            raise DeviceError("the time of an event is asked that has not come")
+        return (self._at - int(earlier._at)) * SECONDS_PER_LAUNCH
 
 
 class _Graph:

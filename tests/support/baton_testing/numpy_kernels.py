@@ -7,6 +7,7 @@ over these kernels can be held against the engine on the CPU. Knows no request.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from baton_worker.engine.sampling.logits_processing import truncated
 from baton_worker.engine.sampling.noise import uniforms
 
 Array = npt.NDArray[Any]
+Product = Callable[[Array, Array, Array], None]
+"""Writes x[N, I] @ weight[O, I]^T."""
 
 
 class NumpyKernels:
@@ -48,7 +51,11 @@ class NumpyKernels:
 
     def matmul(self, x: NumpyTensor, weight: NumpyTensor, out: NumpyTensor) -> None:
         """See `Kernels.matmul`."""
-        self._launch(_matmul, x, weight, out)
+        self._launch(matmul, x, weight, out)
+
+    def gate_up_silu(self, x: NumpyTensor, weight: NumpyTensor, out: NumpyTensor) -> None:
+        """See `Kernels.gate_up_silu`."""
+        self._launch(gate_up_silu, x, weight, out)
 
     def add_norm(
         self,
@@ -92,10 +99,6 @@ class NumpyKernels:
     ) -> int:
         """See `Kernels.attention_scratch_bytes`."""
         return 16
-
-    def silu_mul(self, gate_up: NumpyTensor, out: NumpyTensor) -> None:
-        """See `Kernels.silu_mul`."""
-        self._launch(_silu_mul, gate_up, out)
 
     def gather(self, x: NumpyTensor, rows: NumpyTensor, out: NumpyTensor) -> None:
         """See `Kernels.gather`."""
@@ -201,7 +204,8 @@ def _gather(table: Array, rows: Array, out: Array) -> None:
     out[:] = np.where(known[:, None], table[np.where(known, rows, 0)], np.float32(0.0))
 
 
-def _matmul(x: Array, weight: Array, out: Array) -> None:
+def matmul(x: Array, weight: Array, out: Array) -> None:
+    """Write out = x @ weight^T, each row by itself."""
     assert x.shape == (len(out), weight.shape[1]), (x.shape, weight.shape, out.shape)
     assert out.shape[1] == len(weight), (weight.shape, out.shape)
     vector = _vector(x.shape[1])
@@ -305,6 +309,13 @@ def _attended(query: Array, keys: Array, values: Array, scale: float) -> Array:
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1)[..., None]
     return np.asarray((weights[..., None] * values[:, None]).sum(axis=2) / total)
+
+
+def gate_up_silu(x: Array, weight: Array, out: Array, product: Product = matmul) -> None:
+    """Write silu(gate) * up of a product that some other kernel may make."""
+    gate_up = np.empty((len(x), len(weight)), np.float32)
+    product(x, weight, gate_up)
+    _silu_mul(gate_up, out)
 
 
 def _silu_mul(gate_up: Array, out: Array) -> None:

@@ -39,3 +39,16 @@ def metric(url: str, name: str, **labels: str) -> float:
         for sample in family.samples
         if sample.name == name and wanted <= sample.labels.items()
     )
+
+
+def sums(url: str) -> dict[str, float]:
+    """Return what only grows, by name and labels: counters, and histograms' sums and counts."""
+    families = text_string_to_metric_families(HTTP.get(url).text)
+    return {
+        f"{sample.name}{labels or ''}": sample.value
+        for family in families
+        if family.type in ("counter", "histogram")
+        for sample in family.samples
+        if sample.name.endswith(("_total", "_sum", "_count"))
+        for labels in [{k: v for k, v in sample.labels.items() if k not in ("model", "role")}]
+    }

@@ -114,6 +114,10 @@ class _Now:
     def wait(self) -> None:
         """See `Event.wait`."""
 
+    def seconds_since(self, earlier: Event) -> float:
+        """See `Event.seconds_since`."""
+        return 0.0
+
     def replay(self) -> None:
         """See `Graph.replay`."""
 

@@ -216,7 +216,8 @@ class EngineConfig(_Section, frozen=True):
             )
         if self.device == "gpu" and self.tensor_parallel_size > 1:
             raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, on a gpu it is 1"
+                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device "
+                "'gpu' is one rank: let it be 1"
             )
         if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
             raise ValueError(

@@ -149,8 +149,11 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
                         help="share KV between requests that begin alike (on)")  # fmt: skip
     parser.add_argument("--engine", default="cpu", choices=["cpu", "gpu", "sim"],
                         help="sim: made-up text at a set pace (%(default)s)")  # fmt: skip
-    parser.add_argument("--gpu-memory", type=float, default=0.9, metavar="SHARE",
-                        help="of a gpu's memory, for one worker (%(default)s)")  # fmt: skip
+    parser.add_argument("--gpu-memory", type=float, default=None, metavar="SHARE",
+                        help="of a gpu's memory, for one worker (0.9)")  # fmt: skip
+    parser.add_argument("--gpus", default=None, metavar="ID,ID",
+                        help="gpus that workers are spread over in turn, as CUDA_VISIBLE_DEVICES "
+                        "names them (all workers on the first that is seen)")  # fmt: skip
     parser.add_argument("--sim", action="append", default=[], metavar="FIELD=VALUE",
                         help="a field of engine.sim (docs/configuration.md), as "
                         "decode_step_seconds=0.05 or acceptance=[0.9,0.7,0.5,0.3,0.1]")  # fmt: skip
@@ -286,6 +289,7 @@ def _local(options: argparse.Namespace) -> int:
         num_speculative_tokens=options.num_speculative_tokens,
         max_top_k=options.max_top_k,
         engine=_engine_config(options),
+        gpus=_gpus(options),
         api_keys_file=options.api_keys_file and str(Path(options.api_keys_file).resolve()),
         has_curve=options.curve,
         traces_endpoint=options.traces,
@@ -319,15 +323,32 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
     )
 
 
+def _gpus(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the GPUs that were named, each once."""
+    if options.gpus is None:
+        return ()
+    if options.engine != "gpu":
+        raise ConfigError(f"--gpus is {options.gpus!r}, which needs --engine gpu")
+    names = tuple(name.strip() for name in options.gpus.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise ConfigError(f"--gpus is {options.gpus!r}: name each GPU once, as in 0,1")
+    return names
+
+
 def _memory_of_a_worker(options: argparse.Namespace) -> float:
     """Return the share of the GPU that a worker alone on it takes.
 
     Each of several would see the others' memory as taken, so their pools are not measured.
     """
     workers = options.prefill + options.decode + options.mixed
-    if options.engine == "gpu" and workers > 1 and not options.kv_blocks:
-        raise ConfigError(f"--engine gpu with {workers} workers on one GPU needs --kv-blocks: what "
+    on_one = -(-workers // max(len(_gpus(options)), 1))
+    if options.engine == "gpu" and on_one > 1 and not options.kv_blocks:
+        raise ConfigError(f"--engine gpu with {on_one} workers on one GPU needs --kv-blocks: what "
                           "one measures as free, the others are taking")  # fmt: skip
+    if options.gpu_memory is None:
+        return EngineConfig().gpu_memory_utilization
+    if options.engine != "gpu":
+        raise ConfigError(f"--gpu-memory is {options.gpu_memory}, which needs --engine gpu")
     if not 0.05 <= options.gpu_memory <= 0.98:
         raise ConfigError(f"--gpu-memory is {options.gpu_memory}, not in 0.05..0.98")
     return float(options.gpu_memory)

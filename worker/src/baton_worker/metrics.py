@@ -7,10 +7,24 @@ registries as it likes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class CountingHistogram(Histogram):
+    """A histogram that takes equal observations at once.
+
+    The library's `observe` takes one at a time, and would be an eighth of the gateway's whole work
+    per row, and of the engine thread's.
+    """
+
+    def observe_many(self, amount: float, count: int) -> None:
+        """Count `count` observations of `amount`."""
+        self._sum.inc(amount * count)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +51,9 @@ class MetricFactory:
 
     def histogram(
         self, name: str, documentation: str, buckets: Sequence[float], labels: Sequence[str] = ()
-    ) -> Histogram:
+    ) -> CountingHistogram:
         """Return a histogram with `buckets` (upper bounds in the unit that the name ends with)."""
-        metric = Histogram(
+        metric = CountingHistogram(
             name,
             documentation,
             ("model", "role", *labels),

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from baton_operator.models.fields import rules
+from baton_operator.models.roles import ONE_RANK
 from baton_operator.models.scaler import PDRoleScalerSpec, PDRoleScalerStatus
 from baton_operator.models.schema import Json, structural_schema
 from baton_operator.models.spec import PDDeploymentSpec
@@ -64,6 +66,12 @@ def deployment_crd() -> Json:
             "message": "metadata.name must be a DNS label that begins with a letter",
         },
     ]
+    schema["properties"]["spec"] |= rules(
+        (
+            "self.engine.device == 'cpu' || self.roles.all(r, r.parallelism.tensor == 1)",
+            ONE_RANK,
+        )
+    )
     names = ("PDDeployment", "pddeployments", "pdd")
     return _crd(names, schema, _DEPLOYMENT_COLUMNS, {"status": {}})
 

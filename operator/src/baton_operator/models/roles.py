@@ -14,6 +14,10 @@ NOT_OVER_NODES: Final = (
     "use parallelism.tensor for ranks on one node, and more replicas"
 )
 
+ONE_RANK: Final = (
+    "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu alone"
+)
+
 
 class ParallelismSpec(Model, frozen=True):
     """How one replica is spread."""

@@ -5,12 +5,20 @@
 
 #include <map>
 
+#include "cuda.h"
 #include "device_language.h"
 
 using cudaStream_t = void*;
 
 enum cudaError_t { cudaSuccess, cudaErrorLaunchFailure };
-enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
+enum cudaDeviceAttr {
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+};
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
+enum cudaDriverEntryPointFlags { cudaEnableDefault };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization,
@@ -67,6 +75,9 @@ inline void CheckEnd(const Shape& shape, const void* kernel) {
   const Block& block = cluster.blocks[0];
   if (block.shared_used > kWithoutAsking && asked.count(kernel) == 0 && failure[0] == 0) {
     snprintf(failure, sizeof(failure), "more shared memory than was asked for");
+  }
+  if (block.shared_used > static_cast<size_t>(settings.shared_bytes) && failure[0] == 0) {
+    snprintf(failure, sizeof(failure), "more shared memory than a block of this device has");
   }
   for (const Fiber& fiber : cluster.fibers) {
     if (shape.is_early && !fiber.waited_for_grids && failure[0] == 0) {
@@ -127,6 +138,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  if (bytes > host_cuda::settings.shared_bytes) {
+    snprintf(host_cuda::failure, sizeof(host_cuda::failure),
+             "more shared memory than a block of this device has");
+    return cudaErrorLaunchFailure;
+  }
   host_cuda::asked[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(bytes);
   return cudaSuccess;
 }
@@ -135,8 +151,18 @@ inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = host_cuda::settings.capability;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const bool is_shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
+  *value = is_shared ? host_cuda::settings.shared_bytes : host_cuda::settings.capability;
+  return cudaSuccess;
+}
+// Of the driver's functions there is the one.
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                                    cudaDriverEntryPointFlags,
+                                                    cudaDriverEntryPointQueryResult* found) {
+  if (strcmp(name, "cuTensorMapEncodeTiled") != 0) return cudaErrorLaunchFailure;
+  *function = reinterpret_cast<void*>(&cuTensorMapEncodeTiled);
+  *found = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
 inline cudaError_t cudaGetLastError() {

@@ -14,6 +14,7 @@
 #define __host__
 #define __global__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __syncthreads() host_cuda::SyncThreads(__FILE__, __LINE__)
 #define __syncthreads_count(p) host_cuda::SyncThreadsCount(p, __LINE__)
 #define __syncthreads_or(p) (host_cuda::SyncThreadsCount(p, __LINE__) != 0)
@@ -139,6 +140,10 @@ struct alignas(16) float4 {
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
+struct alignas(8) float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 template <class A, class B>

@@ -38,7 +38,8 @@ namespace host_cuda {
 struct Settings {
   uint64_t seed = 1;
   int capability = 9;
-  int skipped_line = 0;  // of a barrier that is passed by, in skipped_file
+  int shared_bytes = 227 << 10;  // that a block may have at most
+  int skipped_line = 0;          // of a barrier that is passed by, in skipped_file
   char skipped_file[64] = "";
 };
 
@@ -63,6 +64,7 @@ struct Block {
   Index index;
   size_t shared_used = 0;
   std::vector<std::pair<int, size_t>> places;  // of shared variables, by number
+  std::shared_ptr<void> hopper;                // what only Hopper's blocks have, see hopper.h
 };
 
 struct Fiber {

@@ -54,7 +54,7 @@ LARGE = Sizes(
     batches=(2, 7, 8, 33, 64, 128, 256),
     chunks=(64, 256, 1000),
     drafts=(1, 3, 5),
-    scored=(32, 64),
+    scored=(256, 400),
     scored_chunks=(128, 2048),
 )
 

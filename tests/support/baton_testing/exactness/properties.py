@@ -11,8 +11,9 @@ from dataclasses import replace
 from itertools import cycle
 
 from baton_testing.exactness.asks import Ask, serve, serve_in_pair
+from baton_testing.exactness.poison import PoisonedDevice
 from baton_testing.exactness.said import Said, bits, differences, shown
-from baton_testing.exactness.subjects import Subject
+from baton_testing.exactness.subjects import BLOCK_SIZE, Subject
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
@@ -95,17 +96,24 @@ def known_prefixes(subject: Subject, wanted: Sequence[Said]) -> list[str]:
 
 
 def preempted(subject: Subject, wanted: Sequence[Said]) -> list[str]:
-    """Requests lose their KV half way and are computed again."""
-    options = subject.options(max_running=12)
-    a_request = -(-options.max_model_len // options.block_size)
+    """Requests lose their KV half way and are computed again.
+
+    Long prompts, if what little they grow by takes more than is free; short ones with much output
+    for certain.
+    """
+    short = subject.tried(longest=6 * BLOCK_SIZE, tokens=4 * BLOCK_SIZE)
     found: list[str] = []
-    for k in (0, max(subject.sizes.drafts)):
-        preemptions: list[int] = []
-        with subject.engine(max_running=12, n_draft=k, n_blocks=a_request + 2) as engine:
-            said = serve(engine, subject.asks(), counted=preemptions)
-        if not sum(preemptions):
-            found.append(f"{k} drafts: nothing was preempted, so nothing was tried")
-        found += differences(said, wanted, f"few blocks, {k} drafts")
+    preemptions: list[int] = []
+    for some, alone_said in ((subject, wanted), (short, alone(short))):
+        for k in (0, max(subject.sizes.drafts)):
+            options = some.options(max_running=12)
+            a_request = -(-options.max_model_len // options.block_size)
+            preemptions.clear()
+            with some.engine(max_running=12, n_draft=k, n_blocks=a_request + 2) as engine:
+                said = serve(engine, some.asks(), counted=preemptions)
+            found += differences(said, alone_said, f"few blocks, {k} drafts")
+            if some is short and not sum(preemptions):
+                found.append(f"{k} drafts: nothing was preempted, so nothing was tried")
     return found
 
 
@@ -141,6 +149,23 @@ def handed_over(subject: Subject, wanted: Sequence[Said]) -> list[str]:
         ):
             said = serve_in_pair(prefill, decode, subject.asks())
         found += differences(said, wanted, f"handed over, {k} drafts")
+    return found
+
+
+def poisoned(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """Every block that nobody has, and all working memory, holds NaN before each step.
+
+    So do blocks that a request gets: those behind its last position, or of who was dropped.
+    """
+    found: list[str] = []
+    for k, overlap in ((0, False), (max(subject.sizes.drafts), True)):
+        device = PoisonedDevice(subject.loaded.device)
+        nan = subject.over_device(device)
+        chunk = min(subject.sizes.chunks)
+        with nan.engine(max_running=12, n_draft=k, overlap=overlap, prefill_tokens=chunk) as engine:
+            device.fill_pool(engine)
+            said = serve(engine, subject.asks(), arriving=3, each_step=device.between_steps)
+        found += differences(said, wanted, f"memory of NaN, {k} drafts")
     return found
 
 
@@ -240,6 +265,7 @@ PROPERTIES: Mapping[str, Property] = {
     "overlapped": overlapped,
     "uncaptured": uncaptured,
     "handed over": handed_over,
+    "poisoned": poisoned,
     "all at once": all_at_once,
     "scored as sampled": scored_as_sampled,
 }

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baton_testing.numpy_kernels import gate_up_silu, matmul
+
 Array = npt.NDArray[Any]
 
 
@@ -28,6 +30,11 @@ def _round(*tensors: Array) -> None:
 
 def _add(x: Array, residual: Array) -> None:
     residual += x
+
+
+def _rounded_product(x: Array, weight: Array, out: Array) -> None:
+    matmul(x, weight, out)
+    _round(out)
 
 
 class RoundingKernels:
@@ -67,7 +74,7 @@ class RoundingKernels:
         self._kernels.attend(query, kv, layer, *rest)
         self._launch(_round, rest[3])
 
-    def silu_mul(self, gate_up: Any, out: Any) -> None:
-        """See `Kernels.silu_mul`."""
-        self._kernels.silu_mul(gate_up, out)
+    def gate_up_silu(self, x: Any, weight: Any, out: Any) -> None:
+        """See `Kernels.gate_up_silu`: the product is rounded before it is gated."""
+        self._launch(gate_up_silu, x, weight, out, _rounded_product)
         self._launch(_round, out)

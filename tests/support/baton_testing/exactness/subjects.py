@@ -114,7 +114,11 @@ class Subject:
 
     def uncaptured(self) -> Subject:
         """Return this subject on the same device, but for graphs: their work is launched again."""
-        loaded = self.loaded._replace(device=EagerDevice(self.loaded.device))
+        return self.over_device(EagerDevice(self.loaded.device))
+
+    def over_device(self, device: Any) -> Subject:
+        """Return this subject with its weights and kernels, but for what allocates and captures."""
+        loaded = self.loaded._replace(device=device)
         return replace(self, loaded=loaded, make=lambda options: self.over(loaded, options))
 
     def tried(self, **sizes: Any) -> Subject:

@@ -21,11 +21,10 @@ Peek = Callable[[Any], Array]
 NAMES = {
     ("matmul", 1): "output projection",
     ("add_norm", 1): "norm after attention",
-    ("matmul", 2): "gate and up",
-    ("silu_mul", 1): "activation",
-    ("matmul", 3): "down",
+    ("gate_up_silu", 1): "gate, up and activation",
+    ("matmul", 2): "down",
     ("add_norm", 2): "the next layer's norm",
-    ("matmul", 4): "the next layer's queries, keys and values, or the head",
+    ("matmul", 3): "the next layer's queries, keys and values, or the head",
 }
 """What a call is, by how many of its kind came since the last heads were rotated."""
 FIRST = {
@@ -126,6 +125,11 @@ class TracingKernels:
             self._write(f"layer {self._layer}: attention", x)  # of all groups of sequences
         self._write(name, out)
 
+    def gate_up_silu(self, x: Any, weight: Any, out: Any) -> None:
+        """See `Kernels.gate_up_silu`."""
+        self._kernels.gate_up_silu(x, weight, out)
+        self._write(self._name("gate_up_silu"), out)
+
     def add_norm(self, x: Any, residual: Any, weight: Any, eps: float, out: Any) -> None:
         """See `Kernels.add_norm`."""
         self._kernels.add_norm(x, residual, weight, eps, out)
@@ -144,11 +148,6 @@ class TracingKernels:
         self._drafts = self._layer is None and layer > 0
         self._layer, self._counts = layer, {}
         self._write(f"layer {layer}: rotated queries", query)
-
-    def silu_mul(self, gate_up: Any, out: Any) -> None:
-        """See `Kernels.silu_mul`."""
-        self._kernels.silu_mul(gate_up, out)
-        self._write(self._name("silu_mul"), out)
 
     def gather(self, x: Any, rows: Any, out: Any) -> None:
         """From here on rows are those that were gathered."""

@@ -6,8 +6,9 @@ role decides when to step and moves results to the link and to the KV transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -107,6 +108,25 @@ class StepResult:
     failed: tuple[FailedRequest, ...] = ()
 
 
+class LaunchKind(StrEnum):
+    """How a step gets onto a device: replayed as a graph, or kernel by kernel - one that only
+    decodes, and one with prompts.
+    """
+
+    GRAPH = "graph"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+class Launched(NamedTuple):
+    """Steps launched so far, and the device's time from the first kernel of each to its results,
+    of those that have landed.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
 class DeviceLoad(NamedTuple):
     """What an engine's device holds and has done.
 
@@ -114,16 +134,16 @@ class DeviceLoad(NamedTuple):
         memory_used, memory_total, memory_peak: bytes; used by all on the device, peak by this
             process's tensors.
         graphs_captured: graphs of decoding steps made so far.
-        steps_replayed, steps_decoded, steps_mixed: launched so far, as a graph or kernel by kernel.
+        graphs_kept: of how many sequences those at hand are, and how many are of so many.
+        launched: by `LaunchKind`.
     """
 
     memory_used: int
     memory_total: int
     memory_peak: int
     graphs_captured: int
-    steps_replayed: int
-    steps_decoded: int
-    steps_mixed: int
+    graphs_kept: Mapping[int, int]
+    launched: Mapping[LaunchKind, Launched]
 
 
 @dataclass(frozen=True, slots=True)

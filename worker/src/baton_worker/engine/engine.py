@@ -265,7 +265,8 @@ class StepEngine:
         if not self.options.overlap:  # it is run here
             self.progress.stepping(plan.most_tokens, tuple(positions))
         if self._ahead is not None and (plan.decode or plan.prefill):
-            flight = self._ahead.start(plan, n_draft)
+            with self.progress.launching(plan.most_tokens, tuple(positions)):
+                flight = self._ahead.start(plan, n_draft)
             lands = partial(flight.landed, self._is_here)
             return InFlightStep(plan, n_draft, started, *imports, positions, lands, flight)
         landed = self._launcher.launch(work if plan.decode or plan.prefill else None)
@@ -287,12 +288,13 @@ class StepEngine:
         if plan is None:
             return None
         clear_blocks(self._parts.pool, allocator.take_uncleared())
-        flight = self._ahead.start_ahead(launched.flight, plan, n_draft)
-        if flight is None:
-            return None
+        with self.progress.launching(plan.most_tokens, tuple([r.key for r in plan.decode])):
+            flight = self._ahead.start_ahead(launched.flight, plan, n_draft)
+            if flight is None:  # the blocks that the plan took stay with who will need them next
+                self.progress.gave_up()
+                return None
         landed = partial(flight.landed, self._is_here)
-        positions = positions_of(plan)
-        return InFlightStep(plan, n_draft, started, {}, {}, positions, landed, flight, True)
+        return InFlightStep(plan, n_draft, started, {}, {}, {}, landed, flight, True)
 
     def _collect(self, launched: InFlightStep) -> _Landed:
         """Wait for the step, then end what ended in it or was ended meanwhile.

@@ -6,17 +6,22 @@ counted by it.
 
 from __future__ import annotations
 
+import collections
 from bisect import bisect_left
 
 from prometheus_client import Counter
 
-from baton_worker.engine.api import DeviceLoad, EngineLoad, StepStats
+from baton_worker.engine.api import DeviceLoad, EngineLoad, Launched, LaunchKind, StepStats
 from baton_worker.engine.options import MAX_DRAFTS
 from baton_worker.metrics import MetricFactory
 
 _K_UPPER_BOUNDS = (0, 5, 20, 64)
 K_LABELS = ("0", "1-5", "6-20", "21-64")
 """Ranges of k as label values: one series for each k would be 65."""
+
+_SEQUENCE_UPPER_BOUNDS = (8, 64, 256)
+SEQUENCE_LABELS = ("1-8", "9-64", "65-256", "257-")
+"""Ranges of a graph's sequences as label values."""
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _WAIT_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -112,8 +117,8 @@ class _DraftMetrics:
         ):
             for counter, count in zip(counters, counts.tolist(), strict=False):
                 counter.inc(count)
-        for length in stats.accept_lengths:
-            self._lengths.observe(length)
+        for length, count in collections.Counter(stats.accept_lengths).items():
+            self._lengths.observe_many(length, count)
 
 
 def _by_position(factory: MetricFactory, name: str, documentation: str) -> list[Counter]:
@@ -193,21 +198,44 @@ class _DeviceMetrics:
         self._graphs = factory.counter(
             "baton_device_graphs", "Graphs captured of decoding steps; a rise while serving is late"
         )
-        steps = factory.counter(
+        kept = factory.gauge(
+            "baton_device_graphs_kept",
+            "Graphs at hand, by the sequences that a step of theirs has room for",
+            labels=("sequences",),
+        )
+        self._kept = [kept.labels(*factory.values(label)) for label in SEQUENCE_LABELS]
+        self._steps = _by_kind(
+            factory,
             "baton_device_steps",
             "Steps launched: graph, replayed as one; decode or mixed, kernel by kernel",
-            labels=("kind",),
         )
-        self._steps = {
-            kind: steps.labels(*factory.values(kind)) for kind in ("graph", "decode", "mixed")
-        }
-        self._seen = (0, 0, 0, 0)
+        self._seconds = _by_kind(
+            factory,
+            "baton_device_seconds",
+            "Time of the device on steps, each from its first kernel until its results are copied",
+        )
+        self._captured = 0
+        self._launched = dict.fromkeys(LaunchKind, Launched())
 
     def observe(self, load: DeviceLoad) -> None:
         self._used.set(load.memory_used)
         self._total.set(load.memory_total)
         self._peak.set(load.memory_peak)
-        counters = (self._graphs, *self._steps.values())
-        for counter, before, now in zip(counters, self._seen, load[3:], strict=True):
-            counter.inc(now - before)
-        self._seen = load[3:]
+        self._graphs.inc(load.graphs_captured - self._captured)
+        self._captured = load.graphs_captured
+        kept = [0] * len(self._kept)
+        for sequences, count in load.graphs_kept.items():
+            kept[bisect_left(_SEQUENCE_UPPER_BOUNDS, sequences)] += count
+        for gauge, count in zip(self._kept, kept, strict=True):
+            gauge.set(count)
+        for kind, now in load.launched.items():
+            before = self._launched[kind]
+            self._steps[kind].inc(now.steps - before.steps)
+            self._seconds[kind].inc(now.seconds - before.seconds)
+            self._launched[kind] = now
+
+
+def _by_kind(factory: MetricFactory, name: str, documentation: str) -> dict[LaunchKind, Counter]:
+    """Return one bound counter per way to launch a step."""
+    counter = factory.counter(name, documentation, labels=("kind",))
+    return {kind: counter.labels(*factory.values(kind)) for kind in LaunchKind}

@@ -101,6 +101,11 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
             f"engine.max_model_len is {max_model_len}, the model's max_position_embeddings is "
             f"{shape.max_position_embeddings}: give that at most, or 0 for all of it"
         )
+    if max_model_len < 2:
+        raise ConfigError(
+            f"engine.max_model_len is {max_model_len}, one token of prompt and one of output take "
+            "2: give that at least, or 0 for what the model can"
+        )
     per_request = -(-max_model_len // engine.block_size)
     n_blocks = engine.kv_blocks or engine.max_running * per_request
     if n_blocks < per_request:

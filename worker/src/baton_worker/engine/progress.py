@@ -8,8 +8,9 @@ by the engine's thread, read by any: what is under way is one object that never 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton_worker.identity import RequestKey
@@ -37,6 +38,11 @@ class Activity:
 def step_kind(n_tokens: int) -> str:
     """Return which steps one of so many tokens is like: those up to the same power of two."""
     return f"step of less than {1 << n_tokens.bit_length()} tokens"
+
+
+def launch_kind(n_tokens: int) -> str:
+    """Return which launches that of a step of so many tokens is like."""
+    return f"launch of a {step_kind(n_tokens)}"
 
 
 class Progress:
@@ -72,6 +78,19 @@ class Progress:
     def stepping(self, n_tokens: int, keys: tuple[RequestKey, ...]) -> None:
         """A step of so many tokens is waited for."""
         self._enter(step_kind(n_tokens), self._first_step_seconds, keys)
+
+    @contextlib.contextmanager
+    def launching(self, n_tokens: int, keys: tuple[RequestKey, ...]) -> Iterator[None]:
+        """A device is given a step of so many tokens: what compiles or is captured does so here,
+        and here prompts are scored. Not a step's own time, for others are waited for much longer.
+        """
+        self._enter(launch_kind(n_tokens), self._first_step_seconds, keys)
+        yield
+        self.serving()
+
+    def gave_up(self) -> None:
+        """Nothing is launched after all, which tells nothing of how long a launch may last."""
+        self._current = None
 
     def output(self) -> None:
         """A step's output is made and published."""

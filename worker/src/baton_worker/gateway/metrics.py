@@ -6,10 +6,6 @@ their values are few and known.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-from prometheus_client import Histogram
-
 from baton_worker.identity import Role
 from baton_worker.metrics import MetricFactory
 
@@ -24,19 +20,6 @@ REFUSALS = ("gateway_full", "line_full", "no_usable_pair", "suspect_request", "w
 RETRIES = ("from_start", "from_token")
 NOT_RETRIED = ("no_workers", "attempts", "suspect_request")
 """Series that exist from the start: a rate sees nothing of the first event of a new series."""
-
-
-class TokenHistogram(Histogram):
-    """A histogram that takes the equal observations of a row's tokens at once.
-
-    The library's `observe` takes one at a time, and would be an eighth of the gateway's whole work
-    per row.
-    """
-
-    def observe_tokens(self, seconds: float, n_tokens: int) -> None:
-        """Count `n_tokens` observations of `seconds`."""
-        self._sum.inc(seconds * n_tokens)
-        self._buckets[bisect_left(self._upper_bounds, seconds)].inc(n_tokens)
 
 
 class GatewayMetrics:
@@ -72,13 +55,11 @@ class GatewayMetrics:
             "From the request's arrival to its first tokens in the gateway",
             _LATENCY_BUCKETS,
         )
-        self.inter_token = TokenHistogram(
+        self.inter_token = factory.histogram(
             "baton_gateway_inter_token_latency_seconds",
             "Per token: time between a choice's rows, divided by the later row's tokens",
-            ("model", "role"),
-            buckets=_GAP_BUCKETS,
-            registry=factory.registry,
-        ).labels(*factory.values())
+            _GAP_BUCKETS,
+        )
         self.lag = factory.histogram(
             "baton_gateway_loop_lag_seconds",
             "How long a batch of link events waited for the event loop",

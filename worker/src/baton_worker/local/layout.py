@@ -6,6 +6,7 @@ construction; only names, roles and addresses differ.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,7 +32,9 @@ from baton_worker.config import (
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """What `baton-worker local` was asked for. Counts are numbers of processes."""
+    """What `baton-worker local` was asked for. Counts are numbers of processes; `gpus` are given
+    to workers in turn, none: each sees all.
+    """
 
     model_path: str
     served_name: str = ""
@@ -44,6 +47,7 @@ class LocalOptions:
     num_speculative_tokens: int = 1
     max_top_k: int = 20
     engine: EngineConfig = field(default_factory=EngineConfig)
+    gpus: tuple[str, ...] = ()
     api_keys_file: str = ""
     has_curve: bool = False
     traces_endpoint: str = ""
@@ -61,11 +65,15 @@ class CurveFiles:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process to run: `role` is the subcommand, `name` its stable identity."""
+    """One process to run: `role` is the subcommand, `name` its stable identity.
+
+    `environment`: what it gets beside this process's.
+    """
 
     name: str
     role: str
     config: ProcessConfig
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def loopback_of(options: LocalOptions) -> str:
@@ -107,9 +115,17 @@ def plan_processes(
             name,
             role,
             _for_process(_control(shared, name, role, folder), name, link, curve.get(name)),
+            _environment(options.gpus, number),
         )
-        for name, role in process_names(options)
+        for number, (name, role) in enumerate(process_names(options))
     ]
+
+
+def _environment(gpus: tuple[str, ...], number: int) -> dict[str, str]:
+    """Return which GPU the process of this number sees; number 0, the gateway, none."""
+    if not gpus:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": gpus[(number - 1) % len(gpus)] if number else ""}
 
 
 def _control(shared: ProcessConfig, name: str, role: str, folder: str) -> ProcessConfig:

@@ -107,6 +107,7 @@ class Supervisor:
         ]
         child.process = subprocess.Popen(  # noqa: S603 - our own program
             command,
+            env=os.environ | child.plan.environment,
             pass_fds=[write_fd],
             stdin=subprocess.DEVNULL,
             stdout=2,  # a program may read ours, and a library says its last words there

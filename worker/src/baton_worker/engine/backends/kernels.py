@@ -36,7 +36,8 @@ class OpsKernels:
         device: whose tensors the kernels are given.
 
     Raises:
-        DeviceError: the installed library has no code for such a device.
+        DeviceError: the installed library has no code for such a device, found out before there
+            are weights on it.
     """
 
     def __init__(self, device: Device) -> None:
@@ -47,6 +48,14 @@ class OpsKernels:
             raise DeviceError(_without_code(str(error))) from error
         if not has_code:
             raise DeviceError(_without_code("its ops would run on the CPU"))
+        try:
+            self._launch_one()
+        except RuntimeError as error:
+            raise DeviceError(
+                f"engine.device is 'gpu', but the installed baton-ops cannot run on {device.name} "
+                f"({error}): install a build with code for this GPU; the wheel that `make "
+                "ops-cuda-fat` builds has some from compute capability 8.0 on"
+            ) from error
 
     def embed(self, table: Tensor, tokens: Tensor, out: Tensor) -> None:
         """See `Kernels.embed`."""
@@ -55,6 +64,10 @@ class OpsKernels:
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """See `Kernels.matmul`."""
         decoder.matmul_into(x, weight, out)
+
+    def gate_up_silu(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """See `Kernels.gate_up_silu`."""
+        decoder.gate_up_silu_into(x, weight, out)
 
     def add_norm(
         self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, out: Tensor
@@ -89,10 +102,6 @@ class OpsKernels:
         return decoder.attention_scratch_bytes(
             n_heads, n_kv_heads, head_dim, sequences, tokens, width
         )
-
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """See `Kernels.silu_mul`."""
-        decoder.silu_mul_into(gate_up, out)
 
     def gather(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         """See `Kernels.gather`."""
@@ -200,6 +209,12 @@ class OpsKernels:
         """See `Kernels.logprob_workspace_bytes`."""
         logits = self._device.empty((1, vocab_size), "float32")
         return baton_ops.workspace_bytes(logits, rows)
+
+    def _launch_one(self) -> None:
+        """Copy a row, which any GPU can that the library has code for."""
+        table, token = self._device.zeros((1, 8), "float32"), self._device.zeros((1,), "int32")
+        self.embed(table, token, self._device.empty((1, 8), "float32"))
+        self._device.synchronise()
 
 
 def _without_code(why: str) -> str:

@@ -68,7 +68,7 @@ def emitted_columns(rows: Sequence[EmittedRow], tokens: Mapping[str, Any]) -> St
     if any(row.n_reused for row in rows):
         said["n_reused"] = [row.n_reused for row in rows]
     return StepColumns(
-        **_per_row([_emitted_row(row) for row in rows]),
+        **_emitted(rows),
         **tokens,
         **_arrays(said),
         verified_drafts=ScoredTokens.of([row.verified_drafts for row in rows]),
@@ -112,14 +112,22 @@ def _echo_row(state: HandoffState) -> _Row:
     return _Row(state.handle, position, 1, state.width, flags, state.attempt)
 
 
-def _emitted_row(row: EmittedRow) -> _Row:
-    flags = int(row.finish)
-    if row.position == 0:
-        flags |= FLAG_FIRST_TOKEN
-    if row.drafts:
-        flags |= FLAG_HAS_DRAFT
-    key = row.key
-    return _Row(key.handle, row.position, row.n_tokens, row.width, flags, key.attempt)
+def _emitted(rows: Sequence[EmittedRow]) -> dict[str, Any]:
+    """Return the row columns: column by column, for there may be hundreds of rows a step."""
+    said = _arrays(
+        {
+            "handle": [row.key.handle for row in rows],
+            "position": [row.position for row in rows],
+            "n_tokens": [row.n_tokens for row in rows],
+            "width": [row.logprobs_k + 1 for row in rows],
+            "flags": [int(row.finish) for row in rows],
+            "attempt": [row.key.attempt for row in rows],
+        }
+    )
+    said["flags"][said["position"] == 0] |= FLAG_FIRST_TOKEN
+    if any(row.drafts for row in rows):
+        said["flags"][[bool(row.drafts) for row in rows]] |= FLAG_HAS_DRAFT
+    return said
 
 
 def _per_row(rows: Sequence[_Row]) -> dict[str, Any]:

@@ -50,24 +50,19 @@ def verified_drafts(request: RequestState, drafts: tuple[int, ...]) -> ScoredRow
 
 def keep(sequence: FedSequence, accepted: int, tokens: list[int]) -> KeptRow:
     """Append a sequence's tokens to its request, up to a finish; return what it kept."""
-    request, position = sequence.request, sequence.request.n_output
-    told = verified_drafts(request, sequence.drafts) if sequence.verified else None
-    kept = request.accept(tokens[: accepted + 1])
-    assert request.admitted_at is not None, "a row that emits was admitted"
-    row = EmittedRow(
-        key=request.key,
-        position=position,
-        n_tokens=kept.n_kept,
-        finish=kept.finish,
-        n_proposed=len(sequence.drafts),
-        n_accepted=accepted,
-        verified=sequence.verified,
-        logprobs_k=request.params.logprobs_k,
-        waits=None if position else Waits(request.submitted_at, request.admitted_at),
-        verified_drafts=told,
-        n_reused=0 if position else request.n_reused,
-    )
-    return KeptRow(request, sequence.start, row)
+    request, start, drafts, verified = sequence
+    position = request.n_output
+    told = verified_drafts(request, drafts) if verified and drafts else None
+    n_kept, finish = request.accept(tokens[: accepted + 1])
+    k = request.params.logprobs_k
+    row = EmittedRow(request.key, position, n_kept, finish, len(drafts), accepted, verified, k)
+    if told is not None:
+        row = row._replace(verified_drafts=told)
+    if not position:
+        assert request.admitted_at is not None, "a row that emits was admitted"
+        waits = Waits(request.submitted_at, request.admitted_at)
+        row = row._replace(waits=waits, n_reused=request.n_reused)
+    return KeptRow(request, start, row)
 
 
 def freeze(kept: KeptRow) -> EmittedRow:

@@ -6,7 +6,7 @@ step's output is built. Whatever leaves the worker of a step comes from here (R1
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -103,8 +103,10 @@ class StepSnapshot:
     prompts: tuple[PromptRow, ...] = ()
     failures: Mapping[RequestKey, str] = field(default_factory=dict)
 
-    def without(self, keys: Container[RequestKey]) -> StepSnapshot:
+    def without(self, keys: Collection[RequestKey]) -> StepSnapshot:
         """Return the snapshot without the rows of these requests, as if they had not run."""
+        if not keys:
+            return self
         kept = [index for index, row in enumerate(self.rows) if row.key not in keys]
         prompts = tuple(prompt for prompt in self.prompts if prompt.key not in keys)
         if self.emitted is None or self.scoring is None or len(kept) == len(self.rows):

@@ -29,7 +29,7 @@ def step_stats(plan: StepPlan, out: StepOut, n_draft: int, started: float, now: 
         preempted=len(plan.preempted),
         proposed_by_position=_at_least(proposed, depth),
         accepted_by_position=_at_least([row.n_accepted for row in verified], depth),
-        accept_lengths=tuple(row.n_accepted + 1 for row in verified),
+        accept_lengths=tuple([row.n_accepted + 1 for row in verified]),
         logprob_rows_by_k=_rows_by_k(out.rows),
         logprob_op_seconds=out.op_seconds,
         step_seconds=now - started,

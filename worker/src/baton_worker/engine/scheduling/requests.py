@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -155,24 +156,22 @@ class RequestState:
 
         A stop token wins over the length when both end it at the same token.
         """
-        finish = Finish.NONE
-        kept = 0
+        known, finish, kept = self.tokens, Finish.NONE, 0
         for token in tokens:
-            self.tokens.append(token)
+            known.append(token)
             kept += 1
             if token in self.stop_ids:
                 finish = Finish.STOP
-            elif len(self.tokens) >= self.max_total_tokens:
+                break
+            if len(known) >= self.max_total_tokens:
                 finish = Finish.LENGTH
-            if finish is not Finish.NONE:
                 break
         if self.penalties is not None:
             self.penalties.add(tokens[:kept])
         return Accepted(kept, finish)
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """How many of a step's tokens a request kept, and whether they ended it."""
 
     n_kept: int

@@ -9,7 +9,7 @@ running request is recomputed later.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,6 +71,12 @@ class StepPlan:
             if chunk.request.n_computed + chunk.n_tokens == len(chunk.request.tokens)
         )
         return {*self.decode, *whole}
+
+    def chooses_for(self, requests: Sequence[RequestState]) -> bool:
+        """Whether the step chooses a next token for each of these."""
+        if not self.prefill and self.decode == tuple(requests):  # so it is nearly always
+            return True
+        return self.choosing.issuperset(requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,7 @@ class Scheduler:
         be done; nobody where something is.
         """
         stepping = [request for request in self._stepping() if request.key not in ending]
-        if before.imports or not before.choosing.issuperset(stepping):
+        if before.imports or not before.chooses_for(stepping):
             return ()
         return tuple(request for request in stepping if not request.hand_over)
 
@@ -215,10 +221,12 @@ class Scheduler:
         if not decode or self._next_admissible(n_model_drafts) is not None:
             return None
         ahead = n_draft + 1 + max(n_model_drafts - 1, 0)
-        missing = [self._missing(r, _most_computed(r) + ahead) for r in decode]
-        if sum(missing) > self._allocator.n_free:
+        size = self._limits.block_size
+        reach = [(r, _most_computed(r) + ahead) for r in decode]
+        missing = [(r, self._missing(r, n)) for r, n in reach if n > r.n_blocks * size]
+        if sum(count for _, count in missing) > self._allocator.n_free:
             return None
-        for request, count in zip(decode, missing, strict=True):
+        for request, count in missing:
             if count:
                 self._extend(request, count)
         most_tokens = len(decode) * (1 + n_draft)
@@ -368,7 +376,8 @@ class Scheduler:
 
 def _most_computed(request: RequestState) -> int:
     """Return the positions that may have KV behind the step under way."""
-    return max(request.n_computed + 1 + len(request.drafts), len(request.tokens))
+    fed, known = request.n_computed + 1 + len(request.drafts), len(request.tokens)
+    return fed if fed > known else known
 
 
 def _most_tokens(decode: list[RequestState], chunks: tuple[PrefillChunk, ...]) -> int:

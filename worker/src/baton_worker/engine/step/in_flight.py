@@ -71,7 +71,8 @@ class InFlightStep:
         started: engine clock at the launch, seconds.
         imports: the handoffs whose import was completed at the launch.
         refused: those whose KV was found unfit, and why.
-        positions: every request it carries, with the output position it stood at.
+        positions: every request it carries, with the output position it stood at; nobody until
+            it is settled, if it is ahead.
         landed: waits for the forward pass and returns its snapshot; raises what it raised.
         flight: the same for an `AheadRunner`.
         is_ahead: it was launched before the step before it had landed.
@@ -96,9 +97,7 @@ class InFlightStep:
 
     def carries(self, request: RequestState) -> bool:
         """Whether it reads or changes this request, and not one of the same key that has ended."""
-        if request.key not in self.positions:
-            return False
-        return not self.is_ahead or request in self.plan.decode
+        return request in self.plan.decode if self.is_ahead else request.key in self.positions
 
 
 class StepLauncher:

@@ -275,7 +275,7 @@ class Applier:
             self._metrics.ttft.observe(now - generation.arrived)
         if live.last_row and n_tokens:
             gap = (now - live.last_row) / n_tokens
-            self._metrics.inter_token.observe_tokens(gap, n_tokens)
+            self._metrics.inter_token.observe_many(gap, n_tokens)
         live.last_row = now
 
     def _worker_gave_up(self, live: LiveRequest, row: Row, worker_id: str) -> None:

@@ -110,8 +110,7 @@ class Decoder:
             self._attend(group, index, space)
         kernels.matmul(space.attended_rows, layer.o, space.added)
         kernels.add_norm(space.added, space.residual, layer.post_norm, eps, space.normed)
-        kernels.matmul(space.normed, layer.gate_up, space.gate_up)
-        kernels.silu_mul(space.gate_up, space.activated)
+        kernels.gate_up_silu(space.normed, layer.gate_up, space.activated)
         kernels.matmul(space.activated, layer.down, space.added)
         return space.added
 

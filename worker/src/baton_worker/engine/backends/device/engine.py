@@ -70,9 +70,8 @@ class DeviceEngine(StepEngine):
             memory_total=use.total,
             memory_peak=use.peak,
             graphs_captured=launches.captured,
-            steps_replayed=launches.replayed,
-            steps_decoded=launches.decoded,
-            steps_mixed=launches.mixed,
+            graphs_kept=launches.kept,
+            launched=launches.by_kind,
         )
         return dataclasses.replace(super().load(), device=device)
 

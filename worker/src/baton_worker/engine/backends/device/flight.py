@@ -7,6 +7,7 @@ are not touched, whatever the device computed for them. Knows no kernel.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.backends.device.program import Program
+from baton_worker.engine.backends.device.lineup import Lineup
+from baton_worker.engine.backends.device.program import Launch, Program
 from baton_worker.engine.backends.device.results import Results, Told, stride
 from baton_worker.engine.backends.device.scores import DeviceScores, draft_scores
 from baton_worker.engine.backends.device.seam import Event
@@ -23,7 +25,7 @@ from baton_worker.engine.options import DraftSources
 from baton_worker.engine.output.outcome import KeptRow, freeze
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, PromptRow, StepSnapshot
 from baton_worker.engine.sampling.sampler import Chosen
-from baton_worker.engine.scheduling.batch import Batch, FedSequence
+from baton_worker.engine.scheduling.batch import Batch
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.step.drafting import look_up
 from baton_worker.engine.step.failures import Failures
@@ -54,14 +56,17 @@ class DeviceFlight:
 
     Attributes:
         program, lane: what it runs as, and where its numbers travel.
+        launch: how it was launched.
         came: when its results are on the host.
         order: whose each of the step's places is; None: nobody's.
         batch: what was fed; None where the device alone knew.
+        lineup: of a step that was launched behind one under way.
         n_draft: K. use_mtp: whether the MTP layer ran.
     """
 
     program: Program
     lane: int
+    launch: Launch
     came: Event
     order: tuple[RequestState | None, ...]
     batch: Batch | None
@@ -69,10 +74,12 @@ class DeviceFlight:
     n_draft: int
     use_mtp: bool
     sources: DraftSources
+    lineup: Lineup | None = None
 
     def landed(self, is_live: Callable[[RequestState], bool]) -> StepSnapshot:
         """See `Flight.landed`."""
         self.came.wait()
+        self.program.count_time(self.launch, self.came)
         told, shape = self.program.told(self.lane), self.program.shape
         laid = self._laid(is_live)
         if not laid.batch.sampled and not laid.batch.chunks:
@@ -100,19 +107,16 @@ class DeviceFlight:
     def _laid(self, is_live: Callable[[RequestState], bool]) -> Laid:
         if self.batch is not None:
             return Laid(self.batch, np.arange(len(self.batch.sampled)))
-        q_len = self.program.shape.q_len
-        there = [
-            (place, request)
-            for place, request in enumerate(self.order)
-            if request is not None and is_live(request)
-        ]
-        sampled = tuple(
-            FedSequence(request, place * q_len, request.usable_drafts(), True)
-            for place, request in there
-        )
+        assert self.lineup is not None, "nobody knew what was fed"
+        sampled, at = self.lineup.sampled, self.lineup.at
+        is_there = [is_live(s.request) for s in sampled]
+        if not all(is_there):
+            sampled = tuple(itertools.compress(sampled, is_there))
+            at = at[np.array(is_there, np.bool_)]
+        if self.n_draft:
+            sampled = tuple([s._replace(drafts=s.request.usable_drafts()) for s in sampled])
         nothing = np.empty(0, np.int64)
-        batch = Batch(nothing, (), len(sampled), (), sampled, nothing)
-        return Laid(batch, np.array([place for place, _ in there], np.int64))
+        return Laid(Batch(nothing, (), len(sampled), (), sampled, nothing), at)
 
     def _draft(self, kept: tuple[KeptRow, ...], laid: Laid, told: Told, failures: Failures) -> None:
         """Set the requests that go on up with their drafts."""

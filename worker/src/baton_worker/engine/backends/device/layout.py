@@ -6,6 +6,7 @@ Knows no field by its name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ class Layout:
     def __init__(self, fields: Mapping[str, Field], start: int = 0) -> None:
         self._fields = fields
         self._at: dict[str, int] = {}
+        self._sizes = {name: math.prod(field.shape) for name, field in fields.items()}
         self.start = self.stop = start
         for name, field in fields.items():
             self._at[name] = self.stop
@@ -69,8 +71,7 @@ class Layout:
         """Return each field as a view of `buffer`, whose first byte is byte `at` of the layout."""
         return {
             name: np.frombuffer(
-                buffer.data[self._at[name] - at : self._at[name] - at + field.n_bytes],
-                _HOST_TYPES[field.dtype],
+                buffer, _HOST_TYPES[field.dtype], self._sizes[name], self._at[name] - at
             ).reshape(field.shape)
             for name, field in self._fields.items()
         }

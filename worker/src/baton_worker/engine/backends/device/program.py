@@ -6,11 +6,12 @@ captured when its shape comes again, and replayed from then on. Knows no request
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 import numpy as np
 
+from baton_worker.engine.api import Launched, LaunchKind
 from baton_worker.engine.backends.device.decoder import Decoder, Fed, Group
 from baton_worker.engine.backends.device.drafting import Drafter
 from baton_worker.engine.backends.device.inputs import Flags, Inputs, flag_fields, input_fields
@@ -45,16 +46,31 @@ class Machine(NamedTuple):
     space: Workspace
 
 
+class Launch(NamedTuple):
+    """A step that was launched. `began`: right before its first kernel."""
+
+    kind: LaunchKind
+    began: Event
+
+
 class Launches:
     """How steps got onto the device, counted.
 
     Attributes:
-        replayed: as a graph; decoded, mixed: kernel by kernel, those that only decode and others.
+        by_kind: steps and their time.
         captured: graphs that were made.
+        kept: graphs at hand, by the sequences that each is of.
     """
 
     def __init__(self) -> None:
-        self.replayed = self.decoded = self.mixed = self.captured = 0
+        self.by_kind = dict.fromkeys(LaunchKind, Launched())
+        self.captured = 0
+        self.kept: Counter[int] = Counter()
+
+    def count(self, kind: LaunchKind, steps: int = 0, seconds: float = 0.0) -> None:
+        """Add steps, or the time of some."""
+        before = self.by_kind[kind]
+        self.by_kind[kind] = Launched(before.steps + steps, before.seconds + seconds)
 
 
 class _Lane(NamedTuple):
@@ -107,7 +123,7 @@ class Program:
         self._n_runs = 0
         self._graph: Graph | None = None
 
-    def start(self, lane: int, is_ahead: bool = False) -> None:
+    def start(self, lane: int, is_ahead: bool = False) -> Launch:
         """Upload a lane's inputs and launch the step.
 
         Args:
@@ -123,18 +139,30 @@ class Program:
         if self.shape.is_repeated and self._n_runs and self._graph is None:
             self._graph = device.capture(self._launch)
             self._launches.captured += 1
+            self._launches.kept[self.shape.n_sampled] += 1
+        began = device.record()
         if self._graph is not None:
+            kind = LaunchKind.GRAPH
             self._graph.replay()
-            self._launches.replayed += 1
         else:
+            kind = LaunchKind.DECODE if self.shape.is_repeated else LaunchKind.MIXED
             self._launch()
-            self._launches.decoded += self.shape.is_repeated
-            self._launches.mixed += not self.shape.is_repeated
+        self._launches.count(kind, steps=1)
         self._n_runs += 1
+        return Launch(kind, began)
 
     def finish(self, lane: int) -> Event:
         """Begin to download the results."""
         return self._machine.device.download(self._downloaded, self._down(lane))
+
+    def count_time(self, launch: Launch, came: Event) -> None:
+        """Count what a step took of the device's time, once `finish`'s event has come."""
+        self._launches.count(launch.kind, seconds=came.seconds_since(launch.began))
+
+    def drop(self) -> None:
+        """Count its graph as gone."""
+        if self._graph is not None:
+            self._launches.kept[self.shape.n_sampled] -= 1
 
     def told(self, lane: int) -> Told:
         """Return the results, once `finish`'s event has come."""
@@ -221,15 +249,20 @@ class Programs:
             return known
         n_bytes = layouts(shape)[2].stop
         if n_bytes > self._n_bytes:
-            self._kept.clear()  # their graphs are of the old memory
+            while self._kept:  # their graphs are of the old memory
+                self._drop_oldest()
             self._n_bytes = 2 * n_bytes
             self._buffers = self._made()
         program = Program(shape, self._machine, self._buffers, self.launches)
         if shape.is_repeated:
             self._kept[shape] = program
             if len(self._kept) > _MOST_GRAPHS:
-                self._kept.popitem(last=False)
+                self._drop_oldest()
         return program
+
+    def _drop_oldest(self) -> None:
+        _, program = self._kept.popitem(last=False)
+        program.drop()
 
     def _made(self) -> _Buffers:
         device, n_bytes = self._machine.device, self._n_bytes

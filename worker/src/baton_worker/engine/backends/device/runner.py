@@ -16,10 +16,12 @@ import numpy as np
 from baton_worker.engine.backends.device.decoder import Decoder
 from baton_worker.engine.backends.device.drafting import Drafter
 from baton_worker.engine.backends.device.flight import DeviceFlight, ScoredPrompts
-from baton_worker.engine.backends.device.inputs import fill, fill_ahead
+from baton_worker.engine.backends.device.inputs import fill
+from baton_worker.engine.backends.device.lineup import LaneInputs, Lineup, places
 from baton_worker.engine.backends.device.penalties import PenaltySlots
 from baton_worker.engine.backends.device.program import (
     N_LANES,
+    Launch,
     Launches,
     Machine,
     Program,
@@ -99,6 +101,7 @@ class DeviceRunner:
         )
         self._programs = Programs(machine, _largest(options))
         self._lane = 0
+        self._ahead = LaneInputs()
 
     @property
     def launches(self) -> Launches:
@@ -116,10 +119,11 @@ class DeviceRunner:
         requests = tuple(s.request for s in batch.sampled)
         rules = StepRules(batch.sampled, self._slots.assign(requests))
         program, lane = self._programs.of(self._shape(batch, rules, n_draft)), self._next_lane()
+        self._ahead.forget()
         fill(program.inputs[lane], batch, program.shape, rules)
-        program.start(lane)
+        launch = program.start(lane)
         prompts = self._score_prompts(batch)
-        return self._flight(program, lane, requests, batch, n_draft, prompts)
+        return self._flight(program, lane, launch, requests, batch, n_draft, prompts)
 
     def start_ahead(
         self, behind: DeviceFlight, plan: StepPlan, n_draft: int
@@ -132,40 +136,50 @@ class DeviceRunner:
         of a burst would be computed among all places that the burst had.
         """
         before = behind.program.shape
-        all_made_here = n_draft == behind.n_draft == before.n_drafts
-        if not (all_made_here and all(map(is_known_ahead, plan.decode))):
+        if not n_draft == behind.n_draft == before.n_drafts:
+            return None
+        is_known = behind.lineup is not None and behind.lineup.decode == plan.decode
+        if not (is_known or all(map(is_known_ahead, plan.decode))):
             return None
         if self._is_mostly_empty(before.n_sampled, len(plan.decode)):
             return None
-        shape, live = self._shape_ahead(behind, plan), set(plan.decode)
-        order = tuple(r if r is not None and r in live else None for r in behind.order)
-        at = np.array([place for place, r in enumerate(order) if r is not None], np.int64)
-        unknown = (-1,) * n_draft
+        shape, lineup = self._shape_ahead(behind), behind.lineup
+        if lineup is None or lineup.decode != plan.decode:
+            lineup = self._lineup(behind, plan, shape.q_len)
+            shape = self._chosen_shape(shape, lineup.sampled, lineup.rules)
+        program, lane = self._programs.of(shape), self._next_lane()
+        self._ahead.fill(lane, program, lineup)
+        launch = program.start(lane, is_ahead=True)
+        nothing = ScoredPrompts((), Failures())
+        return self._flight(program, lane, launch, lineup.order, None, n_draft, nothing, lineup)
+
+    def _lineup(self, behind: DeviceFlight, plan: StepPlan, q_len: int) -> Lineup:
+        order, unknown = places(plan.decode, behind.order), (-1,) * behind.n_draft
         sampled = tuple(
-            FedSequence(request, place * shape.q_len, unknown, True)
+            FedSequence(request, place * q_len, unknown, True)
             for place, request in enumerate(order)
             if request is not None
         )
+        at = np.array([place for place, r in enumerate(order) if r is not None], np.int64)
         rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
-        shape = self._chosen_shape(shape, sampled, rules)
-        program, lane = self._programs.of(shape), self._next_lane()
-        fill_ahead(program.inputs[lane], sampled, at, shape, rules)
-        program.start(lane, is_ahead=True)
-        return self._flight(program, lane, order, None, n_draft, ScoredPrompts((), Failures()))
+        return Lineup(plan.decode, order, sampled, at, rules)
 
     def _flight(
         self,
         program: Program,
         lane: int,
+        launch: Launch,
         order: tuple[RequestState | None, ...],
         batch: Batch | None,
         n_draft: int,
         prompts: ScoredPrompts,
+        lineup: Lineup | None = None,
     ) -> DeviceFlight:
         came = program.finish(lane)
         return DeviceFlight(
             program=program,
             lane=lane,
+            launch=launch,
             came=came,
             order=order,
             batch=batch,
@@ -173,6 +187,7 @@ class DeviceRunner:
             n_draft=n_draft,
             use_mtp=self._options.use_mtp,
             sources=self._options.drafts,
+            lineup=lineup,
         )
 
     def _is_mostly_empty(self, n_places: int, count: int) -> bool:
@@ -184,13 +199,13 @@ class DeviceRunner:
         self._lane = (self._lane + 1) % N_LANES
         return self._lane
 
-    def _shape_ahead(self, behind: DeviceFlight, plan: StepPlan) -> StepShape:
+    def _shape_ahead(self, behind: DeviceFlight) -> StepShape:
         """Return the shape of a step behind another one, as wide as its places may reach."""
         before, options = behind.program.shape, self._options
         q_len = before.n_drafts + 1
-        known = (r for r in behind.order if r is not None)
-        reached = max(max(r.n_computed + before.q_len, len(r.tokens)) for r in known)
-        last = reached + q_len + before.n_drafts
+        known = [r for r in behind.order if r is not None]
+        computed, told = max([r.n_computed for r in known]), max([len(r.tokens) for r in known])
+        last = max(computed + before.q_len, told) + q_len + before.n_drafts
         return before._replace(
             sequences=before.n_sampled,
             q_len=q_len,

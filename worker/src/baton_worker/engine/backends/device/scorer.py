@@ -40,6 +40,7 @@ class TextScorer:
         device, kernels, model_shape, weights = model
         self._device = device
         self._longest, self._at_once, self._most_top = longest, at_once, most_top
+        self._vocab_size = model_shape.vocab_size
         n_blocks = -(-longest // _BLOCK_SIZE)
         sizes = Sizes(at_once, 1, _PROMPT_ROWS, n_blocks * _BLOCK_SIZE, _PROMPT_ROWS)
         self._space = Workspace(device, kernels, model_shape, weights.dtype, sizes)
@@ -58,22 +59,34 @@ class TextScorer:
         any batch, on a GPU of this kind.
 
         Raises:
-            ValueError: the text is shorter than two tokens or longer than the scorer, or `top`
-                is more than it has room for.
+            ValueError: the text is shorter than two tokens or longer than the scorer, one of them
+                is no id of the model's (kernels take any, and padding would be scored as a token),
+                or `top` is more than there is room for.
         """
         if not 2 <= len(tokens) <= self._longest:
             raise ValueError(f"{len(tokens)} tokens, from 2 to {self._longest} can be scored")
         if not 0 <= top <= self._most_top:
             raise ValueError(f"top is {top}, there is room for 0 to {self._most_top}")
+        ids = self._checked(tokens)
         parts: list[baton_ops.LogprobColumns] = []
-        for start in range(0, len(tokens) - 1, self._at_once):
-            fed = tokens[start : min(start + self._at_once, len(tokens) - 1)]
+        for start in range(0, len(ids) - 1, self._at_once):
+            fed = ids[start : min(start + self._at_once, len(ids) - 1)]
             final = self._fed(fed, start)
-            following = list(tokens[start + 1 : start + 1 + len(fed)])
+            following = ids[start + 1 : start + 1 + len(fed)].tolist()
             parts += self._scored(final, following, top)
         return baton_ops.LogprobColumns(*(np.concatenate(c) for c in zip(*parts, strict=True)))
 
-    def _fed(self, tokens: Sequence[int], start: int) -> Tensor:
+    def _checked(self, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+        ids = np.asarray(tokens)
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise ValueError(f"tokens are {ids.dtype}{list(ids.shape)}, not a list of integers")
+        wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
+        if len(wrong):
+            at = int(wrong[0])
+            raise ValueError(f"token {at} is {ids[at]}, not an id in 0..{self._vocab_size - 1}")
+        return ids.astype(np.int32)
+
+    def _fed(self, tokens: npt.NDArray[np.int32], start: int) -> Tensor:
         """Feed a part of the text; return its normed states E[N, H]."""
         n = len(tokens)
         places = Places(
@@ -84,7 +97,7 @@ class TextScorer:
         contexts = self._put(np.array([start + n], np.int32))
         group = Group(0, n, self._table, contexts)
         space = self._space.tokens(n)
-        ids = self._put(np.array(tokens, np.int32))
+        ids = self._put(tokens)
         self._decoder.run(Fed(ids, places, (group,)), space)
         return space.final
 

@@ -82,6 +82,11 @@ class Event(Protocol):
     def wait(self) -> None:
         """Return once the device has come to it."""
 
+    def seconds_since(self, earlier: Event) -> float:
+        """Return the device's time from an earlier event to this one, which was waited for; it
+        waits for nothing itself.
+        """
+
 
 class Graph(Protocol):
     """Captured work."""
@@ -172,6 +177,12 @@ class Kernels(Protocol):
         `x`'s rows may be strided.
         """
 
+    def gate_up_silu(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out E[N, I] = silu(gate) * up, [gate, up] = x E[N, H] @ weight E[2 I, H]^T.
+
+        Gate and up are summed and rounded to E as by `matmul`; the rest in fp32, rounded once.
+        """
+
     def add_norm(
         self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, out: Tensor
     ) -> None:
@@ -220,9 +231,6 @@ class Kernels(Protocol):
         """Return what `attend` needs for up to so many sequences, flat tokens and table width
         (in positions).
         """
-
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """out E[N, I] = silu(gate_up[:, :I]) * gate_up[:, I:], in fp32, rounded once."""
 
     def gather(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         """out E[R, H] = rows i32[R] of x E[N, H]; a row outside 0..N-1 gives zeros."""

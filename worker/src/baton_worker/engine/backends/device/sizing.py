@@ -93,7 +93,7 @@ def _measured(
 
     What was in use only while it ran counts as used.
     """
-    n_tokens = min(options.prefill_tokens, options.max_model_len - 2)
+    n_tokens = max(min(options.prefill_tokens, options.max_model_len - 2), 1)
     per_block = options.block_size
     n_blocks = -(-(n_tokens + 2 * per_block) // per_block) + 4 * _BESIDE_THE_CHUNK
     probe = dataclasses.replace(options, n_blocks=n_blocks, overlap=False, prefix_caching=False)

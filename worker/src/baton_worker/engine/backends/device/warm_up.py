@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.engine import DeviceEngine, parts_of
 from baton_worker.engine.backends.device.shapes import sequence_bucket
 from baton_worker.engine.engine import StepEngine
@@ -36,6 +37,9 @@ def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -
 
     Nothing of it stays in the engine: the requests run in another one over the same pool and
     runner, whose blocks hold nothing yet.
+
+    Raises:
+        DeviceError: the model gives numbers that are none, as it would to every request.
     """
     started = clock()
     sizes = decode_sizes(engine.options.max_running)
@@ -63,19 +67,26 @@ def _descend(
         engine.submit(_request(key, engine.max_model_len, temperature, logprobs_k))
     # No more than all prompts take: who finds no room would wait for the whole output of others.
     for _ in range(-(-sizes[0] // engine.options.prefill_tokens)):
-        if engine.has_work():
-            engine.step()
+        _step(engine)
     for size in sizes:
         for key in keys[size:]:
             engine.abort(key)
         for _ in range(_STEPS):
-            if engine.has_work():
-                engine.step()
+            _step(engine)
     for key in keys:
         engine.abort(key)
     while engine.has_work():
-        engine.step()
+        _step(engine)
     engine.close()
+
+
+def _step(engine: StepEngine) -> None:
+    failed = engine.step().failed if engine.has_work() else ()
+    if failed:
+        raise DeviceError(
+            f"the model cannot answer a prompt of one token: {failed[0].message}; the checkpoint "
+            "may be broken, or its numbers too large for engine.dtype"
+        )
 
 
 def _request(key: RequestKey, max_len: int, temperature: float, logprobs_k: int) -> Submit:

@@ -46,7 +46,7 @@ class TokenSpace(NamedTuple):
         final: [N, H], the main model's output behind its final norm.
         pair: [N, 2 H], what the MTP layer projects.
         qkv: [N, (Hq + 2 Hkv) D]. query, attended: [N, Hq, D]; attended_rows: [N, Hq D], the same.
-        gate_up: [N, 2 I]. activated: [N, I].
+        activated: [N, I], behind the gate.
     """
 
     residual: Tensor
@@ -58,7 +58,6 @@ class TokenSpace(NamedTuple):
     query: Tensor
     attended: Tensor
     attended_rows: Tensor
-    gate_up: Tensor
     activated: Tensor
 
 
@@ -203,7 +202,6 @@ def _token_space(device: Device, model_shape: ModelShape, dtype: DType, count: i
         query=device.empty(heads, dtype),
         attended=device.view(attended, 0, heads, dtype),
         attended_rows=device.view(attended, 0, (count, model_shape.q_size), dtype),
-        gate_up=rows(2 * model_shape.intermediate_size),
         activated=rows(model_shape.intermediate_size),
     )
 

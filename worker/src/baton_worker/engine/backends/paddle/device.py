@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -32,6 +33,9 @@ _ITEM_BYTES: dict[DType, int] = {
     "uint8": 1,
 }
 
+_bound = threading.local()
+"""`stream`: of the device that a thread called last, where its kernels go."""
+
 
 class PaddleDevice:
     """`Device`: the process's first GPU and a stream of its own, or the CPU for tests.
@@ -49,7 +53,6 @@ class PaddleDevice:
             if self._is_gpu:
                 self.name = paddle.device.cuda.get_device_name()
                 self._stream = paddle.device.Stream()
-        self._threads = threading.local()
         # What another thread copies while this one captures would become part of the graph.
         self._lock = threading.RLock()
         self._is_capturing = False
@@ -157,9 +160,9 @@ class PaddleDevice:
 
     def _bind(self) -> None:
         """Make the stream this thread's current one, which is where kernels go."""
-        if self._is_gpu and not getattr(self._threads, "is_bound", False):
+        if self._is_gpu and getattr(_bound, "stream", None) is not self._stream:
             paddle.device.set_stream(self._stream)
-            self._threads.is_bound = True
+            _bound.stream = self._stream
 
     @contextlib.contextmanager
     def _outside_a_capture(self, what: str) -> Iterator[None]:
@@ -173,7 +176,7 @@ class PaddleDevice:
     def _record(self) -> Event:
         event = None
         if self._is_gpu:
-            event = paddle.device.Event()
+            event = paddle.device.Event(enable_timing=True)
             event.record(self._stream)
         return _PaddleEvent(event)
 
@@ -191,14 +194,24 @@ class PaddleDevice:
 
 
 class _PaddleEvent:
+    """`event`: None on the CPU, whose work is done when it is recorded."""
+
     def __init__(self, event: Any) -> None:
         self._event = event
+        self._at_seconds = 0.0 if event is not None else time.perf_counter()
 
     def wait(self) -> None:
         """See `Event.wait`."""
         if self._event is not None:
             with _telling("finish the work before an event"):
                 self._event.synchronize()
+
+    def seconds_since(self, earlier: Any) -> float:
+        """See `Event.seconds_since`."""
+        if self._event is None:
+            return self._at_seconds - float(earlier._at_seconds)
+        with _telling("tell the time between two events"):
+            return float(earlier._event.elapsed_time(self._event)) / 1000.0
 
 
 class _PaddleGraph:

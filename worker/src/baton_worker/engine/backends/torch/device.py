@@ -22,6 +22,10 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.seam import DType, Event, Graph, Host, MemoryUse, Tensor
 from baton_worker.engine.backends.torch.framework import load_torch, require_cuda
 
+_bound = threading.local()
+"""`stream`: of the device that a thread called last, where its kernels go. One for all devices: who
+binds its own takes the thread from the others, on the same GPU too."""
+
 
 class TorchDevice:
     """`Device`: one CUDA device and a stream of its own.
@@ -41,7 +45,6 @@ class TorchDevice:
         with _telling(f"use device {index}"):
             self.name: str = self._torch.cuda.get_device_name(index)
             self._stream = self._torch.cuda.Stream(self._place)
-        self._threads = threading.local()
         # What another thread copies while this one captures would become part of the graph.
         self._lock = threading.RLock()
         self._is_capturing = False
@@ -141,9 +144,9 @@ class TorchDevice:
 
     def _bind(self) -> None:
         """Make the stream this thread's current one, which is where kernels go."""
-        if not getattr(self._threads, "is_bound", False):
+        if getattr(_bound, "stream", None) is not self._stream:
             self._torch.cuda.set_stream(self._stream)
-            self._threads.is_bound = True
+            _bound.stream = self._stream
 
     @contextlib.contextmanager
     def _outside_a_capture(self, what: str) -> Iterator[None]:
@@ -155,7 +158,7 @@ class TorchDevice:
                 yield
 
     def _record(self) -> Event:
-        event = self._torch.cuda.Event()
+        event = self._torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return _TorchEvent(event)
 
@@ -183,6 +186,11 @@ class _TorchEvent:
         """See `Event.wait`."""
         with _telling("finish the work before an event"):
             self._event.synchronize()
+
+    def seconds_since(self, earlier: Any) -> float:
+        """See `Event.seconds_since`; PyTorch refuses events that have not come."""
+        with _telling("tell the time between two events"):
+            return float(earlier._event.elapsed_time(self._event)) / 1000.0
 
 
 class _TorchGraph:

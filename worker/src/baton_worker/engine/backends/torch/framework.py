@@ -6,6 +6,7 @@ Everything untyped of PyTorch begins here. Only `device` takes `torch` from here
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from typing import Any
 
@@ -55,8 +56,8 @@ def require_cuda(torch: Any) -> None:
             return
     raise DeviceError(
         f"engine.device is 'gpu', but torch {torch.__version__} finds no device for CUDA "
-        f"{torch.version.cuda}: {_why_none(torch)}; give the pod a GPU and its node a newer "
-        "driver, or set engine.device to 'cpu'"
+        f"{torch.version.cuda}: {_why_none(torch)}{_visible()}; give the pod a GPU and its node a "
+        "newer driver, or set engine.device to 'cpu'"
     )
 
 
@@ -66,6 +67,12 @@ def _why_none(torch: Any) -> str:
     except (RuntimeError, AssertionError) as error:
         return str(error).strip().splitlines()[0]
     return "it counts none"
+
+
+def _visible() -> str:
+    """Tell which devices this process was left, `local --gpus` for one, if it was left some."""
+    left = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if left is None else f", of those that CUDA_VISIBLE_DEVICES={left!r} leaves"
 
 
 def _check_version(version: str) -> None:

@@ -1,0 +1,32 @@
+// The launches of Hopper's matmuls under C names; arguments are laid out by
+// baton_testing/host_matmul.py. Returns null or what went wrong.
+#include "baton_ops/gate.cuh"
+#include "rewritten/hopper_matmul.h"
+#include "shims/hopper.h"
+
+using namespace baton_ops::cuda;
+
+extern "C" {
+
+void host_settings(uint64_t seed, int planted) {
+  host_cuda::settings.seed = seed;
+  host_cuda::planted = planted;
+}
+
+Error host_matmul(const HopperMatmul* call, int way) {
+  const auto by = static_cast<MatmulWay>(way);
+  const MatmulInput& in = call->input;
+  const auto x = static_cast<const char*>(in.x.data), weight = static_cast<const char*>(in.weight);
+  host_cuda::written_before = x;
+  host_cuda::readable[0] = {x, x + ((in.rows - 1) * in.x.stride + in.in) * 2};
+  host_cuda::readable[1] = {weight, weight + in.out * in.in * 2};
+  return by <= MatmulWay::kFew256 ? MatmulFew(*call, by, nullptr) : MatmulMany(*call, by, nullptr);
+}
+
+// As the op that takes gates and ups from memory computes it.
+void host_silu_mul(const float* gates, const float* ups, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = SiluMulOf(gates[i], ups[i]);
+}
+
+int host_ways() { return kMatmulWays; }
+}

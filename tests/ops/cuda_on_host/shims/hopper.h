@@ -1,0 +1,245 @@
+// What a block of Hopper has beyond older ones, over fibers: barriers that count arrivals and
+// bytes, the copy engine's boxes, and products of warpgroups. A box arrives at once; a product is
+// made as late as its wait allows, from what then lies in shared memory. Owns what of these no
+// kernel may.
+#ifndef BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
+#define BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
+
+#include <cuda.h>
+
+#include <map>
+
+#include "device_language.h"
+
+namespace host_cuda {
+
+constexpr unsigned kGroupThreads = 128, kGroupRows = 64, kDepth = 16, kMostColumns = 256;
+constexpr int kMostRegisters = 64 << 10;
+
+inline const void* written_before;  // by the grid before: nobody may read it before he waits
+inline std::pair<const char*, const char*> readable[2];  // begin and end of x and the weight
+inline int planted;  // the number of the fault that is planted, or 0
+
+struct Barrier {
+  int arrivals = 0, pending = 0, phase = 0;
+  int64_t bytes = 0;  // expected, and not there yet
+  std::vector<unsigned> waiting;
+};
+
+struct Product {
+  uint64_t x, y;
+  unsigned columns;
+  bool adds;
+  float* sums[kGroupThreads];  // of each thread
+};
+
+struct Warpgroup {
+  Meeting meeting;
+  std::vector<Product> products;      // that are under way, in order
+  std::vector<size_t> ends;           // of what was committed together: an index behind its last
+  unsigned next[kGroupThreads] = {};  // each thread's next product
+};
+
+struct Hopper {
+  std::map<uint32_t, Barrier> barriers;  // by shared address
+  Warpgroup groups[1024 / kGroupThreads];
+  int registers = 0;
+};
+
+inline Hopper& MyHopper() {
+  Block& block = MyBlock();
+  if (block.hopper == nullptr) block.hopper = std::make_shared<Hopper>();
+  return *static_cast<Hopper*>(block.hopper.get());
+}
+
+inline Warpgroup& MyGroup() {
+  Warpgroup& group = MyHopper().groups[Me().thread / kGroupThreads];
+  group.meeting.members = kGroupThreads;
+  return group;
+}
+
+inline Barrier& BarrierAt(uint32_t at) {
+  const auto found = MyHopper().barriers.find(at);
+  if (found == MyHopper().barriers.end()) Fail("no barrier was made here", int(at));
+  return found->second;
+}
+
+inline void CompleteIf(Barrier& barrier) {
+  if (barrier.pending < 0) Fail("more threads arrive than a barrier waits for", 0);
+  if (barrier.bytes < 0) Fail("more bytes arrive than a barrier expects", int(barrier.bytes));
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  barrier.phase ^= 1;
+  barrier.pending = barrier.arrivals;
+  for (const unsigned fiber : barrier.waiting) cluster.ready.push_back(fiber);
+  barrier.waiting.clear();
+}
+
+inline void InitBarrier(uint32_t at, int arrivals) {
+  if (at % 8 != 0 || at + 8 > MyBlock().shared_used) Fail("no place for a barrier", int(at));
+  Barrier barrier;
+  barrier.arrivals = barrier.pending = arrivals;
+  if (!MyHopper().barriers.emplace(at, barrier).second) Fail("a barrier is made twice", int(at));
+}
+
+inline void ArriveExpecting(uint32_t at, int bytes) {
+  Barrier& barrier = BarrierAt(at);
+  barrier.bytes += bytes;
+  --barrier.pending;
+  CompleteIf(barrier);
+}
+inline void Arrive(uint32_t at) { ArriveExpecting(at, 0); }
+
+__attribute__((noinline)) inline void AwaitPhase(uint32_t at, int parity) {
+  while (BarrierAt(at).phase == (parity & 1)) {
+    BarrierAt(at).waiting.push_back(cluster.current);
+    if (_setjmp(Me().at) == 0) RunAnother();
+  }
+}
+
+inline bool IsReadable(const char* p) {
+  const auto holds = [=](const auto& range) { return p >= range.first && p < range.second; };
+  return holds(readable[0]) || holds(readable[1]);
+}
+
+// Where a byte of rows of 128 bytes lies, swizzled.
+inline uint32_t Swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+
+template <size_t kRank>
+void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint32_t full) {
+  uint32_t bytes = 2;
+  for (const uint32_t side : map->box) bytes *= side == 0 ? 1 : side;
+  if (map->rank != kRank) Fail("a box of another rank than its matrix", int(map->rank));
+  if (map->data == written_before && !Me().waited_for_grids) Fail("reads before it waited", 0);
+  if (to % 1024 != 0 || to + bytes > MyBlock().shared_used) Fail("no place for a box", int(to));
+  const auto next = MyHopper().barriers.lower_bound(to);
+  if (next != MyHopper().barriers.end() && next->first < to + bytes) Fail("a box on a barrier", 0);
+  char* shared = MyShared();
+  for (uint32_t i = 0; i < bytes / 2; ++i) {
+    const char* from = map->data;
+    bool is_there = true;
+    for (uint32_t d = 0, rest = i; d < kRank; rest /= map->box[d++]) {
+      const int64_t place = at[d] + static_cast<int64_t>(rest % map->box[d]);
+      is_there = is_there && place >= 0 && place < static_cast<int64_t>(map->size[d]);
+      from += place * static_cast<int64_t>(map->stride_bytes[d]);
+    }
+    uint16_t value = 0;
+    if (is_there && !IsReadable(from)) Fail("a matrix is described as larger than it is", 0);
+    if (is_there) memcpy(&value, from, 2);
+    memcpy(shared + Swizzled(to + i * 2), &value, 2);
+  }
+  Barrier& barrier = BarrierAt(full);
+  barrier.bytes -= bytes;
+  CompleteIf(barrier);
+}
+
+inline void LoadBox(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t full) {
+  LoadBoxAt<2>(to, map, {column, row}, full);
+}
+inline void LoadBoxBy(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t full,
+                      uint64_t) {
+  LoadBox(to, map, column, row, full);
+}
+inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair, int zero,
+                      uint32_t full) {
+  LoadBoxAt<4>(to, map, {column, zero, zero, pair}, full);
+}
+inline uint64_t ReadOncePolicy() { return 0; }
+inline void Prefetch(const CUtensorMap*) {}
+
+// Of a descriptor's 16 columns, element c of row r.
+inline float OperandAt(uint64_t descriptor, uint32_t r, uint32_t c) {
+  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
+  const uint32_t at = start + r / 8 * 1024 + r % 8 * 128 + c * 2;
+  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
+  uint16_t bits;
+  memcpy(&bits, MyShared() + Swizzled(at), 2);
+  return __uint_as_float(uint32_t{bits} << 16);
+}
+
+// Each element sums its 16 products from the first on, and adds that to what there was.
+__attribute__((optimize("O3"))) inline void Make(const Product& product) {
+  static float y[kDepth][kMostColumns];
+  const unsigned columns = product.columns;
+  for (unsigned j = 0; j < columns; ++j) {
+    for (unsigned c = 0; c < kDepth; ++c) y[c][j] = OperandAt(product.y, j, c);
+  }
+  for (unsigned r = 0; r < kGroupRows; ++r) {
+    float sums[kMostColumns] = {};
+    for (unsigned c = 0; c < kDepth; ++c) {
+      const float x = OperandAt(product.x, r, c);
+      for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
+    }
+    for (unsigned j = 0; j < columns; ++j) {
+      const unsigned thread = r / 16 * 32 + r % 8 * 4 + j % 8 / 2;
+      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
+      sum = (product.adds ? sum : 0.0f) + sums[j];
+    }
+  }
+}
+
+inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds) {
+  Warpgroup& group = MyGroup();
+  const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
+  if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}});
+  Product& product = group.products[at];
+  if (product.x != x || product.y != y || product.adds != adds) {
+    Fail("threads of a warpgroup multiply different things", int(at));
+  }
+  product.sums[thread] = sums;
+}
+
+inline void CommitProducts() {
+  if (Me().thread % kGroupThreads == 0) MyGroup().ends.push_back(MyGroup().next[0]);
+}
+
+inline void AwaitProducts(int keep) {
+  Meet(MyGroup().meeting, -1);
+  Warpgroup& group = MyGroup();
+  if (Me().thread % kGroupThreads == 0 && group.ends.size() > static_cast<size_t>(keep)) {
+    const size_t over = group.ends.size() - static_cast<size_t>(keep);
+    const size_t made = group.ends[over - 1];
+    for (size_t i = 0; i < made; ++i) Make(group.products[i]);
+    group.products.erase(group.products.begin(), group.products.begin() + long(made));
+    group.ends.erase(group.ends.begin(), group.ends.begin() + long(over));
+    for (size_t& end : group.ends) end -= made;
+    for (unsigned& next : group.next) next -= static_cast<unsigned>(made);
+  }
+  Meet(MyGroup().meeting, -2);
+}
+
+// Waits for the block, and may let grids start before: what this reads first nobody writes then.
+inline void WaitForGridsOnce() {
+  for (Fiber& fiber : cluster.fibers) fiber.waited_for_grids = true;
+}
+inline void Nothing() {}
+template <class... Arguments>
+[[noreturn]] void NotOnHost(Arguments...) {
+  Fail("an instruction that nothing stands for", 0);
+}
+
+inline void SetRegisters(int each) {
+  if (each % 8 != 0 || each < 24 || each > 256) Fail("no number of registers", each);
+  if (Me().thread % kGroupThreads == 0) MyHopper().registers += each * int(kGroupThreads);
+  if (MyHopper().registers > kMostRegisters) Fail("more registers than there are", each);
+}
+
+// Turns a block of 8 x 8 bf16 over: lane l has two neighbours of row l / 4.
+inline uint32_t TurnBlock(uint32_t pair) {
+  const uint64_t* lanes = Exchange(~0u, pair, -3);
+  const unsigned row = Lane() / 4, column = Lane() % 4 * 2, shift = row % 2 * 16;
+  const uint64_t low = lanes[column * 4 + row / 2], high = lanes[(column + 1) * 4 + row / 2];
+  return static_cast<uint32_t>((low >> shift & 0xffff) | (high >> shift & 0xffff) << 16);
+}
+
+inline void StoreVector(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) Fail("a vector where none may begin", 0);
+  const uint32_t words[] = {a, b, c, d};
+  memcpy(to, words, sizeof(words));
+}
+inline float Reciprocal(float x) { return 1.0f / x; }
+
+}  // namespace host_cuda
+
+inline void* __cvta_generic_to_global(void* p) { return p; }
+
+#endif  // BATON_TESTS_CUDA_ON_HOST_HOPPER_H_

@@ -1,0 +1,18 @@
+// Stands for baton_ops/wgmma.cuh, whose instruction is written by macros.
+#ifndef BATON_OPS_WGMMA_CUH_
+#define BATON_OPS_WGMMA_CUH_
+
+#include "hopper.h"
+
+namespace baton_ops::cuda {
+
+template <int kColumns>
+struct Wgmma {
+  static void Multiply(float (&sums)[kColumns / 2], uint64_t x, uint64_t y, int adds) {
+    host_cuda::StartProduct(sums, x, y, kColumns, adds != 0);
+  }
+};
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_WGMMA_CUH_

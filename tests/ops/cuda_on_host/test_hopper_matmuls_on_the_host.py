@@ -1,0 +1,131 @@
+"""Hopper's matmuls on the host: every way has one sequential sum's bits, and stores nothing else.
+
+That this says something, planted faults are found.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_testing import host_cuda, host_matmul
+
+WAYS = 16
+KINDS = ("bf16", "fp32", "gated")
+ROWS = (1, 7, 8, 9, 63, 64, 65, 128, 129, 161, 193, 200)
+"""Of x: one, and both sides of what a block of rows and a tile of each way has."""
+SHAPES = ((40, 8), (264, 520), (8, 136), (200, 72), (72, 264), (104, 8), (328, 264))
+"""Of the output's columns, and K: no step is whole, and rings are gone through more than once."""
+FIRST_MANY, FIRST_TURNED = 8, 14
+GUARD = 0xA5
+
+
+@pytest.fixture(scope="module")
+def matmuls(tmp_path_factory: pytest.TempPathFactory) -> host_matmul.HostMatmul:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("matmuls")
+    return host_matmul.HostMatmul(host_cuda.build(compiler, folder, host_matmul.UNIT))
+
+
+def aligned(shape: tuple[int, int], dtype: Any, fill: int = 0) -> Any:
+    """Return an array whose data begins where the copy engine can read."""
+    bytes_of = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.full(bytes_of + 16, fill, np.uint8)
+    start = -raw.ctypes.data % 16
+    return raw[start : start + bytes_of].view(dtype).reshape(shape)
+
+
+class Case:
+    """A product, what must be in memory after it, and what was there before."""
+
+    def __init__(self, matmuls: host_matmul.HostMatmul, kind: str, m: int, n: int, k: int) -> None:
+        self.matmuls, self.m, self.n = matmuls, m, n
+        rng = np.random.default_rng([KINDS.index(kind), m, n, k])
+        # Rows of x are further apart than they are long; what lies between is NaN.
+        wide = aligned((m, k + 8), np.uint16, fill=0xFF)
+        self.x = wide[:, :k]
+        self.x[...] = host_matmul.bf16(rng.standard_normal((m, k)))
+        self.weight = aligned((2 * n if kind == "gated" else n, k), np.uint16)
+        self.weight[...] = host_matmul.bf16(rng.standard_normal(self.weight.shape))
+        self.dtype = np.float32 if kind == "fp32" else np.uint16
+        # A gated product's rows may begin anywhere.
+        self.first = 3 if kind == "gated" and m % 2 else 0
+        self.stride = n + (5 if self.first else 8)
+        sums = host_matmul.sequential(self.x, self.weight)
+        if kind == "gated":
+            sums = matmuls.silu_mul(np.ascontiguousarray(sums[:, :n]), sums[:, n:])
+        self.expected = self.memory()
+        self.view(self.expected)[...] = sums if kind == "fp32" else host_matmul.bf16(sums)
+
+    def memory(self) -> Any:
+        """Return what is stored to: more rows, before and behind, than any tile has."""
+        return aligned((self.m + 528, self.stride), self.dtype, fill=GUARD)
+
+    def view(self, memory: Any) -> Any:
+        flat = memory.reshape(-1)[self.first + 8 * self.stride :]
+        return flat[: self.m * self.stride].reshape(self.m, self.stride)[:, : self.n]
+
+    def differs(self, way: int, seed: int, fault: str = "") -> str:
+        """Return how a way's memory differs from what is expected, or nothing."""
+        self.matmuls.set(seed, fault)
+        memory = self.memory()
+        try:
+            self.matmuls.run(way, self.x, self.weight, self.view(memory), 1 + seed % 3)
+        except RuntimeError as error:
+            return str(error)
+        wrong = np.flatnonzero((memory.view(np.uint8) != self.expected.view(np.uint8)).ravel())
+        return f"{len(wrong)} bytes from byte {wrong[0]} on differ" if len(wrong) else ""
+
+
+def test_every_way_is_known_here(matmuls: host_matmul.HostMatmul) -> None:
+    assert matmuls.ways == WAYS
+
+
+@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_has_the_bits_of_one_sequential_sum(
+    matmuls: host_matmul.HostMatmul, kind: str, m: int
+) -> None:
+    first = ROWS.index(m) + KINDS.index(kind)
+    for n, k in (SHAPES[first % len(SHAPES)], SHAPES[(first + 3) % len(SHAPES)]):
+        case = Case(matmuls, kind, m, n, k)
+        differences = {way: case.differs(way, seed=m + way) for way in range(WAYS)}
+        assert {way: text for way, text in differences.items() if text} == {}, (n, k)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_more_than_one_band_of_tiles_have_the_same_bits(
+    matmuls: host_matmul.HostMatmul, kind: str
+) -> None:
+    case = Case(matmuls, kind, 2_177, 200, 8)
+    differences = {way: case.differs(way, seed=way) for way in range(FIRST_MANY, WAYS)}
+    assert {way: text for way, text in differences.items() if text} == {}
+
+
+FOUND = {
+    "bytes of a whole tile are expected of a lower one": ("bf16", 12),
+    "rows behind a tile's height are stored": ("bf16", 12),
+    "rows behind a low tile's are stored": ("bf16", 2),
+    "a stage is given back while its products are under way": ("bf16", 12),
+    "a pair's second block is read from where the next pair is": ("gated", FIRST_TURNED),
+}
+"""By fault: a product and a way that show it."""
+
+
+@pytest.mark.parametrize("fault", host_matmul.FAULTS)
+def test_a_planted_fault_is_found(matmuls: host_matmul.HostMatmul, fault: str) -> None:
+    kind, way = FOUND[fault]
+    case = Case(matmuls, kind, 129, 264, 264)
+    assert not any(case.differs(way, seed) for seed in range(1, 4))
+    assert any(case.differs(way, seed, fault) for seed in range(1, 4))
+
+
+def test_a_fault_whose_expression_is_gone_is_refused() -> None:
+    with pytest.raises(ValueError, match="fix FAULTS"):
+        host_matmul.UNIT.rewrite("matmul_few.cuh", "")

@@ -1,0 +1,137 @@
+"""`make gpu-test` runs each test once in several processes, and loses nothing of what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_jobs
+import pytest
+from gpu_jobs import Ended, Job
+
+EXACT = "tests/gpu/test_the_same_bits_any_way_it_is_served.py"
+TESTS = [
+    "tests/ops/cuda/test_a.py::test_x[1-2]",
+    "tests/ops/cuda/test_b.py::test_y",
+    "tests/engine/device/test_device_contract.py::test_memory[torch]",
+    "tests/gpu/test_far.py::test_far[gpu-tiny]",
+    f"{EXACT}::test_overlap[gpu-tiny]",
+    f"{EXACT}::test_overlap[gpu-qwen3-8b]",
+    f"{EXACT}::test_graphs[gpu-qwen3-8b]",
+    "tests/gpu/test_an_engine_starts_from_a_folder.py::test_a_start",
+]
+SUITE = {
+    "test_one.py": "import pytest\n@pytest.mark.parametrize('n', ['a b', 'c[d]'])\n"
+    "def test_fine(n): pass\ndef test_not(): assert 0, 'it is not'\n",
+    "test_two.py": "import pytest\n@pytest.mark.skip(reason='why')\ndef test_later(): pass\n",
+    "test_three.py": "import os\ndef test_before(): pass\ndef test_gone(): os._exit(7)\n",
+}
+
+
+def test_each_test_is_in_one_job_and_a_model_is_loaded_by_one() -> None:
+    jobs = gpu_jobs.jobs_of(TESTS)
+    assert sorted(test for job in jobs for test in job.tests) == sorted(TESTS)
+    of = {test: job.name for job in jobs for test in job.tests}
+    assert of[TESTS[5]] == of[TESTS[6]] != of[TESTS[4]]
+    assert of[TESTS[0]] == of[TESTS[1]] == "cuda"
+
+
+def test_what_looks_at_the_whole_device_runs_first_and_alone_then_the_longest() -> None:
+    jobs = gpu_jobs.jobs_of(TESTS)
+    assert [job.alone for job in jobs] == [True, True, False, False, False, False]
+    assert {Path(job.tests[0].partition("::")[0]).as_posix() for job in jobs[:2]} == set(
+        gpu_jobs.ALONE
+    )
+    assert jobs[2].tests[0].endswith("[gpu-qwen3-8b]")
+    assert jobs[-1].name == "test_far"
+
+
+def test_the_files_that_are_named_are_there() -> None:
+    root = Path(gpu_jobs.__file__).parents[1]
+    for name in (*gpu_jobs.ALONE, *gpu_jobs.BY_PARAMETER):
+        assert (root / name).is_file()
+
+
+def test_a_job_that_runs_alone_shares_the_device_with_none(tmp_path: Path) -> None:
+    class Taken(gpu_jobs.Running):
+        def start(self, job: Job) -> None:
+            self._going[job] = None  # type: ignore[assignment]
+
+    running = Taken((), tmp_path, tmp_path, {})
+    alone, some, other = (Job(name, (), name == "alone") for name in ("alone", "some", "other"))
+    assert running.has_room(alone, 2)
+    running.start(alone)
+    assert not running.has_room(some, 2)
+    running._going.clear()
+    running.start(some)
+    assert not running.has_room(alone, 2)
+    assert running.has_room(other, 2)
+    assert not running.has_room(other, 1)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failures(
+    tmp_path: Path, most: int
+) -> None:
+    suite, folder = tmp_path / "suite", tmp_path / "reports"
+    suite.mkdir()
+    folder.mkdir()
+    (suite / "pytest.ini").write_text("[pytest]\n")
+    for name, text in SUITE.items():
+        (suite / name).write_text(text)
+    words, environment = ["-q", "-p", "no:cacheprovider"], dict(os.environ)
+    tests = gpu_jobs.collected(words, suite, environment)
+    jobs = gpu_jobs.jobs_of(tests)
+    assert len(tests) == 6
+    ended = list(gpu_jobs.run(gpu_jobs.Running(words, folder, suite, environment), jobs, most))
+    assert {one.job.name for one in ended} == {"test_one", "test_two", "test_three"}
+    cases = dict(case for one in ended for case in gpu_jobs.cases_of_job(one))
+    assert cases == {
+        "test_one.py::test_fine[a b]": "passed",
+        "test_one.py::test_fine[c[d]]": "passed",
+        "test_one.py::test_not": "failed",
+        "test_two.py::test_later": "skipped",
+        "test_three::status 7, 2 of 2 tests not told of": "failed",
+    }
+    said = {one.job.name: gpu_jobs.last_words(one) for one in ended}
+    assert "1 skipped" in said["test_two"]
+    assert "it is not" in said["test_one"]
+
+
+def test_tests_that_cannot_be_collected_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_wrong.py").write_text("import no_such_module_at_all\n")
+    with pytest.raises(RuntimeError, match="no_such_module_at_all"):
+        gpu_jobs.collected(["-p", "no:cacheprovider"], tmp_path, dict(os.environ))
+
+
+def test_a_status_that_no_test_explains_is_a_failure(tmp_path: Path) -> None:
+    report = tmp_path / "a.xml"
+    report.write_text('<testsuite><testcase classname="a" name="test_x"/></testsuite>')
+    ended = Ended(Job("a", ("a.py::test_x",)), 3, report, tmp_path / "a.log", 1.0)
+    assert gpu_jobs.cases_of_job(ended) == [("a.py::test_x", "passed"), ("a::status 3", "failed")]
+
+
+def test_digests_of_processes_that_write_at_once_are_all_kept(tmp_path: Path) -> None:
+    program = "import gpu_jobs, pathlib, sys\n"
+    program += (
+        "for n in range(50): gpu_jobs.kept(f'{sys.argv[1]}-{n}', 'ab', pathlib.Path(sys.argv[2]))"
+    )
+    tools = str(Path(gpu_jobs.__file__).parent)
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, name, str(tmp_path)],
+            env=dict(os.environ) | {"PYTHONPATH": tools},
+        )
+        for name in ("one", "two")
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    found, torn = gpu_jobs.digests_of(tmp_path)
+    assert (len(found), torn) == (100, [])
+
+
+def test_a_workload_that_two_processes_are_told_otherwise_is_named(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text('{"tiny": "aa", "large": "cc"}')
+    (tmp_path / "2.json").write_text('{"tiny": "bb", "large": "cc"}')
+    assert gpu_jobs.digests_of(tmp_path) == ({"tiny": "aa", "large": "cc"}, ["tiny"])

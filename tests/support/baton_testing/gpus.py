@@ -1,0 +1,40 @@
+"""The GPUs of a machine, for tests that need one or two of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+
+def _torch() -> Any:
+    torch = pytest.importorskip("torch", reason="PyTorch, which allocates on the GPU, is absent")
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+    return torch
+
+
+def gpu_name() -> str:
+    """Return the id that no other GPU has of the first one that this process sees."""
+    return str(_torch().cuda.get_device_properties(0).uuid)
+
+
+def two_gpus() -> tuple[str, str]:
+    """Return what CUDA_VISIBLE_DEVICES calls the first two GPUs; skip where there is one, or where
+    they are of two kinds.
+    """
+    torch = _torch()
+    if torch.cuda.device_count() < 2:
+        pytest.skip("this machine has one CUDA device, two are needed")
+    kinds = {torch.cuda.get_device_name(index) for index in (0, 1)}
+    if len(kinds) > 1:
+        pytest.skip(f"its first two GPUs are of two kinds: {sorted(kinds)}")
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1"
+    first, second = names.split(",")[:2]
+    return first, second
+
+
+def other_gpu() -> str:
+    """Return what CUDA_VISIBLE_DEVICES calls the second GPU; see `two_gpus`."""
+    return two_gpus()[1]

@@ -1,0 +1,216 @@
+"""The GPU suite as several processes at once, on one GPU.
+
+Owns which tests may share the GPU's memory and time with others and which may not, how processes
+are started and ended, and what becomes of their reports. Knows nothing of what the tests are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ALONE = (
+    "tests/gpu/test_an_engine_starts_from_a_folder.py",
+    "tests/engine/device/test_device_contract.py",
+)
+"""Whose tests look at the whole device's free memory, or at how long a start takes."""
+BY_PARAMETER = ("tests/gpu/test_the_same_bits_any_way_it_is_served.py",)
+"""Whose tests take a model that is loaded once for all of them, by its name."""
+LONGEST = (
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b",
+    "test_the_same_bits_any_way_it_is_served-gpu-tiny",
+    "cuda",
+    "test_two_processes_say_the_same",
+)
+"""Jobs that take longest, so they begin first; the others in the order of their tests."""
+JOBS = 4
+"""Processes at once: two hold 16 GB of weights and their pools, the others less."""
+POLL_S = 0.2
+
+
+class Job(NamedTuple):
+    """Tests of one process, by pytest's ids."""
+
+    name: str
+    tests: tuple[str, ...]
+    alone: bool = False
+
+
+class Ended(NamedTuple):
+    """A job that has ended: pytest's status, and where its report and its words are."""
+
+    job: Job
+    code: int
+    report: Path
+    log: Path
+    seconds: float
+
+
+def jobs_of(tests: Iterable[str]) -> list[Job]:
+    """Return jobs that have each test once: what runs alone first, then the longest."""
+    found: dict[str, list[str]] = {}
+    for test in tests:
+        found.setdefault(_job_name(test), []).append(test)
+    jobs = [Job(name, tuple(some), some[0].startswith(ALONE)) for name, some in found.items()]
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    return sorted(jobs, key=lambda job: (not job.alone, rank.get(job.name, len(rank))))
+
+
+def _job_name(test: str) -> str:
+    """Return the name of the job that a test belongs to."""
+    path, _, name = test.partition("::")
+    if path.startswith("tests/ops/"):
+        return Path(path).parent.name
+    stem = Path(path).stem
+    if path in BY_PARAMETER and "[" in name:
+        return f"{stem}-{name.partition('[')[2].removesuffix(']')}"
+    return stem
+
+
+def collected(words: Sequence[str], root: Path, environment: Mapping[str, str]) -> list[str]:
+    """Return the ids of the tests that pytest would run, given its options.
+
+    Raises:
+        RuntimeError: what pytest says when it cannot collect.
+    """
+    others = [word for word in words if word != "-q"]  # twice, it leaves the ids out
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header", *others]
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return [line for line in done.stdout.splitlines() if "::" in line and not line.startswith(" ")]
+
+
+class Running:
+    """Processes of jobs; `folder` takes reports and logs."""
+
+    def __init__(
+        self, words: Sequence[str], folder: Path, root: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._words, self._folder = words, folder
+        self._root, self._environment = root, environment
+        self._going: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
+
+    def start(self, job: Job) -> None:
+        """Begin a job."""
+        listed = self._folder / f"{job.name}.tests"
+        listed.write_text("\n".join(job.tests) + "\n")
+        report = f"--junitxml={self._folder / job.name}.xml"
+        command = [sys.executable, "-m", "pytest", *self._words, report, f"@{listed}"]
+        with (self._folder / f"{job.name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=self._root, env=dict(self._environment), stdout=log, stderr=log
+            )
+        self._going[job] = process, time.monotonic()
+
+    @property
+    def any(self) -> bool:
+        """Whether a job has not ended."""
+        return bool(self._going)
+
+    def has_room(self, job: Job, most: int) -> bool:
+        """Return whether a job may begin now, where so many may share the GPU."""
+        if job.alone or any(other.alone for other in self._going):
+            return not self._going
+        return len(self._going) < most
+
+    def ended(self) -> list[Ended]:
+        """Return the jobs that have ended since the last call."""
+        found = []
+        for job, (process, began) in list(self._going.items()):
+            if process.poll() is None:
+                continue
+            del self._going[job]
+            place, seconds = self._folder / job.name, time.monotonic() - began
+            found.append(
+                Ended(job, process.returncode, _named(place, "xml"), _named(place, "log"), seconds)
+            )
+        return found
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for process, _ in self._going.values():
+            process.terminate()
+        for process, _ in self._going.values():
+            process.wait()
+
+
+def _named(place: Path, kind: str) -> Path:
+    return place.with_name(f"{place.name}.{kind}")
+
+
+def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
+    """Yield jobs as they end: those that run alone by themselves, of the others so many at once."""
+    waiting = list(jobs)
+    with ExitStack() as stack:
+        stack.callback(running.stop)
+        while waiting or running.any:
+            while waiting and running.has_room(waiting[0], most):
+                running.start(waiting.pop(0))
+            told = running.ended()
+            yield from told
+            if not told:
+                time.sleep(POLL_S)
+
+
+def cases_of(report: Path) -> list[tuple[str, str]]:
+    """Return each test's id and its outcome of a JUnit report: passed, failed or skipped."""
+    found = []
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - we wrote it
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "passed"
+        outcome = "skipped" if "skipped" in kinds else outcome
+        place = case.get("classname", "").replace(".", "/")
+        found.append((f"{place}.py::{case.get('name', '')}", outcome))
+    return found
+
+
+def cases_of_job(ended: Ended) -> list[tuple[str, str]]:
+    """Return a job's cases; a test that it does not tell of has failed, under the job's name.
+
+    So has a process that ended with a status that none of its tests explains.
+    """
+    found = cases_of(ended.report) if ended.report.exists() else []
+    missing = len(ended.job.tests) - len(dict(found))
+    is_explained = ended.code == 0 or (ended.code == 1 and "failed" in dict(found).values())
+    if missing > 0:
+        what = f"status {ended.code}, {missing} of {len(ended.job.tests)} tests not told of"
+        found.append((f"{ended.job.name}::{what}", "failed"))
+    elif not is_explained:
+        found.append((f"{ended.job.name}::status {ended.code}", "failed"))
+    return found
+
+
+def last_words(ended: Ended, lines: int = 40) -> str:
+    """Return what a job's process said last: one line where all went well, else more."""
+    said = ended.log.read_text(errors="replace").rstrip().splitlines() or ["it said nothing"]
+    return said[-1].strip("= ") if ended.code == 0 else "\n".join(said[-lines:])
+
+
+def kept(name: str, digest: str, folder: Path) -> None:
+    """Keep what a workload said, in a file of this process: others may write at the same time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{os.getpid()}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {name: digest}))
+
+
+def digests_of(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return what every process kept, and the workloads that two of them were told otherwise."""
+    found: dict[str, str] = {}
+    torn = set()
+    for path in sorted(folder.glob("*.json")):
+        for name, digest in json.loads(path.read_text()).items():
+            if found.setdefault(name, digest) != digest:
+                torn.add(name)
+    return found, sorted(torn)
