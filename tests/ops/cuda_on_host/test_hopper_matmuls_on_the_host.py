@@ -87,6 +87,13 @@ def test_every_way_is_known_here(matmuls: host_matmul.HostMatmul) -> None:
     assert matmuls.ways == WAYS
 
 
+def test_what_another_library_is_set_to_does_not_count_here(
+    matmuls: host_matmul.HostMatmul, compiled: host_cuda.HostLibrary
+) -> None:
+    compiled.set(seed=1, capability=8)
+    assert Case(matmuls, "bf16", 8, 40, 8).differs(way=0, seed=1) == ""
+
+
 @pytest.mark.parametrize("m", ROWS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_has_the_bits_of_one_sequential_sum(

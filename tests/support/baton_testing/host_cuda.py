@@ -165,6 +165,8 @@ def build(compiler: str, to: Path, unit: Unit = SAMPLER) -> Path:
     shims = HERE / "shims"
     # No fortified longjmp: it takes a jump between stacks for an attack.
     flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"]
+    # Else the settings of two libraries in one process are one variable, whoever loads them.
+    flags += ["-fno-gnu-unique"]
     flags += ["-U_FORTIFY_SOURCE", "-I", str(to), "-I", str(shims)]
     flags += ["-I", str(HERE), "-include", str(shims / unit.language)]
 
