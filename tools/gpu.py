@@ -185,6 +185,13 @@ def machine() -> dict[str, str]:
     }
 
 
+def gpu_memory_bytes() -> int:
+    """Return how much memory the GPU has."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
 def commit() -> str:
     """Return the commit that is checked out, or what BATON_COMMIT says where there is no git."""
     if told := os.environ.get("BATON_COMMIT"):
@@ -205,7 +212,7 @@ def at_once(
     jobs = gpu_jobs.jobs_of(tests)
     say(f"{len(tests)} tests in {len(jobs)} processes, at most {most} at once")
     cases: list[tuple[str, str]] = []
-    running = gpu_jobs.Running(plain, folder, ROOT, environment())
+    running = gpu_jobs.Running(plain, folder, ROOT, environment(), gpu_memory_bytes())
     for ended in gpu_jobs.run(running, jobs, most):
         cases += gpu_jobs.cases_of_job(ended)
         say(f"{ended.job.name}: {ended.seconds:.0f} s: {gpu_jobs.last_words(ended)}")

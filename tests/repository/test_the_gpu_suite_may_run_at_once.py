@@ -22,6 +22,7 @@ TESTS = [
     f"{EXACT}::test_graphs[gpu-qwen3-8b]",
     "tests/gpu/test_an_engine_starts_from_a_folder.py::test_a_start",
 ]
+ENOUGH_BYTES = 1 << 40
 SUITE = {
     "test_one.py": "import pytest\n@pytest.mark.parametrize('n', ['a b', 'c[d]'])\n"
     "def test_fine(n): pass\ndef test_not(): assert 0, 'it is not'\n",
@@ -54,12 +55,42 @@ def test_the_files_that_are_named_are_there() -> None:
         assert (root / name).is_file()
 
 
+def test_jobs_share_no_more_memory_than_there_is_and_the_rest_go_first(tmp_path: Path) -> None:
+    class Taken(gpu_jobs.Running):
+        def start(self, job: Job) -> None:
+            began.append(job.name)
+            self._going[job] = None  # type: ignore[assignment]
+
+        def ended(self) -> list[Ended]:
+            held.append(sum(job.most_bytes for job in self._going) // gpu_jobs.GIB)
+            job = next(iter(self._going))
+            del self._going[job]
+            return [Ended(job, 0, tmp_path, tmp_path, 0.0)]
+
+    began: list[str] = []
+    held: list[int] = []
+    names = [*gpu_jobs.MOST_GIB, "small", "other"]
+    running = Taken((), tmp_path, tmp_path, {}, 90 * gpu_jobs.GIB)
+    ended = list(gpu_jobs.run(running, [Job(name, ()) for name in names], 3))
+    assert sorted(one.job.name for one in ended) == sorted(names) == sorted(began)
+    assert began[:3] == [names[0], "small", names[1]]
+    assert max(held) == 89
+    running = Taken((), tmp_path, tmp_path, {}, 80 * gpu_jobs.GIB)
+    assert running.has_room(Job(names[0], ()), 3), "it may tell itself that memory is short"
+
+
+def test_jobs_of_which_the_memory_is_told_are_there() -> None:
+    root = Path(gpu_jobs.__file__).parents[1]
+    for name in gpu_jobs.MOST_GIB:
+        assert (root / "tests" / "gpu" / f"{name.partition('-')[0]}.py").is_file()
+
+
 def test_a_job_that_runs_alone_shares_the_device_with_none(tmp_path: Path) -> None:
     class Taken(gpu_jobs.Running):
         def start(self, job: Job) -> None:
             self._going[job] = None  # type: ignore[assignment]
 
-    running = Taken((), tmp_path, tmp_path, {})
+    running = Taken((), tmp_path, tmp_path, {}, ENOUGH_BYTES)
     alone, some, other = (Job(name, (), name == "alone") for name in ("alone", "some", "other"))
     assert running.has_room(alone, 2)
     running.start(alone)
@@ -85,7 +116,7 @@ def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failu
     tests = gpu_jobs.collected(words, suite, environment)
     jobs = gpu_jobs.jobs_of(tests)
     assert len(tests) == 6
-    ended = list(gpu_jobs.run(gpu_jobs.Running(words, folder, suite, environment), jobs, most))
+    ended = list(gpu_jobs.run(gpu_jobs.Running(words, folder, suite, environment, ENOUGH_BYTES), jobs, most))
     assert {one.job.name for one in ended} == {"test_one", "test_two", "test_three"}
     cases = dict(case for one in ended for case in gpu_jobs.cases_of_job(one))
     assert cases == {

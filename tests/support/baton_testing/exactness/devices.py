@@ -107,7 +107,7 @@ def subject(name: str, wrong: Wrong | None = None, traced: bool = False) -> Iter
     try:
         yield _loaded(name, wrong, traced)
     finally:
-        _forget(KNOWN[name].device)
+        _forget()
 
 
 def _loaded(name: str, wrong: Wrong | None, traced: bool) -> Subject:
@@ -135,7 +135,7 @@ def _loaded(name: str, wrong: Wrong | None, traced: bool) -> Subject:
 
 def engine_of(loaded: LoadedModel, options: EngineOptions) -> StepEngine:
     """Return an engine over what is loaded, with a pool and graphs of its own."""
-    gc.collect()  # the engine before has graphs and a pool
+    _forget()  # the engine before has graphs and a pool, and others share the GPU
     return DeviceEngine(loaded, options, Clock())
 
 
@@ -204,8 +204,9 @@ def _peek_of(name: DeviceName, device: Any) -> Callable[[Any], Any]:
     return copied
 
 
-def _forget(device: DeviceName) -> None:
+def _forget() -> None:
+    """Give back what nothing holds any more, to the GPU too."""
     gc.collect()
     torch = sys.modules.get("torch")  # absent where the test was skipped for its lack
-    if device == "gpu" and torch is not None:
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
