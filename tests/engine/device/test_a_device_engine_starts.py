@@ -18,7 +18,7 @@ from baton_worker.config import (
     ProcessConfig,
     SpeculativeConfig,
 )
-from baton_worker.engine.api import DeviceError
+from baton_worker.engine.api import DeviceError, LaunchKind
 from baton_worker.engine.backends.device import program, start
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.loading import load_device_weights
@@ -133,6 +133,19 @@ def test_no_step_is_captured_while_requests_are_served() -> None:
     assert captured
     served(fresh, temperature=0.0)
     assert device.n_captures == captured
+
+
+def test_what_a_load_tells_of_launches_and_graphs_stays_as_it_was() -> None:
+    fresh = started()
+    before = fresh.load().device
+    assert before is not None
+    launched, kept = dict(before.launched), dict(before.graphs_kept)
+    served(fresh, temperature=0.8, frequency_penalty=0.5)
+    after = fresh.load().device
+    assert after is not None
+    assert (before.launched, before.graphs_kept) == (launched, kept)
+    assert after.launched[LaunchKind.GRAPH].steps > before.launched[LaunchKind.GRAPH].steps
+    assert after.graphs_kept != before.graphs_kept, "those with penalties are others"
 
 
 def test_chunks_that_hold_few_prompts_leave_no_size_out() -> None:

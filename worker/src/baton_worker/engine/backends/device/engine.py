@@ -70,8 +70,8 @@ class DeviceEngine(StepEngine):
             memory_total=use.total,
             memory_peak=use.peak,
             graphs_captured=launches.captured,
-            graphs_kept=launches.kept,
-            launched=launches.by_kind,
+            graphs_kept=dict(launches.kept),
+            launched=dict(launches.by_kind),
         )
         return dataclasses.replace(super().load(), device=device)
 
