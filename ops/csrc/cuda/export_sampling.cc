@@ -64,21 +64,24 @@ void ReadRules(ArgumentReader* args, DLDevice on, cuda::ProcessInput* in) {
   in->masked = Ints(masked, "masked", in->masks, on);
 }
 
-// Reads logits, cu_rows, and what ReadPenalised and ReadRules do.
+// Reads logits, cu_rows, what ReadPenalised and ReadRules do, and processed, broken.
 void RunProcess(ArgumentReader args) {
   const TensorView logits = args.Tensor("logits"), cu_rows = args.Tensor("cu_rows");
   const cuda::RowsOfLogits rows = ReadLogits(logits);
   const DLDevice on = logits.device();
   cuda::ProcessInput in{};
+  in.logits = rows.logits;
   in.rows = rows.rows;
   in.vocab = rows.vocab;
   in.batch = BatchOf(cu_rows);
   in.cu_rows = Ints(cu_rows, "cu_rows", in.batch + 1, on);
   ReadPenalised(&args, on, &in);
   ReadRules(&args, on, &in);
-  float* out = Checked(logits, "logits").Data<float>();
+  const TensorView processed = args.Tensor("processed"), broken = args.Tensor("broken");
+  auto* out = Matrix<float>(processed, "processed", kFloat32, rows.rows, rows.vocab, on);
+  auto* flags = Vector<uint8_t>(broken, "broken", kUInt8, rows.rows, on);
   const CUDADeviceGuard guard(on.device_id);
-  Raise("process", cuda::Process(in, out, StreamOf(on)));
+  Raise("process", cuda::Process(in, out, flags, StreamOf(on)));
 }
 
 // Reads logits, token, broken.
@@ -229,7 +232,7 @@ void RunAdvance(ArgumentReader args) {
 }  // namespace
 }  // namespace baton_ops
 
-BATON_EXPORT_CUDA(cuda_process, 14, RunProcess)
+BATON_EXPORT_CUDA(cuda_process, 16, RunProcess)
 BATON_EXPORT_CUDA(cuda_argmax, 3, RunArgmax)
 BATON_EXPORT_CUDA(cuda_probabilities, 8, RunProbabilities)
 BATON_EXPORT_CUDA(cuda_uniforms, 4, RunUniforms)

@@ -31,9 +31,13 @@ AcceptedTokens TokensOf(const AcceptedInput& in) {
           in.token};
 }
 
-ProcessParams ParamsOf(const ProcessInput& in, float* logits) {
+ProcessParams ParamsOf(const ProcessInput& in, float* processed, uint8_t* broken) {
   ProcessParams p{};
-  p.logits = logits;
+  p.raw = in.logits;
+  p.logits = processed;
+  p.broken = broken;
+  p.copies_vectors =
+      BeginsAtVectors(in.logits, in.vocab * 4) && BeginsAtVectors(processed, in.vocab * 4);
   p.vocab = static_cast<uint32_t>(in.vocab);
   p.batch = static_cast<int32_t>(in.batch);
   p.max_drafts = static_cast<int32_t>(in.max_drafts);
@@ -76,12 +80,12 @@ ProbabilitiesParams ParamsOf(const RowsOfLogits& in, const RowParamsInput& param
 
 }  // namespace
 
-Error Process(const ProcessInput& input, float* logits, Stream stream) {
+Error Process(const ProcessInput& input, float* processed, uint8_t* broken, Stream stream) {
   if (input.rows == 0 || input.vocab == 0 || input.batch == 0) return nullptr;
   const auto columns = static_cast<unsigned>(DivideUp<int64_t>(input.vocab, kProcessIds));
   const auto rows = static_cast<unsigned>(std::min(input.rows, kMostGridRows));
   return LaunchEarly(ProcessKernel, Grid{dim3(columns, rows), kProcessThreads}, stream,
-                     ParamsOf(input, logits), input.rows);
+                     ParamsOf(input, processed, broken), input.rows);
 }
 
 Error Argmax(const RowsOfLogits& input, int32_t* token, uint8_t* broken, Stream stream) {

@@ -13,6 +13,7 @@ namespace baton_ops::cuda {
 constexpr int64_t kMostProcessedDrafts = 64;
 
 struct ProcessInput {
+  const float* logits;  // [rows, vocab]
   int64_t rows;
   int64_t vocab;
   int64_t batch;
@@ -35,7 +36,8 @@ struct ProcessInput {
   int64_t masks;
 };
 
-Error Process(const ProcessInput& input, float* logits, Stream stream);
+// `processed` [rows, vocab] may be the logits' memory.
+Error Process(const ProcessInput& input, float* processed, uint8_t* broken, Stream stream);
 
 struct RowsOfLogits {
   const float* logits;  // [rows, vocab], contiguous

@@ -1,13 +1,15 @@
-// What a request's parameters do to its logits before anything is chosen: bias, penalties, masks,
-// in that order and in place. Every operation is rounded as on the CPU, so the results are its
+// What a request's parameters do to a copy of its logits before anything is chosen: bias,
+// penalties, masks, in that order. Every operation is rounded as on the CPU, so the results are its
 // bits.
 //
+// As the raw logits pass through here anyway, they are looked at for what a mask would hide.
 // Penalties change tokens that were seen and no others, so of a whole row only the bytes that say
 // so are read: a tenth of what the logits and counts would be.
 #ifndef BATON_OPS_PROCESS_CUH_
 #define BATON_OPS_PROCESS_CUH_
 
 #include "baton_ops/grid_order.cuh"
+#include "baton_ops/row_group.cuh"
 #include "baton_ops/row_owner.cuh"
 
 namespace baton_ops::cuda {
@@ -17,12 +19,15 @@ constexpr uint32_t kProcessIds = 8192;  // that a block looks after: two vectors
 constexpr int kMostAssumed = 64;        // drafts of a sequence
 
 struct ProcessParams {
-  float* logits;  // [rows, vocab]
+  const float* raw;  // [rows, vocab]
+  float* logits;     // [rows, vocab], may be `raw`
+  uint8_t* broken;   // [rows]
   uint32_t vocab;
   int32_t batch;
   int32_t max_drafts;
   int32_t slots;
-  bool by_vectors;         // every slot of `seen` begins at a multiple of 16 bytes
+  bool copies_vectors;     // every row of `raw` and `logits` begins at a multiple of 16 bytes
+  bool by_vectors;         // every slot of `seen` does
   const int32_t* cu_rows;  // [batch + 1]
   const int32_t* slot;     // [batch], -1: no penalties
   const int32_t* counts;   // [slots, vocab]
@@ -69,6 +74,34 @@ struct ProcessedRow {
     return static_cast<uint32_t>(id) >= first && static_cast<uint32_t>(id) < last;
   }
 };
+
+// Copies the block's part of a row. Returns whether this thread met NaN or infinity, which no mask
+// can be asked about later; a row of nothing but -infinity stays one, and is found where it is
+// drawn from.
+__device__ __forceinline__ bool CopyRaw(const ProcessParams& p, const ProcessedRow& row,
+                                        int64_t r) {
+  constexpr int kVectors = kProcessIds / 4 / kProcessThreads;
+  const float* raw = p.raw + r * p.vocab + row.first;
+  float* to = row.logits + row.first;
+  const uint32_t count = row.last - row.first, vectors = p.copies_vectors ? count / 4 : 0;
+  float largest = -INFINITY;
+  ForBatches<kProcessThreads, kVectors>(reinterpret_cast<const float4*>(raw), vectors,
+                                        [&](const float4(&x)[kVectors], uint32_t first) {
+#pragma unroll
+                                          for (int i = 0; i < kVectors; ++i) {
+                                            const uint32_t at = first + i * kProcessThreads;
+                                            largest = MaxOrNan(largest, MaxOrNan(x[i]));
+                                            if (at < vectors)
+                                              reinterpret_cast<float4*>(to)[at] = x[i];
+                                          }
+                                        });
+  for (uint32_t i = 4 * vectors + threadIdx.x; i < count; i += kProcessThreads) {
+    const float x = raw[i];
+    largest = MaxOrNan(largest, x);
+    to[i] = x;
+  }
+  return !(largest < INFINITY);
+}
 
 __device__ __forceinline__ void AddBias(const ProcessParams& p, const ProcessedRow& row,
                                         int32_t s) {
@@ -154,6 +187,8 @@ __global__ void __launch_bounds__(kProcessThreads) ProcessKernel(ProcessParams p
     if (s < 0) return;
     const uint32_t first = blockIdx.x * kProcessIds;
     const ProcessedRow row{p.logits + r * p.vocab, first, min(first + kProcessIds, p.vocab)};
+    if (CopyRaw(p, row, r)) p.broken[r] |= 1;
+    __syncthreads();
     AddBias(p, row, s);
     __syncthreads();
     const auto assumed = static_cast<int32_t>(min(r - p.cu_rows[s], int64_t{p.max_drafts}));

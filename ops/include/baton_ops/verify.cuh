@@ -11,7 +11,10 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kVerifyThreads = 512;
+// As many as let four blocks share a multiprocessor: 64 rows of eight blocks each are there at
+// once.
+constexpr int kVerifyThreads = 256;
+constexpr int kVerifyBlocks = 4;
 constexpr int kVerifyWarps = kVerifyThreads / 32;
 constexpr int32_t kNoToken = -1;
 
@@ -42,12 +45,15 @@ struct VerifyProbs {
   const double* residual_uniform;  // [rows] or null
 };
 
+// kUnroll: weights that a lane loads at once.
 struct TargetWeight {
+  static constexpr int kUnroll = 8;
   const float* p;
   __device__ __forceinline__ double operator()(int32_t id) const { return p[id]; }
 };
 
 struct ResidualWeight {
+  static constexpr int kUnroll = 4;
   const float *p, *q;
   double p_total, q_total;
   __device__ __forceinline__ double operator()(int32_t id) const {
@@ -118,15 +124,22 @@ template <int kBlocks, class Weight>
 __device__ __forceinline__ double RowTotal(const Weight& weight, int32_t vocab,
                                            VerifyShared<kBlocks>& shared) {
   using Group = RowGroup<kBlocks>;
+  constexpr int kUnroll = Weight::kUnroll;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const WarpIds ids = IdsOfWarp<kBlocks>(vocab);
   double sum = 0;
   bool is_mass = true;
-#pragma unroll 8
-  for (int32_t id = ids.first + lane; id < ids.last; id += 32) {
-    const double mass = weight(id);
-    is_mass &= mass >= 0;
-    sum += mass;
+  for (int32_t first = ids.first + lane; first < ids.last; first += 32 * kUnroll) {
+    double masses[kUnroll];  // all on their way at once, those of the last steps too
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      masses[i] = first + 32 * i < ids.last ? weight(first + 32 * i) : 0.0;
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      is_mass &= masses[i] >= 0;
+      sum += masses[i];
+    }
   }
   sum = WarpSum(is_mass ? sum : NAN);
   Group::Sync();  // nobody reads the sums before any more
@@ -143,42 +156,35 @@ __device__ __forceinline__ double RowTotal(const Weight& weight, int32_t vocab,
 }
 
 // One warp: the smallest id of its interval whose cumulative sum exceeds `target`. Rounding may
-// keep the sum from crossing; then the interval's last positive id. A lane has ids that follow each
-// other, so that few steps wait for memory.
+// keep the sum from crossing; then the interval's last positive id. A lane has a run of ids and
+// goes through it twice, so that no load waits for a sum of other lanes.
 template <class Weight>
 __device__ __forceinline__ int32_t SampleInterval(const Weight& weight, const WarpIds& ids,
                                                   double before, double target) {
-  constexpr int kPerLane = 4;
   const int lane = threadIdx.x % 32;
-  int32_t positive = ids.first;
-  for (int32_t first = ids.first; first < ids.last; first += 32 * kPerLane) {
-    const int32_t mine = first + lane * kPerLane;
-    double masses[kPerLane], through = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      masses[i] = mine + i < ids.last ? weight(mine + i) : 0.0;
-      through += masses[i];
-    }
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const double other = __shfl_up_sync(0xffffffffu, through, offset);
-      if (lane >= offset) through += other;
-    }
-    double ahead = __shfl_up_sync(0xffffffffu, through, 1);
-    ahead = before + (lane == 0 ? 0.0 : ahead);
-    int32_t crossed = -1, last = -1;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      ahead += masses[i];
-      if (masses[i] > 0) last = mine + i;
-      if (masses[i] > 0 && ahead > target && crossed < 0) crossed = mine + i;
-    }
-    const unsigned crossing = __ballot_sync(0xffffffffu, crossed >= 0);
-    if (crossing) return __shfl_sync(0xffffffffu, crossed, __ffs(crossing) - 1);
-    const unsigned any = __ballot_sync(0xffffffffu, last >= 0);
-    if (any) positive = __shfl_sync(0xffffffffu, last, 31 - __clz(any));
-    before += __shfl_sync(0xffffffffu, through, 31);
+  const int32_t run = (ids.last - ids.first + 31) / 32;
+  const int32_t first = min(ids.first + lane * run, ids.last), last = min(first + run, ids.last);
+  double through = 0;
+#pragma unroll Weight::kUnroll
+  for (int32_t id = first; id < last; ++id) through += weight(id);
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, through, offset);
+    if (lane >= offset) through += other;
   }
-  return positive;
+  double ahead = __shfl_up_sync(0xffffffffu, through, 1);
+  ahead = before + (lane == 0 ? 0.0 : ahead);
+  int32_t crossed = -1, positive = -1;
+#pragma unroll Weight::kUnroll
+  for (int32_t id = first; id < last; ++id) {
+    const double mass = weight(id);
+    ahead += mass;
+    if (mass > 0) positive = id;
+    if (mass > 0 && ahead > target && crossed < 0) crossed = id;
+  }
+  const unsigned crossing = __ballot_sync(0xffffffffu, crossed >= 0);
+  if (crossing) return __shfl_sync(0xffffffffu, crossed, __ffs(crossing) - 1);
+  const unsigned any = __ballot_sync(0xffffffffu, positive >= 0);
+  return any ? __shfl_sync(0xffffffffu, positive, 31 - __clz(any)) : ids.first;
 }
 
 // Inverse CDF over the row, given RowTotal's sums. Requires total > 0.
@@ -266,7 +272,7 @@ __device__ __forceinline__ void DecideRow(const DecideParams& p, int32_t row, in
 // kBlocks blocks per target row: write the row's token where the request's row would emit it; a
 // refused draft's token is marked as refused.
 template <int kBlocks>
-__global__ void __launch_bounds__(kVerifyThreads) DecideKernel(DecideParams p) {
+__global__ void __launch_bounds__(kVerifyThreads, kVerifyBlocks) DecideKernel(DecideParams p) {
   __shared__ VerifyShared<kBlocks> shared;
   WaitForEarlierGrids();
   LetNextGridStart();

@@ -87,18 +87,29 @@ class Seeds(NamedTuple):
     contexts: Tensor | None = None
 
 
-def process_into(logits: Tensor, cu_rows: Tensor, state: Penalised, rules: Rules) -> None:
-    """Apply bias, penalties and masks to f32[R, V] in place, rounded as on the CPU.
+def process_into(
+    logits: Tensor,
+    cu_rows: Tensor,
+    state: Penalised,
+    rules: Rules,
+    processed: Tensor,
+    broken: Tensor,
+) -> None:
+    """Write logits after bias, penalties and masks, rounded as on the CPU.
 
-    Row j of a sequence is processed as if its first j drafts had been emitted.
+    Row j of a sequence is processed as if its first j drafts had been emitted. Rows behind the last
+    sequence's are left alone.
 
     Args:
         logits: f32[R, V].
         cu_rows: i32[S + 1].
         state: what penalties count.
         rules: what changes logits.
+        processed: f32[R, V]; may be the logits.
+        broken: u8[R]; 1 is set where any logit is NaN or infinitely large, which a mask may hide
+            from whoever looks at what is processed.
     """
-    library().cuda_process(logits, cu_rows, *state, *rules)
+    library().cuda_process(logits, cu_rows, *state, *rules, processed, broken)
 
 
 def argmax_into(logits: Tensor, token: Tensor, broken: Tensor) -> None:

@@ -70,7 +70,10 @@ def cases(rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "argmax_into", lambda: sampling.argmax_into(logits, token, broken)
     yield "torch.argmax", lambda: torch.argmax(logits, dim=1)
     state, rules = penalties(rows)
-    yield "process_into", lambda: sampling.process_into(work, cu_rows, state, rules)
+    yield (
+        "process_into",
+        lambda: sampling.process_into(logits, cu_rows, state, rules, work, broken),
+    )
     one = torch.ones(rows, device="cuda")
     for name, (temperature, top_p, top_k) in SETTINGS.items():
         params = sampling.RowParams(

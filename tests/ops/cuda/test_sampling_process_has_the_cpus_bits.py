@@ -12,6 +12,7 @@ from baton_ops import sampling
 from baton_worker.engine.sampling.logits_processing import process
 
 SEQUENCES, SLOTS, MOST = 6, 9, 3
+LEFT = 77.0
 
 
 class Step:
@@ -78,6 +79,7 @@ class Step:
         return [int(i) for i in self.masked[self.mask_starts[row] : self.mask_starts[row + 1]]]
 
     def on_device(self, torch: ModuleType) -> tuple[Any, ...]:
+        """Return the op's arguments; what takes its results has been written to before."""
         names = ("repetition", "frequency", "presence", "bias_starts", "bias_ids", "bias")
 
         def tensor(name: str) -> Any:
@@ -87,7 +89,9 @@ class Step:
             tensor("slot"), tensor("counts"), tensor("seen").to(torch.uint8), tensor("draft")
         )
         rules = sampling.Rules(*(tensor(n) for n in (*names, "mask_starts", "masked")))
-        return tensor("logits"), tensor("cu_rows"), state, rules
+        logits = tensor("logits")
+        broken = torch.zeros(len(self.logits), dtype=torch.uint8, device="cuda")
+        return logits, tensor("cu_rows"), state, rules, torch.full_like(logits, LEFT), broken
 
 
 @pytest.mark.parametrize("rows_each", [1, 4])
@@ -96,7 +100,9 @@ def test_every_row_has_the_cpus_bits(torch: ModuleType, vocab: int, rows_each: i
     step = Step(vocab, rows_each)
     arguments = step.on_device(torch)
     sampling.process_into(*arguments)
-    got = arguments[0].cpu().numpy()
+    assert arguments[0].cpu().numpy().tobytes() == step.logits.tobytes(), "raw as they were"
+    assert not arguments[5].cpu().numpy().any()
+    got = arguments[4].cpu().numpy()
     for s in range(SEQUENCES):
         fed, n_rows = step.sequence(s)
         wanted = step.logits[s * rows_each : (s + 1) * rows_each].copy()
@@ -104,22 +110,55 @@ def test_every_row_has_the_cpus_bits(torch: ModuleType, vocab: int, rows_each: i
         first = s * rows_each
         for row in range(n_rows):  # rows behind the drafts are padding
             assert got[first + row].tobytes() == wanted[row].tobytes(), (s, row)
-    assert got[step.rows :].tobytes() == step.logits[step.rows :].tobytes(), "rows of nobody"
+    assert (got[step.rows :] == LEFT).all(), "rows of nobody"
+
+
+@pytest.mark.parametrize("vocab", [50, 16_385])
+def test_it_may_be_done_in_place(torch: ModuleType, vocab: int) -> None:
+    step = Step(vocab, 4)
+    logits, cu_rows, state, rules, processed, broken = step.on_device(torch)
+    sampling.process_into(logits, cu_rows, state, rules, processed, broken)
+    sampling.process_into(logits, cu_rows, state, rules, logits, broken)
+    assert torch.equal(logits[: step.rows], processed[: step.rows])
+
+
+@pytest.mark.parametrize("vocab", [1, 50, 4_096, 16_385, 151_936])
+def test_what_a_mask_hides_is_told(torch: ModuleType, vocab: int) -> None:
+    step = Step(vocab, 2)
+    step.slot[:], step.mask_starts[:] = -1, 0
+    rng = np.random.default_rng()
+    wild = {0: np.nan, 3: np.inf, 4: -np.nan, 11: np.inf}
+    for row, value in wild.items():
+        step.logits[row, rng.integers(vocab)] = value
+    step.logits[6] = -np.inf  # found where it is drawn from
+    if vocab > 1:
+        step.logits[7, 0] = -np.inf  # a token that the model rules out
+    step.logits[step.rows :] = np.nan  # nobody's
+    arguments = step.on_device(torch)
+    step.masked = np.concatenate([np.arange(vocab)] * step.rows).astype(np.int32)
+    step.mask_starts[: step.rows + 1] = np.arange(step.rows + 1) * vocab
+    masked = step.on_device(torch)
+    for given in (arguments, masked):
+        sampling.process_into(*given)
+        assert np.flatnonzero(given[5].cpu().numpy()).tolist() == [*wild]
+    assert (masked[4].cpu().numpy()[: step.rows] == -np.inf).all()
 
 
 def test_a_rows_bits_do_not_depend_on_company(torch: ModuleType) -> None:
     step = Step(32_003, 4)
-    logits, cu_rows, state, rules = step.on_device(torch)
+    logits, cu_rows, state, rules, processed, broken = step.on_device(torch)
     alone = logits[:4].clone()
-    sampling.process_into(logits, cu_rows, state, rules)
+    sampling.process_into(logits, cu_rows, state, rules, processed, broken)
     ends = rules._replace(mask_starts=rules.mask_starts[:5].clone())
     sampling.process_into(
         alone,
         cu_rows[:2].clone(),
         state._replace(slot=state.slot[:1].clone(), draft=state.draft[:1].clone()),
         sampling.Rules(*(t[:1].clone() for t in ends[:3]), ends[3][:2].clone(), *ends[4:]),
+        alone,
+        broken[:4].clone(),
     )
-    assert torch.equal(alone, logits[:4])
+    assert torch.equal(alone, processed[:4])
 
 
 def test_ids_outside_the_vocabulary_are_nobodys(torch: ModuleType) -> None:
@@ -131,4 +170,5 @@ def test_ids_outside_the_vocabulary_are_nobodys(torch: ModuleType) -> None:
     step.slot[:] = [-1, 9, 2**31 - 1, -(2**31), 100, -1]
     arguments = step.on_device(torch)
     sampling.process_into(*arguments)
-    assert arguments[0].cpu().numpy().tobytes() == step.logits.tobytes()
+    got = arguments[4].cpu().numpy()
+    assert got[: step.rows].tobytes() == step.logits[: step.rows].tobytes()

@@ -52,8 +52,9 @@ class Step:
 
     def run(self) -> None:
         sampling.argmax_into(self.model, self.greedy, self.broken)
-        self.logits.copy_(self.model)
-        sampling.process_into(self.logits, self.cu_rows, self.state, self.rules)
+        sampling.process_into(
+            self.model, self.cu_rows, self.state, self.rules, self.logits, self.broken
+        )
         sampling.probabilities_into(self.logits, self.params, self.probs, self.broken)
         sampling.uniforms_into(self.seeds, self.positions, self.cu_rows, self.uniform)
         cuda.verify_sampled_into(self.probs, self.uniform, self.drafts, self.accepted)
@@ -102,7 +103,7 @@ def test_what_is_on_the_host_is_refused_by_name(torch: ModuleType, name: str) ->
     else:
         rules = replaced(rules, name, getattr(rules, name).cpu())
     with pytest.raises(ValueError, match=name):
-        sampling.process_into(step.logits, step.cu_rows, state, rules)
+        sampling.process_into(step.model, step.cu_rows, state, rules, step.logits, step.broken)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "top_k", "cu_rows"])
@@ -141,9 +142,14 @@ def test_other_shapes_and_types_are_refused_by_name(torch: ModuleType) -> None:
         sampling.uniforms_into(step.seeds[1:].clone(), step.positions, step.cu_rows, step.uniform)
     many = torch.zeros(BATCH, 65, dtype=torch.int32, device="cuda")
     with pytest.raises(ValueError, match="draft"):
-        sampling.process_into(
-            step.logits, step.cu_rows, replaced(step.state, "draft", many), step.rules
-        )
+        sampling.process_into(step.model, step.cu_rows, replaced(step.state, "draft", many),
+                              step.rules, step.logits, step.broken)  # fmt: skip
+    with pytest.raises(ValueError, match="processed"):
+        sampling.process_into(step.model, step.cu_rows, step.state, step.rules,
+                              step.logits[1:], step.broken)  # fmt: skip
+    with pytest.raises(TypeError, match="broken"):
+        sampling.process_into(step.model, step.cu_rows, step.state, step.rules,
+                              step.logits, step.broken.int())  # fmt: skip
     with pytest.raises(ValueError, match="positions"):
         sampling.seed_drafts_into(step.accepted, replaced(step.places, "positions", many[:, 0]))
     assert np.isfinite(step.logits.cpu().numpy()).size

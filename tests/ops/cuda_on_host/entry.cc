@@ -16,7 +16,9 @@ void host_settings(uint64_t seed, int capability, int shared_bytes, const char* 
   snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
 }
 
-Error host_process(const ProcessInput* in, float* logits) { return Process(*in, logits, nullptr); }
+Error host_process(const ProcessInput* in, float* processed, uint8_t* broken) {
+  return Process(*in, processed, broken, nullptr);
+}
 
 Error host_argmax(const RowsOfLogits* in, int32_t* token, uint8_t* broken) {
   return Argmax(*in, token, broken, nullptr);

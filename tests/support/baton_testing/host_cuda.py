@@ -226,11 +226,12 @@ class HostLibrary:
             raise RuntimeError(f"{name}: {error.decode()}")
 
     def cuda_process(self, logits: Any, cu_rows: Any, *rest: Any) -> None:
-        slot, counts, seen, draft, *penalties, starts, ids, bias, mask_starts, masked = rest
-        sizes = (*logits.shape, len(cu_rows) - 1, draft.shape[1], len(counts))
-        state = (cu_rows, slot, counts, seen, draft, *penalties, starts, ids, bias, len(ids))
-        words = _words(*sizes, *state, mask_starts, masked, len(masked))
-        self._run("process", words, logits)
+        *state, processed, broken = rest
+        slot, counts, seen, draft, *penalties, starts, ids, bias, mask_starts, masked = state
+        sizes = (logits, *logits.shape, len(cu_rows) - 1, draft.shape[1], len(counts))
+        given = (cu_rows, slot, counts, seen, draft, *penalties, starts, ids, bias, len(ids))
+        words = _words(*sizes, *given, mask_starts, masked, len(masked))
+        self._run("process", words, processed, broken)
 
     def cuda_argmax(self, logits: Any, token: Any, broken: Any) -> None:
         self._run("argmax", _words(logits, *logits.shape), token, broken)

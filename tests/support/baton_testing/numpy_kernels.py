@@ -108,9 +108,17 @@ class NumpyKernels:
         """See `Kernels.broken_rows`."""
         self._launch(_broken_rows, x, out)
 
-    def process(self, logits: NumpyTensor, rows: RowMap, state: Penalised, rules: Rules) -> None:
+    def process(
+        self,
+        logits: NumpyTensor,
+        rows: RowMap,
+        state: Penalised,
+        rules: Rules,
+        processed: NumpyTensor,
+        broken: NumpyTensor,
+    ) -> None:
         """See `Kernels.process`."""
-        self._launch(_process, logits, rows, state, rules)
+        self._launch(_process, logits, rows, state, rules, processed, broken)
 
     def argmax(self, logits: NumpyTensor, token: NumpyTensor, broken: NumpyTensor) -> None:
         """See `Kernels.argmax`."""
@@ -340,9 +348,13 @@ def _rows_of(cu_rows: Array) -> list[tuple[int, int, int]]:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def _process(logits: Array, rows: RowMap, state: Penalised, rules: Rules) -> None:
+def _process(
+    logits: Array, rows: RowMap, state: Penalised, rules: Rules, processed: Array, broken: Array
+) -> None:
     for row, s, j in _rows_of(rows.cu_rows):
-        values = logits[row]
+        broken[row] |= not logits[row].max() < np.inf
+        values = processed[row]
+        values[:] = logits[row]
         mine = slice(int(rules.bias_starts[s]), int(rules.bias_starts[s + 1]))
         values[rules.bias_ids[mine]] += rules.bias[mine]
         if state.slot[s] >= 0:

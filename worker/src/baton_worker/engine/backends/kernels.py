@@ -111,10 +111,23 @@ class OpsKernels:
         """See `Kernels.broken_rows`."""
         decoder.broken_rows_into(x, out)
 
-    def process(self, logits: Tensor, rows: RowMap, state: Penalised, rules: Rules) -> None:
+    def process(
+        self,
+        logits: Tensor,
+        rows: RowMap,
+        state: Penalised,
+        rules: Rules,
+        processed: Tensor,
+        broken: Tensor,
+    ) -> None:
         """See `Kernels.process`."""
         sampling.process_into(
-            logits, rows.cu_rows, sampling.Penalised(*state), sampling.Rules(*rules)
+            logits,
+            rows.cu_rows,
+            sampling.Penalised(*state),
+            sampling.Rules(*rules),
+            processed,
+            broken,
         )
 
     def argmax(self, logits: Tensor, token: Tensor, broken: Tensor) -> None:

@@ -1,6 +1,6 @@
 """From logits to tokens and their logprobs, as launches.
 
-Owns the order: look at the raw logits, process a copy if anybody needs that, draw, verify drafts,
+Owns the order: choose the largest, or process a copy if anybody needs that and draw; verify drafts,
 count, score. Raw logits are never written, so that logprobs come from them. Knows no request.
 """
 
@@ -48,15 +48,14 @@ class Sampler:
         """Choose every sequence's tokens and verify its drafts."""
         kernels = self._kernels
         drafts = DraftRows(inputs.draft, inputs.count, inputs.cu_rows)
-        if shape.choice is not Choice.SAMPLED:  # else what is drawn from is looked at itself
-            kernels.argmax(rows.logits, rows.target, flags.logits)
         if shape.choice is Choice.GREEDY:
+            kernels.argmax(rows.logits, rows.target, flags.logits)
             kernels.verify_greedy(rows.target, drafts, accepted)
             return
         state = Penalised(inputs.slot, self._slots.counts, self._slots.seen, inputs.draft)
         logits = rows.logits
         if shape.choice is Choice.PROCESSED:
-            logits = self._processed(inputs, state, rows)
+            logits = self._processed(inputs, flags, state, rows)
         self._draw(inputs, flags, logits, rows)
         kernels.verify_sampled(rows.probs, rows.uniform, drafts, accepted)
         if shape.choice is Choice.PROCESSED:
@@ -84,7 +83,7 @@ class Sampler:
         }
         return space._replace(row_offset=out.row_offset, topk_offset=out.topk_offset, **cut)
 
-    def _processed(self, inputs: Inputs, state: Penalised, rows: RowSpace) -> Tensor:
+    def _processed(self, inputs: Inputs, flags: Flags, state: Penalised, rows: RowSpace) -> Tensor:
         rules = Rules(
             inputs.repetition,
             inputs.frequency,
@@ -95,8 +94,8 @@ class Sampler:
             inputs.mask_starts,
             inputs.masked,
         )
-        self._device.copy(rows.logits, rows.processed)
-        self._kernels.process(rows.processed, RowMap(inputs.cu_rows), state, rules)
+        row_map = RowMap(inputs.cu_rows)
+        self._kernels.process(rows.logits, row_map, state, rules, rows.processed, flags.logits)
         return rows.processed
 
     def _draw(self, inputs: Inputs, flags: Flags, logits: Tensor, rows: RowSpace) -> None:

@@ -240,12 +240,20 @@ class Kernels(Protocol):
 
     # -- choosing tokens ---------------------------------------------------------------------
 
-    def process(self, logits: Tensor, rows: RowMap, state: Penalised, rules: Rules) -> None:
-        """Logit bias, penalties and masks, in that order, in place on f32[R, V].
+    def process(
+        self,
+        logits: Tensor,
+        rows: RowMap,
+        state: Penalised,
+        rules: Rules,
+        processed: Tensor,
+        broken: Tensor,
+    ) -> None:
+        """processed f32[R, V]: f32[R, V] after logit bias, penalties and masks, in that order.
 
         Row j of a sequence is processed as if drafts 1..j had been emitted. Rows behind the last
-        sequence's are left alone. A mask may hide a NaN or an infinity: `argmax` of the raw logits
-        before finds it.
+        sequence's are left alone. broken u8[R] |= 1 where any logit is NaN or infinitely large,
+        which a mask may hide from `probabilities`.
         """
 
     def argmax(self, logits: Tensor, token: Tensor, broken: Tensor) -> None:
