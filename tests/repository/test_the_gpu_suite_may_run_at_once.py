@@ -116,7 +116,8 @@ def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failu
     tests = gpu_jobs.collected(words, suite, environment)
     jobs = gpu_jobs.jobs_of(tests)
     assert len(tests) == 6
-    ended = list(gpu_jobs.run(gpu_jobs.Running(words, folder, suite, environment, ENOUGH_BYTES), jobs, most))
+    running = gpu_jobs.Running(words, folder, suite, environment, ENOUGH_BYTES)
+    ended = list(gpu_jobs.run(running, jobs, most))
     assert {one.job.name for one in ended} == {"test_one", "test_two", "test_three"}
     cases = dict(case for one in ended for case in gpu_jobs.cases_of_job(one))
     assert cases == {
