@@ -107,7 +107,10 @@ def costs(run: Run) -> str:
         named = f"{name}, batch {step['batch']}, over a step without"
         held = run.held(Goal(named, "costs", cost, goal, "share", least=False))
         kernels = f"{own:.0f} us, {share(own / plain['us'])}" if own is not None else "-"
-        rows.append([name, step["batch"], ms(step["us"]), share(cost), held, kernels])
+        told = share(cost)
+        if "low" in over:
+            told += f" ({share(over['low'] - 1)} to {share(over['high'] - 1)})"
+        rows.append([name, step["batch"], ms(step["us"]), told, held, kernels])
 
     steps = run.steps("logprobs")
     for step in steps:
@@ -125,7 +128,7 @@ def costs(run: Run) -> str:
         return ""
     return f"""## Logprobs and sampling
 
-A step and one without took turns; the median of their ratios.
+A step and one without took turns; the median of their ratios, and what it lies between.
 
 {table(head, rows)}"""
 

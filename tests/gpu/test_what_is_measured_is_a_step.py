@@ -80,6 +80,45 @@ def test_every_step_that_is_measured_fits_the_cuda_ops(use_mtp: bool) -> None:
             assert program.shape.n_sampled == case.batch
 
 
+def test_steps_that_take_turns_are_each_given_their_own_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the turns in the other order, the ratio always of the case over the plain one."""
+    plain = steps.Case(batch=3, context=40)
+    case = steps.Case(batch=4, context=33, choice=Choice.SAMPLED, top=5)
+    told: dict[Any, list[bytes]] = {}
+
+    def timed(run: Any, *_: Any, **__: Any) -> Any:
+        shape, tokens = run
+        told.setdefault(shape, []).append(tokens)
+        us = 200.0 if shape.n_sampled == case.batch else 100.0
+        return steps.Spread(us, us, us)
+
+    def launch_of(program: Any) -> Any:
+        return program.shape, program.told(steps.LANE).results.token.tobytes()
+
+    monkeypatch.setattr(steps, "timed", timed)
+    monkeypatch.setattr(steps, "alone", launch_of)
+    with (
+        devices.subject("numpy-tiny") as subject,
+        subject.engine(max_running=4, n_blocks=BLOCKS, max_model_len=128) as engine,
+    ):
+        sizes = SimpleNamespace(block_size=16, n_blocks=BLOCKS, vocab_size=subject.vocab_size)
+        programs: Any = engine._parts.runner._programs  # type: ignore[attr-defined]
+        found = steps.in_turns(programs, case, plain, sizes, subject.loaded.device)
+    assert found == (2.0, 2.0, 2.0)
+    assert {len(tokens) for tokens in told.values()} == {steps.TURNS}
+    assert len(told) == len({tokens for each in told.values() for tokens in each}) == 2
+
+
+def test_a_middle_lies_between_two_of_the_ratios() -> None:
+    drawn = np.random.default_rng(3).lognormal(0.0, 0.1, size=(2_000, 40))
+    found = [steps.middle(row) for row in drawn]
+    covered = sum(one.low <= 1.0 <= one.high for one in found) / len(found)
+    assert 0.93 <= covered <= 0.99
+    assert steps.middle([3.0, 1.0]) == (2.0, 1.0, 3.0)
+
+
 def test_costs_are_told_over_the_same_step_without() -> None:
     costly = [c for k, c in cases.FEW if (p := cases.plain_of(k, c)) is not None and p in
               [one for kind, one in cases.FEW if kind == k]]  # fmt: skip
