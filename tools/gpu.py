@@ -63,21 +63,27 @@ def missing_modules() -> list[str]:
 
 
 def what_is_missing(builds: bool) -> str:
-    """Return what must be there first and how to get it, "" for nothing."""
+    """Return all that must be there first and how to get it, "" for nothing."""
+    found = []
+    if problem := missing_device():
+        found.append(problem)
+    absent = [what for name, what in PROGRAMS.items() if builds and not shutil.which(name)]
+    if absent:
+        found.append(f"not on the PATH: {' and '.join(absent)}")
+    modules = missing_modules()
+    if modules:
+        command = [sys.executable, "-m", "pip", "install", "-c", "constraints.txt", *modules]
+        found.append(f"Python packages are missing; get them with\n\n  {' '.join(command)}\n")
+    return "\n[gpu] ".join(found)
+
+
+def missing_device() -> str:
+    """Return why nothing can run on a GPU here, "" for nothing."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch with CUDA is missing: this needs a machine that has it"
     import torch
 
-    if not torch.cuda.is_available():
-        return "PyTorch finds no CUDA device on this machine"
-    absent = [what for name, what in PROGRAMS.items() if builds and not shutil.which(name)]
-    if absent:
-        return f"not on the PATH: {' and '.join(absent)}"
-    modules = missing_modules()
-    if modules:
-        command = [sys.executable, "-m", "pip", "install", "-c", "constraints.txt", *modules]
-        return f"Python packages are missing; get them with\n\n  {' '.join(command)}\n"
-    return ""
+    return "" if torch.cuda.is_available() else "PyTorch finds no CUDA device on this machine"
 
 
 def architecture() -> str:

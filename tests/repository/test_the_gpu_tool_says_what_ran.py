@@ -79,3 +79,13 @@ def test_what_could_not_run_is_refused_before_anything_is_built(
 def test_a_machine_without_pytorch_is_told_so(monkeypatch) -> None:
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
     assert "PyTorch" in gpu.what_is_missing(builds=True)
+
+
+def test_all_that_is_missing_is_told_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(gpu, "missing_device", lambda: "no device")
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
+    monkeypatch.setattr(gpu, "NEEDS", {"no_such_module": "its-distribution"})
+    told = gpu.what_is_missing(builds=True)
+    for what in ("no device", *gpu.PROGRAMS.values(), "its-distribution"):
+        assert what in told
+    assert gpu.PROGRAMS["cmake"] not in gpu.what_is_missing(builds=False)
