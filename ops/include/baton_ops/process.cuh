@@ -3,8 +3,8 @@
 // bits.
 //
 // As the raw logits pass through here anyway, they are looked at for what a mask would hide.
-// Penalties change tokens that were seen and no others, so of a whole row only the bytes that say
-// so are read: a tenth of what the logits and counts would be.
+// Penalties change tokens that were seen and no others, so of what was counted only the bytes that
+// say so are read for a whole row: a quarter of what the counts would be.
 #ifndef BATON_OPS_PROCESS_CUH_
 #define BATON_OPS_PROCESS_CUH_
 
@@ -15,8 +15,9 @@
 namespace baton_ops::cuda {
 
 constexpr int kProcessThreads = 256;
-constexpr uint32_t kProcessIds = 8192;  // that a block looks after: two vectors a thread
-constexpr int kMostAssumed = 64;        // drafts of a sequence
+// What a block looks after: two vectors a thread of what was seen, eight of logits.
+constexpr uint32_t kProcessIds = 8192;
+constexpr int kMostAssumed = 64;  // drafts of a sequence
 
 struct ProcessParams {
   const float* raw;  // [rows, vocab]

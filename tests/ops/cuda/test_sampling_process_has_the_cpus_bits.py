@@ -113,7 +113,7 @@ def test_every_row_has_the_cpus_bits(torch: ModuleType, vocab: int, rows_each: i
     assert (got[step.rows :] == LEFT).all(), "rows of nobody"
 
 
-@pytest.mark.parametrize("vocab", [50, 16_385])
+@pytest.mark.parametrize("vocab", [50, 4_096, 16_385])
 def test_it_may_be_done_in_place(torch: ModuleType, vocab: int) -> None:
     step = Step(vocab, 4)
     logits, cu_rows, state, rules, processed, broken = step.on_device(torch)
@@ -139,8 +139,11 @@ def test_what_a_mask_hides_is_told(torch: ModuleType, vocab: int) -> None:
     step.mask_starts[: step.rows + 1] = np.arange(step.rows + 1) * vocab
     masked = step.on_device(torch)
     for given in (arguments, masked):
+        given[5][:] = 2  # what others have noted stays
         sampling.process_into(*given)
-        assert np.flatnonzero(given[5].cpu().numpy()).tolist() == [*wild]
+        told = given[5].cpu().numpy()
+        assert np.flatnonzero(told & 1).tolist() == [*wild]
+        assert (told & 2 == 2).all()
     assert (masked[4].cpu().numpy()[: step.rows] == -np.inf).all()
 
 
@@ -159,6 +162,43 @@ def test_a_rows_bits_do_not_depend_on_company(torch: ModuleType) -> None:
         broken[:4].clone(),
     )
     assert torch.equal(alone, processed[:4])
+
+
+@pytest.mark.parametrize("moved", [("logits",), ("processed",), ("logits", "processed")])
+def test_rows_may_begin_anywhere(torch: ModuleType, moved: tuple[str, ...]) -> None:
+    logits, cu_rows, state, rules, processed, broken = Step(4_096, 2).on_device(torch)
+    sampling.process_into(logits, cu_rows, state, rules, processed, broken)
+
+    def behind_one(tensor: Any) -> Any:
+        flat = torch.full((len(tensor) * 4_096 + 1,), LEFT, dtype=torch.float32, device="cuda")
+        apart = flat[1:].reshape(len(tensor), 4_096)
+        apart[:] = tensor
+        return apart
+
+    given = behind_one(logits) if "logits" in moved else logits
+    again = torch.full_like(processed, LEFT)
+    again = behind_one(again) if "processed" in moved else again
+    sampling.process_into(given, cu_rows, state, rules, again, broken)
+    assert torch.equal(again, processed)
+
+
+def test_more_rows_than_a_grid_has_are_all_processed(torch: ModuleType) -> None:
+    if not hasattr(torch, "cuda"):
+        pytest.skip("too many threads for a host")
+    rows = 65_540
+    logits = torch.arange(rows, dtype=torch.float32, device="cuda").reshape(rows, 1)
+    none = torch.zeros(rows + 1, dtype=torch.int32, device="cuda")
+    state = sampling.Penalised(
+        torch.full_like(none[:rows], -1), none[:1].reshape(1, 1).clone(),
+        torch.zeros(1, 1, dtype=torch.uint8, device="cuda"), none[:0].reshape(rows, 0),
+    )  # fmt: skip
+    ones = torch.ones(rows, device="cuda")
+    rules = sampling.Rules(ones, ones, ones, none, none[:0], ones[:0], none, none[:0])
+    processed = torch.full_like(logits, LEFT)
+    broken = torch.zeros(rows, dtype=torch.uint8, device="cuda")
+    cu_rows = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
+    sampling.process_into(logits, cu_rows, state, rules, processed, broken)
+    assert torch.equal(processed, logits)
 
 
 def test_ids_outside_the_vocabulary_are_nobodys(torch: ModuleType) -> None:

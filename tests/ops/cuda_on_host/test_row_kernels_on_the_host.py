@@ -1,6 +1,6 @@
 """Argmax, probabilities and verification on the host keep the CPU's tokens, threads in any order.
 
-Vocabularies are short: a row of eight blocks is 4,096 fibers.
+Vocabularies are short: a row of eight blocks is thousands of fibers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from baton_testing.host_cuda import HostLibrary, HostTorch, load_gpu_tests
 
 gpu = load_gpu_tests("test_sampling_probabilities_keep_the_cpus_tokens")
 test_ten_equal_tokens = gpu.test_ten_equal_tokens_lose_none_or_five_of_them
+verified = load_gpu_tests("test_cuda_verification_matches_the_cpu")
+test_boundaries = verified.test_a_draw_on_a_boundary_is_the_next_token
+test_rounded_sums = verified.test_rounding_moves_a_draw_by_no_more_than_itself
+test_no_mass = verified.test_a_row_with_something_that_is_no_mass_is_no_distribution
 ROWS = [(1, 9), (3, 9), (1_000, 9), (4_099, 9), (4_100, 9), (4_099, 8)]
 """Vocabularies, and devices without clusters."""
 
