@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 from collections.abc import Callable
@@ -260,6 +261,48 @@ def test_a_capture_that_failed_leaves_the_device_of_use(device: Device) -> None:
 
     with pytest.raises(KeyError, match="the work's own"):
         device.capture(fails)
+    device.capture(lambda: device.copy(source, out)).replay()
+    assert fetch(device, out).tolist() == [1, 2]
+
+
+@pytest.mark.usefixtures("capturing")
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_graph_is_captured(device: Device, fails: bool) -> None:
+    """It may hold a graph, and one that is freed in a capture breaks it."""
+    source, out = ints(device, 1, 2), ints(device, 0, 0)
+    older: list[Any] = [device.capture(lambda: device.copy(source, out))]
+
+    def work() -> None:
+        device.copy(source, out)
+        cycle = [older.pop()]
+        cycle.append(cycle)
+        del cycle
+        assert len([[i] for i in range(100_000)]) == 100_000  # a collection is due many times
+        if fails:
+            raise KeyError("the work's own")
+
+    if fails:
+        with pytest.raises(KeyError, match="the work's own"):
+            device.capture(work)
+    else:
+        device.capture(work).replay()
+        assert fetch(device, out).tolist() == [1, 2]
+    assert gc.isenabled(), "what a capture stops goes on behind it"
+
+
+@pytest.mark.usefixtures("capturing")
+def test_a_graph_that_is_freed_in_a_capture_breaks_it(device: Device) -> None:
+    """Which the test above relies on."""
+    source, out = ints(device, 1, 2), ints(device, 0, 0)
+    older: list[Any] = [device.capture(lambda: device.copy(source, out))]
+
+    def work() -> None:
+        device.copy(source, out)
+        older.clear()
+        device.copy(source, out)
+
+    with pytest.raises(DeviceError, match="capture"):
+        device.capture(work)
     device.capture(lambda: device.copy(source, out)).replay()
     assert fetch(device, out).tolist() == [1, 2]
 

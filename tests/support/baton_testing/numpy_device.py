@@ -2,8 +2,9 @@
 
 Work is put on a stream and done as late as possible: when an event behind it is waited for. So a
 host that reads too early finds filler, and one that overwrites what is still to be uploaded is
-told. A capture allows no allocation, no copy from or to the host and no waiting; a captured graph
-is a list of kernel calls over fixed memory, which may not have been given back at its replay.
+told. A capture allows no allocation, no copy from or to the host and no waiting, and is broken
+where its thread frees a graph, as the collector of garbage may; a captured graph is a list of
+kernel calls over fixed memory, which may not have been given back at its replay.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device import garbage
 from baton_worker.engine.backends.device.seam import DType, Host, MemoryUse
 
 FILLER = 0xA5
@@ -134,6 +136,9 @@ class _Graph:
         for work, arguments in self._calls:
             self._device.launch(work, *(_held(argument) for argument in arguments))
 
+    def __del__(self) -> None:
+        self._device.free_graph()
+
 
 class NumpyDevice:
     """See `seam.Device`.
@@ -149,6 +154,8 @@ class NumpyDevice:
         self._used = self._peak = 0
         self._stream: deque[Callable[[], None]] = deque()
         self._captured: list[tuple[Work, tuple[Any, ...]]] | None = None
+        self._capturer: int | None = None
+        self._is_broken = False
         self._lock = threading.RLock()
         self.n_launched = self.n_done = 0
         self.n_replays = self.n_captures = 0
@@ -242,15 +249,22 @@ class NumpyDevice:
 
     def capture(self, work: Callable[[], None]) -> _Graph:
         """See `Device.capture`."""
-        with self._lock:
+        with garbage.kept(), self._lock:
             self._refuse_in_capture("capture")
-            self._captured = []
+            self._captured, self._capturer = [], threading.get_ident()
+            self._is_broken = False
             try:
                 work()
+                if self._is_broken:
+                    raise DeviceError("cannot capture a graph: one was freed meanwhile")
                 self.n_captures += 1
                 return _Graph(self, self._captured)
             finally:
-                self._captured = None
+                self._captured = self._capturer = None
+
+    def free_graph(self) -> None:
+        """Break the capture if this thread captures, as CUDA does."""
+        self._is_broken |= self._capturer == threading.get_ident()
 
     def memory(self) -> MemoryUse:
         """See `Device.memory`."""

@@ -146,6 +146,8 @@ class Device(Protocol):
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what `work` launches. It has run before at least once, outside of a capture.
 
+        Meanwhile no garbage is collected: a graph that is freed in a capture breaks it.
+
         Raises:
             DeviceError: the work does something that a graph cannot hold.
         """

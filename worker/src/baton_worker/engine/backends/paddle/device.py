@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device import garbage
 from baton_worker.engine.backends.device.seam import DType, Event, Graph, Host, MemoryUse, Tensor
 from baton_worker.engine.backends.paddle.framework import as_tensor, paddle, require_device
 
@@ -125,7 +126,7 @@ class PaddleDevice:
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """See `Device.capture`; the CPU has none."""
-        with self._outside_a_capture("capture a graph"):
+        with garbage.kept(), self._outside_a_capture("capture a graph"):
             if not self._is_gpu:
                 raise DeviceError("Paddle has none on the CPU")
             paddle.device.synchronize()

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device import garbage
 from baton_worker.engine.backends.device.seam import DType, Event, Graph, Host, MemoryUse, Tensor
 from baton_worker.engine.backends.torch.framework import load_torch, require_cuda
 
@@ -113,7 +114,7 @@ class TorchDevice:
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """See `Device.capture`."""
-        with self._outside_a_capture("capture a graph"):
+        with garbage.kept(), self._outside_a_capture("capture a graph"):
             self._torch.cuda.synchronize(self._index)
             graph = self._torch.cuda.CUDAGraph()
             # Threads that run other devices' work must not break this capture.
