@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 
 from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.seam import Device, DType, Tensor
+from baton_worker.engine.backends.device.seam import Device, DType, Mapped, Shared, Tensor
 
 HOST_TYPES: dict[DType, type[np.generic]] = {
     "bfloat16": np.uint16,
@@ -232,6 +235,8 @@ FORBIDDEN: dict[str, Callable[[Device, Tensor, npt.NDArray[Any]], object]] = {
     "host": lambda device, tensor, host: device.host(8),
     "upload": lambda device, tensor, host: device.upload(host, tensor),
     "download": lambda device, tensor, host: device.download(tensor, host),
+    "shared": lambda device, tensor, host: device.shared(8),
+    "map": lambda device, tensor, host: device.map(0, 8),
     "record": lambda device, tensor, host: device.record(),
     "synchronise": lambda device, tensor, host: device.synchronise(),
     "capture": lambda device, tensor, host: device.capture(lambda: None),
@@ -333,6 +338,133 @@ def test_other_threads_wait_for_a_capture(device: Device) -> None:
     assert fetch(device, others).tolist() == [7, 8]
     graph.replay()
     assert fetch(device, out).tolist() == [1, 2]
+
+
+@pytest.fixture
+def sharing(device: Device) -> None:
+    """Skip a device that shares nothing, once it has said so."""
+    if "paddle" in type(device).__module__:
+        with pytest.raises(DeviceError, match="through PyTorch"):
+            device.shared(1)
+        pytest.skip("Baton shares no memory through Paddle")
+
+
+def taken(device: Device, shared: Shared) -> Mapped:
+    """Return the memory as another process maps it, which has its own descriptor."""
+    mapped = device.map(shared.descriptor, shared.n_bytes)
+    os.close(shared.descriptor)
+    return mapped
+
+
+@pytest.mark.usefixtures("sharing")
+def test_shared_memory_is_zeros_of_the_size_that_was_asked(device: Device) -> None:
+    shared = device.shared(1000)
+    os.close(shared.descriptor)
+    assert shared.tensor.shape == (1000,)
+    assert shared.n_bytes >= 1000
+    back = np.ones(1000, np.uint8)
+    device.download(shared.tensor, back).wait()
+    assert not back.any()
+
+
+@pytest.mark.usefixtures("sharing")
+def test_pieces_are_pulled_from_where_they_lie_to_where_they_belong(device: Device) -> None:
+    shared = device.shared(4096)
+    values = np.random.default_rng(1).integers(0, 256, 4096).astype(np.uint8)
+    device.upload(values, shared.tensor)
+    device.synchronise()
+    mapped, to = taken(device, shared), device.zeros((3000,), "uint8")
+    pieces = np.array([[4000, 0, 96], [16, 100, 1000], [0, 2999, 1]])
+    event = device.pull(mapped, to, pieces)
+    event.wait()
+    assert event.has_come()
+    wanted = np.zeros(3000, np.uint8)
+    for at, into, n_bytes in pieces.tolist():
+        wanted[into : into + n_bytes] = values[at : at + n_bytes]
+    back = np.empty(3000, np.uint8)
+    device.download(to, back).wait()
+    np.testing.assert_array_equal(back, wanted)
+
+
+@pytest.mark.usefixtures("sharing")
+def test_a_pull_comes_without_being_waited_for(device: Device) -> None:
+    mapped, to = taken(device, device.shared(64)), device.zeros((64,), "uint8")
+    event = device.pull(mapped, to, np.array([[0, 0, 64]]))
+    until = time.monotonic() + 60
+    while not event.has_come():
+        assert time.monotonic() < until
+
+
+@pytest.mark.usefixtures("sharing")
+def test_a_pull_stands_behind_what_was_launched(device: Device) -> None:
+    """Who had the memory before may still be written to by a step in flight."""
+    shared, ones = device.shared(1 << 20), np.ones(1 << 20, np.uint8)
+    mapped, to = taken(device, shared), device.zeros((1 << 20,), "uint8")
+    for _ in range(20):
+        device.upload(ones, to)
+    device.pull(mapped, to, np.array([[0, 0, 1 << 20]])).wait()
+    back = np.ones(1 << 20, np.uint8)
+    device.download(to, back).wait()
+    assert not back.any()
+
+
+@pytest.mark.usefixtures("sharing")
+def test_memory_outlives_who_shared_it(device: Device) -> None:
+    shared = device.shared(16)
+    device.upload(np.arange(16, dtype=np.uint8), shared.tensor)
+    device.synchronise()
+    mapped, to = taken(device, shared), device.zeros((16,), "uint8")
+    del shared
+    gc.collect()
+    device.pull(mapped, to, np.array([[0, 0, 16]])).wait()
+    back = np.empty(16, np.uint8)
+    device.download(to, back).wait()
+    assert back.tolist() == list(range(16))
+
+
+@pytest.mark.usefixtures("sharing")
+@pytest.mark.parametrize(
+    ("piece", "told"),
+    [
+        ([0, 0, 0], "pull 0 bytes"),
+        ([-1, 0, 8], "byte -1 of a source"),
+        ([0, -1, 8], "byte -1 of a target of 64"),
+        ([0, 57, 8], "byte 57 of a target of 64"),
+        ([1 << 62, 0, 8], "of a source"),
+        ([0, 0, 1 << 62], "of a source"),
+    ],
+)
+def test_a_pull_outside_of_the_memory_is_refused(
+    device: Device, piece: list[int], told: str
+) -> None:
+    mapped, to = taken(device, device.shared(64)), device.zeros((64,), "uint8")
+    with pytest.raises(DeviceError, match=told):
+        device.pull(mapped, to, np.array([[0, 0, 8], piece]))
+
+
+@pytest.mark.usefixtures("sharing")
+def test_what_stands_for_no_memory_is_refused(device: Device) -> None:
+    with Path("/dev/null").open() as nothing, pytest.raises(DeviceError, match="map 4096 bytes"):
+        device.map(nothing.fileno(), 4096)
+
+
+@pytest.mark.usefixtures("sharing")
+def test_more_than_is_shared_is_not_mapped(device: Device) -> None:
+    shared = device.shared(64)
+    with pytest.raises(DeviceError, match="cannot map"):
+        device.map(shared.descriptor, 1 << 40)
+    os.close(shared.descriptor)
+
+
+@pytest.mark.usefixtures("sharing")
+def test_unmapped_memory_is_free_again(device: Device) -> None:
+    before = device.memory().free
+    for _ in range(4):
+        shared = device.shared(1 << 28)
+        mapped = taken(device, shared)
+        del shared, mapped
+    gc.collect()
+    assert device.memory().free >= before - (1 << 28)
 
 
 def test_another_threads_work_is_of_the_same_stream(device: Device) -> None:

@@ -174,7 +174,13 @@ class Bench:
     reader: Reader
 
     def submit(
-        self, number: int, prompt: Sequence[int], *, hand_over: bool = False, **options: Any
+        self,
+        number: int,
+        prompt: Sequence[int],
+        *,
+        hand_over: bool = False,
+        kv_stays: bool = False,
+        **options: Any,
     ) -> RequestKey:
         """Submit a prompt; keywords go to Submit or else to SamplingParams."""
         of_request = set(Submit.__struct_fields__)
@@ -187,7 +193,7 @@ class Bench:
             decode=DecodeTarget("decode-0", "") if hand_over else None,
             **fields,
         )
-        self.engine.submit(request)
+        self.engine.submit(request, kv_stays)
         return request.key
 
     def step(self) -> StepResult:

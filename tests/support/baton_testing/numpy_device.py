@@ -9,6 +9,8 @@ kernel calls over fixed memory, which may not have been given back at its replay
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 import weakref
 from collections import deque
@@ -20,13 +22,19 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import garbage
-from baton_worker.engine.backends.device.seam import DType, Host, MemoryUse
+from baton_worker.engine.backends.device.seam import DType, Host, MemoryUse, Shared, check_pieces
 
 FILLER = 0xA5
 """What host memory is filled with until a download has come, and new memory of the device."""
 
 SECONDS_PER_LAUNCH = 1e-6
 """What anything on the stream takes, by this device's clock."""
+
+ASKED_IN_VAIN = 3
+"""How often a pull is said not to have come, unless it is waited for."""
+
+LAUNCHES_BESIDE_A_PULL = 60
+"""How many things the stream does at most while a pull goes on beside it."""
 
 _ALIGNMENT = 256
 _TYPES = {
@@ -121,10 +129,77 @@ class _Event:
         self._device.run_to(self._at)
         self._deliver()
 
+    def has_come(self) -> bool:
+        return self._device.n_done >= self._at
+
     def seconds_since(self, earlier: Any) -> float:
         if self._device.n_done < max(self._at, earlier._at):
             raise DeviceError("the time of an event is asked that has not come")
         return (self._at - int(earlier._at)) * SECONDS_PER_LAUNCH
+
+
+class _SharedMemory(_Memory):
+    """An allocation that stands in a file without a name, so that its descriptor is all of it."""
+
+    def __init__(self, descriptor: int, n_bytes: int) -> None:
+        self.bytes = np.frombuffer(mmap.mmap(descriptor, n_bytes), np.uint8)
+
+
+class _Mapped:
+    """See `seam.Mapped`."""
+
+    def __init__(self, descriptor: int, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self.bytes = np.frombuffer(mmap.mmap(descriptor, n_bytes), np.uint8)
+
+
+class _Pull:
+    """A copy beside the stream, done when it is waited for, has been asked after often enough, or
+    much later in the stream: whoever has its memory by then finds it overwritten.
+
+    Holds no memory: whoever lets go of it before the copy has come is told.
+    """
+
+    def __init__(
+        self, device: NumpyDevice, source: _Mapped, to: NumpyTensor, pieces: npt.NDArray[np.int64]
+    ) -> None:
+        self._device = device
+        self._at = device.n_launched
+        self._source = weakref.ref(source)
+        self._to = _Weak(to)
+        self._pieces = pieces.copy()
+        self._patience = ASKED_IN_VAIN
+        self._has_come = False
+
+    def wait(self) -> None:
+        self._device.run_to(self._at)
+        if not self._has_come:
+            self._copy()
+        self._has_come = True
+
+    def has_come(self) -> bool:
+        self._patience -= 1
+        if self._patience < 0:
+            self.wait()
+        return self._has_come
+
+    def come_if_late(self) -> bool:
+        """Copy where the stream has gone on for long; whether that is done, now or before."""
+        if not self._has_come and self._device.n_done >= self._at + LAUNCHES_BESIDE_A_PULL:
+            self._copy()
+            self._has_come = True
+        return self._has_come
+
+    def seconds_since(self, earlier: Any) -> float:
+        raise DeviceError(f"the time of a pull since {earlier} is asked")
+
+    def _copy(self) -> None:
+        source = self._source()
+        if source is None:
+            raise DeviceError("memory is unmapped that is pulled from")
+        into = _bytes_of(on_device(self._to.tensor()), "pull")
+        for at, to, n_bytes in self._pieces.tolist():
+            into[to : to + n_bytes] = source.bytes[at : at + n_bytes]
 
 
 class _Graph:
@@ -156,6 +231,7 @@ class NumpyDevice:
         self._captured: list[tuple[Work, tuple[Any, ...]]] | None = None
         self._capturer: int | None = None
         self._is_broken = False
+        self._pulls: list[_Pull] = []
         self._lock = threading.RLock()
         self.n_launched = self.n_done = 0
         self.n_replays = self.n_captures = 0
@@ -242,6 +318,38 @@ class NumpyDevice:
         self._put(lambda: np.copyto(come, values))
         return _Event(self, lambda: np.copyto(into, come))
 
+    def shared(self, n_bytes: int) -> Shared:
+        """See `Device.shared`: a file without a name."""
+        self._refuse_in_capture(what := f"allocate {n_bytes} bytes to share")
+        size = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._used + size > self._total:
+            raise DeviceError(f"{what}: {self._total - self._used} are free")
+        descriptor = os.memfd_create("device")
+        os.truncate(descriptor, size)
+        memory = _SharedMemory(descriptor, size)
+        self._used += size
+        self._peak = max(self._peak, self._used)
+        weakref.finalize(memory, self._give_back, size)
+        return Shared(NumpyTensor(memory, memory.bytes[:n_bytes]), descriptor, size)
+
+    def map(self, descriptor: int, n_bytes: int) -> _Mapped:
+        """See `Device.map`."""
+        self._refuse_in_capture(what := f"map {n_bytes} bytes of another process")
+        try:
+            if os.fstat(descriptor).st_size < n_bytes:
+                raise DeviceError(f"cannot {what}: there are fewer")
+            return _Mapped(descriptor, n_bytes)
+        except (OSError, ValueError) as error:
+            raise DeviceError(f"cannot {what}: {error}") from error
+
+    def pull(self, source: _Mapped, to: NumpyTensor, pieces: npt.NDArray[np.int64]) -> _Pull:
+        """See `Device.pull`."""
+        self._refuse_in_capture(what := f"pull {len(pieces)} pieces")
+        check_pieces(pieces, source.n_bytes, _bytes_of(on_device(to), what).nbytes)
+        with self._lock:
+            self._pulls.append(pull := _Pull(self, source, to, pieces))
+            return pull
+
     def record(self) -> _Event:
         """See `Device.record`."""
         self._refuse_in_capture("record")
@@ -289,6 +397,7 @@ class NumpyDevice:
             while self.n_done < count:
                 self.n_done += 1
                 self._stream.popleft()()
+                self._pulls = [pull for pull in self._pulls if not pull.come_if_late()]
 
     def _put(self, work: Callable[[], None]) -> None:
         with self._lock:

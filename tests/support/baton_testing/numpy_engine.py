@@ -92,7 +92,7 @@ def _parts(
         n_blocks=options.n_blocks,
         is_by_block=True,
     )
-    pool = DevicePool(device, shape, options.kv_bytes_per_step)
+    pool = DevicePool(device, shape, options.kv_bytes_per_step, options.share_kv)
     allocator, name = BlockAllocator(options.n_blocks), fingerprint(model_shape, weights.identity)
     on_device = uploaded(device, weights, options.use_mtp)
     model = DeviceModel(device, NumpyKernels(device), model_shape, on_device, pool.tensor)

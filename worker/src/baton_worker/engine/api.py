@@ -32,15 +32,33 @@ class DeviceError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handoff:
-    """A prefilled request: state plus `2 * n_layers` KV arrays (see HandoffState).
+class KvInPool:
+    """KV of a handoff that lies in the pool of its prefill worker until decode has pulled it.
 
-    Outgoing arrays are copies or stay valid until `Engine.release_handoff`; incoming ones may be
+    Attributes:
+        blocks: where, in the order of the positions.
+        pool: whose, a `kv.sharing.PeerPool`; None at the prefill worker itself.
+    """
+
+    blocks: tuple[int, ...]
+    pool: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handoff:
+    """A prefilled request: state plus KV, as arrays (see HandoffState) or in prefill's pool.
+
+    Outgoing KV is a copy or stays valid until `Engine.release_handoff`; incoming arrays may be
     read-only views of received frames.
     """
 
     state: HandoffState
-    kv: tuple[npt.NDArray[Any], ...]
+    kv: tuple[npt.NDArray[Any], ...] | KvInPool
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of KV that travel with it."""
+        return 0 if isinstance(self.kv, KvInPool) else sum(array.nbytes for array in self.kv)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,8 +187,11 @@ class EngineLoad:
 class Engine(Protocol):
     """What a role needs of an engine."""
 
-    def submit(self, request: Submit) -> None:
+    def submit(self, request: Submit, kv_stays: bool = False) -> None:
         """Queue a prompt; with `decode` set it is offered for handoff after its first token.
+
+        Args:
+            kv_stays: decode will pull its KV out of this engine's shared pool.
 
         Raises:
             EngineRefusedError: queue full, prompt too long, or a duplicate key.

@@ -19,7 +19,9 @@ from baton_worker.engine.api import (
     Handoff,
     StepResult,
 )
+from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks
+from baton_worker.engine.kv.sharing import KvSharing
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
 from baton_worker.engine.output.columns import build_columns, emitted_columns
@@ -125,6 +127,16 @@ class StepEngine:
         self._finished_at = float("-inf")
 
     @property
+    def kv_shape(self) -> KvShape:
+        """Of its KV pool."""
+        return self._parts.pool.shape
+
+    @property
+    def sharing(self) -> KvSharing | None:
+        """How its KV pool is shared with other processes; None for not at all."""
+        return self._parts.pool.sharing
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output together."""
         return self.options.max_model_len
@@ -150,11 +162,12 @@ class StepEngine:
             )
         self._n_draft = count
 
-    def submit(self, request: Submit) -> None:
+    def submit(self, request: Submit, kv_stays: bool = False) -> None:
         """See `Engine.submit`."""
         self._check_new(request.key)
         check_request(request, self._limits)
-        self._enqueue(new_state(request, self._limits, self._clock()))
+        assert not kv_stays or self._parts.pool.sharing is not None, "others cannot read this pool"
+        self._enqueue(new_state(request, self._limits, self._clock(), kv_stays))
 
     def admit_handoff(self, handoff: Handoff) -> None:
         """See `Engine.admit_handoff`."""
@@ -260,16 +273,17 @@ class StepEngine:
             if request.admitted_at is None:
                 request.admitted_at = started
         positions = positions_of(plan)
-        imports = self._transfers.import_some(plan.imports)
+        has_rows = bool(plan.decode or plan.prefill)
+        imports = self._transfers.import_some(plan.imports, may_wait=not has_rows)
         work = partial(self._parts.runner.run, plan, n_draft)
         if not self.options.overlap:  # it is run here
             self.progress.stepping(plan.most_tokens, tuple(positions))
-        if self._ahead is not None and (plan.decode or plan.prefill):
+        if self._ahead is not None and has_rows:
             with self.progress.launching(plan.most_tokens, tuple(positions)):
                 flight = self._ahead.start(plan, n_draft)
             lands = partial(flight.landed, self._is_here)
             return InFlightStep(plan, n_draft, started, *imports, positions, lands, flight)
-        landed = self._launcher.launch(work if plan.decode or plan.prefill else None)
+        landed = self._launcher.launch(work if has_rows else None)
         return InFlightStep(plan, n_draft, started, *imports, positions, landed)
 
     def _may_go_ahead(self, launched: InFlightStep) -> bool:

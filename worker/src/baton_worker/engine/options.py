@@ -60,6 +60,7 @@ class EngineOptions:
         max_top_k: most logprob alternatives a request may ask for.
         overlap: launch the next step before a step's output work.
         tensor_parallel_size: processes that compute each step together.
+        share_kv: other processes may read the KV pool, and it theirs.
         kv_bytes_per_step: most KV of handoffs that a step imports, and most that it exports.
         stuck_seconds, first_step_seconds: when a step counts as hung, see `progress`.
     """
@@ -77,6 +78,7 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     drafts: DraftSources = NO_DRAFTS
     prefix_caching: bool = True
+    share_kv: bool = False
     kv_bytes_per_step: int = KV_BYTES_PER_STEP
     stuck_seconds: float = 10.0
     first_step_seconds: float = 120.0

@@ -115,7 +115,7 @@ class OfferBook:
     ) -> None:
         """Start an offer behind those before it."""
         key = handoff.state.key
-        kv_bytes = sum(array.nbytes for array in handoff.kv)
+        kv_bytes = handoff.sent_bytes
         serial = next(self._serials)
         offer = Offer(key, target, handoff, kv_bytes, serial, now, deadline_seconds)
         self._offers[key] = offer

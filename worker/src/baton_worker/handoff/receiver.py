@@ -193,7 +193,7 @@ class Receiver:
         state = handoff.state
         key = state.key
         self._keep_route(key, route)
-        received = sum(array.nbytes for array in handoff.kv)
+        received = handoff.sent_bytes
         self._metrics.received_bytes.inc(received)
         wish = Wish(received, state.n_cached, state.priority)
         reply = self._places.arrive(key, wish, self._senders.name_of(route))

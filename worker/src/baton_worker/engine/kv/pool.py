@@ -16,11 +16,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.payload import KV_MAGNITUDE, KvShape, is_tame
+from baton_worker.engine.kv.sharing import (
+    Arrived,
+    HostMemory,
+    KvSharing,
+    PeerPool,
+    Pull,
+    UnfitKvError,
+    check_blocks_alike,
+    mapped,
+)
 
 NULL_BLOCK = 0
 TRASH_BLOCK = 1
-_FIRST_BLOCK = 2
+FIRST_BLOCK = 2
+"""The first that is handed out."""
 
 
 class OutOfBlocksError(Exception):
@@ -40,7 +51,7 @@ class BlockAllocator:
             raise ValueError(f"n_blocks is {n_blocks}, at least 1 is needed")
         self.total = n_blocks
         # Handed out from the end, the lowest number first.
-        self._empty = list(range(n_blocks + _FIRST_BLOCK - 1, _FIRST_BLOCK - 1, -1))
+        self._empty = list(range(n_blocks + FIRST_BLOCK - 1, FIRST_BLOCK - 1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._holders: dict[int, int] = {}
         self._named: dict[bytes, int] = {}
@@ -148,7 +159,7 @@ class BlockAllocator:
         if held != self._holders:
             raise ValueError(f"tables hold {sorted(held.items())}, handed out are {self._holders}")
         everything = sorted([*held, *self._empty, *self._idle])
-        if everything != list(range(_FIRST_BLOCK, self.total + _FIRST_BLOCK)):
+        if everything != list(range(FIRST_BLOCK, self.total + FIRST_BLOCK)):
             raise ValueError(f"blocks lost or doubled: {len(held)} held, {self.n_free} free")
         if {block: name for name, block in self._named.items()} != self._name_of:
             raise ValueError("names and blocks do not point at each other")
@@ -180,6 +191,10 @@ class KvStore(Protocol):
     @property
     def exports_later(self) -> bool:
         """Whether an export takes its time, so that something else may be done meanwhile."""
+
+    @property
+    def sharing(self) -> KvSharing | None:
+        """How other processes read it and it reads theirs; None for neither."""
 
     def begin_export(
         self, blocks: Sequence[int], n_positions: int
@@ -213,13 +228,20 @@ class KvPool:
 
     Zero-initialised: attention gives masked positions weight 1.6e-28 instead of 0, so a stale NaN
     or Inf in a block would poison its next owner.
+
+    Args:
+        is_shared: other processes may map it.
     """
 
-    def __init__(self, shape: KvShape) -> None:
+    def __init__(self, shape: KvShape, is_shared: bool = False) -> None:
         self._shape = shape
-        size = (shape.n_blocks + _FIRST_BLOCK, shape.kv_heads, shape.block_size, shape.head_dim)
-        self.keys = tuple(np.zeros(size, np.float32) for _ in range(shape.n_layers))
-        self.values = tuple(np.zeros(size, np.float32) for _ in range(shape.n_layers))
+        self.sharing = _HostSharing(self) if is_shared else None
+        size = _array_shape(shape)
+        if self.sharing is None:
+            arrays = tuple(np.zeros(size, np.float32) for _ in range(2 * shape.n_layers))
+        else:
+            arrays = _arrays_in(self.sharing.memory.bytes, shape)
+        self.keys, self.values = arrays[::2], arrays[1::2]
 
     @property
     def shape(self) -> KvShape:
@@ -267,3 +289,41 @@ class KvPool:
         for layer in range(self.shape.n_layers):
             self.keys[layer][index] = arrays[2 * layer]
             self.values[layer][index] = arrays[2 * layer + 1]
+
+
+class _HostSharing:
+    """`KvSharing` of a pool of the host: layer after layer, K then V, in one mapping."""
+
+    transport = "shm"
+    goes_beside = False
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+        self.memory = HostMemory((pool.shape.n_blocks + FIRST_BLOCK) * pool.shape.block_bytes)
+        self.descriptor, self.n_bytes = self.memory.descriptor, self.memory.n_bytes
+
+    def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
+        """See `KvSharing.attach`."""
+        check_blocks_alike(self._pool.shape, shape, n_bytes, FIRST_BLOCK)
+        return PeerPool(shape, _arrays_in(mapped(descriptor, n_bytes), shape))
+
+    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Pull:
+        """See `KvSharing.begin_pull`."""
+        index = np.asarray(theirs, np.int64)
+        arrays = [array[index] for array in peer.memory]
+        if not is_tame(arrays):
+            raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
+        self._pool.import_blocks(blocks, arrays)
+        return Arrived()
+
+
+def _array_shape(shape: KvShape) -> tuple[int, ...]:
+    return (shape.n_blocks + FIRST_BLOCK, shape.kv_heads, shape.block_size, shape.head_dim)
+
+
+def _arrays_in(memory: npt.NDArray[np.uint8], shape: KvShape) -> tuple[npt.NDArray[Any], ...]:
+    """Return the arrays of a pool, K and V of each layer in turn, that lie in `memory`."""
+    size = _array_shape(shape)
+    count = 2 * shape.n_layers
+    used = (shape.n_blocks + FIRST_BLOCK) * shape.block_bytes
+    return tuple(memory[:used].view(np.float32).reshape(count, *size))

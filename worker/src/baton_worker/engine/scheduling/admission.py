@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton_worker.engine.api import EngineRefusedError, Handoff
+from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
 from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import FIRST_BLOCK
 from baton_worker.engine.scheduling.requests import RequestLimits
 from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode
@@ -116,7 +117,11 @@ def _check_layout(state: HandoffState, identity: KvIdentity) -> None:
 
 
 def _check_arrays(handoff: Handoff, shape: KvShape) -> None:
-    expected = shape.arrays(shape.blocks_for(handoff.state.n_cached))
+    n_blocks = shape.blocks_for(handoff.state.n_cached)
+    if isinstance(handoff.kv, KvInPool):
+        _check_blocks(handoff.kv, n_blocks)
+        return
+    expected = shape.arrays(n_blocks)
     if len(handoff.kv) != len(expected):
         _incompatible(f"handoff has {len(handoff.kv)} KV arrays, {len(expected)} are needed")
     for index, (array, form) in enumerate(zip(handoff.kv, expected, strict=True)):
@@ -125,6 +130,16 @@ def _check_arrays(handoff: Handoff, shape: KvShape) -> None:
                 f"KV array {index} is {array.dtype}{list(array.shape)}, "
                 f"{form.dtype}{list(form.shape)} is needed"
             )
+
+
+def _check_blocks(kv: KvInPool, n_blocks: int) -> None:
+    assert kv.pool is not None, "what comes from elsewhere"
+    if len(kv.blocks) != n_blocks:
+        _incompatible(f"handoff names {len(kv.blocks)} blocks, {n_blocks} are needed")
+    behind = kv.pool.shape.n_blocks + FIRST_BLOCK
+    bad = [block for block in kv.blocks if not FIRST_BLOCK <= block < behind]
+    if bad:
+        _incompatible(f"handoff names block {bad[0]}, its pool has {FIRST_BLOCK}..{behind - 1}")
 
 
 def _check_output(tokens: tuple[int, ...], sampling: SamplingParams, limits: RequestLimits) -> None:

@@ -2,7 +2,8 @@
 
 Owns how far each import and export has come. A long prompt's KV is gigabytes: checked and copied
 in one go it would hold up every row that decodes, so each step takes some blocks of it, the most
-urgent request's first. A request joins the batch when all its KV is in, a handoff is offered when
+urgent request's first. What a device pulls out of another one's pool goes on beside the steps, all
+of it at once. A request joins the batch when all its KV is in, a handoff is offered when
 all of it is out. Knows no queue and no step.
 """
 
@@ -16,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff
+from baton_worker.engine.api import Handoff, KvInPool
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
+from baton_worker.engine.kv.sharing import Pull, UnfitKvError
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
@@ -69,25 +71,38 @@ class KvTransfers:
         self._blocks_per_step = max(bytes_per_step // pool.shape.block_bytes, 1)
         self._exports: deque[_Export] = deque()
         self._under_way: list[_Part] = []
+        self._staying: list[tuple[RequestState, Handoff]] = []
 
     @property
     def is_exporting(self) -> bool:
         """Whether a handoff is not all out yet."""
         return bool(self._exports)
 
-    def import_some(self, requests: Sequence[RequestState]) -> Imported:
-        """Check and copy the next blocks of requests with an incoming handoff, in this order."""
+    def import_some(self, requests: Sequence[RequestState], may_wait: bool = False) -> Imported:
+        """Check and copy the next blocks of requests with an incoming handoff, in this order.
+
+        Args:
+            may_wait: there is nothing else to do than to wait for what is pulled.
+        """
         imported = Imported({}, {})
         room = self._blocks_per_step
         for request in requests:
+            if self._pulls_beside(request):
+                self._pull(request, may_wait, imported)
+        for request in requests:
             if not room:
                 break
-            room -= self._import(request, room, imported)
+            if not self._pulls_beside(request) and request.incoming is not None:
+                room -= self._import(request, room, imported)
         return imported
 
     def begin_export(self, request: RequestState, state: HandoffState) -> None:
-        """Queue a held request's KV."""
+        """Queue a held request's KV, or tell where it stays."""
         shape = self._pool.shape
+        if request.kv_stays:
+            blocks = request.blocks[: shape.blocks_for(state.n_cached)]
+            self._staying.append((request, Handoff(state, KvInPool(tuple(blocks)))))
+            return
         forms = shape.arrays(shape.blocks_for(state.n_cached))
         arrays = tuple(np.empty(form.shape, form.dtype) for form in forms)
         self._exports.append(_Export(request, state, arrays))
@@ -100,6 +115,8 @@ class KvTransfers:
         Args:
             is_held: whether a request still has its blocks; one that ended is dropped.
         """
+        staying = [handoff for request, handoff in self._staying if is_held(request)]
+        self._staying.clear()
         self._take_arrived()
         self._exports = deque(export for export in self._exports if is_held(export.request))
         room = self._blocks_per_step
@@ -109,28 +126,67 @@ class KvTransfers:
                 break
         if not self._pool.exports_later:
             self._take_arrived()
-        complete = []
+        complete = staying
         while self._exports and self._exports[0].is_complete:  # room goes to the first until it is
             export = self._exports.popleft()
             complete.append(Handoff(export.state, export.arrays))
         return tuple(complete)
 
-    def _import(self, request: RequestState, room: int, imported: Imported) -> int:
+    def _pulls_beside(self, request: RequestState) -> bool:
+        """Whether its KV comes beside the steps, however much it is."""
+        sharing, incoming = self._pool.sharing, request.incoming
+        is_pulled = incoming is not None and isinstance(incoming.kv, KvInPool)
+        return is_pulled and sharing is not None and sharing.goes_beside
+
+    def _pull(self, request: RequestState, may_wait: bool, imported: Imported) -> None:
+        """Begin to pull all of its KV, or see whether that has come."""
         assert request.incoming is not None, "the plan lists handoffs only"
-        state, kv = request.incoming.state, request.incoming.kv
-        start, total = request.n_imported_blocks, len(kv[0])
+        kv = request.incoming.kv
+        assert isinstance(kv, KvInPool), "asked before"
+        if request.pull is None:
+            request.pull = self._begin_pull(request.table[: len(kv.blocks)].tolist(), kv, 0)
+        if may_wait:
+            request.pull.wait()
+        if request.pull.has_come():
+            request.pull = None
+            self._complete(request, imported)
+
+    def _begin_pull(self, blocks: list[int], kv: KvInPool, start: int) -> Pull:
+        assert self._pool.sharing is not None, "who attached the other pool"
+        theirs = kv.blocks[start : start + len(blocks)]
+        return self._pool.sharing.begin_pull(blocks, kv.pool, theirs)
+
+    def _import(self, request: RequestState, room: int, imported: Imported) -> int:
+        """Check and copy up to `room` blocks; return how many were looked at."""
+        assert request.incoming is not None, "the plan lists handoffs only"
+        kv = request.incoming.kv
+        start = request.n_imported_blocks
+        total = len(kv.blocks if isinstance(kv, KvInPool) else kv[0])
         stop = min(start + room, total)
-        arrays = [array[start:stop] for array in kv]
-        if not is_tame(arrays):
-            imported.refused[request.key] = f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}"
+        blocks = request.table[start:stop].tolist()
+        try:
+            if isinstance(kv, KvInPool):
+                self._begin_pull(blocks, kv, start)
+            else:
+                self._copy_in(blocks, [array[start:stop] for array in kv])
+        except UnfitKvError as error:
+            imported.refused[request.key] = str(error)
             return stop - start
-        self._pool.import_blocks(request.table[start:stop].tolist(), arrays)
         request.n_imported_blocks = stop
         if stop == total:
-            request.incoming = None
-            request.n_computed = state.n_cached
-            imported.complete[request.key] = state
+            self._complete(request, imported)
         return stop - start
+
+    def _copy_in(self, blocks: list[int], arrays: list[npt.NDArray[Any]]) -> None:
+        if not is_tame(arrays):
+            raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
+        self._pool.import_blocks(blocks, arrays)
+
+    def _complete(self, request: RequestState, imported: Imported) -> None:
+        assert request.incoming is not None, "whose KV has come"
+        state, request.incoming = request.incoming.state, None
+        request.n_computed = state.n_cached
+        imported.complete[request.key] = state
 
     def _begin(self, export: _Export, room: int) -> int:
         size, start = self._pool.shape.block_size, export.n_begun

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import Handoff
 from baton_worker.engine.kv.pool import NULL_BLOCK
+from baton_worker.engine.kv.sharing import Pull
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.scheduling.logit_bias import LogitBias, logit_bias_of
 from baton_worker.engine.scheduling.waiting_queue import Arrival
@@ -75,7 +76,9 @@ class RequestState:
         ngrams: its n-gram index, once lookup has drafted for it.
         turn: its place among its gateway's requests; see `waiting_queue` for this, `arrival`, its
             place among all, `n_overtaken`, later ones admitted before it, and `is_promoted`.
+        kv_stays: whether decode pulls its KV, so that none is exported.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
+        pull: what writes to its blocks beside the steps, see `settle`.
         submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
     """
 
@@ -96,6 +99,8 @@ class RequestState:
     is_promoted: bool = False
     incoming: Handoff | None = None
     n_imported_blocks: int = 0
+    kv_stays: bool = False
+    pull: Pull | None = None
     phase: Phase = Phase.WAITING
     admitted_at: float | None = None
     n_blocks: int = 0
@@ -141,6 +146,12 @@ class RequestState:
     def blocks(self) -> list[int]:
         """The blocks it owns, in position order."""
         return [int(block) for block in self.table[: self.n_blocks]]
+
+    def settle(self) -> None:
+        """Wait until nothing writes to its blocks any more, so that others may have them."""
+        if self.pull is not None:
+            self.pull.wait()
+            self.pull = None
 
     def output_tail(self, count: int) -> tuple[int, ...]:
         """Return the last `count` tokens of the output, or all of fewer."""
@@ -200,10 +211,13 @@ class RequestLimits:
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
 
 
-def new_state(request: Submit, limits: RequestLimits, now: float) -> RequestState:
+def new_state(
+    request: Submit, limits: RequestLimits, now: float, kv_stays: bool = False
+) -> RequestState:
     """Return the state of a freshly submitted prompt, or of one that goes on after an output."""
     state = _state(request.key, request, request.output_token_ids, limits, now)
     state.hand_over = request.decode is not None
+    state.kv_stays = kv_stays
     state.turn = request.turn
     if request.output_token_ids:
         state.n_prompt_told = state.n_prompt

@@ -368,6 +368,7 @@ class Scheduler:
         return PrefixHits(sum(len(request.tokens) for request in asked), hit_tokens)
 
     def _release(self, request: RequestState) -> None:
+        request.settle()
         self._remember(request)  # while it holds them: free blocks are not named
         self._allocator.free(request.blocks)
         request.table[:] = NULL_BLOCK

@@ -56,7 +56,8 @@ class DeviceEngine(StepEngine):
         self, model: LoadedModel, options: EngineOptions, clock: Callable[[], float]
     ) -> None:
         shape = kv_shape(model, options)
-        self.pool = DevicePool(model.device, shape, options.kv_bytes_per_step)
+        staged_bytes = options.kv_bytes_per_step
+        self.pool = DevicePool(model.device, shape, staged_bytes, options.share_kv)
         self.runner = DeviceRunner(DeviceModel(*model, self.pool.tensor), options)
         self.model = model
         self._memory = _Memory(model.device, clock)

@@ -8,13 +8,18 @@ the block held behind the steps before. Knows no request.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.backends.device.seam import Device, Event
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Shared, Tensor
 from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.sharing import CannotAttachError, PeerPool, Pull, check_blocks_alike
 
 RESERVED_BLOCKS = 2
 """The null block and the trash block, which are handed to nobody."""
@@ -33,6 +38,7 @@ class DevicePool:
     Args:
         shape: by block; `n_blocks` without the two that are reserved.
         staged_bytes: the most KV that is exported between two calls that take it; a block at least.
+        is_shared: other processes may map it.
 
     Raises:
         DeviceError: the device has no memory for so many blocks.
@@ -40,12 +46,20 @@ class DevicePool:
 
     exports_later = True
 
-    def __init__(self, device: Device, shape: KvShape, staged_bytes: int) -> None:
+    def __init__(
+        self, device: Device, shape: KvShape, staged_bytes: int, is_shared: bool = False
+    ) -> None:
         assert shape.is_by_block, "what a device keeps"
         self._device = device
         self._shape = shape
         (form,) = shape.arrays(shape.n_blocks + RESERVED_BLOCKS)
-        self.tensor = device.zeros(form.shape, shape.dtype)
+        self.sharing: _DeviceSharing | None = None
+        if is_shared:
+            shared = device.shared(form.shape[0] * shape.block_bytes)
+            self.tensor = device.view(shared.tensor, 0, form.shape, shape.dtype)
+            self.sharing = _DeviceSharing(device, shape, self.tensor, shared)
+        else:
+            self.tensor = device.zeros(form.shape, shape.dtype)
         n_staged = max(staged_bytes // shape.block_bytes, 1)
         self._exports = self._host_blocks(n_staged)
         self._n_exported = self._n_waited_for = 0
@@ -120,6 +134,44 @@ class DevicePool:
         (form,) = self._shape.arrays(count)
         memory = self._device.host(count * self._shape.block_bytes)
         return memory.view(form.dtype).reshape(form.shape)
+
+
+class _DeviceSharing:
+    """`KvSharing` of a device's pool: its blocks are pulled by copies beside the steps."""
+
+    transport = "nvlink"
+    goes_beside = True
+
+    def __init__(self, device: Device, shape: KvShape, tensor: Tensor, shared: Shared) -> None:
+        self._device = device
+        self._shape = shape
+        self._tensor = tensor
+        self.descriptor, self.n_bytes = shared.descriptor, shared.n_bytes
+        weakref.finalize(self, os.close, shared.descriptor)
+
+    def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
+        """See `KvSharing.attach`."""
+        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS)
+        try:
+            return PeerPool(shape, self._device.map(descriptor, n_bytes))
+        except DeviceError as error:
+            raise CannotAttachError(str(error)) from error
+
+    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Pull:
+        """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
+        its context had no first token.
+        """
+        memory: Mapped = peer.memory
+        pieces = _pieces(theirs, blocks) * self._shape.block_bytes
+        return self._device.pull(memory, self._tensor, pieces)
+
+
+def _pieces(theirs: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return [pieces, 3]: first block there, first block here, how many; neighbours go together."""
+    pairs = np.array([theirs, blocks], np.int64)
+    starts = np.flatnonzero(np.r_[True, (np.diff(pairs) != 1).any(axis=0)])
+    counts = np.diff(np.r_[starts, pairs.shape[1]])
+    return np.stack([*pairs[:, starts], counts], axis=1)
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

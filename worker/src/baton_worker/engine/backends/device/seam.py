@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.operands import (
     Accepted,
     DraftRows,
@@ -46,6 +47,7 @@ __all__ = [
     "Graph",
     "Host",
     "Kernels",
+    "Mapped",
     "MemoryUse",
     "NextStep",
     "Penalised",
@@ -59,6 +61,7 @@ __all__ = [
     "ScorePlan",
     "ScoreSource",
     "Seeds",
+    "Shared",
     "Tensor",
 ]
 
@@ -77,15 +80,41 @@ class MemoryUse(NamedTuple):
 
 
 class Event(Protocol):
-    """A point in the device's stream."""
+    """A point in the device's stream, or the end of a pull."""
 
     def wait(self) -> None:
         """Return once the device has come to it."""
+
+    def has_come(self) -> bool:
+        """Whether `wait` would return at once."""
 
     def seconds_since(self, earlier: Event) -> float:
         """Return the device's time from an earlier event to this one, which was waited for; it
         waits for nothing itself.
         """
+
+
+class Shared(NamedTuple):
+    """Memory that other processes may map.
+
+    Attributes:
+        tensor: uint8, of as many bytes as were asked for.
+        descriptor: stands for the memory, for `Device.map` in another process. A file descriptor:
+            the owner closes it.
+        n_bytes: what there is to map.
+    """
+
+    tensor: Tensor
+    descriptor: int
+    n_bytes: int
+
+
+class Mapped(Protocol):
+    """Another process's memory, which outlives that process. Whoever lets go of it last unmaps it;
+    a pull from it has come by then.
+    """
+
+    n_bytes: int
 
 
 class Graph(Protocol):
@@ -138,6 +167,25 @@ class Device(Protocol):
 
         `to` is contiguous and of as many bytes; only page-locked memory is copied to while the
         caller goes on.
+        """
+
+    def shared(self, n_bytes: int) -> Shared:
+        """Return new memory of zeros that other processes may map; never during a capture."""
+
+    def map(self, descriptor: int, n_bytes: int) -> Mapped:
+        """Return the memory that a descriptor from `shared` stands for, of another process and
+        another device too; the descriptor may be closed then. Never during a capture.
+        """
+
+    def pull(self, source: Mapped, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
+        """Begin to copy pieces of other memory, and return their end.
+
+        They are read and written behind all that was launched up to now and beside all that is
+        launched later, in any order. Never during a capture.
+
+        Args:
+            to: contiguous.
+            pieces: [pieces, 3]: the byte of `source`, the byte of `to`, how many.
         """
 
     def record(self) -> Event:
@@ -329,3 +377,17 @@ class Kernels(Protocol):
         all sequences after the other; `starts` i32[S] is -1 for who is not there: its tokens and
         positions are 0. `fed` (`first` and `draws` are read) may be `out`.
         """
+
+
+def check_pieces(pieces: npt.NDArray[np.int64], source_bytes: int, to_bytes: int) -> None:
+    """Refuse what `Device.pull` cannot copy.
+
+    Raises:
+        DeviceError: a piece is empty, or lies outside.
+    """
+    for name, column, size in (("source", 0, source_bytes), ("target", 1, to_bytes)):
+        starts = pieces[:, column]
+        bad = (pieces[:, 2] < 1) | (starts < 0) | (starts > size - pieces[:, 2])
+        if bad.any():
+            at, n_bytes = pieces[bad][0, [column, 2]].tolist()
+            raise DeviceError(f"pull {n_bytes} bytes at byte {at} of a {name} of {size}")

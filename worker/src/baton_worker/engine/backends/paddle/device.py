@@ -22,7 +22,16 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import garbage
-from baton_worker.engine.backends.device.seam import DType, Event, Graph, Host, MemoryUse, Tensor
+from baton_worker.engine.backends.device.seam import (
+    DType,
+    Event,
+    Graph,
+    Host,
+    Mapped,
+    MemoryUse,
+    Shared,
+    Tensor,
+)
 from baton_worker.engine.backends.paddle.framework import as_tensor, paddle, require_device
 
 _ITEM_BYTES: dict[DType, int] = {
@@ -34,6 +43,7 @@ _ITEM_BYTES: dict[DType, int] = {
     "uint8": 1,
 }
 
+_NOT_SHARED = "Baton shares a GPU's memory through PyTorch (engine.framework: torch)"
 _bound = threading.local()
 """`stream`: of the device that a thread called last, where its kernels go."""
 
@@ -118,6 +128,18 @@ class PaddleDevice:
         with self._outside_a_capture(f"download {to.dtype}{list(to.shape)}"):
             self._on_host(to, source).copy_(source, not self._is_gpu)
             return self._record()
+
+    def shared(self, n_bytes: int) -> Shared:
+        """See `Device.shared`; refused: nothing of it was ever run with Paddle."""
+        raise DeviceError(f"cannot share {n_bytes} bytes: {_NOT_SHARED}")
+
+    def map(self, descriptor: int, n_bytes: int) -> Mapped:
+        """See `Device.map`; refused."""
+        raise DeviceError(f"cannot map {n_bytes} bytes: {_NOT_SHARED}")
+
+    def pull(self, source: Mapped, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
+        """See `Device.pull`; refused."""
+        raise DeviceError(f"cannot pull {len(pieces)} pieces: {_NOT_SHARED}")
 
     def record(self) -> Event:
         """See `Device.record`."""
@@ -206,6 +228,11 @@ class _PaddleEvent:
         if self._event is not None:
             with _telling("finish the work before an event"):
                 self._event.synchronize()
+
+    def has_come(self) -> bool:
+        """See `Event.has_come`."""
+        with _telling("ask for an event"):
+            return self._event is None or bool(self._event.query())
 
     def seconds_since(self, earlier: Any) -> float:
         """See `Event.seconds_since`."""

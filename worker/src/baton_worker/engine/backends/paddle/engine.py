@@ -67,7 +67,7 @@ def _build_parts(
     model: ForwardModel
     pool: KvStore
     if parallel is None:
-        model, pool = build_shard(shape, weights, sizes)
+        model, pool = build_shard(shape, weights, sizes, is_shared=options.share_kv)
     else:
         ranks = parallel.ranks
         shard = build_shard(shape, weights, sizes, ranks.size, parallel.reduce)

@@ -103,6 +103,7 @@ class MirroredPool:
         return self._shape
 
     exports_later = False
+    sharing = None  # no rank has all heads
 
     def begin_export(
         self, blocks: Sequence[int], n_positions: int

@@ -75,6 +75,7 @@ def build_shard(
     sizes: ShardSizes,
     size: int = 1,
     reduce: Reduce | None = None,
+    is_shared: bool = False,
 ) -> ModelShard:
     """Return one rank of `size`.
 
@@ -82,9 +83,10 @@ def build_shard(
         shape: the whole model.
         weights: this rank's.
         reduce: sums a tensor over the ranks; None for a group of one.
+        is_shared: other processes may map its pool.
     """
     local = local_shape(shape, size)
-    pool = KvPool(kv_shape(local, sizes))
+    pool = KvPool(kv_shape(local, sizes), is_shared)
     attention = CpuPagedAttention(pool, local.n_heads)
     model = Model(local, weights, attention, sizes.max_positions, sizes.use_mtp, reduce)
     return ModelShard(model, pool)

@@ -107,7 +107,7 @@ def _build_parts(
         head_dim=HEAD_DIM,
         n_blocks=options.n_blocks,
     )
-    pool = KvPool(kv_shape)
+    pool = KvPool(kv_shape, options.share_kv)
     allocator = BlockAllocator(options.n_blocks)
     model = SimModel(pool, shape.vocab_size, shape.eos_token_ids, config.acceptance, config.seed)
     identity = fingerprint(shape, f"sim-{config.seed}")

@@ -20,8 +20,18 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import garbage
-from baton_worker.engine.backends.device.seam import DType, Event, Graph, Host, MemoryUse, Tensor
+from baton_worker.engine.backends.device.seam import (
+    DType,
+    Event,
+    Graph,
+    Host,
+    MemoryUse,
+    Shared,
+    Tensor,
+    check_pieces,
+)
 from baton_worker.engine.backends.torch.framework import load_torch, require_cuda
+from baton_worker.engine.backends.torch.shared_memory import Range, SharedMemory
 
 _bound = threading.local()
 """`stream`: of the device that a thread called last, where its kernels go. One for all devices: who
@@ -46,6 +56,9 @@ class TorchDevice:
         with _telling(f"use device {index}"):
             self.name: str = self._torch.cuda.get_device_name(index)
             self._stream = self._torch.cuda.Stream(self._place)
+            self._pulls = self._torch.cuda.Stream(self._place)
+        self._sharing: SharedMemory | None = None
+        self._shared_bytes = 0  # which PyTorch does not count
         # What another thread copies while this one captures would become part of the graph.
         self._lock = threading.RLock()
         self._is_capturing = False
@@ -107,6 +120,30 @@ class TorchDevice:
             host.copy_(device, non_blocking=True)
             return self._record()
 
+    def shared(self, n_bytes: int) -> Shared:
+        """See `Device.shared`."""
+        with self._outside_a_capture(f"allocate {n_bytes} bytes to share"):
+            memory, descriptor = self._shared_memory().create(n_bytes)
+            self._shared_bytes += memory.n_bytes
+            tensor = self._torch.as_tensor(memory, device=self._place)[:n_bytes]
+            tensor.zero_()
+            return Shared(tensor, descriptor, memory.n_bytes)
+
+    def map(self, descriptor: int, n_bytes: int) -> Range:
+        """See `Device.map`."""
+        with self._outside_a_capture(f"map {n_bytes} bytes of another process"):
+            return self._shared_memory().map(descriptor, n_bytes)
+
+    def pull(self, source: Any, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
+        """See `Device.pull`: the copy engines work, over NVLink where there is one."""
+        with self._outside_a_capture(f"pull {len(pieces)} pieces"):
+            into = self._bytes(to)
+            check_pieces(pieces, source.n_bytes, into.numel())
+            self._pulls.wait_stream(self._stream)
+            stream = self._pulls.cuda_stream
+            self._shared_memory().copy(source.address, into.data_ptr(), pieces, stream)
+            return self._record(self._pulls)
+
     def record(self) -> Event:
         """See `Device.record`."""
         with self._outside_a_capture("record an event"):
@@ -136,7 +173,8 @@ class TorchDevice:
             cuda = self._torch.cuda
             free, total = cuda.mem_get_info(self._index)
             kept = cuda.memory_reserved(self._index) - cuda.memory_allocated(self._index)
-            return MemoryUse(free + kept, total, cuda.max_memory_allocated(self._index))
+            peak = cuda.max_memory_allocated(self._index) + self._shared_bytes
+            return MemoryUse(free + kept, total, peak)
 
     def synchronise(self) -> None:
         """See `Device.synchronise`."""
@@ -158,10 +196,15 @@ class TorchDevice:
                 self._bind()
                 yield
 
-    def _record(self) -> Event:
+    def _record(self, stream: Any = None) -> Event:
         event = self._torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
+        event.record(self._stream if stream is None else stream)
         return _TorchEvent(event)
+
+    def _shared_memory(self) -> SharedMemory:
+        if self._sharing is None:
+            self._sharing = SharedMemory(self._index)
+        return self._sharing
 
     def _dtype(self, dtype: DType) -> Any:
         return getattr(self._torch, dtype)
@@ -187,6 +230,11 @@ class _TorchEvent:
         """See `Event.wait`."""
         with _telling("finish the work before an event"):
             self._event.synchronize()
+
+    def has_come(self) -> bool:
+        """See `Event.has_come`."""
+        with _telling("ask for an event"):
+            return bool(self._event.query())
 
     def seconds_since(self, earlier: Any) -> float:
         """See `Event.seconds_since`; PyTorch refuses events that have not come."""

@@ -1,0 +1,243 @@
+"""Decode maps prefill's pool and copies blocks out of it: nothing travels, else all is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_testing.numpy_device import NumpyDevice
+from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
+from baton_worker.engine.backends.device.pool import DevicePool, _pieces
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import KvPool
+from baton_worker.engine.kv.sharing import CannotAttachError, PeerPool
+from baton_worker.records.columns import ErrorCode
+
+ENGINES = ("paddle", "device")
+
+OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
+
+
+def peer_of(prefill: Any, decode: Any) -> PeerPool:
+    """Return prefill's pool as decode has it."""
+    theirs = prefill.engine.sharing
+    return decode.engine.sharing.attach(theirs.descriptor, theirs.n_bytes, prefill.engine.kv_shape)
+
+
+def at_decode(handoff: Handoff, peer: PeerPool) -> Handoff:
+    """Return what the transport makes of an offer."""
+    assert isinstance(handoff.kv, KvInPool)
+    return Handoff(handoff.state, KvInPool(handoff.kv.blocks, peer))
+
+
+def said(bench: Any, key: Any) -> tuple[Any, ...]:
+    stream = bench.reader[key]
+    assert stream.tokens
+    return stream.tokens, stream.logprobs, stream.ranks, stream.topk
+
+
+def prefilled(bench: Any, prompts: Iterable[tuple[int, ...]], **options: Any) -> list[Handoff]:
+    for n, prompt in enumerate(prompts):
+        sampled = {"temperature": 0.9 * (n % 2), "seed": n}
+        bench.submit(n, prompt, hand_over=True, kv_stays=True, **(OPTIONS | sampled | options))
+    return bench.handoffs()
+
+
+def moved(prefill: Any, decode: Any, handoffs: Iterable[Handoff]) -> list[Any]:
+    """Hand over; prefill keeps its blocks until decode says that it has them."""
+    peer = peer_of(prefill, decode)
+    for handoff in handoffs:
+        decode.engine.admit_handoff(at_decode(handoff, peer))
+    results = []
+    while decode.engine.has_work():
+        results.append(decode.step())
+        for key in results[-1].imported:
+            prefill.engine.release_handoff(key)
+    return results
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("n_draft", [0, 3])
+def test_a_pulled_request_says_what_one_that_stayed_says(
+    make_bench: Callable[..., Any], make_prompts: Any, n_draft: int, overlap: bool
+) -> None:
+    prompts = make_prompts(6, longest=70)
+    limits = {"n_draft": n_draft, "overlap": overlap}
+    alone = make_bench(**limits)
+    keys = [
+        alone.submit(n, prompt, **OPTIONS, temperature=0.9 * (n % 2), seed=n)
+        for n, prompt in enumerate(prompts)
+    ]
+    alone.drain()
+    prefill = make_bench(**limits, share_kv=True)
+    decode = make_bench(**limits, share_kv=True, reader=prefill.reader)
+    handoffs = prefilled(prefill, prompts)
+    assert [handoff.sent_bytes for handoff in handoffs] == [0] * len(prompts)
+    moved(prefill, decode, handoffs)
+    for key in keys:
+        assert said(decode, key) == said(alone, key)
+    for bench in (prefill, decode):
+        bench.check_nothing_is_left()
+
+
+def test_prefill_keeps_its_blocks_until_decode_has_them(
+    make_bench: Callable[..., Any], make_prompts: Any
+) -> None:
+    prefill = make_bench(share_kv=True)
+    decode = make_bench(share_kv=True, reader=prefill.reader)
+    handoffs = prefilled(prefill, make_prompts(3, longest=70))
+    held = sum(len(handoff.kv.blocks) for handoff in handoffs)  # type: ignore[union-attr]
+    assert prefill.engine.load().kv_blocks_used >= held
+    moved(prefill, decode, handoffs)
+    assert prefill.engine.load().kv_blocks_used == 0
+
+
+def test_kv_that_travels_still_does_between_shared_pools(
+    make_bench: Callable[..., Any], make_prompts: Any, hand_over: Any
+) -> None:
+    prefill = make_bench(share_kv=True)
+    decode = make_bench(share_kv=True, reader=prefill.reader)
+    prefill.submit(0, make_prompts(1)[0], hand_over=True, **OPTIONS)
+    (handoff,) = prefill.handoffs()
+    assert handoff.sent_bytes > 0
+    hand_over(prefill, decode, [handoff])
+    decode.drain()
+    decode.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("after_steps", [1, 2])
+def test_who_leaves_while_it_is_pulled_leaves_its_blocks_to_nobody_before_that_has_come(
+    make_bench: Callable[..., Any], make_prompts: Any, after_steps: int
+) -> None:
+    """Else a copy under way would write into the next owner's KV."""
+    prompts = make_prompts(2, longest=70)
+    limits = {"n_blocks": 8, "max_model_len": 128, "max_running": 2, "prefix_caching": False}
+    alone = make_bench(**limits)
+    expected = alone.submit(7, prompts[1], **OPTIONS)
+    alone.drain()
+    prefill = make_bench(share_kv=True)
+    decode = make_bench(**limits, share_kv=True, reader=prefill.reader)
+    (handoff,) = prefilled(prefill, prompts[:1])
+    peer = peer_of(prefill, decode)
+    decode.engine.admit_handoff(at_decode(handoff, peer))
+    decode.submit(1, (5, 6, 7), max_tokens=20)  # so that steps need not wait for the pull
+    for _ in range(after_steps):
+        decode.step()
+    decode.engine.abort(handoff.state.key)
+    next_one = decode.submit(7, prompts[1], **OPTIONS)
+    decode.drain()
+    assert said(decode, next_one) == said(alone, expected)
+    decode.check_nothing_is_left()
+
+
+def test_a_pull_that_was_preempted_is_made_again(
+    make_bench: Callable[..., Any], make_prompts: Any
+) -> None:
+    prompts = make_prompts(4, longest=60)
+    limits = {"n_blocks": 9, "max_model_len": 128, "max_running": 4, "prefix_caching": False}
+    alone, prefill = make_bench(), make_bench(share_kv=True)
+    keys = [
+        alone.submit(n, p, **OPTIONS, temperature=0.9 * (n % 2), seed=n)
+        for n, p in enumerate(prompts)
+    ]
+    alone.drain()
+    decode = make_bench(**limits, share_kv=True, reader=prefill.reader)
+    moved(prefill, decode, prefilled(prefill, prompts))
+    for key in keys:
+        assert said(decode, key) == said(alone, key)
+    decode.check_nothing_is_left()
+
+
+def test_kv_of_the_host_that_is_not_fit_is_refused(make_sim_bench: Callable[..., Any]) -> None:
+    prefill = make_sim_bench(share_kv=True)
+    decode = make_sim_bench(share_kv=True, reader=prefill.reader)
+    (handoff,) = prefilled(prefill, [tuple(range(2, 60))])
+    assert isinstance(handoff.kv, KvInPool)
+    prefill.engine._parts.pool.values[0][handoff.kv.blocks[1], 0, 3, 1] = np.nan
+    decode.engine.admit_handoff(at_decode(handoff, peer_of(prefill, decode)))
+    (failure,) = [f for result in decode.drain() for f in result.failed]
+    assert failure.code is ErrorCode.INCOMPATIBLE
+    assert "NaN" in failure.message
+    decode.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "told"),
+    [
+        ((2, 3, 4), "3 blocks, 4"),
+        ((2, 3, 4, 1), "block 1"),
+        ((2, 3, 4, 10**9), "block 1000000000"),
+        ((2, 3, 4, -1), "block -1"),
+    ],
+)
+def test_blocks_that_are_none_are_refused(
+    make_sim_bench: Callable[..., Any], blocks: tuple[int, ...], told: str
+) -> None:
+    prefill, decode = make_sim_bench(share_kv=True), make_sim_bench(share_kv=True)
+    (handoff,) = prefilled(prefill, [tuple(range(2, 60))])
+    bad = Handoff(handoff.state, KvInPool(blocks, peer_of(prefill, decode)))
+    with pytest.raises(EngineRefusedError, match=told) as refusal:
+        decode.engine.admit_handoff(bad)
+    assert refusal.value.code is ErrorCode.INCOMPATIBLE
+
+
+SHAPE = KvShape(2, 2, 4, 8, 6)
+
+
+def pools(is_by_block: bool) -> tuple[Any, Any]:
+    shape = dataclasses.replace(SHAPE, is_by_block=is_by_block)
+    if is_by_block:
+        return tuple(DevicePool(NumpyDevice(), shape, 1 << 20, is_shared=True) for _ in "ab")
+    return KvPool(shape, is_shared=True), KvPool(shape, is_shared=True)
+
+
+@pytest.mark.parametrize("is_by_block", [False, True])
+@pytest.mark.parametrize("field", ["n_layers", "kv_heads", "block_size", "head_dim"])
+def test_a_pool_of_other_blocks_is_not_attached(is_by_block: bool, field: str) -> None:
+    own, other = pools(is_by_block)
+    shape = dataclasses.replace(other.shape, **{field: 1})
+    with pytest.raises(CannotAttachError, match=f"its {field} is 1"):
+        own.sharing.attach(other.sharing.descriptor, other.sharing.n_bytes, shape)
+
+
+@pytest.mark.parametrize("is_by_block", [False, True])
+def test_a_pool_that_is_smaller_than_it_says_is_not_attached(is_by_block: bool) -> None:
+    own, other = pools(is_by_block)
+    larger = dataclasses.replace(other.shape, n_blocks=10_000)
+    descriptor, n_bytes = other.sharing.descriptor, other.sharing.n_bytes
+    with pytest.raises(CannotAttachError, match="10000 blocks"):
+        own.sharing.attach(descriptor, n_bytes, larger)
+    with pytest.raises(CannotAttachError):
+        own.sharing.attach(descriptor, 1 << 40, larger)
+
+
+@pytest.mark.parametrize("is_by_block", [False, True])
+def test_what_is_no_pool_is_not_attached(is_by_block: bool) -> None:
+    own, other = pools(is_by_block)
+    with open("/dev/null") as nothing, pytest.raises(CannotAttachError):  # noqa: PTH123
+        own.sharing.attach(nothing.fileno(), other.sharing.n_bytes, other.shape)
+
+
+@given(
+    pairs=st.lists(
+        st.tuples(st.integers(2, 40), st.integers(2, 40)),
+        min_size=1,
+        max_size=30,
+        unique_by=(lambda pair: pair[0], lambda pair: pair[1]),
+    )
+)
+@settings(max_examples=200)
+def test_neighbours_that_go_to_neighbours_are_one_piece(pairs: list[tuple[int, int]]) -> None:
+    theirs, blocks = [p[0] for p in pairs], [p[1] for p in pairs]
+    pieces = _pieces(theirs, blocks).tolist()
+    listed = [(at + i, to + i) for at, to, count in pieces for i in range(count)]
+    assert listed == pairs
+    for (at, to, count), (next_at, next_to, _) in itertools.pairwise(pieces):
+        assert (at + count, to + count) != (next_at, next_to)
