@@ -27,8 +27,10 @@ OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
 
 def peer_of(prefill: Any, decode: Any) -> PeerPool:
     """Return prefill's pool as decode has it."""
-    theirs = prefill.engine.sharing
-    return decode.engine.sharing.attach(theirs.descriptor, theirs.n_bytes, prefill.engine.kv_shape)
+    theirs = prefill.engine.kv.sharing
+    return decode.engine.kv.sharing.attach(
+        theirs.descriptor, theirs.n_bytes, prefill.engine.kv.shape
+    )
 
 
 def at_decode(handoff: Handoff, peer: PeerPool) -> Handoff:

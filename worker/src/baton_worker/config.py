@@ -128,6 +128,9 @@ class HandoffConfig(_Section, frozen=True):
     KV that a decode worker holds, or has promised to take, before its pool has room for it.
     `ahead_requests`: how many requests beyond its `max_running` a decode worker, of at least as
     many, lets prefill compute, so that a place that becomes free is filled at once.
+    `shared_dir`: a folder of one host's prefill and decode workers, for sockets over which decode
+    gets at prefill's KV pool, on gpus over NVLink; empty: all KV travels over `bind`.
+    `require`: nvlink fails requests whose KV would travel.
     """
 
     bind: str = "tcp://127.0.0.1:0"
@@ -137,6 +140,8 @@ class HandoffConfig(_Section, frozen=True):
     send_bytes: Count = 64 << 20
     receive_bytes: Count = 2 << 30
     ahead_requests: Annotated[int, msgspec.Meta(ge=0)] = 8
+    shared_dir: str = ""
+    require: Literal["any", "nvlink"] = "any"
 
 
 class SimConfig(_Section, frozen=True):

@@ -68,6 +68,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         features: names of what requests may ask of it that not every version can do.
         model_fingerprint: hash of its weights and shapes, as in `HandoffState`; a gateway pairs
             only equal ones. "" (a version that does not say) pairs within its revision only.
+        kv_door: name of the socket in `handoff.shared_dir` where prefill workers of the same host
+            make their KV pools known, or "".
         chat_template_hash: of what turns a chat into text; a gateway with another template uses
             this worker only where no pair has its own. "" (none here) is taken on trust.
     """
@@ -95,15 +97,17 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     features: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
     model_fingerprint: Text = ""
     chat_template_hash: Text = ""
+    kv_door: Text = ""
 
 
 class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a prefill worker hands a request over to; `features` are that worker's."""
+    """Where a prefill worker hands a request over to; the rest is as in its `WorkerInfo`."""
 
     worker_id: Name
     kv_endpoint: Text
     kv_public_key: Text = ""
     features: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
+    kv_door: Text = ""
 
 
 class Submit(RequestParams, frozen=True, omit_defaults=True, tag="submit"):

@@ -19,15 +19,13 @@ from baton_worker.engine.api import (
     Handoff,
     StepResult,
 )
-from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks
-from baton_worker.engine.kv.sharing import KvSharing
-from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.kv.pool import KvStore, clear_blocks
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
 from baton_worker.engine.output.columns import build_columns, emitted_columns
 from baton_worker.engine.output.handoff_state import handoff_state
 from baton_worker.engine.output.snapshot import EmittedRow, StepOut, StepSnapshot
 from baton_worker.engine.output.stats import step_stats
+from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.progress import Progress
 from baton_worker.engine.sampling.logprobs import TokenColumns
 from baton_worker.engine.scheduling.admission import KvIdentity, check_handoff, check_request
@@ -40,34 +38,15 @@ from baton_worker.engine.scheduling.requests import (
     imported_state,
     new_state,
 )
-from baton_worker.engine.scheduling.scheduler import Scheduler
 from baton_worker.engine.step.in_flight import (
     AheadRunner,
     InFlightStep,
     StepLauncher,
-    StepRunner,
     positions_of,
 )
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode, Finish
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What an engine works with, built together because the sizes must agree.
-
-    Attributes:
-        fingerprint: hash of the model's weights and shapes; only equal ones exchange handoffs.
-    """
-
-    shape: ModelShape
-    fingerprint: str
-
-    allocator: BlockAllocator
-    pool: KvStore
-    scheduler: Scheduler
-    runner: StepRunner
 
 
 class _Ending(NamedTuple):
@@ -127,14 +106,9 @@ class StepEngine:
         self._finished_at = float("-inf")
 
     @property
-    def kv_shape(self) -> KvShape:
-        """Of its KV pool."""
-        return self._parts.pool.shape
-
-    @property
-    def sharing(self) -> KvSharing | None:
-        """How its KV pool is shared with other processes; None for not at all."""
-        return self._parts.pool.sharing
+    def kv(self) -> KvStore:
+        """Its KV pool."""
+        return self._parts.pool
 
     @property
     def max_model_len(self) -> int:

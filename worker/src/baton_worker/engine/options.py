@@ -136,6 +136,7 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
         tensor_parallel_size=engine.tensor_parallel_size,
         drafts=_draft_sources(speculative),
         prefix_caching=engine.prefix_caching,
+        share_kv=bool(config.handoff.shared_dir),
         stuck_seconds=engine.stuck_seconds,
         first_step_seconds=engine.first_step_seconds,
     )

@@ -22,10 +22,14 @@ from baton_worker.records.columns import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class HandoffGranted:
-    """Decode keeps a place for the request, `seconds` after it was asked: prefill may begin."""
+    """Decode keeps a place for the request, `seconds` after it was asked: prefill may begin.
+
+    `kv_stays`: decode will pull its KV out of this process's pool.
+    """
 
     key: RequestKey
     seconds: float
+    kv_stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,15 @@ class HandoffDelivered:
     """Decode owns the KV now: the offering side may free its blocks.
 
     `seconds` times the whole exchange; `transfer_seconds` its first part, until decode said that
-    the KV had arrived. The rest is decode's wait for a step and the copy into its pool.
+    the KV had arrived. The rest is decode's wait for a step and the copy into its pool: all of it
+    for `pulled_blocks` that decode read out of this process's pool.
     """
 
     key: RequestKey
     seconds: float
     sent_bytes: int
     transfer_seconds: float
+    pulled_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

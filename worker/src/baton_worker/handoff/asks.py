@@ -31,7 +31,7 @@ class _Standing(enum.Enum):
 @dataclass(slots=True, eq=False)
 class _Entry:
     key: RequestKey
-    worker_id: str
+    target: DecodeTarget
     address: Address
     wish: Wish
     asked_at_seconds: float
@@ -53,7 +53,7 @@ class AskBook:
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float, now: float
     ) -> None:
         """Ask for a place; it is to be said at once."""
-        entry = _Entry(key, target.worker_id, address_of(target), wish, now, deadline_seconds)
+        entry = _Entry(key, target, address_of(target), wish, now, deadline_seconds)
         self._entries[key] = entry
         self._at.setdefault(entry.address, {})[key] = entry
         self._say_later(entry, now)
@@ -68,6 +68,10 @@ class AskBook:
             return
         entry.standing = _Standing.LEAVING
         self._say_later(entry, now)
+
+    def target_of(self, key: RequestKey) -> DecodeTarget:
+        """Return whom an open ask is for."""
+        return self._entries[key].target
 
     def forget(self, key: RequestKey) -> None:
         """Decode knows how the request went on: there is nothing to tell it."""
@@ -148,7 +152,7 @@ class AskBook:
             entry = self._entries[key]
             if entry.standing is not _Standing.LEAVING:
                 waited = now - entry.asked_at_seconds
-                message = f"{entry.worker_id} has not answered for a place in {waited:.1f} s"
+                message = f"{entry.target.worker_id} has not answered for a place in {waited:.1f} s"
                 failed.append(HandoffFailed(key, ErrorCode.HANDOFF_TIMEOUT, message))
             if entry.standing is _Standing.LEAVING or not entry.was_said:
                 self._forget(entry)

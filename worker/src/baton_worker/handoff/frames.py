@@ -3,6 +3,8 @@
 An offer is a ZeroMQ multipart message: `[b"BKV1", HandoffState as msgpack, one frame per KV
 array]`, arrays in layer order, K then V, MTP layers last, each C-contiguous in the state's dtype;
 or, where the dtype's name ends in "-by-block", one array of whole blocks (`engine.kv.payload`).
+KV that stays in prefill's pool is told by its blocks:
+`[b"BKP1", HandoffState, PoolRef as msgpack]`.
 An answer is `[b"BKV1", Answer as msgpack]`. Before it computes a prompt, prefill asks for a place:
 `[b"BKA1", Ask as msgpack]`, or takes that back with a Withdrawal. Parsing trusts nothing: sizes
 follow from the state, whose own numbers are capped first. Knows no sockets.
@@ -13,20 +15,22 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff
+from baton_worker.engine.api import Handoff, KvInPool
 from baton_worker.engine.kv.payload import BY_BLOCK
+from baton_worker.handoff.pool_words import POOL_ID_BYTES
 from baton_worker.identity import RequestKey
 from baton_worker.messages import MAX_TOP_K, HandoffState
 from baton_worker.records.columns import ErrorCode
 
 MAGIC = b"BKV1"
 ASK_MAGIC = b"BKA1"
+POOL_MAGIC = b"BKP1"
 _DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -119,6 +123,16 @@ class Withdrawal(msgspec.Struct, frozen=True, array_like=True, tag="withdraw"):
         return RequestKey(self.handle, self.attempt)
 
 
+class PoolRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where KV lies that does not travel: blocks of the pool that this name was given."""
+
+    pool_id: Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
+    blocks: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)], ...],
+        msgspec.Meta(max_length=_MAX_CACHED_TOKENS),
+    ]
+
+
 def encode_ask(ask: Ask | Withdrawal) -> list[bytes]:
     """Return the frames of an ask or of its withdrawal."""
     return [ASK_MAGIC, msgspec.msgpack.encode(ask)]
@@ -150,19 +164,28 @@ def is_ask(frames: Sequence[Any]) -> bool:
     return bool(frames) and bytes(frames[0]) == ASK_MAGIC
 
 
-def encode_offer(handoff: Handoff) -> list[Any]:
-    """Return the multipart frames of an offer; KV frames alias the arrays."""
-    return [MAGIC, msgspec.msgpack.encode(handoff.state), *handoff.kv]
+def encode_offer(handoff: Handoff, pool_id: bytes = b"") -> list[Any]:
+    """Return the multipart frames of an offer; KV frames alias the arrays.
+
+    Args:
+        pool_id: of this process's pool, for KV that stays there.
+    """
+    state = msgspec.msgpack.encode(handoff.state)
+    if isinstance(handoff.kv, KvInPool):
+        return [POOL_MAGIC, state, msgspec.msgpack.encode(PoolRef(pool_id, handoff.kv.blocks))]
+    return [MAGIC, state, *handoff.kv]
 
 
 def decode_offer(frames: Sequence[Any]) -> Handoff:
-    """Parse an offer; the KV arrays are read-only views of `frames`.
+    """Parse an offer; the KV arrays are read-only views of `frames`, the pool of KV that stays in
+    one is its name (bytes).
 
     Raises:
         HandoffFormatError: wrong magic, undecodable or out-of-range state, wrong number or size of
             KV frames. Nothing is allocated from a number in the message before it is checked.
     """
-    if len(frames) < 2 or bytes(frames[0]) != MAGIC:
+    magic = bytes(frames[0]) if len(frames) > 1 else b""
+    if magic not in (MAGIC, POOL_MAGIC):
         raise HandoffFormatError(f"{len(frames)} frames without the {MAGIC!r} magic are no offer")
     try:
         state = msgspec.msgpack.decode(frames[1], type=HandoffState)
@@ -171,7 +194,8 @@ def decode_offer(frames: Sequence[Any]) -> Handoff:
     key = state.key
     try:
         _check_state(state)
-        return Handoff(state, _views(state, frames[2:]))
+        is_in_pool = magic == POOL_MAGIC
+        return Handoff(state, (_in_pool if is_in_pool else _views)(state, frames[2:]))
     except HandoffFormatError as error:
         error.key = key if key.fits_the_wire else None
         raise
@@ -231,6 +255,19 @@ def _check_state(state: HandoffState) -> None:
             f"handoff state: width {state.width} with {len(state.topk_tokens)} top-k tokens and "
             f"{len(state.topk_logprobs)} top-k logprobs"
         )
+
+
+def _in_pool(state: HandoffState, frames: Sequence[Any]) -> KvInPool:
+    if len(frames) != 1:
+        raise HandoffFormatError(f"{len(frames)} frames tell where KV lies, expected 1")
+    try:
+        ref = msgspec.msgpack.decode(frames[0], type=PoolRef)
+    except msgspec.DecodeError as error:
+        raise HandoffFormatError(f"where KV lies: {error}") from error
+    n_blocks = math.ceil(state.n_cached / state.block_size)
+    if len(ref.blocks) != n_blocks:
+        raise HandoffFormatError(f"KV lies in {len(ref.blocks)} blocks, expected {n_blocks}")
+    return KvInPool(ref.blocks, ref.pool_id)
 
 
 def _views(state: HandoffState, frames: Sequence[Any]) -> tuple[npt.NDArray[Any], ...]:

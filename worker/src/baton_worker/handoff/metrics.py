@@ -14,6 +14,8 @@ HELD_UP = ("slots", "bytes", "tokens", "order", "share", "line", "displaced", "u
 share; or it is refused one: the line is full, others need its room there, KV came unasked.
 """
 
+TRANSPORTS = ("zmq", "nvlink", "shm")
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -60,6 +62,40 @@ class PlaceMetrics:
         self._held_up.labels(*self._factory.values(reason)).inc()
 
 
+class PoolMetrics:
+    """KV pools that decode reads, and how much KV went which way."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._factory = factory
+        self.mapped = factory.gauge(
+            "baton_handoff_mapped_pools", "Decode: KV pools of prefill workers that are mapped here"
+        )
+        self._refused = factory.counter(
+            "baton_handoff_pools_refused",
+            "Decode: KV pools that were not mapped (unfit) or whose owner is of another user or "
+            "one too many (stranger)",
+            labels=("reason",),
+        )
+        for reason in ("unfit", "stranger"):
+            self._refused.labels(*factory.values(reason))
+        self._delivered_bytes = factory.counter(
+            "baton_handoff_delivered_bytes",
+            "Prefill: KV that decode has, by the way that it took: zmq (sent), nvlink or shm (read "
+            "by decode out of this worker's pool)",
+            labels=("transport",),
+        )
+        for transport in TRANSPORTS:
+            self._delivered_bytes.labels(*factory.values(transport))
+
+    def delivered(self, transport: str, n_bytes: int) -> None:
+        """Count KV that decode has, by transport: see `TRANSPORTS`."""
+        self._delivered_bytes.labels(*self._factory.values(transport)).inc(n_bytes)
+
+    def refused(self, reason: str) -> None:
+        """Count a pool that was not mapped."""
+        self._refused.labels(*self._factory.values(reason)).inc()
+
+
 class HandoffMetrics:
     """Counters of both directions; bytes are KV payload."""
 
@@ -87,6 +123,7 @@ class HandoffMetrics:
         )
         self.sent_bytes = factory.counter("baton_handoff_sent_bytes", "KV bytes offered")
         self.received_bytes = factory.counter("baton_handoff_received_bytes", "KV bytes received")
+        self.pools = PoolMetrics(factory)
         self.resent = factory.counter(
             "baton_handoff_resent", "Offers sent again because their connection broke"
         )

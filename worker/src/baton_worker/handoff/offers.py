@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton_worker.engine.api import Handoff
+from baton_worker.engine.api import Handoff, KvInPool
 from baton_worker.handoff.api import HandoffDelivered, HandoffFailed
 from baton_worker.handoff.frames import Answer, AnswerKind
 from baton_worker.handoff.timers import Timers
@@ -296,7 +296,9 @@ def _delivered(offer: Offer, now: float) -> HandoffDelivered:
     """An import whose receipt was lost had at least arrived: all its time counts as transfer."""
     received = now if offer.received_at_seconds is None else offer.received_at_seconds
     started = offer.offered_at_seconds
-    return HandoffDelivered(offer.key, now - started, offer.kv_bytes, received - started)
+    kv = offer.handoff.kv
+    pulled = len(kv.blocks) if isinstance(kv, KvInPool) else 0
+    return HandoffDelivered(offer.key, now - started, offer.kv_bytes, received - started, pulled)
 
 
 def _too_late(offer: Offer, now: float) -> str:

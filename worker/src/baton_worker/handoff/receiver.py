@@ -14,6 +14,8 @@ from typing import Any
 
 import zmq
 
+from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.handoff.api import HandoffArrived, HandoffEvent
 from baton_worker.handoff.frames import (
     MAX_OFFER_FRAMES,
@@ -53,6 +55,7 @@ class Receiver:
         make_calls: does what other threads have asked for since, so that their answers do not wait
             for the end of a stream of offers.
         on_event: takes arrivals.
+        find_pool: returns the pool of a prefill worker by its name.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class Receiver:
         senders: Senders,
         make_calls: Callable[[], None],
         on_event: Callable[[HandoffEvent], None],
+        find_pool: Callable[[bytes], PeerPool | None],
     ) -> None:
+        self._find_pool = find_pool
         self.router = router
         self.monitoring = monitoring
         self._messages = Multipart(router, MOST_FRAMES)
@@ -193,6 +198,13 @@ class Receiver:
         state = handoff.state
         key = state.key
         self._keep_route(key, route)
+        if isinstance(handoff.kv, KvInPool):
+            pool = self._find_pool(handoff.kv.pool)
+            if pool is None:
+                message = "its KV lies in a pool that is not mapped here, or not any more"
+                self._turn_away(key, ErrorCode.HANDOFF_REFUSED, message)
+                return
+            handoff = Handoff(state, KvInPool(handoff.kv.blocks, pool))
         received = handoff.sent_bytes
         self._metrics.received_bytes.inc(received)
         wish = Wish(received, state.n_cached, state.priority)

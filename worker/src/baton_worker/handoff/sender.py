@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Container
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -41,12 +41,22 @@ TIDY_SECONDS = 10.0
 _BATCH = 256
 
 
+class Sends(NamedTuple):
+    """How offers go out: at most `window_bytes` of KV unconfirmed to each decode worker; `pool_id`
+    is what they know this process's KV pool by.
+    """
+
+    window_bytes: int
+    pool_id: bytes = b""
+
+
 class Sender:
     """See the module.
 
     Args:
         context: of connections to addresses.
         new_socket: returns an unconnected DEALER of a context, with the channel's options.
+        sends: how offers go out.
         secure: prepares it for a peer's public key.
         make_calls: does what other threads have asked for since. Whoever cancels must see no event
             afterwards, so it is called before each.
@@ -61,14 +71,15 @@ class Sender:
         new_socket: Callable[[Context], Socket],
         secure: Callable[[Socket, str], None],
         *,
-        window_bytes: int,
+        sends: Sends,
         make_calls: Callable[[], None],
         on_event: Callable[[HandoffEvent], None],
     ) -> None:
         self._metrics = metrics
         self._make_calls = make_calls
         self._on_event = on_event
-        self._offers = OfferBook(window_bytes)
+        self._pool_id = sends.pool_id
+        self._offers = OfferBook(sends.window_bytes)
         self._asks = AskBook()
         self._carrying = Dealers(context, new_socket, secure, poller)
         self._asking = Dealers(context, new_socket, secure, poller)
@@ -90,6 +101,10 @@ class Sender:
     def cancel(self, key: RequestKey) -> None:
         """See `KvTransport.cancel`."""
         self._offers.cancel(key)
+
+    def target_of(self, key: RequestKey) -> DecodeTarget:
+        """Return who gave a place that was told just now."""
+        return self._asks.target_of(key)
 
     def leave(self, key: RequestKey) -> None:
         """See `KvTransport.leave`."""
@@ -158,12 +173,14 @@ class Sender:
                 *self._asks.fail(address, message),
                 *self._offers.fail(address, message),
             ):
-                self._fail(failure)
+                self.fail(failure)
             return None
 
     def _send(self, dealer: Socket, offer: Offer) -> bool:
         try:
-            dealer.send_multipart(encode_offer(offer.handoff), zmq.NOBLOCK, copy=False)
+            dealer.send_multipart(
+                encode_offer(offer.handoff, self._pool_id), zmq.NOBLOCK, copy=False
+            )
         except zmq.Again:
             self._metrics.send_blocked.inc()
             self._offers.blocked(offer, time.monotonic())
@@ -178,11 +195,11 @@ class Sender:
     def _end_overdue(self) -> None:
         now = time.monotonic()
         for failure in self._asks.overdue(now):
-            self._fail(failure)
+            self.fail(failure)
         for offer in self._offers.overdue(now, self._carrying.standing()):
             self._make_calls()
             if self._offers.holds(offer):
-                self._fail(self._offers.give_up(offer, now))
+                self.fail(self._offers.give_up(offer, now))
 
     def _close_unused(self) -> None:
         now = time.monotonic()
@@ -191,7 +208,8 @@ class Sender:
             self._asking.close_unused(now, self._asks.addresses())
             self._carrying.close_unused(now, self._offers.addresses())
 
-    def _fail(self, failure: HandoffFailed) -> None:
+    def fail(self, failure: HandoffFailed) -> None:
+        """Count and tell a failure."""
         self._metrics.failed(failure.code)
         self._on_event(failure)
 
@@ -234,7 +252,7 @@ class Sender:
             self._metrics.places.granted_seconds.observe(event.seconds)
             self._on_event(event)
         elif event is not None:
-            self._fail(event)
+            self.fail(event)
 
     def _answered_offer(self, address: Address, answer: Answer) -> None:
         event = self._offers.answer(address, answer, time.monotonic())

@@ -8,6 +8,7 @@ deduplicate (`places`, `ledger`).
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -20,14 +21,22 @@ from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.api import Handoff
+from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.handoff.address import advertised, check_advertised
-from baton_worker.handoff.api import HandoffEvent
+from baton_worker.handoff.api import (
+    HandoffDelivered,
+    HandoffEvent,
+    HandoffFailed,
+    HandoffGranted,
+)
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import PlaceLimits, Places
+from baton_worker.handoff.pool_door import PoolDoor
+from baton_worker.handoff.pool_visits import PoolOwner, PoolVisits
 from baton_worker.handoff.receiver import Receiver
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import Security
-from baton_worker.handoff.sender import Sender
+from baton_worker.handoff.sender import Sender, Sends
 from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
 from baton_worker.link.sockets import CALLING_AGAIN, HANDSHAKE_MS, close, monitor, use_family_of
@@ -44,6 +53,7 @@ class ZmqKvTransport:
 
     Args:
         places: what this process has to give as decode; None for one that takes no offers.
+        owner: its KV pool, if it is shared with other processes.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class ZmqKvTransport:
         context: zmq.Context[zmq.Socket[bytes]],
         security: Security,
         places: PlaceLimits | None,
+        owner: PoolOwner | None = None,
     ) -> None:
         self._config = config
         self._context = context
@@ -61,13 +72,20 @@ class ZmqKvTransport:
         self._on_event: Callable[[HandoffEvent], None] = lambda event: None
         self._calls: deque[Callable[[], None]] = deque()
         self._poller = zmq.Poller()
+        self._metrics = metrics
+        self._owner = owner
+        self._door = self._visits = None
+        if owner is not None and places is not None:
+            self._door = PoolDoor(owner.folder, owner.sharing, metrics.pools)
+        elif owner is not None:
+            self._visits = PoolVisits(owner, self._call)
         self._sender = Sender(
             metrics,
             self._poller,
             context,
             partial(self._socket, zmq.DEALER),
             security.client,
-            window_bytes=config.send_bytes,
+            sends=Sends(config.send_bytes, self._visits.pool_id if self._visits else b""),
             make_calls=self._make_calls,
             on_event=self._tell,
         )
@@ -75,7 +93,13 @@ class ZmqKvTransport:
         if places is not None:
             senders = Senders(security.refused, metrics.handshake_refused)
             self._receiver = Receiver(
-                metrics, *self._bind(), Places(places), senders, self._make_calls, self._tell
+                metrics,
+                *self._bind(),
+                Places(places),
+                senders,
+                self._make_calls,
+                self._tell,
+                self._find_pool,
             )
         self._endpoint = self._bound_endpoint()
         self._closing = False
@@ -87,15 +111,24 @@ class ZmqKvTransport:
         """Where this process takes KV; empty when it takes none."""
         return self._endpoint
 
+    @property
+    def door(self) -> str:
+        """Where prefill workers of this host make their pools known; empty where they cannot."""
+        return "" if self._door is None else self._door.name
+
     def start(self, on_event: Callable[[HandoffEvent], None]) -> None:
         """Begin to serve."""
         self._on_event = on_event
+        if self._door is not None:
+            self._door.start()
         self._thread.start()
 
     def ask(
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
     ) -> None:
-        """Ask for a place."""
+        """Ask for a place, and have the pool mapped meanwhile if it is the first time there."""
+        if self._visits is not None:
+            self._call(partial(self._visits.ask, target, _heard))
         self._call(partial(self._sender.ask, target, key, wish, deadline_seconds))
 
     def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
@@ -125,6 +158,8 @@ class ZmqKvTransport:
         """End the thread and close every socket."""
         self._call(partial(setattr, self, "_closing", True))
         self._thread.join(timeout=5.0)
+        if self._door is not None:
+            self._door.close()
         self._security.close()
 
     def _call(self, action: Callable[[], None]) -> None:
@@ -136,8 +171,32 @@ class ZmqKvTransport:
         if self._receiver is not None:
             self._receiver.leave(key)
 
+    def _tell_granted(self, event: HandoffGranted, why_not: str) -> None:
+        if why_not and self._config.require != "any":
+            message = f"handoff.require is {self._config.require!r}, and {why_not}"
+            self._sender.fail(HandoffFailed(event.key, ErrorCode.HANDOFF_REFUSED, message))
+        else:
+            self._on_event(dataclasses.replace(event, kv_stays=not why_not))
+
     def _tell(self, event: HandoffEvent) -> None:
+        """Pass an event on; a place once it is known how KV would go there."""
+        if isinstance(event, HandoffGranted) and self._visits is not None:
+            target = self._sender.target_of(event.key)
+            self._visits.ask(target, partial(self._tell_granted, event))
+            return
+        if isinstance(event, HandoffDelivered):
+            self._count(event)
         self._on_event(event)
+
+    def _count(self, event: HandoffDelivered) -> None:
+        if event.pulled_blocks and self._owner is not None:
+            n_bytes = event.pulled_blocks * self._owner.shape.block_bytes
+            self._metrics.pools.delivered(self._owner.sharing.transport, n_bytes)
+        else:
+            self._metrics.pools.delivered("zmq", event.sent_bytes)
+
+    def _find_pool(self, pool_id: bytes) -> PeerPool | None:
+        return None if self._door is None else self._door.find(pool_id)
 
     def _bound_endpoint(self) -> str:
         if self._receiver is None:
@@ -190,6 +249,8 @@ class ZmqKvTransport:
             if self._receiver is not None:
                 self._receiver.close()
             self._sender.close()
+            if self._visits is not None:
+                self._visits.close()
 
     def _turn(self) -> None:
         due_at = self._sender.next_event_at()
@@ -211,3 +272,7 @@ class ZmqKvTransport:
     def _make_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
+
+
+def _heard(why_not: str) -> None:
+    """Take the outcome of a visit that nobody waits for yet; it is in the log."""

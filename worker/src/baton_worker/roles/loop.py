@@ -184,7 +184,7 @@ class WorkerLoop:
             case HandoffGranted(key):
                 request = self.placeless.take(key)
                 if request is not None:
-                    self._begin(request)
+                    self._begin(request, event.kv_stays)
             case HandoffArrived(handoff):
                 self._take_over(handoff)
             case HandoffDelivered(key):
@@ -216,9 +216,9 @@ class WorkerLoop:
             message = f"{len(self.placeless)} requests wait for a place at decode"
             self._end(key, ErrorCode.QUEUE_FULL, message)
 
-    def _begin(self, request: Submit) -> None:
+    def _begin(self, request: Submit, kv_stays: bool = False) -> None:
         try:
-            self.parts.engine.submit(request)
+            self.parts.engine.submit(request, kv_stays)
         except EngineRefusedError as refusal:
             self._end(request.key, refusal.code, str(refusal))
 

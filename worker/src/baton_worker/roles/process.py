@@ -26,7 +26,7 @@ from baton_worker.compatibility import (
     tokenizer_hash,
 )
 from baton_worker.config import ConfigError, ProcessConfig
-from baton_worker.engine.api import DeviceError, EngineLoad
+from baton_worker.engine.api import DeviceError
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
@@ -37,6 +37,7 @@ from baton_worker.handoff.address import check_advertised
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import PlaceLimits
+from baton_worker.handoff.pool_visits import PoolOwner
 from baton_worker.handoff.security import check_keys, kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -84,6 +85,7 @@ class _Assembled:
 class _KvAddress:
     endpoint: str
     public_key: str
+    door: str
 
 
 def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready], None]) -> int:
@@ -127,6 +129,23 @@ def _check(config: ProcessConfig, role: Role) -> None:
     if is_decode:
         check_advertised(config.handoff)
     check_keys(config.link.curve, takes_offers=is_decode)
+    if role is not Role.MIXED:
+        _check_sharing(config)
+
+
+def _check_sharing(config: ProcessConfig) -> None:
+    """Refuse to demand a way for KV that this worker has not."""
+    device, require = config.engine.device, config.handoff.require
+    if require != "any" and not config.handoff.shared_dir:
+        raise ConfigError(
+            f"handoff.require is {require!r}, but handoff.shared_dir is empty: name a folder that "
+            "the prefill and decode workers of a host share"
+        )
+    if require == "nvlink" and device != "gpu":
+        raise ConfigError(
+            f"handoff.require is {require!r}, but engine.device is {device!r}: KV goes over NVLink "
+            "between gpus only; set handoff.require to 'any'"
+        )
 
 
 def _load_engine(config: ProcessConfig) -> StepEngine:
@@ -160,7 +179,7 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
     health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
     config = with_name(config, role, health.port)
     control = ControlServer(config.control, http)
-    transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory), engine.load())
+    transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory), engine)
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)
     role_metrics, engine_metrics = RoleMetrics(factory), EngineMetrics(factory)
@@ -205,7 +224,7 @@ def with_name(config: ProcessConfig, role: Role, health_port: int) -> ProcessCon
 
 
 def _kv_transport(
-    config: ProcessConfig, role: Role, metrics: HandoffMetrics, load: EngineLoad
+    config: ProcessConfig, role: Role, metrics: HandoffMetrics, engine: StepEngine
 ) -> tuple[ZmqKvTransport, _KvAddress]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     takes_offers = role is Role.DECODE
@@ -217,9 +236,17 @@ def _kv_transport(
         metrics,
         context=context,
         security=security,
-        places=PlaceLimits.of(config, load.kv_blocks_total) if takes_offers else None,
+        places=PlaceLimits.of(config, engine.load().kv_blocks_total) if takes_offers else None,
+        owner=_pool_owner(config, role, engine),
     )
-    return transport, _KvAddress(transport.endpoint, security.public_key)
+    return transport, _KvAddress(transport.endpoint, security.public_key, transport.door)
+
+
+def _pool_owner(config: ProcessConfig, role: Role, engine: StepEngine) -> PoolOwner | None:
+    sharing = engine.kv.sharing
+    if sharing is None or role is Role.MIXED:
+        return None
+    return PoolOwner(config.handoff.shared_dir, sharing, engine.kv.shape, config.worker_id)
 
 
 def _health_sources(worker: _Assembled) -> HealthSources:
@@ -273,6 +300,7 @@ def _worker_info(
         features=FEATURES,
         model_fingerprint=engine.model_fingerprint,
         chat_template_hash=chat_template_hash(config),
+        kv_door=kv.door,
     )
 
 

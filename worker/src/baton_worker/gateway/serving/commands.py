@@ -47,7 +47,11 @@ def commands_of(live: LiveRequest, pair: Pair, reserve_seconds: float) -> list[A
     if pair.decode is not None:
         decode = pair.decode.info
         target = DecodeTarget(
-            decode.worker_id, decode.kv_endpoint, decode.kv_public_key, decode.features
+            decode.worker_id,
+            decode.kv_endpoint,
+            decode.kv_public_key,
+            decode.features,
+            decode.kv_door,
         )
         n_prompt, n_output = live.needs.prompt_tokens, live.needs.max_tokens
         reserve = Reserve(handle, attempt, n_prompt, n_output, reserve_seconds, params.traceparent)

@@ -15,11 +15,12 @@ from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
 from baton_worker.engine.backends.device.seam import Device, Kernels, MemoryUse
 from baton_worker.engine.backends.device.weights import DeviceWeights
-from baton_worker.engine.engine import EngineParts, StepEngine
+from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 

@@ -13,11 +13,12 @@ from baton_worker.engine.backends.paddle.decoder import Reduce
 from baton_worker.engine.backends.parallel.group import RankGroup
 from baton_worker.engine.backends.parallel.mirrored import MirroredModel, MirroredPool
 from baton_worker.engine.backends.parallel.shard import ShardSizes, build_shard
-from baton_worker.engine.engine import EngineParts, StepEngine
+from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore
 from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.model.weights import Weights
 from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton_worker.engine.step.forward import ForwardModel

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from baton_worker.config import ConfigError, SimConfig
 from baton_worker.engine.backends.sim.model import HEAD_DIM, SimModel
-from baton_worker.engine.engine import EngineParts, StepEngine
+from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator, KvPool
 from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.output.snapshot import StepSnapshot
+from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits, StepPlan
 from baton_worker.engine.step.runner import Runner

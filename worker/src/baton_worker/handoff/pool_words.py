@@ -1,0 +1,111 @@
+"""What two workers of one host say to each other about a KV pool, byte by byte.
+
+Over a Unix socket that keeps messages apart: prefill says `Introduction`, with the descriptor of
+its pool beside it, and decode `Welcome`. After that nobody says anything, and the end of the
+connection is the end of prefill. Pure: no socket.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from baton_worker.engine.kv.payload import KvDtype, KvShape
+
+VERSION = 1
+MOST_BYTES = 4096
+POOL_ID_BYTES = 16
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+_Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_T = TypeVar("_T", "Introduction", "Welcome")
+
+
+class PoolWordsError(ValueError):
+    """A message is not what it must be; the text says how."""
+
+
+class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """Prefill's pool.
+
+    Attributes:
+        pool_id: names the pool in offers; nobody can guess it.
+        worker_id: whose it is, for the log.
+        transport: how its bytes can be read, `KvSharing.transport`.
+        n_bytes: what the descriptor stands for.
+        n_layers, kv_heads, block_size, head_dim, n_blocks, dtype, is_by_block: its `KvShape`.
+    """
+
+    pool_id: Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
+    worker_id: _Name
+    transport: _Name
+    n_bytes: _Bytes
+    n_layers: _Count
+    kv_heads: _Count
+    block_size: _Count
+    head_dim: _Count
+    n_blocks: _Count
+    dtype: KvDtype
+    is_by_block: bool
+    version: int = VERSION
+
+    @property
+    def shape(self) -> KvShape:
+        """The pool's."""
+        return KvShape(
+            n_layers=self.n_layers,
+            kv_heads=self.kv_heads,
+            block_size=self.block_size,
+            head_dim=self.head_dim,
+            n_blocks=self.n_blocks,
+            dtype=self.dtype,
+            is_by_block=self.is_by_block,
+        )
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Decode has mapped the pool, or says why it has not."""
+
+    why_not: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+def introduction_of(
+    shape: KvShape, pool_id: bytes, worker_id: str, transport: str, n_bytes: int
+) -> Introduction:
+    """Return what a pool's owner says."""
+    return Introduction(
+        pool_id=pool_id,
+        worker_id=worker_id,
+        transport=transport,
+        n_bytes=n_bytes,
+        n_layers=shape.n_layers,
+        kv_heads=shape.kv_heads,
+        block_size=shape.block_size,
+        head_dim=shape.head_dim,
+        n_blocks=shape.n_blocks,
+        dtype=shape.dtype,
+        is_by_block=shape.is_by_block,
+    )
+
+
+def encode(words: Introduction | Welcome) -> bytes:
+    """Return a message."""
+    return msgspec.msgpack.encode(words)
+
+
+def decode(message: bytes, kind: type[_T]) -> _T:
+    """Parse a message.
+
+    Raises:
+        PoolWordsError: it is no such message, or of another version.
+    """
+    try:
+        words = msgspec.msgpack.decode(message, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PoolWordsError(f"no {kind.__name__}: {error}") from error
+    version = words.version if isinstance(words, Introduction) else VERSION
+    if version != VERSION:
+        raise PoolWordsError(f"version {version} of a pool's introduction, {VERSION} is known")
+    return words
