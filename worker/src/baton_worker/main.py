@@ -127,6 +127,8 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--api-keys-file", default="",
                         help="require an API key, one a line (none is needed)")  # fmt: skip
     parser.add_argument("--curve", action="store_true", help="encrypt and authenticate the links")
+    parser.add_argument("--share-kv", action="store_true",
+                        help="decode reads prefill's memory, on gpus over NVLink")  # fmt: skip
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
     _add_log_flags(parser)
@@ -292,6 +294,7 @@ def _local(options: argparse.Namespace) -> int:
         gpus=_gpus(options),
         api_keys_file=options.api_keys_file and str(Path(options.api_keys_file).resolve()),
         has_curve=options.curve,
+        share_kv=options.share_kv,
         traces_endpoint=options.traces,
     )
     log_options = ["--log-level", options.log_level, "--log-format", options.log_format]

@@ -198,9 +198,12 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _is_same_user(connection: socket.socket) -> bool:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(raw)
+    _, user, _ = _CREDENTIALS.unpack(_credentials(connection))
     return bool(user == os.getuid())
+
+
+def _credentials(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int]]:

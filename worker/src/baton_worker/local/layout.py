@@ -50,6 +50,7 @@ class LocalOptions:
     gpus: tuple[str, ...] = ()
     api_keys_file: str = ""
     has_curve: bool = False
+    share_kv: bool = False
     traces_endpoint: str = ""
 
 
@@ -93,14 +94,17 @@ def plan_processes(
 ) -> list[ProcessPlan]:
     """Return every process with its configuration; `curve` maps names to key files.
 
-    Workers have their control sockets in `folder`, or none.
+    Workers have their control sockets in `folder`, or none, and those for sharing KV.
     """
     shared = ProcessConfig(
         model=ModelConfig(path=options.model_path, served_name=options.served_name),
         speculative=_speculative(options),
         logprobs=LogprobsConfig(max_top_k=options.max_top_k),
         engine=options.engine,
-        handoff=HandoffConfig(bind=tcp_endpoint(loopback_of(options), 0)),
+        handoff=HandoffConfig(
+            bind=tcp_endpoint(loopback_of(options), 0),
+            shared_dir=folder if options.share_kv else "",
+        ),
         health=HealthConfig(loopback_of(options)),
         gateway=GatewayConfig(
             http=HttpConfig(options.host, options.port),

@@ -235,12 +235,12 @@ class KvPool:
 
     def __init__(self, shape: KvShape, is_shared: bool = False) -> None:
         self._shape = shape
-        self.sharing = _HostSharing(self) if is_shared else None
+        self.sharing = _HostSharing(shape) if is_shared else None
         size = _array_shape(shape)
         if self.sharing is None:
             arrays = tuple(np.zeros(size, np.float32) for _ in range(2 * shape.n_layers))
         else:
-            arrays = _arrays_in(self.sharing.memory.bytes, shape)
+            arrays = self.sharing.arrays
         self.keys, self.values = arrays[::2], arrays[1::2]
 
     @property
@@ -297,14 +297,15 @@ class _HostSharing:
     transport = "shm"
     goes_beside = False
 
-    def __init__(self, pool: KvPool) -> None:
-        self._pool = pool
-        self.memory = HostMemory((pool.shape.n_blocks + FIRST_BLOCK) * pool.shape.block_bytes)
-        self.descriptor, self.n_bytes = self.memory.descriptor, self.memory.n_bytes
+    def __init__(self, shape: KvShape) -> None:
+        self._shape = shape
+        self._memory = HostMemory((shape.n_blocks + FIRST_BLOCK) * shape.block_bytes)
+        self.arrays = _arrays_in(self._memory.bytes, shape)
+        self.descriptor, self.n_bytes = self._memory.descriptor, self._memory.n_bytes
 
     def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
         """See `KvSharing.attach`."""
-        check_blocks_alike(self._pool.shape, shape, n_bytes, FIRST_BLOCK)
+        check_blocks_alike(self._shape, shape, n_bytes, FIRST_BLOCK)
         return PeerPool(shape, _arrays_in(mapped(descriptor, n_bytes), shape))
 
     def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Pull:
@@ -313,7 +314,9 @@ class _HostSharing:
         arrays = [array[index] for array in peer.memory]
         if not is_tame(arrays):
             raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
-        self._pool.import_blocks(blocks, arrays)
+        into = np.asarray(blocks, np.int64)
+        for own, values in zip(self.arrays, arrays, strict=True):
+            own[into] = values
         return Arrived()
 
 

@@ -1,0 +1,56 @@
+"""A pair that shares KV pools says what one process says; who is killed leaves no pool behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from baton_testing.local_deployment import Deployment, start
+
+CLIENTS = 8
+
+
+@pytest.fixture(scope="module")
+def sharing() -> Iterator[Deployment]:
+    with start("-k", "2", "--share-kv", "--curve") as deployment:
+        deployment.wait_lines(3)
+        yield deployment
+
+
+def answers(deployment: Deployment, **options: Any) -> list[tuple[Any, ...]]:
+    prompts = [[40 + (7 * n + i) % 400 for i in range(1 + 11 * n)] for n in range(CLIENTS)]
+    asked = {"max_tokens": 20, "return_token_ids": True, "logprobs": 2} | options
+    reply = deployment.complete(prompt=prompts, **asked)
+    choices = sorted(reply["choices"], key=lambda choice: choice["index"])
+    return [(c["token_ids"], c["finish_reason"], c["logprobs"]["tokens"]) for c in choices]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}])
+def test_its_answers_are_those_of_one_process(
+    sharing: Deployment, mixed: Deployment, options: dict[str, Any]
+) -> None:
+    before = sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="shm")
+    assert answers(sharing, **options) == answers(mixed, **options)
+    sharing.wait_idle("prefill", "decode")
+    read = sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="shm")
+    assert read > before
+    assert sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="zmq") == 0
+    assert sharing.metric("prefill", "baton_handoff_sent_bytes_total") == 0
+    assert sharing.metric("decode", "baton_handoff_mapped_pools") == 1
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_worker_that_is_killed_leaves_no_pool_mapped(sharing: Deployment, role: str) -> None:
+    expected = answers(sharing, temperature=0)
+    sharing.wait_metric("decode", "baton_handoff_mapped_pools", 1)
+    sharing.wait_restarted(role, sharing.kill(role))
+    if role == "prefill":
+        sharing.wait_metric("decode", "baton_handoff_mapped_pools", 0)
+    assert answers(sharing, temperature=0) == expected
+    sharing.wait_metric("decode", "baton_handoff_mapped_pools", 1)
+    sharing.wait_idle("prefill", "decode")
+    assert sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="zmq") == 0
+    for name in ("prefill", "decode"):
+        sharing.wait_metric(name, "baton_engine_kv_blocks_used", 0)

@@ -1,0 +1,239 @@
+"""Between pools that decode has mapped, an offer tells where KV lies; between others it travels."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from baton_worker.config import CurveConfig, HandoffConfig
+from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import KvPool
+from baton_worker.engine.kv.sharing import PeerPool
+from baton_worker.handoff.api import (
+    HandoffArrived,
+    HandoffDelivered,
+    HandoffEvent,
+    HandoffFailed,
+    HandoffGranted,
+)
+from baton_worker.handoff.frames import (
+    HandoffFormatError,
+    PoolRef,
+    decode_offer,
+    encode_offer,
+)
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.places import PlaceLimits
+from baton_worker.handoff.pool_visits import PoolOwner
+from baton_worker.handoff.room import Wish
+from baton_worker.handoff.security import kv_security
+from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.identity import RequestKey
+from baton_worker.messages import DecodeTarget
+from baton_worker.metrics import MetricFactory
+from baton_worker.records.columns import ErrorCode
+
+KEY = RequestKey(1 << 40, 0)
+SHAPE = KvShape(n_layers=1, kv_heads=1, block_size=4, head_dim=2, n_blocks=8)
+
+
+class End:
+    """One process's transport, with a pool of its own if it shares one in `folder`."""
+
+    def __init__(self, folder: Path | None, role: str, require: Any = "any") -> None:
+        self.registry = CollectorRegistry()
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.pool = KvPool(SHAPE, is_shared=folder is not None)
+        takes_offers = role == "decode"
+        metrics = HandoffMetrics(MetricFactory(self.registry, "m", role))
+        curve = CurveConfig(enabled=False)
+        security = kv_security(curve, self.context, lambda why: None, takes_offers=takes_offers)
+        self.transport = ZmqKvTransport(
+            HandoffConfig(require=require, shared_dir=str(folder or "")),
+            metrics,
+            context=self.context,
+            security=security,
+            places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
+            owner=folder and PoolOwner(str(folder), self.pool.sharing, SHAPE, role),  # type: ignore[arg-type]
+        )
+        self.role = role
+        self.events: queue.Queue[HandoffEvent] = queue.Queue()
+        self.transport.start(self.events.put)
+
+    def next(self) -> HandoffEvent:
+        return self.events.get(timeout=60)
+
+    def value(self, name: str, **labels: str) -> float:
+        labels = {"model": "m", "role": self.role, **labels}
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def target(self) -> DecodeTarget:
+        return DecodeTarget("decode-0", self.transport.endpoint, kv_door=self.transport.door)
+
+    def ask(self, decode: End) -> HandoffEvent:
+        self.transport.ask(decode.target, KEY, Wish(64, 10), 10.0)
+        return self.next()
+
+    def close(self) -> None:
+        self.transport.close()
+        self.context.term()
+
+
+@pytest.fixture
+def end() -> Iterator[Callable[..., End]]:
+    ends: list[End] = []
+
+    def make(*arguments: Any) -> End:
+        ends.append(End(*arguments))
+        return ends[-1]
+
+    yield make
+    for one in ends:
+        one.close()
+
+
+def staying(handoff: Handoff, *blocks: int) -> Handoff:
+    """Return the handoff with its KV left in a pool."""
+    state = msgspec.structs.replace(
+        handoff.state,
+        n_layers=1,
+        kv_heads=1,
+        block_size=4,
+        head_dim=2,
+        n_cached=4 * len(blocks),
+        prompt_token_ids=tuple(range(4 * len(blocks))),
+        output_token_ids=(),
+    )
+    return Handoff(state, KvInPool(blocks))
+
+
+def test_a_place_is_told_with_what_becomes_of_kv(end: Any, tmp_path: Path) -> None:
+    decode, prefill = end(tmp_path, "decode"), end(tmp_path, "prefill")
+    event = prefill.ask(decode)
+    assert isinstance(event, HandoffGranted)
+    assert event.kv_stays
+    assert decode.value("baton_handoff_mapped_pools") == 1
+
+
+@pytest.mark.parametrize(("of_decode", "of_prefill"), [(False, True), (True, False)])
+def test_kv_travels_where_one_side_shares_nothing(
+    end: Any, tmp_path: Path, of_decode: bool, of_prefill: bool
+) -> None:
+    decode = end(tmp_path if of_decode else None, "decode")
+    prefill = end(tmp_path if of_prefill else None, "prefill")
+    event = prefill.ask(decode)
+    assert isinstance(event, HandoffGranted)
+    assert not event.kv_stays
+
+
+def test_kv_travels_between_hosts(end: Any, tmp_path: Path) -> None:
+    """Whose folders are not the same, so that prefill finds no door."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    event = end(tmp_path / "a", "prefill").ask(end(tmp_path / "b", "decode"))
+    assert isinstance(event, HandoffGranted)
+    assert not event.kv_stays
+
+
+def test_what_is_required_and_is_not_so_fails_by_name(end: Any, tmp_path: Path) -> None:
+    decode, prefill = end(None, "decode"), end(tmp_path, "prefill", "nvlink")
+    event = prefill.ask(decode)
+    assert isinstance(event, HandoffFailed)
+    assert event.code is ErrorCode.HANDOFF_REFUSED
+    assert "handoff.require is 'nvlink', and decode-0 has no door" in event.message
+    assert prefill.value("baton_handoff_outcomes_total", outcome="handoff_refused") == 1
+
+
+def test_an_offer_of_blocks_brings_the_pool_they_lie_in(
+    end: Any, tmp_path: Path, make_handoff: Any
+) -> None:
+    decode, prefill = end(tmp_path, "decode"), end(tmp_path, "prefill")
+    prefill.ask(decode)
+    prefill.pool.values[0][5] = 7.0
+    handoff = staying(make_handoff(), 5, 3, 9)
+    prefill.transport.offer(decode.target, handoff, 10.0)
+    arrived = decode.next()
+    assert isinstance(arrived, HandoffArrived)
+    assert arrived.received_bytes == 0
+    assert arrived.handoff.state == handoff.state
+    kv = arrived.handoff.kv
+    assert isinstance(kv, KvInPool)
+    assert isinstance(kv.pool, PeerPool)
+    assert kv.blocks == (5, 3, 9)
+    decode.pool.sharing.begin_pull([2, 3, 4], kv.pool, kv.blocks)
+    np.testing.assert_array_equal(decode.pool.values[0][2], prefill.pool.values[0][5])
+    decode.transport.acknowledge(KEY)
+    outcome = prefill.next()
+    assert isinstance(outcome, HandoffDelivered)
+    assert (outcome.sent_bytes, outcome.pulled_blocks) == (0, 3)
+    read = prefill.value("baton_handoff_delivered_bytes_total", transport="shm")
+    assert read == 3 * SHAPE.block_bytes
+
+
+def test_blocks_of_a_pool_that_is_not_mapped_are_refused(
+    end: Any, tmp_path: Path, make_handoff: Any
+) -> None:
+    decode, prefill = end(tmp_path, "decode"), end(tmp_path, "prefill")
+    prefill.transport.offer(decode.target, staying(make_handoff(), 5), 10.0)
+    outcome = prefill.next()
+    assert isinstance(outcome, HandoffFailed)
+    assert outcome.code is ErrorCode.HANDOFF_REFUSED
+    assert "not mapped here" in outcome.message
+    assert decode.value("baton_handoff_refused_total", reason="handoff_refused") == 1
+
+
+def frames(make_handoff: Any, ref: Any) -> list[Any]:
+    first, state, _ = encode_offer(staying(make_handoff(), 2, 3), bytes(16))
+    return [first, state, msgspec.msgpack.encode(ref)]
+
+
+def test_blocks_come_back_as_they_were_sent(make_handoff: Any) -> None:
+    handoff = staying(make_handoff(), 2, 3)
+    back = decode_offer([bytes(frame) for frame in encode_offer(handoff, b"i" * 16)])
+    assert back.state == handoff.state
+    assert isinstance(back.kv, KvInPool)
+    assert (back.kv.blocks, back.kv.pool) == ((2, 3), b"i" * 16)
+
+
+@pytest.mark.parametrize(
+    ("ref", "told"),
+    [
+        (PoolRef(bytes(16), (1,)), "1 blocks, expected 2"),
+        (PoolRef(bytes(16), (1, 2, 3)), "3 blocks, expected 2"),
+        (PoolRef(bytes(15), (1, 2)), "where KV lies"),
+        (PoolRef(bytes(16), (1, -2)), "where KV lies"),
+        (PoolRef(bytes(16), (1, 1 << 40)), "where KV lies"),
+        ((bytes(16), "12"), "where KV lies"),
+        (3, "where KV lies"),
+    ],
+)
+def test_a_place_that_is_none_is_refused(make_handoff: Any, ref: Any, told: str) -> None:
+    with pytest.raises(HandoffFormatError, match=told) as refusal:
+        decode_offer(frames(make_handoff, ref))
+    assert refusal.value.key == KEY, "prefill can be answered"
+
+
+def test_one_frame_tells_where_kv_lies(make_handoff: Any) -> None:
+    first, state, ref = frames(make_handoff, PoolRef(bytes(16), (1, 2)))
+    for rest in ([], [ref, ref]):
+        with pytest.raises(HandoffFormatError, match="expected 1"):
+            decode_offer([first, state, *rest])
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_place_or_an_error_that_says_so(ref: bytes) -> None:
+    state = msgspec.msgpack.encode({"handle": 1})
+    with pytest.raises(HandoffFormatError):
+        decode_offer([b"BKP1", state, ref])
