@@ -116,21 +116,19 @@ class LinkConfig(_Section, frozen=True):
 
 
 class HandoffConfig(_Section, frozen=True):
-    """KV transfer: where decode listens, what address it advertises, what waits where and for how
-    long.
+    """KV transfer: where it goes, and what waits where and for how long.
 
     `bind`: where decode listens; port 0 is a free one. `advertise_host`: an address or name under
     which prefill workers reach this decode worker; empty means BATON_POD_IP, else the address of
-    `bind`, which must then be one and not every.
-    `deadline_seconds`: how long prefill bears the silence of a decode worker that was asked for a
-    place or is being sent KV. `queue_seconds`: how long decode keeps a request that it cannot run
-    yet. `send_bytes`: KV that a prefill worker has under way to one decode worker. `receive_bytes`:
-    KV that a decode worker holds, or has promised to take, before its pool has room for it.
-    `ahead_requests`: how many requests beyond its `max_running` a decode worker, of at least as
-    many, lets prefill compute, so that a place that becomes free is filled at once.
-    `shared_dir`: a folder of one host's prefill and decode workers, for sockets over which decode
-    gets at prefill's KV pool, on gpus over NVLink; empty: all KV travels over `bind`.
-    `require`: nvlink fails requests whose KV would travel.
+    `bind`, which must then be one and not every. `deadline_seconds`: how long prefill bears the
+    silence of a decode worker that was asked for a place or is being sent KV. `queue_seconds`: how
+    long decode keeps a request that it cannot run yet. `send_bytes`: KV that a prefill worker has
+    under way to one decode worker. `receive_bytes`: KV that a decode worker holds, or has promised
+    to take, before its pool has room for it. `ahead_requests`: how many requests beyond its
+    `max_running` a decode worker, of at least as many, lets prefill compute, so that a place that
+    becomes free is filled at once. `shared_dir`: a folder of one host's prefill and decode workers,
+    for sockets over which decode gets at prefill's KV pool, on gpus over NVLink; empty: all KV
+    travels over `bind`. `require`: nvlink fails requests whose KV would travel.
     """
 
     bind: str = "tcp://127.0.0.1:0"

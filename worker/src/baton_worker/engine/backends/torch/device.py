@@ -31,7 +31,7 @@ from baton_worker.engine.backends.device.seam import (
     check_pieces,
 )
 from baton_worker.engine.backends.torch.framework import load_torch, require_cuda
-from baton_worker.engine.backends.torch.shared_memory import Range, SharedMemory
+from baton_worker.engine.backends.torch.peer_memory import PeerMemory, Range
 
 _bound = threading.local()
 """`stream`: of the device that a thread called last, where its kernels go. One for all devices: who
@@ -57,7 +57,7 @@ class TorchDevice:
             self.name: str = self._torch.cuda.get_device_name(index)
             self._stream = self._torch.cuda.Stream(self._place)
             self._pulls = self._torch.cuda.Stream(self._place)
-        self._sharing: SharedMemory | None = None
+        self._sharing: PeerMemory | None = None
         self._shared_bytes = 0  # which PyTorch does not count
         # What another thread copies while this one captures would become part of the graph.
         self._lock = threading.RLock()
@@ -123,7 +123,7 @@ class TorchDevice:
     def shared(self, n_bytes: int) -> Shared:
         """See `Device.shared`."""
         with self._outside_a_capture(f"allocate {n_bytes} bytes to share"):
-            memory, descriptor = self._shared_memory().create(n_bytes)
+            memory, descriptor = self._peer_memory().create(n_bytes)
             self._shared_bytes += memory.n_bytes
             tensor = self._torch.as_tensor(memory, device=self._place)[:n_bytes]
             tensor.zero_()
@@ -132,7 +132,7 @@ class TorchDevice:
     def map(self, descriptor: int, n_bytes: int) -> Range:
         """See `Device.map`."""
         with self._outside_a_capture(f"map {n_bytes} bytes of another process"):
-            return self._shared_memory().map(descriptor, n_bytes)
+            return self._peer_memory().map(descriptor, n_bytes)
 
     def pull(self, source: Any, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
         """See `Device.pull`: the copy engines work, over NVLink where there is one."""
@@ -141,7 +141,7 @@ class TorchDevice:
             check_pieces(pieces, source.n_bytes, into.numel())
             self._pulls.wait_stream(self._stream)
             stream = self._pulls.cuda_stream
-            self._shared_memory().copy(source.address, into.data_ptr(), pieces, stream)
+            self._peer_memory().copy(source.address, into.data_ptr(), pieces, stream)
             return self._record(self._pulls)
 
     def record(self) -> Event:
@@ -201,9 +201,9 @@ class TorchDevice:
         event.record(self._stream if stream is None else stream)
         return _TorchEvent(event)
 
-    def _shared_memory(self) -> SharedMemory:
+    def _peer_memory(self) -> PeerMemory:
         if self._sharing is None:
-            self._sharing = SharedMemory(self._index)
+            self._sharing = PeerMemory(self._index)
         return self._sharing
 
     def _dtype(self, dtype: DType) -> Any:

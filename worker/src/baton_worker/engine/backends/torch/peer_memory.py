@@ -57,7 +57,7 @@ class Range:
         self._driver.cuda.cuMemAddressFree(address, self.n_bytes)
 
 
-class SharedMemory:
+class PeerMemory:
     """What a device shares and maps.
 
     Raises:
