@@ -74,8 +74,7 @@ class CurveConfig(_Section, frozen=True):
     `enabled`: false on one machine only, and then at both ends. `public_key_file` /
     `secret_key_file`: this process's Z85 key pair. `gateway_public_key_file`: the gateways' server
     key (workers). `allowed_keys_file`: a line `KEY [worker_id] [role=prefill|decode|mixed]` for
-    each key (gateways: the workers; workers: their KV peers), read again when it changes; see
-    docs/security.md.
+    each key (gateways: the workers; workers: their KV peers), read again when it changes.
     """
 
     enabled: bool = True
@@ -125,10 +124,9 @@ class HandoffConfig(_Section, frozen=True):
     long decode keeps a request that it cannot run yet. `send_bytes`: KV that a prefill worker has
     under way to one decode worker. `receive_bytes`: KV that a decode worker holds, or has promised
     to take, before its pool has room for it. `ahead_requests`: how many requests beyond its
-    `max_running` a decode worker, of at least as many, lets prefill compute, so that a place that
-    becomes free is filled at once. `shared_dir`: a folder of one host's prefill and decode workers,
-    for sockets over which decode gets at prefill's KV pool, on gpus over NVLink; empty: all KV
-    travels over `bind`. `require`: nvlink fails requests whose KV would travel.
+    `max_running` a decode worker lets prefill compute, for places that become free. `shared_dir`: a
+    folder of one host's prefill and decode workers, for sockets by which decode finds prefill's KV,
+    to read it, on gpus over NVLink; empty: it travels. `require`: nvlink fails what would travel.
     """
 
     bind: str = "tcp://127.0.0.1:0"
