@@ -17,11 +17,13 @@ target_sources(
           csrc/cuda/matmul_few.cu
           csrc/cuda/matmul_many.cu
           csrc/cuda/prompt_attention.cu
+          csrc/cuda/rank_sum.cu
           csrc/cuda/sampling.cu
           csrc/cuda/step.cu
           csrc/cuda/tensor_map.cc
           csrc/cuda/export_decoder.cc
           csrc/cuda/export_matmul.cc
+          csrc/cuda/export_ranks.cc
           csrc/cuda/export_sampling.cc
           csrc/cuda/export_step.cc)
 set_target_properties(

@@ -44,6 +44,7 @@ struct Settings {
 };
 
 inline Settings settings;
+inline void (*on_switch)() = nullptr;  // called before another fiber goes on, if set
 inline char failure[256];
 
 // Where threads meet: all that are there must come, to the same line, before one goes on.
@@ -118,6 +119,7 @@ inline uint64_t Draw() {
   Fiber& fiber = Me();
   threadIdx = {fiber.thread, 0, 0};
   blockIdx = cluster.blocks[fiber.block].index;
+  if (on_switch != nullptr) on_switch();
   if (fiber.has_begun) _longjmp(fiber.at, 1);
   fiber.has_begun = true;
   setcontext(&fiber.start);

@@ -1,0 +1,139 @@
+// A group of ranks under C names, laid out by baton_testing/host_ranks.py: each rank makes its
+// calls one after another, with what writes its part before each; ranks run side by side.
+#include "cuda_runtime.h"
+#include "rewritten/ranks.h"
+#include "shims/ranks.h"
+
+using namespace baton_ops::cuda;
+
+namespace {
+
+// One call of a rank, and the 16-byte vectors that are its part. Eight bytes a member.
+struct HostCall {
+  const uint4* part;
+  int64_t bytes;
+  int64_t is_gather;
+  int64_t part_type;
+  int64_t out_type;
+  int64_t way;
+  int64_t half;
+  void* out;
+};
+
+struct HostGroup {
+  const int64_t* buffers;
+  int64_t ranks;
+  int64_t half_bytes;
+  int64_t limit_ns;
+  int64_t most_delay;            // in turns, drawn before each part is written
+  const HostCall* const* calls;  // of each rank
+  const int64_t* n_calls;
+};
+
+struct Launch {
+  const HostCall* call;
+  std::function<void()> kernel;
+  unsigned blocks;
+  uint4* half;
+};
+
+std::vector<std::vector<Launch>> streams;  // by rank
+std::vector<unsigned> grids;               // of the launch that a fiber is in
+std::vector<host_cuda::Meeting> ends;      // where a rank's grids follow each other
+unsigned blocks_of_rank;
+int64_t most_delay;
+
+ExchangeInput ExchangeOf(const HostGroup& group, int64_t rank, const HostCall& call) {
+  return {group.buffers, group.ranks, rank, group.half_bytes, call.half, group.limit_ns};
+}
+
+Error LaunchCall(const HostGroup& group, int64_t rank, const HostCall& call) {
+  const ExchangeInput exchange = ExchangeOf(group, rank, call);
+  if (call.is_gather) return GatherFromRanks(exchange, call.bytes, call.out, nullptr);
+  const auto part = static_cast<ElementType>(call.part_type);
+  const int64_t elements = call.bytes / (part == ElementType::kFloat32 ? 4 : 2);
+  return SumOverRanks({exchange, part, static_cast<ElementType>(call.out_type), elements,
+                       static_cast<SumWay>(call.way)},
+                      call.out, nullptr);
+}
+
+Error Record(const HostGroup& group, int64_t rank, const HostCall& call) {
+  char* at = reinterpret_cast<char*>(group.buffers[rank]) + ExchangeHeadBytes();
+  auto* half = reinterpret_cast<uint4*>(at + call.half * group.half_bytes);
+  host_cuda::recorder = [&, rank, half](const auto& kernel, const host_cuda::Shape& shape) {
+    streams[rank].push_back({&call, kernel, shape.grid.x, half});
+    blockDim = {shape.threads, 1, 1};
+    blocks_of_rank = max(blocks_of_rank, shape.grid.x);
+  };
+  return LaunchCall(group, rank, call);
+}
+
+void WritePart(const Launch& launch) {
+  for (uint64_t turns = host_cuda::Draw() % (most_delay + 1); turns > 0; --turns) {
+    host_cuda::Yield();
+  }
+  const int64_t vectors = launch.call->bytes / 16;
+  for (int64_t i = 0; i < vectors; ++i) {
+    host_cuda::WriteVector(launch.half + i, launch.call->part[i]);
+  }
+}
+
+void RunKernel(const Launch& launch) {
+  grids[host_cuda::cluster.current] = gridDim.x = launch.blocks;
+  host_cuda::Me().waited_for_grids = false;
+  launch.kernel();
+  if (!host_cuda::Me().waited_for_grids) host_cuda::Fail("a thread waited for no earlier grid", 0);
+}
+
+// What a thread of a block number does over all calls of its rank.
+void RunRank() {
+  const unsigned rank = host_cuda::Me().block / blocks_of_rank;
+  for (const Launch& launch : streams[rank]) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) WritePart(launch);
+    host_cuda::MeetInOrder(ends[rank], -1);
+    if (blockIdx.x < launch.blocks) RunKernel(launch);
+    host_cuda::MeetInOrder(ends[rank], -2);
+  }
+}
+
+void RunAll(unsigned ranks) {
+  const unsigned threads = blockDim.x, fibers = ranks * blocks_of_rank * threads;
+  std::vector<host_cuda::Index> blocks;
+  for (unsigned b = 0; b < ranks * blocks_of_rank; ++b)
+    blocks.push_back({b % blocks_of_rank, 0, 0});
+  ends.assign(ranks, {});
+  for (auto& end : ends) end.members = blocks_of_rank * threads;
+  grids.assign(fibers, 0);
+  host_cuda::BeginClocks(fibers);
+  host_cuda::cluster.random = host_cuda::settings.seed;
+  host_cuda::on_switch = [] { gridDim.x = grids[host_cuda::cluster.current]; };
+  host_cuda::RunCluster(RunRank, blocks, threads, 0);
+}
+
+}  // namespace
+
+extern "C" {
+
+void host_settings(uint64_t seed, int planted, int finds_races) {
+  host_cuda::settings.seed = seed;
+  host_cuda::planted = planted;
+  host_cuda::finds_races = finds_races != 0;
+}
+
+int64_t host_head_bytes() { return ExchangeHeadBytes(); }
+uint64_t host_nanoseconds() { return host_cuda::nanoseconds; }
+
+Error host_ranks(const HostGroup* group) {
+  streams.assign(group->ranks, {});
+  blocks_of_rank = 1;
+  most_delay = group->most_delay;
+  host_cuda::failure[0] = 0;
+  for (int64_t rank = 0; rank < group->ranks; ++rank) {
+    for (int64_t i = 0; i < group->n_calls[rank]; ++i) {
+      if (const Error error = Record(*group, rank, group->calls[rank][i])) return error;
+    }
+  }
+  RunAll(static_cast<unsigned>(group->ranks));
+  return host_cuda::failure[0] == 0 ? nullptr : host_cuda::failure;
+}
+}

@@ -1,0 +1,150 @@
+// Ranks of a tensor-parallel group on the host: the fibers of all ranks' grids take turns, and
+// every access to an exchange buffer is held against the order that fences, flags and barriers
+// make. Accesses that nothing orders are a race, whatever they happened to read. Owns vector
+// clocks, one a fiber, what stands for the instructions that ranks meet by, and a clock that moves
+// when it is read.
+#ifndef BATON_TESTS_CUDA_ON_HOST_RANKS_H_
+#define BATON_TESTS_CUDA_ON_HOST_RANKS_H_
+
+#include <map>
+#include <unordered_map>
+
+#include "device_language.h"
+
+#undef __syncthreads
+#undef __syncthreads_or
+#define __syncthreads() host_cuda::MeetInOrder(host_cuda::MyBlock().meeting, __LINE__)
+#define __syncthreads_or(p) host_cuda::MeetInOrderOr(p, __LINE__)
+
+namespace host_cuda {
+
+using Clock = std::vector<uint32_t>;  // how far each fiber was, as far as is known here
+
+// The last accesses to a vector of an exchange buffer.
+struct Accesses {
+  unsigned writer = 0;
+  uint32_t written = 0;
+  std::vector<std::pair<unsigned, uint32_t>> reads;  // since, by fiber
+};
+
+constexpr uint64_t kMostPolls = 4'000'000;
+constexpr int kReadsWithoutAcquiring = 1;  // the fault that has no place in the sources
+
+inline int planted = 0;
+inline bool finds_races = true;
+inline uint64_t polls, nanoseconds;
+inline std::vector<Clock> clocks, fenced;
+inline std::unordered_map<const Meeting*, Clock[2]> joined;
+inline std::unordered_map<const void*, Clock> released;
+inline std::unordered_map<const void*, Accesses> accesses;
+
+inline Clock& MyClock() { return clocks[cluster.current]; }
+
+inline void Join(Clock& clock, const Clock& other) {
+  for (size_t i = 0; i < other.size(); ++i) clock[i] = max(clock[i], other[i]);
+}
+
+inline void BeginClocks(size_t fibers) {
+  clocks.assign(fibers, Clock(fibers, 0));
+  for (size_t i = 0; i < fibers; ++i) clocks[i][i] = 1;
+  fenced.assign(fibers, Clock(fibers, 0));
+  joined.clear();
+  released.clear();
+  accesses.clear();
+  polls = nanoseconds = 0;
+}
+
+// What all did before they meet comes before what any does after.
+inline void MeetInOrder(Meeting& meeting, int line) {
+  const unsigned turn = meeting.turn % 2;
+  if (meeting.come == 0) joined[&meeting][turn].assign(clocks.size(), 0);
+  Join(joined[&meeting][turn], MyClock());
+  Meet(meeting, line);
+  Join(MyClock(), joined[&meeting][turn]);
+  ++MyClock()[cluster.current];
+}
+
+inline bool MeetInOrderOr(bool holds, int line) {
+  const unsigned turn = MyBlock().meeting.turn % 2;
+  MyBlock().meeting.count[turn] += holds;
+  MeetInOrder(MyBlock().meeting, line);
+  return MyBlock().meeting.count[turn] != 0;
+}
+
+// Lets others go first.
+__attribute__((noinline)) inline void Yield() {
+  cluster.ready.push_back(cluster.current);
+  if (_setjmp(Me().at) == 0) RunAnother();
+}
+
+inline void YieldSometimes(unsigned one_in) {
+  if (Draw() % one_in == 0) Yield();
+}
+
+inline void FenceOfSystem() {
+  YieldSometimes(4);
+  fenced[cluster.current] = MyClock();
+  ++MyClock()[cluster.current];
+}
+
+// Releases what came before the last fence.
+inline void StoreFlag(uint32_t* at, uint32_t value) {
+  released[at] = fenced[cluster.current];
+  *at = value;
+  YieldSometimes(2);
+}
+
+inline uint32_t AcquireFlag(const uint32_t* at) {
+  Yield();
+  if (++polls > kMostPolls) Fail("a rank waits for ever", 0);
+  if (planted != kReadsWithoutAcquiring) Join(MyClock(), released[at]);
+  return *at;
+}
+
+inline int32_t LoadWord(const int32_t* at) { return *at; }
+inline uint64_t ReadTimer() { return ++nanoseconds; }
+
+inline bool IsKnown(unsigned fiber, uint32_t when) { return when <= MyClock()[fiber]; }
+
+inline void NoteRead(const void* at) {
+  Accesses& known = accesses[at];
+  if (finds_races && !IsKnown(known.writer, known.written)) {
+    Fail("a race: nothing orders a read behind the write that it reads", 0);
+  }
+  known.reads.emplace_back(cluster.current, MyClock()[cluster.current]);
+}
+
+inline void NoteWrite(const void* at) {
+  Accesses& known = accesses[at];
+  if (finds_races && !IsKnown(known.writer, known.written)) {
+    Fail("a race: nothing orders two writes", 0);
+  }
+  for (const auto& [fiber, when] : known.reads) {
+    if (finds_races && !IsKnown(fiber, when)) {
+      Fail("a race: nothing orders a write behind the reads before it", 0);
+    }
+  }
+  known.reads.clear();
+  known.writer = cluster.current;
+  known.written = MyClock()[cluster.current];
+}
+
+template <class Vector>
+Vector ReadVector(const Vector* at) {
+  static_assert(sizeof(Vector) == 16);
+  YieldSometimes(8);
+  NoteRead(at);
+  return *at;
+}
+
+template <class Vector>
+void WriteVector(Vector* at, const Vector& value) {
+  static_assert(sizeof(Vector) == 16);
+  YieldSometimes(8);
+  NoteWrite(at);
+  *at = value;
+}
+
+}  // namespace host_cuda
+
+#endif  // BATON_TESTS_CUDA_ON_HOST_RANKS_H_

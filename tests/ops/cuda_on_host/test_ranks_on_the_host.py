@@ -1,0 +1,219 @@
+"""Ranks that meet in a kernel, on the host: the ordered sum's bits on all of them, and no race.
+
+Ranks run side by side, thread by thread in a drawn order, over many calls on two halves. That this
+says something, planted faults are found.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton_testing import host_cuda, host_ranks
+from baton_testing.host_ranks import GATHER, Call, HostGroup
+
+RANKS = (2, 4, 8)
+KINDS = (("bf16", "bf16"), ("fp32", "bf16"), ("fp32", "fp32"))
+"""Of parts and sums."""
+HALF_BYTES = 1 << 14
+LIMIT = 300_000
+"""In readings of the clock by any thread: far more than a rank lags behind."""
+SIZES = (1, 2, 7, 8, 31, 32, 33, 64, 100, 130)
+"""Of a part, in vectors: shares that are empty or cut short, up to five blocks of a warp."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    return host_cuda.build(compiler, tmp_path_factory.mktemp("ranks"), host_ranks.UNIT)
+
+
+def calls_of(
+    ranks: int,
+    ways: Sequence[str],
+    n: int,
+    seed: int,
+    sizes: Sequence[int] = SIZES,
+    kinds: Sequence[tuple[str, str]] = KINDS,
+) -> list[Call]:
+    """Return calls on the two halves in turns, drawn from these ways, sizes and types."""
+    rng = np.random.default_rng([seed, ranks])
+    calls = []
+    for i in range(n):
+        part, out = kinds[rng.integers(len(kinds))]
+        way, vectors = ways[rng.integers(len(ways))], int(rng.choice(sizes))
+        calls.append(host_ranks.call(rng, ranks, vectors, way, part, out, i % 2))
+    return calls
+
+
+def wrong(calls: Sequence[Call], ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the calls that have other bits than they must, and on which rank."""
+    return [
+        (i, rank)
+        for i, call in enumerate(calls)
+        for rank in ranks
+        if call.outs[rank].tobytes() != call.wanted().tobytes()
+    ]
+
+
+def outcome(group: HostGroup, calls: Sequence[Call]) -> str:
+    """Return what is wrong after calls on all ranks, or nothing."""
+    try:
+        group.run(calls, limit_ns=LIMIT)
+    except RuntimeError as error:
+        return str(error)
+    errors = group.errors()
+    return f"errors {errors}" if any(errors) else str(wrong(calls, range(group.ranks)) or "")
+
+
+@pytest.mark.parametrize("way", [*host_ranks.WAYS, GATHER])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_all_ranks_have_the_bits_of_the_ordered_sum(library: Path, ranks: int, way: str) -> None:
+    for seed in range(3):
+        group = HostGroup(library, ranks, HALF_BYTES, seed)
+        assert outcome(group, calls_of(ranks, [way], 12, seed)) == "", seed
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_calls_of_every_kind_follow_each_other(library: Path, ranks: int) -> None:
+    """Grids of one block to five, so that blocks of a rank have met unequally often."""
+    for seed in range(2):
+        group = HostGroup(library, ranks, HALF_BYTES, seed)
+        assert outcome(group, calls_of(ranks, ["one shot", "two shots", GATHER], 30, seed)) == ""
+
+
+@pytest.mark.parametrize("way", ["one shot", "two shots"])
+def test_a_rows_bits_do_not_depend_on_what_is_summed_with_it(library: Path, way: str) -> None:
+    whole = calls_of(4, [way], 1, seed=5, sizes=[130], kinds=[("bf16", "bf16")])[0]
+    group = HostGroup(library, 4, HALF_BYTES, seed=5)
+    group.run([whole])
+    for vectors in (1, 33, 100):
+        few = host_ranks.call(np.random.default_rng(0), 4, vectors, way, "bf16", "bf16", 1)
+        few.parts[...] = whole.parts[:, : vectors * 8]
+        other = HostGroup(library, 4, HALF_BYTES, seed=vectors)
+        other.run([few])
+        np.testing.assert_array_equal(few.outs, whole.outs[:, : vectors * 8])
+
+
+def test_special_values_are_summed_as_the_others() -> None:
+    """The reference of these tests starts from rank 0's part: -0 and -0 are -0."""
+    call = host_ranks.call(np.random.default_rng(0), 2, 1, "one shot", "fp32", "fp32", 0)
+    call.parts[...] = -0.0
+    assert np.signbit(call.wanted()).all()
+
+
+@pytest.mark.parametrize("way", ["one shot", "two shots"])
+def test_infinities_and_signed_zeros_keep_their_bits(library: Path, way: str) -> None:
+    call = host_ranks.call(np.random.default_rng(0), 2, 2, way, "fp32", "fp32", 0)
+    call.parts[0] = [-0.0, 0.0, np.inf, -np.inf, 3.4e38, 1e-45, -1.0, 0.0]
+    call.parts[1] = [-0.0, -0.0, 1.0, 1.0, 3.4e38, 1e-45, 1.0, 0.0]
+    with np.errstate(over="ignore"):
+        assert outcome(HostGroup(library, 2, HALF_BYTES, seed=1), [call]) == ""
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_flags_wrap_around(library: Path, ranks: int) -> None:
+    group = HostGroup(library, ranks, HALF_BYTES, seed=3)
+    group.count_from(2**32 - 7)
+    calls = calls_of(ranks, ["one shot", "two shots", GATHER], 16, seed=3, sizes=[31, 64])
+    assert outcome(group, calls) == ""
+
+
+@pytest.mark.parametrize("way", ["one shot", "two shots", GATHER])
+def test_a_dead_rank_is_given_up_within_the_limit(library: Path, way: str) -> None:
+    """The others' output is NaN from then on, they say who is missing, and wait no second time.
+
+    Nothing but time orders what runs on after giving up: races do not count.
+    """
+    for seed in range(3):
+        group = HostGroup(library, 4, HALF_BYTES, seed)
+        group.ignore_races()
+        calls = calls_of(4, [way], 8, seed, kinds=[("bf16", "bf16")])
+        group.run(calls, limit_ns=LIMIT, made=[8, 8, 4, 8])
+        assert wrong(calls[:4], range(4)) == []
+        assert [group.errors()[rank] for rank in (0, 1, 3)] == [3, 3, 3]
+        for call in calls[4:]:
+            living = call.outs[[0, 1, 3]]
+            assert (living == (0xFFFF if way == GATHER else 0x7FFF)).all()
+        # The limit, and what the other threads that wait read of the clock meanwhile.
+        assert group.nanoseconds() < 2 * LIMIT
+
+
+def test_a_rank_that_is_late_is_waited_for(library: Path) -> None:
+    group = HostGroup(library, 4, HALF_BYTES, seed=11)
+    calls = calls_of(4, ["two shots"], 6, seed=11)
+    group.run(calls)
+    assert group.nanoseconds() > 0
+    assert wrong(calls, range(4)) == []
+
+
+def test_a_half_that_is_taken_twice_running_is_a_race_and_an_error(library: Path) -> None:
+    def calls() -> list[Call]:
+        made = calls_of(2, ["one shot"], 6, seed=1, sizes=[100])
+        for call in made:
+            call.half = 1
+        return made
+
+    for seed in range(3):
+        assert outcome(HostGroup(library, 2, HALF_BYTES, seed), calls()).startswith("a race")
+        group = HostGroup(library, 2, HALF_BYTES, seed)
+        group.ignore_races()
+        group.run(calls(), limit_ns=LIMIT)
+        assert group.errors() == [9, 9]
+
+
+FOUND = {
+    "parts are read without a meeting": "one shot",
+    "who gave up leaves what was there": "one shot",
+}
+"""By fault: the way that shows it, where two shots do not."""
+OF_A_DEAD_RANK = [name for name in host_ranks.FAULTS if name.startswith(("who", "the wait"))]
+OF_THE_LIVING = [name for name in host_ranks.FAULTS if name not in OF_A_DEAD_RANK]
+
+
+def fails(library: Path, fault: str, seed: int) -> bool:
+    group = HostGroup(library, 4, HALF_BYTES, seed, fault)
+    group.count_from(2**32 - 5)
+    way = FOUND.get(fault, "two shots")
+    return outcome(group, calls_of(4, [way], 10, seed, sizes=[100])) != ""
+
+
+@pytest.mark.parametrize("fault", ["", *OF_THE_LIVING])
+def test_a_planted_fault_is_found(library: Path, fault: str) -> None:
+    assert any(fails(library, fault, seed) for seed in range(4)) == bool(fault)
+
+
+def is_given_up_badly(library: Path, fault: str, seed: int) -> bool:
+    """Whether a rank that dies between a call's arrival and its end does harm."""
+    group = HostGroup(library, 4, HALF_BYTES, seed, fault)
+    group.ignore_races()
+    calls = calls_of(4, [FOUND.get(fault, "two shots")], 6, seed, kinds=[("bf16", "bf16")])
+    try:
+        group.run(calls, limit_ns=LIMIT, made=[6, 6, 2, 6])
+    except RuntimeError:
+        return True
+    is_spoilt = all((call.outs[[0, 1, 3]] == 0x7FFF).all() for call in calls[2:])
+    has_word = [group.errors()[rank] for rank in (0, 1, 3)] == [3, 3, 3]
+    return not (is_spoilt and has_word and group.nanoseconds() < 2 * LIMIT)
+
+
+@pytest.mark.parametrize("fault", ["", *OF_A_DEAD_RANK])
+def test_a_fault_that_a_dead_rank_shows_is_found(library: Path, fault: str) -> None:
+    assert any(is_given_up_badly(library, fault, seed) for seed in range(4)) == bool(fault)
+
+
+def test_a_fence_of_one_device_alone_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="gpu"):
+        host_cuda.rewritten('asm volatile("fence.acq_rel.gpu;");', host_ranks.INSTRUCTIONS)
+
+
+def test_a_fault_whose_expression_is_gone_is_refused() -> None:
+    with pytest.raises(ValueError, match="fix host_ranks"):
+        host_ranks.UNIT.rewrite("rank_team.cuh", "")

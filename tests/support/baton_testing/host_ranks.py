@@ -1,0 +1,225 @@
+"""A group of tensor-parallel ranks as functions of the host, over `host_cuda`: ranks side by side.
+
+Owns what stands for the instructions that ranks meet by, the faults that a test can plant, the
+exchange buffers, and the ordered sum that every rank must have the bits of. Knows no test.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton_testing import host_cuda
+from baton_testing.host_matmul import bf16, fp32
+
+INSTRUCTIONS = {
+    "griddepcontrol.wait;": "WaitForGrids",
+    "griddepcontrol.launch_dependents;": "LetGridsStart",
+    "fence.acq_rel.sys;": "FenceOfSystem",
+    "st.relaxed.sys.global.u32 [%0], %1;": "StoreFlag",
+    "ld.acquire.sys.global.u32 %0, [%1];": "AcquireFlag",
+    "ld.relaxed.gpu.global.s32 %0, [%1];": "LoadWord",
+    "mov.u64 %0, %%globaltimer;": "ReadTimer",
+}
+_ON_HOST = (
+    ("rank_sum.cuh", "  return *at;", "  return host_cuda::ReadVector(at);"),
+    ("rank_sum.cuh", "  *at = value;", "  host_cuda::WriteVector(at, value);"),
+    # A block is a warp, so that a call has several of them with few fibers.
+    ("rank_sum.cuh", "constexpr int kRankThreads = 256;", "constexpr int kRankThreads = 32;"),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a header has once, and what a test can have instead: PLANTED tells whether it does."""
+
+    header: str
+    right: str
+    planted: str
+
+
+_TEAM, _SUM = "rank_team.cuh", "rank_sum.cuh"
+FAULTS = {
+    "flags are read without acquiring": None,  # in shims/ranks.h
+    "ranks arrive without a fence": Fault(_TEAM, "FenceSystem();", "if (!PLANTED) FenceSystem();"),
+    "parts are read without a meeting": Fault(
+        _SUM,
+        "if (team.Meet()) {\n    sum.template SumRange<false>",
+        "if (PLANTED || team.Meet()) {\n    sum.template SumRange<false>",
+    ),
+    "shares are read without a second meeting": Fault(
+        _SUM, "if (team.Meet()) {\n    for", "if (PLANTED || team.Meet()) {\n    for"
+    ),
+    "a block arrives before its threads have written": Fault(
+        _SUM, "__syncthreads();", "if (!PLANTED) __syncthreads();"
+    ),
+    "ranks are summed in another order": Fault(
+        _SUM, "ToFloat(parts.rank[r].at[i])", "ToFloat(parts.rank[PLANTED ? kRanks - r : r].at[i])"
+    ),
+    "a rank that is ahead is waited for": Fault(
+        _TEAM,
+        "static_cast<int32_t>(flag - count) >= 0",
+        "(PLANTED ? flag == count : static_cast<int32_t>(flag - count) >= 0)",
+    ),
+    "flags are compared as if they never wrapped around": Fault(
+        _TEAM,
+        "HasReached(uint32_t flag, uint32_t count) {",
+        "HasReached(uint32_t flag, uint32_t count) {\n  if (PLANTED) return flag >= count;",
+    ),
+    "a block forgets how often it met": Fault(
+        _TEAM,
+        "own_->meetings[blockIdx.x] = count_;",
+        "if (!PLANTED) own_->meetings[blockIdx.x] = count_;",
+    ),
+    "the wait has no end": Fault(_TEAM, "> limit_ns)", "> (PLANTED ? ~0ull : limit_ns))"),
+    "who gave up arrives again": Fault(
+        _TEAM, "if (!are_here) error_ = 1;", "if (!PLANTED && !are_here) error_ = 1;"
+    ),
+    "who gave up waits again": Fault(
+        _TEAM, "if (error_ != 0) return", "if (!PLANTED && error_ != 0) return"
+    ),
+    "who gave up leaves no word": Fault(
+        _TEAM,
+        "atomicMax(&own_->error, 1 + other);",
+        "if (!PLANTED) atomicMax(&own_->error, 1 + other);",
+    ),
+    "who gave up leaves what was there": Fault(
+        _SUM, "    sum.SpoilRange(0, p.vectors);", "    if (!PLANTED) sum.SpoilRange(0, p.vectors);"
+    ),
+}
+
+
+def _rewritten(name: str, text: str) -> str:
+    for header, right, on_host in _ON_HOST:
+        if header == name:
+            text = _once(name, text, right, on_host)
+    for number, fault in enumerate(FAULTS.values(), start=1):
+        if fault is not None and fault.header == name:
+            planted = fault.planted.replace("PLANTED", f"(host_cuda::planted == {number})")
+            text = _once(name, text, fault.right, planted)
+    return host_cuda.rewritten(text, INSTRUCTIONS)
+
+
+def _once(name: str, text: str, old: str, new: str) -> str:
+    if text.count(old) != 1:
+        raise ValueError(f"{name} does not have {old!r} once: fix host_ranks.py")
+    return text.replace(old, new)
+
+
+UNIT = host_cuda.Unit(("rank_sum.cu",), "ranks_entry.cc", _rewritten, language="ranks.h")
+
+TYPES = {"fp32": 0, "bf16": 1}
+WAYS = ("chosen", "one shot", "two shots")
+GATHER = "gather"
+
+
+class _Call(ctypes.Structure):
+    """HostCall of ranks_entry.cc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in ("part", "bytes", "is_gather", "part_type", "out_type", "way", "half", "out")
+    )
+
+
+@dataclass
+class Call:
+    """One call of all ranks: their parts, which are bits of a type, and what each of them gets."""
+
+    parts: Any
+    """uint16 or fp32 [ranks, vectors * 16 bytes]."""
+    way: str
+    out_type: str
+    half: int
+    outs: Any
+
+    def _types(self) -> tuple[int, int]:
+        part = "fp32" if self.parts.dtype == np.float32 else "bf16"
+        return TYPES[part], TYPES[self.out_type]
+
+    def of(self, rank: int) -> _Call:
+        """Return how a rank makes it."""
+        part, out = self.parts[rank], self.outs[rank]
+        way = 0 if self.way == GATHER else WAYS.index(self.way)
+        where = (int(self.way == GATHER), *self._types(), way, self.half, out.ctypes.data)
+        return _Call(part.ctypes.data, part.nbytes, *where)
+
+    def wanted(self) -> Any:
+        """Return the bits that every rank must have."""
+        if self.way == GATHER:
+            return self.parts
+        values = self.parts if self.parts.dtype == np.float32 else fp32(self.parts)
+        total = values[0].copy()
+        for part in values[1:]:
+            total += part
+        return total if self.out_type == "fp32" else bf16(total)
+
+
+def call(rng: Any, ranks: int, vectors: int, way: str, part: str, out: str, half: int) -> Call:
+    """Return a call on drawn parts, which cancel enough for their order to show."""
+    elements = vectors * (4 if part == "fp32" else 8)
+    values = rng.standard_normal((ranks, elements)) * 2.0 ** rng.integers(-6, 7, (ranks, elements))
+    bits = values.astype(np.float32) if part == "fp32" else bf16(values)
+    dtype = np.float32 if (part if way == GATHER else out) == "fp32" else np.uint16
+    shape = (ranks, ranks, elements) if way == GATHER else (ranks, elements)
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return Call(bits, way, out, half, aligned(size).view(dtype).reshape(shape))
+
+
+def aligned(size: int) -> Any:
+    """Return so many bytes, none of which is zero, where a buffer may begin."""
+    raw = np.full(size + 256, 0xA5, np.uint8)
+    start = -raw.ctypes.data % 256
+    return raw[start : start + size]
+
+
+class HostGroup:
+    """Ranks and their exchange buffers. Raises RuntimeError with what no kernel may do."""
+
+    def __init__(self, path: Path, ranks: int, half_bytes: int, seed: int, fault: str = "") -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.host_ranks.restype = ctypes.c_char_p
+        self._library.host_nanoseconds.restype = ctypes.c_uint64
+        number = [*FAULTS].index(fault) + 1 if fault else 0
+        self._library.host_settings(ctypes.c_uint64(seed), number, 1)
+        self._seed, self._number = seed, number
+        self.ranks, self.half_bytes = ranks, half_bytes
+        self._head = int(self._library.host_head_bytes())
+        self.buffers = [aligned(self._head + 2 * half_bytes) for _ in range(ranks)]
+        for buffer in self.buffers:
+            buffer[: self._head] = 0
+
+    def ignore_races(self) -> None:
+        """Let what nothing orders pass."""
+        self._library.host_settings(ctypes.c_uint64(self._seed), self._number, 0)
+
+    def count_from(self, count: int) -> None:
+        """Set every block's meetings, and all flags, as after so many."""
+        for buffer in self.buffers:
+            buffer[256 : self._head].view(np.uint32)[...] = count
+
+    def errors(self) -> list[int]:
+        """Return every rank's error."""
+        return [int(buffer[:4].view(np.int32)[0]) for buffer in self.buffers]
+
+    def nanoseconds(self) -> int:
+        """Return how often the last run read the clock, which moves by that."""
+        return int(self._library.host_nanoseconds())
+
+    def run(self, calls: Sequence[Call], limit_ns: int = 1 << 40, made: Sequence[int] = ()) -> None:
+        """Make calls on all ranks; `made`: how many each rank makes before it dies."""
+        counts = made or [len(calls)] * self.ranks
+        of_ranks = [(_Call * len(calls))(*(c.of(r) for c in calls)) for r in range(self.ranks)]
+        buffers = np.array([buffer.ctypes.data for buffer in self.buffers], np.int64)
+        places = np.array([ctypes.addressof(calls) for calls in of_ranks], np.int64)
+        counted = np.array(counts, np.int64)
+        words = (buffers.ctypes.data, self.ranks, self.half_bytes, limit_ns, 200)
+        group = (ctypes.c_int64 * 7)(*words, places.ctypes.data, counted.ctypes.data)
+        error = self._library.host_ranks(group)
+        if error is not None:
+            raise RuntimeError(error.decode())
