@@ -1,7 +1,7 @@
 """A sum over ranks is on all of them the fp32 sum in their order, bit for bit; a gather copies.
 
-Ranks are streams of this process on the machine's GPUs in turns. With one GPU, or more ranks than
-GPUs, ranks share one, and parts are small enough that all of them run at once.
+Ranks are streams of this process on the machine's GPUs in turns. Where there are more ranks than
+GPUs, some share one, and parts are small enough that all of them run at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton_ops.ranks import HALF_REUSED, SumWay, rank_gather_into, rank_sum_into
-from baton_testing.rank_groups import RankGroup, ordered_sum
+from baton_testing.rank_groups import RankGroup, ordered_sum, skip_crowds
 
 RANKS = [2, 4, 8]
 WAYS = list(SumWay)
@@ -31,6 +31,7 @@ GROUPS: dict[int, RankGroup] = {}
 @pytest.fixture(params=RANKS)
 def group(request: pytest.FixtureRequest, torch: ModuleType) -> RankGroup:
     ranks = request.param
+    skip_crowds(torch, ranks)
     if ranks not in GROUPS:
         GROUPS[ranks] = RankGroup(torch, ranks, HALF_BYTES)
     GROUPS[ranks].reset()

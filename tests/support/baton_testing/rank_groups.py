@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from baton_ops.ranks import Exchange, exchange_bytes, head_bytes
 
 SECOND_NS = 1_000_000_000
@@ -32,6 +34,15 @@ def ordered_sum(parts: Sequence[Any], dtype: Any) -> Any:
     for part in parts[1:]:
         total = total + part.float()
     return total.to(dtype)
+
+
+def skip_crowds(torch: Any, ranks: int) -> None:
+    """Skip where more ranks would share a GPU than surely run at once, each on a queue of its own:
+    two on a machine with one GPU, else four.
+    """
+    n_devices = torch.cuda.device_count()
+    if ranks > n_devices * (2 if n_devices == 1 else 4):
+        pytest.skip(f"{ranks} ranks are too many for {n_devices} CUDA devices")
 
 
 class RankGroup:
@@ -163,6 +174,7 @@ class RankProcess:
         within = self.buffer.data_ptr() - begins[self.rank]
         addresses = torch.tensor([begin + within for begin in begins])
         self.exchange = Exchange(addresses, self.rank, half_bytes, limit_ns)
+        self._turn = 0
         self.meet()
 
     def meet(self) -> None:
@@ -170,6 +182,11 @@ class RankProcess:
         self.torch.cuda.synchronize()
         self.distributed.barrier()
         self.torch.cuda.synchronize()
+
+    def next_half(self) -> int:
+        """Return the half that is next in turn."""
+        self._turn += 1
+        return self._turn % 2
 
     def half(self, half: int, shape: tuple[int, int], dtype: Any) -> Any:
         """Return the part at the beginning of a half."""
