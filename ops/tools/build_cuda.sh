@@ -90,5 +90,11 @@ if [[ -x "$cuobjdump" ]]; then
   check_code matmul_many "${hopper[@]}" 'UTMALDG\.4D' MOVM USETMAXREG
   check_code decode_attention "${hopper[@]}"
   check_code prompt_attention "${hopper[@]}" USETMAXREG
+  # Ranks meet at system scope, and read what others write meanwhile: nothing of it is constant.
+  check_code rank_sum ACQBULK PREEXIT 'MEMBAR\.[A-Z.]*SYS' 'LDG\.E\.STRONG\.SYS' 'LDG\.E\.128 ' 'STG\.E\.128'
+  if grep -E 'LDG\.[A-Z0-9.]*CONSTANT' "$build/rank_sum.sass" | head -n 3 | grep .; then
+    echo "rank_sum.cu reads parts as if they were constant" >&2
+    exit 1
+  fi
 fi
 echo "CUDA sources compile for sm_90a"

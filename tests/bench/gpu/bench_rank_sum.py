@@ -62,9 +62,9 @@ class Sums:
     def __init__(self, process: RankProcess, rows: int, hidden: int) -> None:
         """Draw the same parts on every rank."""
         self.process = process
-        generator = torch.Generator("cuda").manual_seed(rows)
+        generator = torch.Generator(process.device).manual_seed(rows)
         shape = (process.ranks, rows, hidden)
-        self.parts = torch.randn(shape, device="cuda", generator=generator).bfloat16()
+        self.parts = torch.randn(shape, device=process.device, generator=generator).bfloat16()
         self.out = torch.empty_like(self.parts[0])
         self.halves = [process.half(half, (rows, hidden), torch.bfloat16) for half in (0, 1)]
         for half in self.halves:

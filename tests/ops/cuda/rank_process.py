@@ -20,11 +20,15 @@ REPLAYS = 1000
 def main() -> None:
     """Replay one graph for each way, of all sizes; compare its sums at the end."""
     process = RankProcess(torch, ROWS[-2] * HIDDEN * 2)
-    generator = torch.Generator("cuda").manual_seed(7)  # the same parts are drawn on every rank
+    generator = torch.Generator(process.device).manual_seed(
+        7
+    )  # the same parts are drawn on every rank
     digest = hashlib.sha256()
     for way in SumWay:
         parts = [
-            torch.randn(process.ranks, n, HIDDEN, device="cuda", generator=generator).bfloat16()
+            torch.randn(
+                process.ranks, n, HIDDEN, device=process.device, generator=generator
+            ).bfloat16()
             for n in ROWS
         ]
         for out, drawn in zip(sums(process, parts, way), parts, strict=True):

@@ -10,6 +10,8 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,35 +122,54 @@ class RankGroup:
             self.torch.cuda.synchronize(device)
 
 
-def run_processes(program: Path, ranks: int, *arguments: str, seconds: int = 240) -> list[str]:
+def run_processes(program: Path, ranks: int, *arguments: str, seconds: float = 240) -> list[str]:
     """Run a program as so many ranks, each told its number as torchrun does; return the outputs.
 
     Raises:
-        RuntimeError: one of them failed.
+        RuntimeError: one of them failed, upon which the others are stopped, or took too long.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / str(rank) for rank in range(ranks)]
+        processes = [
+            _started([sys.executable, str(program), *arguments], environment, log)
+            for environment, log in zip(_environments(ranks), logs, strict=True)
+        ]
+        try:
+            _await(processes, time.monotonic() + seconds)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        outputs = [log.read_text() for log in logs]
+    failed = [rank for rank, process in enumerate(processes) if process.returncode != 0]
+    if failed:
+        told = "\n".join(f"rank {rank}:\n{outputs[rank][-3000:]}" for rank in range(ranks))
+        raise RuntimeError(f"of {ranks} ranks {failed} failed or were stopped\n{told}")
+    return outputs
+
+
+def _environments(ranks: int) -> list[dict[str, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     path = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     shared = dict(os.environ) | NO_MULTICAST | found | path
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program), *arguments],
-            env=shared | {"RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for rank, process in enumerate(processes):
-        if process.returncode != 0:
-            raise RuntimeError(f"rank {rank} failed:\n{outputs[rank][-3000:]}")
-    return outputs
+    return [shared | {"RANK": str(rank)} for rank in range(ranks)]
+
+
+def _started(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+
+
+def _await(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
+    """Return when all have ended, one has failed, or time is up."""
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if any(codes) or None not in codes:
+            return
+        time.sleep(0.05)
 
 
 class RankProcess:
