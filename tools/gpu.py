@@ -227,6 +227,10 @@ def at_once(
 
 def test(options: argparse.Namespace, more: Sequence[str]) -> int:
     """Run the kernels' tests and the exactness suite, print a table, leave the stamp."""
+    try:  # first: what is found after the run must not cost its results
+        before = gpu_stamp.read(options.stamp)
+    except ValueError as error:
+        sys.exit(f"[gpu] {error}; remove it, or name another file by --stamp")
     folder, digests = BUILD / "reports", BUILD / "digests"
     for stale in (folder, digests):
         shutil.rmtree(stale, ignore_errors=True)
@@ -242,6 +246,7 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         if not report.exists():
             return code or 1
         cases = gpu_jobs.cases_of(report)
+        cases += gpu_jobs.unexplained("pytest", code, cases)
     else:
         code, cases = 0, at_once(plain, suites, folder, options.jobs)
     kept, torn = gpu_jobs.digests_of(digests)
@@ -256,7 +261,6 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         machine=machine(),
         digests=kept,
     )
-    before = gpu_stamp.read(options.stamp)
     others = gpu_stamp.unlike(before, stamp) if before else []
     gpu_stamp.write(stamp, options.stamp)
     sys.stdout.write(table(cases) + "\n")

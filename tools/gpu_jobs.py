@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -46,6 +47,9 @@ MOST_GIB = {
 """What jobs hold at most of the GPU's memory: weights, and pools for 256 requests at once."""
 OTHERS_GIB = 4
 POLL_S = 0.2
+STOP_S = 10.0
+SILENT_S = 900.0
+"""After so long without a word a job hangs where pytest's own timeout cannot end it."""
 
 
 class Job(NamedTuple):
@@ -109,7 +113,12 @@ def collected(words: Sequence[str], root: Path, environment: Mapping[str, str]) 
 
 
 class Running:
-    """Processes of jobs; `folder` takes reports and logs, `memory_bytes` is what they share."""
+    """Processes of jobs; `folder` takes reports and logs, `memory_bytes` is what they share.
+
+    Each is told of each test as it ends; one that says nothing for `silent_s` is killed, with what
+    it has started: a call that never comes back, of CUDA's say, keeps Python from its signals, and
+    so pytest's timeout from ending the test.
+    """
 
     def __init__(
         self,
@@ -118,10 +127,13 @@ class Running:
         root: Path,
         environment: Mapping[str, str],
         memory_bytes: int,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._words, self._folder = words, folder
-        self._root, self._environment = root, environment
+        self._root = root
+        self._environment = dict(environment) | {"PYTHONUNBUFFERED": "1"}
         self._memory_bytes = memory_bytes
+        self._silent_s = silent_s
         self._going: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
 
     def start(self, job: Job) -> None:
@@ -132,8 +144,9 @@ class Running:
         command = [sys.executable, "-m", "pytest", *self._words, report, f"@{listed}"]
         with (self._folder / f"{job.name}.log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=self._root, env=dict(self._environment), stdout=log, stderr=log
-            )
+                command, cwd=self._root, env=self._environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
         self._going[job] = process, time.monotonic()
 
     @property
@@ -157,21 +170,41 @@ class Running:
         """Return the jobs that have ended since the last call."""
         found = []
         for job, (process, began) in list(self._going.items()):
-            if process.poll() is None:
+            place, seconds = self._folder / job.name, time.monotonic() - began
+            if process.poll() is None and not self._ended_for_silence(process, place):
                 continue
             del self._going[job]
-            place, seconds = self._folder / job.name, time.monotonic() - began
             found.append(
                 Ended(job, process.returncode, _named(place, "xml"), _named(place, "log"), seconds)
             )
         return found
 
+    def _ended_for_silence(self, process: subprocess.Popen[bytes], place: Path) -> bool:
+        """Kill a process that has long said nothing, and note so in its log."""
+        log = _named(place, "log")
+        if time.time() - log.stat().st_mtime < self._silent_s:
+            return False
+        _signalled(process, signal.SIGKILL)
+        process.wait()
+        with log.open("a") as words:
+            words.write(f"\n[gpu] killed: it said nothing for {self._silent_s:.0f} s\n")
+        return True
+
     def stop(self) -> None:
-        """End what still runs."""
+        """End what still runs, and what that has started."""
         for process, _ in self._going.values():
-            process.terminate()
+            _signalled(process, signal.SIGTERM)
         for process, _ in self._going.values():
-            process.wait()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                _signalled(process, signal.SIGKILL)
+                process.wait()
+
+
+def _signalled(process: subprocess.Popen[bytes], which: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, which)
 
 
 def _named(place: Path, kind: str) -> Path:
@@ -198,12 +231,20 @@ def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
 
 
 def cases_of(report: Path) -> list[tuple[str, str]]:
-    """Return each test's id and its outcome of a JUnit report: passed, failed or skipped."""
+    """Return each test's id and its outcome of a JUnit report: passed, failed or skipped.
+
+    One that was skipped and whose fixtures failed has failed.
+
+    Raises:
+        ElementTree.ParseError: it is no whole report.
+    """
     found = []
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - we wrote it
+        if not case.get("name"):  # a session that ended early, which its status tells
+            continue
         kinds = {child.tag for child in case}
-        outcome = "failed" if kinds & {"failure", "error"} else "passed"
-        outcome = "skipped" if "skipped" in kinds else outcome
+        outcome = "skipped" if "skipped" in kinds else "passed"
+        outcome = "failed" if kinds & {"failure", "error"} else outcome
         place = case.get("classname", "").replace(".", "/")
         found.append((f"{place}.py::{case.get('name', '')}", outcome))
     return found
@@ -212,17 +253,24 @@ def cases_of(report: Path) -> list[tuple[str, str]]:
 def cases_of_job(ended: Ended) -> list[tuple[str, str]]:
     """Return a job's cases; a test that it does not tell of has failed, under the job's name.
 
-    So has a process that ended with a status that none of its tests explains.
+    So has a process that ended with a status that none of its tests explains. A report that is not
+    there, or was being written when the process died, tells of none.
     """
-    found = cases_of(ended.report) if ended.report.exists() else []
+    try:
+        found = cases_of(ended.report) if ended.report.exists() else []
+    except ElementTree.ParseError:
+        found = []
     missing = len(ended.job.tests) - len(dict(found))
-    is_explained = ended.code == 0 or (ended.code == 1 and "failed" in dict(found).values())
     if missing > 0:
         what = f"status {ended.code}, {missing} of {len(ended.job.tests)} tests not told of"
-        found.append((f"{ended.job.name}::{what}", "failed"))
-    elif not is_explained:
-        found.append((f"{ended.job.name}::status {ended.code}", "failed"))
-    return found
+        return [*found, (f"{ended.job.name}::{what}", "failed")]
+    return [*found, *unexplained(ended.job.name, ended.code, found)]
+
+
+def unexplained(name: str, code: int, found: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return a failure in that name for a status of pytest's that no test's outcome explains."""
+    is_explained = code == 0 or (code == 1 and "failed" in dict(found).values())
+    return [] if is_explained else [(f"{name}::status {code}", "failed")]
 
 
 def last_words(ended: Ended, lines: int = 40) -> str:

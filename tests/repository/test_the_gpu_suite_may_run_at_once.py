@@ -145,6 +145,55 @@ def test_a_status_that_no_test_explains_is_a_failure(tmp_path: Path) -> None:
     assert gpu_jobs.cases_of_job(ended) == [("a.py::test_x", "passed"), ("a::status 3", "failed")]
 
 
+def test_a_test_that_was_skipped_and_whose_fixture_failed_has_failed(tmp_path: Path) -> None:
+    report = tmp_path / "a.xml"
+    inner = "<skipped/><error message='teardown'/>"
+    report.write_text(f'<testsuite><testcase classname="a" name="t">{inner}</testcase></testsuite>')
+    assert gpu_jobs.cases_of(report) == [("a.py::t", "failed")]
+
+
+def test_a_session_that_ended_early_is_no_test_that_passed(tmp_path: Path) -> None:
+    report = tmp_path / "a.xml"
+    report.write_text('<testsuite><testcase classname="" name=""/></testsuite>')
+    ended = Ended(Job("a", ("a.py::t",)), 2, report, tmp_path / "a.log", 1.0)
+    told = [("a::status 2, 1 of 1 tests not told of", "failed")]
+    assert gpu_jobs.cases_of_job(ended) == told
+
+
+@pytest.mark.parametrize("written", ["", '<testsuite><testcase classname="a" na'])
+def test_a_report_that_was_being_written_tells_of_none(tmp_path: Path, written: str) -> None:
+    report = tmp_path / "a.xml"
+    report.write_text(written)
+    ended = Ended(Job("a", ("a.py::t",)), -9, report, tmp_path / "a.log", 1.0)
+    told = [("a::status -9, 1 of 1 tests not told of", "failed")]
+    assert gpu_jobs.cases_of_job(ended) == told
+
+
+HANGS = """import ctypes, subprocess, sys
+def test_hangs():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    open("child", "w").write(str(child.pid))
+    lock, c = (ctypes.c_char * 64)(), ctypes.CDLL(None)
+    c.pthread_mutex_lock(lock)
+    c.pthread_mutex_lock(lock)
+"""
+
+
+def test_a_job_that_hangs_where_python_cannot_end_it_is_killed_with_what_it_started(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 1\n")
+    (tmp_path / "test_hangs.py").write_text(HANGS)
+    words = ["-q", "-p", "no:cacheprovider"]
+    running = gpu_jobs.Running(words, tmp_path, tmp_path, os.environ, ENOUGH_BYTES, silent_s=5)
+    (ended,) = gpu_jobs.run(running, [Job("hangs", ("test_hangs.py::test_hangs",))], 1)
+    told = [("hangs::status -9, 1 of 1 tests not told of", "failed")]
+    assert gpu_jobs.cases_of_job(ended) == told
+    assert "killed: it said nothing for 5 s" in gpu_jobs.last_words(ended)
+    state = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
 def test_digests_of_processes_that_write_at_once_are_all_kept(tmp_path: Path) -> None:
     program = "import gpu_jobs, pathlib, sys\n"
     program += (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import gpu_jobs
+import gpu_stamp
 import pytest
 
 import gpu
@@ -89,3 +91,34 @@ def test_all_that_is_missing_is_told_at_once(monkeypatch) -> None:
     for what in ("no device", *gpu.PROGRAMS.values(), "its-distribution"):
         assert what in told
     assert gpu.PROGRAMS["cmake"] not in gpu.what_is_missing(builds=False)
+
+
+def test_a_stamp_that_is_none_is_told_of_before_the_suite_runs(monkeypatch, tmp_path: Path) -> None:
+    stamp = tmp_path / "stamp.json"
+    stamp.write_text('{"a": 1}')
+    monkeypatch.setattr(gpu, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(gpu, "at_once", lambda *_: pytest.fail("the suite ran"))
+    options = argparse.Namespace(stamp=stamp, jobs=2)
+    with pytest.raises(SystemExit, match=r"is no stamp.*--stamp"):
+        gpu.test(options, [])
+
+
+def test_a_suite_that_ended_early_in_one_process_leaves_no_stamp_without_failures(
+    monkeypatch, tmp_path: Path
+) -> None:
+    def ended_early(command: list[str]) -> int:
+        report = next(word for word in command if word.startswith("--junitxml="))
+        Path(report.partition("=")[2]).write_text(
+            '<testsuite><testcase classname="a" name="test_x"/></testsuite>'
+        )
+        return 3
+
+    monkeypatch.setattr(gpu, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(gpu, "run", ended_early)
+    monkeypatch.setattr(gpu, "machine", lambda: {"gpu": "x"})
+    monkeypatch.setenv("BATON_GPU_DIGESTS", "")
+    stamp = tmp_path / "stamp.json"
+    assert gpu.test(argparse.Namespace(stamp=stamp, jobs=1), []) == 1
+    left = gpu_stamp.read(stamp)
+    assert left is not None
+    assert left.results.names_failed == ("pytest::status 3",)
