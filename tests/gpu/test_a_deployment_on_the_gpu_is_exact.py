@@ -1,7 +1,7 @@
 """Processes of a deployment tell clients the same bits over HTTP, whichever they are and whichever
 GPU of a kind they are on.
 
-Prefill and decode are processes of their own, which hand KV over by the existing transport.
+Prefill and decode are processes of their own: KV travels, or decode reads it in prefill's memory.
 """
 
 from __future__ import annotations
@@ -63,12 +63,21 @@ def test_a_pair_of_processes_says_what_one_says_and_texts_are_scored_as_sampled(
     assert differing == []
 
 
-def test_a_pair_on_two_gpus_says_what_one_process_says_on_the_second() -> None:
+@pytest.mark.parametrize("transport", ["zmq", "nvlink"])
+def test_a_pair_on_two_gpus_says_what_one_process_says_on_the_second(transport: str) -> None:
     first, second = two_gpus()
-    with start(*PAIR, "--gpus", f"{first},{second}") as pair, ThreadPoolExecutor(48) as clients:
+    flags = ("--gpus", f"{first},{second}", *(["--share-kv"] if transport == "nvlink" else []))
+    with start(*PAIR, *flags) as pair, ThreadPoolExecutor(48) as clients:
         pair.wait_lines(3)
         found = list(clients.map(lambda n: ask(pair, n), range(REQUESTS)))
-        pair.wait_at_least("prefill", "baton_handoff_sent_bytes_total", 1)
+        delivered = {
+            way: pair.metric("prefill", "baton_handoff_delivered_bytes_total", transport=way)
+            for way in ("zmq", "nvlink")
+        }
+        assert [way for way, n_bytes in delivered.items() if n_bytes] == [transport]
+        pair.wait_idle("prefill", "decode")
+        for role in ("prefill", "decode"):
+            pair.wait_metric(role, "baton_engine_kv_blocks_used", 0)
         seen = {
             role: Path(f"/proc/{pair.latest(role)['pid']}/environ").read_bytes().split(b"\0")
             for role in ("prefill", "decode")
