@@ -35,8 +35,10 @@ RankExchange ExchangeOf(const ExchangeInput& in) {
 
 // Every rank has the same, which teams rely on.
 Grid GridOf(int64_t vectors) {
-  const int64_t blocks = std::min<int64_t>(DivideUp<int64_t>(vectors, kRankThreads), kMostTeams);
-  return {static_cast<unsigned>(std::max<int64_t>(blocks, 1)), kRankThreads};
+  const bool is_small = vectors <= int64_t{kMostTeams} * kRankThreads;
+  const int threads = is_small ? kRankThreads : kMostRankThreads;
+  const int64_t blocks = std::min<int64_t>(DivideUp<int64_t>(vectors, threads), kMostTeams);
+  return {static_cast<unsigned>(std::max<int64_t>(blocks, 1)), static_cast<unsigned>(threads)};
 }
 
 template <class Work>

@@ -21,7 +21,8 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kRankThreads = 256;
+constexpr int kRankThreads = 256;      // while all blocks' threads suffice for a vector each
+constexpr int kMostRankThreads = 512;  // else: a link needs 800 KB in flight
 
 // In: of the parts, 16 bytes at once. Out: of the sum.
 template <class In, class Out>
@@ -75,7 +76,7 @@ struct RankSum {
   static constexpr int kCount = kPerVector<In>;
   using Vector = Packed<In, kCount>;
   using OutVector = Packed<Out, kCount>;
-  // So many vectors a thread are on their way at once: a link needs 800 KB in flight.
+  // So many vectors a thread are on their way at once, as registers allow.
   static constexpr int kAtOnce = kRanks < 8 ? 8 / kRanks : 1;
 
   const RankSumParams<In, Out>& p;
@@ -144,7 +145,7 @@ struct RankSum {
 };
 
 template <class In, class Out, int kRanks>
-__global__ void __launch_bounds__(kRankThreads, 2)
+__global__ void __launch_bounds__(kMostRankThreads, 1)
     RankSumOnceKernel(const __grid_constant__ RankSumParams<In, Out> p) {
   WaitForEarlierGrids();
   LetNextGridStart();
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kRankThreads, 2)
 // Rank r's share is the r-th of kRanks ranges. A block collects of every rank what that rank's
 // block of its team summed.
 template <class In, class Out, int kRanks>
-__global__ void __launch_bounds__(kRankThreads, 2)
+__global__ void __launch_bounds__(kMostRankThreads, 1)
     RankSumTwiceKernel(const __grid_constant__ RankSumParams<In, Out> p) {
   WaitForEarlierGrids();
   LetNextGridStart();
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kRankThreads, 2)
 
 // out[r] = the part of rank r, byte for byte; all bits set where ranks do not come in time.
 template <int kRanks>
-__global__ void __launch_bounds__(kRankThreads, 2)
+__global__ void __launch_bounds__(kMostRankThreads, 1)
     RankGatherKernel(const __grid_constant__ RankGatherParams p) {
   WaitForEarlierGrids();
   LetNextGridStart();

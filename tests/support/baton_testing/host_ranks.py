@@ -30,7 +30,8 @@ _ON_HOST = (
     ("rank_sum.cuh", "  return *at;", "  return host_cuda::ReadVector(at);"),
     ("rank_sum.cuh", "  *at = value;", "  host_cuda::WriteVector(at, value);"),
     # A block is a warp, so that a call has several of them with few fibers.
-    ("rank_sum.cuh", "constexpr int kRankThreads = 256;", "constexpr int kRankThreads = 32;"),
+    ("rank_sum.cuh", "int kRankThreads = 256;", "int kRankThreads = 32;"),
+    ("rank_sum.cuh", "int kMostRankThreads = 512;", "int kMostRankThreads = 32;"),
 )
 
 
