@@ -42,7 +42,7 @@ CASES = {
 }
 ROUNDS = 15
 APART = (
-    "unshare --pid --ipc --net --uts --mount --fork "
+    "unshare --pid --ipc --net --uts --mount --mount-proc --fork "
     "setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set=-all"
 )
 
