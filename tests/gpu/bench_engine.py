@@ -1,6 +1,6 @@
 """Measure the engine on a GPU: steps against memory's roof, and a whole decode phase from a trace.
 
-    python tests/gpu/bench_engine.py [--json FILE] [--markdown FILE] [--few] [--only PART ...]
+    python3 tools/gpu.py bench [--json FILE] [--few] [--only PART ...] [--kinds KIND ...]
 
 Qwen3-8B's shape with random bfloat16 weights, and an MTP layer. A step is a replayed graph, its
 inputs made up (see bench_steps); the roof is weights and KV once, at the rate of a kernel that
