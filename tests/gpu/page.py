@@ -13,12 +13,14 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import page_record  # noqa: E402
 import page_serving  # noqa: E402
 import page_steps  # noqa: E402
 import plots  # noqa: E402
@@ -119,20 +121,41 @@ def page(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def main() -> None:
+def read(path: Path, problems: Callable[[Any], list[str]]) -> Record:
+    """Return a benchmark's JSON.
+
+    Raises:
+        ValueError: it is not there, is no JSON, or fields of it are missing or wrong.
+    """
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if found := problems(record):
+        raise ValueError("\n".join(f"{path}: {line}" for line in found))
+    return record  # type: ignore[no-any-return]
+
+
+def main(words: Sequence[str] | None = None) -> None:
     """Write the page and the pictures; say which missed goals have no words."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="bench_engine's JSON, in the docs' folder")
     parser.add_argument("docs", type=Path)
     parser.add_argument("--gateway", type=Path, nargs="*", default=[], help="bench_gateway's JSON")
-    options = parser.parse_args()
-    record = json.loads(options.results.read_text())
-    gateways = [json.loads(path.read_text()) for path in options.gateway]
+    options = parser.parse_args(words)
     benchmarks = options.docs / "benchmarks"
+    if not options.results.resolve().is_relative_to(benchmarks.resolve()):
+        parser.error(f"{options.results} is not in {benchmarks}, and the page links to it")
+    try:
+        record = read(options.results, page_record.problems)
+        gateways = [read(path, page_record.gateway_problems) for path in options.gateway]
+    except ValueError as error:
+        sys.exit(f"[page] {error}")
     results = options.results.resolve().relative_to(benchmarks.resolve()).as_posix()
     text = page(record, results, gateways)
-    (benchmarks / "gpu-engine.md").write_text(text)
+    # The pictures first: what fails to be drawn leaves no page that tells of another run than they.
     plots.draw([s for s in record["steps"] if "error" not in s], options.docs / "images")
+    (benchmarks / "gpu-engine.md").write_text(text)
     if "Not explained yet." in text:
         print(f"a missed goal is not explained: write of its subject in {BOUNDS}")
 

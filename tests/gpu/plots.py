@@ -228,12 +228,11 @@ PICTURES = {"gpu-batch": by_batch, "gpu-context": by_context, "gpu-drafts": by_d
 def draw(cases: Sequence[Case], folder: Path) -> list[str]:
     """Write every picture that there are cases for; return their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = []
-    for name, drawn in ((name, drawn(cases)) for name, drawn in PICTURES.items()):
+    made = {name: drawn(cases) for name, drawn in PICTURES.items()}  # all, or none is written
+    for name, drawn in made.items():
         if drawn is not None:
             (folder / f"{name}.svg").write_text(drawn)
-            names.append(name)
-    return names
+    return [name for name, drawn in made.items() if drawn is not None]
 
 
 def main() -> None:

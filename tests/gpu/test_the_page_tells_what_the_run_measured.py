@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import page
+import page_record
 import page_steps
 import plots
 from page_text import Goal
@@ -172,6 +175,78 @@ def test_parts_that_a_run_has_not_are_left_out(record: dict[str, Any]) -> None:
     assert "transformers" not in text
     assert "gpu-batch.svg" not in text, "no such case was measured"
     assert "gpu-drafts.svg" in text
+
+
+def test_a_record_that_is_whole_has_no_problems(record: dict[str, Any]) -> None:
+    assert page_record.problems(record) == []
+    assert page_record.gateway_problems(gateway()) == []
+    results = Path(__file__).parents[2] / "docs" / "benchmarks" / "results"
+    kept = json.loads((results / "gpu-engine-h200.json").read_text())
+    assert page_record.problems(kept) == []
+    kept = json.loads((results / "gpu-gateway-h200.json").read_text())
+    assert page_record.gateway_problems(kept) == []
+
+
+GONE = object()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (["machine", "driver"], GONE, "machine.driver is missing"),
+        (["machine"], [], "machine: [] is no object"),
+        (["roof", "copy"], 0, "roof.copy: 0 is not a number above 0"),
+        (["repeats"], None, "repeats: None is not a whole number"),
+        (["commit"], GONE, "commit is missing"),
+        (["steps"], [], "steps: [] is no list of at least 1"),
+        (["steps", 0, "us"], float("nan"), "steps[0].us: nan is not a number above 0"),
+        (["steps", 0, "eager_us"], GONE, "steps[0].eager_us is missing"),
+        (["steps", 0, "kernels", 1, "us"], "1", "steps[0].kernels[1].us: '1' is not a number of"),
+        (["steps", 6, "top"], 5, "steps[6].top: 5 is not one of -1, 0, 20"),
+        (["steps", 7, "choice"], "x", "steps[7].choice: 'x' is not one of GREEDY, SAMPLED,"),
+        (["steps", 9, "tflops"], GONE, "steps[9].tflops is missing"),
+        (["steps", 10, "kind"], GONE, "steps[10].kind is missing"),
+        (["baselines"], "x", "baselines: 'x' is no list"),
+        (["phases", 0, "idle_share"], float("inf"), "phases[0].idle_share: inf is not"),
+        (["transformers", "phases"], GONE, "transformers.phases is missing"),
+        (["transformers", "phases", 0, "rows"], None, "transformers.phases[0].rows: None is not"),
+        (["phazes"], [], "phazes is no part of the page"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named_by_its_field(
+    record: dict[str, Any], place: list[Any], value: Any, problem: str
+) -> None:
+    record["steps"] = [copy.deepcopy(one) for one in record["steps"]]  # they share kernels
+    holder: Any = record
+    for key in place[:-1]:
+        holder = holder[key]
+    if value is GONE:
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = value
+    (told,) = page_record.problems(record)
+    assert told.startswith(problem)
+
+
+def test_a_gateways_record_without_rounds_is_refused() -> None:
+    empty = gateway()
+    empty["summary"][0]["ratios"] = []
+    (told,) = page_record.gateway_problems(empty)
+    assert told == "summary[0].ratios: [] is no list of at least 1"
+
+
+@pytest.mark.parametrize("text", ['{"machine": {}}', '{"machine": ', "[]"])
+def test_a_record_that_is_refused_leaves_page_and_pictures_as_they_are(
+    tmp_path: Path, text: str
+) -> None:
+    place = tmp_path / "benchmarks"
+    place.mkdir()
+    (place / "gpu-engine.md").write_text("before")
+    (place / "run.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"\[page\] .*run.json: "):
+        page.main([str(place / "run.json"), str(tmp_path)])
+    assert (place / "gpu-engine.md").read_text() == "before"
+    assert not (tmp_path / "images").exists()
 
 
 def whole_run() -> list[dict[str, Any]]:
