@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -117,6 +118,18 @@ def test_a_middle_lies_between_two_of_the_ratios() -> None:
     covered = sum(one.low <= 1.0 <= one.high for one in found) / len(found)
     assert 0.93 <= covered <= 0.99
     assert steps.middle([3.0, 1.0]) == (2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("n", [6, 8, 11, 16, 21, 39, 40, 41, 100, 200])
+def test_a_median_lies_in_its_middle_19_times_in_20_at_any_number_of_draws(n: int) -> None:
+    found = steps.middle(range(n))
+    above_low, below_high = int(found.low) + 1, n - int(found.high)
+    assert above_low == below_high, "as many are left out on each side"
+
+    def held(aside: int) -> float:
+        return 1 - 2 * sum(math.comb(n, below) for below in range(aside)) / 2**n
+
+    assert held(above_low) >= 0.95 > held(above_low + 1)
 
 
 def test_costs_are_told_over_the_same_step_without() -> None:
