@@ -2,14 +2,16 @@
 
     python3 tools/gpu.py test [--library FILE] [--jobs N] [pytest's options]
     python3 tools/gpu.py bench [--library FILE] [the benchmark's options]
+    python3 tools/gpu.py run PROGRAM [the program's options]
     python3 tools/gpu.py lay-out --library FILE --site FOLDER
 
 Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with
 the command that installs them. Everything is built under ops/build/gpu; nothing is installed.
 `test` leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp); with options of
 pytest's the suite is not whole, and the stamp says so. Its processes share the GPU, `--jobs` of
-them at once (see gpu_jobs). `lay-out` needs no GPU: it makes a folder in which Python finds a
-library before one that is installed.
+them at once (see gpu_jobs). `run` is for the benchmarks in tests/gpu and tests/bench/gpu: a program
+of this checkout over that library, its options as it takes them. `lay-out` needs no GPU: it makes a
+folder in which Python finds a library before one that is installed.
 """
 
 from __future__ import annotations
@@ -276,6 +278,14 @@ def bench(options: argparse.Namespace, more: Sequence[str]) -> int:
     return run([sys.executable, str(ROOT / "tests" / "gpu" / "bench_engine.py"), *more])
 
 
+def program(_options: argparse.Namespace, more: Sequence[str]) -> int:
+    """Run a program of this checkout over the library, its neighbours there to be imported."""
+    known = os.environ.get("PYTHONPATH")
+    folder = str((ROOT / more[0]).resolve().parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *([known] if known else [])])
+    return run([sys.executable, *more])
+
+
 def at_least_one(word: str) -> int:
     """Return a count: with none at once the suite would wait for ever.
 
@@ -304,9 +314,11 @@ def a_file(word: str) -> Path:
 def main(words: Sequence[str] | None = None) -> int:
     """Check what is needed, build, and run what was asked for."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # what is not ours is pytest's, or the benchmark's
     )
-    parser.add_argument("what", choices=["test", "bench", "lay-out"])
+    parser.add_argument("what", choices=["test", "bench", "run", "lay-out"])
     parser.add_argument(
         "--jobs",
         type=at_least_one,
@@ -322,10 +334,14 @@ def main(words: Sequence[str] | None = None) -> int:
             parser.error("lay-out needs --library: a libbaton_ops.so")
         lay_out(options.library, options.site)
         return 0
+    if options.what == "run" and not (more and (ROOT / more[0]).is_file()):
+        parser.error(
+            "run needs a program: a file's name, from the repository's root on, goes first"
+        )
     if problem := what_is_missing(builds=options.library is None):
         sys.exit(f"[gpu] {problem}")
     lay_out(options.library or built_library())
-    chosen: dict[str, Any] = {"test": test, "bench": bench}
+    chosen: dict[str, Any] = {"test": test, "bench": bench, "run": program}
     return int(chosen[options.what](options, more))
 
 

@@ -32,6 +32,7 @@ WATCHED: Mapping[str, tuple[str, ...]] = {
 NOT_WATCHED = ("ops/include/baton_ops/cpu/",)
 SUFFIXES = (".py", ".cu", ".cuh", ".cc", ".h", ".cmake")
 SHOWN = 8
+KINDS = {"commit": str, "content": str, "files": dict, "machine": dict, "digests": dict}
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,12 @@ def read(path: Path = STAMP) -> Stamp | None:
         found: dict[str, Any] = json.loads(path.read_text())
         results = found.pop("results")
         names = tuple(results.pop("names_failed"))
-        return Stamp(results=Results(names_failed=names, **results), **found)
+        stamp = Stamp(results=Results(names_failed=names, **results), **found)
+        if wrong := [
+            name for name, kind in KINDS.items() if not isinstance(getattr(stamp, name), kind)
+        ]:
+            raise TypeError(f"{', '.join(wrong)}: of another kind than the suite writes")
+        return stamp
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is no stamp: {error!r}") from error
 
@@ -172,7 +178,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", action="store_true", help="exit 1 for anything that is open")
     options = parser.parse_args()
-    stamp, files = read(), hashes()
+    try:
+        stamp, files = read(), hashes()
+    except ValueError as error:
+        sys.exit(f"[release] {error}: run `make gpu-test` on a machine with a GPU")
     if options.release:
         lines = in_the_way_of_a_release(stamp, files)
         sys.stdout.writelines(f"[release] {line}\n" for line in lines)

@@ -41,6 +41,7 @@ from baton_testing.exactness import devices  # noqa: E402
 from baton_testing.exactness.random_model import qwen3_8b, random_weights  # noqa: E402
 
 BYTES = 2
+PARTS = ("steps", "baselines", "phases", "transformers")
 
 
 class Bench(NamedTuple):
@@ -201,6 +202,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="PART", help="steps, baselines, phases, ...")
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="of steps: goal, prefill, ...")
     options = parser.parse_args()
+    kinds = {kind for kind, _ in (FEW if options.few else CASES)}
+    for name, given, known in (("--only", options.only, PARTS), ("--kinds", options.kinds, kinds)):
+        if unknown := sorted(set(given or ()) - set(known)):
+            parser.error(f"{name} {unknown[0]}: known are {', '.join(sorted(known))}")
     memory = roof.measured()
     print(f"read {memory.read / 1e12:.2f} TB/s, copied {memory.copy / 1e12:.2f} TB/s", flush=True)
     gc.collect()
@@ -210,19 +215,16 @@ def main() -> None:
     record |= {"roof": {"read": memory.read, "copy": memory.copy}, "repeats": bench_steps.REPEATS}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     cases = [c for c in (FEW if options.few else CASES) if c[0] in (options.kinds or c)]
-    parts: dict[str, Callable[[], Any]] = {
+    measures: dict[str, Callable[[], Any]] = {
         "steps": lambda: steps(loaded, cases, memory),
         "baselines": lambda: baselines(loaded),
         "phases": lambda: phases(lambda **some: engine_for(loaded, **some), options.few),
         "transformers": lambda: bench_transformers.measured_apart(bench_transformers.LIMITS),
     }
-    unknown = sorted(set(options.only or ()) - set(parts))
-    if unknown:
-        parser.error(f"--only {unknown[0]}: known are {', '.join(parts)}")
-    for name, measure in parts.items():
-        if name not in (options.only or parts):
+    for name in PARTS:
+        if name not in (options.only or PARTS):
             continue
-        record[name] = measure()
+        record[name] = measures[name]()
         options.json.write_text(json.dumps(record) + "\n")
 
 

@@ -1,6 +1,7 @@
 """What of an engine's tokens a second reaches clients: the engine alone, and behind a gateway.
 
-    python tests/gpu/bench_gateway.py [--model qwen3-8b|tiny] [--logprobs 0 5] [--json FILE]
+    python3 tools/gpu.py run tests/gpu/bench_gateway.py [--model qwen3-8b|tiny] [--logprobs 0 5]
+        [--json FILE]
 
 The same requests go to an engine alone in a process, and as SSE streams with logprobs through
 `baton-worker local` (a gateway and a mixed worker) to clients in processes of their own, in turns.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import gpu_stamp
@@ -136,3 +137,23 @@ def test_the_committed_stamp_can_be_read():
     if stamp is not None:
         assert stamp.content == gpu_stamp.content_of(stamp.files)
         assert dataclasses.asdict(stamp.results)["passed"] > 0
+
+
+@pytest.mark.parametrize("part", ["files", "digests", "machine", "commit"])
+def test_a_stamp_with_a_part_of_another_kind_is_refused_by_its_name(
+    tmp_path: Path, part: str
+) -> None:
+    kept = json.loads(gpu_stamp.STAMP.read_text())
+    path = tmp_path / "stamp.json"
+    path.write_text(json.dumps(kept | {part: [1]}))
+    with pytest.raises(ValueError, match=rf"stamp\.json is no stamp.*{part}"):
+        gpu_stamp.read(path)
+
+
+def test_a_release_is_refused_for_a_stamp_that_is_none(monkeypatch, tmp_path: Path) -> None:
+    path = tmp_path / "stamp.json"
+    path.write_text("{")
+    monkeypatch.setattr(gpu_stamp, "read", lambda read=gpu_stamp.read: read(path))
+    monkeypatch.setattr("sys.argv", ["gpu_stamp.py", "--release"])
+    with pytest.raises(SystemExit, match="is no stamp"):
+        gpu_stamp.main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,9 @@ def test_packages_that_are_missing_are_named_by_their_distributions(monkeypatch)
         (["test", "--jobs", "0"], "argument --jobs: 0 is less than 1"),
         (["test", "--library", "no/such.so"], "argument --library: no/such.so is no file"),
         (["lay-out"], "lay-out needs --library"),
+        (["run"], "run needs a program"),
+        (["run", "--json", "x"], "run needs a program"),
+        (["run", "no/such.py"], "run needs a program"),
     ],
 )
 def test_what_could_not_run_is_refused_before_anything_is_built(
@@ -91,6 +95,24 @@ def test_all_that_is_missing_is_told_at_once(monkeypatch) -> None:
     for what in ("no device", *gpu.PROGRAMS.values(), "its-distribution"):
         assert what in told
     assert gpu.PROGRAMS["cmake"] not in gpu.what_is_missing(builds=False)
+
+
+def test_a_program_runs_beside_its_neighbours_with_the_options_that_are_its_own(
+    monkeypatch, tmp_path: Path
+) -> None:
+    (tmp_path / "neighbour.py").write_text("")
+    (tmp_path / "program.py").write_text(
+        "import neighbour, sys, baton_testing, pathlib\n"
+        "pathlib.Path(sys.argv[-1]).write_text(' '.join(sys.argv[1:-1]))\n"
+    )
+    monkeypatch.setattr(gpu, "what_is_missing", lambda builds: "")
+    monkeypatch.setattr(gpu, "lay_out", lambda library: None)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    library, told = tmp_path / "a.so", tmp_path / "told"
+    library.touch()
+    own = ["--lib", "x", "--json", str(told)]
+    assert gpu.main(["run", "--library", str(library), str(tmp_path / "program.py"), *own]) == 0
+    assert told.read_text() == "--lib x --json"
 
 
 def test_a_stamp_that_is_none_is_told_of_before_the_suite_runs(monkeypatch, tmp_path: Path) -> None:
