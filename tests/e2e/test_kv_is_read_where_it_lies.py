@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton_testing.local_deployment import Deployment, start
+from baton_testing.processes import HTTP
 
 CLIENTS = 8
 
@@ -39,6 +40,8 @@ def test_its_answers_are_those_of_one_process(
     assert sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="zmq") == 0
     assert sharing.metric("prefill", "baton_handoff_sent_bytes_total") == 0
     assert sharing.metric("decode", "baton_handoff_mapped_pools") == 1
+    readyz = sharing.latest("prefill")["metrics_url"].replace("/metrics", "/readyz")
+    assert HTTP.get(readyz).json()["kv_transports"] == {"decode-0": "shm"}
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])

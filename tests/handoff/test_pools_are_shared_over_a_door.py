@@ -117,6 +117,7 @@ def test_a_pool_that_was_introduced_is_read(door: Door, prefill: Prefill) -> Non
     door.pool.sharing.begin_pull([5], peer, [3])  # type: ignore[union-attr]
     np.testing.assert_array_equal(door.pool.keys[1][5], prefill.pool.keys[1][3])
     assert door.value("baton_handoff_mapped_pools") == 1
+    assert prefill.visits.ways() == {"decode-0": "shm"}
 
 
 def test_a_second_request_makes_no_second_visit(door: Door, prefill: Prefill) -> None:
@@ -154,6 +155,7 @@ def test_a_new_decode_worker_is_visited_anew(tmp_path: Path, prefill: Prefill) -
 
 def test_a_worker_without_a_door_is_told_by_name(prefill: Prefill) -> None:
     assert "decode-7 has no door" in prefill.outcome(DecodeTarget("decode-7", ""))
+    assert prefill.visits.ways()["decode-7"].startswith("zmq: decode-7 has no door")
 
 
 @pytest.mark.parametrize("name", ["../other/sock", "/etc/passwd", "..", "no-such.kv", "x\0y"])

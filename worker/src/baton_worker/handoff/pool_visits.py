@@ -69,12 +69,15 @@ class PoolVisits:
         self._call = call
         self._visits: dict[str, _Visit] = {}
         self._waiting: dict[str, list[Callable[[str], None]]] = {}
+        self._ways: dict[str, str] = {}
 
     def ask(self, target: DecodeTarget, then: Callable[[str], None]) -> None:
         """Have the pool mapped by a decode worker: `then("")` when it is, else with why not."""
         name = target.kv_door
         if not name:
-            then(f"{target.worker_id} has no door: its handoff.shared_dir is empty")
+            why_not = f"{target.worker_id} has no door: its handoff.shared_dir is empty"
+            self._ways[target.worker_id] = f"zmq: {why_not}"
+            then(why_not)
             return
         visit = self._visits.get(name)
         is_stale = (
@@ -88,6 +91,12 @@ class PoolVisits:
             then(visit.why_not)
             return
         self._waiting.setdefault(name, []).append(then)
+
+    def ways(self) -> dict[str, str]:
+        """Return how KV goes to decode workers, by their names: the transport, and why no better
+        one. May be called on any thread.
+        """
+        return self._ways.copy()
 
     def close(self) -> None:
         """End all connections, which tells decode that this process is gone."""
@@ -109,6 +118,7 @@ class PoolVisits:
     ) -> None:
         visit.held, visit.why_not, visit.ended_at_seconds = held, why_not, time.monotonic()
         facts = {"decode": worker_id, "transport": self._owner.sharing.transport}
+        self._ways[worker_id] = f"zmq: {why_not}" if why_not else facts["transport"]
         if why_not:
             log.warning("KV will not be pulled", extra=facts | {"why": why_not})
         else:

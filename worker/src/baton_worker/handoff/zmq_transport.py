@@ -116,6 +116,10 @@ class ZmqKvTransport:
         """Where prefill workers of this host make their pools known; empty where they cannot."""
         return "" if self._door is None else self._door.name
 
+    def ways(self) -> dict[str, str]:
+        """Return how KV goes to decode workers, by their names, where there is a choice."""
+        return {} if self._visits is None else self._visits.ways()
+
     def start(self, on_event: Callable[[HandoffEvent], None]) -> None:
         """Begin to serve."""
         self._on_event = on_event

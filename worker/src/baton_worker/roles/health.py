@@ -39,6 +39,7 @@ class HealthSources:
         engine_silence_seconds: time that the engine's thread has been at one thing.
         is_suspect: whether it seems to hang; then the process may end soon (see `watchdog`).
         is_overdue: whether that is longer than anything may last, and the process should be gone.
+        kv_ways: how KV goes to decode workers, by their names.
         refusals: why gateways are not linked, by address; see `link.refusals`.
         is_linked: whether gateways can give work; see `linked`.
         open_requests: requests and unpulled handoffs that still need this process.
@@ -55,6 +56,7 @@ class HealthSources:
     is_suspect: Callable[[], bool] = lambda: False
     is_overdue: Callable[[], bool] = lambda: False
     refusals: Callable[[], Mapping[str, str]] = dict
+    kv_ways: Callable[[], Mapping[str, str]] = dict
 
     def drain_status(self) -> dict[str, object]:
         """Return the answer of `/drain`."""
@@ -88,6 +90,7 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
             "linked_gateways": gateways,
             "draining": draining,
             "engine_suspect": is_suspect,
+            "kv_transports": dict(sources.kv_ways()),
             "refusals": {at: WHY.get(why, why) for at, why in sources.refusals().items()},
         }
         return JSONResponse(body, status_code=200 if ready else 503)

@@ -258,6 +258,7 @@ def _health_sources(worker: _Assembled) -> HealthSources:
         is_overdue=loop.parts.progress.is_overdue,
         linked_gateways=link.linked_gateways,
         refusals=link.refusals,
+        kv_ways=worker.transport.ways,
         is_linked=readiness.is_ready,
         open_requests=loop.n_open,
         is_draining=lambda: loop.is_draining,
