@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -16,6 +17,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,8 @@ MOST_CONNECTIONS = 256
 _LONGEST_PATH = 107
 _CREDENTIALS = struct.Struct("3i")
 _MOST_DESCRIPTORS = 4
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_SHORT_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +104,13 @@ class PoolDoor:
                     self._hear(key.data)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # who called has hung up before
+        try:
             connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in _SHORT_OF:  # the caller stays in line, so `select` would not wait
+                time.sleep(_SHORT_SECONDS)
+            return  # else who called has hung up before
+        with contextlib.suppress(OSError):
             connection.setblocking(False)
             if len(self._callers) >= MOST_CONNECTIONS or not _is_same_user(connection):
                 self._metrics.refused("stranger")

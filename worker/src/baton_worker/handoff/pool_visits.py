@@ -80,6 +80,10 @@ class PoolVisits:
             then(why_not)
             return
         visit = self._visits.get(name)
+        if visit is not None and visit.held is not None and _has_ended(visit.held):
+            _close(visit)  # decode has let go of the pool, and would refuse all that lies in it
+            del self._visits[name]
+            visit = None
         is_stale = (
             visit is not None
             and visit.why_not
@@ -139,7 +143,10 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
     if Path(name).name != name:
         return None, f"{name!r} is no name of a door"
     sharing = owner.sharing
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:  # no descriptor is left
+        return None, f"{type(error).__name__}: {error}"
     connection.settimeout(PATIENCE_SECONDS)
     why_not = ""
     try:

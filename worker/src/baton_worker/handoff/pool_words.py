@@ -103,7 +103,7 @@ def decode(message: bytes, kind: type[_T]) -> _T:
     """
     try:
         words = msgspec.msgpack.decode(message, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PoolWordsError(f"no {kind.__name__}: {error}") from error
     version = words.version if isinstance(words, Introduction) else VERSION
     if version != VERSION:
