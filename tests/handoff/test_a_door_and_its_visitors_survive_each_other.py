@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from baton_testing.processes import wait_until
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
+from baton_worker.engine.kv.sharing import Leases
 from baton_worker.handoff import pool_visits, pool_words
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.pool_door import PoolDoor
@@ -42,7 +43,7 @@ class Prefill:
 
     def __init__(self, folder: Path) -> None:
         self.pool = KvPool(SHAPE, is_shared=True)
-        owner = PoolOwner(str(folder), self.pool.sharing, SHAPE, "prefill-0")  # type: ignore[arg-type]
+        owner = PoolOwner(str(folder), self.pool.sharing, SHAPE, Leases(4), "prefill-0")  # type: ignore[arg-type]
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self.visits = PoolVisits(owner, self.calls.put)
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, HandoffConfig
-from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.api import Handoff, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import PeerPool
+from baton_worker.engine.kv.sharing import Leases, PeerPool
 from baton_worker.handoff.api import (
     HandoffArrived,
     HandoffDelivered,
@@ -55,6 +55,7 @@ class End:
         self.registry = CollectorRegistry()
         self.context: zmq.Context[Any] = zmq.Context()
         self.pool = KvPool(SHAPE, is_shared=folder is not None)
+        self.leases = Leases(8)
         takes_offers = role == "decode"
         metrics = HandoffMetrics(MetricFactory(self.registry, "m", role))
         curve = CurveConfig(enabled=False)
@@ -65,7 +66,7 @@ class End:
             context=self.context,
             security=security,
             places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
-            owner=folder and PoolOwner(str(folder), self.pool.sharing, SHAPE, role),  # type: ignore[arg-type]
+            owner=folder and PoolOwner(str(folder), self.pool.sharing, SHAPE, self.leases, role),  # type: ignore[arg-type]
         )
         self.role = role
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
@@ -116,7 +117,7 @@ def staying(handoff: Handoff, *blocks: int) -> Handoff:
         prompt_token_ids=tuple(range(4 * len(blocks))),
         output_token_ids=(),
     )
-    return Handoff(state, KvInPool(blocks))
+    return Handoff(state, KvInPool(blocks, LeaseName(1, 7)))
 
 
 def test_a_place_is_told_with_what_becomes_of_kv(end: Any, tmp_path: Path) -> None:
@@ -172,6 +173,9 @@ def test_an_offer_of_blocks_brings_the_pool_they_lie_in(
     assert isinstance(kv, KvInPool)
     assert isinstance(kv.pool, PeerPool)
     assert kv.blocks == (5, 3, 9)
+    lease = prefill.leases.begin()
+    assert kv.pool.is_lent(lease.slot, lease.serial), "it came with the pool's own"
+    assert not kv.pool.is_lent(*kv.lease)
     decode.pool.sharing.begin_pull([2, 3, 4], kv.pool, kv.blocks)
     np.testing.assert_array_equal(decode.pool.values[0][2], prefill.pool.values[0][5])
     decode.transport.acknowledge(KEY)
@@ -204,17 +208,20 @@ def test_blocks_come_back_as_they_were_sent(make_handoff: Any) -> None:
     back = decode_offer([bytes(frame) for frame in encode_offer(handoff, b"i" * 16)])
     assert back.state == handoff.state
     assert isinstance(back.kv, KvInPool)
-    assert (back.kv.blocks, back.kv.pool) == ((2, 3), b"i" * 16)
+    assert (back.kv.blocks, back.kv.lease, back.kv.pool) == ((2, 3), (1, 7), b"i" * 16)
 
 
 @pytest.mark.parametrize(
     ("ref", "told"),
     [
-        (PoolRef(bytes(16), (1,)), "1 blocks, expected 2"),
-        (PoolRef(bytes(16), (1, 2, 3)), "3 blocks, expected 2"),
-        (PoolRef(bytes(15), (1, 2)), "where KV lies"),
-        (PoolRef(bytes(16), (1, -2)), "where KV lies"),
-        (PoolRef(bytes(16), (1, 1 << 40)), "where KV lies"),
+        (PoolRef(bytes(16), (1,), 1, 7), "1 blocks, expected 2"),
+        (PoolRef(bytes(16), (1, 2, 3), 1, 7), "3 blocks, expected 2"),
+        (PoolRef(bytes(15), (1, 2), 1, 7), "where KV lies"),
+        (PoolRef(bytes(16), (1, -2), 1, 7), "where KV lies"),
+        (PoolRef(bytes(16), (1, 1 << 40), 1, 7), "where KV lies"),
+        (PoolRef(bytes(16), (1, 2), -1, 7), "where KV lies"),
+        (PoolRef(bytes(16), (1, 2), 1, 0), "where KV lies"),
+        (PoolRef(bytes(16), (1, 2), 1, 1 << 62), "where KV lies"),
         ((bytes(16), "12"), "where KV lies"),
         (3, "where KV lies"),
     ],
@@ -226,7 +233,7 @@ def test_a_place_that_is_none_is_refused(make_handoff: Any, ref: Any, told: str)
 
 
 def test_one_frame_tells_where_kv_lies(make_handoff: Any) -> None:
-    first, state, ref = frames(make_handoff, PoolRef(bytes(16), (1, 2)))
+    first, state, ref = frames(make_handoff, PoolRef(bytes(16), (1, 2), 1, 7))
     for rest in ([], [ref, ref]):
         with pytest.raises(HandoffFormatError, match="expected 1"):
             decode_offer([first, state, *rest])

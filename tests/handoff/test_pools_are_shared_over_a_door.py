@@ -23,6 +23,7 @@ from baton_testing.processes import wait_until
 from baton_worker.config import ConfigError
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
+from baton_worker.engine.kv.sharing import Leases
 from baton_worker.handoff import pool_door, pool_words
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.pool_door import PoolDoor
@@ -63,7 +64,10 @@ class Prefill:
     def __init__(self, folder: Path, pool: KvPool | None = None) -> None:
         self.pool = pool or KvPool(SHAPE, is_shared=True)
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
-        owner = PoolOwner(str(folder), self.pool.sharing, self.pool.shape, "prefill-0")  # type: ignore[arg-type]
+        self.leases = Leases(4)
+        sharing = self.pool.sharing
+        assert sharing is not None
+        owner = PoolOwner(str(folder), sharing, self.pool.shape, self.leases, "prefill-0")
         self.visits = PoolVisits(owner, self.calls.put)
         self.heard: list[str] = []
 
@@ -91,7 +95,7 @@ def prefill(tmp_path: Path) -> Iterator[Prefill]:
 
 
 def words(**changes: Any) -> Introduction:
-    said = pool_words.introduction_of(SHAPE, bytes(16), "prefill-9", "shm", 1 << 20)
+    said = pool_words.introduction_of(SHAPE, bytes(16), "prefill-9", "shm", 1 << 20, 4096)
     return msgspec.structs.replace(said, **changes)
 
 
@@ -200,15 +204,15 @@ def test_a_pool_of_another_form_is_refused_by_what_differs(tmp_path: Path, door:
 )
 def test_what_is_no_introduction_is_refused(door: Door, message: bytes, told: str) -> None:
     nothing = os.open("/dev/null", os.O_RDONLY)
-    caller, answer = say(door, message, [nothing])
+    caller, answer = say(door, message, [nothing, Leases(4).descriptor])
     os.close(nothing)
     assert told in pool_words.decode(answer, Welcome).why_not
     assert door.value("baton_handoff_mapped_pools") == 0
     caller.close()
 
 
-@pytest.mark.parametrize("count", [0, 2, 3])
-def test_one_descriptor_is_needed_and_all_are_closed(door: Door, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_two_descriptors_are_needed_and_all_are_closed(door: Door, count: int) -> None:
     before = open_descriptors()
     pool = KvPool(SHAPE, is_shared=True)
     assert pool.sharing is not None
@@ -224,7 +228,8 @@ def test_who_says_more_than_one_thing_is_cut_off(door: Door) -> None:
     pool = KvPool(SHAPE, is_shared=True)
     assert pool.sharing is not None
     said = pool_words.encode(words(n_bytes=pool.sharing.n_bytes))
-    caller, answer = say(door, said, [pool.sharing.descriptor])
+    leases = Leases(4)
+    caller, answer = say(door, said, [pool.sharing.descriptor, leases.descriptor])
     assert pool_words.decode(answer, Welcome).why_not == ""
     caller.send(b"and another thing")
     assert caller.recv(1) == b""
@@ -237,7 +242,8 @@ def test_a_name_that_is_taken_is_refused(door: Door, prefill: Prefill) -> None:
     sharing = prefill.pool.sharing
     assert sharing is not None
     said = pool_words.encode(words(pool_id=prefill.visits.pool_id, n_bytes=sharing.n_bytes))
-    caller, answer = say(door, said, [sharing.descriptor])
+    leases = prefill.leases
+    caller, answer = say(door, said, [sharing.descriptor, leases.descriptor])
     assert "is mapped" in pool_words.decode(answer, Welcome).why_not
     caller.close()
     assert door.door.find(prefill.visits.pool_id) is not None

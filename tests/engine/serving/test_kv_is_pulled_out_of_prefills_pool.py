@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,7 +19,7 @@ from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
 from baton_worker.engine.backends.device.pool import DevicePool, _pieces
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import CannotAttachError, PeerPool
+from baton_worker.engine.kv.sharing import CannotAttachError, Leases, PeerPool, mapped_leases
 from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle", "device")
@@ -28,15 +30,17 @@ OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
 def peer_of(prefill: Any, decode: Any) -> PeerPool:
     """Return prefill's pool as decode has it."""
     theirs = prefill.engine.kv.sharing
-    return decode.engine.kv.sharing.attach(
+    peer = decode.engine.kv.sharing.attach(
         theirs.descriptor, theirs.n_bytes, prefill.engine.kv.shape
     )
+    leases = prefill.engine.leases
+    return peer._replace(leases=mapped_leases(leases.descriptor, leases.n_bytes))
 
 
 def at_decode(handoff: Handoff, peer: PeerPool) -> Handoff:
     """Return what the transport makes of an offer."""
     assert isinstance(handoff.kv, KvInPool)
-    return Handoff(handoff.state, KvInPool(handoff.kv.blocks, peer))
+    return Handoff(handoff.state, dataclasses.replace(handoff.kv, pool=peer))
 
 
 def said(bench: Any, key: Any) -> tuple[Any, ...]:
@@ -184,10 +188,81 @@ def test_blocks_that_are_none_are_refused(
 ) -> None:
     prefill, decode = make_sim_bench(share_kv=True), make_sim_bench(share_kv=True)
     (handoff,) = prefilled(prefill, [tuple(range(2, 60))])
-    bad = Handoff(handoff.state, KvInPool(blocks, peer_of(prefill, decode)))
+    assert isinstance(handoff.kv, KvInPool)
+    kv = KvInPool(blocks, handoff.kv.lease, peer_of(prefill, decode))
+    bad = Handoff(handoff.state, kv)
     with pytest.raises(EngineRefusedError, match=told) as refusal:
         decode.engine.admit_handoff(bad)
     assert refusal.value.code is ErrorCode.INCOMPATIBLE
+
+
+@pytest.mark.parametrize("after_steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("way", ["release", "abort", "fail"])
+def test_decode_does_not_go_on_with_blocks_that_prefill_gave_to_another(
+    make_bench: Callable[..., Any], way: str, after_steps: int
+) -> None:
+    """Prefill gives up (deadline, abort, lost gateway) what decode has heard of and not pulled."""
+    prompt = tuple(2 + (7 * i) % 50 for i in range(60))
+    other = tuple(3 + (11 * i) % 50 for i in range(60))
+    limits = {"n_blocks": 6, "max_model_len": 96, "max_running": 1, "prefix_caching": False}
+    alone = make_bench()
+    expected = alone.submit(0, prompt, temperature=0.0, **OPTIONS)
+    alone.drain()
+    prefill = make_bench(**limits, share_kv=True)
+    (handoff,) = prefilled(prefill, [prompt])
+    # What prefill says of its end comes over another link, whenever.
+    decode = make_bench(share_kv=True, reader=copy.deepcopy(prefill.reader))
+    key = handoff.state.key
+    decode.submit(9, (5, 6, 7), max_tokens=20)  # so that steps need not wait for the pull
+    decode.engine.admit_handoff(at_decode(handoff, peer_of(prefill, decode)))
+    results = [decode.step() for _ in range(after_steps)]
+    if way == "abort":
+        prefill.engine.abort(key)
+    elif way == "fail":
+        prefill.engine.fail(key, ErrorCode.DRAINING, "so")
+    prefill.engine.release_handoff(key)  # what the loop does at HandoffFailed
+    prefill.submit(1, other, hand_over=True, kv_stays=True, **OPTIONS)
+    prefill.drain()
+    results += decode.drain()
+    failed = [failure for result in results for failure in result.failed]
+    if failed:
+        assert [failure.code for failure in failed] == [ErrorCode.HANDOFF_REFUSED]
+        assert not any(key in result.imported for result in results)
+    else:
+        assert after_steps, "it cannot have been read before"
+        assert said(decode, key) == said(alone, expected)
+    decode.check_nothing_is_left()
+
+
+def test_a_lease_holds_until_it_is_ended_and_its_place_is_used_again() -> None:
+    leases = Leases(2)
+    seen = PeerPool(SHAPE, None, mapped_leases(leases.descriptor, leases.n_bytes))
+    first, second = leases.begin(), leases.begin()
+    assert seen.is_lent(*first[1:])
+    assert seen.is_lent(*second[1:])
+    first.end()
+    assert not seen.is_lent(*first[1:])
+    third = leases.begin()
+    assert third.slot == first.slot
+    assert seen.is_lent(*third[1:])
+    assert not seen.is_lent(*first[1:]), "the place is another's now"
+
+
+@pytest.mark.parametrize("lease", [(-1, 1), (0, 0), (1 << 40, 1), (0, 5), (511, 0)])
+def test_a_lease_that_is_none_does_not_hold(lease: tuple[int, int]) -> None:
+    leases = Leases(4)
+    leases.begin()
+    seen = PeerPool(SHAPE, None, mapped_leases(leases.descriptor, leases.n_bytes))
+    assert not seen.is_lent(*lease)
+
+
+def test_memory_that_may_shrink_is_not_mapped() -> None:
+    """Who reads behind its end then is ended by the kernel."""
+    descriptor = os.memfd_create("unsealed")
+    os.truncate(descriptor, 1 << 20)
+    with pytest.raises(CannotAttachError, match="may shrink"):
+        mapped_leases(descriptor, 4096)
+    os.close(descriptor)
 
 
 SHAPE = KvShape(2, 2, 4, 8, 6)

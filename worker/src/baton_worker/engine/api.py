@@ -31,16 +31,25 @@ class DeviceError(RuntimeError):
     """What is installed cannot serve the configured device. Not worth a retry."""
 
 
+class LeaseName(NamedTuple):
+    """What blocks were lent under, see `kv.sharing.Leases`: where that is told, and its number."""
+
+    slot: int
+    serial: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KvInPool:
     """KV of a handoff that lies in the pool of its prefill worker until decode has pulled it.
 
     Attributes:
         blocks: where, in the order of the positions.
+        lease: tells for how long they are.
         pool: whose, a `kv.sharing.PeerPool`; None at the prefill worker itself.
     """
 
     blocks: tuple[int, ...]
+    lease: LeaseName
     pool: Any = None
 
 

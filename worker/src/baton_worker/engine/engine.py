@@ -20,6 +20,7 @@ from baton_worker.engine.api import (
     StepResult,
 )
 from baton_worker.engine.kv.pool import KvStore, clear_blocks
+from baton_worker.engine.kv.sharing import Leases
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
 from baton_worker.engine.output.columns import build_columns, emitted_columns
 from baton_worker.engine.output.handoff_state import handoff_state
@@ -109,6 +110,11 @@ class StepEngine:
     def kv(self) -> KvStore:
         """Its KV pool."""
         return self._parts.pool
+
+    @property
+    def leases(self) -> Leases | None:
+        """Of what lies in its pool for others to read."""
+        return self._transfers.leases
 
     @property
     def max_model_len(self) -> int:
@@ -318,14 +324,10 @@ class StepEngine:
         """
         for key in snapshot.failures:
             self._parts.allocator.taint(self._requests[key].blocks)
-        found = (
-            (ErrorCode.ARITHMETIC, snapshot.failures),
-            (ErrorCode.INCOMPATIBLE, launched.refused),
-        )
+        broken = {key: (ErrorCode.ARITHMETIC, why) for key, why in snapshot.failures.items()}
         return tuple(
             FailedRequest(key, code, reason)
-            for code, reasons in found
-            for key, reason in reasons.items()
+            for key, (code, reason) in (broken | dict(launched.refused)).items()
             if key not in self._endings
         )
 

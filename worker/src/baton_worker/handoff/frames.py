@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.api import Handoff, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import BY_BLOCK
 from baton_worker.handoff.pool_words import POOL_ID_BYTES
 from baton_worker.identity import RequestKey
@@ -124,13 +124,17 @@ class Withdrawal(msgspec.Struct, frozen=True, array_like=True, tag="withdraw"):
 
 
 class PoolRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where KV lies that does not travel: blocks of the pool that this name was given."""
+    """Where KV lies that does not travel: blocks of the pool that this name was given, as long as
+    the lease holds (`engine.api.LeaseName`).
+    """
 
     pool_id: Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
     blocks: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)], ...],
         msgspec.Meta(max_length=_MAX_CACHED_TOKENS),
     ]
+    lease_slot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+    lease_serial: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
 
 
 def encode_ask(ask: Ask | Withdrawal) -> list[bytes]:
@@ -172,7 +176,8 @@ def encode_offer(handoff: Handoff, pool_id: bytes = b"") -> list[Any]:
     """
     state = msgspec.msgpack.encode(handoff.state)
     if isinstance(handoff.kv, KvInPool):
-        return [POOL_MAGIC, state, msgspec.msgpack.encode(PoolRef(pool_id, handoff.kv.blocks))]
+        ref = PoolRef(pool_id, handoff.kv.blocks, *handoff.kv.lease)
+        return [POOL_MAGIC, state, msgspec.msgpack.encode(ref)]
     return [MAGIC, state, *handoff.kv]
 
 
@@ -267,7 +272,7 @@ def _in_pool(state: HandoffState, frames: Sequence[Any]) -> KvInPool:
     n_blocks = math.ceil(state.n_cached / state.block_size)
     if len(ref.blocks) != n_blocks:
         raise HandoffFormatError(f"KV lies in {len(ref.blocks)} blocks, expected {n_blocks}")
-    return KvInPool(ref.blocks, ref.pool_id)
+    return KvInPool(ref.blocks, LeaseName(ref.lease_slot, ref.lease_serial), ref.pool_id)
 
 
 def _views(state: HandoffState, frames: Sequence[Any]) -> tuple[npt.NDArray[Any], ...]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_worker.config import ConfigError
-from baton_worker.engine.kv.sharing import CannotAttachError, KvSharing, PeerPool
+from baton_worker.engine.kv.sharing import CannotAttachError, KvSharing, PeerPool, mapped_leases
 from baton_worker.handoff import pool_words
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.pool_words import Introduction, PoolWordsError, Welcome
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 256
 _LONGEST_PATH = 107
 _CREDENTIALS = struct.Struct("3i")
-_MOST_DESCRIPTORS = 4
+_DESCRIPTORS, _MOST_DESCRIPTORS = 2, 4
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SHORT_SECONDS = 0.1
 
@@ -163,15 +163,16 @@ class PoolDoor:
         caller.socket.send(pool_words.encode(Welcome()))
 
     def _attached(self, words: Introduction, descriptors: list[int]) -> PeerPool:
-        if len(descriptors) != 1:
-            raise PoolWordsError(f"{len(descriptors)} descriptors came with it, one is needed")
+        if len(descriptors) != _DESCRIPTORS:
+            raise PoolWordsError(f"{len(descriptors)} descriptors came with it, 2 are needed")
         if words.transport != self._sharing.transport:
             raise PoolWordsError(
                 f"its transport is {words.transport}, this worker's is {self._sharing.transport}"
             )
         if self.find(words.pool_id) is not None:
             raise PoolWordsError("a pool of this name is mapped")
-        return self._sharing.attach(descriptors[0], words.n_bytes, words.shape)
+        pool = self._sharing.attach(descriptors[0], words.n_bytes, words.shape)
+        return pool._replace(leases=mapped_leases(descriptors[1], words.lease_bytes))
 
     def _hang_up(self, caller: _Caller) -> None:
         self._callers.discard(caller)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import KvSharing
+from baton_worker.engine.kv.sharing import KvSharing, Leases
 from baton_worker.handoff import pool_words
 from baton_worker.handoff.pool_words import PoolWordsError, Welcome
 from baton_worker.messages import DecodeTarget
@@ -38,12 +38,14 @@ class PoolOwner:
     Attributes:
         folder: `handoff.shared_dir`.
         shape: of its pool.
+        leases: of what lies in it for others.
         worker_id: this process.
     """
 
     folder: str
     sharing: KvSharing
     shape: KvShape
+    leases: Leases
     worker_id: str
 
 
@@ -152,9 +154,15 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
     try:
         connection.connect(str(Path(owner.folder) / name))
         words = pool_words.introduction_of(
-            owner.shape, pool_id, owner.worker_id, sharing.transport, sharing.n_bytes
+            owner.shape,
+            pool_id,
+            owner.worker_id,
+            sharing.transport,
+            sharing.n_bytes,
+            owner.leases.n_bytes,
         )
-        beside = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sharing.descriptor]))
+        descriptors = array.array("i", [sharing.descriptor, owner.leases.descriptor])
+        beside = (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)
         connection.sendmsg([pool_words.encode(words)], [beside])
         message = connection.recv(pool_words.MOST_BYTES)
         why_not = pool_words.decode(message, Welcome).why_not if message else "it hung up"

@@ -1,8 +1,8 @@
 """What two workers of one host say to each other about a KV pool, byte by byte.
 
-Over a Unix socket that keeps messages apart: prefill says `Introduction`, with the descriptor of
-its pool beside it, and decode `Welcome`. After that nobody says anything, and the end of the
-connection is the end of prefill. Pure: no socket.
+Over a Unix socket that keeps messages apart: prefill says `Introduction`, with the descriptors of
+its pool and its leases beside it, and decode `Welcome`. After that nobody says anything, and the
+end of the connection is the end of prefill. Pure: no socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         pool_id: names the pool in offers; nobody can guess it.
         worker_id: whose it is, for the log.
         transport: how its bytes can be read, `KvSharing.transport`.
-        n_bytes: what the descriptor stands for.
+        n_bytes: what the first descriptor stands for.
+        lease_bytes: what the second stands for: the pool's `Leases`.
         n_layers, kv_heads, block_size, head_dim, n_blocks, dtype, is_by_block: its `KvShape`.
     """
 
@@ -42,6 +43,7 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     worker_id: _Name
     transport: _Name
     n_bytes: _Bytes
+    lease_bytes: _Bytes
     n_layers: _Count
     kv_heads: _Count
     block_size: _Count
@@ -72,7 +74,12 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 def introduction_of(
-    shape: KvShape, pool_id: bytes, worker_id: str, transport: str, n_bytes: int
+    shape: KvShape,
+    pool_id: bytes,
+    worker_id: str,
+    transport: str,
+    n_bytes: int,
+    lease_bytes: int,
 ) -> Introduction:
     """Return what a pool's owner says."""
     return Introduction(
@@ -80,6 +87,7 @@ def introduction_of(
         worker_id=worker_id,
         transport=transport,
         n_bytes=n_bytes,
+        lease_bytes=lease_bytes,
         n_layers=shape.n_layers,
         kv_heads=shape.kv_heads,
         block_size=shape.block_size,

@@ -6,6 +6,7 @@ request spoke. Runs on the transport's thread, so that an ask is answered while 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import OrderedDict
@@ -204,7 +205,7 @@ class Receiver:
                 message = "its KV lies in a pool that is not mapped here, or not any more"
                 self._turn_away(key, ErrorCode.HANDOFF_REFUSED, message)
                 return
-            handoff = Handoff(state, KvInPool(handoff.kv.blocks, pool))
+            handoff = Handoff(state, dataclasses.replace(handoff.kv, pool=pool))
         received = handoff.sent_bytes
         self._metrics.received_bytes.inc(received)
         wish = Wish(received, state.n_cached, state.priority)

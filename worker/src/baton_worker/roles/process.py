@@ -244,9 +244,10 @@ def _kv_transport(
 
 def _pool_owner(config: ProcessConfig, role: Role, engine: StepEngine) -> PoolOwner | None:
     sharing = engine.kv.sharing
-    if sharing is None or role is Role.MIXED:
+    if sharing is None or engine.leases is None or role is Role.MIXED:
         return None
-    return PoolOwner(config.handoff.shared_dir, sharing, engine.kv.shape, config.worker_id)
+    folder, leases = config.handoff.shared_dir, engine.leases
+    return PoolOwner(folder, sharing, engine.kv.shape, leases, config.worker_id)
 
 
 def _health_sources(worker: _Assembled) -> HealthSources:

@@ -7,6 +7,7 @@ of one. A pool of the host is a file without a name, a GPU's is its own memory
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import weakref
@@ -18,6 +19,8 @@ import numpy.typing as npt
 
 from baton_worker.engine.kv.payload import KvShape
 
+_LEASE_BYTES = 8
+
 
 class CannotAttachError(Exception):
     """Another process's pool is of no use here; the text says why."""
@@ -28,10 +31,75 @@ class UnfitKvError(Exception):
 
 
 class PeerPool(NamedTuple):
-    """Another process's pool, mapped as long as somebody refers to `memory`."""
+    """Another process's pool, mapped as long as somebody refers to `memory`.
+
+    Attributes:
+        leases: u64[*], what its `Leases` writes; None for a pool whose owner gives nothing away.
+    """
 
     shape: KvShape
     memory: Any
+    leases: npt.NDArray[np.uint64] | None = None
+
+    def is_lent(self, slot: int, serial: int) -> bool:
+        """Whether its owner has given the blocks of a handoff to nobody else up to now."""
+        if self.leases is None:
+            return True
+        is_one = 0 <= slot < len(self.leases) and serial > 0
+        return is_one and int(self.leases[slot]) == serial
+
+
+class Leases:
+    """What an owner of a pool tells those who read it: whose blocks are still as they were offered.
+
+    One word a handoff, in memory that readers have mapped: its serial number while it holds its
+    blocks, 0 from before they are free. Who has copied them and then finds the number has copied
+    what was offered, whatever became of messages. Words are written and read whole.
+
+    Args:
+        most: handoffs at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._memory = HostMemory(most * _LEASE_BYTES)
+        self.descriptor, self.n_bytes = self._memory.descriptor, self._memory.n_bytes
+        self._words = self._memory.bytes.view(np.uint64)
+        self._free = list(range(most))
+        self._serial = 0
+
+    def begin(self) -> Lease:
+        """Return a lease that holds until it is ended."""
+        slot = self._free.pop()
+        self._serial += 1
+        self._words[slot] = self._serial
+        return Lease(self, slot, self._serial)
+
+    def end(self, slot: int) -> None:
+        """Let nobody take the blocks for what was offered any more."""
+        self._words[slot] = 0
+        self._free.append(slot)
+
+
+class Lease(NamedTuple):
+    """One of an owner's; its reader is told `slot` and `serial`."""
+
+    leases: Leases
+    slot: int
+    serial: int
+
+    def end(self) -> None:
+        """See `Leases.end`; once."""
+        self.leases.end(self.slot)
+
+
+def mapped_leases(descriptor: int, n_bytes: int) -> npt.NDArray[np.uint64]:
+    """Map the leases of another process.
+
+    Raises:
+        CannotAttachError: see `mapped`; or they could be cut off under the reader.
+    """
+    words = mapped(descriptor, n_bytes)
+    return words[: n_bytes - n_bytes % _LEASE_BYTES].view(np.uint64)
 
 
 class Pull(Protocol):
@@ -93,10 +161,11 @@ class HostMemory:
     """Memory of the host behind a descriptor."""
 
     def __init__(self, n_bytes: int) -> None:
-        self.descriptor = os.memfd_create("baton-kv", os.MFD_CLOEXEC)
+        self.descriptor = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self.descriptor)
         self.n_bytes = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         os.truncate(self.descriptor, self.n_bytes)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.bytes = mapped(self.descriptor, self.n_bytes)
 
 
@@ -104,12 +173,15 @@ def mapped(descriptor: int, n_bytes: int) -> npt.NDArray[np.uint8]:
     """Map memory of the host; unmapped with the array.
 
     Raises:
-        CannotAttachError: there are fewer bytes, or the descriptor stands for no memory.
+        CannotAttachError: there are fewer bytes or might be, which would end a process that reads
+            them; or the descriptor stands for no memory.
     """
     try:
         size = os.fstat(descriptor).st_size
         if size < n_bytes:
             raise CannotAttachError(f"it has {size} bytes, {n_bytes} were told")
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise CannotAttachError("it may shrink: it has no seal against that")
         return np.frombuffer(mmap.mmap(descriptor, n_bytes), np.uint8)
     except (OSError, ValueError, OverflowError) as error:
         raise CannotAttachError(f"cannot map {n_bytes} bytes: {error}") from error

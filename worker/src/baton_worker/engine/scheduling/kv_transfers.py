@@ -17,23 +17,37 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.api import Handoff, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
-from baton_worker.engine.kv.sharing import Pull, UnfitKvError
+from baton_worker.engine.kv.sharing import Leases, Pull, UnfitKvError
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
+from baton_worker.records.columns import ErrorCode
+
+
+class Refusal(NamedTuple):
+    """Why KV is not taken."""
+
+    code: ErrorCode
+    reason: str
+
+
+_GIVEN_AWAY = Refusal(
+    ErrorCode.HANDOFF_REFUSED, "prefill gave its blocks away before they were here"
+)
 
 
 class Imported(NamedTuple):
-    """`complete`: handoffs that are all in the pool now; `refused`: whose KV is not fit, and why.
+    """`complete`: handoffs that are all in the pool now; `refused`: whose KV is not fit, or is not
+    there any more.
 
     No block of unfit values was written.
     """
 
     complete: dict[RequestKey, HandoffState]
-    refused: dict[RequestKey, str]
+    refused: dict[RequestKey, Refusal]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +78,9 @@ class KvTransfers:
 
     Args:
         bytes_per_step: most bytes that one call moves; a block at least is always moved.
+
+    Attributes:
+        leases: of what lies in this pool for others to read; None where none can.
     """
 
     def __init__(self, pool: KvStore, bytes_per_step: int) -> None:
@@ -71,6 +88,7 @@ class KvTransfers:
         self._blocks_per_step = max(bytes_per_step // pool.shape.block_bytes, 1)
         self._exports: deque[_Export] = deque()
         self._under_way: list[_Part] = []
+        self.leases = None if pool.sharing is None else Leases(pool.shape.n_blocks)
         self._staying: list[tuple[RequestState, Handoff]] = []
 
     @property
@@ -100,8 +118,12 @@ class KvTransfers:
         """Queue a held request's KV, or tell where it stays."""
         shape = self._pool.shape
         if request.kv_stays:
-            blocks = request.blocks[: shape.blocks_for(state.n_cached)]
-            self._staying.append((request, Handoff(state, KvInPool(tuple(blocks)))))
+            blocks = tuple(request.blocks[: shape.blocks_for(state.n_cached)])
+            assert self.leases is not None, "the pool is shared"
+            request.lease = self.leases.begin()
+            _, slot, serial = request.lease
+            kv = KvInPool(blocks, LeaseName(slot, serial))
+            self._staying.append((request, Handoff(state, kv)))
             return
         forms = shape.arrays(shape.blocks_for(state.n_cached))
         arrays = tuple(np.empty(form.shape, form.dtype) for form in forms)
@@ -149,7 +171,10 @@ class KvTransfers:
             request.pull.wait()
         if request.pull.has_come():
             request.pull = None
-            self._complete(request, imported)
+            if kv.pool.is_lent(*kv.lease):
+                self._complete(request, imported)
+            else:
+                imported.refused[request.key] = _GIVEN_AWAY
 
     def _begin_pull(self, blocks: list[int], kv: KvInPool, start: int) -> Pull:
         assert self._pool.sharing is not None, "who attached the other pool"
@@ -170,7 +195,10 @@ class KvTransfers:
             else:
                 self._copy_in(blocks, [array[start:stop] for array in kv])
         except UnfitKvError as error:
-            imported.refused[request.key] = str(error)
+            imported.refused[request.key] = Refusal(ErrorCode.INCOMPATIBLE, str(error))
+            return stop - start
+        if isinstance(kv, KvInPool) and not kv.pool.is_lent(*kv.lease):
+            imported.refused[request.key] = _GIVEN_AWAY
             return stop - start
         request.n_imported_blocks = stop
         if stop == total:

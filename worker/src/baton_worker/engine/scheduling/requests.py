@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import Handoff
 from baton_worker.engine.kv.pool import NULL_BLOCK
-from baton_worker.engine.kv.sharing import Pull
+from baton_worker.engine.kv.sharing import Lease, Pull
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.scheduling.logit_bias import LogitBias, logit_bias_of
 from baton_worker.engine.scheduling.waiting_queue import Arrival
@@ -78,7 +78,8 @@ class RequestState:
             place among all, `n_overtaken`, later ones admitted before it, and `is_promoted`.
         kv_stays: whether decode pulls its KV, so that none is exported.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
-        pull: what writes to its blocks beside the steps, see `settle`.
+        pull: what writes to its blocks beside the steps, see `settle`; `lease`: under which decode
+            reads them.
         submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
     """
 
@@ -101,6 +102,7 @@ class RequestState:
     n_imported_blocks: int = 0
     kv_stays: bool = False
     pull: Pull | None = None
+    lease: Lease | None = None
     phase: Phase = Phase.WAITING
     admitted_at: float | None = None
     n_blocks: int = 0
@@ -148,7 +150,12 @@ class RequestState:
         return [int(block) for block in self.table[: self.n_blocks]]
 
     def settle(self) -> None:
-        """Wait until nothing writes to its blocks any more, so that others may have them."""
+        """See to it that others may have its blocks: that nothing writes to them any more, and
+        that nobody takes what is in them for its KV.
+        """
+        if self.lease is not None:
+            self.lease.end()
+            self.lease = None
         if self.pull is not None:
             self.pull.wait()
             self.pull = None

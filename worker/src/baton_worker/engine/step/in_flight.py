@@ -19,6 +19,7 @@ from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.scheduling.scheduler import StepPlan
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
+from baton_worker.records.columns import ErrorCode
 
 Work = Callable[[], StepSnapshot]
 
@@ -70,7 +71,7 @@ class InFlightStep:
         n_draft: K of this step.
         started: engine clock at the launch, seconds.
         imports: the handoffs whose import was completed at the launch.
-        refused: those whose KV was found unfit, and why.
+        refused: those whose KV was found unfit or gone, as (code, why).
         positions: every request it carries, with the output position it stood at; nobody until
             it is settled, if it is ahead.
         landed: waits for the forward pass and returns its snapshot; raises what it raised.
@@ -82,7 +83,7 @@ class InFlightStep:
     n_draft: int
     started: float
     imports: Mapping[RequestKey, HandoffState]
-    refused: Mapping[RequestKey, str]
+    refused: Mapping[RequestKey, tuple[ErrorCode, str]]
     positions: Mapping[RequestKey, int]
     landed: Work
     flight: Flight | None = None
