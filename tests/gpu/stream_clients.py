@@ -78,14 +78,15 @@ class Stream(asyncio.Protocol):
         self._list, self._notes, self._clock = _LISTS[counted], notes, clock
         self._transport: asyncio.Transport | None = None
         self._rest = b""
-        self._has_begun = self._has_ended = False
+        self._has_begun = self.has_ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def send(self) -> None:
-        """Post the request."""
-        assert self._transport is not None
+        """Post the request, where there is a connection."""
+        if self._transport is None:
+            return
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(self.ask.body)}"
         self._notes.sent.append((self._clock(), self.ask.number))
         self._transport.write(head.encode() + b"\r\n\r\n" + self.ask.body)
@@ -100,13 +101,13 @@ class Stream(asyncio.Protocol):
         if count := _tokens(whole, self._list):
             self._notes.tokens.append((now, self.ask.number, count))
         if _ERROR in whole:
-            self._fail(whole[whole.index(_ERROR) :])
+            self.fail(whole[whole.index(_ERROR) :])
         elif _DONE in whole:
             self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._has_ended:
-            self._fail(f"the connection ended: {error}".encode())
+        if not self.has_ended:
+            self.fail(f"the connection ended: {error}".encode())
 
     def stop(self) -> None:
         """Read no more; this is no failure."""
@@ -116,17 +117,18 @@ class Stream(asyncio.Protocol):
         """Whether the answer is a stream; what is none fails."""
         self._has_begun = data.startswith(b"HTTP/1.1 200")
         if not self._has_begun and len(data) > len("HTTP/1.1 200"):
-            self._fail(data)
+            self.fail(data)
         return self._has_begun
 
-    def _fail(self, why: bytes) -> None:
-        if not self._has_ended:
+    def fail(self, why: bytes) -> None:
+        """Note why no more is to be read, the first time."""
+        if not self.has_ended:
             shown = why[:_SHOWN_BYTES].decode(errors="replace")
             self._notes.failures.append(f"request {self.ask.number}: {shown}")
         self._end()
 
     def _end(self) -> None:
-        self._has_ended = True
+        self.has_ended = True
         if self._transport is not None:
             self._transport.close()
         if not self.done.done():
@@ -166,18 +168,17 @@ async def _round(port: int, told: Round, pipe: Connection) -> Notes:
     streams = [Stream(ask, told.counted, notes) for ask in told.asks]
     for stream in streams:
         if not stream.ask.at:
-            await loop.create_connection(partial(_itself, stream), "127.0.0.1", port)
+            await _connect(stream, port)
     pipe.send("connected")
     begin = await loop.run_in_executor(None, pipe.recv)
     cpu, wall = time.process_time(), time.monotonic()
     later = [_open(stream, begin, port) for stream in streams]
     reading = asyncio.gather(*later, *(stream.done for stream in streams))
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(reading, told.stop or ROUND_SECONDS)
-    except TimeoutError:
-        if told.stop is None:
-            raise
     for stream in streams:
+        if told.stop is None and not stream.has_ended:
+            stream.fail(f"has not ended after {ROUND_SECONDS:g} s".encode())
         stream.stop()
     wall = max(time.monotonic() - wall, 1e-9)
     return notes._replace(busy=(time.process_time() - cpu) / wall)
@@ -187,9 +188,16 @@ async def _open(stream: Stream, begin: float, port: int) -> None:
     """Send a stream's request when it is due."""
     if stream.ask.at:
         await asyncio.sleep(max(0.0, begin + stream.ask.at - time.monotonic()))
+        await _connect(stream, port)
+    stream.send()
+
+
+async def _connect(stream: Stream, port: int) -> None:
+    try:
         loop = asyncio.get_running_loop()
         await loop.create_connection(partial(_itself, stream), "127.0.0.1", port)
-    stream.send()
+    except OSError as error:
+        stream.fail(f"no connection: {error}".encode())
 
 
 class Clients:

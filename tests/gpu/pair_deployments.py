@@ -1,0 +1,194 @@
+"""Deployments that are measured against each other: how they are started, and what they count.
+
+Owns flags, processors and metrics. Knows no measurement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+from stream_clients import Clients
+
+from baton_testing.local_deployment import Deployment, start
+from baton_testing.processes import HTTP, metric, wait_until
+from baton_worker.control import run_control
+
+MANY_PROCESSORS = 16
+"""With fewer, clients get none of their own: workers need them more."""
+HANDOFF_SECONDS = {
+    "seconds": "baton_handoff_seconds_sum",
+    "transfer_seconds": "baton_handoff_transfer_seconds_sum",
+    "import_seconds": "baton_handoff_import_seconds_sum",
+    "count": "baton_handoff_transfer_seconds_count",
+}
+HANDOFF_BYTES = ("baton_handoff_delivered_bytes_total", "baton_handoff_sent_bytes_total")
+"""KV handed over, told by transport; or, of a worker that does not tell it so, what was sent."""
+UNTOLD = "untold"
+
+
+class Way(NamedTuple):
+    """A way to serve: how many workers of each role, and what they are told."""
+
+    name: str
+    prefill: int
+    decode: int
+    mixed: int
+    chunk: int
+    kv_blocks: int
+    max_running: int
+    drafts: int = 0
+    more: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """All of them."""
+        return self.prefill + self.decode + self.mixed
+
+    def flags(self, model: Path, engine: str, gpus: str) -> list[str]:
+        """Return what `baton-worker local` is told."""
+        told = {
+            "model": model,
+            "engine": engine,
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "mixed": self.mixed,
+            "num-speculative-tokens": self.drafts,
+            "kv-blocks": self.kv_blocks,
+            "max-running": self.max_running,
+            "prefill-chunk": self.chunk,
+        } | ({"gpus": gpus} if gpus else {})
+        return [word for name, value in told.items() for word in (f"--{name}", str(value))] + [
+            *self.more
+        ]
+
+
+class Processors(NamedTuple):
+    """Which processors clients have for themselves, none on a machine of few; workers the rest."""
+
+    clients: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, available: Sequence[int], clients: int) -> Processors:
+        """Give the last ones to clients."""
+        ordered = tuple(sorted(available))
+        if len(ordered) < MANY_PROCESSORS:
+            return cls((), ordered)
+        return cls(ordered[-clients:], ordered[:-clients])
+
+
+class Serving:
+    """A deployment and its clients; only one of those that run is at work at a time."""
+
+    def __init__(self, way: Way, deployment: Deployment, clients: Clients) -> None:
+        self.way, self.deployment, self.clients = way, deployment, clients
+
+    @property
+    def workers(self) -> list[dict[str, str]]:
+        """The readiness lines of the workers."""
+        return [line for line in self.deployment.lines if line["role"] != "gateway"]
+
+    def wait_idle(self) -> None:
+        """Wait until no process has a request."""
+        for line in self.deployment.lines:
+            url = line["metrics_url"]
+            wait_until(
+                f"{line['role']} is idle",
+                lambda url=url: metric(url, "baton_live_requests"),
+                lambda live: live == 0,
+            )
+
+    def handed_over(self) -> dict[str, float]:
+        """Return what prefill counts of handoffs: seconds, and bytes by transport."""
+        found: dict[str, float] = {}
+        for line in self.workers:
+            if line["role"] == "prefill":
+                for name, value in counted(HTTP.get(line["metrics_url"]).text).items():
+                    found[name] = found.get(name, 0.0) + value
+        return found
+
+    def speculate(self, k: int) -> None:
+        """Order another K from every worker."""
+        for line in self.workers:
+            with contextlib.redirect_stdout(io.StringIO()):
+                code = run_control(line["control"], "speculative", k)
+            if code:
+                raise RuntimeError(f"{line['role']} does not take K = {k}")
+
+    def accepted(self) -> float:
+        """Return how many drafts were accepted so far."""
+        name = "baton_draft_accepted_tokens_total"
+        return sum(metric(line["metrics_url"], name) for line in self.workers)
+
+
+def counted(text: str) -> dict[str, float]:
+    """Return what a worker's metrics say of handoffs; bytes are `bytes:TRANSPORT`.
+
+    Labels are summed over, but for the transport of bytes.
+    """
+    samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+    found = {
+        name: sum(s.value for s in samples if s.name == of) for name, of in HANDOFF_SECONDS.items()
+    }
+    for of in HANDOFF_BYTES:
+        some = [s for s in samples if s.name == of]
+        for sample in some:
+            name = f"bytes:{sample.labels.get('transport', UNTOLD)}"
+            found[name] = found.get(name, 0.0) + sample.value
+        if some:
+            break
+    return found
+
+
+def handed_over_since(before: dict[str, float], after: dict[str, float]) -> dict[str, object]:
+    """Return the handoffs between two looks: count, seconds, bytes by transport, and the rate."""
+    moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    by_transport = {
+        name.removeprefix("bytes:"): value
+        for name, value in moved.items()
+        if name.startswith("bytes:") and value
+    }
+    n_bytes, seconds = sum(by_transport.values()), moved.get("transfer_seconds", 0.0)
+    return {name: moved.get(name, 0.0) for name in HANDOFF_SECONDS} | {
+        "bytes": n_bytes,
+        "bytes_by_transport": by_transport,
+        "bytes_per_s": n_bytes / seconds if seconds else None,
+    }
+
+
+@contextlib.contextmanager
+def serving(way: Way, flags: Sequence[str], clients: int, on: Processors) -> Iterator[Serving]:
+    """Start a deployment on the workers' processors, and its clients on theirs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, on.workers)  # of this thread, and so of what it starts
+    try:
+        with start(*flags) as deployment:
+            os.sched_setaffinity(0, before)
+            deployment.wait_lines(1 + way.workers)
+            port = int(deployment.url.rpartition(":")[2])
+            with Clients(port, clients, on.clients) as readers:
+                yield Serving(way, deployment, readers)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def all_of(stack: ExitStack, contexts: Sequence[AbstractContextManager[Serving]]) -> list[Serving]:
+    """Enter contexts side by side; those that were entered end with the stack."""
+    with ThreadPoolExecutor(len(contexts)) as threads:
+        entering = [threads.submit(context.__enter__) for context in contexts]
+    failures = [one.exception() for one in entering]
+    for context, failure in zip(contexts, failures, strict=True):
+        if failure is None:
+            stack.push(context)
+    for failure in failures:
+        if failure is not None:
+            raise failure
+    return [one.result() for one in entering]
