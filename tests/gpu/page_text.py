@@ -64,6 +64,8 @@ class Goal(NamedTuple):
         """Return a value in the goal's unit."""
         if self.unit == "share":
             return share(value)
+        if self.unit == "ms":
+            return f"{value:.2f} ms"
         return f"{value:.2f}" if self.unit == "ratio" else f"{value:.0f} {self.unit}"
 
 
