@@ -63,7 +63,8 @@ For people who ask what a pair of GPUs brings over two that each do both, and wh
 costs.
 
 `tests/gpu/bench_pair.py` on {machine}, commit {commit};
-[its numbers]({results}). {model}. A pair (1P+1D: one GPU computes prompts, the other decodes) and two mixed workers with chunked prefill
+[its numbers]({results}). {model}. A pair
+(1P+1D: one GPU computes prompts, the other decodes) and two mixed workers with chunked prefill
 stood on the same two GPUs, one of them at work at a time. All of it is what clients see: gateway,
 workers, SSE streams, times taken where the bytes arrive. In brackets stands what a number lies
 between 19 times in 20, by order statistics; "?" where so few values do not bound it."""

@@ -170,6 +170,8 @@ class ScriptedLink:
         self.lags: list[float] = []
         self.violations: list[str] = []
         self.is_paused = False
+        self.pauses_at: int | None = None
+        """Workers stop stepping by themselves once a request has so many tokens of output."""
         self.draft_gaps: set[int] = set()
         self.lost_prompt_rows: set[int] = set()
         self.reused: Callable[[Submit], int] = lambda submit: 0
@@ -448,6 +450,7 @@ class ScriptedLink:
         )
         told = self.prompt_rows(key, job.submit) if first else []
         job.position += len(tokens)
+        self.is_paused |= self.pauses_at is not None and job.position >= self.pauses_at
         if ends or is_prefill:
             del worker.jobs[key]
         if is_prefill and not ends and job.submit.decode is not None:
