@@ -107,12 +107,13 @@ class Sizes(NamedTuple):
             self.exact_longest + self.exact_tokens,
         )
 
-    def blocks(self, share: float = 1.0) -> int:
-        """Return room for the streams, four prompts that arrive, and any one request."""
+    def blocks(self, share: float = 1.0, wide: bool = False) -> int:
+        """Return room for the streams, four prompts that arrive, any one request, and the wide."""
         of_streams = self.streams * ((self.context + self.tokens) // BLOCK_SIZE + 2)
         of_prompts = 4 * ((self.arriving + self.arriving_tokens) // BLOCK_SIZE + 2)
-        most = max(round(of_streams * share) + of_prompts, self.wide.kv_blocks)
-        return max(most, -(-(self.longest + 128) // BLOCK_SIZE) + 2)
+        of_longest = -(-(self.longest + 128) // BLOCK_SIZE) + 2
+        of_wide = self.wide.kv_blocks if wide else 0
+        return max(round(of_streams * share) + of_prompts, of_longest, of_wide)
 
 
 SIZES = {
@@ -120,14 +121,14 @@ SIZES = {
         ttft=(512, 8192), repeats=20,
         streams=64, context=1024, tokens=3328, skip=8, arriving=8192, arriving_tokens=16,
         lead=4.0, window=20.0, grace=4.0, load=0.7, prompts=12,
-        wide=Load(256, 256, 352, 48, 192), rounds=3,
+        wide=Load(256, 128, 480, 16, 192), rounds=3,
         exact=200, exact_longest=1024, exact_tokens=48,
     ),
     "tiny": Sizes(
         ttft=(32, 256), repeats=3,
         streams=4, context=32, tokens=900, skip=2, arriving=256, arriving_tokens=4,
         lead=1.0, window=1.5, grace=0.5, load=0.2, prompts=4,
-        wide=Load(8, 16, 60, 8, 40), rounds=2,
+        wide=Load(8, 16, 200, 8, 40), rounds=2,
         exact=24, exact_longest=96, exact_tokens=12,
     ),
 }  # fmt: skip
@@ -262,8 +263,7 @@ class Bench:
             seed = SEEDS["capacity"] + tokens
             asked = self.bodies(sizes.prompts, sizes.arriving, tokens, seed)
             served = whole(pair.clients.serve(asked))
-            firsts = [float(token_times(served.arrivals, n)[0]) for n in range(sizes.prompts)]
-            rates[name] = capacity(firsts, sizes.arriving)
+            rates[name] = capacity(served, sizes.prompts, sizes.arriving)
             pair.wait_idle()
         self.report.told["capacity_tokens_per_s"] = rates
         say(
@@ -503,7 +503,7 @@ class Session:
     def _pair(self, chunk: int) -> Way:
         sizes = self.sizes
         running = max(sizes.wide.streams, sizes.streams + 8)
-        return Way("1P+1D", 1, 1, 0, chunk, sizes.blocks(), running, more=self._more())
+        return Way("1P+1D", 1, 1, 0, chunk, sizes.blocks(wide=True), running, more=self._more())
 
     def _mixed(self, chunk: int) -> Way:
         sizes = self.sizes
@@ -545,7 +545,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of logprobs")
     parser.add_argument("--exact", type=int, help="requests that are compared")
     parser.add_argument("--clients", type=int, default=4, help="processes that read")
-    parser.add_argument("--seconds", type=float, default=400, help="nothing begins after them")
+    parser.add_argument("--seconds", type=float, default=450, help="nothing begins after them")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(words)
     told = {name: getattr(options, name) for name in ("repeats", "window", "rounds", "exact")}

@@ -200,17 +200,19 @@ def _ratio(ours: float, theirs: float) -> float:
 def picture(found: Sequence[Record]) -> str | None:
     """Return an SVG: which share of the gaps is longer; None where there is nothing to draw."""
     lines = [
-        plots.Line(_way(one).replace(", chunks of", ":"), points, colour)
+        plots.Line(f"{one['way']}, {one['chunk']}", points, colour)
         for colour, one in enumerate(found)
         if (points := [(1e3 * gap, part) for gap, part in one["gaps"] if gap > 0])
     ]
     if not lines:
         return None
     points = [point for line in lines for point in line.points]
-    x = plots.log_axis("ms between two tokens of a stream; by chunks", (x for x, _ in points))
+    x = plots.log_axis("milliseconds between two tokens of a stream", (x for x, _ in points))
     y = plots.log_axis("share of the gaps that are longer", (y for _, y in points),
                        [0.001, 0.01, 0.1, 0.5])  # fmt: skip
-    return plots.picture("Steady streams while prompts arrive", x, y, lines)
+    return plots.picture(
+        "Steady streams while prompts arrive, by prompt tokens a step", x, y, lines
+    )
 
 
 def _pictured(found: Sequence[Record]) -> str:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,12 +100,8 @@ class Serving:
     def wait_idle(self) -> None:
         """Wait until no process has a request."""
         for line in self.deployment.lines:
-            url = line["metrics_url"]
-            wait_until(
-                f"{line['role']} is idle",
-                lambda url=url: metric(url, "baton_live_requests"),
-                lambda live: live == 0,
-            )
+            look = partial(metric, line["metrics_url"], "baton_live_requests")
+            wait_until(f"{line['role']} is idle", look, lambda live: live == 0)
 
     def handed_over(self) -> dict[str, float]:
         """Return what prefill counts of handoffs: seconds, and bytes by transport."""

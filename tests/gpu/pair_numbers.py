@@ -7,7 +7,7 @@ of 0 between them, so that a stall is not hidden by what it brings at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -118,11 +118,12 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
     return times
 
 
-def capacity(first_tokens: Sequence[float], prompt: int) -> float:
-    """Return the prompt tokens a second of prompts that waited for one another.
+def capacity(served: Served, n_requests: int, prompt: int) -> float:
+    """Return the prompt tokens a second of prompts sent at once, to the last one's first token.
 
-    From the first prompt's end to the last one's: what the first waited for is no part of it.
+    One request's way through the stack is part of it: some prompts make that small. From first
+    token to first token it would not be, but those may come together.
     """
-    if len(first_tokens) < 2:
-        raise ValueError("a capacity needs two prompts")
-    return prompt * (len(first_tokens) - 1) / (max(first_tokens) - min(first_tokens))
+    firsts = waits(served, range(n_requests))
+    sent = served.sent[:n_requests]
+    return prompt * n_requests / float((sent + firsts).max() - sent.min())
