@@ -82,7 +82,7 @@ def ms(told: Record) -> str:
     """Return a quantile in milliseconds, and what it lies between."""
     value, low, high = (_scaled(told.get(name)) for name in ("value", "low", "high"))
     if value == low == high == "?":
-        return "none came"
+        return "beyond all that came"
     return f"{value} ({low} to {high})"
 
 

@@ -1,0 +1,156 @@
+"""The page of a pair on two GPUs: every number is the run's, goals that are missed say so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import page_pair
+import plots
+
+
+def quantile(value: float | None, low: float | None = None, high: float | None = None) -> Any:
+    return {"value": value, "low": low, "high": high, "n": 20}
+
+
+def handoff(count: float = 4.0) -> dict[str, Any]:
+    ways = {"nvlink": 4e9, "zmq": 1e6}
+    return {"count": count, "bytes": 4.001e9, "seconds": 0.1, "transfer_seconds": 0.04,
+            "import_seconds": 0.06, "bytes_by_transport": ways, "bytes_per_s": 1e11}  # fmt: skip
+
+
+def first_tokens(prompt: int, later: float) -> dict[str, Any]:
+    one = {"first": quantile(0.030, 0.029, 0.031), "second": quantile(0.045)}
+    return {"prompt": prompt, "pair": one, "mixed": one, "difference": quantile(later, 0.001),
+            "handoff": handoff()}  # fmt: skip
+
+
+def steady(way: str, chunk: int, p99: float, tokens_per_s: float, **more: Any) -> dict[str, Any]:
+    return {
+        "way": way, "chunk": chunk, "seconds": 20.0, "gap_p50": quantile(0.010, 0.009, 0.011),
+        "gap_p99": quantile(p99), "gap_most": 0.2, "gaps": [[0.01, 0.5], [p99, 0.01]],
+        "tokens_per_s": tokens_per_s, "steady_tokens_per_s": 6000.0, "prompts": 56, "unserved": 0,
+        "ttft_p50": quantile(0.4), "ttft_p99": quantile(0.8), "client_busy": 0.1,
+        "prompts_per_s": 2.8,
+    } | more  # fmt: skip
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    return {
+        "machine": dict.fromkeys(("gpu", "driver", "cuda", "torch"), "x"),
+        "commit": "abc",
+        "model": "qwen3-8b",
+        "sizes": {"streams": 64, "context": 1024, "arriving": 8192, "load": 0.7,
+                  "wide": {"streams": 256}},
+        "ttft": [first_tokens(512, 0.0015), first_tokens(8192, 0.005)],
+        "capacity_tokens_per_s": {"computed": 32000.0, "handed_over": 30000.0},
+        "steady": [
+            steady("1P+1D", 2048, 0.012, 6400.0, handoff=handoff()),
+            steady("2 mixed", 2048, 0.08, 6500.0),
+            steady("2 mixed", 512, 0.02, 7000.0, ttft_p50=quantile(0.2), ttft_p99=quantile(None)),
+        ],
+        "logprobs": [{"none": 1e4, "top": 9.8e3, "ratio": 0.98},
+                     {"none": 1e4, "top": 9.5e3, "ratio": 0.95},
+                     {"none": 1e4, "top": 9.7e3, "ratio": 0.975}],
+        "exact": [{"k": 3, "requests": 200, "tokens": 9600, "differ": 1, "accepted_drafts": 812.0,
+                   "first": ["K = 3, request 7: logprobs[2] is x, not y"]}],
+        "unmeasured": [],
+    }  # fmt: skip
+
+
+def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
+    assert page_pair.problems(record) == []
+    text = page_pair.page(record, "results/x.json")
+    for row in (
+        "| 512 | 20 | 30.00 (29.00 to 31.00) | 30.00 (29.00 to 31.00) | 1.50 (1.00 to ?); "
+        "2.00 ms: met | 45.00 (? to ?) |",
+        "| 8,192 | 20 |",
+        "| 1P+1D, chunks of 2,048 | 20.0 | 10.00 (9.00 to 11.00) | 12.00 (? to ?) | "
+        "200.0 | 6,400 |",
+        "| 2 mixed, chunks of 2,048 | 0.15 (0.35: met) | 0.98 (0.95: met) | 1.00 (1.00: met) |",
+        "| 2 mixed, chunks of 512 | 0.60 (0.35: missed) | 0.91 (0.95: missed) | "
+        "2.00 (1.00: missed) | 0.00 (1.00: met) |",
+        "beyond all that came",
+        "The median of the ratios is 97.5 % (97.0 %: met); they lie between 95.0 % and 98.0 %.",
+        "| 3 | 200 | 9,600 | 812 | 1 | 100.0 %: missed |",
+        "- K = 3, request 7: logprobs[2] is x, not y",
+        "| idle, prompts of 512 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 10.00 | 15.00 | 100 GB/s |",
+        "2.80 a second: 70.0 % of what one GPU\ncomputes (32,000 tokens/s; 30,000 where",
+    ):
+        assert row in text, row
+
+
+def test_goals_say_by_how_much_and_missed_ones_are_explained_in_their_words(
+    record: dict[str, Any],
+) -> None:
+    text = page_pair.page(record, "results/x.json", "# Notes\n\n## gaps\n\nBoth step.\n")
+    for words in (
+        "8,192 tokens, later than a mixed one's | <= 4.00 ms | 5.00 ms | **missed** | 1.00 ms, 25",
+        "p99 of gaps, the pair over 2 mixed, chunks of 512, by 0.25, 71.4 %.** Both step.",
+        "K = 3, by 0.50 points.** Not explained yet.",
+    ):
+        assert words in text, words
+
+
+def test_what_was_not_measured_is_told_and_left_out(record: dict[str, Any]) -> None:
+    for part in ("ttft", "steady", "exact", "capacity_tokens_per_s"):
+        del record[part]
+    record["unmeasured"] = ["exact: OutOfTime: the answers take 15 s, 3 are left"]
+    assert page_pair.problems(record) == []
+    text = page_pair.page(record, "results/x.json")
+    assert "- exact: OutOfTime: the answers take 15 s, 3 are left" in text
+    assert "## Steady streams" not in text
+    assert "## The handover" not in text
+    assert "1 of 1 are met" in text
+
+
+def test_a_pair_alone_is_held_to_no_goal_of_the_other(record: dict[str, Any]) -> None:
+    record["steady"] = record["steady"][:1]
+    text = page_pair.page(record, "results/x.json")
+    assert "| 1P+1D, chunks of 2,048 |" in text
+    assert "p99 of gaps, the pair" not in text
+
+
+def test_a_record_that_was_cut_is_refused_by_the_field(
+    record: dict[str, Any], tmp_path: Path
+) -> None:
+    del record["steady"][1]["gap_p99"]
+    assert page_pair.problems(record) == ["steady[1].gap_p99 is missing"]
+    results = tmp_path / "benchmarks" / "x.json"
+    results.parent.mkdir()
+    results.write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match=r"steady\[1\]\.gap_p99 is missing"):
+        page_pair.main([str(results), str(tmp_path)])
+    assert not (tmp_path / "benchmarks" / "several-gpus.md").exists()
+
+
+def test_the_picture_shows_every_way_within_its_axes(record: dict[str, Any]) -> None:
+    drawn = page_pair.picture(record["steady"])
+    assert drawn is not None
+    root = ElementTree.fromstring(drawn)
+    tag = "{http://www.w3.org/2000/svg}"
+    texts = {t.text: t for t in root.iter(f"{tag}text")}
+    assert {"1P+1D, 2048", "2 mixed, 2048", "2 mixed, 512"} <= set(texts)
+    for text, element in texts.items():
+        width = 0.62 * float(element.get("font-size", "12")) * len(text or "")
+        share = {"middle": 0.5, "end": 0.0}.get(element.get("text-anchor", ""), 1.0)
+        assert float(element.get("x", "")) + share * width <= plots.WIDTH, text
+    for mark in root.iter(f"{tag}circle"):
+        assert plots.LEFT <= float(mark.get("cx", "")) <= plots.WIDTH
+        assert plots.TOP <= float(mark.get("cy", "")) <= plots.HEIGHT - plots.BOTTOM
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert page_pair.picture([]) is None
+
+
+def test_amounts_are_told_in_units_that_people_read() -> None:
+    assert [page_pair.amount(n) for n in (12.0, 49152.0, 3.9e11)] == ["12 B", "49.2 KB", "390 GB"]
