@@ -365,12 +365,16 @@ def steady_numbers(served: Served, sizes: Sizes, n_prompts: int) -> dict[str, An
     if end <= begin:
         raise ValueError(f"the streams ran together for {end - begin:.2f} s of the window")
     between = gaps(served.arrivals, streams, begin, end)
+    if not between.any():
+        raise ValueError("no two tokens of a stream came one after the other")
     firsts = waits(served, prompts)
     return {
         "seconds": end - begin,
         "gap_p50": quantile(between, 0.5, sizes.streams),
         "gap_p99": quantile(between, 0.99, sizes.streams),
         "gap_most": float(between.max()),
+        "together": float((between == 0).mean()),
+        "pause_p99": quantile(between[between > 0], 0.99, sizes.streams),
         "gaps": distribution(between),
         "steady_tokens_per_s": tokens_between(served.arrivals, streams, begin, end) / (end - begin),
         "tokens_per_s": tokens_between(served.arrivals, None, begin, end) / (end - begin),
@@ -440,6 +444,7 @@ class Session:
         chunk, *others = self.options.chunks
         with contextlib.ExitStack() as stack:
             prompts_per_s = 0.0
+            say(f"starting a pair and two mixed workers, {self.limit.left:.0f} s are left")
             pair, mixed = all_of(stack, [self._start(self._pair(chunk)),
                                          self._start(self._mixed(chunk))])  # fmt: skip
             say(f"the deployments are there, {self.limit.left:.0f} s are left")
@@ -475,6 +480,7 @@ class Session:
             sizes.exact, self.shape.vocab_size, sizes.exact_longest, sizes.exact_tokens
         )
         pair = Way("1P+1D", 1, 1, 0, chunk, blocks, running, drafts, self._more())
+        say(f"starting a pair and a mixed worker, {self.limit.left:.0f} s are left")
         with contextlib.ExitStack() as stack:
             ours, theirs = all_of(
                 stack,

@@ -41,7 +41,8 @@ HANDOFF = Group(
 )  # fmt: skip
 STEADY = Group(
     {"way": TEXT, "chunk": WHOLE, "seconds": ABOVE, "gap_p50": QUANTILE, "gap_p99": QUANTILE,
-     "gap_most": ABOVE, "tokens_per_s": ABOVE, "steady_tokens_per_s": ABOVE, "prompts": WHOLE,
+     "gap_most": ABOVE, "together": LEAST, "pause_p99": QUANTILE,
+     "tokens_per_s": ABOVE, "steady_tokens_per_s": ABOVE, "prompts": WHOLE,
      "unserved": WHOLE, "ttft_p50": QUANTILE, "ttft_p99": QUANTILE, "client_busy": LEAST,
      "prompts_per_s": ABOVE, "gaps": Several(Several(LEAST, 2), 1)},
     {"handoff": HANDOFF},
@@ -123,8 +124,9 @@ def first_token(run: Run) -> str:
             "second token, 1P+1D", "second token, mixed"]  # fmt: skip
     return f"""## The first token of an idle deployment
 
-One request at a time, the same prompt to both in turns; no prompt was seen before. "Later by" is
-the median of the differences of the same prompt. All times are from sending the request.
+One request at a time, the same prompt to both in turns; no prompt was seen before. Of the two mixed
+workers one serves it. "Later by" is the median of the differences of the same prompt. All times are
+from sending the request.
 
 {table(head, rows)}"""
 
@@ -137,11 +139,13 @@ def steady(run: Run) -> str:
     sizes = run.record["sizes"]
     rows = [[
         _way(one), f"{one['seconds']:.1f}", ms(one["gap_p50"]), ms(one["gap_p99"]),
+        share(one["together"]), ms(one["pause_p99"]),
         f"{1e3 * one['gap_most']:.1f}", f"{one['tokens_per_s']:,.0f}",
         f"{one['steady_tokens_per_s']:,.0f}", ms(one["ttft_p50"]), ms(one["ttft_p99"]),
         f"{one['unserved']} of {one['prompts']}", share(one["client_busy"]),
     ] for one in found]  # fmt: skip
-    head = ["", "s", "gap p50, ms", "gap p99, ms", "longest", "tokens/s, all", "of the streams",
+    head = ["", "s", "gap p50, ms", "gap p99, ms", "gaps of 0", "p99 of the others, ms",
+            "longest", "tokens/s, all", "of the streams",
             "first token p50, ms", "p99, ms", "without one", "busiest client"]  # fmt: skip
     rates = run.record.get("capacity_tokens_per_s") or {}
     computed, handed = (f"{rates.get(name, math.nan):,.0f}" for name in ("computed", "handed_over"))
@@ -273,10 +277,13 @@ def handoffs(run: Run) -> str:
     rows = [[name, *_handoff(told)] for name, told in found if told and told["count"]]
     if not rows:
         return ""
-    head = ["", "handoffs", "KV", "by way", "transfer, ms", "import, ms", "rate of a transfer"]
+    head = ["", "handoffs", "KV", "by way", "place, ms", "held up by", "transfer, ms", "import, ms",
+            "rate of a transfer"]  # fmt: skip
     return f"""## The handover of KV
 
-As prefill counts it; milliseconds are means of a handoff. A transfer is from the offer to decode's
+As the workers count it; milliseconds are means of a handoff. A place is what prefill asks decode
+for before it computes a prompt; who gets none at once was held up by what decode was short of
+([metrics](../metrics.md) has the reasons). A transfer is from the offer to decode's
 word that the KV has arrived; handoffs that overlap each count their own time, so the rate is that
 of one and not the link's.
 
@@ -288,9 +295,11 @@ def _handoff(told: Record) -> list[str]:
     ways = ", ".join(
         f"{name} {amount(moved)}" for name, moved in (told.get("bytes_by_transport") or {}).items()
     )
+    place = f"{1e3 * told['place_seconds'] / told['places']:.2f}" if told.get("places") else "-"
+    held_up = ", ".join(f"{name} {n:.0f}" for name, n in (told.get("held_up") or {}).items())
     rate = f"{amount(told['bytes'] / seconds)}/s" if seconds else "-"
     each = [f"{1e3 * told[name] / count:.2f}" for name in ("transfer_seconds", "import_seconds")]
-    return [f"{count:.0f}", amount(told["bytes"]), ways or "-", *each, rate]
+    return [f"{count:.0f}", amount(told["bytes"]), ways or "-", place, held_up or "-", *each, rate]
 
 
 SECTIONS = (first_token, steady, scored, exact, handoffs)

@@ -29,10 +29,14 @@ HANDOFF_SECONDS = {
     "transfer_seconds": "baton_handoff_transfer_seconds_sum",
     "import_seconds": "baton_handoff_import_seconds_sum",
     "count": "baton_handoff_transfer_seconds_count",
+    "place_seconds": "baton_handoff_place_seconds_sum",
+    "places": "baton_handoff_place_seconds_count",
 }
 HANDOFF_BYTES = ("baton_handoff_delivered_bytes_total", "baton_handoff_sent_bytes_total")
 """KV handed over, told by transport; or, of a worker that does not tell it so, what was sent."""
 UNTOLD = "untold"
+HELD_UP = "baton_handoff_places_held_up_total"
+"""Requests that got no place at once, by reason: prefill does not compute them before."""
 
 
 class Way(NamedTuple):
@@ -104,10 +108,10 @@ class Serving:
             wait_until(f"{line['role']} is idle", look, lambda live: live == 0)
 
     def handed_over(self) -> dict[str, float]:
-        """Return what prefill counts of handoffs: seconds, and bytes by transport."""
+        """Return what is counted of handoffs: seconds, bytes by transport, who was held up."""
         found: dict[str, float] = {}
         for line in self.workers:
-            if line["role"] == "prefill":
+            if line["role"] in ("prefill", "decode"):
                 for name, value in counted(HTTP.get(line["metrics_url"]).text).items():
                     found[name] = found.get(name, 0.0) + value
         return found
@@ -127,9 +131,10 @@ class Serving:
 
 
 def counted(text: str) -> dict[str, float]:
-    """Return what a worker's metrics say of handoffs; bytes are `bytes:TRANSPORT`.
+    """Return what a worker's metrics say of handoffs; bytes are `bytes:TRANSPORT`, and requests
+    that were held up `held_up:REASON`.
 
-    Labels are summed over, but for the transport of bytes.
+    Labels are summed over, but for these.
     """
     samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
     found = {
@@ -142,22 +147,27 @@ def counted(text: str) -> dict[str, float]:
             found[name] = found.get(name, 0.0) + sample.value
         if some:
             break
-    return found
+    return found | {f"held_up:{s.labels['reason']}": s.value for s in samples if s.name == HELD_UP}
 
 
 def handed_over_since(before: dict[str, float], after: dict[str, float]) -> dict[str, object]:
     """Return the handoffs between two looks: count, seconds, bytes by transport, and the rate."""
     moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    by_transport = {
-        name.removeprefix("bytes:"): value
-        for name, value in moved.items()
-        if name.startswith("bytes:") and value
-    }
+    by_transport, held_up = _by_label(moved, "bytes:"), _by_label(moved, "held_up:")
     n_bytes, seconds = sum(by_transport.values()), moved.get("transfer_seconds", 0.0)
     return {name: moved.get(name, 0.0) for name in HANDOFF_SECONDS} | {
         "bytes": n_bytes,
         "bytes_by_transport": by_transport,
+        "held_up": held_up,
         "bytes_per_s": n_bytes / seconds if seconds else None,
+    }
+
+
+def _by_label(moved: dict[str, float], kind: str) -> dict[str, float]:
+    return {
+        name.removeprefix(kind): value
+        for name, value in moved.items()
+        if name.startswith(kind) and value
     }
 
 

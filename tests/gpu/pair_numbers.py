@@ -1,7 +1,7 @@
 """What clients saw of a round as numbers: first tokens, gaps between tokens, rates, quantiles.
 
 Pure. Owns their definitions. A token counts when its bytes came; those that came together have gaps
-of 0 between them, so that a stall is not hidden by what it brings at once.
+of 0 between them. Many of those make a stall rare among gaps, so their share is told beside.
 """
 
 from __future__ import annotations

@@ -177,11 +177,22 @@ def test_steady_numbers_are_of_the_window_in_which_prompts_arrive() -> None:
     assert found["gap_most"] == 3.0
     assert found["gap_p50"]["value"] == 0.5
     assert found["gap_p50"]["n"] == 8 + 3
+    assert found["together"] == 0.0
     assert found["steady_tokens_per_s"] == 11 / 4
     assert found["tokens_per_s"] == 12 / 4
     assert (found["prompts"], found["unserved"]) == (2, 1)
     assert found["ttft_p50"]["value"] == 0.25
     assert found["client_busy"] == 0.25
+
+
+def test_a_stall_that_brings_many_tokens_at_once_is_told_beside_the_gaps() -> None:
+    stalled = [0.5, 1.0, *[4.0] * 199, 4.5, 5.0]
+    found = bench_pair.steady_numbers(
+        script_of((0.0, stalled), (0.0, stalled), (3.0, [3.5])), SIZES, 1
+    )
+    assert found["gap_p99"]["value"] == 0.5
+    assert found["together"] == 198 / 201
+    assert found["pause_p99"]["value"] == 3.0
 
 
 def test_a_window_ends_with_the_first_stream_that_has_no_more_to_say() -> None:
@@ -234,6 +245,9 @@ baton_handoff_sent_bytes_total 9000
 baton_handoff_delivered_bytes_total{transport="zmq"} 1000
 baton_handoff_delivered_bytes_total{transport="nvlink"} 5000
 baton_handoff_delivered_bytes_total{transport="shm"} 0
+# TYPE baton_handoff_places_held_up counter
+baton_handoff_places_held_up_total{reason="bytes"} 3
+baton_handoff_places_held_up_total{reason="slots"} 0
 """
 
 
@@ -244,6 +258,7 @@ def test_handoffs_are_summed_over_labels_and_bytes_are_told_by_transport() -> No
         assert found["bytes_by_transport"] == ways
         assert (found["bytes"], found["bytes_per_s"]) == (6000.0, 3000.0)
     now = counted(LABELLED)
+    assert handed_over_since({}, now)["held_up"] == {"bytes": 3.0}
     assert handed_over_since(now, now)["bytes_per_s"] is None, "nothing was handed over since"
 
 

@@ -23,7 +23,8 @@ def quantile(value: float | None, low: float | None = None, high: float | None =
 def handoff(count: float = 4.0) -> dict[str, Any]:
     ways = {"nvlink": 4e9, "zmq": 1e6}
     return {"count": count, "bytes": 4.001e9, "seconds": 0.1, "transfer_seconds": 0.04,
-            "import_seconds": 0.06, "bytes_by_transport": ways, "bytes_per_s": 1e11}  # fmt: skip
+            "import_seconds": 0.06, "place_seconds": 0.008, "places": 4.0,
+            "held_up": {"bytes": 3.0}, "bytes_by_transport": ways, "bytes_per_s": 1e11}  # fmt: skip
 
 
 def first_tokens(prompt: int, later: float) -> dict[str, Any]:
@@ -35,7 +36,8 @@ def first_tokens(prompt: int, later: float) -> dict[str, Any]:
 def steady(way: str, chunk: int, p99: float, tokens_per_s: float, **more: Any) -> dict[str, Any]:
     return {
         "way": way, "chunk": chunk, "seconds": 20.0, "gap_p50": quantile(0.010, 0.009, 0.011),
-        "gap_p99": quantile(p99), "gap_most": 0.2, "gaps": [[0.01, 0.5], [p99, 0.01]],
+        "gap_p99": quantile(p99), "together": 0.02, "pause_p99": quantile(0.013), "gap_most": 0.2,
+        "gaps": [[0.01, 0.5], [p99, 0.01]],
         "tokens_per_s": tokens_per_s, "steady_tokens_per_s": 6000.0, "prompts": 56, "unserved": 0,
         "ttft_p50": quantile(0.4), "ttft_p99": quantile(0.8), "client_busy": 0.1,
         "prompts_per_s": 2.8,
@@ -74,7 +76,7 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "2.00 ms: met | 45.00 (? to ?) |",
         "| 8,192 | 20 |",
         "| 1P+1D, chunks of 2,048 | 20.0 | 10.00 (9.00 to 11.00) | 12.00 (? to ?) | "
-        "200.0 | 6,400 |",
+        "2.0 % | 13.00 (? to ?) | 200.0 | 6,400 |",
         "| 2 mixed, chunks of 2,048 | 0.15 (0.35: met) | 0.98 (0.95: met) | 1.00 (1.00: met) |",
         "| 2 mixed, chunks of 512 | 0.60 (0.35: missed) | 0.91 (0.95: missed) | "
         "2.00 (1.00: missed) | 0.00 (1.00: met) |",
@@ -82,7 +84,8 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "The median of the ratios is 97.5 % (97.0 %: met); they lie between 95.0 % and 98.0 %.",
         "| 3 | 200 | 9,600 | 812 | 1 | 100.0 %: missed |",
         "- K = 3, request 7: logprobs[2] is x, not y",
-        "| idle, prompts of 512 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 10.00 | 15.00 | 100 GB/s |",
+        "| idle, prompts of 512 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 2.00 | bytes 3 | 10.00 | "
+        "15.00 | 100 GB/s |",
         "2.80 a second: 70.0 % of what one GPU\ncomputes (32,000 tokens/s; 30,000 where",
     ):
         assert row in text, row
