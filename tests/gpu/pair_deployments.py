@@ -97,13 +97,18 @@ class Serving:
         self.way, self.deployment, self.clients = way, deployment, clients
 
     @property
+    def processes(self) -> list[dict[str, str]]:
+        """The newest readiness line of each process; a worker's control socket is its own."""
+        return list({line["control"]: line for line in self.deployment.lines}.values())
+
+    @property
     def workers(self) -> list[dict[str, str]]:
-        """The readiness lines of the workers."""
-        return [line for line in self.deployment.lines if line["role"] != "gateway"]
+        """Those of the workers."""
+        return [line for line in self.processes if line["role"] != "gateway"]
 
     def wait_idle(self) -> None:
         """Wait until no process has a request."""
-        for line in self.deployment.lines:
+        for line in self.processes:
             look = partial(metric, line["metrics_url"], "baton_live_requests")
             wait_until(f"{line['role']} is idle", look, lambda live: live == 0)
 
