@@ -41,11 +41,11 @@ HANDOFF = Group(
 )  # fmt: skip
 STEADY = Group(
     {"way": TEXT, "chunk": WHOLE, "seconds": ABOVE, "gap_p50": QUANTILE, "gap_p99": QUANTILE,
-     "gap_most": ABOVE, "together": LEAST, "pause_p99": QUANTILE,
+     "gap_most": ABOVE,
      "tokens_per_s": ABOVE, "steady_tokens_per_s": ABOVE, "prompts": WHOLE,
      "unserved": WHOLE, "ttft_p50": QUANTILE, "ttft_p99": QUANTILE, "client_busy": LEAST,
      "prompts_per_s": ABOVE, "gaps": Several(Several(LEAST, 2), 1)},
-    {"handoff": HANDOFF},
+    {"handoff": HANDOFF, "together": LEAST, "pause_p99": QUANTILE},
 )  # fmt: skip
 RECORD = Group(
     {"machine": Group({}), "commit": TEXT, "model": TEXT, "sizes": Group({"wide": Group({})})},
@@ -139,7 +139,8 @@ def steady(run: Run) -> str:
     sizes = run.record["sizes"]
     rows = [[
         _way(one), f"{one['seconds']:.1f}", ms(one["gap_p50"]), ms(one["gap_p99"]),
-        share(one["together"]), ms(one["pause_p99"]),
+        share(one["together"]) if "together" in one else "-",
+        ms(one["pause_p99"]) if "pause_p99" in one else "-",
         f"{1e3 * one['gap_most']:.1f}", f"{one['tokens_per_s']:,.0f}",
         f"{one['steady_tokens_per_s']:,.0f}", ms(one["ttft_p50"]), ms(one["ttft_p99"]),
         f"{one['unserved']} of {one['prompts']}", share(one["client_busy"]),

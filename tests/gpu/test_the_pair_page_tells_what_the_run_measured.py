@@ -157,3 +157,11 @@ def test_nothing_is_drawn_of_nothing() -> None:
 
 def test_amounts_are_told_in_units_that_people_read() -> None:
     assert [page_pair.amount(n) for n in (12.0, 49152.0, 3.9e11)] == ["12 B", "49.2 KB", "390 GB"]
+
+
+def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+    kept = json.loads((docs / "results" / "several-gpus-h200.json").read_text())
+    assert page_pair.problems(kept) == []
+    page = page_pair.page(kept, "results/several-gpus-h200.json")
+    assert page == (docs / "several-gpus.md").read_text()
