@@ -250,7 +250,6 @@ class Bench:
                 for name, way in ways if number % 2 else ways[::-1]:
                     served = whole(way.clients.serve(asked))
                     seen[name].append((waits(served, [0])[0], waits(served, [0], 2)[0]))
-            pair.wait_idle()
             record = first_tokens(prompt, seen)
             record["handoff"] = handed_over_since(before, pair.handed_over())
             self.report.add("ttft", record)
@@ -392,7 +391,10 @@ def wide_phase(served: Served, wide: Load) -> Phase:
     wrong = [n for n in served.arrivals.totals(wide.streams).tolist() if n != wide.tokens]
     if wrong:
         raise ValueError(f"{len(wrong)} streams have not {wide.tokens} tokens: {wrong[:8]}")
-    return served.arrivals.steady(wide.streams, wide.skip, wide.length)
+    phase: Phase = served.arrivals.steady(wide.streams, wide.skip, wide.length)
+    if not phase.seconds:
+        raise ValueError("the streams' tokens came together: the phase took no time")
+    return phase
 
 
 def ttft_line(record: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ HANDOFF_SECONDS = {
 HANDOFF_BYTES = ("baton_handoff_delivered_bytes_total", "baton_handoff_sent_bytes_total")
 """KV handed over, told by transport; or, of a worker that does not tell it so, what was sent."""
 UNTOLD = "untold"
+STILL_AT_WORK = ("baton_live_requests", "baton_handoff_open_offers")
 HELD_UP = "baton_handoff_places_held_up_total"
 """Requests that got no place at once, by reason: prefill does not compute them before."""
 
@@ -107,13 +108,15 @@ class Serving:
         return [line for line in self.processes if line["role"] != "gateway"]
 
     def wait_idle(self) -> None:
-        """Wait until no process has a request."""
+        """Wait until no process has a request, and every handoff's outcome is counted."""
         for line in self.processes:
-            look = partial(metric, line["metrics_url"], "baton_live_requests")
-            wait_until(f"{line['role']} is idle", look, lambda live: live == 0)
+            for name in STILL_AT_WORK:
+                look = partial(metric, line["metrics_url"], name)
+                wait_until(f"{line['role']} has no {name}", look, lambda left: left == 0)
 
     def handed_over(self) -> dict[str, float]:
         """Return what is counted of handoffs: seconds, bytes by transport, who was held up."""
+        self.wait_idle()
         found: dict[str, float] = {}
         for line in self.workers:
             if line["role"] in ("prefill", "decode"):

@@ -221,6 +221,9 @@ def test_a_wide_phase_needs_every_token_of_every_stream() -> None:
     wide = Load(2, 1, 4, 1, 2)
     each = (0.0, [1.0, 2.0, 3.0, 4.0])
     assert bench_pair.wide_phase(script_of(each, each), wide).tokens_per_s == 2.0
+    at_once = (0.0, [1.0] * 4)
+    with pytest.raises(ValueError, match="the phase took no time"):
+        bench_pair.wide_phase(script_of(at_once, at_once), wide)
     with pytest.raises(ValueError, match="1 streams have not 4 tokens"):
         bench_pair.wide_phase(script_of(each, (0.0, [1.0])), wide)
 
