@@ -329,3 +329,27 @@ def test_random_faults_leave_nothing_behind_and_every_request_ends_at_most_once(
     settle(prefill, decode)
     assert prefill.is_clean()
     assert decode.is_clean()
+
+
+def test_who_has_rows_of_a_request_finds_it_counted(prefill, decode, monkeypatch):
+    """A client may have its whole answer before the turns that made it end."""
+    seen = []
+
+    def publish_of(worker):
+        name, keep = "baton_live_requests", worker.link.publish
+
+        def publish(incarnation, columns, step_id):
+            labels = {"model": "tiny", "role": "mixed"}
+            live = worker.registry.get_sample_value(name, labels)
+            seen.append((live, len(worker.loop.live)))
+            keep(incarnation, columns, step_id)
+
+        return publish
+
+    for worker in (prefill, decode):
+        monkeypatch.setattr(worker.link, "publish", publish_of(worker))
+    prefill.command(submit())
+    settle(prefill, decode)
+    assert seen[0] == (1, 1), "the first token's row: its turn goes on"
+    assert all(told == true for told, true in seen)
+    assert len(prefill.loop.live) == len(decode.loop.live) == 0

@@ -135,9 +135,9 @@ class HandoffLedger:
         return len(self._entries)
 
     def _put(self, key: RequestKey, standing: OfferState, expires_at_seconds: float) -> None:
+        self.n_open += standing in _OPEN  # first: other threads must see nothing missing between
         self._drop(key)
         self._entries[key] = standing
-        self.n_open += standing in _OPEN
         if standing is OfferState.RESERVED:
             self._reserved.setdefault(incarnation_of(key.handle), {})[key] = None
         self._expiry.set(key, expires_at_seconds)

@@ -80,6 +80,7 @@ class Sender:
         self._on_event = on_event
         self._pool_id = sends.pool_id
         self._offers = OfferBook(sends.window_bytes)
+        metrics.open_offers.set_function(lambda: self._offers.n_open)
         self._asks = AskBook()
         self._carrying = Dealers(context, new_socket, secure, poller)
         self._asking = Dealers(context, new_socket, secure, poller)
@@ -133,7 +134,6 @@ class Sender:
         self._send_offers()
         self._end_overdue()
         self._close_unused()
-        self._metrics.open_offers.set(self._offers.n_open)
         self._metrics.flying_bytes.set(self._offers.flying_bytes)
 
     def close(self) -> None:

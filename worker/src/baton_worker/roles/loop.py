@@ -105,6 +105,9 @@ class WorkerLoop:
         self.placeless = Placeless(
             parts.engine, parts.transport, parts.ledger.capacity, parts.handoff_deadline_seconds
         )
+        # Read when they are asked for: a client may have its whole answer before a turn ends.
+        parts.metrics.live.set_function(self.live.__len__)
+        parts.metrics.reserved.set_function(lambda: parts.ledger.n_open)
 
     def run(self) -> None:
         """Turn until a StopRequested has been served."""
@@ -122,8 +125,6 @@ class WorkerLoop:
             self.parts.observe_load(self.parts.engine.load())
         if self._stop_reason is not None:
             self._stop(self._stop_reason)
-        self.parts.metrics.live.set(len(self.live))
-        self.parts.metrics.reserved.set(self.parts.ledger.n_open)
 
     def _serve_queued(self, wait_seconds: float = 0.0) -> bool:
         """Serve what is queued, and what became due; False if nothing was queued.
