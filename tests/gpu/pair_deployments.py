@@ -108,7 +108,7 @@ class Serving:
         return [line for line in self.processes if line["role"] != "gateway"]
 
     def wait_idle(self) -> None:
-        """Wait until no process has a request: each handoff's outcome is counted before it leaves."""
+        """Wait until no process has a request; who leaves prefill has been counted before."""
         for line in self.processes:
             for name in STILL_AT_WORK:
                 look = partial(metric, line["metrics_url"], name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,12 @@ from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
 from baton_worker.engine.backends.device.pool import DevicePool, _pieces
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import CannotAttachError, Leases, PeerPool, mapped_leases
+from baton_worker.engine.kv.sharing import (
+    CannotAttachError,
+    Leases,
+    PeerPool,
+    mapped_leases,
+)
 from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle", "device")
@@ -232,6 +239,40 @@ def test_decode_does_not_go_on_with_blocks_that_prefill_gave_to_another(
         assert after_steps, "it cannot have been read before"
         assert said(decode, key) == said(alone, expected)
     decode.check_nothing_is_left()
+
+
+def test_kv_that_was_pulled_and_refused_is_cleared_before_the_next_holder(
+    make_bench: Callable[..., Any], make_prompts: Any
+) -> None:
+    """A device does not look at what it pulls, and a NaN spoils whoever is beside it."""
+    limits = {"n_blocks": 8, "max_model_len": 128, "max_running": 2, "prefix_caching": False}
+    prefill = make_bench(share_kv=True)
+    decode = make_bench(**limits, share_kv=True, reader=prefill.reader)
+    (handoff,) = prefilled(prefill, make_prompts(1, longest=70))
+    decode.engine.admit_handoff(at_decode(handoff, peer_of(prefill, decode)))
+    memory_of(prefill)[:] = 0xFF  # NaN in every format
+    prefill.engine.release_handoff(handoff.state.key)
+    assert [failure for result in decode.drain() for failure in result.failed]
+    for prompt in ((5, 6, 7), tuple(range(2, 80))):
+        decode.submit(len(prompt), prompt, **OPTIONS)
+        decode.step()
+        (request,) = decode.engine._requests.values()
+        rows = blocks_of(decode)[request.blocks] if decode.engine.kv.shape.is_by_block else ()
+        assert np.isfinite(rows).all()
+        decode.drain()
+
+
+def blocks_of(bench: Any) -> npt.NDArray[np.float32]:
+    shape = bench.engine.kv.shape
+    assert shape.dtype == "float32"
+    memory = memory_of(bench)
+    whole = len(memory) - len(memory) % shape.block_bytes
+    return memory[:whole].view(np.float32).reshape(-1, shape.block_bytes // 4)
+
+
+def memory_of(bench: Any) -> npt.NDArray[np.uint8]:
+    sharing = bench.engine.kv.sharing
+    return np.frombuffer(mmap.mmap(sharing.descriptor, sharing.n_bytes), np.uint8)
 
 
 def test_a_lease_holds_until_it_is_ended_and_its_place_is_used_again() -> None:

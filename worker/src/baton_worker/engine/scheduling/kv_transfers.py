@@ -156,9 +156,8 @@ class KvTransfers:
 
     def _pulls_beside(self, request: RequestState) -> bool:
         """Whether its KV comes beside the steps, however much it is."""
-        sharing, incoming = self._pool.sharing, request.incoming
-        is_pulled = incoming is not None and isinstance(incoming.kv, KvInPool)
-        return is_pulled and sharing is not None and sharing.goes_beside
+        sharing = self._pool.sharing
+        return request.is_pulled and sharing is not None and sharing.goes_beside
 
     def _pull(self, request: RequestState, may_wait: bool, imported: Imported) -> None:
         """Begin to pull all of its KV, or see whether that has come."""

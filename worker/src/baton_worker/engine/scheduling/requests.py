@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff
+from baton_worker.engine.api import Handoff, KvInPool
 from baton_worker.engine.kv.pool import NULL_BLOCK
 from baton_worker.engine.kv.sharing import Lease, Pull
 from baton_worker.engine.ngram import NgramIndex
@@ -143,6 +143,11 @@ class RequestState:
         """Whether only the newest token lacks KV, so that drafts can be verified behind it."""
         n_tokens = len(self.tokens)
         return self.n_computed == n_tokens - 1 and n_tokens > self.n_prompt
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether its KV is to be read out of another pool, and is not known to be here."""
+        return self.incoming is not None and isinstance(self.incoming.kv, KvInPool)
 
     @property
     def blocks(self) -> list[int]:

@@ -369,6 +369,8 @@ class Scheduler:
 
     def _release(self, request: RequestState) -> None:
         request.settle()
+        if request.is_pulled:  # and so not whole, or what its owner gave to another meanwhile
+            self._allocator.taint(request.blocks)
         self._remember(request)  # while it holds them: free blocks are not named
         self._allocator.free(request.blocks)
         request.table[:] = NULL_BLOCK
