@@ -17,7 +17,7 @@ from baton_testing.processes import wait_until
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import Leases
-from baton_worker.handoff import pool_visits, pool_words
+from baton_worker.handoff import pool_door, pool_visits, pool_words
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.pool_door import PoolDoor
 from baton_worker.handoff.pool_visits import PoolOwner, PoolVisits
@@ -116,3 +116,87 @@ def test_a_door_for_whose_callers_no_descriptor_is_left_does_not_spin(door: Pool
         caller.connect(str(door._path))
         time.sleep(0.5)
     assert 1 <= len(tries) < 20
+
+
+def test_a_caller_that_says_nothing_loses_its_place_and_owners_of_pools_keep_theirs(
+    door: PoolDoor, prefill: Prefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prefill.outcome(door) == ""
+    monkeypatch.setattr(pool_door, "SILENCE_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.settimeout(60)
+        caller.connect(str(door._path))
+        assert caller.recv(1) == b"", "it was cut off"
+    assert door.find(prefill.visits.pool_id) is not None
+
+
+def test_a_door_sweeps_out_those_of_the_dead_and_no_others(tmp_path: Path, door: PoolDoor) -> None:
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    dead.bind(str(tmp_path / "dead.kv"))
+    dead.close()
+    (tmp_path / "other.txt").touch()
+    pool = KvPool(SHAPE, is_shared=True)
+    metrics = PoolMetrics(MetricFactory(CollectorRegistry(), "m", "decode"))
+    another = PoolDoor(str(tmp_path), pool.sharing, metrics)  # type: ignore[arg-type]
+    assert {path.name for path in tmp_path.iterdir()} == {door.name, another.name, "other.txt"}
+    another.close()
+    assert {path.name for path in tmp_path.iterdir()} == {door.name, "other.txt"}
+
+
+def test_doors_that_were_never_found_are_forgotten(
+    tmp_path: Path, door: PoolDoor, prefill: Prefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = PoolDoor(str(tmp_path), door._sharing, door._metrics)
+    gone.close()
+    assert prefill.outcome(gone)
+    monkeypatch.setattr(pool_visits, "AGAIN_SECONDS", -1.0)
+    assert prefill.outcome(door) == ""
+    assert list(prefill.visits._visits) == [door.name]
+
+
+class SlowDoor:
+    """Somebody who has a door's name, and answers when he is told to, or never."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = "slow.kv"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(folder / self.name))
+        self._listener.listen(1)
+        self._listener.settimeout(60)
+
+    def called(self) -> socket.socket:
+        connection, _ = self._listener.accept()
+        connection.settimeout(60)
+        assert connection.recv(pool_words.MOST_BYTES)
+        return connection
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[SlowDoor]:
+    slow = SlowDoor(tmp_path)
+    yield slow
+    slow.close()
+
+
+def test_a_visit_has_one_time_for_all_of_it(
+    slow: SlowDoor, prefill: Prefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_visits, "PATIENCE_SECONDS", 0.2)
+    assert "TimeoutError" in prefill.outcome(slow)  # type: ignore[arg-type]
+    with socket.socket() as connection, pytest.raises(TimeoutError, match=r"took 0\.2 s"):
+        pool_visits._allow_until(time.monotonic(), connection)
+
+
+def test_a_visit_that_comes_to_something_behind_the_end_holds_nothing(
+    slow: SlowDoor, prefill: Prefill
+) -> None:
+    """Decode would take a process for living that has closed all it knew of."""
+    prefill.visits.ask(DecodeTarget("decode-0", "", kv_door=slow.name), [].append)
+    connection = slow.called()
+    prefill.visits.close()
+    connection.send(pool_words.encode(Welcome()))
+    assert connection.recv(1) == b"", "it is told that nobody is there"
+    connection.close()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from baton_worker.config import CurveConfig, HandoffConfig
+from baton_worker.config import ConfigError, CurveConfig, HandoffConfig
 from baton_worker.engine.api import Handoff, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
@@ -35,7 +35,7 @@ from baton_worker.handoff.frames import (
 )
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import PlaceLimits
-from baton_worker.handoff.pool_visits import PoolOwner
+from baton_worker.handoff.pool_visits import PoolOwner, PoolVisits
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
@@ -51,7 +51,9 @@ SHAPE = KvShape(n_layers=1, kv_heads=1, block_size=4, head_dim=2, n_blocks=8)
 class End:
     """One process's transport, with a pool of its own if it shares one in `folder`."""
 
-    def __init__(self, folder: Path | None, role: str, require: Any = "any") -> None:
+    def __init__(
+        self, folder: Path | None, role: str, require: Any = "any", bind: str = "tcp://127.0.0.1:0"
+    ) -> None:
         self.registry = CollectorRegistry()
         self.context: zmq.Context[Any] = zmq.Context()
         self.pool = KvPool(SHAPE, is_shared=folder is not None)
@@ -61,7 +63,7 @@ class End:
         curve = CurveConfig(enabled=False)
         security = kv_security(curve, self.context, lambda why: None, takes_offers=takes_offers)
         self.transport = ZmqKvTransport(
-            HandoffConfig(require=require, shared_dir=str(folder or "")),
+            HandoffConfig(bind=bind, require=require, shared_dir=str(folder or "")),
             metrics,
             context=self.context,
             security=security,
@@ -157,6 +159,44 @@ def test_what_is_required_and_is_not_so_fails_by_name(end: Any, tmp_path: Path) 
     assert prefill.value("baton_handoff_outcomes_total", outcome="handoff_refused") == 1
 
 
+def test_what_is_required_and_was_never_asked_for_fails_by_name(
+    end: Any, tmp_path: Path, make_handoff: Any
+) -> None:
+    """As towards a decode worker that gives no places: its prompts are computed at once."""
+    decode, prefill = end(tmp_path, "decode"), end(tmp_path, "prefill", "nvlink")
+    prefill.transport.offer(decode.target, make_handoff(), 10.0)
+    event = prefill.next()
+    assert isinstance(event, HandoffFailed)
+    assert event.code is ErrorCode.HANDOFF_REFUSED
+    assert "handoff.require is 'nvlink', and decode-0 gave no place" in event.message
+    assert prefill.value("baton_handoff_sent_bytes_total") == 0
+
+
+def test_kv_that_stays_takes_nothing_of_what_decode_holds_for_kv_that_travels(
+    end: Any, tmp_path: Path
+) -> None:
+    decode, prefill = end(tmp_path, "decode"), end(tmp_path, "prefill")
+    prefill.ask(decode)
+    assert decode.value("baton_handoff_awaited_bytes") == 64, "nobody knew yet"
+    prefill.transport.leave(KEY)
+    prefill.transport.ask(decode.target, RequestKey(1 << 40, 1), Wish(1 << 40, 10), 10.0)
+    assert isinstance(prefill.next(), HandoffGranted)
+    assert decode.value("baton_handoff_awaited_bytes") == 1
+
+
+def test_kv_that_was_to_stay_does_not_travel_into_memory_that_nobody_promised(
+    end: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode lets go of the pool between an ask and its answer."""
+    decode, prefill = end(tmp_path, "decode"), end(tmp_path, "prefill")
+    prefill.ask(decode)
+    monkeypatch.setattr(PoolVisits, "ask", lambda visits, target, then: then("it hung up"))
+    event = prefill.ask(decode)
+    assert isinstance(event, HandoffFailed)
+    assert event.code is ErrorCode.HANDOFF_REFUSED
+    assert "no memory for KV that travels, and it hung up" in event.message
+
+
 def test_an_offer_of_blocks_brings_the_pool_they_lie_in(
     end: Any, tmp_path: Path, make_handoff: Any
 ) -> None:
@@ -244,3 +284,12 @@ def test_any_bytes_are_a_place_or_an_error_that_says_so(ref: bytes) -> None:
     state = msgspec.msgpack.encode({"handle": 1})
     with pytest.raises(HandoffFormatError):
         decode_offer([b"BKP1", state, ref])
+
+
+def test_a_process_that_cannot_listen_leaves_no_door_behind(end: Any, tmp_path: Path) -> None:
+    taken = end(None, "decode")
+    one = End.__new__(End)
+    with pytest.raises(ConfigError, match=r"handoff\.bind"):
+        one.__init__(tmp_path, "decode", "any", taken.transport.endpoint)  # type: ignore[misc]
+    one.context.term()
+    assert list(tmp_path.iterdir()) == []

@@ -122,11 +122,11 @@ class HandoffConfig(_Section, frozen=True):
     `bind`, which must then be one and not every. `deadline_seconds`: how long prefill bears the
     silence of a decode worker that was asked for a place or is being sent KV. `queue_seconds`: how
     long decode keeps a request that it cannot run yet. `send_bytes`: KV that a prefill worker has
-    under way to one decode worker. `receive_bytes`: KV that a decode worker holds, or has promised
-    to take, before its pool has room for it. `ahead_requests`: how many requests beyond its
-    `max_running` a decode worker lets prefill compute, for places that become free. `shared_dir`: a
-    folder of one host's prefill and decode workers, for sockets by which decode finds prefill's KV,
-    to read it, on gpus over NVLink; empty: it travels. `require`: nvlink fails what would travel.
+    under way to one decode worker. `receive_bytes`: KV under way that a decode worker holds or has
+    promised to take, before its pool has room for it. `ahead_requests`: how many requests beyond
+    its `max_running` a decode worker lets prefill compute, for places that become free.
+    `shared_dir`: a folder of one host's prefill and decode workers, where decode finds prefill's KV
+    and reads it, on gpus over NVLink; else it travels. `require`: nvlink fails what would.
     """
 
     bind: str = "tcp://127.0.0.1:0"

@@ -69,9 +69,10 @@ class AskBook:
         entry.standing = _Standing.LEAVING
         self._say_later(entry, now)
 
-    def target_of(self, key: RequestKey) -> DecodeTarget:
-        """Return whom an open ask is for."""
-        return self._entries[key].target
+    def asked(self, key: RequestKey) -> tuple[DecodeTarget, Wish]:
+        """Return whom an open ask is for, and what was asked."""
+        entry = self._entries[key]
+        return entry.target, entry.wish
 
     def forget(self, key: RequestKey) -> None:
         """Decode knows how the request went on: there is nothing to tell it."""

@@ -72,11 +72,11 @@ class PoolMetrics:
         )
         self._refused = factory.counter(
             "baton_handoff_pools_refused",
-            "Decode: KV pools that were not mapped (unfit) or whose owner is of another user or "
-            "one too many (stranger)",
+            "Decode: KV pools that were not mapped (unfit), or whose owner is of another user or "
+            "one too many (stranger), or called and said nothing of any (silent)",
             labels=("reason",),
         )
-        for reason in ("unfit", "stranger"):
+        for reason in ("unfit", "stranger", "silent"):
             self._refused.labels(*factory.values(reason))
         self._delivered_bytes = factory.counter(
             "baton_handoff_delivered_bytes",

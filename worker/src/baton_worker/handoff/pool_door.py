@@ -31,6 +31,8 @@ from baton_worker.link.wakeup import Wakeup
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 256
+SILENCE_SECONDS = 10.0
+"""How long a caller may hold a place without a word of its pool."""
 _LONGEST_PATH = 107
 _CREDENTIALS = struct.Struct("3i")
 _DESCRIPTORS, _MOST_DESCRIPTORS = 2, 4
@@ -43,6 +45,7 @@ class _Caller:
     """A connection; `pool_id` once its pool is mapped."""
 
     socket: socket.socket
+    cut_at_seconds: float
     pool_id: bytes | None = None
     worker_id: str = ""
 
@@ -97,11 +100,22 @@ class PoolDoor:
 
     def _run(self) -> None:
         while not self._is_closing:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._cut_silent(time.monotonic())):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, _Caller):
                     self._hear(key.data)
+
+    def _cut_silent(self, now: float) -> float | None:
+        """Hang up on who holds a place for nothing; return when that may be due again."""
+        silent = [caller for caller in self._callers if caller.pool_id is None]
+        overdue = [caller for caller in silent if caller.cut_at_seconds <= now]
+        for caller in overdue:
+            self._metrics.refused("silent")
+            log.warning("a caller at the door for KV pools said nothing")
+            self._hang_up(caller)
+        left = [caller.cut_at_seconds - now for caller in silent if caller.cut_at_seconds > now]
+        return min(left, default=None)
 
     def _accept(self) -> None:
         try:
@@ -117,7 +131,7 @@ class PoolDoor:
                 log.warning("a stranger at the door for KV pools")
                 connection.close()
                 return
-            self._callers.add(caller := _Caller(connection))
+            self._callers.add(caller := _Caller(connection, time.monotonic() + SILENCE_SECONDS))
             self._selector.register(connection, selectors.EVENT_READ, caller)
 
     def _hear(self, caller: _Caller) -> None:
@@ -194,17 +208,33 @@ def _listening(path: Path) -> socket.socket:
             f"characters behind it, it is longer than the {_LONGEST_PATH} of a Unix socket's path"
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    unheard = path.with_suffix(".no")  # what has a door's name answers, or its worker is dead
     try:
-        listener.bind(str(path))
+        listener.bind(str(unheard))
         listener.listen(MOST_CONNECTIONS)
+        unheard.rename(path)
+        _sweep(path)
     except OSError as error:
         listener.close()
+        unheard.unlink(missing_ok=True)
         raise ConfigError(
             f"handoff.shared_dir is {str(path.parent)!r}, where no socket can be made: "
             f"{error.strerror}"
         ) from error
     listener.setblocking(False)
     return listener
+
+
+def _sweep(own: Path) -> None:
+    """Remove the doors of workers that were killed: nobody listens there."""
+    for path in own.parent.glob(f"*{own.suffix}"):
+        caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        caller.setblocking(False)
+        try:
+            if path != own and caller.connect_ex(str(path)) == errno.ECONNREFUSED:
+                path.unlink(missing_ok=True)
+        finally:
+            caller.close()
 
 
 def _is_same_user(connection: socket.socket) -> bool:
@@ -220,7 +250,7 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Return a message and the descriptors that came with it, which are the caller's to close."""
     item = array.array("i").itemsize
     room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * item)
-    message, beside, _, _ = connection.recvmsg(pool_words.MOST_BYTES, room)
+    message, beside, _, _ = connection.recvmsg(pool_words.MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     found = array.array("i")
     for level, kind, data in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

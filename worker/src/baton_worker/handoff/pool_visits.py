@@ -27,6 +27,7 @@ from baton_worker.messages import DecodeTarget
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
+"""How long a visit may take, all in all."""
 AGAIN_SECONDS = 30.0
 """How long what kept a pool from being mapped is taken for granted."""
 
@@ -57,6 +58,10 @@ class _Visit:
     ended_at_seconds: float = 0.0
     held: socket.socket | None = None
 
+    def is_stale(self, now: float) -> bool:
+        """Whether it came to nothing so long ago that another may come to something."""
+        return bool(self.why_not) and now - self.ended_at_seconds > AGAIN_SECONDS
+
 
 class PoolVisits:
     """See the module. All methods are for one thread.
@@ -72,6 +77,7 @@ class PoolVisits:
         self._visits: dict[str, _Visit] = {}
         self._waiting: dict[str, list[Callable[[str], None]]] = {}
         self._ways: dict[str, str] = {}
+        self._is_closed = False
 
     def ask(self, target: DecodeTarget, then: Callable[[str], None]) -> None:
         """Have the pool mapped by a decode worker: `then("")` when it is, else with why not."""
@@ -86,17 +92,17 @@ class PoolVisits:
             _close(visit)  # decode has let go of the pool, and would refuse all that lies in it
             del self._visits[name]
             visit = None
-        is_stale = (
-            visit is not None
-            and visit.why_not
-            and (time.monotonic() - visit.ended_at_seconds > AGAIN_SECONDS)
-        )
-        if visit is None or is_stale:
+        if visit is None or visit.is_stale(time.monotonic()):
             self._begin(name, target.worker_id)
         elif visit.why_not is not None:
             then(visit.why_not)
             return
         self._waiting.setdefault(name, []).append(then)
+
+    def is_mapped_by(self, target: DecodeTarget) -> bool:
+        """Whether a decode worker has the pool, as far as is known without a visit."""
+        visit = self._visits.get(target.kv_door)
+        return visit is not None and visit.held is not None
 
     def ways(self) -> dict[str, str]:
         """Return how KV goes to decode workers, by their names: the transport, and why no better
@@ -106,6 +112,7 @@ class PoolVisits:
 
     def close(self) -> None:
         """End all connections, which tells decode that this process is gone."""
+        self._is_closed = True
         for visit in self._visits.values():
             _close(visit)
 
@@ -115,6 +122,9 @@ class PoolVisits:
 
         def run() -> None:
             held, why_not = _introduced(self._owner, self.pool_id, name)
+            if self._is_closed and held is not None:
+                held.close()
+                return  # to nobody
             self._call(lambda: self._ended(name, worker_id, visit, held, why_not))
 
         threading.Thread(target=run, name="kv-pool-visit", daemon=True).start()
@@ -133,9 +143,10 @@ class PoolVisits:
             then(why_not)
 
     def _drop_ended(self) -> None:
-        """Forget doors whose process is gone; a new one has another name."""
+        """Forget doors whose process is gone, or was never found; a new one has another name."""
+        now = time.monotonic()
         for name, visit in list(self._visits.items()):
-            if visit.held is not None and _has_ended(visit.held):
+            if visit.is_stale(now) or (visit.held is not None and _has_ended(visit.held)):
                 _close(visit)
                 del self._visits[name]
 
@@ -149,9 +160,10 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:  # no descriptor is left
         return None, f"{type(error).__name__}: {error}"
-    connection.settimeout(PATIENCE_SECONDS)
+    ends_at = time.monotonic() + PATIENCE_SECONDS
     why_not = ""
     try:
+        _allow_until(ends_at, connection)
         connection.connect(str(Path(owner.folder) / name))
         words = pool_words.introduction_of(
             owner.shape,
@@ -163,7 +175,9 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
         )
         descriptors = array.array("i", [sharing.descriptor, owner.leases.descriptor])
         beside = (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)
+        _allow_until(ends_at, connection)
         connection.sendmsg([pool_words.encode(words)], [beside])
+        _allow_until(ends_at, connection)
         message = connection.recv(pool_words.MOST_BYTES)
         why_not = pool_words.decode(message, Welcome).why_not if message else "it hung up"
     except (OSError, PoolWordsError) as error:
@@ -172,6 +186,18 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
         connection.close()
         return None, why_not
     return connection, ""
+
+
+def _allow_until(ends_at: float, connection: socket.socket) -> None:
+    """Let the next call take what is left of a visit's time.
+
+    Raises:
+        TimeoutError: nothing is.
+    """
+    left = ends_at - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"the visit took {PATIENCE_SECONDS:g} s")
+    connection.settimeout(left)
 
 
 def _has_ended(connection: socket.socket) -> bool:

@@ -103,9 +103,9 @@ class Sender:
         """See `KvTransport.cancel`."""
         self._offers.cancel(key)
 
-    def target_of(self, key: RequestKey) -> DecodeTarget:
-        """Return who gave a place that was told just now."""
-        return self._asks.target_of(key)
+    def asked(self, key: RequestKey) -> tuple[DecodeTarget, Wish]:
+        """Return who gave a place that was told just now, and what was asked."""
+        return self._asks.asked(key)
 
     def leave(self, key: RequestKey) -> None:
         """See `KvTransport.leave`."""

@@ -20,7 +20,7 @@ import zmq
 from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
-from baton_worker.engine.api import Handoff
+from baton_worker.engine.api import Handoff, KvInPool
 from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.handoff.address import advertised, check_advertised
 from baton_worker.handoff.api import (
@@ -46,6 +46,8 @@ from baton_worker.records.columns import ErrorCode
 
 _IDLE_POLL_SECONDS = 0.5
 _MAX_FRAME_BYTES = 1 << 31
+_STAYING_BYTES = 1
+"""What a place is asked for where KV stays: the least that can be, for none lies in between."""
 
 
 class ZmqKvTransport:
@@ -92,9 +94,15 @@ class ZmqKvTransport:
         self._receiver = None
         if places is not None:
             senders = Senders(security.refused, metrics.handshake_refused)
+            try:
+                sockets = self._bind()
+            except ConfigError:
+                if self._door is not None:
+                    self._door.close()  # which leaves no file behind
+                raise
             self._receiver = Receiver(
                 metrics,
-                *self._bind(),
+                *sockets,
                 Places(places),
                 senders,
                 self._make_calls,
@@ -131,12 +139,14 @@ class ZmqKvTransport:
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
     ) -> None:
         """Ask for a place, and have the pool mapped meanwhile if it is the first time there."""
-        if self._visits is not None:
-            self._call(partial(self._visits.ask, target, _heard))
-        self._call(partial(self._sender.ask, target, key, wish, deadline_seconds))
+        self._call(partial(self._ask, target, key, wish, deadline_seconds))
 
     def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
-        """Send a handoff."""
+        """Send a handoff, or where its KV lies; none that is required to stay and would travel."""
+        if self._config.require != "any" and not isinstance(handoff.kv, KvInPool):
+            message = f"{target.worker_id} gave no place for it beforehand, so its KV would travel"
+            self._call(partial(self._not_as_required, handoff.state.key, message))
+            return
         now = time.monotonic()
         self._call(partial(self._sender.offer, target, handoff, deadline_seconds, now))
 
@@ -175,18 +185,33 @@ class ZmqKvTransport:
         if self._receiver is not None:
             self._receiver.leave(key)
 
-    def _tell_granted(self, event: HandoffGranted, why_not: str) -> None:
+    def _ask(
+        self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
+    ) -> None:
+        if self._visits is not None:
+            self._visits.ask(target, _heard)
+            if self._visits.is_mapped_by(target):  # what is read in place needs none of its memory
+                wish = wish._replace(kv_bytes=_STAYING_BYTES)
+        self._sender.ask(target, key, wish, deadline_seconds)
+
+    def _tell_granted(self, event: HandoffGranted, wish: Wish, why_not: str) -> None:
         if why_not and self._config.require != "any":
-            message = f"handoff.require is {self._config.require!r}, and {why_not}"
+            self._not_as_required(event.key, why_not)
+        elif why_not and wish.kv_bytes == _STAYING_BYTES:
+            message = f"its place has no memory for KV that travels, and {why_not}"
             self._sender.fail(HandoffFailed(event.key, ErrorCode.HANDOFF_REFUSED, message))
         else:
             self._on_event(dataclasses.replace(event, kv_stays=not why_not))
 
+    def _not_as_required(self, key: RequestKey, why_not: str) -> None:
+        message = f"handoff.require is {self._config.require!r}, and {why_not}"
+        self._sender.fail(HandoffFailed(key, ErrorCode.HANDOFF_REFUSED, message))
+
     def _tell(self, event: HandoffEvent) -> None:
         """Pass an event on; a place once it is known how KV would go there."""
         if isinstance(event, HandoffGranted) and self._visits is not None:
-            target = self._sender.target_of(event.key)
-            self._visits.ask(target, partial(self._tell_granted, event))
+            target, wish = self._sender.asked(event.key)
+            self._visits.ask(target, partial(self._tell_granted, event, wish))
             return
         if isinstance(event, HandoffDelivered):
             self._count(event)
