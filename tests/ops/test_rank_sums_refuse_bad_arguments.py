@@ -5,30 +5,20 @@ Needs a library with CUDA code, and no driver: see `baton_testing.claimed_tensor
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
 
-from baton_ops._library import library
 from baton_ops.ranks import Exchange, exchange_bytes, head_bytes, rank_gather_into, rank_sum_into
-from baton_testing.claimed_tensors import NO_DRIVER, Claimed
+from baton_testing.claimed_tensors import NO_DRIVER, Claimed, need_code_and_no_driver
 
 HALF_BYTES, RANK = 1024, 1
 
 
 @pytest.fixture(autouse=True)
 def needs_code_and_no_driver() -> None:
-    try:
-        library().get_function("cuda_rank_sum")
-    except (AttributeError, RuntimeError, ValueError):
-        pytest.skip("baton_ops was built without CUDA kernels")
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return
-    pytest.skip("there is a driver: what claims to be on the GPU would be launched over")
+    need_code_and_no_driver("cuda_rank_sum")
 
 
 class Arguments:

@@ -5,14 +5,12 @@ Needs a library with CUDA code, and no driver: `make ops-cuda-fat` builds one an
 
 from __future__ import annotations
 
-import ctypes
 import time
 from typing import Literal
 
 import pytest
 
-from baton_ops._library import library
-from baton_testing.claimed_tensors import CheckedKernels
+from baton_testing.claimed_tensors import CheckedKernels, need_code_and_no_driver
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
@@ -38,15 +36,7 @@ TOLD = ((-1, -1), (0, -1), (2, 2))
 
 @pytest.fixture(autouse=True)
 def needs_code_and_no_driver() -> None:
-    try:
-        library().get_function("cuda_embed")
-    except (AttributeError, RuntimeError, ValueError):
-        pytest.skip("baton_ops was built without CUDA kernels")
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return
-    pytest.skip("there is a driver: what claims to be on the GPU would be launched over")
+    need_code_and_no_driver("cuda_embed")
 
 
 def serve(engine: StepEngine) -> None:

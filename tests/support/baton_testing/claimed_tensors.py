@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
+from baton_ops._library import library
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor, on_device
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_worker.engine.backends.kernels import OpsKernels
@@ -26,6 +28,19 @@ _CUDA = 2
 _KEPT: deque[Any] = deque(maxlen=4096)
 """What descriptions of a call's arguments point to; a call has some dozens."""
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4}
+
+
+def need_code_and_no_driver(op: str) -> None:
+    """Skip the test where the library has no such CUDA op, or where it would be launched."""
+    try:
+        library().get_function(op)
+    except (AttributeError, RuntimeError, ValueError):
+        pytest.skip("baton_ops was built without CUDA kernels")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    pytest.skip("there is a driver: what claims to be on the GPU would be launched over")
 
 
 class _Device(ctypes.Structure):
