@@ -15,7 +15,7 @@ CLIENTS = 8
 
 @pytest.fixture(scope="module")
 def sharing() -> Iterator[Deployment]:
-    with start("-k", "2", "--share-kv", "--curve") as deployment:
+    with start("-k", "2", "--share-kv", "--curve", "--prefill-chunk", "16") as deployment:
         deployment.wait_lines(3)
         yield deployment
 
@@ -40,6 +40,8 @@ def test_its_answers_are_those_of_one_process(
     assert sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="zmq") == 0
     assert sharing.metric("prefill", "baton_handoff_sent_bytes_total") == 0
     assert sharing.metric("decode", "baton_handoff_mapped_pools") == 1
+    for when in ("ahead", "behind"):
+        assert sharing.metric("decode", "baton_engine_kv_pulled_blocks_total", when=when) > 0
     readyz = sharing.latest("prefill")["metrics_url"].replace("/metrics", "/readyz")
     assert HTTP.get(readyz).json()["kv_transports"] == {"decode-0": "shm"}
 

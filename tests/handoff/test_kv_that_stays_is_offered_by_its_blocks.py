@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ConfigError, CurveConfig, HandoffConfig
-from baton_worker.engine.api import Handoff, KvInPool, LeaseName
+from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import Leases, PeerPool
@@ -25,12 +25,16 @@ from baton_worker.handoff.api import (
     HandoffDelivered,
     HandoffEvent,
     HandoffFailed,
+    HandoffFilled,
     HandoffGranted,
+    HandoffWithdrawn,
 )
 from baton_worker.handoff.frames import (
     HandoffFormatError,
     PoolRef,
+    decode_filled,
     decode_offer,
+    encode_filled,
     encode_offer,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
@@ -293,3 +297,98 @@ def test_a_process_that_cannot_listen_leaves_no_door_behind(end: Any, tmp_path: 
         one.__init__(tmp_path, "decode", "any", taken.transport.endpoint)  # type: ignore[misc]
     one.context.term()
     assert list(tmp_path.iterdir()) == []
+
+
+OTHER = RequestKey(2 << 40, 0)
+
+
+def filled_of(key: RequestKey, *blocks: int) -> KvFilled:
+    return KvFilled(key, KvInPool(blocks, LeaseName(1, 7)))
+
+
+def granted(end: Any, folder: Path, make_handoff: Any) -> tuple[End, End]:
+    """Return decode and prefill, which has a place for KEY; a request before it has come."""
+    decode, prefill = end(folder, "decode"), end(folder, "prefill")
+    prefill.transport.ask(decode.target, OTHER, Wish(64, 10), 10.0)
+    assert isinstance(prefill.next(), HandoffGranted)
+    prefill.transport.offer(decode.target, staying(make_handoff(OTHER.handle), 2), 10.0)
+    assert isinstance(decode.next(), HandoffArrived), "so that the connection is there"
+    assert isinstance(prefill.ask(decode), HandoffGranted)
+    return decode, prefill
+
+
+def test_what_is_filled_is_told_of_requests_whose_offer_is_awaited_and_of_no_others(
+    end: Any, tmp_path: Path, make_handoff: Any
+) -> None:
+    decode, prefill = granted(end, tmp_path, make_handoff)
+    prefill.transport.tell_filled(decode.target, filled_of(OTHER, 2))
+    prefill.transport.tell_filled(decode.target, filled_of(RequestKey(3 << 40, 0), 2))
+    prefill.transport.tell_filled(decode.target, filled_of(KEY, 5, 3))
+    event = decode.next()
+    assert isinstance(event, HandoffFilled)
+    assert (event.filled.key, event.n_tokens) == (KEY, 10)
+    kv = event.filled.kv
+    assert (kv.blocks, kv.lease) == ((5, 3), LeaseName(1, 7))
+    assert kv.pool.is_lent(*prefill.leases.begin()[1:]), "it came with the pool's own leases"
+
+
+@pytest.mark.parametrize("way", ["prefill leaves", "decode leaves", "decode refuses"])
+def test_who_gives_a_place_back_takes_back_what_was_told(
+    end: Any, tmp_path: Path, make_handoff: Any, way: str
+) -> None:
+    decode, prefill = granted(end, tmp_path, make_handoff)
+    prefill.transport.tell_filled(decode.target, filled_of(KEY, 5, 3))
+    assert isinstance(decode.next(), HandoffFilled)
+    if way == "prefill leaves":
+        prefill.transport.leave(KEY)
+    elif way == "decode leaves":
+        decode.transport.leave(KEY)
+    else:
+        decode.transport.refuse(KEY, ErrorCode.DRAINING, "so")
+    assert decode.next() == HandoffWithdrawn(KEY)
+
+
+def test_an_offer_that_was_taken_takes_nothing_back(
+    end: Any, tmp_path: Path, make_handoff: Any
+) -> None:
+    decode, prefill = granted(end, tmp_path, make_handoff)
+    prefill.transport.tell_filled(decode.target, filled_of(KEY, 5, 3))
+    assert isinstance(decode.next(), HandoffFilled)
+    prefill.transport.offer(decode.target, staying(make_handoff(), 5, 3, 9), 10.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    decode.transport.acknowledge(KEY)
+    assert isinstance(prefill.next(), HandoffDelivered)
+    decode.transport.leave(KEY)
+    decode.transport.refuse(OTHER, ErrorCode.DRAINING, "so")
+    assert isinstance(prefill.next(), HandoffFailed)
+    assert decode.events.empty()
+
+
+def test_what_is_filled_comes_back_as_it_was_sent() -> None:
+    back = decode_filled(encode_filled(filled_of(KEY, 5, 3), b"i" * 16))
+    assert back.key == KEY
+    assert (back.kv.blocks, back.kv.lease, back.kv.pool) == ((5, 3), (1, 7), b"i" * 16)
+
+
+@pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        ([b"BKF1"], "1 frames tell what is filled"),
+        ([b"BKF1", b"", b""], "3 frames tell what is filled"),
+        ([b"BKF1", b""], "what is filled"),
+        ([b"BKF1", b"\x91" * 5000], "what is filled"),
+        (encode_filled(filled_of(RequestKey(0, 0), 2), b"i" * 16), "handle is 0"),
+        (encode_filled(filled_of(RequestKey(1, 256), 2), b"i" * 16), "attempt is 256"),
+        (encode_filled(filled_of(KEY, -2), b"i" * 16), "what is filled"),
+        (encode_filled(filled_of(KEY, 2), b"i" * 15), "what is filled"),
+    ],
+)
+def test_what_tells_of_nothing_is_refused(frames: list[bytes], told: str) -> None:
+    with pytest.raises(HandoffFormatError, match=told):
+        decode_filled(frames)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_what_is_filled_or_an_error_that_says_so(message: bytes) -> None:
+    with pytest.raises(HandoffFormatError):
+        decode_filled([b"BKF1", message])

@@ -53,6 +53,13 @@ class KvInPool:
     pool: Any = None
 
 
+class KvFilled(NamedTuple):
+    """All that a prompt which is still computed has filled of its blocks: decode may pull it."""
+
+    key: RequestKey
+    kv: KvInPool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Handoff:
     """A prefilled request: state plus KV, as arrays (see HandoffState) or in prefill's pool.
@@ -126,6 +133,7 @@ class StepResult:
         imported: handoffs whose KV now sits in the pool: acknowledge these.
         failed: requests that ended because the step could not go on with them; their rows are
             among the columns.
+        filled: of prompts that are still computed and whose KV stays, what there is to pull.
     """
 
     columns: StepColumns
@@ -133,6 +141,7 @@ class StepResult:
     imported: tuple[RequestKey, ...]
     stats: StepStats
     failed: tuple[FailedRequest, ...] = ()
+    filled: tuple[KvFilled, ...] = ()
 
 
 class LaunchKind(StrEnum):
@@ -180,6 +189,8 @@ class EngineLoad:
     Attributes:
         num_speculative_tokens: K as it is set now.
         kv_blocks_cached: blocks nobody holds whose KV the prefix cache may still give out.
+        kv_pulled_ahead_blocks, kv_pulled_behind_blocks: read out of other pools so far, before and
+            after the offer had come.
         device: None for an engine on the host.
     """
 
@@ -190,6 +201,8 @@ class EngineLoad:
     kv_blocks_total: int
     num_speculative_tokens: int = 0
     kv_blocks_cached: int = 0
+    kv_pulled_ahead_blocks: int = 0
+    kv_pulled_behind_blocks: int = 0
     device: DeviceLoad | None = None
 
 
@@ -212,6 +225,15 @@ class Engine(Protocol):
         Raises:
             EngineRefusedError: INCOMPATIBLE for another model or layout, QUEUE_FULL, duplicate.
         """
+
+    def pull_ahead(self, filled: KvFilled, n_tokens: int) -> None:
+        """Pull what there is of a prompt of so many tokens, if there is room for it.
+
+        Its offer may name the same blocks under the same lease, or other ones, or never come.
+        """
+
+    def drop_ahead(self, key: RequestKey) -> None:
+        """No offer will come: forget what was pulled for it. Idempotent."""
 
     def handoff_bytes(self, n_tokens: int) -> int:
         """Return the bytes of KV that a handoff of `n_tokens` positions carries."""

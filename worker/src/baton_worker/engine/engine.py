@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from baton_worker.engine.api import (
     EngineLoad,
     EngineRefusedError,
     FailedRequest,
     Handoff,
+    KvFilled,
+    KvInPool,
     StepResult,
 )
 from baton_worker.engine.kv.pool import KvStore, clear_blocks
@@ -30,8 +31,10 @@ from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.progress import Progress
 from baton_worker.engine.sampling.logprobs import TokenColumns
 from baton_worker.engine.scheduling.admission import KvIdentity, check_handoff, check_request
+from baton_worker.engine.scheduling.kv_ahead import KvAhead
 from baton_worker.engine.scheduling.kv_transfers import KvTransfers
 from baton_worker.engine.scheduling.requests import (
+    Ending,
     Phase,
     RequestLimits,
     RequestState,
@@ -50,14 +53,6 @@ from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode, Finish
 
 
-class _Ending(NamedTuple):
-    """How a request that a launched step carries shall end once it has landed."""
-
-    finish: Finish
-    code: ErrorCode | None
-    message: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Landed:
     """A collected step, its ended requests' rows removed, ready for its output work."""
@@ -66,6 +61,7 @@ class _Landed:
     snapshot: StepSnapshot
     terminals: tuple[Terminal, ...]
     imports: tuple[HandoffState, ...]
+    filled: tuple[KvFilled, ...]
     failed: tuple[FailedRequest, ...]
 
 
@@ -99,11 +95,12 @@ class StepEngine:
         self._launcher = StepLauncher(options.overlap and self._ahead is None)
         self.progress = Progress(options.stuck_seconds, options.first_step_seconds, clock)
         self._transfers = KvTransfers(parts.pool, options.kv_bytes_per_step)
+        self._pulls = KvAhead(parts.pool, parts.allocator)
         self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
         self._requests: dict[RequestKey, RequestState] = {}
         self._terminals: list[Terminal] = []
         self._in_flight: InFlightStep | None = None
-        self._endings: dict[RequestKey, _Ending] = {}
+        self._endings: dict[RequestKey, Ending] = {}
         self._finished_at = float("-inf")
 
     @property
@@ -153,7 +150,20 @@ class StepEngine:
         """See `Engine.admit_handoff`."""
         self._check_new(handoff.state.key)
         check_handoff(handoff, self._identity, self._limits)
-        self._enqueue(imported_state(handoff, self._limits, self._clock()))
+        request = imported_state(handoff, self._limits, self._clock())
+        if isinstance(handoff.kv, KvInPool):
+            request.ahead_names = self._pulls.take(request.key, handoff.kv.lease)
+        self._enqueue(request)
+
+    def pull_ahead(self, filled: KvFilled, n_tokens: int) -> None:
+        """See `Engine.pull_ahead`."""
+        if filled.key not in self._requests:
+            most = self._identity.shape.blocks_for(n_tokens)
+            self._pulls.pull(filled.key, filled.kv, most, self._parts.scheduler.n_running)
+
+    def drop_ahead(self, key: RequestKey) -> None:
+        """See `Engine.drop_ahead`."""
+        self._pulls.drop(key)
 
     def handoff_bytes(self, n_tokens: int) -> int:
         """See `Engine.handoff_bytes`."""
@@ -193,6 +203,8 @@ class StepEngine:
             kv_blocks_total=allocator.total,
             num_speculative_tokens=self._n_draft,
             kv_blocks_cached=allocator.n_idle,
+            kv_pulled_ahead_blocks=self._pulls.n_pulled,
+            kv_pulled_behind_blocks=self._transfers.n_pulled,
         )
 
     def step(self, before_next: Callable[[], object] = lambda: None) -> StepResult:
@@ -225,17 +237,8 @@ class StepEngine:
             launched.landed()
 
     def check_integrity(self) -> None:
-        """Verify that blocks and maps account for each other exactly.
-
-        Raises:
-            ValueError: a block or a request is lost, doubled, or owned by nobody.
-        """
-        queued = list(self._parts.scheduler.requests())
-        self._parts.allocator.check_integrity([request.blocks for request in queued])
-        if len(queued) != len(self._requests) or any(
-            self._requests.get(request.key) is not request for request in queued
-        ):
-            raise ValueError(f"{len(self._requests)} requests by key, {len(queued)} in queues")
+        """See `Scheduler.check_integrity`."""
+        self._parts.scheduler.check_integrity(self._requests, self._pulls.held())
 
     @property
     def _model_steps(self) -> int:
@@ -247,6 +250,7 @@ class StepEngine:
     def _launch(self) -> InFlightStep:
         """Plan a step, import some KV of handoffs (they decode once all is in), run."""
         started, n_draft = self._clock(), self._n_draft
+        self._pulls.settle()
         plan = self._parts.scheduler.plan(self._model_steps)
         clear_blocks(self._parts.pool, self._parts.allocator.take_uncleared())
         for request in plan.admitted:
@@ -302,7 +306,7 @@ class StepEngine:
         snapshot = launched.landed()
         self.progress.output()
         failed = self._failed(launched, snapshot)
-        endings = {f.key: _Ending(Finish.ERROR, f.code, f.message) for f in failed} | self._endings
+        endings = {f.key: Ending(Finish.ERROR, f.code, f.message) for f in failed} | self._endings
         snapshot, self._endings = snapshot.without(endings), {}
         for key, ending in endings.items():
             self._terminals.append(Terminal(key, launched.positions[key], *ending))
@@ -314,7 +318,10 @@ class StepEngine:
                 self._forget(self._requests[row.key])
         terminals, self._terminals = tuple(self._terminals), []
         imports = tuple(state for key, state in launched.imports.items() if key not in endings)
-        return _Landed(launched, snapshot, terminals, imports, failed)
+        prompts = [chunk.request for chunk in launched.plan.prefill]
+        going_on = [r for r in prompts if self._is_here(r) and r.phase is Phase.RUNNING]
+        filled = self._transfers.filled(going_on)
+        return _Landed(launched, snapshot, terminals, imports, filled, failed)
 
     def _failed(self, launched: InFlightStep, snapshot: StepSnapshot) -> tuple[FailedRequest, ...]:
         """Return the requests that cannot go on, and bar the KV of broken ones from everybody else.
@@ -350,6 +357,7 @@ class StepEngine:
             imported=tuple(state.key for state in landed.imports),
             stats=step_stats(launched.plan, out, launched.n_draft, started, self._finished_at),
             failed=landed.failed,
+            filled=landed.filled,
         )
 
     def _to_hand_over(self, out: StepOut) -> list[EmittedRow]:
@@ -376,7 +384,7 @@ class StepEngine:
         if request is None or key in self._endings:
             return False
         if self._in_flight is not None and self._in_flight.carries(request):
-            self._endings[key] = _Ending(finish, code, message)
+            self._endings[key] = Ending(finish, code, message)
             return True
         self._terminals.append(Terminal(key, request.n_output, finish, code, message))
         self._forget(request)

@@ -170,6 +170,16 @@ class _LoadMetrics:
         self._cached = factory.gauge(
             "baton_engine_kv_blocks_cached", "Free KV blocks that the prefix cache can still give"
         )
+        pulled = factory.counter(
+            "baton_engine_kv_pulled_blocks",
+            "Decode: KV blocks read out of prefill workers' pools, by when: ahead of the offer, "
+            "while the prompt was computed, or behind it",
+            labels=("when",),
+        )
+        self._ahead, self._behind = (
+            pulled.labels(*factory.values(when)) for when in ("ahead", "behind")
+        )
+        self._n_ahead = self._n_behind = 0
         self._drafts = factory.gauge(
             "baton_engine_num_speculative_tokens", "K as it is set now: drafts per step and request"
         )
@@ -181,6 +191,9 @@ class _LoadMetrics:
         self._used.set(load.kv_blocks_used)
         self._total.set(load.kv_blocks_total)
         self._cached.set(load.kv_blocks_cached)
+        self._ahead.inc(load.kv_pulled_ahead_blocks - self._n_ahead)
+        self._behind.inc(load.kv_pulled_behind_blocks - self._n_behind)
+        self._n_ahead, self._n_behind = load.kv_pulled_ahead_blocks, load.kv_pulled_behind_blocks
         self._drafts.set(load.num_speculative_tokens)
 
 

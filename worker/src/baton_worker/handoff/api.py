@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_worker.engine.api import Handoff
+from baton_worker.engine.api import Handoff, KvFilled
 from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
@@ -65,7 +65,29 @@ class HandoffArrived:
     received_bytes: int
 
 
-HandoffEvent = HandoffGranted | HandoffDelivered | HandoffFailed | HandoffArrived
+@dataclass(frozen=True, slots=True, eq=False)
+class HandoffFilled:
+    """A prefill worker computes a prompt of `n_tokens`, and this much of its KV can be pulled."""
+
+    filled: KvFilled
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffWithdrawn:
+    """Of a request that was told as filled no offer will be taken."""
+
+    key: RequestKey
+
+
+HandoffEvent = (
+    HandoffGranted
+    | HandoffDelivered
+    | HandoffFailed
+    | HandoffArrived
+    | HandoffFilled
+    | HandoffWithdrawn
+)
 
 
 class KvTransport(Protocol):
@@ -82,6 +104,12 @@ class KvTransport(Protocol):
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
     ) -> None:
         """Ask for a place at a decode worker that has the feature HANDOFF_PLACES."""
+
+    def tell_filled(self, target: DecodeTarget, filled: KvFilled) -> None:
+        """Tell decode what it can pull of a prompt that is still computed.
+
+        It has no outcome and may be lost: the offer tells all of it again.
+        """
 
     def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
         """Send a handoff; its arrays stay untouched until the outcome event.

@@ -4,7 +4,8 @@ An offer is a ZeroMQ multipart message: `[b"BKV1", HandoffState as msgpack, one 
 array]`, arrays in layer order, K then V, MTP layers last, each C-contiguous in the state's dtype;
 or, where the dtype's name ends in "-by-block", one array of whole blocks (`engine.kv.payload`).
 KV that stays in prefill's pool is told by its blocks:
-`[b"BKP1", HandoffState, PoolRef as msgpack]`.
+`[b"BKP1", HandoffState, PoolRef as msgpack]`, and while the prompt is computed what is filled of
+them by `[b"BKF1", Filled as msgpack]`, which nobody answers.
 An answer is `[b"BKV1", Answer as msgpack]`. Before it computes a prompt, prefill asks for a place:
 `[b"BKA1", Ask as msgpack]`, or takes that back with a Withdrawal. Parsing trusts nothing: sizes
 follow from the state, whose own numbers are capped first. Knows no sockets.
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvInPool, LeaseName
+from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import BY_BLOCK
 from baton_worker.handoff.pool_words import POOL_ID_BYTES
 from baton_worker.identity import RequestKey
@@ -31,6 +32,7 @@ from baton_worker.records.columns import ErrorCode
 MAGIC = b"BKV1"
 ASK_MAGIC = b"BKA1"
 POOL_MAGIC = b"BKP1"
+FILLED_MAGIC = b"BKF1"
 _DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -135,6 +137,47 @@ class PoolRef(msgspec.Struct, frozen=True, array_like=True):
     ]
     lease_slot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
     lease_serial: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+
+
+class Filled(msgspec.Struct, frozen=True, array_like=True):
+    """What a prompt that is still computed has filled of the blocks that its offer will name."""
+
+    handle: int
+    attempt: int
+    ref: PoolRef
+
+    @property
+    def key(self) -> RequestKey:
+        """The request."""
+        return RequestKey(self.handle, self.attempt)
+
+
+def encode_filled(filled: KvFilled, pool_id: bytes) -> list[bytes]:
+    """Return the frames that tell what is filled of blocks in this process's pool."""
+    ref = PoolRef(pool_id, filled.kv.blocks, *filled.kv.lease)
+    return [FILLED_MAGIC, msgspec.msgpack.encode(Filled(*filled.key, ref))]
+
+
+def is_filled(frames: Sequence[Any]) -> bool:
+    """Whether a message tells what is filled of a prompt's blocks."""
+    return bool(frames) and bytes(frames[0]) == FILLED_MAGIC
+
+
+def decode_filled(frames: Sequence[Any]) -> KvFilled:
+    """Parse what is filled; the pool is its name (bytes).
+
+    Raises:
+        HandoffFormatError: it is nothing of the kind, or out of range.
+    """
+    if len(frames) != 2:
+        raise HandoffFormatError(f"{len(frames)} frames tell what is filled, expected 2")
+    try:
+        filled = msgspec.msgpack.decode(frames[1], type=Filled)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HandoffFormatError(f"what is filled: {error}") from error
+    _bounded("filled", "handle", filled.handle, 1, (1 << 64) - 1)
+    _bounded("filled", "attempt", filled.attempt, 0, 255)
+    return KvFilled(filled.key, _kv_of(filled.ref))
 
 
 def encode_ask(ask: Ask | Withdrawal) -> list[bytes]:
@@ -272,6 +315,10 @@ def _in_pool(state: HandoffState, frames: Sequence[Any]) -> KvInPool:
     n_blocks = math.ceil(state.n_cached / state.block_size)
     if len(ref.blocks) != n_blocks:
         raise HandoffFormatError(f"KV lies in {len(ref.blocks)} blocks, expected {n_blocks}")
+    return _kv_of(ref)
+
+
+def _kv_of(ref: PoolRef) -> KvInPool:
     return KvInPool(ref.blocks, LeaseName(ref.lease_slot, ref.lease_serial), ref.pool_id)
 
 

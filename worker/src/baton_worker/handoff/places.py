@@ -169,6 +169,13 @@ class Places:
         """Return who asked for the place of a request that is here."""
         return self._places[key].sender
 
+    def promised_tokens(self, key: RequestKey, sender: str) -> int:
+        """Return the positions of a request whose offer this sender is to make; 0 of others."""
+        place = self._places.get(key)
+        if place is None or place.standing is not _Standing.GRANTED or place.sender != sender:
+            return 0
+        return place.wish.n_tokens
+
     def grant(self, now: float) -> list[RequestKey]:
         """Return who gets a place now, in order: call it whenever one may be free."""
         granted: list[RequestKey] = []

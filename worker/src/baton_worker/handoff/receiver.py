@@ -15,9 +15,9 @@ from typing import Any
 
 import zmq
 
-from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.api import Handoff, KvFilled, KvInPool
 from baton_worker.engine.kv.sharing import PeerPool
-from baton_worker.handoff.api import HandoffArrived, HandoffEvent
+from baton_worker.handoff.api import HandoffArrived, HandoffEvent, HandoffFilled, HandoffWithdrawn
 from baton_worker.handoff.frames import (
     MAX_OFFER_FRAMES,
     Answer,
@@ -25,9 +25,11 @@ from baton_worker.handoff.frames import (
     Ask,
     HandoffFormatError,
     decode_ask,
+    decode_filled,
     decode_offer,
     encode_answer,
     is_ask,
+    is_filled,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import Places, Reply
@@ -80,6 +82,7 @@ class Receiver:
         self._seldom = Seldom()
         self._make_calls = make_calls
         self._on_event = on_event
+        self._told_filled: set[RequestKey] = set()
         self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
 
     def receive(self) -> None:
@@ -102,6 +105,8 @@ class Receiver:
             try:
                 if is_ask(buffers):
                     self._asked(route.bytes, buffers)
+                elif is_filled(buffers):
+                    self._filled(route.bytes, buffers)
                 else:
                     self._offered(route.bytes, buffers)
                 self._senders.spoke(frames[0])
@@ -131,6 +136,7 @@ class Receiver:
         self._senders.review(time.monotonic())
         for key in self._places.expire(time.monotonic()):
             self._metrics.places.expired.inc()
+            self._forget_filled(key)
             log.warning("a place was never used", extra={"key": key})
             self._answer(_refusal(key, ErrorCode.DECODE_FULL, "no place became free in time"))
         self._grant()
@@ -138,6 +144,7 @@ class Receiver:
     def acknowledge(self, key: RequestKey) -> None:
         """See `KvTransport.acknowledge`."""
         self._places.imported(key)
+        self._told_filled.discard(key)
         self._answer(Answer(*key, AnswerKind.IMPORTED))
         self._routes.pop(key, None)
         self._grant()
@@ -151,6 +158,7 @@ class Receiver:
     def leave(self, key: RequestKey) -> None:
         """See `KvTransport.leave`."""
         self._places.leave(key)
+        self._forget_filled(key)
         self._routes.pop(key, None)
         self._grant()
 
@@ -218,10 +226,26 @@ class Receiver:
         self._on_event(HandoffArrived(handoff, received))
         self._set_gauges()
 
+    def _filled(self, route: bytes, frames: Sequence[Any]) -> None:
+        """Pass on what can be pulled of a request that has a place; of others it is too early."""
+        key, kv = decode_filled(frames)
+        n_tokens = self._places.promised_tokens(key, self._senders.name_of(route))
+        pool = self._find_pool(kv.pool)
+        if n_tokens and pool is not None:
+            self._told_filled.add(key)
+            filled = KvFilled(key, dataclasses.replace(kv, pool=pool))
+            self._on_event(HandoffFilled(filled, n_tokens))
+
+    def _forget_filled(self, key: RequestKey) -> None:
+        if key in self._told_filled:
+            self._told_filled.discard(key)
+            self._on_event(HandoffWithdrawn(key))
+
     def _turn_away(self, key: RequestKey, code: ErrorCode, message: str) -> None:
         """Refuse what came; its sender takes that for the end, so no place is kept for it."""
         self._metrics.refused(code)
         self._places.turn_away(key)
+        self._forget_filled(key)
         self._answer(_refusal(key, code, message))
         self._routes.pop(key, None)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from baton_worker.engine.api import Handoff
+from baton_worker.engine.api import Handoff, KvFilled
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.asks import AskBook
 from baton_worker.handoff.dealers import Dealers, Socket
@@ -23,10 +23,11 @@ from baton_worker.handoff.frames import (
     HandoffFormatError,
     decode_answer,
     encode_ask,
+    encode_filled,
     encode_offer,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.offers import Address, Offer, OfferBook
+from baton_worker.handoff.offers import Address, Offer, OfferBook, address_of
 from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.link.contexts import Context
@@ -98,6 +99,17 @@ class Sender:
     ) -> None:
         """See `KvTransport.offer`; `now` is when it was called."""
         self._offers.open(target, handoff, deadline_seconds, now)
+
+    def tell_filled(self, target: DecodeTarget, filled: KvFilled) -> None:
+        """See `KvTransport.tell_filled`."""
+        address = address_of(target)
+        dealer = self._connected(self._carrying, address)
+        if dealer is None or address not in self._carrying.standing():
+            return
+        try:
+            dealer.send_multipart(encode_filled(filled, self._pool_id), zmq.NOBLOCK)
+        except zmq.Again:
+            self._metrics.send_blocked.inc()
 
     def cancel(self, key: RequestKey) -> None:
         """See `KvTransport.cancel`."""

@@ -20,7 +20,7 @@ import zmq
 from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
-from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.api import Handoff, KvFilled, KvInPool
 from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.handoff.address import advertised, check_advertised
 from baton_worker.handoff.api import (
@@ -140,6 +140,10 @@ class ZmqKvTransport:
     ) -> None:
         """Ask for a place, and have the pool mapped meanwhile if it is the first time there."""
         self._call(partial(self._ask, target, key, wish, deadline_seconds))
+
+    def tell_filled(self, target: DecodeTarget, filled: KvFilled) -> None:
+        """Tell what can be pulled of a prompt that is still computed."""
+        self._call(partial(self._sender.tell_filled, target, filled))
 
     def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
         """Send a handoff, or where its KV lies; none that is required to stay and would travel."""

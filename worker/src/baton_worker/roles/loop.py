@@ -27,7 +27,9 @@ from baton_worker.handoff.api import (
     HandoffDelivered,
     HandoffEvent,
     HandoffFailed,
+    HandoffFilled,
     HandoffGranted,
+    HandoffWithdrawn,
     KvTransport,
 )
 from baton_worker.handoff.ledger import HandoffLedger, OfferVerdict
@@ -52,7 +54,7 @@ from baton_worker.roles.event_queue import (
 from baton_worker.roles.metrics import RoleMetrics
 from baton_worker.roles.open_requests import OpenRequests
 from baton_worker.roles.placeless import Placeless
-from baton_worker.roles.rows import by_incarnation, emitting_keys, ended_keys, error_columns
+from baton_worker.roles.rows import by_incarnation, ended_keys, error_columns
 from baton_worker.roles.traces import RequestTraces
 
 log = logging.getLogger(__name__)
@@ -97,7 +99,6 @@ class WorkerLoop:
     _stopping: bool = False
     _stop_reason: str | None = None
     _step_id: int = 0
-    _imported_at: dict[RequestKey, float] = field(default_factory=dict)
     placeless: Placeless = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,9 +106,7 @@ class WorkerLoop:
         self.placeless = Placeless(
             parts.engine, parts.transport, parts.ledger.capacity, parts.handoff_deadline_seconds
         )
-        # Read when they are asked for: a client may have its whole answer before a turn ends.
-        parts.metrics.live.set_function(self.live.__len__)
-        parts.metrics.reserved.set_function(lambda: parts.ledger.n_open)
+        parts.metrics.follow(self.live.__len__, lambda: parts.ledger.n_open)
 
     def run(self) -> None:
         """Turn until a StopRequested has been served."""
@@ -155,8 +154,6 @@ class WorkerLoop:
         match event:
             case CommandReceived(_, command):
                 self._obey(command)
-            case HandoffGranted() | HandoffArrived() | HandoffDelivered() | HandoffFailed():
-                self._serve_handoff(event)
             case GatewayUp(incarnation, endpoint):
                 log.info("gateway linked", extra={"incarnation": incarnation, "at": endpoint})
             case GatewayLost(incarnation, reason):
@@ -170,6 +167,8 @@ class WorkerLoop:
                 self.parts.engine.set_num_speculative_tokens(count)
             case StopRequested(reason):
                 self._stop_reason = reason
+            case _:
+                self._serve_handoff(event)
 
     def _rows_refused(self, event: RowsRefused) -> None:
         """End the requests whose rows are lost, those too that this worker was done with."""
@@ -193,6 +192,10 @@ class WorkerLoop:
                 self._leave(key, "handed_over")
             case HandoffFailed(key, code, message):
                 self._not_handed_over(key, code, message)
+            case HandoffFilled(filled, n_tokens):
+                self.parts.engine.pull_ahead(filled, n_tokens)
+            case HandoffWithdrawn(key):
+                self.parts.engine.drop_ahead(key)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -320,19 +323,21 @@ class WorkerLoop:
         for key in result.imported:
             self.parts.ledger.imported(key, now)
             self.parts.transport.acknowledge(key)
-            self._imported_at[key] = now
+            self.parts.metrics.imported(key, now)
         self.parts.traces.first_tokens(result.stats.first_tokens)
         for failure in result.failed:
             self._note_failure(failure)
         self._publish(result.columns)
+        for filled in result.filled:
+            if target := self.live.target(filled.key):
+                self.parts.transport.tell_filled(target, filled)
         for handoff in result.handoffs:
             key = handoff.state.key
-            target = self.live.target(key)
-            if target is None:
+            if target := self.live.target(key):
+                self.parts.traces.offered(key)
+                self.parts.transport.offer(target, handoff, self.parts.handoff_deadline_seconds)
+            else:
                 self.parts.engine.release_handoff(key)
-                continue
-            self.parts.traces.offered(key)
-            self.parts.transport.offer(target, handoff, self.parts.handoff_deadline_seconds)
         self.parts.observe(result.stats, self.parts.engine.load())
 
     def _note_failure(self, failure: FailedRequest) -> None:
@@ -346,12 +351,7 @@ class WorkerLoop:
     def _publish(self, columns: StepColumns) -> None:
         for incarnation, rows in by_incarnation(columns).items():
             self.parts.link.publish(incarnation, rows, self._step_id)
-        if self._imported_at:
-            now = self.clock()
-            for key in emitting_keys(columns):
-                imported = self._imported_at.pop(key, None)
-                if imported is not None:
-                    self.parts.metrics.first_emit_seconds.observe(now - imported)
+        self.parts.metrics.emitted(columns, self.clock())
         for key in ended_keys(columns):
             self._leave(key, "ended")
 
@@ -378,7 +378,7 @@ class WorkerLoop:
         self._leave(key, "failed")
 
     def _leave(self, key: RequestKey, outcome: str) -> None:
-        self._imported_at.pop(key, None)
+        self.parts.metrics.gone(key)
         self.placeless.leave(key)
         if self.live.leave(key):
             self.parts.metrics.left(outcome)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from baton_worker.identity import RequestKey
 from baton_worker.metrics import MetricFactory
-from baton_worker.records.columns import ErrorCode
+from baton_worker.records.columns import ErrorCode, StepColumns
+from baton_worker.roles.rows import emitting_keys
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -13,11 +17,12 @@ class RoleMetrics:
 
     def __init__(self, factory: MetricFactory) -> None:
         self._factory = factory
+        self._imported_at: dict[RequestKey, float] = {}
         self.live = factory.gauge("baton_live_requests", "Requests this worker owes an ending")
         self.reserved = factory.gauge(
             "baton_reserved_requests", "Handoffs expected or pending on this worker"
         )
-        self.first_emit_seconds = factory.histogram(
+        self._first_emit_seconds = factory.histogram(
             "baton_first_emit_seconds",
             "Decode: from a handoff's import to publishing the first tokens of its own",
             _SECONDS,
@@ -43,6 +48,29 @@ class RoleMetrics:
             "Wire range and compatibility of this process; always 1",
             labels=("wire", "accepts_min", "accepts_max", "config_hash", "revision"),
         )
+
+    def follow(self, n_live: Callable[[], int], n_reserved: Callable[[], int]) -> None:
+        """Tell these counts whenever somebody asks, from whatever thread.
+
+        A client may have its whole answer before the turn that published it ends.
+        """
+        self.live.set_function(n_live)
+        self.reserved.set_function(n_reserved)
+
+    def imported(self, key: RequestKey, now: float) -> None:
+        """A request's KV is in the pool: the time until it publishes begins."""
+        self._imported_at[key] = now
+
+    def emitted(self, columns: StepColumns, now: float) -> None:
+        """These rows were published: take the times of requests that had none before."""
+        for key in emitting_keys(columns) if self._imported_at else ():
+            imported_at = self._imported_at.pop(key, None)
+            if imported_at is not None:
+                self._first_emit_seconds.observe(now - imported_at)
+
+    def gone(self, key: RequestKey) -> None:
+        """It has left, and publishes no more."""
+        self._imported_at.pop(key, None)
 
     def suspect(self, is_suspect: bool) -> None:
         """Tell that the engine seems to hang, or does not any more."""

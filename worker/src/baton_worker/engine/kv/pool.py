@@ -125,6 +125,37 @@ class BlockAllocator:
         """Return the block that holds this content."""
         return self._named.get(name)
 
+    def keep(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """Give up tainted blocks whose content `adopt` may ask for before others need the room."""
+        for block, name in zip(blocks, names, strict=True):
+            self._named[name] = block
+            self._name_of[block] = name
+        self.free(blocks)
+
+    def kept(self, names: Sequence[bytes]) -> list[int]:
+        """Return what `keep` was given, up to the first that is not so any more."""
+        blocks = []
+        for name in names:
+            block = self._named.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def adopt(self, names: Sequence[bytes]) -> None:
+        """Hold what `kept` found. It is whole for its new holder, and has no name any more."""
+        blocks = [self._named.pop(name) for name in names]
+        for block in blocks:
+            del self._name_of[block], self._idle[block]
+            self._holders[block] = 1
+        self._tainted.difference_update(blocks)
+
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Drop what `keep` was given, as far as it is there."""
+        for block in [self._named.pop(name) for name in names if name in self._named]:
+            del self._name_of[block], self._idle[block]
+            self._empty.append(block)
+
     def is_idle(self, block: int) -> bool:
         """Whether a block is free and its content still findable."""
         return block in self._idle
@@ -179,6 +210,12 @@ class BlockAllocator:
             self._idle[block] = None
         else:
             self._empty.append(block)
+
+
+def strangers(shape: KvShape, blocks: Iterable[int]) -> list[int]:
+    """Return those that are no blocks of a pool of this shape, or none that anybody may own."""
+    behind = shape.n_blocks + FIRST_BLOCK
+    return [block for block in blocks if not FIRST_BLOCK <= block < behind]
 
 
 class KvStore(Protocol):

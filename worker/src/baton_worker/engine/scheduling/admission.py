@@ -12,7 +12,7 @@ import numpy as np
 
 from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.pool import FIRST_BLOCK
+from baton_worker.engine.kv.pool import FIRST_BLOCK, strangers
 from baton_worker.engine.scheduling.requests import RequestLimits
 from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode
@@ -136,10 +136,10 @@ def _check_blocks(kv: KvInPool, n_blocks: int) -> None:
     assert kv.pool is not None, "what comes from elsewhere"
     if len(kv.blocks) != n_blocks:
         _incompatible(f"handoff names {len(kv.blocks)} blocks, {n_blocks} are needed")
-    behind = kv.pool.shape.n_blocks + FIRST_BLOCK
-    bad = [block for block in kv.blocks if not FIRST_BLOCK <= block < behind]
+    bad = strangers(kv.pool.shape, kv.blocks)
     if bad:
-        _incompatible(f"handoff names block {bad[0]}, its pool has {FIRST_BLOCK}..{behind - 1}")
+        last = kv.pool.shape.n_blocks + FIRST_BLOCK - 1
+        _incompatible(f"handoff names block {bad[0]}, its pool has {FIRST_BLOCK}..{last}")
 
 
 def _check_output(tokens: tuple[int, ...], sampling: SamplingParams, limits: RequestLimits) -> None:

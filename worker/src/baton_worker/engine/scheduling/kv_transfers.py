@@ -10,17 +10,17 @@ all of it is out. Knows no queue and no step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvInPool, LeaseName
+from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
-from baton_worker.engine.kv.sharing import Leases, Pull, UnfitKvError
+from baton_worker.engine.kv.sharing import Arrived, Leases, Pull, UnfitKvError
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
@@ -80,6 +80,7 @@ class KvTransfers:
         bytes_per_step: most bytes that one call moves; a block at least is always moved.
 
     Attributes:
+        n_pulled: blocks that were read out of other pools, behind their offers.
         leases: of what lies in this pool for others to read; None where none can.
     """
 
@@ -88,6 +89,7 @@ class KvTransfers:
         self._blocks_per_step = max(bytes_per_step // pool.shape.block_bytes, 1)
         self._exports: deque[_Export] = deque()
         self._under_way: list[_Part] = []
+        self.n_pulled = 0
         self.leases = None if pool.sharing is None else Leases(pool.shape.n_blocks)
         self._staying: list[tuple[RequestState, Handoff]] = []
 
@@ -119,15 +121,23 @@ class KvTransfers:
         shape = self._pool.shape
         if request.kv_stays:
             blocks = tuple(request.blocks[: shape.blocks_for(state.n_cached)])
-            assert self.leases is not None, "the pool is shared"
-            request.lease = self.leases.begin()
-            _, slot, serial = request.lease
-            kv = KvInPool(blocks, LeaseName(slot, serial))
+            kv = KvInPool(blocks, self._lent(request))
             self._staying.append((request, Handoff(state, kv)))
             return
         forms = shape.arrays(shape.blocks_for(state.n_cached))
         arrays = tuple(np.empty(form.shape, form.dtype) for form in forms)
         self._exports.append(_Export(request, state, arrays))
+
+    def filled(self, requests: Iterable[RequestState]) -> tuple[KvFilled, ...]:
+        """Return what prompts that are not all computed have to pull since it was asked last."""
+        told = []
+        for request in requests:
+            n_blocks = request.n_computed // self._pool.shape.block_size
+            if request.kv_stays and n_blocks > request.n_told_blocks:
+                request.n_told_blocks = n_blocks
+                kv = KvInPool(tuple(request.blocks[:n_blocks]), self._lent(request))
+                told.append(KvFilled(request.key, kv))
+        return tuple(told)
 
     def export_some(self, is_held: Callable[[RequestState], bool]) -> tuple[Handoff, ...]:
         """Copy the next blocks and return the handoffs that are complete now.
@@ -154,6 +164,13 @@ class KvTransfers:
             complete.append(Handoff(export.state, export.arrays))
         return tuple(complete)
 
+    def _lent(self, request: RequestState) -> LeaseName:
+        """Return what its blocks are lent under, from now on if they were not."""
+        assert self.leases is not None, "the pool is shared"
+        if request.lease is None:
+            request.lease = self.leases.begin()
+        return LeaseName(request.lease.slot, request.lease.serial)
+
     def _pulls_beside(self, request: RequestState) -> bool:
         """Whether its KV comes beside the steps, however much it is."""
         sharing = self._pool.sharing
@@ -165,7 +182,9 @@ class KvTransfers:
         kv = request.incoming.kv
         assert isinstance(kv, KvInPool), "asked before"
         if request.pull is None:
-            request.pull = self._begin_pull(request.table[: len(kv.blocks)].tolist(), kv, 0)
+            start = request.n_imported_blocks
+            blocks = request.table[start : len(kv.blocks)].tolist()
+            request.pull = self._begin_pull(blocks, kv, start) if blocks else Arrived()
         if may_wait:
             request.pull.wait()
         if request.pull.has_come():
@@ -178,6 +197,7 @@ class KvTransfers:
     def _begin_pull(self, blocks: list[int], kv: KvInPool, start: int) -> Pull:
         assert self._pool.sharing is not None, "who attached the other pool"
         theirs = kv.blocks[start : start + len(blocks)]
+        self.n_pulled += len(blocks)
         return self._pool.sharing.begin_pull(blocks, kv.pool, theirs)
 
     def _import(self, request: RequestState, room: int, imported: Imported) -> int:
@@ -190,7 +210,8 @@ class KvTransfers:
         blocks = request.table[start:stop].tolist()
         try:
             if isinstance(kv, KvInPool):
-                self._begin_pull(blocks, kv, start)
+                if blocks:  # else all was pulled before the offer came
+                    self._begin_pull(blocks, kv, start)
             else:
                 self._copy_in(blocks, [array[start:stop] for array in kv])
         except UnfitKvError as error:

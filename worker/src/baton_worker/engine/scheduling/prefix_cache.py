@@ -14,12 +14,30 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.requests import RequestState
 
 _NAME_BYTES = 16
+
+
+class PrefixHits(NamedTuple):
+    """Tokens of admitted requests: those looked up in the prefix cache, and those found."""
+
+    queried_tokens: int
+    hit_tokens: int
+
+
+NO_HITS = PrefixHits(0, 0)
+
+
+def hits_of(admitted: Sequence[RequestState]) -> PrefixHits:
+    """Return what requests that have just been admitted found; handoffs do not look."""
+    asked = [r for r in admitted if r.may_reuse_kv and r.incoming is None]
+    hit_tokens = sum(request.n_computed for request in asked)
+    return PrefixHits(sum(len(request.tokens) for request in asked), hit_tokens)
 
 
 class BlockNames:

@@ -76,6 +76,7 @@ class RequestState:
         ngrams: its n-gram index, once lookup has drafted for it.
         turn: its place among its gateway's requests; see `waiting_queue` for this, `arrival`, its
             place among all, `n_overtaken`, later ones admitted before it, and `is_promoted`.
+        ahead_names: by which the allocator may have blocks of it that were pulled before its offer.
         kv_stays: whether decode pulls its KV, so that none is exported.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
         pull: what writes to its blocks beside the steps, see `settle`; `lease`: under which decode
@@ -100,7 +101,9 @@ class RequestState:
     is_promoted: bool = False
     incoming: Handoff | None = None
     n_imported_blocks: int = 0
+    ahead_names: tuple[bytes, ...] = ()
     kv_stays: bool = False
+    n_told_blocks: int = 0
     pull: Pull | None = None
     lease: Lease | None = None
     phase: Phase = Phase.WAITING
@@ -160,7 +163,7 @@ class RequestState:
         """
         if self.lease is not None:
             self.lease.end()
-            self.lease = None
+            self.lease, self.n_told_blocks = None, 0
         if self.pull is not None:
             self.pull.wait()
             self.pull = None
@@ -210,6 +213,14 @@ class Terminal:
     finish: Finish
     code: ErrorCode | None = None
     message: str = ""
+
+
+class Ending(NamedTuple):
+    """How a request that a launched step carries shall end once that has landed."""
+
+    finish: Finish
+    code: ErrorCode | None
+    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ running request is recomputed later.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from baton_worker.engine.kv.pool import NULL_BLOCK, BlockAllocator
 from baton_worker.engine.options import EngineOptions
-from baton_worker.engine.scheduling.prefix_cache import PrefixCache
+from baton_worker.engine.scheduling.prefix_cache import NO_HITS, PrefixCache, PrefixHits, hits_of
 from baton_worker.engine.scheduling.requests import Phase, RequestState
 from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of
@@ -27,16 +26,6 @@ class PrefillChunk:
 
     request: RequestState
     n_tokens: int
-
-
-class PrefixHits(NamedTuple):
-    """Tokens of admitted requests: those looked up in the prefix cache, and those found."""
-
-    queried_tokens: int
-    hit_tokens: int
-
-
-NO_HITS = PrefixHits(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +136,20 @@ class Scheduler:
         yield from self._running
         yield from self._held.values()
 
+    def check_integrity(
+        self, known: Mapping[RequestKey, RequestState], held_elsewhere: Iterable[Sequence[int]]
+    ) -> None:
+        """Verify that blocks and requests account for each other exactly.
+
+        Raises:
+            ValueError: a block or a request is lost, doubled, or owned by nobody.
+        """
+        queued = list(self.requests())
+        tables = [request.blocks for request in queued]
+        self._allocator.check_integrity([*tables, *held_elsewhere])
+        if len(queued) != len(known) or any(known.get(r.key) is not r for r in queued):
+            raise ValueError(f"{len(known)} requests by key, {len(queued)} in queues")
+
     def enqueue(self, request: RequestState) -> None:
         """Put a new request in line."""
         self._waiting.join(request, (other for other in self._running if not other.is_decoding))
@@ -187,7 +190,7 @@ class Scheduler:
             prefill=chunks,
             preempted=tuple(preempted),
             most_tokens=_most_tokens(decode, chunks),
-            prefix=self._prefix_hits(admitted),
+            prefix=NO_HITS if self._prefix is None else hits_of(admitted),
         )
 
     def going_on(self, before: StepPlan, ending: Container[RequestKey]) -> tuple[RequestState, ...]:
@@ -344,10 +347,15 @@ class Scheduler:
         request.n_blocks += count
 
     def _cached(self, request: RequestState) -> list[int]:
+        if request.is_pulled:
+            return self._allocator.kept(request.ahead_names)
         return self._prefix.match(request) if self._prefix is not None else []
 
     def _reuse(self, request: RequestState, blocks: list[int]) -> None:
         """Start a request behind the positions that cached blocks hold."""
+        if request.is_pulled:
+            self._adopt(request, blocks)
+            return
         self._allocator.share(blocks)
         request.table[: len(blocks)] = blocks
         request.n_blocks = request.n_named = len(blocks)
@@ -355,17 +363,18 @@ class Scheduler:
         if request.admitted_at is None and request.incoming is None:
             request.n_reused = min(request.n_computed, request.n_prompt)
 
+    def _adopt(self, request: RequestState, blocks: list[int]) -> None:
+        """Start a request behind the blocks that were pulled before its offer came."""
+        self._allocator.adopt(request.ahead_names[: len(blocks)])
+        self._allocator.forget(request.ahead_names)
+        request.table[: len(blocks)] = blocks
+        request.n_blocks = request.n_imported_blocks = len(blocks)
+        request.ahead_names = ()
+
     def _remember(self, *requests: RequestState) -> None:
         if self._prefix is not None:
             for request in requests:
                 self._prefix.remember(request)
-
-    def _prefix_hits(self, admitted: list[RequestState]) -> PrefixHits:
-        if self._prefix is None or not admitted:
-            return NO_HITS
-        asked = [r for r in admitted if r.may_reuse_kv and r.incoming is None]
-        hit_tokens = sum(request.n_computed for request in asked)
-        return PrefixHits(sum(len(request.tokens) for request in asked), hit_tokens)
 
     def _release(self, request: RequestState) -> None:
         request.settle()
@@ -373,6 +382,7 @@ class Scheduler:
             self._allocator.taint(request.blocks)
         self._remember(request)  # while it holds them: free blocks are not named
         self._allocator.free(request.blocks)
+        self._allocator.forget(request.ahead_names)
         request.table[:] = NULL_BLOCK
         request.n_blocks = request.n_named = 0
 

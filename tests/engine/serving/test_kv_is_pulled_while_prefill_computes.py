@@ -1,0 +1,340 @@
+"""What a prompt has filled is pulled before its offer: never wrong, and in nobody's way."""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.kv.sharing import PeerPool, mapped_leases
+from baton_worker.records.columns import ErrorCode
+
+ENGINES = ("paddle", "device")
+OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
+LONG = tuple(2 + (7 * i) % 50 for i in range(150))
+
+
+class Pair:
+    """Prefill with chunks of 32 tokens, and decode; what they tell each other goes by hand."""
+
+    def __init__(self, make_bench: Callable[..., Any], reader: Any = None, **limits: Any) -> None:
+        chunks = {"prefill_tokens": 32} | limits
+        self.prefill = make_bench(share_kv=True, reader=reader, **chunks)
+        self.decode = make_bench(share_kv=True, reader=reader or self.prefill.reader, **limits)
+        theirs, leases = self.prefill.engine.kv.sharing, self.prefill.engine.leases
+        peer = self.decode.engine.kv.sharing.attach(
+            theirs.descriptor, theirs.n_bytes, self.prefill.engine.kv.shape
+        )
+        words = mapped_leases(leases.descriptor, leases.n_bytes)
+        self.peer: PeerPool = peer._replace(leases=words)
+
+    def submit(self, number: int, prompt: tuple[int, ...], **options: Any) -> Any:
+        told = OPTIONS | {"temperature": 0.9 * (number % 2), "seed": number} | options
+        return self.prefill.submit(number, prompt, hand_over=True, kv_stays=True, **told)
+
+    def here(self, kv: KvInPool) -> KvInPool:
+        """Return what the transport makes of it."""
+        return dataclasses.replace(kv, pool=self.peer)
+
+    def tell(self, filled: KvFilled, n_tokens: int = 150) -> None:
+        self.decode.engine.pull_ahead(KvFilled(filled.key, self.here(filled.kv)), n_tokens)
+
+    def offer(self, handoff: Handoff) -> None:
+        assert isinstance(handoff.kv, KvInPool)
+        self.decode.engine.admit_handoff(Handoff(handoff.state, self.here(handoff.kv)))
+
+    def compute(self, most: int = 100) -> list[Handoff]:
+        """Step prefill, all that is filled being told, until it has something to offer."""
+        for _ in range(most):
+            if not self.prefill.engine.has_work():
+                return []
+            result = self.prefill.step()
+            for filled in result.filled:
+                self.tell(filled)
+            if result.handoffs:
+                return list(result.handoffs)
+        return []
+
+    def finish(self) -> None:
+        while self.decode.engine.has_work():
+            for key in self.decode.step().imported:
+                self.prefill.engine.release_handoff(key)
+
+    def pulled(self) -> tuple[int, int]:
+        load = self.decode.engine.load()
+        return load.kv_pulled_ahead_blocks, load.kv_pulled_behind_blocks
+
+    def check_nothing_is_left(self) -> None:
+        self.prefill.check_nothing_is_left()
+        self.decode.check_nothing_is_left()
+        assert not self.decode.engine._pulls._bets
+
+
+def said(bench: Any, key: Any) -> tuple[Any, ...]:
+    stream = bench.reader[key]
+    assert stream.tokens
+    return stream.tokens, stream.logprobs, stream.ranks, stream.topk
+
+
+def alone(make_bench: Callable[..., Any], number: int, prompt: Any, **limits: Any) -> Any:
+    bench = make_bench(**limits)
+    told = OPTIONS | {"temperature": 0.9 * (number % 2), "seed": number}
+    key = bench.submit(number, prompt, **told)
+    bench.drain()
+    return said(bench, key)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("n_draft", [0, 3])
+def test_a_prompt_that_is_pulled_while_it_is_computed_says_the_same(
+    make_bench: Callable[..., Any], n_draft: int, overlap: bool
+) -> None:
+    limits = {"n_draft": n_draft, "overlap": overlap}
+    pair = Pair(make_bench, **limits)
+    key = pair.submit(1, LONG)
+    (handoff,) = pair.compute()
+    pair.offer(handoff)
+    pair.finish()
+    assert said(pair.decode, key) == alone(make_bench, 1, LONG, **limits)
+    assert pair.pulled() == (8, 2), "4 chunks of 2 blocks each, then the rest"
+    pair.check_nothing_is_left()
+
+
+def test_what_does_not_stay_is_not_told(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench(share_kv=True, prefill_tokens=32)
+    bench.submit(0, LONG, hand_over=True, **OPTIONS)
+    bench.submit(1, LONG, **OPTIONS)
+    assert not [filled for result in bench.drain() for filled in result.filled]
+
+
+def test_what_is_told_grows_and_is_lent_under_what_the_offer_says(
+    make_bench: Callable[..., Any],
+) -> None:
+    pair = Pair(make_bench)
+    pair.submit(0, LONG)
+    results = pair.prefill.drain()
+    told = [filled.kv for result in results for filled in result.filled]
+    (handoff,) = [handoff for result in results for handoff in result.handoffs]
+    assert isinstance(handoff.kv, KvInPool)
+    assert [len(kv.blocks) for kv in told] == [2, 4, 6, 8]
+    assert all(handoff.kv.blocks[: len(kv.blocks)] == kv.blocks for kv in told)
+    assert {kv.lease for kv in told} == {handoff.kv.lease}
+
+
+def test_a_word_that_was_lost_is_made_up_for_by_the_next(make_bench: Callable[..., Any]) -> None:
+    pair = Pair(make_bench)
+    key = pair.submit(0, LONG)
+    told = [filled for _ in range(4) for filled in pair.prefill.step().filled]
+    pair.tell(told[2])
+    pair.tell(told[0])  # late
+    pair.tell(told[3])
+    (handoff,) = pair.compute()
+    pair.offer(handoff)
+    pair.finish()
+    assert pair.pulled() == (8, 2)
+    assert said(pair.decode, key) == alone(make_bench, 0, LONG)
+
+
+def test_who_is_short_of_blocks_takes_them_and_they_are_pulled_again(
+    make_bench: Callable[..., Any],
+) -> None:
+    limits = {"n_blocks": 12, "max_model_len": 192, "max_running": 2}
+    pair = Pair(make_bench, **limits)
+    key = pair.submit(0, LONG)
+    (handoff,) = pair.compute()
+    assert pair.pulled() == (8, 0)
+    other = pair.decode.submit(5, LONG[:90], max_tokens=20)
+    pair.decode.drain()
+    pair.offer(handoff)
+    pair.finish()
+    assert pair.pulled() == (8, 10), "all of it"
+    assert said(pair.decode, key) == alone(make_bench, 0, LONG)
+    assert pair.decode.reader[other].tokens
+    pair.check_nothing_is_left()
+
+
+def test_running_requests_keep_what_they_grow_into(make_bench: Callable[..., Any]) -> None:
+    pair = Pair(make_bench, n_blocks=10, max_model_len=160, max_running=2)
+    pair.decode.submit(5, LONG[:90], max_tokens=30)
+    pair.decode.step()
+    free = 10 - pair.decode.engine.load().kv_blocks_used
+    pair.submit(0, LONG)
+    told = [filled for _ in range(4) for filled in pair.prefill.step().filled]
+    assert [len(filled.kv.blocks) for filled in told] == [2, 4, 6, 8]
+    assert free == 4
+    pair.tell(told[1])  # which would leave it none
+    assert pair.pulled() == (0, 0)
+    pair.tell(told[0])
+    assert pair.pulled() == (2, 0)
+
+
+def test_blocks_under_another_lease_are_not_taken_for_what_is_offered(
+    make_bench: Callable[..., Any],
+) -> None:
+    """As where prefill preempted the prompt and computed it again, elsewhere."""
+    pair = Pair(make_bench)
+    key = pair.submit(0, LONG)
+    told = [filled for _ in range(4) for filled in pair.prefill.step().filled]
+    first = told[-1].kv
+    wrong = KvInPool(first.blocks[::-1], LeaseName(first.lease.slot, first.lease.serial + 7))
+    pair.tell(KvFilled(told[-1].key, wrong))
+    (handoff,) = pair.compute()
+    pair.offer(handoff)
+    pair.finish()
+    assert pair.pulled() == (8, 10)
+    assert said(pair.decode, key) == alone(make_bench, 0, LONG)
+    pair.check_nothing_is_left()
+
+
+def test_a_prompt_that_prefill_preempted_is_told_anew(make_bench: Callable[..., Any]) -> None:
+    limits = {"n_blocks": 14, "max_model_len": 192, "max_running": 2, "prefill_tokens": 6}
+    pair = Pair(make_bench, **limits)
+    pair.prefill.submit(7, LONG[3:50], max_tokens=60, priority=-1)
+    while not pair.prefill.step().columns.n_rows:
+        pass
+    key = pair.submit(0, LONG)
+    leases = set()
+    handoffs: list[Handoff] = []
+    while not handoffs:
+        result = pair.prefill.step()
+        leases |= {filled.kv.lease for filled in result.filled}
+        for filled in result.filled:
+            pair.tell(filled)
+        handoffs += result.handoffs
+    assert len(leases) == 2, "the running one grew"
+    pair.offer(handoffs[0])
+    pair.finish()
+    assert pair.pulled()[0] > 9, "as much as there was, and again"
+    assert said(pair.decode, key) == alone(make_bench, 0, LONG)
+    pair.prefill.drain()
+    pair.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("n_told", [1, 3])
+def test_what_is_dropped_is_free_and_its_content_is_nobodys(
+    make_bench: Callable[..., Any], n_told: int
+) -> None:
+    pair = Pair(make_bench)
+    pair.submit(0, LONG)
+    for _ in range(n_told):
+        for filled in pair.prefill.step().filled:
+            pair.tell(filled)
+    key = filled.key
+    pair.decode.engine.drop_ahead(key)
+    pair.decode.engine.drop_ahead(key)
+    load = pair.decode.engine.load()
+    assert (load.kv_blocks_used, load.kv_blocks_cached) == (0, 0)
+    pair.decode.engine.check_integrity()
+    assert pair.decode.engine._parts.allocator.n_free == load.kv_blocks_total
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [(0,), (1,), (-1,), (10**9,), tuple(range(2, 13))],
+    ids=["null", "trash", "negative", "behind", "more than its prompt has"],
+)
+def test_what_no_pool_has_is_not_pulled(
+    make_bench: Callable[..., Any], blocks: tuple[int, ...]
+) -> None:
+    pair = Pair(make_bench)
+    key = pair.submit(0, LONG)
+    pair.tell(KvFilled(key, KvInPool(blocks, LeaseName(0, 1))))
+    assert pair.pulled() == (0, 0)
+    pair.decode.engine.check_integrity()
+
+
+def test_nobody_has_told_what_a_request_that_is_here_needs(make_bench: Callable[..., Any]) -> None:
+    pair = Pair(make_bench)
+    pair.submit(0, LONG)
+    told = [filled for _ in range(4) for filled in pair.prefill.step().filled]
+    (handoff,) = pair.compute(1)
+    pair.offer(handoff)
+    pair.tell(told[-1])  # late
+    pair.finish()
+    pair.check_nothing_is_left()
+
+
+def test_what_a_device_pulled_and_nobody_took_is_cleared_before_the_next_holder(
+    make_bench: Callable[..., Any],
+) -> None:
+    pair = Pair(make_bench, n_blocks=10, max_model_len=160, prefix_caching=False)
+    pair.submit(0, LONG)
+    told = [filled for _ in range(4) for filled in pair.prefill.step().filled]
+    sharing = pair.prefill.engine.kv.sharing
+    memory = memory_of(sharing)
+    memory[:] = 0xFF  # NaN in every format
+    pair.tell(told[-1])
+    pair.decode.engine.drop_ahead(told[-1].key)
+    key = pair.decode.submit(3, LONG[:40], **OPTIONS, temperature=0.9, seed=3)
+    pair.decode.drain()
+    assert said(pair.decode, key) == alone(make_bench, 3, LONG[:40])
+
+
+def memory_of(sharing: Any) -> Any:
+
+    return np.frombuffer(mmap.mmap(sharing.descriptor, sharing.n_bytes), np.uint8)
+
+
+@pytest.mark.parametrize("way", ["abort", "fail"])
+@pytest.mark.parametrize("after_steps", [0, 1, 2])
+def test_who_ends_with_blocks_that_were_pulled_before_leaves_none(
+    make_bench: Callable[..., Any], way: str, after_steps: int
+) -> None:
+    pair = Pair(make_bench)
+    key = pair.submit(0, LONG)
+    (handoff,) = pair.compute()
+    pair.decode.submit(9, (5, 6, 7), max_tokens=20)
+    pair.decode.step()
+    pair.offer(handoff)
+    for _ in range(after_steps):
+        pair.decode.step()
+    if way == "abort":
+        pair.decode.engine.abort(key)
+    else:
+        pair.decode.engine.fail(key, ErrorCode.DRAINING, "so")
+    pair.decode.drain()
+    pair.prefill.engine.release_handoff(key)
+    pair.prefill.drain()
+    pair.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_of_what_is_told_and_what_happens_is_exact(
+    make_bench: Callable[..., Any], seed: int
+) -> None:
+    """Words are lost or late, prompts dropped, both pools small: what is said is as if alone."""
+    rng = random.Random(seed)
+    limits = {"n_blocks": 18, "max_model_len": 192, "max_running": 3, "n_draft": seed % 3}
+    limits |= {"overlap": bool(seed % 2)}
+    pair = Pair(make_bench, **limits)
+    prompts = {n: LONG[rng.randrange(60) :][: rng.randrange(20, 110)] for n in range(6)}
+    keys = {n: pair.submit(n, prompt) for n, prompt in prompts.items()}
+    late: list[Callable[[], None]] = []
+    offered: set[Any] = set()
+    while pair.prefill.engine.has_work() or late or pair.decode.engine.has_work():
+        if pair.prefill.engine.has_work() and rng.random() < 0.7:
+            result = pair.prefill.step()
+            heard = [filled for filled in result.filled if rng.random() < 0.8]
+            late += [partial(pair.tell, filled) for filled in heard]
+            late += [partial(pair.offer, handoff) for handoff in result.handoffs]
+            offered.update(handoff.state.key for handoff in result.handoffs)
+        while late and rng.random() < 0.6:
+            late.pop(0 if rng.random() < 0.8 else rng.randrange(len(late)))()
+        if rng.random() < 0.1:
+            pair.decode.engine.drop_ahead(rng.choice(list(keys.values())))
+        if pair.decode.engine.has_work():
+            for key in pair.decode.step().imported:
+                pair.prefill.engine.release_handoff(key)
+        pair.decode.engine.check_integrity()
+    assert offered == set(keys.values())
+    for n, key in keys.items():
+        assert said(pair.decode, key) == alone(make_bench, n, prompts[n], n_draft=seed % 3)
+        pair.decode.engine.drop_ahead(key)  # told behind its end
+    pair.check_nothing_is_left()

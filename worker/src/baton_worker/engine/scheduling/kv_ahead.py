@@ -1,0 +1,120 @@
+"""KV that is pulled before its offer: prefill tells which blocks are filled while it computes on.
+
+Owns what of that is here. It is a bet that an offer will come: blocks belong to nobody once they
+are copied, so that whoever is short of blocks takes them, and then that much is pulled again behind
+the offer. Nobody has looked at what they hold, so who gets them otherwise gets them cleared. Knows
+no queue.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton_worker.engine.api import KvInPool, LeaseName
+from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks, strangers
+from baton_worker.engine.kv.sharing import PeerPool, Pull, UnfitKvError
+from baton_worker.identity import RequestKey
+
+_NAME = struct.Struct("<QBQQI")
+
+
+class _UnderWay(NamedTuple):
+    """`peer`: what is read, which stays mapped for as long."""
+
+    blocks: list[int]
+    names: list[bytes]
+    pull: Pull
+    peer: PeerPool
+
+
+@dataclass(slots=True, eq=False)
+class _Bet:
+    """`names`: of the blocks begun so far, in the order of positions; `pulls`: those under way."""
+
+    lease: LeaseName
+    names: list[bytes] = field(default_factory=list)
+    pulls: list[_UnderWay] = field(default_factory=list)
+
+
+class KvAhead:
+    """See the module.
+
+    Attributes:
+        n_pulled: blocks that were copied, whatever became of them.
+    """
+
+    def __init__(self, pool: KvStore, allocator: BlockAllocator) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._bets: dict[RequestKey, _Bet] = {}
+        self.n_pulled = 0
+
+    def pull(self, key: RequestKey, kv: KvInPool, most_blocks: int, spare: int) -> None:
+        """Begin to pull what of a request's blocks is not here, if there is room.
+
+        Args:
+            kv: all that is filled up to now, from the first position on.
+            most_blocks: what the request may have in all.
+            spare: free blocks that must be left to those who run.
+        """
+        sharing, peer = self._pool.sharing, kv.pool
+        if sharing is None or len(kv.blocks) > most_blocks or strangers(peer.shape, kv.blocks):
+            return
+        bet = self._bets.get(key)
+        if bet is None or bet.lease != kv.lease:  # prefill has begun anew, in other blocks
+            self.drop(key)
+            bet = self._bets[key] = _Bet(kv.lease)
+        self.settle()
+        theirs = kv.blocks[len(bet.names) :]
+        if not theirs or self._allocator.n_free - len(theirs) < spare:
+            return
+        blocks = self._allocator.allocate(len(theirs))
+        self._allocator.taint(blocks)
+        clear_blocks(self._pool, self._allocator.take_uncleared())
+        try:
+            pull = sharing.begin_pull(blocks, peer, theirs)
+        except UnfitKvError:
+            self._allocator.free(blocks)  # the offer will say so again, where it can be refused
+            return
+        start = len(bet.names)
+        names = [_NAME.pack(*key, *kv.lease, index) for index in range(start, start + len(blocks))]
+        bet.names += names
+        bet.pulls.append(_UnderWay(blocks, names, pull, peer))
+        self.n_pulled += len(blocks)
+
+    def settle(self) -> None:
+        """Let go of blocks that have come: whoever is short of some may have them."""
+        for bet in self._bets.values():
+            while bet.pulls and bet.pulls[0].pull.has_come():
+                come = bet.pulls.pop(0)
+                self._allocator.keep(come.blocks, come.names)
+
+    def take(self, key: RequestKey, lease: LeaseName) -> tuple[bytes, ...]:
+        """Return the names by which the allocator finds what is here of an offer that has come."""
+        bet = self._ended(key)
+        if bet is None:
+            return ()
+        if bet.lease != lease:
+            self._allocator.forget(bet.names)
+            return ()
+        return tuple(bet.names)
+
+    def drop(self, key: RequestKey) -> None:
+        """Give the blocks back: no offer will come."""
+        bet = self._ended(key)
+        if bet is not None:
+            self._allocator.forget(bet.names)
+
+    def held(self) -> list[list[int]]:
+        """Return the blocks of pulls under way, which nobody else may have."""
+        return [going.blocks for bet in self._bets.values() for going in bet.pulls]
+
+    def _ended(self, key: RequestKey) -> _Bet | None:
+        bet = self._bets.pop(key, None)
+        if bet is not None:
+            for going in bet.pulls:
+                going.pull.wait()
+                self._allocator.keep(going.blocks, going.names)
+        return bet
