@@ -88,6 +88,18 @@ def missing_device() -> str:
     return "" if torch.cuda.is_available() else "PyTorch finds no CUDA device on this machine"
 
 
+def too_few_gpus(wanted: int) -> str:
+    """Return that there are fewer of one kind than are asked for, "" where there are enough."""
+    import torch
+
+    cuda = torch.cuda
+    kinds = Counter(cuda.get_device_name(index) for index in range(cuda.device_count()))
+    kind, count = kinds.most_common(1)[0]
+    if count >= wanted:
+        return ""
+    return f"{wanted} GPUs of one kind are needed, this machine has {count}: {kind}"
+
+
 def architecture() -> str:
     """Return the CUDA architecture to build for: this GPU's own, with all that it alone can do."""
     import torch
@@ -311,14 +323,31 @@ def a_file(word: str) -> Path:
     return path
 
 
+def a_folder(word: str) -> Path:
+    """Return the path of a folder, which may not be there yet.
+
+    Raises:
+        argparse.ArgumentTypeError: something else is there.
+    """
+    path = Path(word)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{word} is no folder")
+    return path
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Check what is needed, build, and run what was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # what is not ours is pytest's, or the benchmark's
+        add_help=False,  # that of a program is the program's
     )
-    parser.add_argument("what", choices=["test", "bench", "run", "lay-out"])
+    parser.add_argument("what", nargs="?", choices=["test", "bench", "run", "lay-out"])
+    parser.add_argument("-h", "--help", action="store_true", help="this, or the program's own")
+    parser.add_argument(
+        "--gpus", type=at_least_one, default=1, help="of one kind that there must be, or it ends"
+    )
     parser.add_argument(
         "--jobs",
         type=at_least_one,
@@ -327,8 +356,12 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--library", type=a_file, help="a libbaton_ops.so with CUDA, built before")
     parser.add_argument("--stamp", type=Path, default=gpu_stamp.STAMP, help="where the stamp goes")
-    parser.add_argument("--site", type=Path, default=SITE, help="where lay-out puts the library")
+    parser.add_argument("--site", type=a_folder, default=SITE, help="where lay-out puts it")
     options, more = parser.parse_known_args(words)
+    if options.what is None or (options.help and options.what not in ("bench", "run")):
+        parser.print_help()
+        return 0 if options.help else 2
+    more += ["--help"] * options.help
     if options.what == "lay-out":
         if options.library is None:
             parser.error("lay-out needs --library: a libbaton_ops.so")
@@ -338,10 +371,14 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(
             "run needs a program: a file's name, from the repository's root on, goes first"
         )
+    chosen: dict[str, Any] = {"test": test, "bench": bench, "run": program}
+    if options.help:
+        return int(chosen[options.what](options, more))
     if problem := what_is_missing(builds=options.library is None):
         sys.exit(f"[gpu] {problem}")
+    if options.gpus > 1 and (problem := too_few_gpus(options.gpus)):
+        sys.exit(f"[gpu] {problem}")
     lay_out(options.library or built_library())
-    chosen: dict[str, Any] = {"test": test, "bench": bench, "run": program}
     return int(chosen[options.what](options, more))
 
 

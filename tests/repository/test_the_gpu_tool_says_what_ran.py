@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import gpu_jobs
@@ -69,6 +70,8 @@ def test_packages_that_are_missing_are_named_by_their_distributions(monkeypatch)
         (["test", "--jobs", "0"], "argument --jobs: 0 is less than 1"),
         (["test", "--library", "no/such.so"], "argument --library: no/such.so is no file"),
         (["lay-out"], "lay-out needs --library"),
+        (["lay-out", "--library", __file__, "--site", __file__], "is no folder"),
+        (["test", "--gpus", "0"], "argument --gpus: 0 is less than 1"),
         (["run"], "run needs a program"),
         (["run", "--json", "x"], "run needs a program"),
         (["run", "no/such.py"], "run needs a program"),
@@ -80,6 +83,43 @@ def test_what_could_not_run_is_refused_before_anything_is_built(
     with pytest.raises(SystemExit):
         gpu.main(words)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--help"], "{test,bench,run,lay-out}"),
+        (["test", "-h"], "{test,bench,run,lay-out}"),
+        ([], "{test,bench,run,lay-out}"),
+        (["run", "tests/gpu/bench_pair.py", "--help"], "usage: bench_pair.py"),
+    ],
+)
+def test_help_is_that_of_what_would_run(words: list[str], told: str) -> None:
+    tool = gpu.ROOT / "tools" / "gpu.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), *words], capture_output=True, text=True, check=False
+    )
+    assert told in done.stdout
+    assert done.returncode == (0 if words else 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["H200", "H200"], ""),
+        (["H200"], "2 GPUs of one kind are needed, this machine has 1: H200"),
+        (["H100", "H200", "H100"], ""),
+        (["H100", "H200"], "this machine has 1: H100"),
+    ],
+)
+def test_a_machine_with_too_few_gpus_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], told: str
+) -> None:
+    cuda = types.SimpleNamespace(device_count=lambda: len(names), get_device_name=names.__getitem__)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    said = gpu.too_few_gpus(2)
+    assert told in said
+    assert bool(said) == bool(told)
 
 
 def test_a_machine_without_pytorch_is_told_so(monkeypatch) -> None:
