@@ -278,13 +278,14 @@ def handoffs(run: Run) -> str:
     rows = [[name, *_handoff(told)] for name, told in found if told and told["count"]]
     if not rows:
         return ""
-    head = ["", "handoffs", "KV", "by way", "place, ms", "held up by", "transfer, ms", "import, ms",
-            "rate of a transfer"]  # fmt: skip
+    head = ["", "handoffs", "KV", "by way", "read ahead", "place, ms", "held up by",
+            "transfer, ms", "import, ms", "rate of a transfer"]  # fmt: skip
     return f"""## The handover of KV
 
 As the workers count it; milliseconds are means of a handoff. A place is what prefill asks decode
 for before it computes a prompt; who gets none at once was held up by what decode was short of
-([metrics](../metrics.md) has the reasons). A transfer is from the offer to decode's
+([metrics](../metrics.md) has the reasons). Read ahead is KV that decode read while the prompt was
+still computed. A transfer is from the offer to decode's
 word that the KV has arrived; handoffs that overlap each count their own time, so the rate is that
 of one and not the link's.
 
@@ -298,9 +299,20 @@ def _handoff(told: Record) -> list[str]:
     )
     place = f"{1e3 * told['place_seconds'] / told['places']:.2f}" if told.get("places") else "-"
     held_up = ", ".join(f"{name} {n:.0f}" for name, n in (told.get("held_up") or {}).items())
+    pulled = told.get("pulled_blocks") or {}
+    ahead = f"{100 * pulled.get('ahead', 0.0) / sum(pulled.values()):.0f} %" if pulled else "-"
     rate = f"{amount(told['bytes'] / seconds)}/s" if seconds else "-"
     each = [f"{1e3 * told[name] / count:.2f}" for name in ("transfer_seconds", "import_seconds")]
-    return [f"{count:.0f}", amount(told["bytes"]), ways or "-", place, held_up or "-", *each, rate]
+    return [
+        f"{count:.0f}",
+        amount(told["bytes"]),
+        ways or "-",
+        ahead,
+        place,
+        held_up or "-",
+        *each,
+        rate,
+    ]
 
 
 SECTIONS = (first_token, steady, scored, exact, handoffs)

@@ -39,6 +39,9 @@ STILL_AT_WORK = ("baton_live_requests", "baton_handoff_open_offers")
 HELD_UP = "baton_handoff_places_held_up_total"
 """Requests that got no place at once, by reason: prefill does not compute them before."""
 
+PULLED = "baton_engine_kv_pulled_blocks_total"
+"""Blocks that decode read in prefill's pool: ahead of their offers, or behind them."""
+
 
 class Way(NamedTuple):
     """A way to serve: how many workers of each role, and what they are told."""
@@ -140,7 +143,7 @@ class Serving:
 
 def counted(text: str) -> dict[str, float]:
     """Return what a worker's metrics say of handoffs; bytes are `bytes:TRANSPORT`, and requests
-    that were held up `held_up:REASON`.
+    that were held up `held_up:REASON`; blocks that decode read are `pulled:WHEN`.
 
     Labels are summed over, but for these.
     """
@@ -155,7 +158,8 @@ def counted(text: str) -> dict[str, float]:
             found[name] = found.get(name, 0.0) + sample.value
         if some:
             break
-    return found | {f"held_up:{s.labels['reason']}": s.value for s in samples if s.name == HELD_UP}
+    found |= {f"held_up:{s.labels['reason']}": s.value for s in samples if s.name == HELD_UP}
+    return found | {f"pulled:{s.labels['when']}": s.value for s in samples if s.name == PULLED}
 
 
 def handed_over_since(before: dict[str, float], after: dict[str, float]) -> dict[str, object]:
@@ -167,6 +171,7 @@ def handed_over_since(before: dict[str, float], after: dict[str, float]) -> dict
         "bytes": n_bytes,
         "bytes_by_transport": by_transport,
         "held_up": held_up,
+        "pulled_blocks": _by_label(moved, "pulled:"),
         "bytes_per_s": n_bytes / seconds if seconds else None,
     }
 

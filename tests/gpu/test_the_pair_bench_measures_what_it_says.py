@@ -251,6 +251,9 @@ baton_handoff_delivered_bytes_total{transport="shm"} 0
 # TYPE baton_handoff_places_held_up counter
 baton_handoff_places_held_up_total{reason="bytes"} 3
 baton_handoff_places_held_up_total{reason="slots"} 0
+# TYPE baton_engine_kv_pulled_blocks counter
+baton_engine_kv_pulled_blocks_total{when="ahead"} 9
+baton_engine_kv_pulled_blocks_total{when="behind"} 1
 """
 
 
@@ -262,6 +265,7 @@ def test_handoffs_are_summed_over_labels_and_bytes_are_told_by_transport() -> No
         assert (found["bytes"], found["bytes_per_s"]) == (6000.0, 3000.0)
     now = counted(LABELLED)
     assert handed_over_since({}, now)["held_up"] == {"bytes": 3.0}
+    assert handed_over_since({}, now)["pulled_blocks"] == {"ahead": 9.0, "behind": 1.0}
     assert handed_over_since(now, now)["bytes_per_s"] is None, "nothing was handed over since"
 
 

@@ -24,6 +24,7 @@ def handoff(count: float = 4.0) -> dict[str, Any]:
     ways = {"nvlink": 4e9, "zmq": 1e6}
     return {"count": count, "bytes": 4.001e9, "seconds": 0.1, "transfer_seconds": 0.04,
             "import_seconds": 0.06, "place_seconds": 0.008, "places": 4.0,
+            "pulled_blocks": {"ahead": 9.0, "behind": 1.0},
             "held_up": {"bytes": 3.0}, "bytes_by_transport": ways, "bytes_per_s": 1e11}  # fmt: skip
 
 
@@ -84,8 +85,8 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "The median of the ratios is 97.5 % (97.0 %: met); they lie between 95.0 % and 98.0 %.",
         "| 3 | 200 | 9,600 | 812 | 1 | 100.0 %: missed |",
         "- K = 3, request 7: logprobs[2] is x, not y",
-        "| idle, prompts of 512 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 2.00 | bytes 3 | 10.00 | "
-        "15.00 | 100 GB/s |",
+        "| idle, prompts of 512 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 90 % | 2.00 | bytes 3 | "
+        "10.00 | 15.00 | 100 GB/s |",
         "2.80 a second: 70.0 % of what one GPU\ncomputes (32,000 tokens/s; 30,000 where",
     ):
         assert row in text, row
