@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton_faults.steady import (
+    ENGINE,
     assert_flat,
     assert_records_are_right,
     assert_whole_at_once,
@@ -26,8 +28,12 @@ N_REQUESTS = 1000
 ROUNDS = 2
 
 
-def test_killed_workers_lose_no_request_and_leave_nothing_in_the_gateway(tmp_path: Path) -> None:
-    with recorded_fleet(tmp_path) as running:
+@pytest.mark.parametrize("share_kv", [False, True], ids=["kv travels", "kv is read in place"])
+def test_killed_workers_lose_no_request_and_leave_nothing_in_the_gateway(
+    tmp_path: Path, share_kv: bool
+) -> None:
+    engine = msgspec.structs.replace(ENGINE, prefill_chunk_tokens=16)  # so that some is read ahead
+    with recorded_fleet(tmp_path, share_kv=share_kv, engine=engine) as running:
         with steady(running, at_least=100) as warm:
             wait_served(warm, 100)
         before = footprint(running, "gateway")
@@ -43,3 +49,9 @@ def test_killed_workers_lose_no_request_and_leave_nothing_in_the_gateway(tmp_pat
         assert gateway.metric("baton_gateway_overlap_mismatches_total") == 0
         assert_flat(before, footprint(running, "gateway"))
         assert_records_are_right(running, warm, load)
+        running.wait_empty()
+        sent = running["prefill-0"].metric("baton_handoff_sent_bytes_total")
+        read = running["prefill-0"].metric("baton_handoff_delivered_bytes_total", transport="shm")
+        assert bool(read) == share_kv == (not sent)
+        ahead = running["decode-0"].metric("baton_engine_kv_pulled_blocks_total", when="ahead")
+        assert bool(ahead) == share_kv

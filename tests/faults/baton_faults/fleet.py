@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import httpx
@@ -279,7 +280,9 @@ def fleet(
         ports = [stack.enter_context(reserve_port("127.0.0.1")) for _ in range(3)]
         http, link, other = map(port_of, ports)
         asked = LocalOptions(str(model), served_name=MODEL.name, port=http, **options)
-        plain = plan_processes(asked, link, {})
+        # Of a short name: a Unix socket's path has 107 characters and no more.
+        sockets = stack.enter_context(TemporaryDirectory()) if asked.share_kv else ""
+        plain = plan_processes(asked, link, {}, sockets)
         plans = {p.name: Start(p.role, p.config) for p in plain}
         if has_two_gateways:
             plans = with_another_gateway(plans, other)
