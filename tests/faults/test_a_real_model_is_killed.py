@@ -41,8 +41,13 @@ def undisturbed(running: Fleet, ask: Ask) -> tuple[int, ...]:
     return tuple(reply.json()["choices"][0]["token_ids"])
 
 
-def test_a_real_models_text_is_the_same_when_its_workers_die(tmp_path: Path) -> None:
-    with fleet(tmp_path, prefill=2, decode=2, num_speculative_tokens=2) as running:
+@pytest.mark.parametrize("share_kv", [False, True], ids=["kv travels", "kv is read in place"])
+def test_a_real_models_text_is_the_same_when_its_workers_die(
+    tmp_path: Path, share_kv: bool
+) -> None:
+    with fleet(
+        tmp_path, prefill=2, decode=2, num_speculative_tokens=2, share_kv=share_kv
+    ) as running:
         some = asks()
         texts = {ask: undisturbed(running, ask) for ask in some}
         clients = Clients(running.url, MODEL.name, texts.__getitem__, Log())
