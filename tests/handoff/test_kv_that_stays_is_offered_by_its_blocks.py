@@ -323,6 +323,8 @@ def test_what_is_filled_is_told_of_requests_whose_offer_is_awaited_and_of_no_oth
     decode, prefill = granted(end, tmp_path, make_handoff)
     prefill.transport.tell_filled(decode.target, filled_of(OTHER, 2))
     prefill.transport.tell_filled(decode.target, filled_of(RequestKey(3 << 40, 0), 2))
+    prefill.transport.tell_filled(decode.target, filled_of(KEY))
+    prefill.transport.tell_filled(decode.target, filled_of(KEY, *range(2, 13)))
     prefill.transport.tell_filled(decode.target, filled_of(KEY, 5, 3))
     event = decode.next()
     assert isinstance(event, HandoffFilled)

@@ -17,7 +17,6 @@ from baton_worker.engine.api import (
     FailedRequest,
     Handoff,
     KvFilled,
-    KvInPool,
     StepResult,
 )
 from baton_worker.engine.kv.pool import KvStore, clear_blocks
@@ -95,7 +94,7 @@ class StepEngine:
         self._launcher = StepLauncher(options.overlap and self._ahead is None)
         self.progress = Progress(options.stuck_seconds, options.first_step_seconds, clock)
         self._transfers = KvTransfers(parts.pool, options.kv_bytes_per_step)
-        self._pulls = KvAhead(parts.pool, parts.allocator)
+        self._pulls = KvAhead(parts.pool, parts.allocator, options.kv_bytes_per_step)
         self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
         self._requests: dict[RequestKey, RequestState] = {}
         self._terminals: list[Terminal] = []
@@ -151,14 +150,13 @@ class StepEngine:
         self._check_new(handoff.state.key)
         check_handoff(handoff, self._identity, self._limits)
         request = imported_state(handoff, self._limits, self._clock())
-        if isinstance(handoff.kv, KvInPool):
-            request.ahead_names = self._pulls.take(request.key, handoff.kv.lease)
+        request.ahead_names = self._pulls.take(handoff)
         self._enqueue(request)
 
     def pull_ahead(self, filled: KvFilled, n_tokens: int) -> None:
         """See `Engine.pull_ahead`."""
         if filled.key not in self._requests:
-            most = self._identity.shape.blocks_for(n_tokens)
+            most = self._identity.shape.blocks_for(min(n_tokens, self.max_model_len))
             self._pulls.pull(filled.key, filled.kv, most, self._parts.scheduler.n_running)
 
     def drop_ahead(self, key: RequestKey) -> None:
@@ -189,6 +187,7 @@ class StepEngine:
 
     def has_work(self) -> bool:
         """See `Engine.has_work`."""
+        self._pulls.settle()  # which may let in who waits for room
         is_busy = self._in_flight is not None or self._transfers.is_exporting
         return is_busy or bool(self._terminals) or self._can_launch()
 
@@ -282,6 +281,7 @@ class StepEngine:
         if self._ahead is None or launched.flight is None or n_draft != launched.n_draft:
             return None
         scheduler, allocator = self._parts.scheduler, self._parts.allocator
+        self._pulls.settle()
         plan = scheduler.plan_ahead(launched.plan, self._endings, n_draft, self._model_steps)
         if plan is None:
             return None

@@ -231,7 +231,7 @@ class Receiver:
         key, kv = decode_filled(frames)
         n_tokens = self._places.promised_tokens(key, self._senders.name_of(route))
         pool = self._find_pool(kv.pool)
-        if n_tokens and pool is not None:
+        if 0 < len(kv.blocks) <= n_tokens and pool is not None:
             self._told_filled.add(key)
             filled = KvFilled(key, dataclasses.replace(kv, pool=pool))
             self._on_event(HandoffFilled(filled, n_tokens))

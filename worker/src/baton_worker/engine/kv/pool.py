@@ -142,6 +142,12 @@ class BlockAllocator:
             blocks.append(block)
         return blocks
 
+    def refresh(self, names: Sequence[bytes]) -> None:
+        """Give out what `keep` was given after all else that is idle, the first of it last."""
+        for name in reversed(names):
+            if name in self._named:
+                self._idle.move_to_end(self._named[name])
+
     def adopt(self, names: Sequence[bytes]) -> None:
         """Hold what `kept` found. It is whole for its new holder, and has no name any more."""
         blocks = [self._named.pop(name) for name in names]

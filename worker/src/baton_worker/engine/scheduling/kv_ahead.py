@@ -12,41 +12,53 @@ import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton_worker.engine.api import KvInPool, LeaseName
+from baton_worker.engine.api import Handoff, KvInPool, LeaseName
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks, strangers
 from baton_worker.engine.kv.sharing import PeerPool, Pull, UnfitKvError
 from baton_worker.identity import RequestKey
 
+_MOST_TIMES = 2
+"""How often a request's blocks are pulled at most: prefill may begin anew, not for ever."""
 _NAME = struct.Struct("<QBQQI")
 
 
 class _UnderWay(NamedTuple):
-    """`peer`: what is read, which stays mapped for as long."""
-
     blocks: list[int]
     names: list[bytes]
     pull: Pull
-    peer: PeerPool
 
 
 @dataclass(slots=True, eq=False)
 class _Bet:
-    """`names`: of the blocks begun so far, in the order of positions; `pulls`: those under way."""
+    """`names`: of the blocks begun so far, in the order of positions; `pulls`: those under way.
 
+    `peer`: what is read; `n_pulled`: blocks for this request, those of earlier leases too.
+    """
+
+    peer: PeerPool
     lease: LeaseName
+    n_pulled: int = 0
     names: list[bytes] = field(default_factory=list)
     pulls: list[_UnderWay] = field(default_factory=list)
+
+    def is_of(self, kv: KvInPool) -> bool:
+        """Whether these are blocks of the same computation; leases of any pool count alike."""
+        return self.peer is kv.pool and self.lease == kv.lease
 
 
 class KvAhead:
     """See the module.
 
+    Args:
+        bytes_per_step: what is copied at once where that does not go on beside the steps.
+
     Attributes:
         n_pulled: blocks that were copied, whatever became of them.
     """
 
-    def __init__(self, pool: KvStore, allocator: BlockAllocator) -> None:
+    def __init__(self, pool: KvStore, allocator: BlockAllocator, bytes_per_step: int) -> None:
         self._pool = pool
+        self._at_once = max(bytes_per_step // pool.shape.block_bytes, 1)
         self._allocator = allocator
         self._bets: dict[RequestKey, _Bet] = {}
         self.n_pulled = 0
@@ -62,13 +74,17 @@ class KvAhead:
         sharing, peer = self._pool.sharing, kv.pool
         if sharing is None or len(kv.blocks) > most_blocks or strangers(peer.shape, kv.blocks):
             return
+        if not peer.is_lent(*kv.lease):
+            return
         bet = self._bets.get(key)
-        if bet is None or bet.lease != kv.lease:  # prefill has begun anew, in other blocks
+        if bet is None or not bet.is_of(kv):  # prefill has begun anew, in other blocks
+            n_pulled = bet.n_pulled if bet else 0
             self.drop(key)
-            bet = self._bets[key] = _Bet(kv.lease)
+            bet = self._bets[key] = _Bet(peer, kv.lease, n_pulled)
         self.settle()
-        theirs = kv.blocks[len(bet.names) :]
-        if not theirs or self._allocator.n_free - len(theirs) < spare:
+        theirs = kv.blocks[len(bet.names) :][: None if sharing.goes_beside else self._at_once]
+        is_too_much = bet.n_pulled + len(theirs) > _MOST_TIMES * most_blocks
+        if not theirs or is_too_much or self._allocator.n_free - len(theirs) < spare:
             return
         blocks = self._allocator.allocate(len(theirs))
         self._allocator.taint(blocks)
@@ -81,8 +97,10 @@ class KvAhead:
         start = len(bet.names)
         names = [_NAME.pack(*key, *kv.lease, index) for index in range(start, start + len(blocks))]
         bet.names += names
-        bet.pulls.append(_UnderWay(blocks, names, pull, peer))
+        bet.pulls.append(_UnderWay(blocks, names, pull))
+        bet.n_pulled += len(blocks)
         self.n_pulled += len(blocks)
+        self.settle()
 
     def settle(self) -> None:
         """Let go of blocks that have come: whoever is short of some may have them."""
@@ -90,16 +108,16 @@ class KvAhead:
             while bet.pulls and bet.pulls[0].pull.has_come():
                 come = bet.pulls.pop(0)
                 self._allocator.keep(come.blocks, come.names)
+                self._allocator.refresh(bet.names)  # its front is of use before what follows
 
-    def take(self, key: RequestKey, lease: LeaseName) -> tuple[bytes, ...]:
+    def take(self, handoff: Handoff) -> tuple[bytes, ...]:
         """Return the names by which the allocator finds what is here of an offer that has come."""
-        bet = self._ended(key)
+        bet, kv = self._ended(handoff.state.key), handoff.kv
         if bet is None:
             return ()
-        if bet.lease != lease:
-            self._allocator.forget(bet.names)
-            return ()
-        return tuple(bet.names)
+        n_offered = len(kv.blocks) if isinstance(kv, KvInPool) and bet.is_of(kv) else 0
+        self._allocator.forget(bet.names[n_offered:])
+        return tuple(bet.names[:n_offered])
 
     def drop(self, key: RequestKey) -> None:
         """Give the blocks back: no offer will come."""
