@@ -143,6 +143,22 @@ def test_a_door_sweeps_out_those_of_the_dead_and_no_others(tmp_path: Path, door:
     assert {path.name for path in tmp_path.iterdir()} == {door.name, "other.txt"}
 
 
+def test_a_dead_workers_socket_that_cannot_be_removed_keeps_nobody_from_starting(
+    tmp_path: Path, door: PoolDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(tmp_path / "dead.kv"))
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        another = PoolDoor(str(tmp_path), door._sharing, door._metrics)
+    assert (tmp_path / another.name).exists()
+    another.close()
+
+
 def test_doors_that_were_never_found_are_forgotten(
     tmp_path: Path, door: PoolDoor, prefill: Prefill, monkeypatch: pytest.MonkeyPatch
 ) -> None:

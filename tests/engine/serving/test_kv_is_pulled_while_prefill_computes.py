@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
-from baton_worker.engine.kv.sharing import PeerPool, mapped_leases
+from baton_worker.engine.kv.sharing import PeerPool, UnfitKvError, mapped_leases
 from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle", "device")
@@ -470,3 +470,22 @@ def test_a_prompt_is_pulled_twice_at_most_however_often_it_begins_anew(
         lease = pair.prefill.engine.leases.begin()
         pair.tell(KvFilled(key, KvInPool(blocks, LeaseName(lease.slot, lease.serial))))
     assert 8 <= pair.pulled()[0] <= 20, "of 10 that it may have"
+
+
+def test_values_that_are_not_fit_are_not_tried_for_ever(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, tries = Pair(make_bench), []
+    pair.submit(0, LONG)
+    told = fill(pair)[-1]
+
+    def unfit(blocks: Any, peer: Any, theirs: Any) -> Any:
+        tries.append(len(theirs))
+        raise UnfitKvError("NaN")
+
+    monkeypatch.setattr(pair.decode.engine.kv.sharing, "begin_pull", unfit)
+    for _ in range(20):
+        pair.tell(told)
+    assert 8 <= sum(tries) <= 20
+    assert pair.decode.engine.load().kv_blocks_used == 0
+    pair.decode.engine.check_integrity()

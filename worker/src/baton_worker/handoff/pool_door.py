@@ -233,6 +233,8 @@ def _sweep(own: Path) -> None:
         try:
             if path != own and caller.connect_ex(str(path)) == errno.ECONNREFUSED:
                 path.unlink(missing_ok=True)
+        except OSError as error:  # another user's, whose folder lets nobody else remove it
+            log.warning("a dead worker's socket stays", extra={"at": str(path), "why": str(error)})
         finally:
             caller.close()
 

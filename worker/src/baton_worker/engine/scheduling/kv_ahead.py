@@ -86,6 +86,7 @@ class KvAhead:
         is_too_much = bet.n_pulled + len(theirs) > _MOST_TIMES * most_blocks
         if not theirs or is_too_much or self._allocator.n_free - len(theirs) < spare:
             return
+        bet.n_pulled += len(theirs)  # also of what turns out to be unfit, or each word tries anew
         blocks = self._allocator.allocate(len(theirs))
         self._allocator.taint(blocks)
         clear_blocks(self._pool, self._allocator.take_uncleared())
@@ -98,7 +99,6 @@ class KvAhead:
         names = [_NAME.pack(*key, *kv.lease, index) for index in range(start, start + len(blocks))]
         bet.names += names
         bet.pulls.append(_UnderWay(blocks, names, pull))
-        bet.n_pulled += len(blocks)
         self.n_pulled += len(blocks)
         self.settle()
 
