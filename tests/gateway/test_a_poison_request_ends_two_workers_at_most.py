@@ -251,6 +251,7 @@ def test_a_copy_that_waited_in_line_knows_the_verdict_when_it_begins(start_gatew
     copy = ask(gateway, seed=5)
     gateway.wait_metric("baton_gateway_line_requests", 1)
     gateway.link.down("mixed-1", "disconnected")
+    gateway.wait_metric("baton_gateway_waiting_retries", 1)
     gateway.link.up("mixed-2", Role.MIXED, **one)
     assert submit_of(gateway, 2)[1] == "mixed-2"
     gateway.link.down("mixed-2", "disconnected")
