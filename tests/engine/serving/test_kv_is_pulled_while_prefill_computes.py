@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
 import random
 from collections.abc import Callable
@@ -12,88 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_testing.numpy_device import ASKED_IN_VAIN
+from baton_testing.pool_pair import LONG, OPTIONS, Pair, alone, fill, said
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
-from baton_worker.engine.kv.sharing import PeerPool, UnfitKvError, mapped_leases
+from baton_worker.engine.kv.sharing import UnfitKvError
 from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle", "device")
-OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
-LONG = tuple(2 + (7 * i) % 50 for i in range(150))
-
-
-class Pair:
-    """Prefill with chunks of 32 tokens, and decode; what they tell each other goes by hand."""
-
-    def __init__(self, make_bench: Callable[..., Any], reader: Any = None, **limits: Any) -> None:
-        chunks = {"prefill_tokens": 32} | limits
-        self.prefill = make_bench(share_kv=True, reader=reader, **chunks)
-        self.decode = make_bench(share_kv=True, reader=reader or self.prefill.reader, **limits)
-        theirs, leases = self.prefill.engine.kv.sharing, self.prefill.engine.leases
-        peer = self.decode.engine.kv.sharing.attach(
-            theirs.descriptor, theirs.n_bytes, self.prefill.engine.kv.shape
-        )
-        words = mapped_leases(leases.descriptor, leases.n_bytes)
-        self.peer: PeerPool = peer._replace(leases=words)
-
-    def submit(self, number: int, prompt: tuple[int, ...], **options: Any) -> Any:
-        told = OPTIONS | {"temperature": 0.9 * (number % 2), "seed": number} | options
-        return self.prefill.submit(number, prompt, hand_over=True, kv_stays=True, **told)
-
-    def here(self, kv: KvInPool) -> KvInPool:
-        """Return what the transport makes of it."""
-        return dataclasses.replace(kv, pool=self.peer)
-
-    def tell(self, filled: KvFilled, n_tokens: int = 150) -> None:
-        self.decode.engine.pull_ahead(KvFilled(filled.key, self.here(filled.kv)), n_tokens)
-
-    def offer(self, handoff: Handoff) -> None:
-        assert isinstance(handoff.kv, KvInPool)
-        self.decode.engine.admit_handoff(Handoff(handoff.state, self.here(handoff.kv)))
-
-    def compute(self, most: int = 100) -> list[Handoff]:
-        """Step prefill, all that is filled being told, until it has something to offer."""
-        for _ in range(most):
-            if not self.prefill.engine.has_work():
-                return []
-            result = self.prefill.step()
-            for filled in result.filled:
-                self.tell(filled)
-            if result.handoffs:
-                return list(result.handoffs)
-        return []
-
-    def finish(self) -> None:
-        while self.decode.engine.has_work():
-            for key in self.decode.step().imported:
-                self.prefill.engine.release_handoff(key)
-
-    def pulled(self) -> tuple[int, int]:
-        load = self.decode.engine.load()
-        return load.kv_pulled_ahead_blocks, load.kv_pulled_behind_blocks
-
-    def check_nothing_is_left(self) -> None:
-        self.prefill.check_nothing_is_left()
-        self.decode.check_nothing_is_left()
-        assert not self.decode.engine._pulls._bets
-
-
-def fill(pair: Pair) -> list[KvFilled]:
-    """Compute four chunks of the long prompt, and return what was told of each."""
-    return [filled for _ in range(4) for filled in pair.prefill.step().filled]
-
-
-def said(bench: Any, key: Any) -> tuple[Any, ...]:
-    stream = bench.reader[key]
-    assert stream.tokens
-    return stream.tokens, stream.logprobs, stream.ranks, stream.topk
-
-
-def alone(make_bench: Callable[..., Any], number: int, prompt: Any, **limits: Any) -> Any:
-    bench = make_bench(**limits)
-    told = OPTIONS | {"temperature": 0.9 * (number % 2), "seed": number}
-    key = bench.submit(number, prompt, **told)
-    bench.drain()
-    return said(bench, key)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -219,6 +143,12 @@ def test_a_prompt_that_prefill_preempted_is_told_anew(make_bench: Callable[..., 
     pair.check_nothing_is_left()
 
 
+def let_end(pair: Pair) -> None:
+    """Ask after copies under way until they have ended by themselves."""
+    for _ in range(ASKED_IN_VAIN + 1):
+        pair.decode.engine.has_work()
+
+
 @pytest.mark.parametrize("n_told", [1, 3])
 def test_what_is_dropped_is_free_and_its_content_is_nobodys(
     make_bench: Callable[..., Any], n_told: int
@@ -231,6 +161,7 @@ def test_what_is_dropped_is_free_and_its_content_is_nobodys(
     key = filled.key
     pair.decode.engine.drop_ahead(key)
     pair.decode.engine.drop_ahead(key)
+    let_end(pair)
     load = pair.decode.engine.load()
     assert (load.kv_blocks_used, load.kv_blocks_cached) == (0, 0)
     pair.decode.engine.check_integrity()
@@ -387,6 +318,7 @@ def test_no_more_is_adopted_than_an_offer_names(
     key = pair.submit(0, LONG[:40])
     (handoff,) = pair.compute()
     pair.decode.engine.drop_ahead(key)
+    let_end(pair)
     assert isinstance(handoff.kv, KvInPool)
     told = KvInPool(tuple(range(2, 2 + n_told)), handoff.kv.lease)
     pair.tell(KvFilled(key, told), n_told * 16)

@@ -31,7 +31,7 @@ from baton_worker.engine.progress import Progress
 from baton_worker.engine.sampling.logprobs import TokenColumns
 from baton_worker.engine.scheduling.admission import KvIdentity, check_handoff, check_request
 from baton_worker.engine.scheduling.kv_ahead import KvAhead
-from baton_worker.engine.scheduling.kv_transfers import KvTransfers
+from baton_worker.engine.scheduling.kv_transfers import PULL_WAIT_SECONDS, KvTransfers
 from baton_worker.engine.scheduling.requests import (
     Ending,
     Phase,
@@ -75,9 +75,8 @@ class StepEngine:
     def __init__(
         self, parts: EngineParts, options: EngineOptions, clock: Callable[[], float]
     ) -> None:
-        shape = parts.shape
         self.options = options
-        self.shape = shape
+        self.shape = shape = parts.shape
         self.model_fingerprint = parts.fingerprint
         self._clock = clock
         self._n_draft = options.n_draft
@@ -94,7 +93,7 @@ class StepEngine:
         self._launcher = StepLauncher(options.overlap and self._ahead is None)
         self.progress = Progress(options.stuck_seconds, options.first_step_seconds, clock)
         self._transfers = KvTransfers(parts.pool, options.kv_bytes_per_step)
-        self._pulls = KvAhead(parts.pool, parts.allocator, options.kv_bytes_per_step)
+        self._pulls = KvAhead(parts.pool, parts.scheduler.leaving, options.kv_bytes_per_step)
         self._identity = KvIdentity(self.model_fingerprint, self._parts.pool.shape)
         self._requests: dict[RequestKey, RequestState] = {}
         self._terminals: list[Terminal] = []
@@ -150,7 +149,7 @@ class StepEngine:
         self._check_new(handoff.state.key)
         check_handoff(handoff, self._identity, self._limits)
         request = imported_state(handoff, self._limits, self._clock())
-        request.ahead_names = self._pulls.take(handoff)
+        request.ahead = self._pulls.take(handoff)
         self._enqueue(request)
 
     def pull_ahead(self, filled: KvFilled, n_tokens: int) -> None:
@@ -189,7 +188,8 @@ class StepEngine:
         """See `Engine.has_work`."""
         self._pulls.settle()  # which may let in who waits for room
         is_busy = self._in_flight is not None or self._transfers.is_exporting
-        return is_busy or bool(self._terminals) or self._can_launch()
+        is_awaited = self._parts.scheduler.awaits_pulls
+        return is_busy or bool(self._terminals) or is_awaited or self._can_launch()
 
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
@@ -249,6 +249,8 @@ class StepEngine:
     def _launch(self) -> InFlightStep:
         """Plan a step, import some KV of handoffs (they decode once all is in), run."""
         started, n_draft = self._clock(), self._n_draft
+        if not self._can_launch():
+            self._pulls.wait(PULL_WAIT_SECONDS)
         self._pulls.settle()
         plan = self._parts.scheduler.plan(self._model_steps)
         clear_blocks(self._parts.pool, self._parts.allocator.take_uncleared())

@@ -8,6 +8,7 @@ of one. A pool of the host is a file without a name, a GPU's is its own memory
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import weakref
@@ -108,8 +109,10 @@ class Pull(Protocol):
     def has_come(self) -> bool:
         """Whether all are here."""
 
-    def wait(self) -> None:
-        """Return when all are here."""
+    def wait(self, most_seconds: float = math.inf) -> None:
+        """Return when all are here; where that can take longer than a step, after `most_seconds`
+        at the latest.
+        """
 
 
 class KvSharing(Protocol):
@@ -194,5 +197,5 @@ class Arrived:
         """See `Pull.has_come`."""
         return True
 
-    def wait(self) -> None:
+    def wait(self, most_seconds: float = math.inf) -> None:
         """See `Pull.wait`."""

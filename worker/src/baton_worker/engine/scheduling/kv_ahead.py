@@ -9,12 +9,15 @@ no queue.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton_worker.engine.api import Handoff, KvInPool, LeaseName
-from baton_worker.engine.kv.pool import BlockAllocator, KvStore, clear_blocks, strangers
+from baton_worker.engine.kv.pool import KvStore, clear_blocks, strangers
 from baton_worker.engine.kv.sharing import PeerPool, Pull, UnfitKvError
+from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
+from baton_worker.engine.scheduling.requests import AheadBlocks
 from baton_worker.identity import RequestKey
 
 _MOST_TIMES = 2
@@ -23,9 +26,19 @@ _NAME = struct.Struct("<QBQQI")
 
 
 class _UnderWay(NamedTuple):
+    """A pull of blocks that stand at `start` and behind among a request's."""
+
+    start: int
     blocks: list[int]
-    names: list[bytes]
     pull: Pull
+
+
+class _Offered(NamedTuple):
+    """What is still under way of a request whose offer has come. `peer`: what is read."""
+
+    peer: PeerPool
+    ahead: AheadBlocks
+    pulls: list[_UnderWay]
 
 
 @dataclass(slots=True, eq=False)
@@ -50,17 +63,20 @@ class KvAhead:
     """See the module.
 
     Args:
+        leaving: takes what is not wanted any more; of the pool's allocator.
         bytes_per_step: what is copied at once where that does not go on beside the steps.
 
     Attributes:
         n_pulled: blocks that were copied, whatever became of them.
     """
 
-    def __init__(self, pool: KvStore, allocator: BlockAllocator, bytes_per_step: int) -> None:
+    def __init__(self, pool: KvStore, leaving: LeavingBlocks, bytes_per_step: int) -> None:
         self._pool = pool
         self._at_once = max(bytes_per_step // pool.shape.block_bytes, 1)
-        self._allocator = allocator
+        self._allocator = leaving.allocator
         self._bets: dict[RequestKey, _Bet] = {}
+        self._offered: list[_Offered] = []
+        self._leaving = leaving
         self.n_pulled = 0
 
     def pull(self, key: RequestKey, kv: KvInPool, most_blocks: int, spare: int) -> None:
@@ -98,41 +114,66 @@ class KvAhead:
         start = len(bet.names)
         names = [_NAME.pack(*key, *kv.lease, index) for index in range(start, start + len(blocks))]
         bet.names += names
-        bet.pulls.append(_UnderWay(blocks, names, pull))
+        bet.pulls.append(_UnderWay(start, blocks, pull))
         self.n_pulled += len(blocks)
         self.settle()
 
     def settle(self) -> None:
         """Let go of blocks that have come: whoever is short of some may have them."""
         for bet in self._bets.values():
-            while bet.pulls and bet.pulls[0].pull.has_come():
-                come = bet.pulls.pop(0)
-                self._allocator.keep(come.blocks, come.names)
-                self._allocator.refresh(bet.names)  # its front is of use before what follows
+            self._keep_come(bet.pulls, bet.names)
+        for _, ahead, pulls in self._offered:
+            ahead.n_coming -= self._keep_come(pulls, ahead.names)
+        self._offered = [offered for offered in self._offered if offered.pulls]
+        self._leaving.settle()
 
-    def take(self, handoff: Handoff) -> tuple[bytes, ...]:
-        """Return the names by which the allocator finds what is here of an offer that has come."""
-        bet, kv = self._ended(handoff.state.key), handoff.kv
+    def wait(self, most_seconds: float) -> None:
+        """Wait for a pull that somebody waits for, if there is any."""
+        if self._offered:
+            self._offered[0].pulls[0].pull.wait(most_seconds)
+        else:
+            self._leaving.wait(most_seconds)
+
+    def take(self, handoff: Handoff) -> AheadBlocks:
+        """Return what is here, and what is coming, of an offer that has come."""
+        bet, kv = self._bets.pop(handoff.state.key, None), handoff.kv
         if bet is None:
-            return ()
+            return AheadBlocks()
         n_offered = len(kv.blocks) if isinstance(kv, KvInPool) and bet.is_of(kv) else 0
         self._allocator.forget(bet.names[n_offered:])
-        return tuple(bet.names[:n_offered])
+        ahead = AheadBlocks(tuple(bet.names[:n_offered]))
+        if not n_offered:
+            self._leave(bet)
+        elif bet.pulls:
+            ahead.n_coming = len(bet.pulls)
+            self._offered.append(_Offered(bet.peer, ahead, bet.pulls))
+        return ahead
 
     def drop(self, key: RequestKey) -> None:
         """Give the blocks back: no offer will come."""
-        bet = self._ended(key)
-        if bet is not None:
-            self._allocator.forget(bet.names)
-
-    def held(self) -> list[list[int]]:
-        """Return the blocks of pulls under way, which nobody else may have."""
-        return [going.blocks for bet in self._bets.values() for going in bet.pulls]
-
-    def _ended(self, key: RequestKey) -> _Bet | None:
         bet = self._bets.pop(key, None)
         if bet is not None:
-            for going in bet.pulls:
-                going.pull.wait()
-                self._allocator.keep(going.blocks, going.names)
-        return bet
+            self._allocator.forget(bet.names)
+            self._leave(bet)
+
+    def held(self) -> list[Sequence[int]]:
+        """Return the blocks of pulls under way, which nobody else may have."""
+        lists = [bet.pulls for bet in self._bets.values()]
+        lists += [offered.pulls for offered in self._offered]
+        return [going.blocks for pulls in lists for going in pulls]
+
+    def _leave(self, bet: _Bet) -> None:
+        for going in bet.pulls:
+            self._leaving.leave(going.blocks, going.pull, bet.peer)
+
+    def _keep_come(self, pulls: list[_UnderWay], names: Sequence[bytes]) -> int:
+        """Keep the blocks of pulls that have come, those that have a name; return how many have."""
+        n_come = 0
+        while pulls and pulls[0].pull.has_come():
+            start, blocks, _ = pulls.pop(0)
+            own = names[start : start + len(blocks)]
+            self._allocator.keep(blocks[: len(own)], own)
+            self._allocator.free(blocks[len(own) :])
+            self._allocator.refresh(names)  # its front is of use before what follows
+            n_come += 1
+        return n_come

@@ -26,6 +26,9 @@ from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
 from baton_worker.records.columns import ErrorCode
 
+PULL_WAIT_SECONDS = 0.02
+"""How long who has nothing else to do waits for a pull, before looking whether that is still so."""
+
 
 class Refusal(NamedTuple):
     """Why KV is not taken."""
@@ -186,7 +189,7 @@ class KvTransfers:
             blocks = request.table[start : len(kv.blocks)].tolist()
             request.pull = self._begin_pull(blocks, kv, start) if blocks else Arrived()
         if may_wait:
-            request.pull.wait()
+            request.pull.wait(PULL_WAIT_SECONDS)
         if request.pull.has_come():
             request.pull = None
             if kv.pool.is_lent(*kv.lease):

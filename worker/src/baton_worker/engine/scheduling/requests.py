@@ -58,6 +58,19 @@ class Penalties:
 
 
 @dataclass(slots=True, eq=False)
+class AheadBlocks:
+    """Blocks of a request that were pulled before its offer came, or are being pulled still.
+
+    Attributes:
+        names: by which the allocator may have them, in the order of positions.
+        n_coming: pulls that are under way.
+    """
+
+    names: tuple[bytes, ...] = ()
+    n_coming: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class RequestState:
     """A request that the engine holds.
 
@@ -76,11 +89,10 @@ class RequestState:
         ngrams: its n-gram index, once lookup has drafted for it.
         turn: its place among its gateway's requests; see `waiting_queue` for this, `arrival`, its
             place among all, `n_overtaken`, later ones admitted before it, and `is_promoted`.
-        ahead_names: by which the allocator may have blocks of it that were pulled before its offer.
+        ahead: blocks of it that were pulled before its offer.
         kv_stays: whether decode pulls its KV, so that none is exported.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
-        pull: what writes to its blocks beside the steps, see `settle`; `lease`: under which decode
-            reads them.
+        pull: what writes to its blocks beside the steps; `lease`: under which decode reads them.
         submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
     """
 
@@ -101,7 +113,7 @@ class RequestState:
     is_promoted: bool = False
     incoming: Handoff | None = None
     n_imported_blocks: int = 0
-    ahead_names: tuple[bytes, ...] = ()
+    ahead: AheadBlocks = field(default_factory=AheadBlocks)
     kv_stays: bool = False
     n_told_blocks: int = 0
     pull: Pull | None = None
@@ -153,20 +165,20 @@ class RequestState:
         return self.incoming is not None and isinstance(self.incoming.kv, KvInPool)
 
     @property
+    def is_coming(self) -> bool:
+        """Whether some of what was pulled before its offer is still under way."""
+        return self.ahead.n_coming > 0
+
+    @property
     def blocks(self) -> list[int]:
         """The blocks it owns, in position order."""
         return [int(block) for block in self.table[: self.n_blocks]]
 
-    def settle(self) -> None:
-        """See to it that others may have its blocks: that nothing writes to them any more, and
-        that nobody takes what is in them for its KV.
-        """
+    def end_lease(self) -> None:
+        """See to it that nobody takes what is in its blocks for its KV any more."""
         if self.lease is not None:
             self.lease.end()
             self.lease, self.n_told_blocks = None, 0
-        if self.pull is not None:
-            self.pull.wait()
-            self.pull = None
 
     def output_tail(self, count: int) -> tuple[int, ...]:
         """Return the last `count` tokens of the output, or all of fewer."""

@@ -1,10 +1,10 @@
 """Who runs in the next step: admission, chunked prefill, preemption.
 
-Owns the queues and the block accounting, as policy without clock, model or tensors. Prompts and
-handoffs wait in one queue (`waiting_queue` owns its order), to which a preempted request returns. A
-request is admitted only when all its known tokens fit, so a prefill never stalls half-way; only
-growth, of what decodes or because K was raised, can run out of blocks, and then the least urgent
-running request is recomputed later.
+Owns the queues and who gets blocks (`tables` accounts for them), as policy without clock, model or
+tensors. Prompts and handoffs wait in one queue (`waiting_queue` owns its order), to which a
+preempted request returns. A request is admitted only when all its known tokens fit, so a prefill
+never stalls half-way; only growth, of what decodes or because K was raised, can run out of blocks,
+and then the least urgent running request is recomputed later.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton_worker.engine.kv.pool import NULL_BLOCK, BlockAllocator
+from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
 from baton_worker.engine.scheduling.prefix_cache import NO_HITS, PrefixCache, PrefixHits, hits_of
 from baton_worker.engine.scheduling.requests import Phase, RequestState
+from baton_worker.engine.scheduling.tables import BlockTables
 from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of
 
@@ -108,6 +110,7 @@ class Scheduler:
         self._running = WaitingQueue[RequestState]()
         self._held: dict[RequestKey, RequestState] = {}
         self._paused: frozenset[int] = frozenset()
+        self._tables = BlockTables(allocator, limits.block_size, prefix)
 
     @property
     def n_running(self) -> int:
@@ -123,6 +126,17 @@ class Scheduler:
     def n_held(self) -> int:
         """Prefilled requests whose blocks wait for the handoff's acknowledgement."""
         return len(self._held)
+
+    @property
+    def leaving(self) -> LeavingBlocks:
+        """Blocks that a pull still writes to after their request's end."""
+        return self._tables.leaving
+
+    @property
+    def awaits_pulls(self) -> bool:
+        """Whether somebody in line waits for what a pull under way brings, or for its blocks."""
+        is_coming = any(request.is_coming for request in self._waiting)
+        return is_coming or bool(len(self._waiting) and self.leaving.held())
 
     @property
     def is_full(self) -> bool:
@@ -146,7 +160,7 @@ class Scheduler:
         """
         queued = list(self.requests())
         tables = [request.blocks for request in queued]
-        self._allocator.check_integrity([*tables, *held_elsewhere])
+        self._allocator.check_integrity([*tables, *self._tables.leaving.held(), *held_elsewhere])
         if len(queued) != len(known) or any(known.get(r.key) is not r for r in queued):
             raise ValueError(f"{len(known)} requests by key, {len(queued)} in queues")
 
@@ -171,7 +185,7 @@ class Scheduler:
         """
         # In this order: what the step before computed is findable before anybody is preempted or
         # admitted; and who grows comes before who is admitted, or both would be preempted in turn.
-        self._remember(*self._running)
+        self._tables.remember(*self._running)
         preempted = self._grow(n_model_drafts)
         admitted = [] if preempted else self._admit(n_model_drafts)
         decode: list[RequestState] = []
@@ -220,25 +234,25 @@ class Scheduler:
         """
         decode = self.going_on(before, ending)
         if len(self._waiting):  # what earlier steps computed may be what lets the first one in
-            self._remember(*self._running)
+            self._tables.remember(*self._running)
         if not decode or self._next_admissible(n_model_drafts) is not None:
             return None
         ahead = n_draft + 1 + max(n_model_drafts - 1, 0)
         size = self._limits.block_size
         reach = [(r, _most_computed(r) + ahead) for r in decode]
-        missing = [(r, self._missing(r, n)) for r, n in reach if n > r.n_blocks * size]
-        if sum(count for _, count in missing) > self._allocator.n_free:
+        missing = [(r, self._tables.missing(r, n)) for r, n in reach if n > r.n_blocks * size]
+        if sum(count for _, count in missing) > self._tables.n_free:
             return None
         for request, count in missing:
             if count:
-                self._extend(request, count)
+                self._tables.extend(request, count)
         most_tokens = len(decode) * (1 + n_draft)
         return StepPlan((), (), decode, (), (), most_tokens)
 
     def hold(self, request: RequestState) -> None:
         """Stop stepping a prefilled request, its blocks kept."""
         self._running.remove(request)
-        self._remember(request)
+        self._tables.remember(request)
         request.phase = Phase.HELD
         self._held[request.key] = request
 
@@ -250,7 +264,7 @@ class Scheduler:
             self._running.remove(request)
         else:
             del self._held[request.key]
-        self._release(request)
+        self._tables.release(request)
 
     def _grow(self, n_model_drafts: int) -> list[RequestState]:
         """Give each running request the blocks of its next step, the most urgent first.
@@ -263,17 +277,19 @@ class Scheduler:
         for request in self._stepping():
             decodes = request.is_decoding
             fed = request.n_computed + 1 + len(request.drafts) if decodes else len(request.tokens)
-            missing = self._missing(request, fed + ahead)
-            while missing > self._allocator.n_free and request.phase is Phase.RUNNING:
+            missing = self._tables.missing(request, fed + ahead)
+            while missing > self._tables.n_free and request.phase is Phase.RUNNING:
                 preempted.append(self._preempt_least_urgent())
             if missing and request.phase is Phase.RUNNING:
-                self._extend(request, missing)
+                self._tables.extend(request, missing)
         return preempted
 
     def _preempt_least_urgent(self) -> RequestState:
         victim = self._stepping()[-1]
+        if victim.pull is not None:  # its room is needed now
+            victim.pull.wait()
         self._running.remove(victim)
-        self._release(victim)
+        self._tables.release(victim)
         victim.n_computed = victim.n_imported_blocks = 0
         if victim.incoming is None:  # else its KV is at hand and is imported once more
             victim.drafts = ()
@@ -288,8 +304,9 @@ class Scheduler:
             self._waiting.remove(request)  # before it passes the others: it is not among them
             for line in (self._waiting, self._running):
                 line.let_pass(request, self._waits_its_turn)
-            self._reuse(request, self._cached(request))
-            self._extend(request, self._wanted(request, n_model_drafts))
+            self._tables.reuse(request)
+            n_wanted = self._tables.missing(request, _reach(request, n_model_drafts))
+            self._tables.extend(request, n_wanted)
             request.phase = Phase.RUNNING
             self._running.add(request)
             admitted.append(request)
@@ -299,14 +316,11 @@ class Scheduler:
         """Return the first in line if it fits and leaves each running request a block to grow."""
         if len(self._running) >= self._limits.max_running:
             return None
-        request = next((r for r in self._waiting if not self._is_paused(r)), None)
+        request = next((r for r in self._waiting if not self._is_held_back(r)), None)
         if request is None:
             return None
-        cached = self._cached(request)
-        # Cached blocks need not be allocated, but those that are idle count as free until then.
-        taken = sum(map(self._allocator.is_idle, cached)) - len(cached)
-        spare = self._allocator.n_free - self._wanted(request, n_model_drafts) - taken
-        return request if spare >= len(self._running) else None
+        fits = self._tables.fits(request, _reach(request, n_model_drafts), len(self._running))
+        return request if fits else None
 
     def _stepping(self) -> list[RequestState]:
         """Return the running requests that are not held back, the most urgent first."""
@@ -316,14 +330,14 @@ class Scheduler:
 
     def _waits_its_turn(self, request: RequestState) -> bool:
         """Whether others' admission delays it: it waits, or its prompt is not computed yet."""
-        return not self._is_paused(request) and not request.is_decoding
+        return not self._is_held_back(request) and not request.is_decoding
+
+    def _is_held_back(self, request: RequestState) -> bool:
+        """Whether it could not begin if it stood first: others go before it meanwhile."""
+        return request.is_coming or self._is_paused(request)
 
     def _is_paused(self, request: RequestState) -> bool:
         return bool(self._paused) and incarnation_of(request.key.handle) in self._paused
-
-    def _wanted(self, request: RequestState, n_model_drafts: int) -> int:
-        """Blocks for all known tokens and the drafting behind them."""
-        return self._missing(request, len(request.tokens) + max(n_model_drafts - 1, 0))
 
     def _chunks(self, requests: list[RequestState]) -> tuple[PrefillChunk, ...]:
         budget = self._limits.prefill_tokens
@@ -336,55 +350,10 @@ class Scheduler:
             budget -= n_tokens
         return tuple(chunks)
 
-    def _missing(self, request: RequestState, n_positions: int) -> int:
-        """Blocks that `n_positions` need beyond those owned; positions past the end need none."""
-        n_positions = min(n_positions, request.max_total_tokens)
-        return max(-(-n_positions // self._limits.block_size) - request.n_blocks, 0)
 
-    def _extend(self, request: RequestState, count: int) -> None:
-        blocks = self._allocator.allocate(count)
-        request.table[request.n_blocks : request.n_blocks + count] = blocks
-        request.n_blocks += count
-
-    def _cached(self, request: RequestState) -> list[int]:
-        if request.is_pulled:
-            return self._allocator.kept(request.ahead_names)
-        return self._prefix.match(request) if self._prefix is not None else []
-
-    def _reuse(self, request: RequestState, blocks: list[int]) -> None:
-        """Start a request behind the positions that cached blocks hold."""
-        if request.is_pulled:
-            self._adopt(request, blocks)
-            return
-        self._allocator.share(blocks)
-        request.table[: len(blocks)] = blocks
-        request.n_blocks = request.n_named = len(blocks)
-        request.n_computed = len(blocks) * self._limits.block_size
-        if request.admitted_at is None and request.incoming is None:
-            request.n_reused = min(request.n_computed, request.n_prompt)
-
-    def _adopt(self, request: RequestState, blocks: list[int]) -> None:
-        """Start a request behind the blocks that were pulled before its offer came."""
-        self._allocator.adopt(request.ahead_names[: len(blocks)])
-        self._allocator.forget(request.ahead_names)
-        request.table[: len(blocks)] = blocks
-        request.n_blocks = request.n_imported_blocks = len(blocks)
-        request.ahead_names = ()
-
-    def _remember(self, *requests: RequestState) -> None:
-        if self._prefix is not None:
-            for request in requests:
-                self._prefix.remember(request)
-
-    def _release(self, request: RequestState) -> None:
-        request.settle()
-        if request.is_pulled:  # and so not whole, or what its owner gave to another meanwhile
-            self._allocator.taint(request.blocks)
-        self._remember(request)  # while it holds them: free blocks are not named
-        self._allocator.free(request.blocks)
-        self._allocator.forget(request.ahead_names)
-        request.table[:] = NULL_BLOCK
-        request.n_blocks = request.n_named = 0
+def _reach(request: RequestState, n_model_drafts: int) -> int:
+    """Return the positions of all known tokens and the drafting behind them."""
+    return len(request.tokens) + max(n_model_drafts - 1, 0)
 
 
 def _most_computed(request: RequestState) -> int:

@@ -8,6 +8,7 @@ the block held behind the steps before. Knows no request.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -163,7 +164,21 @@ class _DeviceSharing:
         """
         memory: Mapped = peer.memory
         pieces = _pieces(theirs, blocks) * self._shape.block_bytes
-        return self._device.pull(memory, self._tensor, pieces)
+        return _DevicePull(self._device.pull(memory, self._tensor, pieces))
+
+
+class _DevicePull(NamedTuple):
+    """A `Pull` by the device's copy engines, which take milliseconds."""
+
+    copied: Event
+
+    def has_come(self) -> bool:
+        """See `Pull.has_come`."""
+        return self.copied.has_come()
+
+    def wait(self, most_seconds: float = math.inf) -> None:
+        """See `Pull.wait`."""
+        self.copied.wait()
 
 
 def _pieces(theirs: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.int64]:
