@@ -302,6 +302,9 @@ def test_a_process_that_cannot_listen_leaves_no_door_behind(end: Any, tmp_path: 
 OTHER = RequestKey(2 << 40, 0)
 
 
+WHY = ("place", "blocks", "pool")
+
+
 def filled_of(key: RequestKey, *blocks: int) -> KvFilled:
     return KvFilled(key, KvInPool(blocks, LeaseName(1, 7)))
 
@@ -332,6 +335,8 @@ def test_what_is_filled_is_told_of_requests_whose_offer_is_awaited_and_of_no_oth
     kv = event.filled.kv
     assert (kv.blocks, kv.lease) == ((5, 3), LeaseName(1, 7))
     assert kv.pool.is_lent(*prefill.leases.begin()[1:]), "it came with the pool's own leases"
+    unheeded = {why: decode.value("baton_handoff_unheeded_words_total", reason=why) for why in WHY}
+    assert unheeded == {"place": 2, "blocks": 2, "pool": 0}
 
 
 @pytest.mark.parametrize("way", ["prefill leaves", "decode leaves", "decode refuses"])

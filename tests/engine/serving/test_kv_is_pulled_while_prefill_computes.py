@@ -100,6 +100,7 @@ def test_running_requests_keep_what_they_grow_into(make_bench: Callable[..., Any
     assert free == 4
     pair.tell(told[1])  # which would leave it none
     assert pair.pulled() == (0, 0)
+    assert pair.decode.engine.load().kv_left_ahead == {"room": 1}
     pair.tell(told[0])
     assert pair.pulled() == (2, 0)
 
@@ -113,6 +114,7 @@ def test_what_is_lent_no_more_is_not_pulled(make_bench: Callable[..., Any]) -> N
     wrong = KvInPool(first.blocks[::-1], LeaseName(first.lease.slot, first.lease.serial + 7))
     pair.tell(KvFilled(told[-1].key, wrong))
     assert pair.pulled() == (0, 0)
+    assert pair.decode.engine.load().kv_left_ahead == {"lease": 1}
     pair.prefill.engine.abort(key)
     pair.prefill.drain()
     pair.tell(told[-1])
@@ -180,6 +182,7 @@ def test_what_no_pool_has_is_not_pulled(
     key = pair.submit(0, LONG)
     pair.tell(KvFilled(key, KvInPool(blocks, LeaseName(0, 1))))
     assert pair.pulled() == (0, 0)
+    assert pair.decode.engine.load().kv_left_ahead == {"blocks": 1}
     pair.decode.engine.check_integrity()
 
 

@@ -7,7 +7,7 @@ role decides when to step and moves results to the link and to the KV transport.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -182,6 +182,11 @@ class DeviceLoad(NamedTuple):
     launched: Mapping[LaunchKind, Launched]
 
 
+WHY_LEFT_AHEAD = ("blocks", "lease", "times", "room", "unfit")
+"""Why nothing is pulled before its offer: blocks that are not the request's or none of the pool's;
+lent no more; pulled too often; those who run need the room; values that no pool may hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot for gauges and admission.
@@ -191,6 +196,8 @@ class EngineLoad:
         kv_blocks_cached: blocks nobody holds whose KV the prefix cache may still give out.
         kv_pulled_ahead_blocks, kv_pulled_behind_blocks: read out of other pools so far, before and
             after the offer had come.
+        kv_left_ahead: words of filled blocks that nothing was pulled for so far, by why:
+            `WHY_LEFT_AHEAD`.
         device: None for an engine on the host.
     """
 
@@ -203,6 +210,7 @@ class EngineLoad:
     kv_blocks_cached: int = 0
     kv_pulled_ahead_blocks: int = 0
     kv_pulled_behind_blocks: int = 0
+    kv_left_ahead: Mapping[str, int] = field(default_factory=dict)
     device: DeviceLoad | None = None
 
 

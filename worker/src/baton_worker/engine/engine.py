@@ -204,6 +204,7 @@ class StepEngine:
             kv_blocks_cached=allocator.n_idle,
             kv_pulled_ahead_blocks=self._pulls.n_pulled,
             kv_pulled_behind_blocks=self._transfers.n_pulled,
+            kv_left_ahead=dict(self._pulls.n_left),
         )
 
     def step(self, before_next: Callable[[], object] = lambda: None) -> StepResult:
@@ -364,8 +365,7 @@ class StepEngine:
 
     def _to_hand_over(self, out: StepOut) -> list[EmittedRow]:
         """Return the prompts to hand over; one that was ended since has no blocks any more."""
-        rows = [row for row in out.rows if row.prefilled is not None]
-        return [row for row in rows if row.key in self._requests]
+        return [row for row in out.rows if row.prefilled is not None and row.key in self._requests]
 
     def _check_new(self, key: RequestKey) -> None:
         if key in self._requests or any(terminal.key == key for terminal in self._terminals):

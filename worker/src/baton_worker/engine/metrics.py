@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import collections
 from bisect import bisect_left
+from collections.abc import Mapping
 
 from prometheus_client import Counter
 
-from baton_worker.engine.api import DeviceLoad, EngineLoad, Launched, LaunchKind, StepStats
+from baton_worker.engine.api import (
+    WHY_LEFT_AHEAD,
+    DeviceLoad,
+    EngineLoad,
+    Launched,
+    LaunchKind,
+    StepStats,
+)
 from baton_worker.engine.options import MAX_DRAFTS
 from baton_worker.metrics import MetricFactory
 
@@ -180,6 +188,16 @@ class _LoadMetrics:
             pulled.labels(*factory.values(when)) for when in ("ahead", "behind")
         )
         self._n_ahead = self._n_behind = 0
+        left = factory.counter(
+            "baton_engine_kv_left_ahead",
+            "Decode: words of filled blocks that nothing was pulled for, by why (blocks: "
+            "not its own, or none of the pool's; lease: lent no more; times: pulled too often; "
+            "room: those who run need it; unfit: values that no pool may hold); a later word's "
+            "pull or the offer's brings them",
+            labels=("reason",),
+        )
+        self._left = {why: left.labels(*factory.values(why)) for why in WHY_LEFT_AHEAD}
+        self._n_left: Mapping[str, int] = {}
         self._drafts = factory.gauge(
             "baton_engine_num_speculative_tokens", "K as it is set now: drafts per step and request"
         )
@@ -194,6 +212,9 @@ class _LoadMetrics:
         self._ahead.inc(load.kv_pulled_ahead_blocks - self._n_ahead)
         self._behind.inc(load.kv_pulled_behind_blocks - self._n_behind)
         self._n_ahead, self._n_behind = load.kv_pulled_ahead_blocks, load.kv_pulled_behind_blocks
+        for why, count in load.kv_left_ahead.items():
+            self._left[why].inc(count - self._n_left.get(why, 0))
+        self._n_left = load.kv_left_ahead
         self._drafts.set(load.num_speculative_tokens)
 
 

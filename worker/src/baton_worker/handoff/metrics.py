@@ -87,6 +87,20 @@ class PoolMetrics:
         for transport in TRANSPORTS:
             self._delivered_bytes.labels(*factory.values(transport))
 
+        self._unheeded = factory.counter(
+            "baton_handoff_unheeded_words",
+            "Decode: words of what a prompt has filled that were not passed on, by why (place: its "
+            "request has none from this sender, or it is used; blocks: none, or more than it has "
+            "tokens; pool: not mapped here)",
+            labels=("reason",),
+        )
+        for reason in ("place", "blocks", "pool"):
+            self._unheeded.labels(*factory.values(reason))
+
+    def unheeded(self, reason: str) -> None:
+        """Count a word of filled blocks that was not passed on."""
+        self._unheeded.labels(*self._factory.values(reason)).inc()
+
     def delivered(self, transport: str, n_bytes: int) -> None:
         """Count KV that decode has, by transport: see `TRANSPORTS`."""
         self._delivered_bytes.labels(*self._factory.values(transport)).inc(n_bytes)

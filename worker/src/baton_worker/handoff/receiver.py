@@ -231,10 +231,21 @@ class Receiver:
         key, kv = decode_filled(frames)
         n_tokens = self._places.promised_tokens(key, self._senders.name_of(route))
         pool = self._find_pool(kv.pool)
-        if 0 < len(kv.blocks) <= n_tokens and pool is not None:
+        if not n_tokens:
+            self._leave_word(key, "place")
+        elif not 0 < len(kv.blocks) <= n_tokens:
+            self._leave_word(key, "blocks")
+        elif pool is None:
+            self._leave_word(key, "pool")
+        else:
             self._told_filled.add(key)
             filled = KvFilled(key, dataclasses.replace(kv, pool=pool))
             self._on_event(HandoffFilled(filled, n_tokens))
+
+    def _leave_word(self, key: RequestKey, reason: str) -> None:
+        self._metrics.pools.unheeded(reason)
+        if self._seldom.is_due(f"unheeded {reason}"):
+            log.info("filled KV is left until its offer", extra={"key": key, "why": reason})
 
     def _forget_filled(self, key: RequestKey) -> None:
         if key in self._told_filled:

@@ -9,13 +9,14 @@ no queue.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton_worker.engine.api import Handoff, KvInPool, LeaseName
 from baton_worker.engine.kv.pool import KvStore, clear_blocks, strangers
-from baton_worker.engine.kv.sharing import PeerPool, Pull, UnfitKvError
+from baton_worker.engine.kv.sharing import KvSharing, PeerPool, Pull, UnfitKvError
 from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
 from baton_worker.engine.scheduling.requests import AheadBlocks
 from baton_worker.identity import RequestKey
@@ -68,6 +69,8 @@ class KvAhead:
 
     Attributes:
         n_pulled: blocks that were copied, whatever became of them.
+        n_left: words that nothing was pulled for, by `api.WHY_LEFT_AHEAD`. Their blocks are pulled
+            behind a later word, or behind the offer.
     """
 
     def __init__(self, pool: KvStore, leaving: LeavingBlocks, bytes_per_step: int) -> None:
@@ -78,6 +81,7 @@ class KvAhead:
         self._offered: list[_Offered] = []
         self._leaving = leaving
         self.n_pulled = 0
+        self.n_left: Counter[str] = Counter()
 
     def pull(self, key: RequestKey, kv: KvInPool, most_blocks: int, spare: int) -> None:
         """Begin to pull what of a request's blocks is not here, if there is room.
@@ -88,31 +92,44 @@ class KvAhead:
             spare: free blocks that must be left to those who run.
         """
         sharing, peer = self._pool.sharing, kv.pool
-        if sharing is None or len(kv.blocks) > most_blocks or strangers(peer.shape, kv.blocks):
+        assert sharing is not None, "who mapped the pool"
+        if len(kv.blocks) > most_blocks or strangers(peer.shape, kv.blocks):
+            self.n_left["blocks"] += 1
             return
         if not peer.is_lent(*kv.lease):
+            self.n_left["lease"] += 1
             return
+        bet = self._bet_of(key, kv)
+        self.settle()
+        theirs = kv.blocks[len(bet.names) :][: None if sharing.goes_beside else self._at_once]
+        if bet.n_pulled + len(theirs) > _MOST_TIMES * most_blocks:
+            self.n_left["times"] += 1
+        elif self._allocator.n_free - len(theirs) < spare:
+            self.n_left["room"] += 1
+        elif theirs:
+            self._begin(key, bet, theirs, sharing)
+
+    def _bet_of(self, key: RequestKey, kv: KvInPool) -> _Bet:
         bet = self._bets.get(key)
         if bet is None or not bet.is_of(kv):  # prefill has begun anew, in other blocks
             n_pulled = bet.n_pulled if bet else 0
             self.drop(key)
-            bet = self._bets[key] = _Bet(peer, kv.lease, n_pulled)
-        self.settle()
-        theirs = kv.blocks[len(bet.names) :][: None if sharing.goes_beside else self._at_once]
-        is_too_much = bet.n_pulled + len(theirs) > _MOST_TIMES * most_blocks
-        if not theirs or is_too_much or self._allocator.n_free - len(theirs) < spare:
-            return
+            bet = self._bets[key] = _Bet(kv.pool, kv.lease, n_pulled)
+        return bet
+
+    def _begin(self, key: RequestKey, bet: _Bet, theirs: Sequence[int], sharing: KvSharing) -> None:
         bet.n_pulled += len(theirs)  # also of what turns out to be unfit, or each word tries anew
         blocks = self._allocator.allocate(len(theirs))
         self._allocator.taint(blocks)
         clear_blocks(self._pool, self._allocator.take_uncleared())
         try:
-            pull = sharing.begin_pull(blocks, peer, theirs)
+            pull = sharing.begin_pull(blocks, bet.peer, theirs)
         except UnfitKvError:
             self._allocator.free(blocks)  # the offer will say so again, where it can be refused
+            self.n_left["unfit"] += 1
             return
         start = len(bet.names)
-        names = [_NAME.pack(*key, *kv.lease, index) for index in range(start, start + len(blocks))]
+        names = [_NAME.pack(*key, *bet.lease, index) for index in range(start, start + len(blocks))]
         bet.names += names
         bet.pulls.append(_UnderWay(start, blocks, pull))
         self.n_pulled += len(blocks)
