@@ -118,7 +118,10 @@ def write_random_model(folder: str, layers: int, max_model_len: int, drafts: boo
 
 @contextlib.contextmanager
 def model_folder(options: argparse.Namespace) -> Iterator[Path]:
-    """Give the model's folder, in memory where there is room."""
+    """Give the model's folder: one that was written before, or a new one, in memory if it fits."""
+    if written := getattr(options, "folder", None):
+        yield written
+        return
     if options.model == "tiny":
         yield TINY_MODEL
         return
@@ -126,20 +129,28 @@ def model_folder(options: argparse.Namespace) -> Iterator[Path]:
     has_room = memory.is_dir() and shutil.disk_usage(memory).free > FOLDER_BYTES
     with tempfile.TemporaryDirectory(dir=memory if has_room else None) as scratch:
         folder = Path(scratch) / options.model
-        folder.mkdir()
-        began = time.monotonic()
         longest = options.load.prompt + options.load.tokens + 64
-        writer = multiprocessing.get_context("spawn").Process(
-            target=write_random_model,
-            args=(str(folder), options.layers, longest, options.drafts > 0),
-        )
-        writer.start()
-        writer.join(120)
-        if writer.exitcode != 0:
-            writer.kill()
-            raise RuntimeError(f"the model's folder was not written: {writer.exitcode}")
-        say(f"wrote {folder} in {time.monotonic() - began:.1f} s")
+        write_folder_apart(folder, options.layers, longest, drafts=options.drafts > 0)
         yield folder
+
+
+def write_folder_apart(folder: Path, layers: int, longest: int, *, drafts: bool) -> None:
+    """Write the random model in a process that ends with it, so that nothing stays on the GPU.
+
+    Raises:
+        RuntimeError: it was not written.
+    """
+    folder.mkdir()
+    began = time.monotonic()
+    writer = multiprocessing.get_context("spawn").Process(
+        target=write_random_model, args=(str(folder), layers, longest, drafts)
+    )
+    writer.start()
+    writer.join(120)
+    if writer.exitcode != 0:
+        writer.kill()
+        raise RuntimeError(f"the model's folder was not written: {writer.exitcode}")
+    say(f"wrote {folder} in {time.monotonic() - began:.1f} s")
 
 
 def configuration(options: argparse.Namespace, folder: Path) -> ProcessConfig:

@@ -1,9 +1,10 @@
-"""Write docs/benchmarks/several-gpus.md from bench_pair's JSON: every number is the run's.
+"""Write docs/benchmarks/several-gpus.md from battery_two's JSON: every number is the run's.
 
     python tests/gpu/page_pair.py docs/benchmarks/results/several-gpus-h200.json docs
 
-Draws the picture too. Owns the goals of a pair and the order of its page. What bounds a goal that
-is missed is written by hand in page_pair_bounds.md, under the goal's subject.
+bench_pair's own JSON does as well. Draws the picture too. Owns the goals of a pair and the order of
+its page; what a run lacks is named. What bounds a goal that is missed is written by hand in
+page_pair_bounds.md, under the goal's subject.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import page_pair_more  # noqa: E402
 import plots  # noqa: E402
 from page import bounding, bounds_of, goals, read  # noqa: E402
 from page_record import ABOVE, LEAST, TEXT, WHOLE, Field, Group, Several  # noqa: E402
@@ -34,7 +36,7 @@ QUANTILE = Group(
     {name: Field("a number", lambda value: isinstance(value, int | float))
      for name in ("value", "low", "high")},
 )  # fmt: skip
-FIRSTS = Group({"first": QUANTILE, "second": QUANTILE})
+FIRSTS = Group({"first": QUANTILE, "second": QUANTILE}, {"between": Several(QUANTILE, 2)})
 HANDOFF = Group(
     {"count": LEAST, "bytes": LEAST, "seconds": LEAST, "transfer_seconds": LEAST,
      "import_seconds": LEAST}
@@ -45,25 +47,42 @@ STEADY = Group(
      "tokens_per_s": ABOVE, "steady_tokens_per_s": ABOVE, "prompts": WHOLE,
      "unserved": WHOLE, "ttft_p50": QUANTILE, "ttft_p99": QUANTILE, "client_busy": LEAST,
      "prompts_per_s": ABOVE, "gaps": Several(Several(LEAST, 2), 1)},
-    {"handoff": HANDOFF, "together": LEAST, "pause_p99": QUANTILE},
+    {"handoff": HANDOFF, "together": LEAST, "pause_p99": QUANTILE,
+     "queue": Group({"servers": WHOLE, "prompt_seconds": ABOVE, "p50": ABOVE, "p99": ABOVE})},
 )  # fmt: skip
 RECORD = Group(
     {"machine": Group({}), "commit": TEXT, "model": TEXT, "sizes": Group({"wide": Group({})})},
     {"ttft": Several(Group({"prompt": WHOLE, "pair": FIRSTS, "mixed": FIRSTS,
-                            "difference": QUANTILE, "handoff": HANDOFF})),
+                            "difference": QUANTILE, "handoff": HANDOFF},
+                           {"chunk": WHOLE, "handed_over": QUANTILE})),
      "steady": Several(STEADY),
      "capacity_tokens_per_s": Group({"computed": ABOVE, "handed_over": ABOVE}),
      "logprobs": Several(Group({"none": ABOVE, "top": ABOVE, "ratio": ABOVE})),
      "exact": Several(Group({"k": WHOLE, "requests": ABOVE, "tokens": LEAST, "differ": WHOLE,
-                             "accepted_drafts": LEAST, "first": Several(TEXT)})),
+                             "accepted_drafts": LEAST, "first": Several(TEXT)},
+                            {"kv": TEXT, "greedy": WHOLE, "bytes": LEAST, "ways": Several(TEXT),
+                             "layers": WHOLE})),
+     "starts": Several(Group({"way": TEXT, "chunk": WHOLE, "seconds": ABOVE})),
+     "kills": page_pair_more.KILLS, "pull": page_pair_more.PULL,
+     "rank_sum": page_pair_more.RANK_SUM,
      "unmeasured": Several(TEXT)},
 )  # fmt: skip
+MISSING = {
+    "ttft": "the first token of an idle deployment, and what handing over adds",
+    "steady": "steady streams while prompts arrive",
+    "logprobs": "what logprobs cost many streams",
+    "exact": "whether the answers are the same bits",
+    "kills": "workers that are killed",
+    "pull": "the rate at which another process's pool is read",
+    "rank_sum": "sums over ranks",
+}
+"""What a run may lack, by the part."""
 HEAD = """# Prefill and decode on two GPUs
 
 For people who ask what a pair of GPUs brings over two that each do both, and what handing KV over
 costs.
 
-`tests/gpu/bench_pair.py` on {machine}, commit {commit};
+{program} on {machine}, commit {commit};
 [its numbers]({results}). {model}. A pair
 (1P+1D: one GPU computes prompts, the other decodes) and two mixed workers with chunked prefill
 stood on the same two GPUs, one of them at work at a time. All of it is what clients see: gateway,
@@ -76,7 +95,10 @@ def machine(told: Record) -> str:
     """Return what it ran on."""
     if "gpu" not in told:
         return f"a machine without a GPU ({told.get('cores', '?')} cores)"
-    return "two {gpu} (driver {driver}, CUDA {cuda}, PyTorch {torch})".format(**told)
+    link = f", linked by {told['linked']}" if told.get("linked") else ""
+    return "two {gpu}{link} (driver {driver}, CUDA {cuda}, PyTorch {torch})".format(
+        link=link, **told
+    )
 
 
 def ms(told: Record) -> str:
@@ -110,23 +132,25 @@ def first_token(run: Run) -> str:
     """Single requests to idle deployments."""
     rows = []
     for one in run.record.get("ttft") or ():
-        later = number(one["difference"])
+        later, chunk = number(one["difference"]), one.get("chunk")
         told = ms(one["difference"])
         if (goal := FIRST_MS.get(one["prompt"])) is not None:
             name = f"a first token of the pair, {one['prompt']:,} tokens, later than a mixed one's"
+            name += f", chunks of {chunk:,}" if chunk else ""
             told += f"; {run.held(Goal(name, 'first', 1e3 * later, goal, 'ms', least=False))}"
-        rows.append([f"{one['prompt']:,}", one["difference"]["n"], ms(one["pair"]["first"]),
+        rows.append([f"{one['prompt']:,}", f"{chunk:,}" if chunk else "-",
+                     one["difference"]["n"], ms(one["pair"]["first"]),
                      ms(one["mixed"]["first"]), told, ms(one["pair"]["second"]),
                      ms(one["mixed"]["second"])])  # fmt: skip
     if not rows:
         return ""
-    head = ["prompt", "requests", "1P+1D, ms", "mixed, ms", "later by (goal)",
+    head = ["prompt", "chunk", "requests", "1P+1D, ms", "mixed, ms", "later by (goal)",
             "second token, 1P+1D", "second token, mixed"]  # fmt: skip
     return f"""## The first token of an idle deployment
 
-One request at a time, the same prompt to both in turns; no prompt was seen before. Of the two mixed
-workers one serves it. "Later by" is the median of the differences of the same prompt. All times are
-from sending the request.
+One request at a time, the same prompt to each in turns; no prompt was seen before. One mixed
+worker, with the larger chunks. "Later by" is the median of the differences of the same prompt. All
+times are from sending the request.
 
 {table(head, rows)}"""
 
@@ -160,7 +184,28 @@ computes ({computed} tokens/s; {handed} where the KV is handed over too). A gap 
 between two tokens of a stream; tokens that came together have gaps of 0. The gaps of all streams of
 a step count as one draw.
 
-{table(head, rows)}{_against(run, found)}{_pictured(found)}"""
+{table(head, rows)}{_against(run, found)}{_queued(found)}{_pictured(found)}"""
+
+
+def _queued(found: Sequence[Record]) -> str:
+    """Return a table of first tokens beside those of a line that loses no time."""
+    rows = [
+        [_way(one), queue["servers"], f"{1e3 * queue['prompt_seconds']:.1f}",
+         f"{1e3 * queue['p50']:.1f}", _scaled(one["ttft_p50"]["value"]),
+         f"{1e3 * queue['p99']:.1f}", _scaled(one["ttft_p99"]["value"])]
+        for one in found if (queue := one.get("queue"))
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    head = ["", "cards that compute prompts", "a prompt alone, ms", "line p50", "first token p50",
+            "line p99", "first token p99"]  # fmt: skip
+    return f"""
+
+How much of a first token under load is waiting for other prompts: beside what clients saw stand the
+same arrivals in the line of as many cards that do nothing but compute one prompt after the other,
+each at the capacity above, and lose no time.
+
+{table(head, rows)}"""
 
 
 def _way(one: Record) -> str:
@@ -253,13 +298,18 @@ def exact(run: Run) -> str:
         return ""
     rows, lines = [], []
     for one in found:
-        equal = 1 - one["differ"] / one["requests"]
+        equal, kv = 1 - one["differ"] / one["requests"], one.get("kv")
+        layers = f", {one['layers']} layers" if one.get("layers") else ""
         name = f"answers of the pair that are a mixed worker's, K = {one['k']}"
+        name += f", KV over {kv}{layers}" if kv else ""
         told = run.held(Goal(name, "exact", equal, EQUAL, "share", least=True))
-        rows.append([one["k"], one["requests"], f"{one['tokens']:,}",
+        rows.append([f"{kv or '-'}{layers}", one["k"], f"{one['requests']:,}",
+                     one.get("greedy", "-"), f"{one['tokens']:,}",
+                     amount(one["bytes"]) if "bytes" in one else "-",
                      f"{one['accepted_drafts']:,.0f}", one["differ"], told])  # fmt: skip
         lines += [f"- {line}" for line in one["first"]]
-    head = ["K", "requests", "tokens", "drafts accepted", "differ", "equal (goal)"]
+    head = ["KV over", "K", "requests", "greedy", "tokens", "KV", "drafts accepted", "differ",
+            "equal (goal)"]  # fmt: skip
     differing = "\n\nThe first that differ:\n\n" + "\n".join(lines) if lines else ""
     return f"""## The same bits
 
@@ -271,8 +321,8 @@ mixed worker that drafts nothing: tokens, logprobs, alternatives, ranks, prompts
 
 def handoffs(run: Run) -> str:
     """What the pair's KV took."""
-    found = [(f"idle, prompts of {one['prompt']:,}", one.get("handoff"))
-             for one in run.record.get("ttft") or ()]  # fmt: skip
+    found = [(f"idle, prompts of {one['prompt']:,}, chunks of {one.get('chunk', '?')}",
+              one.get("handoff")) for one in run.record.get("ttft") or ()]  # fmt: skip
     found += [(f"steady streams, {_way(one)}", one.get("handoff"))
               for one in run.record.get("steady") or ()]  # fmt: skip
     rows = [[name, *_handoff(told)] for name, told in found if told and told["count"]]
@@ -315,7 +365,25 @@ def _handoff(told: Record) -> list[str]:
     ]
 
 
-SECTIONS = (first_token, steady, scored, exact, handoffs)
+SECTIONS = (
+    first_token,
+    page_pair_more.handed_over,
+    steady,
+    scored,
+    exact,
+    page_pair_more.killed,
+    handoffs,
+    page_pair_more.pulled,
+    page_pair_more.summed,
+    page_pair_more.started,
+)
+
+
+def not_measured(record: Record) -> str:
+    """Return what failed, and what the run lacks altogether."""
+    lines = [*(record.get("unmeasured") or ())]
+    lines += [f"not in this run: {what}" for part, what in MISSING.items() if not record.get(part)]
+    return "## Not measured\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
 def page(record: Record, results: str, written: str | None = None) -> str:
@@ -323,6 +391,7 @@ def page(record: Record, results: str, written: str | None = None) -> str:
     run = Run(record)
     head = HEAD.format(
         machine=machine(record["machine"]),
+        program="`tests/gpu/" + ("battery_two.py" if "steps" in record else "bench_pair.py") + "`",
         commit=record["commit"],
         model=MODELS.get(record["model"], record["model"]),
         results=results,
@@ -330,22 +399,19 @@ def page(record: Record, results: str, written: str | None = None) -> str:
     sections = [section(run) for section in SECTIONS]
     words = bounds_of(BOUNDS.read_text() if written is None else written)
     told = goals(run) if run.goals else ""
-    parts = [head, told, bounding(run, words), *sections]
-    if failed := record.get("unmeasured"):
-        lines = "\n".join(f"- {line}" for line in failed)
-        parts.append(f"## Not measured\n\n{lines}")
+    parts = [head, told, bounding(run, words), *sections, not_measured(record)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def problems(record: Any) -> list[str]:
-    """Return what is wrong with bench_pair's JSON."""
+    """Return what is wrong with a run's JSON."""
     return list(RECORD("", record))
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Write the page and the picture; say whether missed goals have no words."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="bench_pair's JSON, in the docs' folder")
+    parser.add_argument("results", type=Path, help="the JSON, in the docs' folder")
     parser.add_argument("docs", type=Path)
     options = parser.parse_args(words)
     benchmarks = options.docs / "benchmarks"

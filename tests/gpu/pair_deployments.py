@@ -22,6 +22,8 @@ from baton_testing.local_deployment import Deployment, start
 from baton_testing.processes import HTTP, metric, wait_until
 from baton_worker.control import run_control
 
+KV_FLAGS = {"nvlink": ("--share-kv",), "zmq": ()}
+"""What `baton-worker local` is told of the ways of KV; others are named with their flags."""
 MANY_PROCESSORS = 16
 """With fewer, clients get none of their own: workers need them more."""
 HANDOFF_SECONDS = {
@@ -77,6 +79,25 @@ class Way(NamedTuple):
         return [word for name, value in told.items() for word in (f"--{name}", str(value))] + [
             *self.more
         ]
+
+
+class KvWay(NamedTuple):
+    """A way of KV, and what `baton-worker local` is told of it."""
+
+    name: str
+    flags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, words: str) -> KvWay:
+        """Return a way that is known by its name, or of NAME=FLAGS.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        name, given, flags = words.partition("=")
+        if not given and name not in KV_FLAGS:
+            raise ValueError(f"{words!r} is none of {', '.join(KV_FLAGS)}, nor NAME=FLAGS")
+        return cls(name, tuple(flags.split()) if given else KV_FLAGS[name])
 
 
 class Processors(NamedTuple):
@@ -200,12 +221,14 @@ def serving(way: Way, flags: Sequence[str], clients: int, on: Processors) -> Ite
         os.sched_setaffinity(0, before)
 
 
-def all_of(stack: ExitStack, contexts: Sequence[AbstractContextManager[Serving]]) -> list[Serving]:
-    """Enter contexts side by side; those that were entered end with the stack."""
+def all_of(
+    stacks: Sequence[ExitStack], contexts: Sequence[AbstractContextManager[Serving]]
+) -> list[Serving]:
+    """Enter contexts side by side; each that was entered ends with its stack."""
     with ThreadPoolExecutor(len(contexts)) as threads:
         entering = [threads.submit(context.__enter__) for context in contexts]
     failures = [one.exception() for one in entering]
-    for context, failure in zip(contexts, failures, strict=True):
+    for stack, context, failure in zip(stacks, contexts, failures, strict=True):
         if failure is None:
             stack.push(context)
     for failure in failures:

@@ -6,17 +6,19 @@ appear are left out: the suite has them as ids, HTTP as texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from pair_sizes import AT_ONCE
 
 from baton_testing.exactness.asks import Ask, mixture
 from baton_testing.exactness.said import Said, bits, differences
 from baton_testing.local_deployment import Deployment
 
-AT_ONCE = 48
 MOST_LOGPROBS = 20
 SHOWN = 3
+COUNTED = ("requests", "greedy", "tokens", "differ", "accepted_drafts", "bytes")
 
 
 def asks(count: int, vocab_size: int, longest: int, tokens: int) -> list[Ask]:
@@ -82,3 +84,9 @@ def compared(got: Sequence[Said], wanted: Sequence[Said], where: str) -> dict[st
         "differ": len(found),
         "first": found[:SHOWN],
     }
+
+
+def added(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two slices of requests say together: counts are summed, the first lines kept."""
+    summed = {name: before[name] + more[name] for name in COUNTED}
+    return {**more, **summed, "first": [*before["first"], *more["first"]][:SHOWN]}

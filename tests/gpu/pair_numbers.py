@@ -7,7 +7,7 @@ of 0 between them. Many of those make a stall rare among gaps, so their share is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,21 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
         times.append(now)
         now += float(rng.exponential(1 / rate))
     return times
+
+
+def queue_waits(times: Sequence[float], seconds: float, servers: int) -> list[float]:
+    """Return how long each of these arrivals would be in a line, its service included.
+
+    The line of servers that do nothing else, take each as long as told and leave no gap: nobody
+    who computes whole prompts one after the other is quicker in it.
+    """
+    free = [0.0] * servers
+    found = []
+    for time in times:
+        which = min(range(servers), key=free.__getitem__)
+        free[which] = max(free[which], time) + seconds
+        found.append(free[which] - time)
+    return found
 
 
 def capacity(served: Served, n_requests: int, prompt: int) -> float:

@@ -19,9 +19,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bench_pair
 import page_pair
 import pair_exact
+import pair_parts
 from bench_gateway import Load
-from pair_deployments import Processors, counted, handed_over_since
-from pair_numbers import capacity, gaps, poisson, quantile, ranks, tokens_between, waits
+from pair_deployments import KvWay, Processors, counted, handed_over_since
+from pair_numbers import (
+    capacity,
+    gaps,
+    poisson,
+    quantile,
+    queue_waits,
+    ranks,
+    tokens_between,
+    waits,
+)
+from pair_report import Limit
+from pair_sizes import SIZES as ALL_SIZES
 from stream_clients import Ask, Clients, Notes, Served, Stream, together
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -165,14 +177,14 @@ def test_a_capacity_is_that_of_all_prompts_even_if_their_first_tokens_come_toget
     assert capacity(served, 3, 100) == 150.0
 
 
-SIZES = bench_pair.SIZES["tiny"]._replace(streams=2, skip=1, lead=2.0, window=4.0)
+SIZES = ALL_SIZES["tiny"]._replace(streams=2, skip=1, lead=2.0, window=4.0)
 
 
 def test_steady_numbers_are_of_the_window_in_which_prompts_arrive() -> None:
     even = [0.5 * n for n in range(1, 20)]
     held_up = [0.5, 1.0, 1.5, 2.0, 2.5, 5.5, 6.0, 6.5]
     served = script_of((0.0, even), (0.0, held_up), (3.0, [3.25, 9.0]), (4.0, []))
-    found = bench_pair.steady_numbers(served, SIZES, 2)
+    found = pair_parts.steady_numbers(served, SIZES, 2)
     assert found["seconds"] == 4.0
     assert found["gap_most"] == 3.0
     assert found["gap_p50"]["value"] == 0.5
@@ -187,7 +199,7 @@ def test_steady_numbers_are_of_the_window_in_which_prompts_arrive() -> None:
 
 def test_a_stall_that_brings_many_tokens_at_once_is_told_beside_the_gaps() -> None:
     stalled = [0.5, 1.0, *[4.0] * 199, 4.5, 5.0]
-    found = bench_pair.steady_numbers(
+    found = pair_parts.steady_numbers(
         script_of((0.0, stalled), (0.0, stalled), (3.0, [3.5])), SIZES, 1
     )
     assert found["gap_p99"]["value"] == 0.5
@@ -198,34 +210,64 @@ def test_a_stall_that_brings_many_tokens_at_once_is_told_beside_the_gaps() -> No
 def test_a_window_ends_with_the_first_stream_that_has_no_more_to_say() -> None:
     long, short = [0.5 * n for n in range(1, 20)], [0.5, 1.0, 2.5, 3.0]
     served = script_of((0.0, long), (0.0, short), (2.0, [2.5]))
-    assert bench_pair.steady_numbers(served, SIZES, 1)["seconds"] == 1.0
+    assert pair_parts.steady_numbers(served, SIZES, 1)["seconds"] == 1.0
 
 
 def test_streams_that_never_ran_together_are_refused() -> None:
     with pytest.raises(ValueError, match=r"ran together for -1\.00 s"):
-        bench_pair.steady_numbers(script_of((0.0, [0.5, 1.0]), (0.0, [0.5, 1.0])), SIZES, 0)
+        pair_parts.steady_numbers(script_of((0.0, [0.5, 1.0]), (0.0, [0.5, 1.0])), SIZES, 0)
     with pytest.raises(ValueError, match="a stream had 0 tokens"):
-        bench_pair.steady_numbers(script_of((0.0, [0.5, 9.0]), (0.0, [])), SIZES, 0)
+        pair_parts.steady_numbers(script_of((0.0, [0.5, 9.0]), (0.0, [])), SIZES, 0)
 
 
 def test_a_first_token_is_later_by_the_difference_of_the_same_prompt() -> None:
-    pair = [(1.0 + n + 0.25, 3.0 + n) for n in range(20)]
-    mixed = [(1.0 + n, 2.0 + n) for n in range(20)]
-    found = bench_pair.first_tokens(512, {"pair": pair, "mixed": mixed})
+    pair = [(1.25 + n, 3.25 + n, 3.5 + n, 4.0 + n) for n in range(20)]
+    mixed = [(1.0 + n, 2.0 + n, 2.5 + n, 3.0 + n) for n in range(20)]
+    found = pair_parts.first_tokens(512, pair, mixed)
     assert found["difference"]["value"] == 0.25
-    assert found["second_difference"]["value"] == 1.0
+    assert found["second_difference"]["value"] == 1.25
+    assert found["handed_over"]["value"] == 1.0, "what the first token is later by is not in it"
     assert found["mixed"]["first"]["value"] == 10.0
+    assert [gap["value"] for gap in found["pair"]["between"]] == [2.0, 0.25, 0.5]
+
+
+def test_a_line_without_a_pause_is_that_of_a_queue() -> None:
+    assert queue_waits([0.0, 0.5, 4.0], 1.0, 1) == [1.0, 1.5, 1.0]
+    assert queue_waits([0.0, 0.5, 0.5, 4.0], 1.0, 2) == [1.0, 1.0, 1.5, 1.0]
+    times = poisson(0.7, 20_000.0, 1)
+    mean = float(np.mean(queue_waits(times, 1.0, 1)))
+    assert mean == pytest.approx(1 + 0.7 / (2 * 0.3), rel=0.05), "as Pollaczek and Khinchin have it"
+
+
+def test_a_way_of_kv_is_known_by_name_or_told_with_its_flags() -> None:
+    assert KvWay.of("nvlink") == ("nvlink", ("--share-kv",))
+    assert KvWay.of("zmq") == ("zmq", ())
+    assert KvWay.of("other=--one --two 3") == ("other", ("--one", "--two", "3"))
+    with pytest.raises(ValueError, match="'wire' is none of nvlink, zmq, nor NAME=FLAGS"):
+        KvWay.of("wire")
+
+
+@pytest.mark.parametrize(("model", "card_bytes", "layers"), [("qwen3-8b", 80e9, 36)])
+def test_what_stands_on_a_card_at_a_time_fits_one_of_80_gb(
+    model: str, card_bytes: float, layers: int
+) -> None:
+    """Weights of 16.8 GB with a draft layer, and 2 GB a worker for what is neither they nor KV."""
+    block, worker, sizes = 2 * (layers + 1) * 8 * 16 * 128 * 2, 16.8e9 + 2e9, ALL_SIZES[model]
+    pairs_beside_a_mixed = 3 * worker + block * (2 * sizes.idle_blocks + sizes.exact_blocks)
+    compared = 2 * worker + block * 2 * sizes.exact_blocks
+    under_load = worker + block * sizes.blocks(wide=True)
+    assert max(pairs_beside_a_mixed, compared, under_load) < card_bytes
 
 
 def test_a_wide_phase_needs_every_token_of_every_stream() -> None:
     wide = Load(2, 1, 4, 1, 2)
     each = (0.0, [1.0, 2.0, 3.0, 4.0])
-    assert bench_pair.wide_phase(script_of(each, each), wide).tokens_per_s == 2.0
+    assert pair_parts.wide_phase(script_of(each, each), wide).tokens_per_s == 2.0
     at_once = (0.0, [1.0] * 4)
     with pytest.raises(ValueError, match="the phase took no time"):
-        bench_pair.wide_phase(script_of(at_once, at_once), wide)
+        pair_parts.wide_phase(script_of(at_once, at_once), wide)
     with pytest.raises(ValueError, match="1 streams have not 4 tokens"):
-        bench_pair.wide_phase(script_of(each, (0.0, [1.0])), wide)
+        pair_parts.wide_phase(script_of(each, (0.0, [1.0])), wide)
 
 
 PLAIN = """# TYPE baton_handoff_transfer_seconds histogram
@@ -276,14 +318,14 @@ def test_clients_have_processors_of_their_own_where_there_are_many() -> None:
 
 def test_a_part_that_fails_is_told_and_costs_the_others_nothing(tmp_path: Path) -> None:
     words = ["--model", "tiny", "--engine", "cpu", "--json", str(tmp_path / "x.json")]
-    report = bench_pair.Report(bench_pair.parsed(words))
+    report = bench_pair.report_of(bench_pair.parsed(words))
     with report.part("first"):
         report.add("exact", {"k": 0})
         raise RuntimeError("gone")
     with report.part("second"):
         report.add("exact", {"k": 1})
     with report.part("third"):
-        bench_pair.Limit(-1.0).need(5.0, "a round")
+        Limit(-1.0).need(5.0, "a round")
     told = json.loads((tmp_path / "x.json").read_text())
     assert [one["k"] for one in told["exact"]] == [0, 1]
     assert told["unmeasured"][0] == "first: RuntimeError: gone"
@@ -315,6 +357,10 @@ def test_an_answer_that_differs_by_a_bit_is_found(other: dict[str, Any], where: 
     found = pair_exact.compared([said[0], pair_exact.said_of(other)], said, "K = 1")
     assert (found["requests"], found["tokens"], found["differ"]) == (2, 4, 1)
     assert f"K = 1, request 1: {where}" in found["first"][0]
+    more = found | {"k": 1, "greedy": 1, "accepted_drafts": 2.0, "bytes": 3.0}
+    both = pair_exact.added(more, more)
+    assert (both["requests"], both["differ"], both["bytes"], both["k"]) == (4, 2, 6.0, 1)
+    assert both["first"] == found["first"] * 2
 
 
 def test_requests_of_every_kind_are_asked_for_over_http() -> None:
@@ -376,17 +422,28 @@ def test_a_run_measures_its_parts_and_makes_a_page(
 ) -> None:
     """Those whose numbers take no window of time: a busy machine may miss that of the others."""
     results = tmp_path / "benchmarks" / "results" / "x.json"
-    words = ["--model", "tiny", "--engine", "cpu", "--chunks", "64", "--clients", "1"]
-    words += ["--only", "ttft", "exact", "--seconds", "3000"]
+    words = ["--model", "tiny", "--engine", "cpu", "--chunks", "64", "32", "--clients", "1"]
+    words += ["--only", "ttft", "exact", "--kv", "nvlink", "zmq", "--seconds", "3000"]
     monkeypatch.setattr(sys, "argv", ["bench_pair.py", *words, "--json", str(results)])
     code = bench_pair.main()
     told = json.loads(results.read_text())
     assert told["unmeasured"] == []
     assert code == 0
-    assert [one["prompt"] for one in told["ttft"]] == [32, 256]
-    assert all(one["handoff"]["count"] == 3 for one in told["ttft"])
-    assert all(one["handoff"]["bytes"] > 0 for one in told["ttft"])
-    assert [(one["k"], one["differ"]) for one in told["exact"]] == [(k, 0) for k in (3, 2, 1, 0)]
+    assert [(one["prompt"], one["chunk"]) for one in told["ttft"]] == [
+        (32, 64), (32, 32), (256, 64), (256, 32),
+    ]  # fmt: skip
+    pulled = [one["handoff"]["pulled_blocks"] for one in told["ttft"]]
+    # Decode's count: a request may end, and be aborted at prefill, before prefill has its word.
+    sizes = (2, 2, 16, 16)
+    assert all(sum(of.values()) >= 3 * n for of, n in zip(pulled, sizes, strict=True))
+    assert all(of["ahead"] > 0 for of in pulled[2:])
+    whole = [(kv, k, 24, 0) for kv in ("nvlink", "zmq") for k in (3, 2, 1, 0)]
+    found = [(one["kv"], one["k"], one["requests"], one["differ"]) for one in told["exact"]]
+    assert found == whole
     assert told["exact"][0]["accepted_drafts"] > 0
+    assert 0 < told["exact"][0]["greedy"] < 24
+    ways = [{way for one in told["exact"] if one["kv"] == kv for way in one["ways"]} for kv in
+            ("nvlink", "zmq")]  # fmt: skip
+    assert ways == [{"shm"}, {"zmq"}]
     page_pair.main([str(results), str(tmp_path)])
     assert "## The same bits" in (tmp_path / "benchmarks" / "several-gpus.md").read_text()

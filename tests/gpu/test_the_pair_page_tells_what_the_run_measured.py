@@ -29,9 +29,20 @@ def handoff(count: float = 4.0) -> dict[str, Any]:
 
 
 def first_tokens(prompt: int, later: float) -> dict[str, Any]:
-    one = {"first": quantile(0.030, 0.029, 0.031), "second": quantile(0.045)}
-    return {"prompt": prompt, "pair": one, "mixed": one, "difference": quantile(later, 0.001),
+    gaps = [quantile(0.015), quantile(0.0042), quantile(0.0041)]
+    one = {"first": quantile(0.030, 0.029, 0.031), "second": quantile(0.045), "between": gaps}
+    return {"prompt": prompt, "chunk": 2048, "pair": one, "mixed": one,
+            "difference": quantile(later, 0.001), "handed_over": quantile(0.0275),
             "handoff": handoff()}  # fmt: skip
+
+
+def kills() -> dict[str, Any]:
+    two = [{"role": "decode", "open_offers": 2.0}, {"role": "prefill", "open_offers": 0.0}]
+    one = {"kills": two, "served": 400, "asked_again": 1, "ends": {"whole": 399, "worker_lost": 1},
+           "violations": {}, "first": [], "leaks": [], "start_seconds": [6.0, 8.0],
+           "retries": 9.0, "mismatches": 0.0}  # fmt: skip
+    return {"wanted": 200, "cells": 2, "kills": [one, dict(one)], "problems": [],
+            "memory_mib": {"before": [4, 4], "after": [4, 6]}}  # fmt: skip
 
 
 def steady(way: str, chunk: int, p99: float, tokens_per_s: float, **more: Any) -> dict[str, Any]:
@@ -56,14 +67,25 @@ def record() -> dict[str, Any]:
         "ttft": [first_tokens(512, 0.0015), first_tokens(8192, 0.005)],
         "capacity_tokens_per_s": {"computed": 32000.0, "handed_over": 30000.0},
         "steady": [
-            steady("1P+1D", 2048, 0.012, 6400.0, handoff=handoff()),
+            steady("1P+1D", 2048, 0.012, 6400.0, handoff=handoff(),
+                   queue={"servers": 1, "prompt_seconds": 0.236, "p50": 0.35, "p99": 0.79}),
             steady("2 mixed", 2048, 0.08, 6500.0),
             steady("2 mixed", 512, 0.02, 7000.0, ttft_p50=quantile(0.2), ttft_p99=quantile(None)),
         ],
         "logprobs": [{"none": 1e4, "top": 9.8e3, "ratio": 0.98},
                      {"none": 1e4, "top": 9.5e3, "ratio": 0.95},
                      {"none": 1e4, "top": 9.7e3, "ratio": 0.975}],
-        "exact": [{"k": 3, "requests": 200, "tokens": 9600, "differ": 1, "accepted_drafts": 812.0,
+        "starts": [{"way": "1P+1D", "chunk": 2048, "seconds": 21.25}],
+        "kills": kills(),
+        "pull": {"gpu": "x", "copy_gb_per_s": 390.0, "same": {"map": {"ms": 27.0},
+                 "8,192 tokens": {"ms": 3.5, "gb_per_s": 340.0, "call_ms": 0.5}},
+                 "apart": {"8,192 tokens": {"ms": 3.4, "gb_per_s": 351.0, "call_ms": 0.5}}},
+        "rank_sum": {"device": "x", "ranks": 2, "hidden": 5120,
+                     "rows": [{"rows": 1, "pairs": [[7.0, 3.5], [8.0, 4.0]]},
+                              {"rows": 512, "pairs": [[40.0, 30.0]]}]},
+        "steps": [],
+        "exact": [{"kv": "nvlink", "k": 3, "requests": 200, "greedy": 58, "bytes": 4e9,
+                   "tokens": 9600, "differ": 1, "accepted_drafts": 812.0, "ways": ["nvlink"],
                    "first": ["K = 3, request 7: logprobs[2] is x, not y"]}],
         "unmeasured": [],
     }  # fmt: skip
@@ -73,9 +95,9 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
     assert page_pair.problems(record) == []
     text = page_pair.page(record, "results/x.json")
     for row in (
-        "| 512 | 20 | 30.00 (29.00 to 31.00) | 30.00 (29.00 to 31.00) | 1.50 (1.00 to ?); "
+        "| 512 | 2,048 | 20 | 30.00 (29.00 to 31.00) | 30.00 (29.00 to 31.00) | 1.50 (1.00 to ?); "
         "2.00 ms: met | 45.00 (? to ?) |",
-        "| 8,192 | 20 |",
+        "| 8,192 | 2,048 | 20 |",
         "| 1P+1D, chunks of 2,048 | 20.0 | 10.00 (9.00 to 11.00) | 12.00 (? to ?) | "
         "2.0 % | 13.00 (? to ?) | 200.0 | 6,400 |",
         "| 2 mixed, chunks of 2,048 | 0.15 (0.35: met) | 0.98 (0.95: met) | 1.00 (1.00: met) |",
@@ -83,10 +105,26 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "2.00 (1.00: missed) | 0.00 (1.00: met) |",
         "beyond all that came",
         "The median of the ratios is 97.5 % (97.0 %: met); they lie between 95.0 % and 98.0 %.",
-        "| 3 | 200 | 9,600 | 812 | 1 | 100.0 %: missed |",
+        "| nvlink | 3 | 200 | 58 | 9,600 | 4 GB | 812 | 1 | 100.0 %: missed |",
         "- K = 3, request 7: logprobs[2] is x, not y",
-        "| idle, prompts of 512 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 90 % | 2.00 | bytes 3 | "
-        "10.00 | 15.00 | 100 GB/s |",
+        "| idle, prompts of 512, chunks of 2048 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 90 % | 2.00 | "
+        "bytes 3 | 10.00 | 15.00 | 100 GB/s |",
+        "| 512 | 2,048 | 27.50 | 10.00 | 15.00 | 2.50 | 4.20, 4.10 | 4.20, 4.10 | 90.0 % |",
+        "| 8,192 | 2,048 | 27.50 (2.00 ms: missed) | 10.00 | 15.00 | 2.50 | 4.20, 4.10 | "
+        "4.20, 4.10 | 90.0 % (90.0 %: met) |",
+        "| 1P+1D, chunks of 2,048 | 1 | 236.0 | 350.0 | 400.00 | 790.0 | 800.00 |",
+        "| decode | 2 | 2 |",
+        "| prefill | 2 | 0 |",
+        "800 requests were served and judged: 798\nstreams ended whole, 2 by worker_lost; 2\n",
+        "a card had 2 MiB more in use than before. ",
+        "were back in 7.0 s\n(6.0 to 8.0)",
+        "| 8,192 tokens | 3.50 | 340 | 3.40 | 351 (350 GB/s: met) |",
+        "| 1 | 7.5 | 3.8 | 0.50 (0.60: met) |",
+        "| 512 | 40.0 | 30.0 | 0.75 |",
+        "| 1P+1D | 2,048 | 21.2 |",
+        "`tests/gpu/battery_two.py` on two x (driver x",
+        "| workers killed | >= 200 kills | 4 kills | **missed** |",
+        "or left behind | >= 100.0 % | 100.0 % | met |",
         "2.80 a second: 70.0 % of what one GPU\ncomputes (32,000 tokens/s; 30,000 where",
     ):
         assert row in text, row
@@ -97,23 +135,38 @@ def test_goals_say_by_how_much_and_missed_ones_are_explained_in_their_words(
 ) -> None:
     text = page_pair.page(record, "results/x.json", "# Notes\n\n## gaps\n\nBoth step.\n")
     for words in (
-        "8,192 tokens, later than a mixed one's | <= 4.00 ms | 5.00 ms | **missed** | 1.00 ms, 25",
+        "8,192 tokens, later than a mixed one's, chunks of 2,048 | <= 4.00 ms | 5.00 ms | "
+        "**missed** | 1.00 ms, 25",
         "p99 of gaps, the pair over 2 mixed, chunks of 512, by 0.25, 71.4 %.** Both step.",
-        "K = 3, by 0.50 points.** Not explained yet.",
+        "K = 3, KV over nvlink, by 0.50 points.** Not explained yet.",
     ):
         assert words in text, words
 
 
 def test_what_was_not_measured_is_told_and_left_out(record: dict[str, Any]) -> None:
-    for part in ("ttft", "steady", "exact", "capacity_tokens_per_s"):
+    for part in ("ttft", "steady", "exact", "capacity_tokens_per_s", "kills", "pull", "rank_sum"):
         del record[part]
     record["unmeasured"] = ["exact: OutOfTime: the answers take 15 s, 3 are left"]
     assert page_pair.problems(record) == []
     text = page_pair.page(record, "results/x.json")
     assert "- exact: OutOfTime: the answers take 15 s, 3 are left" in text
+    assert "- not in this run: workers that are killed\n" in text
     assert "## Steady streams" not in text
     assert "## The handover" not in text
     assert "1 of 1 are met" in text
+
+
+def test_kills_that_broke_something_miss_their_goal_and_say_what(record: dict[str, Any]) -> None:
+    told = record["kills"]
+    told["kills"][0] |= {"violations": {"lost": 3}, "first": ["r1: lost: 3 tokens"]}
+    told["problems"] = ["r1: lost: 3 tokens"]
+    text = page_pair.page(record, "results/x.json")
+    assert "or left behind | >= 100.0 % | 50.0 % | **missed** |" in text
+    assert "of other bits: 3 lost." in text
+    assert text.count("- r1: lost: 3 tokens") == 1
+    told["kills"][0]["violations"] = {}
+    told["problems"] = ["memory of the cards, MiB: more"]
+    assert "or left behind | >= 100.0 % | 0.0 % | **missed** |" in page_pair.page(record, "x.json")
 
 
 def test_a_pair_alone_is_held_to_no_goal_of_the_other(record: dict[str, Any]) -> None:

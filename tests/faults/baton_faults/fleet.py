@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -120,12 +120,14 @@ class Start:
         config: what it is told.
         under: words to run the program under: a network namespace, say.
         program: what Python is asked to run.
+        environment: what it gets beside this process's.
     """
 
     role: str
     config: ProcessConfig
     under: tuple[str, ...] = ()
     program: tuple[str, ...] = ("-m", "baton_worker.main")
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -169,8 +171,9 @@ class Fleet:
         command = [*plan.under, sys.executable, *plan.program]
         command += ["--log-level", "warning", plan.role, "--config", str(path)]
         command += ["--with-parent", "--ready-fd", str(write_fd)]
-        path_of_modules = os.pathsep.join(str(p) for p in (source, HERE) if p)
-        environment = dict(os.environ) | {"PYTHONPATH": path_of_modules}
+        known = os.environ.get("PYTHONPATH")  # where nothing is installed, all modules
+        path_of_modules = os.pathsep.join(str(p) for p in (source, HERE, known) if p)
+        environment = dict(os.environ) | {"PYTHONPATH": path_of_modules} | dict(plan.environment)
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             popen = subprocess.Popen(

@@ -1,0 +1,222 @@
+"""Sections of a pair's page: what handing over adds, workers that die, and the links below.
+
+Owns their goals. Knows no file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from page_record import ABOVE, LEAST, TEXT, WHOLE, Field, Group, Several
+from page_text import Goal, Record, Run, share, table
+
+ADDED_MS, AHEAD = {8192: 2.0}, {8192: 0.9}
+"""What handing over may add behind the last chunk, in ms, and the share of the KV that is to be
+read before it, by prompt."""
+PULLED_GB_PER_S, SUMMED = 350.0, 0.6
+KILLED = 200
+ROLES = ("prefill", "decode")
+TABLE = Field("a table of counts", lambda value: isinstance(value, dict))
+KILL = Group({"role": TEXT, "open_offers": LEAST})
+KILLS = Group(
+    {"wanted": WHOLE, "cells": WHOLE, "problems": Several(TEXT)},
+    {"kills": Several(Group({
+        "kills": Several(KILL), "served": WHOLE, "asked_again": WHOLE, "ends": TABLE,
+        "violations": TABLE, "leaks": Several(TEXT), "start_seconds": Several(ABOVE),
+        "retries": LEAST, "mismatches": LEAST})),
+     "memory_mib": TABLE, "unmeasured": Several(TEXT)},
+)  # fmt: skip
+PULL = Group({"gpu": TEXT, "copy_gb_per_s": ABOVE, "same": TABLE, "apart": TABLE})
+RANK_SUM = Group(
+    {
+        "device": TEXT,
+        "ranks": WHOLE,
+        "hidden": WHOLE,
+        "rows": Several(Group({"rows": WHOLE, "pairs": Several(Several(ABOVE, 2), 1)})),
+    }
+)
+
+
+def handed_over(run: Run) -> str:
+    """What a request pays for its KV, taken apart as far as workers count it."""
+    rows = []
+    for one in run.record.get("ttft") or ():
+        told = one.get("handoff")
+        if not told or not told["count"] or "handed_over" not in one:
+            continue
+        prompt, what = one["prompt"], f"{one['prompt']:,} tokens, chunks of {one['chunk']:,}"
+        added, ahead = 1e3 * one["handed_over"]["value"], share_ahead(told)
+        transfer, imported = (
+            1e3 * told[name] / told["count"] for name in ("transfer_seconds", "import_seconds")
+        )
+        rows.append([
+            f"{prompt:,}", f"{one['chunk']:,}",
+            _held(run, f"handing over, {what}", "handover", added, ADDED_MS.get(prompt), "ms"),
+            f"{transfer:.2f}", f"{imported:.2f}", f"{added - transfer - imported:.2f}",
+            _steps(one["pair"]), _steps(one["mixed"]),
+            "-" if ahead is None else
+            _held(run, f"KV read while computed, {what}", "ahead", ahead, AHEAD.get(prompt)),
+        ])  # fmt: skip
+    if not rows:
+        return ""
+    head = ["prompt", "chunk", "added, ms (goal)", "offer to arrival", "to import", "the rest",
+            "next gaps, 1P+1D", "mixed", "read before the last chunk (goal)"]  # fmt: skip
+    return f"""## What handing over adds
+
+In the same single requests: from the first token to the second, the pair's time less the mixed
+worker's for the same prompt, the median. Prefill counts two parts of it, means of a handoff: from
+its offer to decode's word of it, and on to decode's word that all the KV is in its pool. The rest
+is decode's first step, which a mixed worker has launched before it tells the first token, and what
+the means are off the median. *Next gaps*: from the second token to the third, and to the fourth, in
+ms: there decode's steps are long under way. A chunk's KV can be read when it is computed, and the
+last one's only behind it.
+
+{table(head, rows)}"""
+
+
+def share_ahead(told: Record) -> float | None:
+    """Return which share of the blocks was read before the offer; None where none was read."""
+    pulled = told.get("pulled_blocks") or {}
+    total = sum(pulled.values())
+    return pulled.get("ahead", 0.0) / total if total else None
+
+
+def _held(
+    run: Run, name: str, subject: str, value: float, goal: float | None, unit: str = "share"
+) -> str:
+    told = share(value) if unit == "share" else f"{value:.2f}"
+    if goal is None:
+        return told
+    return f"{told} ({run.held(Goal(name, subject, value, goal, unit, least=unit == 'share'))})"
+
+
+def _steps(way: Mapping[str, Any]) -> str:
+    return ", ".join(f"{1e3 * gap['value']:.2f}" for gap in way["between"][1:])
+
+
+def killed(run: Run) -> str:
+    """Workers that died while they served."""
+    told = run.record.get("kills")
+    rounds = (told or {}).get("kills") or ()
+    if not told or not rounds:
+        return ""
+    kills = [kill for one in rounds for kill in one["kills"]]
+    by_role = [
+        [role, sum(kill["role"] == role for kill in kills),
+         sum(kill["role"] == role and kill["open_offers"] > 0 for kill in kills)]
+        for role in ROLES
+    ]  # fmt: skip
+    ends, faults = _summed(rounds, "ends"), _summed(rounds, "violations")
+    run.held(Goal("workers killed", "kills", len(kills), KILLED, "kills", least=True))
+    name = "rounds of kills behind which nothing was lost, doubled, of other bits or left behind"
+    run.held(Goal(name, "killed", _clean(told, rounds), 1.0, "share", least=True))
+    starts = sorted(seconds for one in rounds for seconds in one["start_seconds"])
+    errors = ", ".join(f"{n} by {how}" for how, n in sorted(ends.items()) if how != "whole")
+    found = ", ".join(f"{n} {fault}" for fault, n in sorted(faults.items())) or "none"
+    leaks = [line for one in rounds for line in one["leaks"]]
+    return f"""## Workers that are killed
+
+The tiny model, two prefills on the first card and two decodes on the second, {told["cells"]} such
+deployments side by side, their clients' streams greedy and sampled, each token held with the bits
+of its logprob against an undisturbed run's. kill -9 of one worker after the other; for those with
+*KV under way* decode was made to stand still until offers of prefill's had no answer.
+
+{table(["killed", "times", "with KV under way"], by_role)}
+
+{sum(one["served"] for one in rounds):,} requests were served and judged: {ends.get("whole", 0):,}
+streams ended whole{f", {errors}" if errors else ""}; {sum(one["asked_again"] for one in rounds)}
+were asked again by their clients. Tokens lost, doubled or of other bits: {found}. Requests, blocks,
+handoffs or pools that workers still held when all was served: {len(leaks)}.
+{_memory(told.get("memory_mib") or {})}Two workers at a time were back in {median(starts):.1f} s
+({starts[0]:.1f} to {starts[-1]:.1f}), in the median.{_listed(told["problems"])}"""
+
+
+def _clean(told: Record, rounds: Sequence[Record]) -> float:
+    """Return the share of rounds without a fault; what no round explains speaks against all."""
+    faults = sum(bool(one["violations"] or one["leaks"]) for one in rounds)
+    return 0.0 if told["problems"] and not faults else 1 - faults / len(rounds)
+
+
+def _summed(rounds: Sequence[Record], name: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in rounds:
+        found.update(one[name])
+    return found
+
+
+def _memory(told: Mapping[str, Sequence[int]]) -> str:
+    before, after = told.get("before"), told.get("after")
+    if not before or not after:
+        return ""
+    most = max(b - a for a, b in zip(before, after, strict=True))
+    return f"When all had ended, a card had {max(most, 0)} MiB more in use than before. "
+
+
+def _listed(problems: Sequence[str]) -> str:
+    return "\n\n" + "\n".join(f"- {line}" for line in problems) if problems else ""
+
+
+def pulled(run: Run) -> str:
+    """How fast another process's pool is read."""
+    told = run.record.get("pull")
+    if not told:
+        return ""
+    cases = [name for name, one in told["same"].items() if "gb_per_s" in one]
+    rows = []
+    for case in cases:
+        same, apart = told["same"][case], told["apart"].get(case) or {}
+        rate = f"{apart['gb_per_s']:.0f}" if "gb_per_s" in apart else "-"
+        if apart and case in ("8,192 tokens", "1.2 GB in one piece"):
+            name = f"KV between two namespaces, {case}"
+            goal = Goal(name, "pull", apart["gb_per_s"], PULLED_GB_PER_S, "GB/s", least=True)
+            rate += f" ({run.held(goal)})"
+        rows.append([case, f"{same['ms']:.2f}", f"{same['gb_per_s']:.0f}",
+                     f"{apart['ms']:.2f}" if apart else "-", rate])  # fmt: skip
+    head = ["what", "ms", "GB/s", "apart, ms", "apart, GB/s (goal)"]
+    return f"""## Reading another process's pool
+
+`tests/bench/gpu/bench_pull.py` in the same run, on {told["gpu"]}: scattered blocks of 16 tokens,
+pulled by one call. *Apart*: by a process without privileges in PID, IPC, network, UTS and mount
+namespaces of its own. PyTorch's copy within one process: {told["copy_gb_per_s"]:.0f} GB/s.
+
+{table(head, rows)}"""
+
+
+def summed(run: Run) -> str:
+    """The sum over ranks against NCCL's."""
+    told = run.record.get("rank_sum")
+    if not told:
+        return ""
+    rows = []
+    for one in told["rows"]:
+        theirs, ours = (median(pair[i] for pair in one["pairs"]) for i in (0, 1))
+        ratio = median(pair[1] / pair[0] for pair in one["pairs"])
+        cell = f"{ratio:.2f}"
+        if one["rows"] <= 256:
+            name = f"the sum over {told['ranks']} ranks over NCCL's, {one['rows']} rows"
+            cell += f" ({run.held(Goal(name, 'sum', ratio, SUMMED, 'ratio', least=False))})"
+        rows.append([f"{one['rows']:,}", f"{theirs:.1f}", f"{ours:.1f}", cell])
+    head = ["rows", "NCCL, us", "ours, us", "ours over NCCL's (goal)"]
+    return f"""## Sums over {told["ranks"]} ranks
+
+`tests/bench/gpu/bench_rank_sum.py` in the same run, on {told["device"]}: bfloat16 rows of
+{told["hidden"]:,}, from graphs' replays.
+
+{table(head, rows)}"""
+
+
+def started(run: Run) -> str:
+    """How long deployments took to be there."""
+    found = list(run.record.get("starts") or ())
+    if not found:
+        return ""
+    rows = [[one["way"], f"{one['chunk']:,}", f"{one['seconds']:.1f}"] for one in found]
+    return f"""## What starting took
+
+From nothing to a deployment that serves: processes, weights from files in memory, graphs. Those
+for single requests started side by side.
+
+{table(["deployment", "chunk", "seconds"], rows)}"""
