@@ -61,7 +61,7 @@ WARM_TOKENS, WARM_REQUESTS = 24, 3
 TOP, MOST_DRAFTS = 20, 3
 MIXED_SHARE = 0.6
 """Of the streams' room, for each of two mixed workers: they are not spread evenly to the token."""
-SECONDS_A_ROUND, SECONDS_A_REQUEST, SECONDS_OF_ANSWERS = 25.0, 2.0, 15.0
+SECONDS_OF_WIDE, SECONDS_A_REQUEST, SECONDS_OF_ANSWERS, SECONDS_OF_START = 15.0, 2.0, 15.0, 25.0
 SEEDS = {"warm": 1 << 20, "ttft": 2 << 20, "capacity": 3 << 20, "steady": 4 << 20, "wide": 5 << 20}
 """Prompts of different parts, and of one part's requests, begin differently: nothing is cached."""
 
@@ -219,7 +219,7 @@ class Bench:
         for number in range(self.sizes.rounds):
             for k in (None, TOP) if not number else ():
                 self._wide(pair, k, WARM_TOKENS, number)
-            self.limit.need(2 * SECONDS_A_ROUND + reserve_seconds, "a round of logprobs")
+            self.limit.need(2 * SECONDS_OF_WIDE + reserve_seconds, "a round of logprobs")
             rates: dict[str, Any] = {}
             for k in (None, TOP) if number % 2 else (TOP, None):
                 served = self._wide(pair, k, self.sizes.wide.tokens, 1 + number)
@@ -311,7 +311,7 @@ class Session:
                 with self.report.part(f"steady streams on {pair.way.name}"):
                     self.bench.steady(pair, tokens_per_s)
             if "logprobs" in only:
-                reserve = len(chunks) * (self.bench.steady_seconds + SECONDS_A_ROUND)
+                reserve = len(chunks) * (self.bench.steady_seconds + SECONDS_OF_START)
                 with self.report.part("logprobs"):
                     self.bench.logprobs(pair, reserve)
         for chunk in chunks:

@@ -87,14 +87,14 @@ SIZES = {
         ttft=(512, 8192), repeats=20,
         streams=64, context=1024, tokens=2816, skip=8, arriving=8192, arriving_tokens=16,
         lead=3.0, window=20.0, grace=2.0, load=0.7, prompts=12,
-        wide=Load(256, 128, 480, 16, 192), rounds=3,
+        wide=Load(256, 128, 352, 32, 192), rounds=3,
         exact=1000, exact_slice=250, exact_longest=1024, exact_tokens=32,
     ),
     "tiny": Sizes(
         ttft=(32, 256), repeats=3,
         streams=4, context=32, tokens=900, skip=2, arriving=256, arriving_tokens=4,
         lead=1.0, window=1.5, grace=0.5, load=0.2, prompts=4,
-        wide=Load(8, 16, 200, 8, 40), rounds=2,
+        wide=Load(8, 16, 900, 50, 600), rounds=2,
         exact=24, exact_slice=12, exact_longest=96, exact_tokens=12,
     ),
 }  # fmt: skip
