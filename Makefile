@@ -10,7 +10,7 @@ KEEP ?=
 # Tests that wait leave a processor idle, which one process more can use.
 ONE_MORE := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help env demo test lint unit e2e faults soak overload mutants slow fuzz explore bench bench-engine docs ops-cuda ops-arguments ops-cuda-fat gpu-test gpu-test-2 gpu-bench gpu-bench-2 release-check format clean
+.PHONY: help env demo test lint unit e2e faults soak overload mutants slow fuzz explore bench bench-engine docs ops-cuda ops-arguments ops-cuda-fat gpu-test gpu-test-2 gpu-test-4 gpu-bench gpu-bench-2 gpu-bench-4 release-check format clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,11 +87,17 @@ gpu-test: ## On a machine with a Hopper GPU, PyTorch and nvcc: the kernels' test
 gpu-test-2: ## The same on a machine with two such GPUs, of which tests that need both are skipped on one
 	@$(GPU_PY) tools/gpu.py test --gpus 2 $(ARGS)
 
+gpu-test-4: ## The same on four such GPUs of one host
+	@$(GPU_PY) tools/gpu.py test --gpus 4 $(ARGS)
+
 gpu-bench: ## On such a machine: a decode step, prefill and logprobs against memory's roof, with baselines
 	@$(GPU_PY) tools/gpu.py bench $(ARGS)
 
-gpu-bench-2: ## On two such GPUs: a prefill and a decode worker against two mixed ones (seven minutes)
-	@mkdir -p out/bench && $(GPU_PY) tools/gpu.py --gpus 2 run tests/gpu/bench_pair.py --json out/bench/several-gpus.json $(ARGS)
+gpu-bench-2: ## On two such GPUs: a pair against mixed workers, the same bits, workers that die, the links (ten minutes)
+	@$(GPU_PY) tools/gpu.py --gpus 2 run tests/gpu/battery_two.py --out out/bench $(ARGS)
+
+gpu-bench-4: ## On four such GPUs: which ratio of prefill to decode for which requests (ten minutes)
+	@$(GPU_PY) tools/gpu.py --gpus 4 run tests/gpu/bench_ratios.py --json out/bench/gpu-ratios.json $(ARGS)
 
 release-check: ## What is in the way of a release: the version's places, and a GPU stamp of other code or with failures
 	@python3 tools/version.py && python3 tools/gpu_stamp.py --release

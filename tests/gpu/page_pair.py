@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE))
 import page_pair_more  # noqa: E402
 import plots  # noqa: E402
 from page import bounding, bounds_of, goals, read  # noqa: E402
-from page_record import ABOVE, LEAST, TEXT, WHOLE, Field, Group, Several  # noqa: E402
+from page_record import ABOVE, LEAST, TEXT, WHOLE, Group, Several  # noqa: E402
 from page_text import Goal, Record, Run, share, table  # noqa: E402
 
 BOUNDS = HERE / "page_pair_bounds.md"
@@ -31,11 +31,7 @@ FIRST_MS = {512: 2.0, 8192: 4.0}
 """What a first token may be later by than a mixed worker's, in ms, by prompt."""
 GAP, TOKENS, FIRST, SCORED, EQUAL = 0.35, 0.95, 1.0, 0.97, 1.0
 UNITS = ("B", "KB", "MB", "GB", "TB")
-QUANTILE = Group(
-    {"n": WHOLE},
-    {name: Field("a number", lambda value: isinstance(value, int | float))
-     for name in ("value", "low", "high")},
-)  # fmt: skip
+QUANTILE = page_pair_more.QUANTILE
 FIRSTS = Group({"first": QUANTILE, "second": QUANTILE}, {"between": Several(QUANTILE, 2)})
 HANDOFF = Group(
     {"count": LEAST, "bytes": LEAST, "seconds": LEAST, "transfer_seconds": LEAST,
@@ -75,6 +71,7 @@ MISSING = {
     "kills": "workers that are killed",
     "pull": "the rate at which another process's pool is read",
     "rank_sum": "sums over ranks",
+    "ratios": "four GPUs: which ratio of prefill to decode",
 }
 """What a run may lack, by the part."""
 HEAD = """# Prefill and decode on two GPUs
@@ -91,13 +88,16 @@ between 19 times in 20, by order statistics; "?" where so few values do not boun
 MODELS = {"qwen3-8b": "Qwen3-8B's shape, random bfloat16 weights", "tiny": "The tiny model"}
 
 
-def machine(told: Record) -> str:
+COUNTED = {2: "two", 4: "four", 8: "eight"}
+
+
+def machine(told: Record, count: int = 2) -> str:
     """Return what it ran on."""
     if "gpu" not in told:
         return f"a machine without a GPU ({told.get('cores', '?')} cores)"
     link = f", linked by {told['linked']}" if told.get("linked") else ""
-    return "two {gpu}{link} (driver {driver}, CUDA {cuda}, PyTorch {torch})".format(
-        link=link, **told
+    return "{count} {gpu}{link} (driver {driver}, CUDA {cuda}, PyTorch {torch})".format(
+        count=COUNTED.get(count, count), link=link, **told
     )
 
 
@@ -379,14 +379,30 @@ SECTIONS = (
 )
 
 
-def not_measured(record: Record) -> str:
-    """Return what failed, and what the run lacks altogether."""
+def not_measured(record: Record, has: Container[str]) -> str:
+    """Return what failed, and what the run lacks altogether; `has`: parts that it does not."""
     lines = [*(record.get("unmeasured") or ())]
-    lines += [f"not in this run: {what}" for part, what in MISSING.items() if not record.get(part)]
+    lines += [f"not in this run: {what}" for part, what in MISSING.items() if part not in has]
     return "## Not measured\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
-def page(record: Record, results: str, written: str | None = None) -> str:
+class Ratios(NamedTuple):
+    """bench_ratios' JSON, and how the page links to it."""
+
+    record: Record
+    results: str
+
+    @property
+    def section(self) -> str:
+        """What the page tells of it."""
+        most = max(one["gpus"] for one in self.record["ratios"])
+        where = machine(self.record["machine"], most)
+        return page_pair_more.ratios(self.record, where, self.results)
+
+
+def page(
+    record: Record, results: str, written: str | None = None, ratios: Ratios | None = None
+) -> str:
     """Return the page; `written` holds the hand-written words, page_pair_bounds.md's by default."""
     run = Run(record)
     head = HEAD.format(
@@ -399,7 +415,9 @@ def page(record: Record, results: str, written: str | None = None) -> str:
     sections = [section(run) for section in SECTIONS]
     words = bounds_of(BOUNDS.read_text() if written is None else written)
     told = goals(run) if run.goals else ""
-    parts = [head, told, bounding(run, words), *sections, not_measured(record)]
+    parts = [head, told, bounding(run, words), *sections]
+    has = {part for part in MISSING if record.get(part)} | ({"ratios"} if ratios else set())
+    parts += [ratios.section if ratios else "", not_measured(record, has)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -413,16 +431,25 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="the JSON, in the docs' folder")
     parser.add_argument("docs", type=Path)
+    parser.add_argument("--ratios", type=Path, help="bench_ratios' JSON, there too")
     options = parser.parse_args(words)
     benchmarks = options.docs / "benchmarks"
-    if not options.results.resolve().is_relative_to(benchmarks.resolve()):
-        parser.error(f"{options.results} is not in {benchmarks}, and the page links to it")
+    for path in (options.results, options.ratios):
+        if path and not path.resolve().is_relative_to(benchmarks.resolve()):
+            parser.error(f"{path} is not in {benchmarks}, and the page links to it")
+
+    def linked(path: Path) -> str:
+        return path.resolve().relative_to(benchmarks.resolve()).as_posix()
+
     try:
         record = read(options.results, problems)
+        ratios = options.ratios and Ratios(
+            read(options.ratios, lambda told: list(page_pair_more.RATIOS("", told))),
+            linked(options.ratios),
+        )
     except ValueError as error:
         sys.exit(f"[page] {error}")
-    results = options.results.resolve().relative_to(benchmarks.resolve()).as_posix()
-    text = page(record, results)
+    text = page(record, linked(options.results), ratios=ratios)
     if drawn := picture(record.get("steady") or ()):
         images = options.docs / "images"
         images.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,22 @@ KILLS = Group(
         "retries": LEAST, "mismatches": LEAST})),
      "memory_mib": TABLE, "unmeasured": Several(TEXT)},
 )  # fmt: skip
+QUANTILE = Group(
+    {"n": WHOLE},
+    {name: Field("a number", lambda value: isinstance(value, int | float))
+     for name in ("value", "low", "high")},
+)  # fmt: skip
 PULL = Group({"gpu": TEXT, "copy_gb_per_s": ABOVE, "same": TABLE, "apart": TABLE})
+RATIOS = Group({
+    "machine": Group({}), "commit": TEXT, "model": TEXT, "load": ABOVE,
+    "ratios": Several(Group({
+        "name": TEXT, "gpus": WHOLE,
+        "mix": Group({"name": TEXT, "prompt": WHOLE, "tokens": WHOLE, "burst": WHOLE}),
+        "at_once": Group({"tokens_per_s": ABOVE, "prompt_tokens_per_s": ABOVE}),
+        "arriving": Group({"requests_per_s": ABOVE, "requests": WHOLE, "ttft_p50": QUANTILE,
+                           "ttft_p99": QUANTILE, "gap_p50": QUANTILE, "gap_p99": QUANTILE}),
+    }), 1),
+}, {"unmeasured": Several(TEXT)})  # fmt: skip
 RANK_SUM = Group(
     {
         "device": TEXT,
@@ -220,3 +235,40 @@ From nothing to a deployment that serves: processes, weights from files in memor
 for single requests started side by side.
 
 {table(["deployment", "chunk", "seconds"], rows)}"""
+
+
+def ratios(told: Record, where: str, results: str) -> str:
+    """Which ratio of prefill to decode serves which requests: a run of its own, on more GPUs."""
+    parts = []
+    for mix in {one["mix"]["name"]: one["mix"] for one in told["ratios"]}.values():
+        some = [one for one in told["ratios"] if one["mix"]["name"] == mix["name"]]
+        rows = [
+            [one["name"], one["gpus"], f"{one['at_once']['tokens_per_s']:,.0f}",
+             f"{one['at_once']['prompt_tokens_per_s']:,.0f}",
+             *(_plain_ms(one["arriving"][name])
+               for name in ("ttft_p50", "ttft_p99", "gap_p50", "gap_p99"))]
+            for one in some
+        ]  # fmt: skip
+        head = ["", "GPUs", "tokens/s", "of prompts", "first token p50, ms", "p99", "gap p50, ms",
+                "p99"]  # fmt: skip
+        arriving = some[0]["arriving"]
+        parts.append(
+            f"### {mix['name'].capitalize()}: {mix['prompt']:,} tokens in, {mix['tokens']:,} out"
+            f"\n\n{mix['burst']} at once; then {arriving['requests']} by chance, "
+            f"{arriving['requests_per_s']:.2f} a second.\n\n{table(head, rows)}"
+        )
+    failed = "".join(f"\n- {line}" for line in told.get("unmeasured") or ())
+    lacks = f"\n\nNot measured:\n{failed}" if failed else ""
+    tables = "\n\n".join(parts)
+    return f"""## Which ratio
+
+`make gpu-bench-4` on {where}, commit {told["commit"]}; [its numbers]({results}). Every deployment
+stood alone on the GPUs. Tokens a second are those of requests that came all at once; first tokens
+and gaps those of requests that came by chance, at {share(told["load"])} of the requests a second
+that the first deployment of the table served at once, the same for all.
+
+{tables}{lacks}"""
+
+
+def _plain_ms(told: Record) -> str:
+    return "-" if told["value"] is None else f"{1e3 * told['value']:.1f}"
