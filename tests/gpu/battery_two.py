@@ -185,7 +185,7 @@ class Battery:
         path.unlink(missing_ok=True)
         say(f"== {step.name}: at most {seconds:.0f} s, {self._limit.left:.0f} s are left")
         began = time.monotonic()
-        code = ended(command(step, words, seconds, path), seconds + GRACE_SECONDS)
+        code = ended(begun(command(step, words, seconds, path)), seconds + GRACE_SECONDS)
         took = {"name": step.name, "seconds": time.monotonic() - began, "status": code}
         self.whole["steps"].append(took)
         if path.exists():
@@ -226,17 +226,16 @@ def place_of(options: argparse.Namespace) -> Path:
     raise OSError(f"nowhere are {FOLDER_BYTES / 1e9:.0f} GB for the model: name a --folder")
 
 
-def ended(words: Sequence[str], seconds: float) -> int:
-    """Run a program in a process group of its own, end the group after so long; return its status.
-
-    What it started ends with it: workers end with their parents.
-    """
-    folder = str(Path(words[1]).parent)
+def begun(words: Sequence[str], **more: Any) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own, its neighbours there to be imported."""
     known = os.environ.get("PYTHONPATH", "")
-    path = os.pathsep.join([folder, *([known] if known else [])])
-    process = subprocess.Popen(
-        words, cwd=ROOT, env=dict(os.environ) | {"PYTHONPATH": path}, start_new_session=True
-    )
+    path = os.pathsep.join([str(Path(words[1]).parent), *([known] if known else [])])
+    environment = dict(os.environ) | {"PYTHONPATH": path}
+    return subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True, **more)
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Wait so long for a program, end its process group, and return its status."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

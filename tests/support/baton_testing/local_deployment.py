@@ -66,6 +66,8 @@ class Deployment:
         )
 
         def answer() -> str:
+            ended = self.process.poll()
+            assert ended is None, f"the deployment ended with {ended} before a pair was usable"
             try:
                 return HTTP.get(f"{self.url}/readyz").text
             except httpx.HTTPError as error:
