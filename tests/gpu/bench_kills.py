@@ -41,7 +41,13 @@ class Cells:
                 target=kill_cell.run,
                 args=(
                     kill_cell.CellOptions(
-                        number, options.engine, options.gpus, options.share_kv, each, until
+                        number,
+                        options.engine,
+                        options.gpus,
+                        options.share_kv,
+                        each,
+                        until,
+                        options.forks,
                     ),
                     self.told,
                     self._leave,
@@ -87,6 +93,8 @@ def measured(options: argparse.Namespace, report: Report) -> None:
                 if ready == options.cells:
                     report.told["memory_mib"]["all_stand"] = memory_used_mib()
                     say(f"{ready} deployments of 4 workers stand")
+            elif kind == "plain":
+                report.add("plain_starts", what["why"])
             elif kind == "round":
                 report.add("kills", what)
                 say(line(what, report.told["kills"]))
@@ -143,6 +151,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=200, help="in all, if there is time")
     parser.add_argument("--cells", type=int, default=12, help="deployments of four workers")
     parser.add_argument("--share-kv", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--forks", action=argparse.BooleanOptionalAction, default=True,
+                        help="fork workers from a process that has imported all")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=170, help="no kill comes after them")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(words)
@@ -154,7 +164,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Kill and judge; 1 if something was wrong, or not measured."""
     options = parsed(words)
-    told = {"wanted": options.kills, "cells": options.cells, "share_kv": options.share_kv}
+    told = {
+        "wanted": options.kills,
+        "cells": options.cells,
+        "share_kv": options.share_kv,
+        "forks": options.forks,
+    }
     report = Report(options.json, options.engine, told)
     with report.part("kills"):
         measured(options, report)

@@ -9,8 +9,10 @@ and judge; runs in a process of its own, for its clients need one. Knows no othe
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import struct
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 from baton_faults.fleet import HTTP, MODEL, Fleet, Start, fleet, wait_until
 from baton_faults.history import endings, violations
 from baton_faults.load import Ask, Clients, Load, Log
+from baton_faults.nursery import Nursery
 from baton_faults.steady import wait_served
 from baton_worker.config import EngineConfig, SimConfig
 
@@ -32,6 +35,12 @@ N_OPEN, N_TEXTS, BETWEEN, WARM = 12, 24, 4, 24
 CHUNK, KV_BLOCKS, MAX_RUNNING, DRAFTS = 16, 1024, 16, 2
 """Small chunks: most prompts are pulled while they are computed."""
 PACE = SimConfig(prefill_token_seconds=200e-6, decode_step_seconds=0.01)
+IMPORTED = {
+    "gpu": ("torch", "baton_worker.roles.process", "baton_worker.engine.backends.torch.device"),
+    "cpu": ("paddle", "baton_worker.roles.process"),
+    "sim": ("baton_worker.roles.process",),
+}
+"""What workers need and what touches no device, by engine."""
 VICTIMS = (("decode-0", "prefill-0"), ("decode-1", "prefill-1"))
 """Who dies in a round, one after the other; each two come back at the same time."""
 FREEZE_SECONDS, LOOK_SECONDS, MOST_TOLD = 5.0, 0.02, 5
@@ -47,7 +56,8 @@ class CellOptions(NamedTuple):
     """What a deployment is: `gpus`, of prefill and of decode, as CUDA_VISIBLE_DEVICES names them.
 
     `kills`: how many there shall be; `until`: of the monotonic clock, when no round begins that
-    would end behind it.
+    would end behind it. `forks`: workers are forked from a process that has imported what they
+    need, for that is most of their start.
     """
 
     number: int
@@ -56,6 +66,7 @@ class CellOptions(NamedTuple):
     share_kv: bool
     kills: int
     until: float
+    forks: bool = True
 
 
 def asks(seed: int) -> list[Ask]:
@@ -102,6 +113,11 @@ def placed(options: CellOptions, _: str, start: Start) -> Start:
     return replace(start, environment={"CUDA_VISIBLE_DEVICES": seen})
 
 
+def path_here() -> dict[str, str]:
+    """Return this process's environment, with its own modules to be found."""
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 @contextlib.contextmanager
 def deployment(options: CellOptions) -> Iterator[Fleet]:
     """Start two prefills, two decodes and a gateway."""
@@ -112,11 +128,12 @@ def deployment(options: CellOptions) -> Iterator[Fleet]:
         max_running=MAX_RUNNING,
         prefill_chunk_tokens=CHUNK,
     )
+    nursery = Nursery(IMPORTED[options.engine], path_here()) if options.forks else None
     with (
         tempfile.TemporaryDirectory() as folder,
         fleet(
             Path(folder), partial(placed, options), prefill=2, decode=2, engine=engine,
-            num_speculative_tokens=DRAFTS, share_kv=options.share_kv,
+            num_speculative_tokens=DRAFTS, share_kv=options.share_kv, nursery=nursery,
         ) as running,
     ):  # fmt: skip
         yield running
@@ -219,18 +236,29 @@ class Cell:
         return found
 
 
+def _standing(options: CellOptions, stack: contextlib.ExitStack, told: Any) -> Fleet:
+    """Start the deployment; without forks where those do not come to be ready."""
+    try:
+        return stack.enter_context(deployment(options))
+    except Exception as error:
+        if not options.forks:
+            raise
+        told.put((options.number, "plain", {"why": f"{type(error).__name__}: {error}"[:600]}))
+        return stack.enter_context(deployment(options._replace(forks=False)))
+
+
 def run(options: CellOptions, told: Any, leave: Any) -> None:
     """Serve and kill until all kills are done or no time is left; tell the parent of each round.
 
     Args:
-        told: queue of (number, kind, what), in this order: a "ready", "round"s, a "done"; or
-            "failed" at any time.
+        told: queue of (number, kind, what), in this order: "plain" where workers had to be started
+            without a fork, a "ready", "round"s, a "done"; or "failed" at any time.
         leave: event before which nothing ends, so that all deployments stand at the same time.
     """
     began = time.monotonic()
     try:
-        with deployment(options) as running:
-            cell = Cell(options, running)
+        with contextlib.ExitStack() as stack:
+            cell = Cell(options, _standing(options, stack, told))
             told.put((options.number, "ready", {"seconds": time.monotonic() - began}))
             n_kills, longest = 0, 0.0
             while n_kills < options.kills and time.monotonic() + 1.2 * longest < options.until:

@@ -27,7 +27,7 @@ KILLS = Group(
         "kills": Several(KILL), "served": WHOLE, "asked_again": WHOLE, "ends": TABLE,
         "violations": TABLE, "leaks": Several(TEXT), "start_seconds": Several(ABOVE),
         "retries": LEAST, "mismatches": LEAST})),
-     "memory_mib": TABLE, "unmeasured": Several(TEXT)},
+     "memory_mib": TABLE, "unmeasured": Several(TEXT), "plain_starts": Several(TEXT)},
 )  # fmt: skip
 QUANTILE = Group(
     {"n": WHOLE},
@@ -146,7 +146,13 @@ streams ended whole{f", {errors}" if errors else ""}; {sum(one["asked_again"] fo
 were asked again by their clients. Tokens lost, doubled or of other bits: {found}. Requests, blocks,
 handoffs or pools that workers still held when all was served: {len(leaks)}.
 {_memory(told.get("memory_mib") or {})}Two workers at a time were back in {median(starts):.1f} s
-({starts[0]:.1f} to {starts[-1]:.1f}), in the median.{_listed(told["problems"])}"""
+({starts[0]:.1f} to {starts[-1]:.1f}), in the median{_forked(told)}.{_listed(told["problems"])}"""
+
+
+def _forked(told: Record) -> str:
+    if not told.get("forks") or told.get("plain_starts"):
+        return ""
+    return ": forked from a process\nthat had imported PyTorch; a pod imports it and takes longer"
 
 
 def _clean(told: Record, rounds: Sequence[Record]) -> float:

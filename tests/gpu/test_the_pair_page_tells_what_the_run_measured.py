@@ -42,7 +42,7 @@ def kills() -> dict[str, Any]:
            "violations": {}, "first": [], "leaks": [], "start_seconds": [6.0, 8.0],
            "retries": 9.0, "mismatches": 0.0}  # fmt: skip
     return {"wanted": 200, "cells": 2, "kills": [one, dict(one)], "problems": [],
-            "memory_mib": {"before": [4, 4], "after": [4, 6]}}  # fmt: skip
+            "forks": True, "memory_mib": {"before": [4, 4], "after": [4, 6]}}  # fmt: skip
 
 
 def steady(way: str, chunk: int, p99: float, tokens_per_s: float, **more: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "| prefill | 2 | 0 |",
         "800 requests were served and judged: 798\nstreams ended whole, 2 by worker_lost; 2\n",
         "a card had 2 MiB more in use than before. ",
-        "were back in 7.0 s\n(6.0 to 8.0)",
+        "were back in 7.0 s\n(6.0 to 8.0), in the median: forked from",
         "| 8,192 tokens | 3.50 | 340 | 3.40 | 351 (350 GB/s: met) |",
         "| 1 | 7.5 | 3.8 | 0.50 (0.60: met) |",
         "| 512 | 40.0 | 30.0 | 0.75 |",

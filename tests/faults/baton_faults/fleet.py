@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton_faults.nursery import READY_FD, Nursery
 from baton_faults.text import SimText
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.model.shape import load_shape
@@ -70,11 +71,31 @@ def set_fields(config: msgspec.Struct) -> dict[str, Any]:
     return found
 
 
+class Running(Protocol):
+    """A process of ours: what of `subprocess.Popen` is used."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+
+    def poll(self) -> int | None:
+        """Return how it ended, None while it runs."""
+
+    def wait(self) -> int:
+        """Wait for its end, and return how it ended."""
+
+    def kill(self) -> None:
+        """kill -9."""
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+
+
 @dataclass
 class Process:
     """One running process."""
 
-    popen: subprocess.Popen[bytes]
+    popen: Running
     ready: Ready
 
     @property
@@ -132,11 +153,15 @@ class Start:
 
 @dataclass
 class Fleet:
-    """The processes by name; a name stays when its process is replaced."""
+    """The processes by name; a name stays when its process is replaced.
+
+    `nursery`: who starts workers, if it is not this process; then of this version alone.
+    """
 
     folder: Path
     plans: dict[str, Start]
     running: dict[str, Process] = field(default_factory=dict)
+    nursery: Nursery | None = None
 
     def __getitem__(self, name: str) -> Process:
         return self.running[name]
@@ -163,29 +188,33 @@ class Fleet:
             assert line, f"{name} ended with {popen.wait()} before it was ready"
             self.running[name] = Process(popen, msgspec.json.decode(line, type=Ready))
 
-    def _begin(self, name: str, source: Path | None) -> tuple[subprocess.Popen[bytes], int]:
+    def _begin(self, name: str, source: Path | None) -> tuple[Running, int]:
         plan = self.plans[name]
         path = self.folder / f"{name}.yaml"
         path.write_bytes(msgspec.yaml.encode(set_fields(plan.config)))
         read_fd, write_fd = os.pipe()
-        command = [*plan.under, sys.executable, *plan.program]
-        command += ["--log-level", "warning", plan.role, "--config", str(path)]
-        command += ["--with-parent", "--ready-fd", str(write_fd)]
+        words = ["--log-level", "warning", plan.role, "--config", str(path), "--with-parent"]
         known = os.environ.get("PYTHONPATH")  # where nothing is installed, all modules
         path_of_modules = os.pathsep.join(str(p) for p in (source, HERE, known) if p)
         environment = dict(os.environ) | {"PYTHONPATH": path_of_modules} | dict(plan.environment)
-        log = (self.folder / f"{name}.log").open("ab")
-        with log:
-            popen = subprocess.Popen(
-                command,
-                pass_fds=[write_fd],
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                stdout=log,
-                env=environment,
-            )
+        log = self.folder / f"{name}.log"
+        if self.nursery is not None and plan.role != "gateway":
+            told = [*words, "--ready-fd", READY_FD]
+            running: Running = self.nursery.start(told, environment, log, write_fd)
+        else:
+            words = [*plan.under, sys.executable, *plan.program, *words]
+            words += ["--ready-fd", str(write_fd)]
+            with log.open("ab") as file:
+                running = subprocess.Popen(
+                    words,
+                    pass_fds=[write_fd],
+                    stdin=subprocess.DEVNULL,
+                    stderr=file,
+                    stdout=file,
+                    env=environment,
+                )
         os.close(write_fd)
-        return popen, read_fd
+        return running, read_fd
 
     def kill(self, *names: str) -> None:
         """kill -9, and wait until each is gone."""
@@ -268,6 +297,7 @@ def fleet(
     model: Path = MODEL,
     *,
     has_two_gateways: bool = False,
+    nursery: Nursery | None = None,
     **options: Any,
 ) -> Iterator[Fleet]:
     """Start a gateway and workers, wait until all are usable, and kill them in the end.
@@ -277,6 +307,7 @@ def fleet(
         change: makes of how a process would be started plainly how it is.
         model: folder of the model, which is served under the example's name.
         has_two_gateways: start `gateway-1` beside `gateway`.
+        nursery: who starts workers; it ends with the fleet.
         options: of `LocalOptions`.
     """
     with contextlib.ExitStack() as stack:
@@ -289,7 +320,10 @@ def fleet(
         plans = {p.name: Start(p.role, p.config) for p in plain}
         if has_two_gateways:
             plans = with_another_gateway(plans, other)
-        running = Fleet(folder, {name: change(name, start) for name, start in plans.items()})
+        plans = {name: change(name, start) for name, start in plans.items()}
+        running = Fleet(folder, plans, nursery=nursery)
+        if nursery is not None:
+            stack.callback(nursery.close)
         stack.callback(end, running)
         running.start(*running.plans)
         running.wait_usable()
