@@ -59,6 +59,7 @@ class Step(NamedTuple):
         part: where its JSON goes in the whole; "" for that of `bench_pair`, whose parts are the
             whole's own.
         told_seconds: whether it takes `--seconds`.
+        needs: a file of the checkout without which it makes no sense.
         on_cpu: what it is told instead, in a trial without a GPU; None: it cannot be tried so.
     """
 
@@ -68,9 +69,11 @@ class Step(NamedTuple):
     seconds: float
     part: str = ""
     told_seconds: bool = True
+    needs: str = ""
     on_cpu: tuple[str, ...] | None = None
 
 
+NIXL = "tests/bench/gpu/bench_pull_nixl.py"
 MODEL = ("--model", "MODEL", "--engine", "ENGINE", "--folder", "FOLDER", "--layers", "LAYERS")
 STEPS = (
     Step("idle", PAIR, (*MODEL, "--only", "ttft", "exact", "--kv", "nvlink"), 190.0,
@@ -80,14 +83,17 @@ STEPS = (
     Step("kills", "tests/gpu/bench_kills.py", ("--engine", "ENGINE"), 110.0, "kills",
          on_cpu=("--engine", "sim", "--cells", "1", "--kills", "4")),
     Step("pull", "tests/bench/gpu/bench_pull.py", (), 40.0, "pull", told_seconds=False),
-    Step("zmq", PAIR, (*MODEL, "--only", "exact", "--kv", "zmq", "--exact", "120"), 100.0,
-         on_cpu=(*MODEL, "--only", "exact", "--kv", "zmq", "--chunks", "32")),
-    Step("ranks", "tests/gpu/bench_ranks.py", (), 120.0, "ranks"),
+    Step("nixl", PAIR, (*MODEL, "--only", "exact", "--kv", "nixl", "--exact", "250"), 100.0,
+         needs=NIXL),
+    Step("pull_nixl", NIXL, (), 90.0, "pull_nixl", told_seconds=False),
+    Step("ranks", "tests/gpu/bench_ranks.py", (), 150.0, "ranks", told_seconds=False),
     Step("rank_sum", "tests/bench/gpu/bench_rank_sum.py", (), 60.0, "rank_sum",
          told_seconds=False),
+    Step("zmq", PAIR, (*MODEL, "--only", "exact", "--kv", "zmq", "--exact", "120"), 100.0,
+         on_cpu=(*MODEL, "--only", "exact", "--kv", "zmq", "--chunks", "32")),
 )  # fmt: skip
-"""In the order of what they are worth. Answers over zmq come late: KV of the whole model takes a
-second a request there."""
+"""In the order of what they are worth. Answers over zmq come last: the tests of the engine hold
+them too, and the whole model's KV takes long there."""
 
 
 def command(step: Step, words: Mapping[str, str], seconds: float, out: Path) -> list[str]:
@@ -206,8 +212,9 @@ class Battery:
 
 def missing(step: Step, engine: str) -> str:
     """Return why a step cannot run here, "" where it can."""
-    if not (ROOT / step.program).exists():
-        return f"this checkout has no {step.program}"
+    for name in (step.program, step.needs):
+        if not (ROOT / name).exists():
+            return f"this checkout has no {name}"
     return "" if engine == "gpu" or step.on_cpu is not None else "it needs GPUs"
 
 

@@ -44,7 +44,7 @@ class Cells:
                         number,
                         options.engine,
                         options.gpus,
-                        options.share_kv,
+                        options.kv,
                         each,
                         until,
                         options.forks,
@@ -150,7 +150,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpus", default="0,1", help="of prefill and of decode")
     parser.add_argument("--kills", type=int, default=200, help="in all, if there is time")
     parser.add_argument("--cells", type=int, default=12, help="deployments of four workers")
-    parser.add_argument("--share-kv", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--kv", choices=kill_cell.KV_WAYS, default="nvlink", help="its way")
     parser.add_argument("--forks", action=argparse.BooleanOptionalAction, default=True,
                         help="fork workers from a process that has imported all")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=170, help="no kill comes after them")
@@ -167,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> int:
     told = {
         "wanted": options.kills,
         "cells": options.cells,
-        "share_kv": options.share_kv,
+        "kv": options.kv,
         "forks": options.forks,
     }
     report = Report(options.json, options.engine, told)

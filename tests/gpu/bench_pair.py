@@ -368,8 +368,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pair-chunk", type=int, help="of the pair under load (the first chunk)")
     parser.add_argument(
         "--kv", nargs="+", type=KvWay.of, default=[KvWay.of("nvlink")], metavar="WAY",
-        help="ways of KV: nvlink, zmq, or NAME=FLAGS of `baton-worker local`; the first is that of "
-        "all parts, answers are compared over each",
+        help="ways of KV: nvlink, nixl, zmq, or NAME=FLAGS of `baton-worker local`; the first is "
+        "that of all parts, answers are compared over each",
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, help="single requests of a size")
     parser.add_argument("--window", type=float, help="seconds in which prompts arrive")

@@ -35,6 +35,12 @@ N_OPEN, N_TEXTS, BETWEEN, WARM = 12, 24, 4, 24
 CHUNK, KV_BLOCKS, MAX_RUNNING, DRAFTS = 16, 1024, 16, 2
 """Small chunks: most prompts are pulled while they are computed."""
 PACE = SimConfig(prefill_token_seconds=200e-6, decode_step_seconds=0.01)
+KV_WAYS: dict[str, dict[str, bool]] = {
+    "nvlink": {"share_kv": True},
+    "nixl": {"nixl": True},
+    "zmq": {},
+}
+"""What a local deployment is told of the ways of KV, if it knows them."""
 IMPORTED = {
     "gpu": ("torch", "baton_worker.roles.process", "baton_worker.engine.backends.torch.device"),
     "cpu": ("paddle", "baton_worker.roles.process"),
@@ -55,15 +61,15 @@ CHOICES: tuple[dict[str, Any], ...] = (
 class CellOptions(NamedTuple):
     """What a deployment is: `gpus`, of prefill and of decode, as CUDA_VISIBLE_DEVICES names them.
 
-    `kills`: how many there shall be; `until`: of the monotonic clock, when no round begins that
-    would end behind it. `forks`: workers are forked from a process that has imported what they
-    need, for that is most of their start.
+    `kv`: its way, of `KV_WAYS`; `kills`: how many there shall be; `until`: of the monotonic clock,
+    when no round begins that would end behind it. `forks`: workers are forked from a process that
+    has imported what they need.
     """
 
     number: int
     engine: str
     gpus: tuple[str, str]
-    share_kv: bool
+    kv: str
     kills: int
     until: float
     forks: bool = True
@@ -133,7 +139,7 @@ def deployment(options: CellOptions) -> Iterator[Fleet]:
         tempfile.TemporaryDirectory() as folder,
         fleet(
             Path(folder), partial(placed, options), prefill=2, decode=2, engine=engine,
-            num_speculative_tokens=DRAFTS, share_kv=options.share_kv, nursery=nursery,
+            num_speculative_tokens=DRAFTS, **KV_WAYS[options.kv], nursery=nursery,
         ) as running,
     ):  # fmt: skip
         yield running

@@ -60,7 +60,7 @@ RECORD = Group(
                              "layers": WHOLE})),
      "starts": Several(Group({"way": TEXT, "chunk": WHOLE, "seconds": ABOVE})),
      "kills": page_pair_more.KILLS, "pull": page_pair_more.PULL,
-     "rank_sum": page_pair_more.RANK_SUM,
+     "pull_nixl": Group({"gpu": TEXT}), "rank_sum": page_pair_more.RANK_SUM,
      "unmeasured": Several(TEXT)},
 )  # fmt: skip
 MISSING = {
@@ -70,6 +70,7 @@ MISSING = {
     "exact": "whether the answers are the same bits",
     "kills": "workers that are killed",
     "pull": "the rate at which another process's pool is read",
+    "pull_nixl": "the rate at which NIXL reads it",
     "rank_sum": "sums over ranks",
     "ratios": "four GPUs: which ratio of prefill to decode",
 }
@@ -374,6 +375,7 @@ SECTIONS = (
     page_pair_more.killed,
     handoffs,
     page_pair_more.pulled,
+    page_pair_more.pulled_by_nixl,
     page_pair_more.summed,
     page_pair_more.started,
 )

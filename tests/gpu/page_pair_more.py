@@ -135,9 +135,9 @@ def killed(run: Run) -> str:
     return f"""## Workers that are killed
 
 The tiny model, two prefills on the first card and two decodes on the second, {told["cells"]} such
-deployments side by side, their clients' streams greedy and sampled, each token held with the bits
-of its logprob against an undisturbed run's. kill -9 of one worker after the other; for those with
-*KV under way* decode was made to stand still until offers of prefill's had no answer.
+deployments side by side, KV over {told.get("kv", "?")}, their clients' streams greedy and sampled,
+each token held with the bits of its logprob against an undisturbed run's. kill -9 of one worker
+after the other; for those with *KV under way* decode was made to stand still until offers of prefill's had no answer.
 
 {table(["killed", "times", "with KV under way"], by_role)}
 
@@ -204,6 +204,28 @@ pulled by one call. *Apart*: by a process without privileges in PID, IPC, networ
 namespaces of its own. PyTorch's copy within one process: {told["copy_gb_per_s"]:.0f} GB/s.
 
 {table(head, rows)}"""
+
+
+def pulled_by_nixl(run: Run) -> str:
+    """How fast NIXL reads it."""
+    told = run.record.get("pull_nixl")
+    if not told:
+        return ""
+    settings = [name for name, one in told.items() if isinstance(one, dict)]
+    cases = dict.fromkeys(case for name in settings for case, one in told[name].items()
+                          if isinstance(one, dict) and "gb_per_s" in one)  # fmt: skip
+    rows = [
+        [case, *(f"{one['gb_per_s']:.1f}" if (one := told[name].get(case)) else "-"
+                 for name in settings)]
+        for case in cases
+    ]  # fmt: skip
+    return f"""## The same by NIXL
+
+`tests/bench/gpu/bench_pull_nixl.py` in the same run, on {told["gpu"]}, GB/s: the pool in plain
+memory or in memory that has a descriptor (*mapped*), the reader in the same namespaces, in a PID
+namespace of its own, or over TCP alone.
+
+{table(["what", *settings], rows)}"""
 
 
 def summed(run: Run) -> str:

@@ -22,8 +22,9 @@ from baton_testing.local_deployment import Deployment, start
 from baton_testing.processes import HTTP, metric, wait_until
 from baton_worker.control import run_control
 
-KV_FLAGS = {"nvlink": ("--share-kv",), "zmq": ()}
-"""What `baton-worker local` is told of the ways of KV; others are named with their flags."""
+KV_FLAGS = {"nvlink": ("--share-kv",), "nixl": ("--nixl",), "zmq": ()}
+"""What `baton-worker local` is told of the ways of KV, if it knows them; others are named with
+their flags."""
 MANY_PROCESSORS = 16
 """With fewer, clients get none of their own: workers need them more."""
 HANDOFF_SECONDS = {

@@ -243,7 +243,7 @@ def test_a_way_of_kv_is_known_by_name_or_told_with_its_flags() -> None:
     assert KvWay.of("nvlink") == ("nvlink", ("--share-kv",))
     assert KvWay.of("zmq") == ("zmq", ())
     assert KvWay.of("other=--one --two 3") == ("other", ("--one", "--two", "3"))
-    with pytest.raises(ValueError, match="'wire' is none of nvlink, zmq, nor NAME=FLAGS"):
+    with pytest.raises(ValueError, match="'wire' is none of nvlink, nixl, zmq, nor NAME=FLAGS"):
         KvWay.of("wire")
 
 

@@ -42,7 +42,8 @@ def kills() -> dict[str, Any]:
            "violations": {}, "first": [], "leaks": [], "start_seconds": [6.0, 8.0],
            "retries": 9.0, "mismatches": 0.0}  # fmt: skip
     return {"wanted": 200, "cells": 2, "kills": [one, dict(one)], "problems": [],
-            "forks": True, "memory_mib": {"before": [4, 4], "after": [4, 6]}}  # fmt: skip
+            "kv": "nvlink", "forks": True,
+            "memory_mib": {"before": [4, 4], "after": [4, 6]}}  # fmt: skip
 
 
 def steady(way: str, chunk: int, p99: float, tokens_per_s: float, **more: Any) -> dict[str, Any]:
@@ -80,6 +81,9 @@ def record() -> dict[str, Any]:
         "pull": {"gpu": "x", "copy_gb_per_s": 390.0, "same": {"map": {"ms": 27.0},
                  "8,192 tokens": {"ms": 3.5, "gb_per_s": 340.0, "call_ms": 0.5}},
                  "apart": {"8,192 tokens": {"ms": 3.4, "gb_per_s": 351.0, "call_ms": 0.5}}},
+        "pull_nixl": {"gpu": "x", "plain, same": {"connect": {"ms": 8.0},
+                      "512 tokens": {"ms": 0.5, "gb_per_s": 150.5}},
+                      "plain, pid": {"failed": []}},
         "rank_sum": {"device": "x", "ranks": 2, "hidden": 5120,
                      "rows": [{"rows": 1, "pairs": [[7.0, 3.5], [8.0, 4.0]]},
                               {"rows": 512, "pairs": [[40.0, 30.0]]}]},
@@ -119,6 +123,8 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "a card had 2 MiB more in use than before. ",
         "were back in 7.0 s\n(6.0 to 8.0), in the median: forked from",
         "| 8,192 tokens | 3.50 | 340 | 3.40 | 351 (350 GB/s: met) |",
+        "| what | plain, same | plain, pid |",
+        "| 512 tokens | 150.5 | - |",
         "| 1 | 7.5 | 3.8 | 0.50 (0.60: met) |",
         "| 512 | 40.0 | 30.0 | 0.75 |",
         "| 1P+1D | 2,048 | 21.2 |",
