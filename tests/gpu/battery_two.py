@@ -143,7 +143,7 @@ class Battery:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._limit = options, Limit(options.seconds)
-        self._out: Path = options.out
+        self._out: Path = options.out.resolve()  # programs run at the checkout's root
         self.whole: dict[str, Any] = {
             "machine": machine(options.engine),
             "commit": gpu.commit(),

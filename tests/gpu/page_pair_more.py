@@ -137,7 +137,8 @@ def killed(run: Run) -> str:
 The tiny model, two prefills on the first card and two decodes on the second, {told["cells"]} such
 deployments side by side, KV over {told.get("kv", "?")}, their clients' streams greedy and sampled,
 each token held with the bits of its logprob against an undisturbed run's. kill -9 of one worker
-after the other; for those with *KV under way* decode was made to stand still until offers of prefill's had no answer.
+after the other; for those with *KV under way* decode was made to stand still until offers of
+prefill's had no answer.
 
 {table(["killed", "times", "with KV under way"], by_role)}
 
