@@ -199,6 +199,7 @@ class Battery:
         if code:
             self.whole["unmeasured"].append(f"{step.name} ended with status {code}")
         self._write()
+        path.unlink(missing_ok=True)  # all of it is in the whole
         say(f"== {step.name}: {took['seconds']:.0f} s, status {code}")
 
     def _lacks(self, step: Step, why: str) -> None:

@@ -43,6 +43,7 @@ def battery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         code = battery_two.main(told)
         whole: dict[str, Any] = json.loads((tmp_path / "out" / battery_two.NAME).read_text())
         assert code == int(bool(whole["unmeasured"]))
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [battery_two.NAME]
         return whole
 
     return run
