@@ -17,6 +17,7 @@ import pytest
 from safetensors import TensorSpec, serialize_file
 
 from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.engine.model.families.registry import FAMILIES
 
 Tensors = dict[str, npt.NDArray[np.float32]]
 
@@ -56,8 +57,8 @@ def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., MadeCheckpoint]:
     """`make(family="ernie4_5", mtp="ernie", storage="F32", shards=1, seed=0, edit=None, **config)`.
 
-    `mtp` is the naming of MTP layers, `ernie` or `deepseek`. `edit` may change the tensors before
-    they are written. Other keywords go to config.json.
+    `mtp` is the naming of MTP layers, `ernie` or `deepseek`; MiMo has its own. `edit` may change
+    the tensors before they are written. Other keywords go to config.json.
     """
 
     def make(
@@ -71,7 +72,8 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., M
     ) -> MadeCheckpoint:
         folder = tmp_path_factory.mktemp("checkpoint")
         full = _config(family) | config
-        tensors = _random_tensors(full, mtp, np.random.default_rng(seed))
+        naming = "mimo" if family == "mimo" else mtp
+        tensors = _random_tensors(full, naming, np.random.default_rng(seed))
         if edit is not None:
             edit(tensors)
         (folder / "config.json").write_text(json.dumps(full))
@@ -81,13 +83,8 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., M
 
 
 def _config(family: str) -> dict[str, Any]:
-    architecture = {
-        "ernie4_5": "Ernie4_5ForCausalLM",
-        "llama": "LlamaForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-    }[family]
     return {
-        "architectures": [architecture],
+        "architectures": [FAMILIES[family].architecture],
         "model_type": family,
         "vocab_size": 96,
         "hidden_size": 32,
@@ -119,31 +116,43 @@ def _random_tensors(config: Mapping[str, Any], mtp: str, rng: np.random.Generato
         shapes["lm_head.weight"] = vocab
     for i in range(layers):
         shapes |= _layer_shapes(f"model.layers.{i}", config)
-    for i in range(config["num_nextn_predict_layers"]):
-        norms, proj, block = {
+    for i in range(config["num_nextn_predict_layers"] or 0):
+        norms, proj, block, last = {
             "ernie": (
                 (f"model.mtp_emb_norm.{i}", f"model.mtp_hidden_norm.{i}"),
                 f"model.mtp_linear_proj.{i}",
                 f"model.mtp_block.{i}",
+                (),
             ),
             "deepseek": (
                 (f"model.layers.{layers + i}.enorm", f"model.layers.{layers + i}.hnorm"),
                 f"model.layers.{layers + i}.eh_proj",
                 f"model.layers.{layers + i}",
+                (),
+            ),
+            "mimo": (
+                (f"model.mtp_layers.{i}.token_layernorm", f"model.mtp_layers.{i}.hidden_layernorm"),
+                f"model.mtp_layers.{i}.input_proj",
+                f"model.mtp_layers.{i}",
+                (f"model.mtp_layers.{i}.final_layernorm",),
             ),
         }[mtp]
-        shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
+        shapes |= {f"{norm}.weight": (hidden,) for norm in (*norms, *last)}
         shapes[f"{proj}.weight"] = (hidden, 2 * hidden)
         shapes |= _layer_shapes(block, config)
-    return {key: _random(shape, rng) for key, shape in shapes.items()}
+    return {key: _random(key, shape, rng) for key, shape in shapes.items()}
 
 
 def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    q = config["num_attention_heads"] * config["head_dim"]
-    kv = config["num_key_value_heads"] * config["head_dim"]
+    head_dim = config["head_dim"] or hidden // config["num_attention_heads"]
+    q = config["num_attention_heads"] * head_dim
+    kv = config["num_key_value_heads"] * head_dim
     norms = ("q_norm", "k_norm") if config["model_type"] == "qwen3" else ()
-    return {f"{prefix}.self_attn.{n}.weight": (config["head_dim"],) for n in norms} | {
+    biases = {"q": q, "k": kv, "v": kv} if config["model_type"] in ("qwen2", "mimo") else {}
+    extra = {f"{prefix}.self_attn.{n}.weight": (head_dim,) for n in norms}
+    extra |= {f"{prefix}.self_attn.{n}_proj.bias": (width,) for n, width in biases.items()}
+    return extra | {
         f"{prefix}.input_layernorm.weight": (hidden,),
         f"{prefix}.self_attn.q_proj.weight": (q, hidden),
         f"{prefix}.self_attn.k_proj.weight": (kv, hidden),
@@ -156,7 +165,9 @@ def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int
     }
 
 
-def _random(shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+def _random(key: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    if key.endswith(".bias"):
+        return rng.normal(0.0, 1.0, shape).astype(np.float32)
     if len(shape) == 1:
         return rng.normal(1.0, 0.1, shape).astype(np.float32)
     return rng.normal(0.0, shape[1] ** -0.5, shape).astype(np.float32)

@@ -36,7 +36,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 96, count).tolist()
 
 
-@pytest.mark.parametrize("family", ["llama", "ernie4_5"])
+@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen2", "mimo"])
 def test_later_tokens_change_no_earlier_logits(load: Callable[..., Loaded], family: str) -> None:
     model = load(family=family)
     ids = tokens(20)

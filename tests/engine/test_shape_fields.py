@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.engine.model.rope import Llama3Scaling, YarnScaling
 from baton_worker.engine.model.shape import ModelShape, fingerprint, load_shape
 
 
@@ -76,7 +79,86 @@ def test_qwen3_norms_heads_whose_size_is_apart(make_checkpoint: Callable[..., An
     )
 
 
-@pytest.mark.parametrize(("family", "eps"), [("llama", 1e-6), ("qwen3", 1e-6), ("ernie4_5", 1e-5)])
+def test_qwen2_has_biases_and_a_head_size_that_follows(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    shape = load_shape(make_checkpoint("qwen2", head_dim=None, num_nextn_predict_layers=None).path)
+    assert (shape.has_qkv_bias, shape.has_qk_norm, shape.head_dim) == (True, False, 8)
+    assert (shape.rope_style, shape.n_mtp_layers) == ("half", 0)
+
+
+def test_mimo_drafts_from_normed_states_that_come_first(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    shape = load_shape(
+        make_checkpoint("mimo", attention_bias=True, num_nextn_predict_layers=2).path
+    )
+    assert (shape.has_qkv_bias, shape.n_mtp_layers) == (True, 2)
+    assert (shape.mtp_hidden, shape.mtp_order) == ("post_norm", "hidden_embedding")
+    switched = load_shape(make_checkpoint("mimo", baton_mtp_hidden="pre_norm").path)
+    assert (switched.mtp_hidden, switched.mtp_order) == ("pre_norm", "hidden_embedding")
+
+
+def test_llama3_scaling_is_read(write_config: Callable[..., Path]) -> None:
+    block = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "rope_type": "llama3",
+    }
+    shape = load_shape(write_config(rope_scaling=block))
+    assert shape.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 128)
+    assert shape.max_position_embeddings == 512
+    newer = load_shape(
+        write_config(drop=("rope_theta",), rope_parameters=block | {"rope_theta": 5e5})
+    )
+    assert (newer.rope_scaling, newer.rope_theta) == (shape.rope_scaling, 5e5)
+
+
+def test_yarn_lengthens_the_context_of_a_config_that_tells_the_old_one(
+    write_config: Callable[..., Path],
+) -> None:
+    block = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    shape = load_shape(write_config(rope_scaling=block))
+    assert shape.rope_scaling == YarnScaling(
+        factor=4.0,
+        original_positions=256,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        attention_factor=pytest.approx(0.1 * np.log(4.0) + 1.0, rel=1e-15),
+    )
+    assert shape.max_position_embeddings == 1024
+    longer = load_shape(write_config(rope_scaling=block, max_position_embeddings=4096))
+    assert longer.max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"attention_factor": 1.25}, 1.25),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        (
+            {"mscale": 0.707, "mscale_all_dim": 1.0},
+            (0.0707 * np.log(4) + 1) / (0.1 * np.log(4) + 1),
+        ),
+        ({"mscale": 0.707}, 0.1 * np.log(4) + 1),
+        ({"factor": 1.0}, 1.0),
+    ],
+)
+def test_yarns_attention_factor_is_told_or_follows(
+    write_config: Callable[..., Path], fields: dict[str, float], expected: float
+) -> None:
+    block = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256} | fields
+    scaling = load_shape(write_config(rope_scaling=block)).rope_scaling
+    assert scaling is not None
+    assert scaling.attention_factor == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("family", "eps"),
+    [("llama", 1e-6), ("qwen2", 1e-6), ("qwen3", 1e-6), ("ernie4_5", 1e-5), ("mimo", 1e-6)],
+)
 def test_an_absent_epsilon_is_the_familys(
     make_checkpoint: Callable[..., Any], family: str, eps: float
 ) -> None:
@@ -150,6 +232,9 @@ def test_fields_that_decide_nothing_are_ignored(write_config: Callable[..., Path
         {"rope_style": "half"},
         {"rms_norm_eps": 1e-6},
         {"n_kv_heads": 4},
+        {"has_qkv_bias": True},
+        {"mtp_order": "hidden_embedding"},
+        {"rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 128)},
     ],
 )
 def test_the_fingerprint_follows_what_decides_kv(
@@ -159,6 +244,11 @@ def test_the_fingerprint_follows_what_decides_kv(
     assert fingerprint(shape, "w") == fingerprint(dataclasses.replace(shape), "w")
     assert fingerprint(shape, "w") != fingerprint(dataclasses.replace(shape, **change), "w")
     assert fingerprint(shape, "w") != fingerprint(shape, "other weights")
+
+
+def test_models_of_the_first_release_keep_their_names() -> None:
+    """Workers of both versions must pair while one is taken for the other."""
+    assert fingerprint(load_shape(TINY_MODEL), "w") == "41b40191d56f59d44ffce72934724170"
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,12 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
         (
             "model_type",
             "bloom",
-            "model_type is 'bloom', supported is one of ['ernie4_5', 'llama', 'qwen3']",
+            "model_type is 'bloom', supported is one of "
+            "['ernie4_5', 'llama', 'mimo', 'qwen2', 'qwen3']",
         ),
         ("model_type", "deepseek_v3", "for it Baton lacks: MLA attention, mixture of experts"),
-        ("model_type", "qwen2", "for it Baton lacks: attention biases"),
+        ("model_type", "gpt_oss", "sliding windows, attention sinks"),
+        ("model_type", "glm4_moe", "for it Baton lacks: mixture of experts"),
         ("use_sliding_window", True, "use_sliding_window is True"),
         ("layer_types", ["full_attention", "linear_attention"], "layer_types is ['full_attention'"),
         ("architectures", ["LlamaForCausalLM"], "architectures is ['LlamaForCausalLM']"),
@@ -52,12 +54,14 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
         ("num_local_experts", 8, "num_local_experts is 8"),
         ("num_experts", 8, "num_experts is 8"),
         ("n_routed_experts", 256, "n_routed_experts is 256"),
+        ("use_mrope", True, "use_mrope is True"),
+        ("compression_config", {"format": "pack"}, "compression_config is {'format': 'pack'}"),
         ("quantization_config", {"bits": 8}, "quantization_config is {'bits': 8}"),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5"),
         ("compression_ratio", 2.0, "compression_ratio is 2.0"),
         ("rope_scaling", {"type": "linear"}, "rope_scaling.rope_type is 'linear'"),
-        ("rope_scaling", {"rope_type": "llama3"}, "rope_scaling.rope_type is 'llama3'"),
-        ("rope_parameters", {"rope_type": "yarn"}, "rope_parameters.rope_type is 'yarn'"),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "supported is 'default', 'llama3' or"),
+        ("rope_parameters", {"rope_type": "longrope"}, "rope_parameters.rope_type is 'longrope'"),
         ("rope_theta", 0, "rope_theta is 0"),
         ("rope_parameters", {"rope_theta": "big"}, "rope_theta is 'big'"),
         ("baton_mtp_hidden", "both", "$.baton_mtp_hidden"),
@@ -109,3 +113,78 @@ def test_a_malformed_generation_config_is_named(make_checkpoint: Callable[..., A
     path.write_text("{")
     with pytest.raises(ModelShapeError, match=re.escape(str(path))):
         load_shape(path.parent)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "mimo"])
+def test_biases_that_a_family_always_has_cannot_be_switched_off(
+    make_checkpoint: Callable[..., Any], family: str
+) -> None:
+    for value in (True, None):
+        assert load_shape(make_checkpoint(family, attention_bias=value).path).has_qkv_bias
+    message = f"attention_bias is False, supported is unset or true for {family}"
+    with pytest.raises(ModelShapeError, match=message):
+        load_shape(make_checkpoint(family, attention_bias=False).path)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mimo"])
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"use_sliding_window": True}, "use_sliding_window is True"),
+        ({"use_sliding_window": True, "sliding_window": 32}, "use_sliding_window is True"),
+        ({"sliding_window": 32}, "sliding_window is 32"),
+    ],
+)
+def test_a_window_that_may_slide_is_refused(
+    make_checkpoint: Callable[..., Any], family: str, fields: dict[str, Any], shown: str
+) -> None:
+    with pytest.raises(ModelShapeError, match=shown):
+        load_shape(make_checkpoint(family, **fields).path)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("block", "change", "shown"),
+    [
+        (LLAMA3, {"factor": None}, "factor is None, supported is a number > 0"),
+        (LLAMA3, {"factor": 0.5}, "factor is 0.5, supported is a number >= 1"),
+        (LLAMA3, {"factor": "8"}, "factor is '8', supported is a number > 0"),
+        (LLAMA3, {"factor": True}, "factor is True, supported is a number > 0"),
+        (LLAMA3, {"high_freq_factor": 1.0}, "high_freq_factor is 1.0, supported is more than low"),
+        (LLAMA3, {"low_freq_factor": -1}, "low_freq_factor is -1, supported is a number > 0"),
+        (
+            LLAMA3,
+            {"original_max_position_embeddings": None},
+            "original_max_position_embeddings is None, supported is a whole number >= 1",
+        ),
+        (LLAMA3, {"beta_fast": 32}, "beta_fast is 32, supported is unset for 'llama3'"),
+        (YARN, {"short_factor": [1.0]}, "short_factor is [1.0], supported is unset for 'yarn'"),
+        (
+            YARN,
+            {"beta_fast": 1, "beta_slow": 2},
+            "beta_fast is 1, supported is more than beta_slow",
+        ),
+        (YARN, {"truncate": "no"}, "truncate is 'no', supported is true or false"),
+        (YARN, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, supported is unset"),
+        (YARN, {"attention_factor": 0}, "attention_factor is 0, supported is a number > 0"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_what_no_formula_stands_for_is_named(
+    refuse: Callable[..., None], name: str, block: Any, change: Any, shown: str
+) -> None:
+    refuse(f"{name}.{shown}", **{name: block | change})
+
+
+def test_two_scalings_that_differ_are_refused(refuse: Callable[..., None]) -> None:
+    other = YARN | {"factor": 2.0}
+    refuse("unset where rope_parameters scales too", rope_scaling=YARN, rope_parameters=other)

@@ -40,7 +40,9 @@ def put(key: str, *shape: int) -> Edit:
     return lambda tensors: tensors.update({key: np.zeros(shape, np.float32)})
 
 
-@pytest.mark.parametrize(("family", "count"), [("ernie4_5", 33), ("qwen3", 39)])
+@pytest.mark.parametrize(
+    ("family", "count"), [("ernie4_5", 33), ("qwen3", 39), ("qwen2", 42), ("mimo", 43)]
+)
 def test_every_single_missing_key_is_named(
     make_checkpoint: Callable[..., Any], family: str, count: int
 ) -> None:
@@ -75,6 +77,29 @@ def test_every_single_wrong_shape_is_named_with_both_shapes(
 def test_an_unknown_key_is_named(make_checkpoint: Callable[..., Any], key: str) -> None:
     made = make_checkpoint(edit=put(key, 32))
     with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: unknown key for ernie4_5"):
+        load(made.path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.layers.0.self_attn.o_proj.bias",
+        "model.layers.0.self_attn.sinks",
+        "model.layers.2.eh_proj.weight",
+        "model.mtp_layers.1.input_proj.weight",
+    ],
+)
+def test_an_unknown_key_of_mimo_is_named(make_checkpoint: Callable[..., Any], key: str) -> None:
+    made = make_checkpoint("mimo", edit=put(key, 32))
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: unknown key for mimo"):
+        load(made.path)
+
+
+def test_a_wrong_bias_is_named_with_both_shapes(make_checkpoint: Callable[..., Any]) -> None:
+    key = "model.mtp_layers.0.self_attn.k_proj.bias"
+    made = make_checkpoint("mimo", edit=put(key, 32))
+    expected = f"{key}: expected shape (16,), found (32,)"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}$"):
         load(made.path)
 
 

@@ -28,7 +28,7 @@ def arrays(weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
                 yield f"{name}.{field.name}", value
 
 
-@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen2", "qwen3", "mimo"])
 @pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
 def test_projections_are_transposed_and_fused_exactly(
     make_checkpoint: Callable[..., Any], family: str, storage: str
@@ -51,6 +51,10 @@ def test_projections_are_transposed_and_fused_exactly(
         norms = [of[f"self_attn.{n}"] for n in ("q_norm", "k_norm") if f"self_attn.{n}" in of]
         np.testing.assert_array_equal(layer.qk_norm or (), norms)
         assert (layer.qk_norm is not None) == (family == "qwen3")
+        assert (layer.qkv_bias is not None) == (family in ("qwen2", "mimo"))
+        if layer.qkv_bias is not None:
+            biases = [of[f"self_attn.{name}_proj.bias"] for name in "qkv"]
+            np.testing.assert_array_equal(layer.qkv_bias, np.concatenate(biases))
     np.testing.assert_array_equal(weights.embed, made.tensors["model.embed_tokens.weight"])
     np.testing.assert_array_equal(weights.final_norm, made.tensors["model.norm.weight"])
 
@@ -95,6 +99,25 @@ def test_deepseek_mtp_names_fill_the_mtp_layer_with_its_own_norm(
         mtp.layer.o, made.tensors["model.layers.2.self_attn.o_proj.weight"].T
     )
     np.testing.assert_array_equal(mtp.final_norm, np.full(32, 0.5, np.float32))
+
+
+def test_mimos_mtp_names_fill_the_mtp_layer_with_its_own_norm(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    made = make_checkpoint("mimo", num_nextn_predict_layers=2, tie_word_embeddings=False)
+    weights = load(made)
+    for i, mtp in enumerate(weights.mtp):
+        of = {
+            key.removeprefix(f"model.mtp_layers.{i}."): value for key, value in made.tensors.items()
+        }
+        np.testing.assert_array_equal(mtp.emb_norm, of["token_layernorm.weight"])
+        np.testing.assert_array_equal(mtp.hidden_norm, of["hidden_layernorm.weight"])
+        np.testing.assert_array_equal(mtp.proj, of["input_proj.weight"].T)
+        np.testing.assert_array_equal(mtp.final_norm, of["final_layernorm.weight"])
+        np.testing.assert_array_equal(mtp.layer.input_norm, of["input_layernorm.weight"])
+        biases = [of[f"self_attn.{name}_proj.bias"] for name in "qkv"]
+        np.testing.assert_array_equal(mtp.layer.qkv_bias, np.concatenate(biases))
+    assert len(weights.mtp) == 2
 
 
 def test_both_mtp_namings_of_the_same_tensors_load_alike(

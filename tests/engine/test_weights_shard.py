@@ -13,10 +13,11 @@ from baton_worker.engine.model.weights import Shard, load_weights
 
 
 @pytest.mark.parametrize("storage", ["F32", "BF16"])
+@pytest.mark.parametrize("family", ["ernie4_5", "mimo"])
 def test_two_shards_put_together_are_the_whole(
-    make_checkpoint: Callable[..., Any], storage: str
+    make_checkpoint: Callable[..., Any], family: str, storage: str
 ) -> None:
-    path = make_checkpoint(storage=storage).path
+    path = make_checkpoint(family, storage=storage).path
     shape = load_shape(path)
     whole = load_weights(path, shape)
     halves = [load_weights(path, shape, Shard(rank, 2)) for rank in (0, 1)]
@@ -31,6 +32,10 @@ def test_two_shards_put_together_are_the_whole(
         np.testing.assert_array_equal(np.concatenate(rejoined, axis=1), layer.gate_up)
         np.testing.assert_array_equal(np.concatenate([part.o for part in parts]), layer.o)
         np.testing.assert_array_equal(np.concatenate([part.down for part in parts]), layer.down)
+        if layer.qkv_bias is not None:
+            split = [np.split(part.qkv_bias, [q, q + kv]) for part in parts]
+            rejoined = [np.concatenate(pair) for pair in zip(*split, strict=True)]
+            np.testing.assert_array_equal(np.concatenate(rejoined), layer.qkv_bias)
         for part in parts:
             np.testing.assert_array_equal(part.input_norm, layer.input_norm)
     np.testing.assert_array_equal(halves[0].lm_head, whole.lm_head)

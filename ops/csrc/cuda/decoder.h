@@ -111,6 +111,7 @@ struct RopeStoreInput {
   int64_t tokens;
   int64_t heads;
   ElementType type;
+  const void* bias;        // [(heads + 2 * pool.heads) * head_dim], added first; null: none
   const void* query_norm;  // [head_dim], both or neither
   const void* key_norm;
   float eps;

@@ -51,12 +51,13 @@ Error NormOf(const AddNormInput& in, const Rows& out, Stream stream) {
   return LaunchEarly(AddNormLongKernel<E, kWide>, grid, stream, params);
 }
 
-template <class E, bool kInterleaved, bool kWide>
+template <class E, bool kInterleaved, bool kWide, bool kBias>
 Error RopeOf(const RopeStoreInput& in, void* query, Stream stream) {
   const KvPool& pool = in.pool;
   RopeParams<E> p{};
   p.qkv = static_cast<const E*>(in.qkv.data);
   p.qkv_stride = in.qkv.stride;
+  p.bias = static_cast<const E*>(in.bias);
   p.query_norm = static_cast<const E*>(in.query_norm);
   p.key_norm = static_cast<const E*>(in.key_norm);
   p.eps = in.eps;
@@ -89,13 +90,21 @@ Error RopeOf(const RopeStoreInput& in, void* query, Stream stream) {
     if (pool.head_dim == kVectorHead && in.qkv.stride % kChunk == 0) {
       constexpr int64_t kParts = kWarp / kHeadLanes;
       if (in.tokens * heads < kManyVectorHeads)
-        return launch(RopeStoreVectorKernel<E, 1>, 1, kParts);
-      return launch(RopeStoreVectorKernel<E, 2>, 2, kParts);
+        return launch(RopeStoreVectorKernel<E, kBias, 1>, 1, kParts);
+      return launch(RopeStoreVectorKernel<E, kBias, 2>, 2, kParts);
     }
   }
-  if (pool.head_dim > kMostLaneHead) return launch(RopeStoreLongKernel<E, kInterleaved, kWide>, 1);
-  if (in.tokens * heads < kManyHeads) return launch(RopeStoreKernel<E, kInterleaved, kWide, 1>, 1);
-  return launch(RopeStoreKernel<E, kInterleaved, kWide, 4>, 4);
+  if (pool.head_dim > kMostLaneHead)
+    return launch(RopeStoreLongKernel<E, kInterleaved, kWide, kBias>, 1);
+  if (in.tokens * heads < kManyHeads)
+    return launch(RopeStoreKernel<E, kInterleaved, kWide, kBias, 1>, 1);
+  return launch(RopeStoreKernel<E, kInterleaved, kWide, kBias, 4>, 4);
+}
+
+template <class E, bool kInterleaved, bool kWide>
+Error RopeWith(const RopeStoreInput& in, void* query, Stream stream) {
+  return in.bias ? RopeOf<E, kInterleaved, kWide, true>(in, query, stream)
+                 : RopeOf<E, kInterleaved, kWide, false>(in, query, stream);
 }
 
 }  // namespace
@@ -125,17 +134,17 @@ Error AddNorm(const AddNormInput& in, const Rows& out, Stream stream) {
 Error RopeStore(const RopeStoreInput& in, void* query, Stream stream) {
   if (in.tokens == 0) return nullptr;
   if (in.tokens * (in.heads + 2 * in.pool.heads) > kMostWarps) return "qkv has too many tokens";
-  const bool is_wide =
-      in.pool.head_dim % 4 == 0 && in.qkv.stride % 2 == 0 &&
-      AreOnVectors({in.qkv.data, in.query_norm, in.key_norm, in.cos, in.sin, in.pool.data, query});
+  const bool is_wide = in.pool.head_dim % 4 == 0 && in.qkv.stride % 2 == 0 &&
+                       AreOnVectors({in.qkv.data, in.bias, in.query_norm, in.key_norm, in.cos,
+                                     in.sin, in.pool.data, query});
   return ForElement(in.type, [&](auto element) {
     using E = decltype(element);
     if (in.interleaved) {
-      return is_wide ? RopeOf<E, true, true>(in, query, stream)
-                     : RopeOf<E, true, false>(in, query, stream);
+      return is_wide ? RopeWith<E, true, true>(in, query, stream)
+                     : RopeWith<E, true, false>(in, query, stream);
     }
-    return is_wide ? RopeOf<E, false, true>(in, query, stream)
-                   : RopeOf<E, false, false>(in, query, stream);
+    return is_wide ? RopeWith<E, false, true>(in, query, stream)
+                   : RopeWith<E, false, false>(in, query, stream);
   });
 }
 

@@ -46,15 +46,17 @@ void RunAddNorm(ArgumentReader args) {
   Raise("add_norm", cuda::AddNorm(in, to, StreamOf(call.device)));
 }
 
-// Reads query_norm?, key_norm?, eps, cos, sin, is_interleaved.
+// Reads bias?, query_norm?, key_norm?, eps, cos, sin, is_interleaved.
 void ReadRotation(ArgumentReader* args, const Call& call, cuda::RopeStoreInput* in) {
-  const int64_t head_dim = in->pool.head_dim;
+  const int64_t head_dim = in->pool.head_dim, heads = in->heads + 2 * in->pool.heads;
+  const auto bias = args->OptionalTensor("bias");
   const auto query_norm = args->OptionalTensor("query_norm");
   const auto key_norm = args->OptionalTensor("key_norm");
   if (!query_norm != !key_norm) {
     TVM_FFI_THROW(ValueError) << "query_norm and key_norm must be given together";
   }
   const DLDataType dtype = DtypeOf(call.type);
+  in->bias = OptionalVector<const void>(bias, "bias", dtype, heads * head_dim, call.device);
   in->query_norm =
       OptionalVector<const void>(query_norm, "query_norm", dtype, head_dim, call.device);
   in->key_norm = OptionalVector<const void>(key_norm, "key_norm", dtype, head_dim, call.device);
@@ -132,6 +134,6 @@ void RunBrokenRows(ArgumentReader args) {
 BATON_EXPORT_CUDA(cuda_embed, 3, RunEmbed)
 BATON_EXPORT_CUDA(cuda_gather, 3, RunGather)
 BATON_EXPORT_CUDA(cuda_add_norm, 5, RunAddNorm)
-BATON_EXPORT_CUDA(cuda_rope_store, 13, RunRopeStore)
+BATON_EXPORT_CUDA(cuda_rope_store, 14, RunRopeStore)
 BATON_EXPORT_CUDA(cuda_silu_mul, 2, RunSiluMul)
 BATON_EXPORT_CUDA(cuda_broken_rows, 2, RunBrokenRows)

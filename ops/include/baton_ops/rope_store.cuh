@@ -1,5 +1,5 @@
-// Heads on their way from the projection to attention: norm, rotation, and the append of keys and
-// values to the paged pool. A warp takes one head of a token, or a few.
+// Heads on their way from the projection to attention: bias, norm, rotation, and the append of keys
+// and values to the paged pool. A warp takes one head of a token, or a few.
 #ifndef BATON_OPS_ROPE_STORE_CUH_
 #define BATON_OPS_ROPE_STORE_CUH_
 
@@ -23,6 +23,7 @@ template <class E>
 struct RopeParams {
   const E* qkv;
   int64_t qkv_stride;
+  const E* bias;        // [heads + 2 * kv_heads, head_dim], of kernels with kBias
   const E* query_norm;  // or null
   const E* key_norm;
   float eps;
@@ -103,6 +104,14 @@ struct HeadPairs {
     }
   }
 };
+
+__device__ __forceinline__ void Add(const Pairs& bias, Pairs* pairs) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    pairs->a[i] = __fadd_rn(pairs->a[i], bias.a[i]);
+    pairs->b[i] = __fadd_rn(pairs->b[i], bias.b[i]);
+  }
+}
 
 // Adds the squares of two pairs to a lane's sum.
 __device__ __forceinline__ float Squares(const Pairs& pairs, float sum) {
@@ -208,7 +217,7 @@ struct HeadPlace {
 // Heads of at most kMostLaneHead: a lane has one group of pairs. A warp takes kPer heads of a
 // token. All but the projection is read before the kernel before this one, which writes it, is
 // complete, and maybe the one before that.
-template <class E, bool kInterleaved, bool kWide, int kPer>
+template <class E, bool kInterleaved, bool kWide, bool kBias, int kPer>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<E> p) {
   const int lane = threadIdx.x % kWarp, warp = blockIdx.x * kRopeWarps + threadIdx.x / kWarp;
   const int all_heads = p.heads + 2 * p.kv_heads, parts = (all_heads + kPer - 1) / kPer;
@@ -223,6 +232,14 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<
     if (p.query_norm) query_norm = pairs_of.Load(p.query_norm, lane);
     if (p.key_norm) key_norm = pairs_of.Load(p.key_norm, lane);
   }
+  Pairs bias[kBias ? kPer : 1] = {};
+  if constexpr (kBias) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int head = min(first + i, all_heads - 1);
+      if (has_pairs) bias[i] = pairs_of.Load(p.bias + int64_t{head} * p.head_dim, lane);
+    }
+  }
   WaitForEarlierGrids();
   LetNextGridStart();
   if (!place.is_there || warp / parts >= p.tokens) return;
@@ -236,6 +253,7 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<
   for (int i = 0; i < kPer; ++i) {
     if (first + i >= all_heads) break;
     const HeadPlace<E> head(p, place, token, first + i);
+    if constexpr (kBias) Add(bias[i], &pairs[i]);
     if (head.norm) {
       const float scale = HeadScale(SumOfWarp(Squares(pairs[i], 0.0f)), p.head_dim, p.eps);
       Norm(first + i < p.heads ? query_norm : key_norm, scale, &pairs[i]);
@@ -314,7 +332,7 @@ __device__ __forceinline__ float SumOfHead(const LanePairs& pairs) {
 
 // Heads of kVectorHead elements of two bytes, pairs in halves: eight lanes take kPer heads of a
 // token, with the bits of the kernel above.
-template <class E, int kPer>
+template <class E, bool kBias, int kPer>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreVectorKernel(RopeParams<E> p) {
   const int lane = threadIdx.x % kHeadLanes;
   const int part = (blockIdx.x * kRopeWarps * kWarp + threadIdx.x) / kHeadLanes;
@@ -330,6 +348,13 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreVectorKernel(RopeP
   HalfChunks<E> query_norm{}, key_norm{};
   if (p.query_norm) query_norm.Load(p.query_norm, lane);
   if (p.key_norm) key_norm.Load(p.key_norm, lane);
+  HalfChunks<E> bias[kBias ? kPer : 1] = {};
+  if constexpr (kBias) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      bias[i].Load(p.bias + int64_t{min(first + i, all_heads - 1)} * kVectorHead, lane);
+    }
+  }
   WaitForEarlierGrids();
   LetNextGridStart();
   const int heads = place.is_there && part / parts < p.tokens ? min(kPer, all_heads - first) : 0;
@@ -343,6 +368,11 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreVectorKernel(RopeP
   for (int i = 0; i < kPer; ++i) {
     const HeadPlace<E> head(p, place, token, min(first + i, all_heads - 1));
     LanePairs pairs = chunks[i].ToPairs();
+    if constexpr (kBias) {
+      const LanePairs added = bias[i].ToPairs();
+#pragma unroll
+      for (int j = 0; j < kLaneGroups; ++j) Add(added.group[j], &pairs.group[j]);
+    }
     const float scale = HeadScale(SumOfHead(pairs), kVectorHead, p.eps);
     const bool is_query = first + i < p.heads;
     const LanePairs weight = HalfChunks<E>{Chosen(is_query, query_norm.a, key_norm.a),
@@ -358,7 +388,7 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreVectorKernel(RopeP
 }
 
 // Heads of any size: each lane reads again what it summed. A warp takes a head.
-template <class E, bool kInterleaved, bool kWide>
+template <class E, bool kInterleaved, bool kWide, bool kBias>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreLongKernel(RopeParams<E> p) {
   WaitForEarlierGrids();
   LetNextGridStart();
@@ -370,16 +400,21 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreLongKernel(RopePar
   const HeadPairs<E, kInterleaved, kWide> pairs_of{p.head_dim / 2};
   const HeadPlace<E> head(p, place, token, of);
   const E* from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(of) * p.head_dim;
+  const auto load = [&](int group) {
+    Pairs pairs = pairs_of.Load(from, group);
+    if constexpr (kBias) Add(pairs_of.Load(p.bias + int64_t{of} * p.head_dim, group), &pairs);
+    return pairs;
+  };
   float sum = 0.0f, scale = 1.0f;
   if (head.norm) {
     for (int group = lane; 2 * group < pairs_of.half; group += kWarp) {
-      sum = Squares(pairs_of.Load(from, group), sum);
+      sum = Squares(load(group), sum);
     }
     scale = HeadScale(SumOfWarp(sum), p.head_dim, p.eps);
   }
   const float *cos = p.cos + place.angle, *sin = p.sin + place.angle;
   for (int group = lane; 2 * group < pairs_of.half; group += kWarp) {
-    Pairs pairs = pairs_of.Load(from, group);
+    Pairs pairs = load(group);
     if (head.norm) Norm(pairs_of.Load(head.norm, group), scale, &pairs);
     if (!head.is_value) Rotate(LoadAngles<kWide>(cos, sin, group, pairs_of.half), &pairs);
     pairs_of.Store(head.to, group, pairs);

@@ -21,6 +21,10 @@ class Rotation(Protocol):
     """What happens to a head before it is used."""
 
     @property
+    def bias(self) -> Tensor | None:
+        """E[(Hq + 2 Hkv) * D], what is added to the projection first."""
+
+    @property
     def norms(self) -> tuple[Tensor, Tensor] | None:
         """Weights E[D] of the queries' and of the keys' RMS norm."""
 
@@ -82,16 +86,16 @@ def add_norm_into(
 def rope_store_into(
     qkv: Tensor, rotation: Rotation, places: Places, kv: Tensor, layer: int, query: Tensor
 ) -> None:
-    """Norm (if asked for) and rotate heads, and append keys and values to the pool.
+    """Add a bias and norm (each if asked for), rotate, and append keys and values to the pool.
 
     A token without a block of its own (null, or beyond the table) writes to block 1, the trash;
-    padding writes nothing. In fp32, rounded once. Norms, angles and places are read while earlier
-    launches may still run, not the last one alone: between what writes them and the launch before
-    this one there must be another that is neither a matmul nor attention.
+    padding writes nothing. In fp32, rounded once. Bias, norms, angles and places are read while
+    earlier launches may still run, not the last one alone: between what writes them and the launch
+    before this one there must be another that is neither a matmul nor attention.
 
     Args:
         qkv: E[N, (Hq + 2 Hkv) * D]; rows may be strided.
-        rotation: norms and angles.
+        rotation: bias, norms and angles.
         places: of each token.
         kv: E[blocks, layers, 2, Hkv, block_size, D], at least two blocks.
         layer: which of the pool's.
@@ -103,6 +107,7 @@ def rope_store_into(
         kv,
         layer,
         query,
+        rotation.bias,
         query_norm,
         key_norm,
         rotation.eps,

@@ -42,13 +42,14 @@ def timed(name: str, n_bytes: int, call: Any, calls: int = CALLS) -> tuple[str, 
     return name, n_bytes, timing.by_graph(lambda _: call(), calls).median_us
 
 
-def rotation() -> Any:
+def rotation(bias: Any) -> Any:
     angles = torch.rand(2 * CONTEXT, DIM // 2, device="cuda")
     norms = (random(DIM), random(DIM))
-    return SimpleNamespace(norms=norms, eps=1e-6, cos=angles.cos(), sin=angles.sin(), style="half")
+    turn = {"cos": angles.cos(), "sin": angles.sin(), "style": "half"}
+    return SimpleNamespace(bias=bias, norms=norms, eps=1e-6, **turn)
 
 
-def rope_store(n: int) -> tuple[str, int, float]:
+def rope_store(n: int, has_bias: bool = False) -> tuple[str, int, float]:
     """Tokens of as many sequences; 2,048 are of four."""
     sequences = n if n <= 256 else 4
     shape = (sequences * WIDTH + 2, 1, 2, KV_HEADS, BLOCK, DIM)
@@ -57,9 +58,12 @@ def rope_store(n: int) -> tuple[str, int, float]:
     tables = (torch.arange(sequences * WIDTH, device="cuda").int() + 2).view(sequences, WIDTH)
     place = (token // q_len, CONTEXT - 48 + token % q_len)
     places = SimpleNamespace(sequence=place[0], position=place[1], tables=tables)
-    qkv, query, by = random(n, (HEADS + 2 * KV_HEADS) * DIM), random(n, HEADS, DIM), rotation()
+    width = (HEADS + 2 * KV_HEADS) * DIM
+    qkv, query, by = random(n, width), random(n, HEADS, DIM), rotation(None)
+    if has_bias:
+        by = rotation(random(width))
     call = partial(decoder.rope_store_into, qkv, by, places, kv, 0, query)
-    return timed("rope_store", 4 * qkv.numel(), call)
+    return timed("rope_store, bias" if has_bias else "rope_store", 4 * qkv.numel(), call)
 
 
 def row_wise(n: int) -> Iterator[tuple[str, int, float]]:
@@ -75,6 +79,7 @@ def row_wise(n: int) -> Iterator[tuple[str, int, float]]:
     silu_mul = partial(decoder.silu_mul_into, gate_up, gated)
     yield timed("silu_mul", 6 * n * MIDDLE, silu_mul)
     yield rope_store(n)
+    yield rope_store(n, has_bias=True)
     table, tokens = random(32_768, HIDDEN), torch.randint(0, 32_768, (n,), device="cuda").int()
     yield timed("embed", 2 * size, partial(decoder.embed_into, table, tokens, out))
     broken = torch.zeros(n, dtype=torch.uint8, device="cuda")

@@ -54,10 +54,13 @@ def pairs(device: DeviceWeights, host: Weights) -> list[tuple[NumpyTensor, npt.N
         found += [(ours.gate_up, theirs.gate_up.T), (ours.input_norm, theirs.input_norm)]
         found += [(ours.post_norm, theirs.post_norm)]
         found += list(zip(ours.qk_norm or (), theirs.qk_norm or (), strict=True))
+        assert (ours.qkv_bias is None) == (theirs.qkv_bias is None)
+        if theirs.qkv_bias is not None:
+            found.append((ours.qkv_bias, theirs.qkv_bias))
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen2", "qwen3", "mimo"])
 @pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_tensor_is_the_hosts(

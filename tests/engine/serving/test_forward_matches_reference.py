@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from baton_testing import numpy_reference as reference
+from baton_worker.engine.model.rope import Llama3Scaling, YarnScaling
+
+ENGINES = ("paddle", "device")
 
 TOLERANCE = 5e-5
 
@@ -29,6 +32,21 @@ SHAPES = [
         ("gqa", {"n_heads": 4, "n_kv_heads": 2, "head_dim": 12}),
         ("mqa", {"n_heads": 3, "n_kv_heads": 1, "head_dim": 16}),
     )
+]
+LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 32)
+YARN = YarnScaling(4.0, 16, beta_fast=2.0, beta_slow=0.5, attention_factor=1.2)
+SHAPES += [
+    pytest.param({"has_qkv_bias": True, **fields}, id=f"qkv-bias-{name}")
+    for name, fields in (
+        ("half", {"rope_style": "half", "mtp_order": "hidden_embedding"}),
+        ("interleaved", {"rope_style": "interleaved", "n_heads": 3, "n_kv_heads": 1}),
+        ("post_norm", {"mtp_hidden": "post_norm", "mtp_order": "hidden_embedding"}),
+        ("qk-norm", {"rope_style": "half", "has_qk_norm": True}),
+    )
+] + [
+    pytest.param({"rope_style": style, "rope_scaling": scaling}, id=f"{name}-{style}")
+    for style in ("half", "interleaved")
+    for name, scaling in (("llama3", LLAMA3), ("yarn", YARN))
 ]
 
 
@@ -65,7 +83,7 @@ def test_drafts_are_the_references(
         assert stream.drafts == _reference_drafts(model, [*prompt, *stream.tokens], 4)
 
 
-@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen2", "qwen3", "mimo"])
 def test_a_checkpoint_is_served_by_its_hugging_face_names(
     load_model: Any, make_checkpoint: Any, make_bench: Any, make_prompts: Any, family: str
 ) -> None:

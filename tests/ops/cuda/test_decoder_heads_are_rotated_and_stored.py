@@ -20,6 +20,7 @@ class Rotation(NamedTuple):
     cos: Any
     sin: Any
     style: Style
+    bias: Any
 
 
 class Places(NamedTuple):
@@ -31,7 +32,15 @@ class Places(NamedTuple):
 class Case:
     """Two sequences over five blocks each, some of them null, and tokens of all kinds."""
 
-    def __init__(self, torch: ModuleType, dtype: str, head_dim: int, style: Style, norms: bool):
+    def __init__(
+        self,
+        torch: ModuleType,
+        dtype: str,
+        head_dim: int,
+        style: Style,
+        norms: bool,
+        bias: bool = False,
+    ):
         self.torch, self.head_dim = torch, head_dim
         kind = {"dtype": getattr(torch, dtype), "device": "cuda"}
         ints = {"dtype": torch.int32, "device": "cuda"}
@@ -44,7 +53,9 @@ class Case:
         )
         angles = torch.rand(32, head_dim // 2, device="cuda") * 2 * math.pi
         weights = (torch.randn(head_dim, **kind), torch.randn(head_dim, **kind))
-        self.rotation = Rotation(weights if norms else None, EPS, angles.cos(), angles.sin(), style)
+        added = torch.randn((HEADS + 2 * KV_HEADS) * head_dim, **kind) if bias else None
+        turn = (angles.cos(), angles.sin(), style)
+        self.rotation = Rotation(weights if norms else None, EPS, *turn, added)
         self.n = len(sequence)
         self.qkv = torch.randn(self.n, (HEADS + 2 * KV_HEADS) * head_dim, **kind)
         self.kv = torch.randn(BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_SIZE, head_dim, **kind)
@@ -53,9 +64,16 @@ class Case:
     def run(self, layer: int) -> None:
         decoder.rope_store_into(self.qkv, self.rotation, self.places, self.kv, layer, self.query)
 
+    def projected(self, token: int, head: int) -> Any:
+        """A head of the projection with its bias, in fp64."""
+        x = self.qkv[token].view(-1, self.head_dim)[head].double()
+        if self.rotation.bias is not None:
+            x = x + self.rotation.bias.view(-1, self.head_dim)[head].double()
+        return x
+
     def head(self, token: int, head: int) -> Any:
         """A query's or key's, normed and rotated in fp64."""
-        x = self.qkv[token].view(-1, self.head_dim)[head].double()
+        x = self.projected(token, head)
         if self.rotation.norms is not None:
             weight = self.rotation.norms[head >= HEADS].double()
             x = x * (x.square().mean() + EPS).rsqrt() * weight
@@ -86,20 +104,23 @@ class Case:
 
 
 CASES = pytest.mark.parametrize(
-    ("dtype", "head_dim", "style", "norms"),
+    ("dtype", "head_dim", "style", "norms", "bias"),
     [
-        (dtype, head_dim, style, norms)
+        (dtype, head_dim, style, norms, bias)
         for dtype in ("bfloat16", "float32")
         for head_dim in (2, 6, 16, 64, 128, 192, 256, 300)
         for style in ("half", "interleaved")
         for norms in (False, True)
+        for bias in (False, True)
     ],
 )
 
 
 @CASES
-def test_queries(torch: ModuleType, dtype: str, head_dim: int, style: Style, norms: bool) -> None:
-    case = Case(torch, dtype, head_dim, style, norms)
+def test_queries(
+    torch: ModuleType, dtype: str, head_dim: int, style: Style, norms: bool, bias: bool
+) -> None:
+    case = Case(torch, dtype, head_dim, style, norms, bias)
     case.run(1)
     for token in case.tokens():
         for head in range(HEADS):
@@ -110,9 +131,9 @@ def test_queries(torch: ModuleType, dtype: str, head_dim: int, style: Style, nor
 
 @CASES
 def test_keys_and_values(
-    torch: ModuleType, dtype: str, head_dim: int, style: Style, norms: bool
+    torch: ModuleType, dtype: str, head_dim: int, style: Style, norms: bool, bias: bool
 ) -> None:
-    case = Case(torch, dtype, head_dim, style, norms)
+    case = Case(torch, dtype, head_dim, style, norms, bias)
     before = case.kv.clone()
     case.run(1)
     written = torch.zeros(BLOCKS, BLOCK_SIZE, dtype=torch.bool)
@@ -123,8 +144,9 @@ def test_keys_and_values(
             continue
         for head in range(KV_HEADS):
             case.close(case.kv[block, 1, 0, head, offset], case.head(token, HEADS + head))
-            values = case.qkv[token].view(-1, head_dim)[HEADS + KV_HEADS + head]
-            assert torch.equal(case.kv[block, 1, 1, head, offset], values)
+            values = case.projected(token, HEADS + KV_HEADS + head)
+            # Two numbers are added in fp32 and rounded once: bit for bit what fp64 says.
+            assert torch.equal(case.kv[block, 1, 1, head, offset], values.float().to(case.kv.dtype))
     same = (case.kv == before).all(-1).cpu()  # [blocks, layers, 2, heads, block_size]
     assert bool(same[:, [0, 2]].all()), "another layer was written"
     assert bool(same[:, 1].all(1).all(1)[~written].all()), "another place was written"
@@ -134,11 +156,14 @@ def test_keys_and_values(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("head_dim", [6, 16, 128])
-def test_a_token_has_the_same_bits_anywhere(torch: ModuleType, dtype: str, head_dim: int) -> None:
-    case = Case(torch, dtype, head_dim, "half", True)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_token_has_the_same_bits_anywhere(
+    torch: ModuleType, dtype: str, head_dim: int, bias: bool
+) -> None:
+    case = Case(torch, dtype, head_dim, "half", True, bias)
     case.run(0)
     for token in case.tokens():
-        alone = Case(torch, dtype, head_dim, "half", True)
+        alone = Case(torch, dtype, head_dim, "half", True, bias)
         only = slice(token, token + 1)
         alone.rotation, alone.qkv = case.rotation, case.qkv[only]
         alone.places = Places(
@@ -154,8 +179,9 @@ def test_a_token_has_the_same_bits_anywhere(torch: ModuleType, dtype: str, head_
             )
 
 
-def test_rows_of_a_wider_matrix_are_as_good(torch: ModuleType) -> None:
-    case = Case(torch, "bfloat16", 128, "half", True)
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_of_a_wider_matrix_are_as_good(torch: ModuleType, bias: bool) -> None:
+    case = Case(torch, "bfloat16", 128, "half", True, bias)
     case.run(0)
     wanted = case.query.clone()
     wide = torch.zeros(case.n, case.qkv.shape[1] + 2, dtype=case.qkv.dtype, device="cuda")
@@ -169,12 +195,16 @@ def test_rows_of_a_wider_matrix_are_as_good(torch: ModuleType) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("head_dim", [6, 128])
 @pytest.mark.parametrize("kv_heads", [2, 3])
+@pytest.mark.parametrize("bias", [False, True])
 def test_a_token_has_the_same_bits_in_a_crowd(
-    torch: ModuleType, dtype: str, head_dim: int, kv_heads: int
+    torch: ModuleType, dtype: str, head_dim: int, kv_heads: int, bias: bool
 ) -> None:
     """So many tokens that a warp takes several heads of each."""
     n, heads, kind = 4000, 4, {"dtype": getattr(torch, dtype), "device": "cuda"}
     case = Case(torch, dtype, head_dim, "half", True)
+    if bias:
+        added = torch.randn((heads + 2 * kv_heads) * head_dim, **kind)
+        case.rotation = case.rotation._replace(bias=added)
     place = torch.arange(n, device="cuda").int()
     table = (torch.arange(n // BLOCK_SIZE, device="cuda") + 2).int()[None]
     qkv = torch.randn(n, (heads + 2 * kv_heads) * head_dim, **kind)

@@ -51,6 +51,7 @@ class Calls:
             },
             "rope_store": {
                 "qkv": bf16(6, 128),
+                "bias": bf16(128),
                 "query_norm": bf16(16),
                 "key_norm": bf16(16),
                 "eps": 1e-6,
@@ -73,7 +74,7 @@ class Calls:
             return
         norms = (given["query_norm"], given["key_norm"])
         rotation = SimpleNamespace(
-            norms=norms, **{k: given[k] for k in ("eps", "cos", "sin", "style")}
+            norms=norms, **{k: given[k] for k in ("bias", "eps", "cos", "sin", "style")}
         )
         places = SimpleNamespace(**{k: given[k] for k in ("sequence", "position", "tables")})
         decoder.rope_store_into(
@@ -131,7 +132,10 @@ def test_each_tensor_is_refused_by_name(torch: ModuleType, op: str, wrong: str) 
         ("matmul", "out"),
         *(("gate_up_silu", n) for n in ("x", "weight", "out")),
         *(("attend", n) for n in ("out", "contexts")),
-        *(("rope_store", n) for n in ("qkv", "query_norm", "key_norm", "sin", "sequence", "query")),
+        *(
+            ("rope_store", n)
+            for n in ("qkv", "bias", "query_norm", "key_norm", "sin", "sequence", "query")
+        ),
     ],
 )
 def test_a_wrong_size_is_refused(torch: ModuleType, op: str, name: str) -> None:

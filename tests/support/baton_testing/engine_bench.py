@@ -240,6 +240,9 @@ def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
     def norm(size: int = shape.hidden_size) -> Any:
         return rng.normal(1.0, 0.1, size).astype(np.float32)
 
+    def bias(size: int) -> Any:
+        return rng.normal(0.0, 1.0, size).astype(np.float32)
+
     def layer() -> LayerWeights:
         width = shape.q_size + 2 * shape.kv_size
         return LayerWeights(
@@ -250,6 +253,7 @@ def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
             gate_up=matrix(shape.hidden_size, 2 * shape.intermediate_size),
             down=matrix(shape.intermediate_size, shape.hidden_size),
             qk_norm=(norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None,
+            qkv_bias=bias(width) if shape.has_qkv_bias else None,
         )
 
     final_norm = norm()

@@ -1,4 +1,4 @@
-"""A random model of Qwen3-8B's shape as a folder in Hugging Face's layout, to be served.
+"""A random model as a folder in Hugging Face's layout, to be served.
 
 Owns the files: shards written side by side, `config.json`, and a tokenizer with a token for each
 id. Knows no GPU: `to_host` gives a tensor's bytes.
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceWeights
 from baton_worker.engine.model import naming
+from baton_worker.engine.model.families.registry import FAMILIES
 from baton_worker.engine.model.shape import ModelShape
 
 WRITERS = 8
@@ -31,7 +32,7 @@ Named = Iterator[tuple[str, Any]]
 
 
 def write_folder(folder: Path, shape: ModelShape, weights: DeviceWeights, to_host: ToHost) -> None:
-    """Write a bfloat16 model of one family that `load_shape` knows: qwen3, heads not tied.
+    """Write a bfloat16 model of a family that `load_shape` knows, heads not tied.
 
     Args:
         to_host: returns the bytes of a contiguous tensor in host memory.
@@ -51,7 +52,7 @@ def write_folder(folder: Path, shape: ModelShape, weights: DeviceWeights, to_hos
 def config_of(shape: ModelShape) -> dict[str, Any]:
     """Return the `config.json` that `load_shape` reads as this shape."""
     return {
-        "architectures": ["Qwen3ForCausalLM"],
+        "architectures": [FAMILIES[shape.model_type].architecture],
         "model_type": shape.model_type,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -98,8 +99,12 @@ def _shards(shape: ModelShape, weights: DeviceWeights) -> Iterator[dict[str, Any
     for first in range(0, len(layers), each):
         yield {key: part for layer in layers[first : first + each] for key, part in layer.items()}
     for index, mtp in enumerate(weights.mtp):
-        keys = naming.mtp_layer(index, shape.n_layers, (), shape.tie_word_embeddings)
+        keys = FAMILIES[shape.model_type].mtp_namings[0](
+            index, shape.n_layers, shape.tie_word_embeddings
+        )
         parts = {keys.emb_norm: mtp.emb_norm, keys.hidden_norm: mtp.hidden_norm}
+        if keys.final_norm:
+            parts[keys.final_norm] = mtp.final_norm
         yield parts | {keys.proj: mtp.proj} | dict(_named(keys.layer, mtp.layer, shape))
 
 
@@ -119,6 +124,8 @@ def _named(keys: naming.LayerKeys, layer: DeviceLayer, shape: ModelShape) -> Nam
     yield gate, layer.gate_up[:inner]
     yield up, layer.gate_up[inner:]
     yield keys.down, layer.down
+    if layer.qkv_bias is not None:
+        yield from zip(keys.qkv_bias, (layer.qkv_bias[part] for part in rows), strict=True)
     if layer.qk_norm is not None:
         yield from zip(keys.qk_norm, layer.qk_norm, strict=True)
 

@@ -46,6 +46,7 @@ def uploaded(device: Device, weights: Weights, use_mtp: bool) -> DeviceWeights:
             gate_up=put(source.gate_up.T),
             down=put(source.down.T),
             qk_norm=None if norms is None else (put(norms[0]), put(norms[1])),
+            qkv_bias=None if source.qkv_bias is None else put(source.qkv_bias),
         )
 
     def mtp(source: MtpWeights) -> DeviceMtp:

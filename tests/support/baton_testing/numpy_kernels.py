@@ -257,7 +257,9 @@ def _rope_store(
 ) -> None:
     n_tokens, n_heads, head_dim = query.shape
     n_kv_heads, block_size = kv.shape[3:5]
-    heads = qkv.reshape(n_tokens, -1, head_dim)
+    with np.errstate(invalid="ignore", over="ignore"):
+        biased = qkv if rotation.bias is None else qkv + rotation.bias
+    heads = biased.reshape(n_tokens, -1, head_dim)
     for token in range(n_tokens):
         sequence, position = int(places.sequence[token]), int(places.position[token])
         if sequence < 0:

@@ -7,12 +7,14 @@ O(T^2) attention over the whole sequence on every call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.model.rope import Llama3Scaling, RopeScaling, YarnScaling
 from baton_worker.engine.model.shape import ModelShape, RopeStyle
 from baton_worker.engine.model.weights import LayerWeights, Weights
 
@@ -58,7 +60,8 @@ def mtp_forward(
     """Run MTP layer `index` over rows (h_i, t_{i+1}), i = 0..T-1: row i scores t_{i+2}.
 
     `x_i = concat[rms(emb(t_{i+1})), rms(h_i)] @ proj`, then one decoder layer, a norm and the main
-    head (DeepSeek-V3 report, arXiv 2412.19437, equations 21-23; ERNIE-4.5 alike).
+    head (ERNIE-4.5; DeepSeek-V3's report, arXiv 2412.19437, equations 21-23, writes h first, which
+    its code does not). MiMo's is `concat[rms(h_i), rms(emb(t_{i+1}))] @ proj`, as published.
 
     Args:
         weights: the model.
@@ -69,9 +72,11 @@ def mtp_forward(
     """
     mtp = weights.mtp[index]
     embedded = weights.embed[np.asarray(next_token_ids)].astype(np.float64)
-    both = np.concatenate(
-        [rms_norm(embedded, mtp.emb_norm, shape), rms_norm(hidden, mtp.hidden_norm, shape)], axis=-1
-    )
+    parts = {
+        "embedding": rms_norm(embedded, mtp.emb_norm, shape),
+        "hidden": rms_norm(hidden, mtp.hidden_norm, shape),
+    }
+    both = np.concatenate([parts[name] for name in shape.mtp_order.split("_")], axis=-1)
     x = _decoder_layer(both @ mtp.proj, mtp.layer, shape)
     return _head(x, mtp.final_norm, weights, shape)
 
@@ -114,12 +119,17 @@ def rms_norm(x: Float64Array, weight: FloatArray, shape: ModelShape) -> Float64A
 
 
 def rope(
-    x: Float64Array, positions: npt.NDArray[np.int64], theta: float, style: RopeStyle
+    x: Float64Array,
+    positions: npt.NDArray[np.int64],
+    theta: float,
+    style: RopeStyle,
+    scaling: RopeScaling | None = None,
 ) -> Float64Array:
     """Rotate pair j of `[T, heads, D]` at position m by `m * theta^(-2j/D)` (arXiv 2104.09864).
 
     Pair j is (j, j + D/2) in style `half` and (2j, 2j + 1) in style `interleaved`; a pair is one
-    complex number here, its rotation one complex product.
+    complex number here, its rotation one complex product. `scaling` may change frequencies, and
+    lengthen what was rotated.
     """
     size = x.shape[-1]
     first, second = (
@@ -127,13 +137,56 @@ def rope(
         if style == "half"
         else (slice(0, None, 2), slice(1, None, 2))
     )
-    frequencies = theta ** (-2.0 * np.arange(size // 2) / size)
+    frequencies = np.array([frequency(j, size, theta, scaling) for j in range(size // 2)])
     angles = positions[:, None, None] * frequencies
-    rotated = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
+    length = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+    rotated = length * (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
     out = np.empty_like(x)
     out[..., first] = rotated.real
     out[..., second] = rotated.imag
     return out
+
+
+def frequency(pair: int, size: int, theta: float, scaling: RopeScaling | None) -> float:
+    """Return the radians a position of one pair of a head of `size`.
+
+    Llama 3.1 in terms of wavelengths, as Meta published it; YaRN in terms of the number of turns
+    within the original context (arXiv 2309.00071, equations 17 to 23), its bounds found pair by
+    pair and not solved for.
+    """
+    plain = theta ** (-2.0 * pair / size)
+    if isinstance(scaling, Llama3Scaling):
+        return _llama3_frequency(plain, scaling)
+    if isinstance(scaling, YarnScaling):
+        return _yarn_frequency(pair, size, theta, scaling)
+    return plain
+
+
+def _llama3_frequency(plain: float, scaling: Llama3Scaling) -> float:
+    wavelength = 2 * math.pi / plain
+    if wavelength < scaling.original_positions / scaling.high_freq_factor:
+        return plain
+    if wavelength > scaling.original_positions / scaling.low_freq_factor:
+        return plain / scaling.factor
+    smooth = (scaling.original_positions / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return (1 - smooth) * plain / scaling.factor + smooth * plain
+
+
+def _yarn_frequency(pair: int, size: int, theta: float, scaling: YarnScaling) -> float:
+    def turns(of: float) -> float:
+        return scaling.original_positions * theta ** (-2.0 * of / size) / (2 * math.pi)
+
+    # The last whole pair that turns at least beta_fast times, the first that turns at most
+    # beta_slow times; a pair may be one that the head has not.
+    pairs = range(-size, 4 * size)
+    low = max((p for p in pairs if turns(p) >= scaling.beta_fast), default=0)
+    high = min((p for p in pairs if turns(p) <= scaling.beta_slow), default=size - 1)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = min(max((pair - low) / ((high - low) or 0.001), 0.0), 1.0)
+    plain = theta ** (-2.0 * pair / size)
+    return ramp * plain / scaling.factor + (1 - ramp) * plain
 
 
 def _head(x: Float64Array, norm: FloatArray, weights: Weights, shape: ModelShape) -> Forward:
@@ -150,16 +203,22 @@ def _decoder_layer(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> F
 def _attention(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
     """Causal grouped-query attention: `softmax(q k^T / sqrt(D) + mask) v`, one head at a time.
 
-    Qwen3 norms each query and key head before it is rotated (arXiv 2505.09388, section 2).
+    Qwen2 adds biases to queries, keys and values (arXiv 2407.10671, section 2.2.1); Qwen3 norms
+    each query and key head before it is rotated (arXiv 2505.09388, section 2).
     """
     length = x.shape[0]
     positions = np.arange(length)
-    flat = np.split(x @ layer.qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
+    projected = x @ layer.qkv
+    if layer.qkv_bias is not None:
+        projected = projected + layer.qkv_bias
+    flat = np.split(projected, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
     q, k, v = (part.reshape(length, -1, shape.head_dim) for part in flat)
     if layer.qk_norm is not None:
         q, k = (rms_norm(x, w, shape) for x, w in zip((q, k), layer.qk_norm, strict=True))
-    q = rope(q, positions, shape.rope_theta, shape.rope_style)
-    k = rope(k, positions, shape.rope_theta, shape.rope_style)
+    q, k = (
+        rope(part, positions, shape.rope_theta, shape.rope_style, shape.rope_scaling)
+        for part in (q, k)
+    )
     future = np.triu(np.full((length, length), -np.inf), k=1)
     heads = []
     for head in range(shape.n_heads):

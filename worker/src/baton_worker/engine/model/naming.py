@@ -1,13 +1,14 @@
-"""Which checkpoint key holds which weight, in the naming schemes that Baton reads.
+"""Which checkpoint key holds which weight: the names that several families share.
 
-Owns the names alone. Main layers are named alike by Llama, Qwen3 and ERNIE-4.5. MTP layers come in
-two schemes: ERNIE's (`model.mtp_block.{i}`, PaddleFormers and FastDeploy) and DeepSeek-V3's
-(`model.layers.{n_layers + i}` with `eh_proj`, `enorm`, `hnorm`, also GLM's).
+Owns the names alone. Main layers are named alike by all families so far. MTP layers come in
+schemes; two are shared: ERNIE's (`model.mtp_block.{i}`, PaddleFormers and FastDeploy) and
+DeepSeek-V3's (`model.layers.{n_layers + i}` with `eh_proj`, `enorm`, `hnorm`, also GLM's). A scheme
+of one family stands in that family's file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 EMBED = "model.embed_tokens.weight"
@@ -31,6 +32,12 @@ class LayerKeys:
         """`[heads * head_dim, H]` each: query, key, value."""
         base = f"{self.prefix}.self_attn"
         return f"{base}.q_proj.weight", f"{base}.k_proj.weight", f"{base}.v_proj.weight"
+
+    @property
+    def qkv_bias(self) -> tuple[str, str, str]:
+        """`[heads * head_dim]` each: query, key, value; of families that have them."""
+        base = f"{self.prefix}.self_attn"
+        return f"{base}.q_proj.bias", f"{base}.k_proj.bias", f"{base}.v_proj.bias"
 
     @property
     def qk_norm(self) -> tuple[str, str]:
@@ -64,8 +71,9 @@ class MtpKeys:
     """Keys of one MTP layer.
 
     Attributes:
-        proj: `[H, 2H]`; its input is the embedding, then the hidden state.
+        proj: `[H, 2H]`; its input is the embedding and the hidden state, in the family's order.
         final_norm: a norm of its own before the head; "" where the scheme shares the main model's.
+        needs_final_norm: a checkpoint without it is not whole; else the main model's stands for it.
         copies: (copy, original) of weights the scheme may repeat and that must be equal.
     """
 
@@ -74,7 +82,12 @@ class MtpKeys:
     proj: str
     layer: LayerKeys
     final_norm: str = ""
+    needs_final_norm: bool = False
     copies: tuple[tuple[str, str], ...] = ()
+
+
+MtpNaming = Callable[[int, int, bool], MtpKeys]
+"""Returns the keys of MTP layer `index` of a model with `n_layers` main layers, tied or not."""
 
 
 def main_layer(index: int) -> LayerKeys:
@@ -82,13 +95,15 @@ def main_layer(index: int) -> LayerKeys:
     return LayerKeys(f"model.layers.{index}")
 
 
-def mtp_layer(index: int, n_layers: int, present: Container[str], tied: bool) -> MtpKeys:
+def present_mtp(
+    namings: tuple[MtpNaming, ...], index: int, n_layers: int, present: Container[str], tied: bool
+) -> MtpKeys:
     """Return the keys of MTP layer `index`, in the scheme whose projection is `present`.
 
-    When neither is there, ERNIE's keys return, and reading them reports the missing one.
+    When none is there, the first scheme's return, and reading them reports the missing one.
     """
-    deepseek = _deepseek_mtp(f"model.layers.{n_layers + index}", EMBED if tied else LM_HEAD)
-    return deepseek if deepseek.proj in present else _ernie_mtp(index)
+    schemes = [naming(index, n_layers, tied) for naming in namings]
+    return next((keys for keys in schemes if keys.proj in present), schemes[0])
 
 
 def is_ignorable(key: str) -> bool:
@@ -96,7 +111,8 @@ def is_ignorable(key: str) -> bool:
     return key.endswith(".rotary_emb.inv_freq")
 
 
-def _ernie_mtp(index: int) -> MtpKeys:
+def ernie_mtp(index: int, n_layers: int, tied: bool) -> MtpKeys:
+    """Return ERNIE's keys of an MTP layer."""
     return MtpKeys(
         emb_norm=f"model.mtp_emb_norm.{index}.weight",
         hidden_norm=f"model.mtp_hidden_norm.{index}.weight",
@@ -105,7 +121,9 @@ def _ernie_mtp(index: int) -> MtpKeys:
     )
 
 
-def _deepseek_mtp(prefix: str, head: str) -> MtpKeys:
+def deepseek_mtp(index: int, n_layers: int, tied: bool) -> MtpKeys:
+    """Return DeepSeek-V3's keys of an MTP layer, which is numbered behind the main layers."""
+    prefix, head = f"model.layers.{n_layers + index}", EMBED if tied else LM_HEAD
     return MtpKeys(
         emb_norm=f"{prefix}.enorm.weight",
         hidden_norm=f"{prefix}.hnorm.weight",

@@ -12,6 +12,7 @@ import numpy as np
 
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
+from baton_worker.engine.model.families.registry import family_of
 from baton_worker.engine.model.shape import ModelShape
 
 _COMPARED_VALUES = 1 << 24
@@ -25,10 +26,6 @@ class CheckedReader:
         self._checkpoint = checkpoint
         self._model_shape = model_shape
         self._read: set[str] = set()
-
-    def has(self, key: str) -> bool:
-        """Whether the checkpoint holds this key."""
-        return key in self._checkpoint
 
     def stored(self, key: str, shape: tuple[int, ...]) -> StoredTensor:
         """Return a tensor that must be there.
@@ -55,12 +52,20 @@ class CheckedReader:
             CheckpointError: a copy differs from its original.
         """
         model_shape = self._model_shape
-        keys = naming.mtp_layer(
-            index, model_shape.n_layers, self._checkpoint, model_shape.tie_word_embeddings
+        keys = naming.present_mtp(
+            family_of(model_shape.model_type).mtp_namings,
+            index,
+            model_shape.n_layers,
+            self._checkpoint,
+            model_shape.tie_word_embeddings,
         )
         for copy, original in keys.copies:
             self.check_copy(copy, original)
         return keys
+
+    def has_own_norm(self, keys: naming.MtpKeys) -> bool:
+        """Whether an MTP layer has a final norm of its own; else the main model's is its."""
+        return keys.needs_final_norm or keys.final_norm in self._checkpoint
 
     def check_copy(self, copy: str, original: str) -> None:
         """Refuse a copy, if the checkpoint holds it, of `[V, H]` that differs from its original.

@@ -47,6 +47,8 @@ class LayerWeights:
         gate_up: `[H, 2 * I]`: gate, then up.
         down: `[I, H]`.
         qk_norm: `[head_dim]` each, of query and key heads; None for families without.
+        qkv_bias: `[(n_heads + 2 * n_kv_heads) * head_dim]`, as `qkv`'s columns; None for families
+            without.
     """
 
     input_norm: Float32Array
@@ -56,17 +58,19 @@ class LayerWeights:
     gate_up: Float32Array
     down: Float32Array
     qk_norm: tuple[Float32Array, Float32Array] | None = None
+    qkv_bias: Float32Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MtpWeights:
     """One MTP layer: `layer(concat[rms(emb(t+1), emb_norm), rms(h, hidden_norm)] @ proj)`.
 
-    The draft logits are `rms(output, final_norm) @ Weights.lm_head`.
+    The two are joined in the order of `ModelShape.mtp_order`. The draft logits are
+    `rms(output, final_norm) @ Weights.lm_head`.
 
     Attributes:
         emb_norm, hidden_norm: `[H]`.
-        proj: `[2 * H, H]`; rows `:H` take the embedding, rows `H:` the hidden state.
+        proj: `[2 * H, H]`; rows `:H` take what comes first in `ModelShape.mtp_order`.
         layer: the decoder layer.
         final_norm: `[H]`; the main model's unless the checkpoint has one of its own.
     """
@@ -151,12 +155,13 @@ class _Reader:
             gate_up=self._fused_columns(keys.gate_up, (model_shape.intermediate_size,) * 2),
             down=self._row_split(keys.down, model_shape.intermediate_size),
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
+            qkv_bias=self._joined(keys.qkv_bias, widths) if model_shape.has_qkv_bias else None,
         )
 
     def mtp(self, index: int, shared_norm: Float32Array) -> MtpWeights:
         model_shape = self._model_shape
         keys = self._checked.mtp_keys(index)
-        has_own_norm = self._checked.has(keys.final_norm)
+        has_own_norm = self._checked.has_own_norm(keys)
         return MtpWeights(
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
@@ -195,6 +200,13 @@ class _Reader:
             for key, width in zip(keys, widths, strict=True)
         ]
         return np.ascontiguousarray(np.concatenate(parts).T)
+
+    def _joined(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
+        parts = [
+            self._stored(key, (width,)).float32(rows=self._part(width))
+            for key, width in zip(keys, widths, strict=True)
+        ]
+        return np.concatenate(parts)
 
     def _row_split(self, key: str, width: int) -> Float32Array:
         stored = self._stored(key, (self._model_shape.hidden_size, width))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
 from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
 from baton_worker.engine.backends.device.workspace import TokenSpace
+from baton_worker.engine.model.rope import rope_tables
 from baton_worker.engine.model.shape import ModelShape
 
 
@@ -78,6 +77,8 @@ class Decoder:
         width = self._model_shape.hidden_size
         kernels.embed(self._weights.embed, fed.tokens, space.normed)
         halves = [self._device.columns(space.pair, at, at + width) for at in (0, width)]
+        if self._model_shape.mtp_order == "hidden_embedding":
+            halves.reverse()
         kernels.add_norm(None, space.normed, mtp.emb_norm, eps, halves[0])
         kernels.add_norm(None, hidden, mtp.hidden_norm, eps, halves[1])
         kernels.matmul(space.pair, mtp.proj, space.residual)
@@ -104,7 +105,8 @@ class Decoder:
         kernels, eps = self._kernels, self._model_shape.rms_norm_eps
         kernels.add_norm(added, space.residual, layer.input_norm, eps, space.normed)
         kernels.matmul(space.normed, layer.qkv, space.qkv)
-        rotation = Rotation(layer.qk_norm, eps, *self._angles, self._model_shape.rope_style)
+        style = self._model_shape.rope_style
+        rotation = Rotation(layer.qk_norm, eps, *self._angles, style, layer.qkv_bias)
         kernels.rope_store(space.qkv, rotation, fed.places, self._kv, index, space.query)
         for group in fed.groups:
             self._attend(group, index, space)
@@ -131,13 +133,13 @@ def _rope_tables(
     device: Device, model_shape: ModelShape, n_positions: int
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin, f32[n_positions, head_dim / 2]."""
-    half = model_shape.head_dim // 2
-    inverse = model_shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
-    angle = np.arange(n_positions, dtype=np.float64)[:, None] * inverse
+    host = rope_tables(
+        model_shape.head_dim, model_shape.rope_theta, model_shape.rope_scaling, n_positions
+    )
     tables = []
-    for values in (np.cos(angle), np.sin(angle)):
+    for values in host:
         tensor = device.empty(values.shape, "float32")
-        device.upload(values.astype(np.float32), tensor)
+        device.upload(values, tensor)
         device.synchronise()
         tables.append(tensor)
     return tables[0], tables[1]

@@ -119,12 +119,13 @@ class _Layers:
             gate_up=self.tensor(*((key, (inner, hidden)) for key in keys.gate_up)),
             down=self.tensor((keys.down, (hidden, inner))),
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
+            qkv_bias=self._qkv_bias(keys) if model_shape.has_qkv_bias else None,
         )
 
     def mtp(self, index: int, shared_norm: Tensor) -> DeviceMtp:
         hidden = self._model_shape.hidden_size
         keys = self._checked.mtp_keys(index)
-        has_own_norm = self._checked.has(keys.final_norm)
+        has_own_norm = self._checked.has_own_norm(keys)
         return DeviceMtp(
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
@@ -140,6 +141,11 @@ class _Layers:
         return self.tensor(
             (naming.LM_HEAD, (self._model_shape.vocab_size, self._model_shape.hidden_size))
         )
+
+    def _qkv_bias(self, keys: naming.LayerKeys) -> Tensor:
+        shape = self._model_shape
+        widths = (shape.q_size, shape.kv_size, shape.kv_size)
+        return self.tensor(*((key, (n,)) for key, n in zip(keys.qkv_bias, widths, strict=True)))
 
     def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Tensor, Tensor]:
         query, key = keys.qk_norm

@@ -27,7 +27,8 @@ class Rotation(NamedTuple):
     """What happens to a head before it is used.
 
     norms: weights E[D] of queries' and of keys' RMS norm, None for none; eps: theirs. cos, sin:
-    f32[positions, D / 2]. style: which elements rotate together, see `ModelShape.rope_style`.
+    f32[positions, D / 2]. style: which elements rotate together, see `ModelShape.rope_style`. bias
+    E[(Hq + 2 Hkv) * D]: what is added to the projection first, None for nothing.
     """
 
     norms: tuple[Tensor, Tensor] | None
@@ -35,6 +36,7 @@ class Rotation(NamedTuple):
     cos: Tensor
     sin: Tensor
     style: RopeStyle
+    bias: Tensor | None = None
 
 
 class RowMap(NamedTuple):

@@ -245,12 +245,14 @@ class Kernels(Protocol):
     def rope_store(
         self, qkv: Tensor, rotation: Rotation, places: Places, kv: Tensor, layer: int, query: Tensor
     ) -> None:
-        """Norm (if asked for) and rotate the heads of qkv E[N, (Hq + 2 Hkv) * D]; queries go to
-        `query` E[N, Hq, D], keys and values into the pool E[blocks, layers, 2, Hkv, block_size, D].
+        """Add the bias to the heads of qkv E[N, (Hq + 2 Hkv) * D], norm and rotate them, each if
+        asked for; queries go to `query` E[N, Hq, D], keys and values into the pool
+        E[blocks, layers, 2, Hkv, block_size, D].
 
-        A token without a block of its own (null, or beyond the table) writes to the trash block;
-        padding writes nothing. Norms, angles and places are read early: between what writes them
-        and the call before this one there is another that is neither `matmul` nor `attend`.
+        All of it is float32, rounded once. A token without a block of its own (null, or beyond the
+        table) writes to the trash block; padding writes nothing. Bias, norms, angles and places are
+        read early: between what writes them and the call before this one there is another that is
+        neither `matmul` nor `attend`.
         """
 
     def attend(

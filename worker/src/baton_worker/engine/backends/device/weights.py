@@ -23,6 +23,8 @@ class DeviceLayer:
         gate_up: `[2 * I, H]`: gate, then up.
         down: `[H, I]`.
         qk_norm: `[head_dim]` each, of query and key heads; None for families without.
+        qkv_bias: `[(n_heads + 2 * n_kv_heads) * head_dim]`, as `qkv`'s rows; None for families
+            without.
     """
 
     input_norm: Tensor
@@ -32,6 +34,7 @@ class DeviceLayer:
     gate_up: Tensor
     down: Tensor
     qk_norm: tuple[Tensor, Tensor] | None
+    qkv_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +43,7 @@ class DeviceMtp:
 
     Attributes:
         emb_norm, hidden_norm: `[H]`.
-        proj: `[H, 2 * H]`; columns `:H` take the embedding, columns `H:` the hidden state.
+        proj: `[H, 2 * H]`; columns `:H` take what comes first in `ModelShape.mtp_order`.
         final_norm: `[H]`; the main model's own tensor unless the checkpoint has another one.
     """
 

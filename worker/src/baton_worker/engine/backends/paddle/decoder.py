@@ -20,6 +20,7 @@ from baton_worker.engine.backends.paddle.attention import AttentionBackend
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
 from baton_worker.engine.backends.paddle.norm import rms_norm
 from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
+from baton_worker.engine.model.rope import rope_tables
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
 
@@ -37,6 +38,7 @@ class _Layer(NamedTuple):
     gate_up: Tensor
     down: Tensor
     qk_norm: tuple[Tensor, Tensor] | None
+    qkv_bias: Tensor | None
 
 
 class _Mtp(NamedTuple):
@@ -126,6 +128,8 @@ class Model:
             rms_norm(embedded, self._mtp.emb_norm, eps),
             rms_norm(hidden, self._mtp.hidden_norm, eps),
         ]
+        if self.shape.mtp_order == "hidden_embedding":
+            pair.reverse()
         x = paddle.matmul(paddle.concat(pair, axis=1), self._mtp.proj)
         return self._decoder_layer(x, self._mtp.layer, len(self._layers), plan)
 
@@ -165,9 +169,10 @@ class Model:
     def _decoder_layer(self, x: Tensor, layer: _Layer, index: int, plan: ForwardPlan) -> Tensor:
         shape = self.shape
         normed = rms_norm(x, layer.input_norm, shape.rms_norm_eps)
-        qk, value = paddle.split(
-            paddle.matmul(normed, layer.qkv), [shape.q_size + shape.kv_size, shape.kv_size], axis=1
-        )
+        projected = paddle.matmul(normed, layer.qkv)
+        if layer.qkv_bias is not None:
+            projected = projected + layer.qkv_bias
+        qk, value = paddle.split(projected, [shape.q_size + shape.kv_size, shape.kv_size], axis=1)
         qk = qk.reshape([-1, shape.n_heads + shape.n_kv_heads, shape.head_dim])
         if layer.qk_norm is not None:
             qk = self._norm_heads(qk, layer.qk_norm)
@@ -204,14 +209,8 @@ def _rope_tables(
     shape: ModelShape, max_positions: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Return cos and signed sin, f32[max_positions, head_dim]."""
-    half = shape.head_dim // 2
-    inverse = shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
-    angle = np.arange(max_positions, dtype=np.float64)[:, None] * inverse
-    cos, sin = np.cos(angle), np.sin(angle)
-    return (
-        np.concatenate([cos, cos], axis=1).astype(np.float32),
-        np.concatenate([-sin, sin], axis=1).astype(np.float32),
-    )
+    cos, sin = rope_tables(shape.head_dim, shape.rope_theta, shape.rope_scaling, max_positions)
+    return np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
 
 
 def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
@@ -233,10 +232,14 @@ def _load_layer(shape: ModelShape, layer: LayerWeights) -> _Layer:
         gate_up=as_tensor(layer.gate_up),
         down=as_tensor(layer.down),
         qk_norm=_rewrite_qk_norm(shape, layer.qk_norm) if layer.qk_norm is not None else None,
+        qkv_bias=None
+        if layer.qkv_bias is None
+        else as_tensor(_rewrite_qkv(shape, layer.qkv_bias[None])),
     )
 
 
 def _rewrite_qkv(shape: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the columns f32[*, (n_heads + 2 * n_kv_heads) * head_dim] in the rewritten form."""
     rotated = shape.q_size + shape.kv_size
     out = qkv.copy()
     if shape.rope_style == "interleaved":

@@ -1,0 +1,44 @@
+"""What the engine has to know of a model family, as data.
+
+Owns the fields; each family fills them in a file of its own. Knows no family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from baton_worker.engine.model.naming import MtpNaming, deepseek_mtp, ernie_mtp
+
+RopeStyle = Literal["half", "interleaved"]
+MtpHidden = Literal["pre_norm", "post_norm"]
+MtpOrder = Literal["embedding_hidden", "hidden_embedding"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a `model_type` means beyond its sizes; defaults are those of the family's HF config.
+
+    Attributes:
+        model_type, architecture: as config.json names them.
+        rope_style: see `ModelShape.rope_style`.
+        has_qk_norm: each query and key head is RMS-normed before it is rotated.
+        has_qkv_bias: query, key and value projections have biases; the output's has none.
+        needs: fields without a safe default: HF's own does not follow from the other sizes.
+        mtp_hidden, mtp_order: what the family's draft layers are fed, see `ModelShape`.
+        mtp_namings: names of draft layers, the likelier first; which one a checkpoint has is told
+            by its projection.
+    """
+
+    model_type: str
+    architecture: str
+    rope_style: RopeStyle = "half"
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+    ties_embeddings: bool = False
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    needs: tuple[str, ...] = ()
+    mtp_hidden: MtpHidden = "pre_norm"
+    mtp_order: MtpOrder = "embedding_hidden"
+    mtp_namings: tuple[MtpNaming, ...] = (ernie_mtp, deepseek_mtp)

@@ -1,0 +1,162 @@
+"""What config.json says of rotation: its base, and how it is scaled to longer contexts.
+
+Owns the two forms of the fields (`rope_theta` and `rope_scaling`, or `rope_parameters` in their
+place) and refuses kinds and keys that no formula stands for. Knows no formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from baton_worker.engine.model.refusals import refuse
+from baton_worker.engine.model.rope import Llama3Scaling, RopeScaling, YarnScaling
+
+Block = Mapping[str, object]
+
+_NAMES = ("rope_scaling", "rope_parameters")
+_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_ORIGINAL = "original_max_position_embeddings"
+_KEYS = {
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL},
+    "yarn": {
+        "factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow",
+        "mscale", "mscale_all_dim", "truncate",
+    },
+}  # fmt: skip
+_NOT_SCALED = (None, "none", "default")
+
+
+def read_theta(rope_theta: float | None, parameters: Block | None, default: float) -> float:
+    """Return the base of the frequencies.
+
+    Raises:
+        ModelShapeError: it is no number above 0.
+    """
+    theta = (parameters or {}).get("rope_theta", rope_theta)
+    theta = default if theta is None else theta
+    if not _is_number(theta) or theta <= 0:
+        refuse("rope_theta", theta, "a number > 0")
+    return float(theta)
+
+
+def read_scaling(rope_scaling: Block | None, parameters: Block | None) -> RopeScaling | None:
+    """Return how frequencies are scaled, None where they are not.
+
+    Raises:
+        ModelShapeError: a kind, a key or a value that Baton does not know; both fields scale.
+    """
+    found = [
+        (name, block)
+        for name, block in zip(_NAMES, (rope_scaling or {}, parameters or {}), strict=True)
+        if _kind(block) not in _NOT_SCALED
+    ]
+    for name, block in zip(_NAMES, (rope_scaling or {}, parameters or {}), strict=True):
+        _refuse_partial(name, block)
+    if not found:
+        return None
+    if len(found) > 1 and dict(found[0][1]) != dict(found[1][1]):
+        refuse(_NAMES[0], rope_scaling, f"unset where {_NAMES[1]} scales too")
+    name, block = found[-1]
+    return _scaling(name, block)
+
+
+def _kind(block: Block) -> object:
+    return block.get("rope_type", block.get("type"))
+
+
+def _refuse_partial(name: str, block: Block) -> None:
+    if block.get("partial_rotary_factor") not in (None, 1.0):
+        refuse(f"{name}.partial_rotary_factor", block["partial_rotary_factor"], "unset or 1")
+
+
+def _scaling(name: str, block: Block) -> RopeScaling:
+    kind = _kind(block)
+    if kind not in ("llama3", "yarn"):
+        refuse(f"{name}.rope_type", kind, "'default', 'llama3' or 'yarn'")
+    assert isinstance(kind, str)
+    for key in sorted(block.keys() - _KEYS[kind] - _COMMON):
+        refuse(f"{name}.{key}", block[key], f"unset for {kind!r}")
+    fields = _Fields(name, block)
+    return _llama3(fields) if kind == "llama3" else _yarn(fields)
+
+
+class _Fields:
+    """Numbers of one block, refused by name."""
+
+    def __init__(self, name: str, block: Block) -> None:
+        self._name = name
+        self._block = block
+
+    def number(self, key: str, default: float | None = None, least: float = 0.0) -> float:
+        """Return a number above `least`, or the default for one that is not given."""
+        value = self._block.get(key)
+        if value is None and default is not None:
+            return default
+        if not _is_number(value) or not float(value) > least:
+            refuse(f"{self._name}.{key}", value, f"a number > {least:g}")
+        return float(value)
+
+    def factor(self) -> float:
+        """Return by how much the context is longer."""
+        value = self.number("factor")
+        if value < 1.0:
+            refuse(f"{self._name}.factor", value, "a number >= 1")
+        return value
+
+    def positions(self) -> int:
+        """Return the original context."""
+        value = self._block.get(_ORIGINAL)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            refuse(f"{self._name}.{_ORIGINAL}", value, "a whole number >= 1")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a truth value."""
+        value = self._block.get(key)
+        if value is not None and not isinstance(value, bool):
+            refuse(f"{self._name}.{key}", value, "true or false")
+        return default if value is None else value
+
+    def refuse_order(self, low: str, high: str, is_right: bool) -> None:
+        """Refuse two bounds in the wrong order."""
+        if not is_right:
+            value = self._block.get(high)
+            refuse(f"{self._name}.{high}", value, f"more than {low}")
+
+
+def _llama3(fields: _Fields) -> Llama3Scaling:
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    fields.refuse_order("low_freq_factor", "high_freq_factor", low < high)
+    return Llama3Scaling(fields.factor(), low, high, fields.positions())
+
+
+def _yarn(fields: _Fields) -> YarnScaling:
+    fast, slow = fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0)
+    fields.refuse_order("beta_slow", "beta_fast", slow < fast)
+    factor = fields.factor()
+    return YarnScaling(
+        factor=factor,
+        original_positions=fields.positions(),
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=fields.number("attention_factor", _attention_factor(fields, factor)),
+        truncate=fields.flag("truncate", True),
+    )
+
+
+def _attention_factor(fields: _Fields, factor: float) -> float:
+    """Return the paper's, or DeepSeek's ratio of two, where a block has both of its numbers."""
+    mscale, all_dim = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
+    if mscale and all_dim:
+        return _grown(factor, mscale) / _grown(factor, all_dim)
+    return _grown(factor, 1.0)
+
+
+def _grown(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
