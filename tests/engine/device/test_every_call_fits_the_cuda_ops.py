@@ -14,7 +14,7 @@ import pytest
 from baton_testing.engine_bench import Clock
 from baton_testing.exactness import devices
 from baton_testing.exactness.asks import serve, serve_in_pair
-from baton_testing.exactness.random_model import qwen3_8b
+from baton_testing.exactness.random_model import mimo_7b, qwen3_8b
 from baton_testing.exactness.subjects import Sizes, Subject
 from baton_testing.stub_device import JudgedKernels, StubDevice, has_cuda_code, stub_weights
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.skipif(
 SIZES = Sizes(33, 12, 200, (3, 32), (64,), (3, 5), (4, 8), (64,))
 
 
-@pytest.fixture
-def subject() -> Subject:
-    """Qwen3-8B's shape, but for fewer layers, and a draft layer."""
-    model_shape, device, kernels = qwen3_8b(2), StubDevice(), JudgedKernels()
+@pytest.fixture(params=[qwen3_8b, mimo_7b])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    """Qwen3-8B's shape with a draft layer, and MiMo-7B's, which has biases; fewer layers."""
+    model_shape, device, kernels = request.param(2), StubDevice(), JudgedKernels()
     loaded = LoadedModel(
         device, kernels, model_shape, stub_weights(device, model_shape, "bfloat16")
     )

@@ -46,7 +46,7 @@ def forward(weights: Weights, shape: ModelShape, token_ids: Sequence[int]) -> Fo
     """Run the main model over a whole sequence starting at position 0."""
     x = weights.embed[np.asarray(token_ids)].astype(np.float64)
     for layer in weights.layers:
-        x = _decoder_layer(x, layer, shape)
+        x = decoder_layer(x, layer, shape)
     return _head(x, weights.final_norm, weights, shape)
 
 
@@ -77,7 +77,7 @@ def mtp_forward(
         "hidden": rms_norm(hidden, mtp.hidden_norm, shape),
     }
     both = np.concatenate([parts[name] for name in shape.mtp_order.split("_")], axis=-1)
-    x = _decoder_layer(both @ mtp.proj, mtp.layer, shape)
+    x = decoder_layer(both @ mtp.proj, mtp.layer, shape)
     return _head(x, mtp.final_norm, weights, shape)
 
 
@@ -194,7 +194,8 @@ def _head(x: Float64Array, norm: FloatArray, weights: Weights, shape: ModelShape
     return Forward(normed @ weights.lm_head, x if shape.mtp_hidden == "pre_norm" else normed)
 
 
-def _decoder_layer(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
+def decoder_layer(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
+    """Return f64[T, H]: attention, then the gated MLP, each added to what it was given."""
     x = x + _attention(rms_norm(x, layer.input_norm, shape), layer, shape)
     gate, up = np.split(rms_norm(x, layer.post_norm, shape) @ layer.gate_up, 2, axis=-1)
     return np.asarray(x + (gate / (1.0 + np.exp(-gate)) * up) @ layer.down)

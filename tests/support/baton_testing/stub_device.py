@@ -249,6 +249,7 @@ def stub_weights(device: StubDevice, model_shape: ModelShape, dtype: Any) -> Dev
         return DeviceLayer(
             make(hidden), make(width, hidden), make(hidden, model_shape.q_size), make(hidden),
             make(2 * inner, hidden), make(hidden, inner), heads,
+            make(width) if model_shape.has_qkv_bias else None,
         )  # fmt: skip
 
     mtp = DeviceMtp(make(hidden), make(hidden), make(hidden, 2 * hidden), layer(), make(hidden))

@@ -10,6 +10,9 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -37,6 +40,8 @@ SMOKE = Sizes(
     scored=(4, 12),
     scored_chunks=(16, 500),
 )
+BRIEF = replace(SMOKE, asks=11, tokens=6, longest=40, scored=(2, 8))
+"""For models whose drafts are seldom right: each token costs a step."""
 TINY = Sizes(
     asks=77,
     tokens=32,
@@ -63,7 +68,7 @@ class Known(NamedTuple):
     """A subject before it is loaded. `dtype`: E."""
 
     device: DeviceName
-    model: Literal["tiny", "qwen3-8b"]
+    model: Literal["tiny", "small-mimo", "small-qwen2", "qwen3-8b", "mimo-7b"]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
     n_layers: int = 0
@@ -72,10 +77,15 @@ class Known(NamedTuple):
 KNOWN = {
     "numpy-tiny": Known("numpy", "tiny", "float32", SMOKE),
     "numpy-tiny-bfloat16": Known("numpy", "tiny", "bfloat16", SMOKE),
+    "numpy-small-mimo": Known("numpy", "small-mimo", "float32", SMOKE),
+    "numpy-small-qwen2": Known("numpy", "small-qwen2", "float32", BRIEF),
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
+    "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
+    "gpu-small-qwen2": Known("gpu", "small-qwen2", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
+    "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
 }
 EXACT = tuple(name for name in KNOWN if name != "numpy-tiny-bfloat16")
 """Which are held to the promise; the other one tells how far bfloat16 is from float64."""
@@ -150,7 +160,7 @@ def _on_numpy(known: Known) -> LoadedModel:
     device = NumpyDevice()
     kernels = NumpyKernels(device)
     if known.dtype == "float32":
-        return LoadedModel(device, kernels, *_tiny(device, known.dtype))
+        return LoadedModel(device, kernels, *_of_a_folder(known, device))
     model_shape = load_shape(TINY_MODEL)
     weights = uploaded(device, oracle.rounded(load_weights(TINY_MODEL, model_shape)), use_mtp=True)
     return LoadedModel(
@@ -167,23 +177,33 @@ def _on_gpu(known: Known) -> LoadedModel:
 
     device = TorchDevice()
     device.synchronise()  # its stream is this thread's from here on
-    if known.model == "tiny":
-        return LoadedModel(device, OpsKernels(device), *_tiny(device, known.dtype))
-    from baton_testing.exactness.random_model import qwen3_8b, random_weights
+    if known.model in ("tiny", "small-mimo", "small-qwen2"):
+        return LoadedModel(device, OpsKernels(device), *_of_a_folder(known, device))
+    from baton_testing.exactness.random_model import mimo_7b, qwen3_8b, random_weights
 
-    model_shape = qwen3_8b(known.n_layers)
+    model_shape = (mimo_7b if known.model == "mimo-7b" else qwen3_8b)(known.n_layers)
     return LoadedModel(device, OpsKernels(device), model_shape, random_weights(torch, model_shape))
 
 
-def _tiny(device: Any, dtype: Any) -> tuple[ModelShape, Any]:
+def _of_a_folder(known: Known, device: Any) -> tuple[ModelShape, Any]:
+    from baton_testing.exactness.small_models import write_small_model
     from baton_worker.engine.backends.device.loading import load_device_weights
     from baton_worker.engine.model.checkpoint import open_checkpoint
 
-    model_shape = load_shape(TINY_MODEL)
-    checkpoint = open_checkpoint(TINY_MODEL)
-    return model_shape, load_device_weights(
-        device, checkpoint, model_shape, dtype, model_shape.n_mtp_layers
-    )
+    with TemporaryDirectory() as folder:
+        path = TINY_MODEL
+        if known.model != "tiny":
+            path = write_small_model(Path(folder), known.model.removeprefix("small-"))
+        model_shape = load_shape(path)
+        weights = load_device_weights(
+            device,
+            open_checkpoint(path),
+            model_shape,
+            known.dtype,
+            min(model_shape.n_mtp_layers, 1),
+        )
+        device.synchronise()
+    return model_shape, weights
 
 
 def _peek_of(name: DeviceName, device: Any) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""A model of Qwen3-8B's shape with random weights, made on a device from a seed.
+"""Models of Qwen3-8B's and MiMo-7B's shapes with random weights, made on a device from a seed.
 
 Owns how it is made so that its text is worth trying: the likeliest token is often the next of a
 short cycle, which the draft layer foretells, and as often a near-tie decides. So some drafts are
@@ -44,6 +44,32 @@ def qwen3_8b(n_layers: int = LAYERS, n_mtp_layers: int = 1) -> ModelShape:
     )
 
 
+def mimo_7b(n_layers: int = LAYERS) -> ModelShape:
+    """Return the shape as published, with fewer layers if asked for."""
+    return ModelShape(
+        model_type="mimo",
+        vocab_size=151_680,
+        hidden_size=4096,
+        n_layers=n_layers,
+        n_mtp_layers=1,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=128,
+        intermediate_size=11_008,
+        rope_style="half",
+        rope_theta=640_000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        mtp_hidden="post_norm",
+        bos_token_id=None,
+        eos_token_ids=(151_645,),
+        max_position_embeddings=32_768,
+        dtype="bfloat16",
+        has_qkv_bias=True,
+        mtp_order="hidden_embedding",
+    )
+
+
 def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeights:
     """Return bfloat16 weights on the current CUDA device, the same for a seed on every H200."""
     source = torch.Generator(device="cuda")
@@ -61,14 +87,16 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
 
     def layer() -> DeviceLayer:
         heads = (norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None
+        width = shape.q_size + 2 * shape.kv_size
         return DeviceLayer(
             input_norm=norm(hidden),
-            qkv=normal(shape.q_size + 2 * shape.kv_size, hidden),
+            qkv=normal(width, hidden),
             o=normal(hidden, shape.q_size, scale=into_residual),
             post_norm=norm(hidden),
             gate_up=normal(2 * inner, hidden),
             down=normal(hidden, inner, scale=into_residual),
             qk_norm=heads,
+            qkv_bias=normal(width, scale=1.0) if shape.has_qkv_bias else None,
         )
 
     embed = normal(shape.vocab_size, hidden, scale=1.0)
@@ -78,7 +106,9 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
 
     def draft_layer() -> DeviceMtp:
         project = normal(hidden, 2 * hidden, scale=0.002)
-        project[:, :hidden] += torch.eye(hidden, **kind)
+        is_first = shape.mtp_order == "embedding_hidden"
+        embedding = project[:, :hidden] if is_first else project[:, hidden:]
+        embedding += torch.eye(hidden, **kind)
         return DeviceMtp(norm(hidden), norm(hidden), project, layer(), final_norm)
 
     return DeviceWeights(

@@ -1,0 +1,102 @@
+"""Small models of the families that have biases, random, as folders in Hugging Face's layout.
+
+Owns how they are made so that their text is worth trying, as `random_model` does on a GPU: the
+likeliest token is often the next of a short cycle, which the draft layer foretells, and as often a
+near-tie decides. Written as float32, in the family's own key names.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from baton_worker.engine.model import naming
+from baton_worker.engine.model.families.family import Family
+from baton_worker.engine.model.families.registry import FAMILIES
+
+Array = npt.NDArray[np.float32]
+
+VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 320, 64, 4, 2, 16, 96, 3
+CYCLE, PULL = 8, 0.15
+
+
+def write_small_model(folder: Path, model_type: str, seed: int = 0) -> Path:
+    """Write `config.json` and `model.safetensors` of a family; return the folder."""
+    family = FAMILIES[model_type]
+    n_mtp = int(family.mtp_order == "hidden_embedding")
+    config = {
+        "architectures": [family.architecture],
+        "model_type": model_type,
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_nextn_predict_layers": n_mtp,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 640_000.0,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_tensors(family, n_mtp, np.random.default_rng(seed)), folder / "model.safetensors")
+    return folder
+
+
+class _Random:
+    """Tensors in the order in which they are asked for."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def normal(self, *shape: int, scale: float) -> Array:
+        return self._rng.normal(0.0, scale, shape).astype(np.float32)
+
+    def matrix(self, rows: int, columns: int, scale: float = 1.0) -> Array:
+        return self.normal(rows, columns, scale=scale * columns**-0.5)
+
+    def norm(self, size: int) -> Array:
+        return 1 + self.normal(size, scale=0.1)
+
+    def layer(self, keys: naming.LayerKeys) -> dict[str, Any]:
+        q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+        into_residual = (2 * LAYERS) ** -0.5
+        found = {keys.input_norm: self.norm(HIDDEN), keys.post_norm: self.norm(HIDDEN)}
+        for weight, bias, width in zip(keys.qkv, keys.qkv_bias, (q, kv, kv), strict=True):
+            found[weight] = self.matrix(width, HIDDEN)
+            found[bias] = self.normal(width, scale=1.0)
+        found |= {key: self.matrix(INNER, HIDDEN) for key in keys.gate_up}
+        found[keys.o] = self.matrix(HIDDEN, q, into_residual)
+        found[keys.down] = self.matrix(HIDDEN, INNER, into_residual)
+        return found
+
+
+def _tensors(family: Family, n_mtp: int, rng: np.random.Generator) -> dict[str, Any]:
+    random = _Random(rng)
+    embed = random.normal(VOCAB, HIDDEN, scale=1.0)
+    tokens = np.arange(VOCAB)
+    before = tokens // CYCLE * CYCLE + (tokens + CYCLE - 1) % CYCLE
+    final_norm = random.norm(HIDDEN)
+    tensors: dict[str, Any] = {
+        naming.EMBED: embed,
+        naming.FINAL_NORM: final_norm,
+        naming.LM_HEAD: random.matrix(VOCAB, HIDDEN) + np.float32(PULL) * embed[before],
+    }
+    for index in range(LAYERS):
+        tensors |= random.layer(naming.main_layer(index))
+    for index in range(n_mtp):
+        keys = family.mtp_namings[0](index, LAYERS, False)
+        proj = random.matrix(HIDDEN, 2 * HIDDEN, 0.1)
+        proj[:, HIDDEN:] += np.eye(HIDDEN, dtype=np.float32)
+        tensors |= random.layer(keys.layer) | {keys.proj: proj, keys.final_norm: final_norm.copy()}
+        tensors |= {key: random.norm(HIDDEN) for key in (keys.emb_norm, keys.hidden_norm)}
+    return tensors

@@ -1,0 +1,208 @@
+"""Models as transformers makes them: random weights in small shapes, written as its folders are.
+
+Owns the shapes of each family and the way from such a folder to the device runner. Transformers
+and PyTorch are imported only where a model is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_testing.engine_bench import Clock
+from baton_worker.engine.backends.device.decoder import Decoder, Fed, Group
+from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
+from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.backends.device.seam import Places
+from baton_worker.engine.backends.device.workspace import Sizes, Workspace
+from baton_worker.engine.kv.pool import TRASH_BLOCK
+from baton_worker.engine.model.checkpoint import open_checkpoint
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.options import NO_DRAFTS, EngineOptions
+from baton_worker.messages import Submit
+from baton_worker.sampling import SamplingParams
+
+_BLOCK = 16
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gqa": {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
+        "vocab_size": 199,
+    },
+    "mqa": {
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "intermediate_size": 160,
+        "vocab_size": 256,
+    },
+    "mha": {
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "intermediate_size": 200,
+        "vocab_size": 320,
+    },
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A family as transformers has it, and what its config says beside the sizes."""
+
+    config_class: str
+    fields: dict[str, Any]
+
+
+FAMILIES: dict[str, Published] = {
+    "llama": Published("LlamaConfig", {"tie_word_embeddings": False}),
+    "llama-llama3": Published(
+        "LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}
+    ),
+    "qwen2": Published("Qwen2Config", {"tie_word_embeddings": False}),
+    "qwen2-tied": Published("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2-yarn": Published("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": YARN}),
+    "qwen3": Published("Qwen3Config", {"tie_word_embeddings": False}),
+    "ernie4_5": Published("Ernie4_5Config", {"tie_word_embeddings": True, "use_bias": False}),
+}
+
+
+def published_model(family: str, shape: str, folder: Path, seed: int = 0) -> Any:
+    """Return transformers' float32 model of random weights, which it has also saved in `folder`.
+
+    Biases and norms are random too: as initialised they would be zeros and ones, and prove nothing.
+    Weights are large enough that the likeliest token is seldom a near-tie.
+    """
+    import torch
+    import transformers
+
+    published = FAMILIES[family]
+    config = getattr(transformers, published.config_class)(
+        max_position_embeddings=2048, rms_norm_eps=1e-6, **SHAPES[shape] | published.fields
+    )
+    source = torch.Generator().manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = model.float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3, generator=source)
+            else:
+                weight.normal_(0.0, 1.5 * weight.shape[1] ** -0.5, generator=source)
+    model.save_pretrained(folder)
+    return model
+
+
+def published_logits(model: Any, tokens: list[int]) -> npt.NDArray[np.float32]:
+    """Return f32[T, V] of transformers' model."""
+    import torch
+
+    with torch.no_grad():
+        ids = torch.tensor([tokens], device=model.device)
+        found: npt.NDArray[np.float32] = model(ids).logits[0].float().cpu().numpy()
+    return found
+
+
+def published_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Return what transformers' own `generate` says, endings ignored."""
+    import torch
+
+    ids = torch.tensor([prompt], device=model.device)
+    options = {"do_sample": False, "max_new_tokens": count, "min_new_tokens": count}
+    with torch.no_grad():
+        said = model.generate(
+            ids, attention_mask=torch.ones_like(ids), eos_token_id=None, pad_token_id=0, **options
+        )
+    found: list[int] = said[0, len(prompt) :].tolist()
+    return found
+
+
+def loaded(folder: Path, device: Any, kernels: Any, dtype: Any = "float32") -> LoadedModel:
+    """Return a folder's model on a device."""
+    model_shape = load_shape(folder)
+    weights = load_device_weights(device, open_checkpoint(folder), model_shape, dtype, 0)
+    return LoadedModel(device, kernels, model_shape, weights)
+
+
+def our_logits(model: LoadedModel, tokens: list[int]) -> npt.NDArray[np.float32]:
+    """Return f32[T, V] of the runner's decoder, the text fed at once."""
+    device, kernels, model_shape, weights = model
+    n, width = len(tokens), -(-len(tokens) // _BLOCK)
+    space = Workspace(
+        device, kernels, model_shape, weights.dtype, Sizes(n, 1, n, width * _BLOCK, n)
+    )
+    block = (model_shape.n_layers, 2, model_shape.n_kv_heads, _BLOCK, model_shape.head_dim)
+    kv = device.zeros((TRASH_BLOCK + 1 + width, *block), weights.dtype)
+    decoder = Decoder(device, kernels, model_shape, weights, kv, space.attention, width * _BLOCK)
+
+    def put(values: Any) -> Any:
+        array = np.ascontiguousarray(values, np.int32)
+        tensor = device.empty(array.shape, "int32")
+        device.upload(array, tensor)
+        device.synchronise()
+        return tensor
+
+    table = put(np.arange(width)[None] + TRASH_BLOCK + 1)
+    places = Places(put(np.zeros(n)), put(np.arange(n)), table)
+    fed = Fed(put(tokens), places, (Group(0, n, table, put([n])),))
+    part = space.tokens(n)
+    decoder.run(fed, part)
+    out = device.empty((n, model_shape.vocab_size), "float32")
+    decoder.logits(part.final, out)
+    host = np.empty((n, model_shape.vocab_size), np.float32)
+    device.download(out, host).wait()
+    return host
+
+
+def our_greedy(model: LoadedModel, prompt: list[int], count: int) -> list[int]:
+    """Return what the engine says, a token a step."""
+    longest = len(prompt) + count + 1
+    options = EngineOptions(
+        block_size=_BLOCK,
+        n_blocks=-(-longest // _BLOCK),
+        max_running=1,
+        max_waiting=1,
+        max_model_len=longest,
+        prefill_tokens=longest,
+        n_draft=0,
+        use_mtp=False,
+        max_top_k=0,
+        overlap=False,
+        drafts=NO_DRAFTS,
+        prefix_caching=False,
+    )
+    engine = DeviceEngine(model, options, Clock())
+    sampling = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    engine.submit(Submit(1, 0, prompt_token_ids=tuple(prompt), sampling=sampling, logprobs_k=-1))
+    said: list[int] = []
+    while engine.has_work():
+        said += engine.step().columns.token.tolist()
+    engine.close()
+    return said
