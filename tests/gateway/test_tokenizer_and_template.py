@@ -14,6 +14,7 @@ from baton_worker.compatibility import chat_template_hash
 from baton_worker.config import ConfigError, ModelConfig, ProcessConfig
 from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
 from baton_worker.gateway.text.tokenizer import load_tokenizer
+from baton_worker.gateway.text.tokenizer_info import tokenizer_info
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -54,6 +55,72 @@ def test_long_text_is_tokenised_the_same(start_gateway, tokenizer):
     with start_gateway(info={"max_model_len": 1 << 16}).http() as client:
         made = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
     assert made["tokens"] == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_client_needs_no_tokenizer_of_its_own(start_gateway):
+    """What lm-eval's remote tokenizer asks for, which is how vLLM tells it."""
+    with start_gateway().http() as client:
+        info = client.get("/tokenizer_info").json()
+        assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
+        assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+        template = ChatTemplate(info["chat_template"], {"bos_token": info["bos_token"]})
+        text = template.render(USER)
+        ids = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
+        chat = client.post("/tokenize", json={"messages": USER}).json()
+        assert ids["tokens"] == chat["tokens"]
+        eos = client.post(
+            "/tokenize", json={"prompt": info["eos_token"], "add_special_tokens": False}
+        )
+        assert eos.json()["tokens"] == [1]
+        assert client.post("/tokenizer_info").status_code == 405
+
+
+def test_tokenizer_info_tells_tokens_as_text_and_no_place_of_a_file():
+    token = {"content": "<|im_end|>", "lstrip": False, "normalized": False, "special": True}
+    config = {
+        "added_tokens_decoder": {"151645": token},
+        "additional_special_tokens": [token, "<|im_start|>"],
+        "eos_token": token,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "vocab_file": "/models/vocab.json",
+        "name_or_path": "/models/here",
+        "chat_template": [{"name": "default", "template": "old"}],
+        "model_max_length": 32768,
+    }
+    assert tokenizer_info(config, "new") == {
+        "added_tokens_decoder": {"151645": "<|im_end|>"},
+        "additional_special_tokens": ["<|im_end|>", "<|im_start|>"],
+        "eos_token": "<|im_end|>",
+        "tokenizer_class": "Qwen2Tokenizer",
+        "chat_template": "new",
+        "model_max_length": 32768,
+    }
+    assert "chat_template" not in tokenizer_info(config, None)
+
+
+THINKING = (
+    "{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{%- if add_generation_prompt %}<|assistant|>"
+    "{%- if enable_thinking is defined and enable_thinking is false %}none{% endif %}{% endif %}"
+)
+"""The rule of Qwen3's template: thinking is on unless it is switched off by name."""
+
+
+@pytest.mark.parametrize(
+    ("variables", "ending"),
+    [({}, ""), ({"enable_thinking": True}, ""), ({"enable_thinking": False}, "none")],
+)
+def test_thinking_is_switched_by_the_templates_own_variable(variables, ending):
+    rendered = ChatTemplate(THINKING, {}).render(USER, variables=variables)
+    assert rendered == f"<|user|>hi<|assistant|>{ending}"
+
+
+def test_a_tokenized_chat_has_the_templates_variables(start_gateway):
+    asked = {"messages": USER, "chat_template_kwargs": {"bos_token": "the"}}
+    with start_gateway().http() as client:
+        tokens = client.post("/tokenize", json=asked).json()["tokens"]
+        text = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert text == "the<|user|>hi<|assistant|>"
 
 
 @given(st.text(max_size=200), st.booleans())

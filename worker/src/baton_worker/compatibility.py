@@ -55,19 +55,31 @@ def chat_source(folder: Path) -> ChatSource | None:
     Raises:
         ConfigError: tokenizer_config.json or chat_template.jinja cannot be read.
     """
-    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config, template_path = tokenizer_config(folder), folder / "chat_template.jinja"
     try:
-        config: dict[str, Any] = {}
-        if config_path.exists():
-            config = msgspec.json.decode(config_path.read_bytes(), type=dict[str, Any])
         source = (
             template_path.read_text() if template_path.exists() else config.get("chat_template")
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {config_path}: {error}") from error
+        raise ConfigError(f"model.path: {template_path}: {error}") from error
     if isinstance(source, list):
         source = next((item["template"] for item in source if item["name"] == "default"), None)
     return ChatSource(source, _special_tokens(config)) if source else None
+
+
+def tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Return the model's tokenizer_config.json, empty where there is none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = folder / "tokenizer_config.json"
+    try:
+        if not path.exists():
+            return {}
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {path}: {error}") from error
 
 
 def chat_template_hash(config: ProcessConfig) -> str:

@@ -288,22 +288,21 @@ class GatewayConfig(_Section, frozen=True):
     `api_keys_file`: one key a line, lines that begin with # aside; empty means no key is needed.
     `playground`: serve the page `/playground`, for people who look at tokens; leave it off in
     production. `settle_seconds`: how long a gateway that is told to stop goes on serving, so that
-    balancers hear of it first; `drain_seconds`: how long it then waits for live requests. 0 and 0
-    end them at once.
-    `max_retries`: how often a choice moves to other workers when one of its own is lost or full.
-    `max_outstanding_requests`: choices in hand at once; clients (API keys, or addresses where no
-    keys are set) share them: one may hold what nobody else wants, all but an eighth, and where
-    there is no room those that hold fewest go first. `max_choices`: the most of one request (`n`
-    times its prompts). `max_waiting_requests`: how many requests may wait for room;
-    `max_wait_seconds`: for how long, before they are refused with 429; 0 refuses at once.
+    balancers hear of it first; `drain_seconds`: how long it then waits for live requests (0: end
+    them at once). `max_retries`: how often a choice moves to other workers when one of its own is
+    lost or full. `max_outstanding_requests`: choices in hand at once; clients (API keys, or
+    addresses where no keys are set) share them: one may hold what nobody else wants, all but an
+    eighth, and where there is no room those that hold fewest go first. `max_choices`: the most of
+    one request (`n` times its prompts). `max_waiting_requests`: how many requests may wait for
+    room; `max_wait_seconds`: for how long, before they are refused with 429; 0 refuses at once.
     `pair_across_revisions`: prefill and decode of two revisions may pair when their weights,
-    tokenizer and KV layout are equal; without it a pair is of one revision.
+    tokenizer and KV layout are equal. `generation_config`: whence sampling fields come that a
+    request leaves out: `auto`, the model's generation_config.json; `none`, the API's own defaults.
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
     the API, for every client to read. `sse_comment_seconds`: a stream that has had nothing to send
     for this long, as while a long prompt is computed, sends a comment, so that no proxy gives it
     up; 0 sends none. `request_timeout_seconds`: how long a request may take in all (504).
-    `client_queue_tokens`: how many tokens may wait for a client that does not read; beyond them it
-    is cut off.
+    `client_queue_tokens`: tokens that may wait for a client that does not read; then it is cut off.
     """
 
     http: HttpConfig = HttpConfig(port=8000)
@@ -321,6 +320,7 @@ class GatewayConfig(_Section, frozen=True):
     max_waiting_requests: Count = 256
     max_wait_seconds: SecondsOrNone = 10.0
     pair_across_revisions: bool = False
+    generation_config: Literal["auto", "none"] = "auto"
 
 
 class TracingConfig(_Section, frozen=True):

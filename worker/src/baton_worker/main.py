@@ -130,6 +130,9 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--share-kv", action="store_true",
                         help="decode reads prefill's memory, on gpus over NVLink")  # fmt: skip
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
+    parser.add_argument("--generation-config", default="auto", choices=["auto", "none"],
+                        help="auto: fields that requests leave out are those of the model's "
+                        "generation_config.json (%(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
     _add_log_flags(parser)
 
@@ -296,6 +299,7 @@ def _local(options: argparse.Namespace) -> int:
         has_curve=options.curve,
         share_kv=options.share_kv,
         traces_endpoint=options.traces,
+        generation_config=options.generation_config,
     )
     log_options = ["--log-level", options.log_level, "--log-format", options.log_format]
     return run_local(settings, as_json=options.json, log_options=log_options)

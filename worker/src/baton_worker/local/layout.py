@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -52,6 +53,7 @@ class LocalOptions:
     has_curve: bool = False
     share_kv: bool = False
     traces_endpoint: str = ""
+    generation_config: Literal["auto", "none"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def plan_processes(
             http=HttpConfig(options.host, options.port),
             api_keys_file=options.api_keys_file,
             playground=True,
+            generation_config=options.generation_config,
         ),
         tracing=TracingConfig(endpoint=options.traces_endpoint),
     )

@@ -19,6 +19,7 @@ from baton_worker.gateway.intake.body import (
     read_object,
     too_many_tokens,
 )
+from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import bad_word_tokens
 from baton_worker.gateway.intake.schema import (
     ChatBody,
@@ -61,8 +62,12 @@ class Intake:
         tokenizer: GatewayTokenizer,
         worker_limits: Callable[[], ModelLimits],
         max_top_k: int,
+        defaults: SamplingDefaults | None = None,
     ) -> None:
-        """`worker_limits` may raise ApiError 503; `max_top_k` is the configured bound."""
+        """`worker_limits` may raise ApiError 503; `max_top_k` is the configured bound; `defaults`
+        stand for sampling fields that a request leaves out, None for the API's own.
+        """
+        self._defaults = defaults or SamplingDefaults()
         self._model = model
         self._tokenizer = tokenizer
         self._worker_limits = worker_limits
@@ -82,7 +87,7 @@ class Intake:
         if endpoint is Endpoint.CHAT:
             chat = convert(value, ChatBody)
             self.check_model(chat.model)
-            options, limits = chat_options(chat, seed), self._limits()
+            options, limits = chat_options(chat, seed, self._defaults), self._limits()
             text = await self._rendered(
                 chat.messages, chat.add_generation_prompt, chat.chat_template_kwargs
             )
@@ -94,7 +99,8 @@ class Intake:
                 value["prompt"] = []
             completion = convert(value, CompletionBody)
             self.check_model(completion.model)
-            options, limits = completion_options(completion, seed), self._limits()
+            options = completion_options(completion, seed, self._defaults)
+            limits = self._limits()
             if isinstance(given, TokenLists):
                 prompts = given
             elif isinstance(given, TokenIds) and given:
@@ -168,7 +174,10 @@ class Intake:
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt", "give either prompt or messages")
         if body.messages is not None:
-            text, special = await self._rendered(body.messages, body.add_generation_prompt), False
+            text = await self._rendered(
+                body.messages, body.add_generation_prompt, body.chat_template_kwargs
+            )
+            special = False
         else:
             text, special = body.prompt or "", True
         if body.add_special_tokens is not None:

@@ -106,6 +106,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
 from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, GenerationBody
 from baton_worker.gateway.request import (
@@ -39,6 +40,7 @@ MAX_PROMPT_LOGPROBS = 1 << 22
 """Of all choices: some 64 bytes of JSON each, and a few bytes ask for as many as there are."""
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 _LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+_API_DEFAULTS = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,11 @@ class Options:
     bad_words: tuple[str, ...]
 
 
-def chat_options(body: ChatBody, random_seed: int) -> Options:
-    """Judge a chat request. `random_seed` is used when the client gave none.
+def chat_options(
+    body: ChatBody, random_seed: int, defaults: SamplingDefaults = _API_DEFAULTS
+) -> Options:
+    """Judge a chat request. `random_seed` is used when the client gave none, and `defaults` for
+    sampling fields that it left out.
 
     Raises:
         ApiError: 400 naming the field.
@@ -73,17 +78,21 @@ def chat_options(body: ChatBody, random_seed: int) -> Options:
         field, max_tokens = "max_completion_tokens", body.max_completion_tokens
     else:
         field, max_tokens = "max_tokens", body.max_tokens  # type: ignore[assignment]
-    return _options(Endpoint.CHAT, body, random_seed, (field, max_tokens), ("top_logprobs", k))
+    sampling = _sampling(body, random_seed, defaults)
+    return _options(Endpoint.CHAT, body, sampling, (field, max_tokens), ("top_logprobs", k))
 
 
-def completion_options(body: CompletionBody, random_seed: int) -> Options:
+def completion_options(
+    body: CompletionBody, random_seed: int, defaults: SamplingDefaults = _API_DEFAULTS
+) -> Options:
     """Judge a completion request; see `chat_options`."""
     k = -1 if body.logprobs is None else _alternatives("logprobs", body.logprobs)
     max_tokens = body.max_tokens
     if max_tokens is None:
         max_tokens = COMPLETION_DEFAULT_MAX_TOKENS
+    sampling = _sampling(body, random_seed, defaults)
     return _options(
-        Endpoint.COMPLETION, body, random_seed, ("max_tokens", max_tokens), ("logprobs", k)
+        Endpoint.COMPLETION, body, sampling, ("max_tokens", max_tokens), ("logprobs", k)
     )
 
 
@@ -146,7 +155,7 @@ def _check_prompt_logprobs(request: GenerationRequest) -> None:
 def _options(
     endpoint: Endpoint,
     body: GenerationBody,
-    random_seed: int,
+    sampling: SamplingParams,
     max_tokens: tuple[str, int | None],
     logprobs: tuple[str, int],
 ) -> Options:
@@ -154,7 +163,7 @@ def _options(
         raise bad_request("stream_options", "stream_options needs stream to be true")
     _check_max_tokens(*max_tokens, _has_echo(body) or _prompt_logprobs_k(body) >= 0)
     params = RequestParams(
-        sampling=_sampling(body, random_seed),
+        sampling=sampling,
         logprobs_k=logprobs[1],
         logprobs=_logprob_params(body, logprobs[1]),
         priority=_integer("priority", body.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
@@ -199,22 +208,24 @@ def _check_max_tokens(name: str, value: int | None, tells_prompt: bool) -> None:
         raise bad_request(name, f"{name} is {value}: the least is {least}{hint}")
 
 
-def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
+def _sampling(body: GenerationBody, random_seed: int, defaults: SamplingDefaults) -> SamplingParams:
     stop_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
     if len(stop_ids) > MAX_STOP_TOKEN_IDS:
         raise bad_request("stop_token_ids", f"more than {MAX_STOP_TOKEN_IDS} stop_token_ids")
     return SamplingParams(
-        temperature=_number("temperature", body.temperature, 1.0),
-        top_p=_number("top_p", body.top_p, 1.0),
-        top_k=max(0, _integer("top_k", body.top_k, 0, -1)),
+        temperature=_number("temperature", body.temperature, defaults.temperature),
+        top_p=_number("top_p", body.top_p, defaults.top_p),
+        top_k=max(0, _integer("top_k", body.top_k, defaults.top_k, -1)),
         seed=_seed(body.seed, random_seed),
         presence_penalty=_number("presence_penalty", body.presence_penalty, 0.0),
         frequency_penalty=_number("frequency_penalty", body.frequency_penalty, 0.0),
-        repetition_penalty=_number("repetition_penalty", body.repetition_penalty, 1.0),
+        repetition_penalty=_number(
+            "repetition_penalty", body.repetition_penalty, defaults.repetition_penalty
+        ),
         min_tokens=_integer("min_tokens", body.min_tokens, 0, 0),
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=stop_ids,
-        min_p=_number("min_p", body.min_p, 0.0),
+        min_p=_number("min_p", body.min_p, defaults.min_p),
         logit_bias=logit_bias(body.logit_bias),
     )
 

@@ -66,6 +66,7 @@ def build_app(parts: HttpParts) -> Starlette:
             Route("/v1/models/{model:path}", routes.one_model),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", routes.tokenizer_info),
             *liveness_routes(),
             *(inner_routes(parts.health) if parts.health else []),
             *playground_routes(parts.has_playground),
@@ -104,6 +105,9 @@ class _Routes:
     async def detokenize(self, request: Request) -> Response:
         text = await self._parts.intake.detokenize(await request.body())
         return _json({"prompt": text})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return _json(self._parts.tokenizer.info)
 
     async def on_api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

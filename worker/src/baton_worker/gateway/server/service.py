@@ -12,9 +12,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from baton_worker.compatibility import chat_template_hash, tokenizer_hash
 from baton_worker.config import ProcessConfig
+from baton_worker.gateway.intake.defaults import SamplingDefaults, read_defaults
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output.merge import MAX_GAP_SECONDS
@@ -74,7 +76,7 @@ class GatewayService:
         """Join the parts; `identity` is the one the link announces.
 
         Raises:
-            ConfigError: the API key file cannot be used.
+            ConfigError: the API key file or the model's generation_config.json cannot be used.
         """
         self._link = link
         self._clock = clock
@@ -205,7 +207,9 @@ class GatewayService:
             model=model,
             started_unix_seconds=int(time.time()),
             tokenizer=tokenizer,
-            intake=Intake(model, tokenizer, dispatcher.worker_limits, top_k),
+            intake=Intake(
+                model, tokenizer, dispatcher.worker_limits, top_k, _sampling_defaults(config)
+            ),
             dispatcher=dispatcher,
             workers=workers,
             metrics=self._metrics,
@@ -214,6 +218,12 @@ class GatewayService:
             sse_comment_seconds=config.gateway.sse_comment_seconds,
             health=None if config.gateway.health else health,
         )
+
+
+def _sampling_defaults(config: ProcessConfig) -> SamplingDefaults:
+    if config.gateway.generation_config == "none":
+        return SamplingDefaults()
+    return read_defaults(Path(config.model.path))
 
 
 def _limits(config: ProcessConfig) -> DispatchLimits:

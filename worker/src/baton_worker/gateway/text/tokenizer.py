@@ -13,9 +13,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton_worker.compatibility import chat_source
+from baton_worker.compatibility import chat_source, tokenizer_config
 from baton_worker.config import ConfigError
 from baton_worker.gateway.text.chat_template import ChatTemplate
+from baton_worker.gateway.text.tokenizer_info import tokenizer_info
 from baton_worker.gateway.text.vocabulary import (
     UnsupportedTokenizerError,
     Vocabulary,
@@ -24,14 +25,21 @@ from baton_worker.gateway.text.vocabulary import (
 
 
 class GatewayTokenizer:
-    """A loaded tokenizer. `chat_template` is None for a model that has none."""
+    """A loaded tokenizer. `chat_template` is None for a model that has none; `info` is what
+    clients are told of it, as JSON.
+    """
 
-    __slots__ = ("_tokenizer", "chat_template", "vocabulary")
+    __slots__ = ("_tokenizer", "chat_template", "info", "vocabulary")
 
     def __init__(
-        self, tokenizer: Any, vocabulary: Vocabulary, chat_template: ChatTemplate | None
+        self,
+        tokenizer: Any,
+        vocabulary: Vocabulary,
+        chat_template: ChatTemplate | None,
+        info: dict[str, Any],
     ) -> None:
         self._tokenizer = tokenizer
+        self.info = info
         self.vocabulary = vocabulary
         self.chat_template = chat_template
 
@@ -78,7 +86,9 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
     except UnsupportedTokenizerError as error:
         raise ConfigError(f"model.path: {path}: {error}") from error
     source = chat_source(folder)
-    return GatewayTokenizer(tokenizer, vocabulary, ChatTemplate(*source) if source else None)
+    template = ChatTemplate(*source) if source else None
+    info = tokenizer_info(tokenizer_config(folder), source.template if source else None)
+    return GatewayTokenizer(tokenizer, vocabulary, template, info)
 
 
 def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:
