@@ -57,8 +57,8 @@ def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., MadeCheckpoint]:
     """`make(family="ernie4_5", mtp="ernie", storage="F32", shards=1, seed=0, edit=None, **config)`.
 
-    `mtp` is the naming of MTP layers, `ernie` or `deepseek`; MiMo has its own. `edit` may change
-    the tensors before they are written. Other keywords go to config.json.
+    `mtp` is the naming of MTP layers, `ernie`, `deepseek` or `mimo`, which MiMo has. `edit` may
+    change the tensors before they are written. Other keywords go to config.json.
     """
 
     def make(
@@ -148,8 +148,9 @@ def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int
     head_dim = config["head_dim"] or hidden // config["num_attention_heads"]
     q = config["num_attention_heads"] * head_dim
     kv = config["num_key_value_heads"] * head_dim
-    norms = ("q_norm", "k_norm") if config["model_type"] == "qwen3" else ()
-    biases = {"q": q, "k": kv, "v": kv} if config["model_type"] in ("qwen2", "mimo") else {}
+    family = FAMILIES[config["model_type"]]
+    norms = ("q_norm", "k_norm") if family.has_qk_norm else ()
+    biases = {"q": q, "k": kv, "v": kv} if family.has_qkv_bias else {}
     extra = {f"{prefix}.self_attn.{n}.weight": (head_dim,) for n in norms}
     extra |= {f"{prefix}.self_attn.{n}_proj.bias": (width,) for n, width in biases.items()}
     return extra | {
