@@ -31,6 +31,7 @@ LONGEST = (
     "test_the_same_bits_any_way_it_is_served-gpu-tiny",
     "test_the_same_bits_any_way_it_is_served-gpu-tiny-float32",
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-12",
+    "test_the_same_bits_any_way_it_is_served-gpu-mimo-7b-12",
     "cuda",
 )
 """Jobs that take longest or hold most, so they begin first; the others in their tests' order."""
@@ -40,6 +41,7 @@ GIB = 1 << 30
 MOST_GIB = {
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b": 85,
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-12": 35,
+    "test_the_same_bits_any_way_it_is_served-gpu-mimo-7b-12": 35,
     "test_two_processes_say_the_same": 30,
     "test_the_suite_finds_what_is_not_exact": 30,
     "test_a_deployment_on_the_gpu_is_exact": 20,

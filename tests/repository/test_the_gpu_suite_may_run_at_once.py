@@ -74,7 +74,7 @@ def test_jobs_share_no_more_memory_than_there_is_and_the_rest_go_first(tmp_path:
     ended = list(gpu_jobs.run(running, [Job(name, ()) for name in names], 3))
     assert sorted(one.job.name for one in ended) == sorted(names) == sorted(began)
     assert began[:3] == [names[0], "small", names[1]]
-    assert max(held) == 89
+    assert 85 < max(held) <= 90
     running = Taken((), tmp_path, tmp_path, {}, 80 * gpu_jobs.GIB)
     assert running.has_room(Job(names[0], ()), 3), "it may tell itself that memory is short"
 

@@ -127,6 +127,7 @@ inline T ClusterLoad(uint32_t at) {
   return value;
 }
 inline float MaxOrNan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
+inline float Reciprocal(float x) { return 1.0f / x; }
 inline void WaitForGrids() { Me().waited_for_grids = true; }
 inline void LetGridsStart() {
   if (!Me().waited_for_grids) Fail("lets grids start before it waited for those before", 0);
@@ -186,8 +187,13 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frsqrt_rn(float a) { return static_cast<float>(1.0 / sqrt(static_cast<double>(a))); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 
+template <class T>
+inline T __ldcg(const T* at) {
+  return *at;
+}
 inline uint32_t __cvta_generic_to_shared(const void* p) {
   return static_cast<uint32_t>(static_cast<const char*>(p) - host_cuda::cluster.shared.data());
 }

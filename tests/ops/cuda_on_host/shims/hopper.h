@@ -236,7 +236,6 @@ inline void StoreVector(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d
   const uint32_t words[] = {a, b, c, d};
   memcpy(to, words, sizeof(words));
 }
-inline float Reciprocal(float x) { return 1.0f / x; }
 
 }  // namespace host_cuda
 
