@@ -21,7 +21,7 @@ from baton_worker.engine.model.families.registry import FAMILIES
 
 Array = npt.NDArray[np.float32]
 
-VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 320, 64, 4, 2, 16, 96, 3
+VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 512, 64, 4, 2, 16, 96, 3
 CYCLE, PULL = 8, 0.15
 
 
