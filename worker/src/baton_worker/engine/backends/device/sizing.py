@@ -43,7 +43,7 @@ def check_weights(use: MemoryUse, model_shape: ModelShape, n_mtp: int, item_byte
 
 
 def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int) -> int:
-    """Return what a model's weights take; norms and biases are not counted."""
+    """Return what a model's weights take; norms are not counted."""
     hidden = model_shape.hidden_size
     layer = hidden * (
         2 * model_shape.q_size + 2 * model_shape.kv_size + 3 * model_shape.intermediate_size
