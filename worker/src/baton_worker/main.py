@@ -90,9 +90,7 @@ def _add_role(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], role: str, purpose: str
 ) -> None:
     parser = commands.add_parser(role, help=purpose, description=f"Baton {role}: {purpose}.")
-    parser.add_argument(
-        "--config", type=Path, required=True, help="YAML file (docs/configuration.md)"
-    )
+    parser.add_argument("--config", type=Path, required=True, help="YAML (docs/configuration.md)")
     parser.add_argument("--model", help="model folder; overrides model.path")
     parser.add_argument("--worker-id", help="stable name of this process; overrides worker_id")
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
@@ -108,9 +106,7 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--model", required=True, help="model folder in Hugging Face layout")
     parser.add_argument("--served-name", default="", help="model name for clients (folder's name)")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address of the OpenAI API (%(default)s)"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address of the API (%(default)s)")
     parser.add_argument("--port", type=int, default=8000,
                         help="port of the OpenAI API (%(default)s; 0: a free one)")  # fmt: skip
     for role, default in (("prefill", 1), ("decode", 1), ("mixed", 0)):
@@ -131,8 +127,7 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
                         help="decode reads prefill's memory, on gpus over NVLink")  # fmt: skip
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
     parser.add_argument("--generation-config", default="auto", choices=["auto", "none"],
-                        help="auto: fields that requests leave out are those of the model's "
-                        "generation_config.json (%(default)s)")  # fmt: skip
+                        help="sampling fields left out: auto, the model's own")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
     _add_log_flags(parser)
 
