@@ -127,7 +127,7 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
                         help="decode reads prefill's memory, on gpus over NVLink")  # fmt: skip
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
     parser.add_argument("--generation-config", default="auto", choices=["auto", "none"],
-                        help="sampling fields left out: auto, the model's own")  # fmt: skip
+                        help="sampling fields left out: the model's (%(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
     _add_log_flags(parser)
 
