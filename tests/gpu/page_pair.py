@@ -1,6 +1,6 @@
 """Write docs/benchmarks/several-gpus.md from battery_two's JSON: every number is the run's.
 
-    python tests/gpu/page_pair.py docs/benchmarks/results/several-gpus-h200.json docs
+    python tests/gpu/page_pair.py docs/benchmarks/results/several-gpus-h100.json docs
 
 bench_pair's own JSON does as well. Draws the picture too. Owns the goals of a pair and the order of
 its page; what a run lacks is named. What bounds a goal that is missed is written by hand in

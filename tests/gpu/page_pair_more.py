@@ -135,7 +135,7 @@ def killed(run: Run) -> str:
     return f"""## Workers that are killed
 
 The tiny model, two prefills on the first card and two decodes on the second, {told["cells"]} such
-deployments side by side, KV over {told.get("kv", "?")}, their clients' streams greedy and sampled,
+deployments side by side, KV over {_way(told)}, their clients' streams greedy and sampled,
 each token held with the bits of its logprob against an undisturbed run's. kill -9 of one worker
 after the other; for those with *KV under way* decode was made to stand still until offers of
 prefill's had no answer.
@@ -148,6 +148,11 @@ were asked again by their clients. Tokens lost, doubled or of other bits: {found
 handoffs or pools that workers still held when all was served: {len(leaks)}.
 {_memory(told.get("memory_mib") or {})}Two workers at a time were back in {median(starts):.1f} s
 ({starts[0]:.1f} to {starts[-1]:.1f}), in the median{_forked(told)}.{_listed(told["problems"])}"""
+
+
+def _way(told: Record) -> str:
+    """Return by which way KV went; runs before the ways had names tell whether it stayed."""
+    return str(told.get("kv") or ("nvlink" if told.get("share_kv") else "zmq"))
 
 
 def _forked(told: Record) -> str:
