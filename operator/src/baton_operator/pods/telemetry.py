@@ -15,18 +15,19 @@ from typing import Protocol
 from baton_operator.cluster.observe import PodRef
 from baton_operator.faults import begin
 from baton_operator.models import ObjectKey
-from baton_operator.names import Role
+from baton_operator.names import Role, health_ports
 from baton_operator.pods.samples import Sample, read_sample
 
 _INTERVAL_SECONDS = 30.0
 _AT_ONCE = 4
+_WITH_DECODE = (Role.DECODE, Role.PAIR)
 
 
 class MetricsProbe(Protocol):
     """Reads a pod's metrics."""
 
-    async def metrics(self, ip: str) -> str | None:
-        """Return the exposition text; None when the pod does not answer."""
+    async def metrics(self, ip: str, port: int) -> str | None:
+        """Return the exposition text; None when the process with this health port is silent."""
         ...
 
 
@@ -54,13 +55,13 @@ class Telemetry:
 
     def refresh(self, key: ObjectKey, pods: Iterable[PodRef]) -> None:
         """Ask a ready decode pod in the background, if it is time."""
-        ready = (p.view.ip for p in pods if p.role == Role.DECODE and p.view.is_ready)
-        ip = next(filter(None, ready), "")
+        ready = (p for p in pods if p.role in _WITH_DECODE and p.view.is_ready and p.view.ip)
+        pod = next(ready, None)
         asked_at = self._asked_at.get(key, -math.inf)
-        if not ip or self._clock() - asked_at < _INTERVAL_SECONDS:
+        if pod is None or self._clock() - asked_at < _INTERVAL_SECONDS:
             return
         self._asked_at[key] = self._clock()
-        task = begin("telemetry", self.ask(key, ip))
+        task = begin("telemetry", self.ask(key, pod.view.ip, health_ports(pod.role)[-1]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -69,10 +70,10 @@ class Telemetry:
         self._samples.pop(key, None)
         self._asked_at.pop(key, None)
 
-    async def ask(self, key: ObjectKey, ip: str) -> None:
+    async def ask(self, key: ObjectKey, ip: str, port: int) -> None:
         """Ask one pod and keep its answer; silence keeps the last one."""
         async with self._slots:
-            text = await self._probe.metrics(ip)
+            text = await self._probe.metrics(ip, port)
         if text is None or key not in self._asked_at:
             return
         before, after = self.sample(key), read_sample(text)

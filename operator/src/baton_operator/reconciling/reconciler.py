@@ -293,7 +293,7 @@ class Reconciler:
             wanted = decision.plan.step.wanted.get(workload.revision)
             if wanted is None or workload.revision in decision.recorded:
                 continue
-            replicas = wanted[WORKER_ROLES.index(workload.role)]
+            replicas = wanted.of(workload.role)
             if replicas != workload.counts.desired:
                 patch = {"metadata": {"uid": workload.child.uid}, "spec": {"replicas": replicas}}
                 name = workload.child_id.name
