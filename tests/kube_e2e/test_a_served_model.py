@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -416,6 +417,63 @@ def test_held_rollouts_survive_three_deadlines_and_then_end(
         with httpx.Client(base_url=served_at(name), timeout=REQUEST_SECONDS) as client:
             answer = ask(client, QUESTIONS[0])
         assert answer.differs_from(loads["paused"].expected[0]) == ""
+
+
+@pytest.fixture
+def near(kubectl, ready):
+    """Serve examples/same-pod.yaml: prefill and decode as containers of one pod."""
+    try:
+        with step("serving examples/same-pod.yaml"):
+            kubectl.run("apply", "-f", str(ROOT / "examples" / "same-pod.yaml"))
+            ready("near")
+        yield "near"
+    finally:
+        kubectl.run("delete", "pdd", "near", "--ignore-not-found", "--timeout=120s",
+                    timeout_seconds=130)  # fmt: skip
+
+
+def pair_pods(kubectl):
+    """Return the pods of pairs by revision; of those that leave none."""
+    pods = kubectl.items("pods", "-l", "baton.dev/name=near,baton.dev/role=pair")
+    return {
+        pod["metadata"]["labels"]["baton.dev/revision"]: pod
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def delivered_bytes(pod):
+    """Return how much KV a pair's prefill container has handed over, by transport."""
+    text = httpx.get(f"http://{pod['status']['podIP']}:8080/metrics", timeout=30).text
+    found = re.findall(r'baton_handoff_delivered_bytes_total{.*transport="(\w+)".*} (\S+)', text)
+    return {transport: float(count) for transport, count in found if float(count)}
+
+
+def test_kv_of_a_pair_stays_in_its_pod_and_a_rollout_loses_no_token(
+    kubectl, near, served_at, local, ready
+):
+    (old,) = pair_pods(kubectl)
+    base = served_at(near)
+    with Load(base, QUESTIONS, 2) as clients:
+        assert set(delivered_bytes(pair_pods(kubectl)[old])) == {"shm"}
+        with step("rolling the pair"):
+            patch(kubectl, near, restartedAt="again")
+            wait_until("the old pod is gone", lambda: old not in pair_pods(kubectl), 240, 0.5)
+            ready(near)
+        clients.wait_answers(2 * len(QUESTIONS))
+    say(f"a pair: {clients.n_answers} answers, {len(clients.failures)} failed")
+    assert clients.failures == []
+    (new,) = pair_pods(kubectl)
+    assert new != old
+    assert set(delivered_bytes(pair_pods(kubectl)[new])) == {"shm"}
+    with httpx.Client(base_url=local, timeout=REQUEST_SECONDS) as there:
+        for question_, answer in zip(QUESTIONS, clients.expected, strict=True):
+            assert answer.differs_from(ask(there, question_)) == ""
+
+    def told():
+        return kubectl.get("pdd", near)["status"].get("handoff", {}).get("summary")
+
+    wait_until("the object says which way KV goes", lambda: told() == "shm 1", 90, 0.5)
 
 
 def test_deletion_leaves_no_pod(kubectl, tiny):

@@ -366,12 +366,16 @@ class FakeProbe:
     def __init__(self):
         self.busy = {}
         self.texts = {}
+        self.ways = {}
 
     async def remaining(self, ip, port):
         return self.busy.get((ip, port), self.busy.get(ip))
 
     async def metrics(self, ip, port):
         return self.texts.get(ip)
+
+    async def readiness(self, ip, port):
+        return self.ways.get((ip, port))
 
 
 class Cluster:

@@ -36,6 +36,7 @@ _DEPLOYMENT_COLUMNS = [
     _column("Revision", ".status.updateRevision"),
     _AGE,
     _column("Wire", ".status.wire.range", is_wide=True),
+    _column("KV", ".status.handoff.summary", is_wide=True),
     _column("K", ".spec.speculative.numSpeculativeTokens", "integer", is_wide=True),
     _column("Model", ".spec.model.servedName", is_wide=True),
 ]

@@ -71,6 +71,11 @@ class HandoffSpec(Model, frozen=True):
     ] = "any"  # fmt: skip
 
 
+def has_ways(placement: Placement, handoff: HandoffSpec) -> bool:
+    """Whether KV may go another way than one hopes: which it goes is then watched."""
+    return placement is Placement.SAME_POD or handoff.require != "any"
+
+
 _IS_PAIR: Final = "self.placement != 'samePod' || "
 _LOW, _HIGH = "self.ratio.prefillPerDecode.min", "self.ratio.prefillPerDecode.max"
 

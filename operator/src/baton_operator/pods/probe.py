@@ -39,6 +39,10 @@ class HttpPodProbe:
         answer = await self._ask(ip, port, "/metrics")
         return None if answer is None else answer.decode(errors="replace")
 
+    async def readiness(self, ip: str, port: int) -> bytes | None:
+        """See `telemetry.MetricsProbe`."""
+        return await self._ask(ip, port, "/readyz")
+
     async def _ask(self, ip: str, port: int, path: str) -> bytes | None:
         """Return what a pod says; None when it says nothing, too much, or that somebody else knows.
 
