@@ -6,6 +6,8 @@ import asyncio
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_operator.cluster import api
 from baton_operator.cluster.observe import PodRef
@@ -42,6 +44,29 @@ def test_the_transport_and_why_it_is_no_better_are_read():
 )
 def test_other_answers_say_nothing(answer):
     assert read_ways(answer) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@pytest.mark.hypothesis
+@given(
+    answer=st.binary()
+    | JSON.map(lambda value: json.dumps({"kv_transports": value}).encode())
+    | st.dictionaries(st.text(), st.text()).map(lambda ways: readiness(**ways))
+)
+def test_any_bytes_are_ways_that_a_status_may_show_or_nothing(answer):
+    told = read_ways(answer)
+    assert told is None or isinstance(told, dict)
+    for way in (told or {}).values():
+        assert 0 < len(way.transport) <= 16
+        assert way.transport.isascii()
+        assert len(way.why) <= 300
+        assert way.why.isprintable()
 
 
 def test_an_older_worker_says_nothing_of_ways():
