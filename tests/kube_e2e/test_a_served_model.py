@@ -476,6 +476,38 @@ def test_kv_of_a_pair_stays_in_its_pod_and_a_rollout_loses_no_token(
     wait_until("the object says which way KV goes", lambda: told() == "shm 1", 90, 0.5)
 
 
+def restarts(pod, container):
+    found = {each["name"]: each for each in pod["status"]["containerStatuses"]}
+    return found[container]["restartCount"], found[container]["ready"]
+
+
+def test_a_decode_container_that_ends_is_started_again_in_its_pod_and_finds_kv_there(
+    kubectl, near, served_at
+):
+    """Prefill goes on beside it, and makes its pool known to the next one."""
+    with httpx.Client(base_url=served_at(near), timeout=REQUEST_SECONDS) as client:
+        expected = ask(client, QUESTIONS[0])
+        (pod,) = pair_pods(kubectl).values()
+        before = delivered_bytes(pod)["shm"]
+        name = pod["metadata"]["name"]
+        with step("ending decode in its pod"):
+            kubectl.run("exec", name, "-c", "decode", "--", "sh", "-c", "kill 1")
+            wait_until("decode was started again", lambda: (
+                restarts(kubectl.get("pod", name), "decode") == (1, True)
+            ), 120, 0.2)  # fmt: skip
+        base = served_at(near)
+        wait_until("the gateway has its pair again", lambda: is_served(base), 60, 0.2)
+        assert ask(client, QUESTIONS[0]).differs_from(expected) == ""
+    assert restarts(kubectl.get("pod", name), "prefill") == (0, True)
+    assert set(delivered_bytes(pod)) == {"shm"}
+    assert delivered_bytes(pod)["shm"] > before
+
+
+def is_served(base):
+    body = QUESTIONS[0] | {"max_tokens": 1}
+    return httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60).status_code == 200
+
+
 def test_deletion_leaves_no_pod(kubectl, tiny):
     kubectl.run("delete", "pdd", tiny, "--timeout=60s", timeout_seconds=70)
     words = ("pods,deployments,services,secrets,configmaps", "-l", f"baton.dev/name={tiny}")

@@ -31,7 +31,10 @@ def handoff_condition(spec: PDDeploymentSpec, ways: KvWays) -> list[Condition]:
         return []
     kind = "HandoffFellBack"
     if not ways.pairs:
-        message = "no prefill worker has said yet which way its KV goes: none has handed over"
+        message = (
+            "no prefill worker has said which way its KV goes: none has handed over yet, or its "
+            "image or engine (as one of several ranks) has no choice and sends it"
+        )
         return [Condition(kind, Truth.UNKNOWN, "NotObserved", message)]
     wanted = _wanted(spec)
     slower = sum(count for name, count in ways.pairs if name not in wanted)
