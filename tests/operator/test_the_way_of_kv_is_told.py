@@ -22,8 +22,8 @@ def readiness(**ways):
     return json.dumps({"ready": True, "kv_transports": ways}).encode()
 
 
-def pod(name, role="pair", *, is_ready=True):
-    return PodRef(name, role, "a", PodView(is_ready, False, "10.0.0.1", "", ""))
+def pod(name, role="pair", *, is_ready=True, is_deleting=False):
+    return PodRef(name, role, "a", PodView(is_ready, is_deleting, "10.0.0.1", "", ""))
 
 
 def test_the_transport_and_why_it_is_no_better_are_read():
@@ -39,7 +39,7 @@ def test_the_transport_and_why_it_is_no_better_are_read():
         b"[" * 100_000,
         b'{"kv_transports": 3}',
         b'{"kv_transports": {"a": 3}}',
-        json.dumps({"kv_transports": {str(n): "zmq" for n in range(5000)}}).encode(),
+        json.dumps({"kv_transports": {str(n): "zmq" for n in range(4097)}}).encode(),
     ],
 )
 def test_other_answers_say_nothing(answer):
@@ -80,6 +80,51 @@ def test_words_of_a_pod_are_one_short_line_and_its_transports_are_names():
     assert set(told) == {"d"}
     assert told["d"].why.startswith("a [31mbccc")
     assert len(told["d"].why) <= 300
+
+
+def test_as_many_ways_as_the_largest_deployment_has_are_read():
+    told = read_ways(readiness(**{str(n): "zmq: far" for n in range(4096)}))
+    assert told is not None
+    assert len(told) == 4096
+
+
+def test_words_are_cut_where_a_status_has_no_more_room_and_not_before():
+    told = read_ways(readiness(d="zmq:" + "x" * 300, e="zmq:" + "x" * 301))
+    assert told is not None
+    assert {len(way.why) for way in told.values()} == {300}
+
+
+def test_no_more_transports_are_told_than_there_may_be_in_a_status():
+    ways = WaysByPod()
+    ways.due([pod("p", "prefill")], 1, 1.0)
+    ways.keep("p", {f"d{n}": Way(f"t{n}") for n in range(9)} | {"more": Way("t8")})
+    decodes = [pod(f"d{n}", "decode") for n in range(9)] + [pod("more", "decode")]
+    told = dict(ways.sum_up(decodes).pairs)
+    assert len(told) == 8
+    assert told["t8"] == 2, "the rarest are left out"
+
+
+def test_workers_that_leave_and_those_of_no_decode_do_not_count():
+    ways = WaysByPod()
+    ways.due([pod("p", "prefill")], 1, 1.0)
+    ways.keep("p", {name: Way("zmq") for name in ("d", "leaving", "p", "g")})
+    pods = [pod("d", "decode"), pod("leaving", "decode", is_deleting=True), pod("p", "prefill"),
+            pod("g", "gateway")]  # fmt: skip
+    assert ways.sum_up(pods).pairs == (("zmq", 1),)
+
+
+def test_more_is_awaited_for_ten_minutes_from_prefill_workers_that_have_said_nothing():
+    pods = [pod("p", "prefill"), pod("d", "decode")]
+    ways = WaysByPod()
+    assert ways.awaits_more(pods, 1.0), "of one that was not asked yet"
+    ways.due(pods, 1, 1.0)
+    assert ways.awaits_more(pods, 600.5)
+    assert not ways.awaits_more(pods, 601.0)
+    assert not ways.awaits_more(pods[1:], 1.0), "decode has nothing to say"
+    ways.due([*pods, pod("q", "prefill")], 2, 700.0)
+    assert ways.awaits_more([*pods, pod("q", "prefill")], 1299.5)
+    ways.keep("q", {"d": Way("zmq")})
+    assert not ways.awaits_more([*pods, pod("q", "prefill")], 1299.5)
 
 
 def test_pairs_are_counted_by_transport_and_one_that_is_slower_is_named():

@@ -7,6 +7,7 @@ a status may show it: short, of one line, and about decode workers that there ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -17,11 +18,11 @@ import msgspec
 from baton_operator.cluster.observe import PodRef
 from baton_operator.names import Role, worker_id
 
-_MOST_WAYS = 4096
-_MOST_TRANSPORTS = 8
-_HOPE_SECONDS = 600.0
+MOST_WAYS = 4096
+MOST_TRANSPORTS = 8
+HOPE_SECONDS = 600.0
 """How long a pod that has handed nothing over yet is expected to."""
-_LONGEST_REASON = 300
+LONGEST_REASON = 300
 _TRANSPORT = re.compile(r"[a-z0-9_-]{1,16}")
 _WITH_PREFILL = (Role.PREFILL, Role.PAIR)
 _WITH_DECODE = (Role.DECODE, Role.PAIR)
@@ -55,7 +56,7 @@ def read_ways(answer: bytes) -> Ways | None:
         told = msgspec.json.decode(answer, type=_Readiness).kv_transports
     except (msgspec.MsgspecError, RecursionError):
         return None
-    if len(told) > _MOST_WAYS:
+    if len(told) > MOST_WAYS:
         return None
     parted = ((decode, text.partition(":")) for decode, text in told.items())
     return {
@@ -66,7 +67,7 @@ def read_ways(answer: bytes) -> Ways | None:
 
 
 def _one_line(text: str) -> str:
-    shown = "".join(each if each.isprintable() else " " for each in text[:_LONGEST_REASON])
+    shown = "".join(each if each.isprintable() else " " for each in text[:LONGEST_REASON])
     return " ".join(shown.split())
 
 
@@ -85,7 +86,7 @@ class WaysByPod:
             del self._asked_at[name], self._known_since[name]
             self._ways.pop(name, None)
         ready = (pod for pod in there.values() if pod.view.is_ready and pod.view.ip)
-        turns = sorted(ready, key=lambda pod: (self._asked_at.get(pod.name, 0.0), pod.name))
+        turns = sorted(ready, key=lambda pod: (self._asked_at.get(pod.name, -math.inf), pod.name))
         for pod in turns[:at_once]:
             self._asked_at[pod.name] = now
             self._known_since.setdefault(pod.name, now)
@@ -101,7 +102,7 @@ class WaysByPod:
     def awaits_more(self, pods: Iterable[PodRef], now: float) -> bool:
         """Whether a prefill worker is there that is soon to say how its KV goes."""
         silent = (p.name for p in pods if p.role in _WITH_PREFILL and not self._ways.get(p.name))
-        return any(now - self._known_since.get(name, now) < _HOPE_SECONDS for name in silent)
+        return any(now - self._known_since.get(name, now) < HOPE_SECONDS for name in silent)
 
     def sum_up(self, pods: Iterable[PodRef]) -> KvWays:
         """Return the ways between workers that there are."""
@@ -123,4 +124,4 @@ def _summed(by_prefill: Mapping[str, Ways], decodes: Collection[str]) -> KvWays:
     counts = Counter(way.transport for _, _, way in found)
     slower = ((p, d, way) for p, d, way in found if way.why)
     why = next((f"{p} to {d} by {way.transport}: {way.why}" for p, d, way in slower), "")
-    return KvWays(tuple(sorted(counts.most_common(_MOST_TRANSPORTS))), why)
+    return KvWays(tuple(sorted(counts.most_common(MOST_TRANSPORTS))), why)
