@@ -247,6 +247,13 @@ async def test_pods_are_asked_in_bounded_turns_and_less_often_when_all_is_known(
     assert await cluster.reconcile() == 300, "nobody hands anything over here"
 
 
+async def test_nothing_is_looked_at_again_while_nobody_can_be_asked():
+    cluster = Cluster()
+    await cluster.create(placement="samePod", suspend=True)
+    await cluster.settle()
+    assert await cluster.reconcile() is None
+
+
 async def test_where_there_is_one_way_nobody_is_asked_and_nothing_is_looked_at_again():
     cluster = Cluster()
     await cluster.create()

@@ -80,6 +80,7 @@ class Telemetry:
                 self._ask_ways(key, pods, now)
         if not has_ways:
             self._ways.pop(key, None)
+        if not has_ways or pod is None:  # an event tells when there is one
             return None
         ways = self._ways.get(key)
         is_soon = ways is None or ways.awaits_more(pods, now)
