@@ -121,7 +121,11 @@ def test_a_way_that_is_required_is_said_to_the_workers_and_makes_a_revision(requ
     placement = {"placement": "samePod"} if require == "nvlink" else {"placement": "separate"}
     asked = spec_of(engine={"device": "gpu"}, handoff={"require": require}, **placement)
     text = config.worker_config(OWNER, asked, Role.PREFILL, "r1")
-    assert yaml.safe_load(text)["handoff"]["require"] == require
+    said = yaml.safe_load(text)["handoff"]
+    assert said["require"] == require
+    assert said.get("nixl") == ("rdma" if require == "rdma" else None), (
+        "RDMA needs NIXL, nothing else does"
+    )
     free = spec_of(engine={"device": "gpu"}, **placement)
     assert "require" not in config.worker_config(OWNER, free, Role.PREFILL, "r1")
     assert revision_name(asked) != revision_name(free)

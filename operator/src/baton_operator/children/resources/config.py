@@ -118,6 +118,8 @@ def health_port(spec: PDDeploymentSpec, role: Role) -> int:
 def _way(spec: PDDeploymentSpec) -> dict[str, Any]:
     """Return which way KV goes, said only where it is asked for: an older image does not know."""
     way: dict[str, Any] = {"shared_dir": SHARED_FOLDER} if spec.has_pairs else {}
+    if spec.handoff.require == "rdma":
+        way["nixl"] = "rdma"  # which moves KV so, and over nothing else
     return way | ({"require": spec.handoff.require} if spec.handoff.require != "any" else {})
 
 
