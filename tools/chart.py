@@ -80,6 +80,19 @@ namespace and no ClusterRole (set `rbac.aggregate=false` too, or have someone el
 A cluster has the CRDs once: set `crds.enabled=false` in every release but one. No object may be
 served by two releases: one that serves every namespace goes with no other.
 
+## What KV's ways need of pods
+
+The chart grants and mounts nothing for these: they are fields of a PDDeployment. No pod needs a
+privilege, a namespace of the host or a host path, and the operator makes no claims and reads none.
+
+- `zmq` (KV is sent): nothing, and a network between pods.
+- `shm` (read on a CPU): `placement: samePod`; the operator adds a folder of 1 MiB in memory.
+- `nvlink` (read on GPUs): `placement: samePod`, and one claim of both GPUs in the templates of both
+  roles, as in `examples/same-pod-gpus.yaml`: `resource.k8s.io/v1`, which Kubernetes serves from
+  1.34 on, and a DRA driver for GPUs. A limit `nvidia.com/gpu` shows each container its own alone.
+- `rdma`: `placement: separate`, `handoff.require: rdma`, an image whose workers know that way, and
+  in the roles' templates what the devices' own driver wants.
+
 ## Values
 
 | key | default | meaning |

@@ -107,6 +107,11 @@ CORES: dict[str, tuple[str, str]] = {
         "tests/operator/test_a_pass*.py tests/operator/test_gateways_take*.py",
     ),
     "status": (f"{OPERATOR}/status/status.py", "tests/operator/test_status.py"),
+    "pair_template": (
+        f"{OPERATOR}/models/pair_template.py",
+        "tests/operator/test_templates_become_one.py tests/operator/test_pairs_in_one_pod.py",
+    ),
+    "kv_ways": (f"{OPERATOR}/pods/kv_ways.py", "tests/operator/test_the_way_of_kv_is_told.py"),
 }
 
 COMPARISONS = "ReplaceComparisonOperator_(Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq)$"

@@ -124,6 +124,34 @@ def test_a_prefill_lost_before_any_token_is_replaced_from_the_start(gateway):
     assert gateway.metric("baton_gateway_retries_total", how="from_start") == 1
 
 
+def test_requests_of_a_lost_pod_with_both_roles_go_on_in_another(start_gateway):
+    gateway = start_gateway(lambda submit: OUTPUT)
+    link = gateway.link
+    for pod in ("a", "b"):
+        for role in (Role.PREFILL, Role.DECODE):
+            link.up(f"{pod}-{role.label}", role, pair_group=pod)
+    for alone in ("prefill-0", "decode-0"):
+        link.down(alone)
+    link.pause()
+    with reading(gateway) as client:
+        first, prefill, decode = submit_of(gateway, 0)
+        assert {prefill, decode} in ({"a-prefill", "a-decode"}, {"b-prefill", "b-decode"})
+        link.publish(prefill, RowSpec(first.handle, 0, OUTPUT[:1], width=2))
+        link.publish(decode, RowSpec(first.handle, 1, OUTPUT[1:6], width=2))
+        client.wait_tokens(6)
+        link.down(prefill)
+        link.down(decode)
+        again, other, its_own = submit_of(gateway, 1)
+        assert {other, its_own} == {"a-prefill", "a-decode", "b-prefill", "b-decode"} - {
+            prefill,
+            decode,
+        }
+        assert again.output_token_ids == tuple(OUTPUT[:6])
+        link.resume()
+    assert client.error is None
+    assert client.tokens == OUTPUT
+
+
 @pytest.mark.parametrize("has_answered", [True, False], ids=["a-token-came", "no-token-came"])
 def test_what_one_model_began_no_other_goes_on_with(gateway, has_answered):
     """As when a worker dies in a rollout: only the new revision is left."""

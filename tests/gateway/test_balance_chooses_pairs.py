@@ -51,7 +51,13 @@ def test_the_least_loaded_of_each_role_make_the_pair(load):
 
 @pytest.mark.parametrize(
     "facts",
-    [{"semantic_hash": 1}, {"config_hash": "x"}, {"model": "y"}, {"wire_min": 2, "wire_max": 3}],
+    [
+        {"semantic_hash": 1},
+        {"config_hash": "x"},
+        {"model": "y"},
+        {"wire_min": 2, "wire_max": 3},
+        {"pair_group": "pod-b"},
+    ],
 )
 def test_incompatible_workers_never_pair(load, facts):
     loads = [load("p", Role.PREFILL), load("d", Role.DECODE, **facts)]
@@ -66,6 +72,30 @@ def test_a_loaded_compatible_worker_is_chosen_over_an_idle_incompatible_one(load
         load("busy", Role.DECODE, 500),
     ]
     assert ids(choose(loads, NEEDS)) == ("p", "busy")
+
+
+def test_workers_of_one_pod_pair_with_each_other_alone_whoever_else_is_idle(load):
+    loads = [
+        load("a-prefill", Role.PREFILL, 0, pair_group="a"),
+        load("a-decode", Role.DECODE, 500, pair_group="a"),
+        load("b-prefill", Role.PREFILL, 300, pair_group="b"),
+        load("b-decode", Role.DECODE, 0, pair_group="b"),
+    ]
+    assert ids(choose(loads, NEEDS)) == ("b-prefill", "b-decode")
+    pairs = choose_all(loads, [NEEDS] * 40)
+    assert {ids(pair) for pair in pairs} == {
+        ("a-prefill", "a-decode"),
+        ("b-prefill", "b-decode"),
+    }
+
+
+def test_a_pod_with_an_ejected_worker_is_the_last_choice_and_a_choice(load):
+    loads = [load(f"{pod}-{role.label}", role, pair_group=pod)
+             for pod in "ab" for role in (Role.PREFILL, Role.DECODE)]  # fmt: skip
+    loads[0].is_ejected = True
+    assert ids(choose(loads, NEEDS)) == ("b-prefill", "b-decode")
+    loads[3].is_ejected = True
+    assert choose(loads, NEEDS) is not None, "no failure makes an outage of what may still serve"
 
 
 def test_wire_ranges_that_overlap_suffice(load):

@@ -42,7 +42,7 @@ def test_columns_are_those_that_people_need(kubectl, operator, namespace, pdd):
     assert narrow == [
         "NAME", "READY", "REASON", "PREFILL", "DECODE", "ACCEPT", "ROLLOUT", "REVISION", "AGE",
     ]  # fmt: skip
-    assert wide == [*narrow, "WIRE", "K", "MODEL"]
+    assert wide == [*narrow, "WIRE", "KV", "K", "MODEL"]
 
 
 def test_the_category_serving_lists_both_kinds(kubectl):

@@ -31,7 +31,8 @@ def test_an_example_applies_and_is_acted_on(
 
 def check(kubectl, namespace, body, children, condition):
     name, spec = body["metadata"]["name"], body["spec"]
-    wanted = {"gateway"} | {role["name"] for role in spec["roles"]}
+    is_paired = spec.get("placement") == "samePod"
+    wanted = {"gateway"} | ({"pair"} if is_paired else {role["name"] for role in spec["roles"]})
     if spec.get("suspend"):
         wanted = {"gateway"}
 

@@ -81,6 +81,53 @@ CASES = {
         "rollout.maxSurge.pairs and rollout.maxUnavailable.pairs cannot both be 0",
     ),
     "no image": ({"image": ""}, "at least 1 char"),
+    "a pair of unequal replicas": (
+        {"placement": "samePod"} | roles({"replicas": 2}),
+        "roles[].replicas must be equal with placement samePod: it is the number of pods, "
+        "each with one prefill and one decode",
+    ),
+    "a pair whose roles scale apart": (
+        {"placement": "samePod"} | roles({"scaling": {"mode": "External"}}),
+        "roles[].scaling must be equal with placement samePod: pairs scale as one, by one "
+        "PDRoleScaler",
+    ),
+    "a pair whose roles have other bounds": (
+        {"placement": "samePod"}
+        | roles({"scaling": {"mode": "External", "max": 3}}, {"scaling": {"mode": "External"}}),
+        "roles[].scaling must be equal with placement samePod: pairs scale as one, by one "
+        "PDRoleScaler",
+    ),
+    "a pair under another ratio": (
+        {"placement": "samePod", "ratio": {"prefillPerDecode": {"min": "1:4", "max": "1:2"}}},
+        "ratio.prefillPerDecode must allow 1:1 with placement samePod: a pod holds one prefill "
+        "and one decode",
+    ),
+    "a pair under the opposite ratio": (
+        {"placement": "samePod", "ratio": {"prefillPerDecode": {"min": "2:1"}}},
+        "ratio.prefillPerDecode must allow 1:1 with placement samePod: a pod holds one prefill "
+        "and one decode",
+    ),
+    "a pair of two revisions": (
+        {"placement": "samePod", "gateway": {"pairAcrossRevisions": True}},
+        "gateway.pairAcrossRevisions must be false with placement samePod: a pair is of one pod, "
+        "and a pod of one revision",
+    ),
+    "nvlink on a CPU": (
+        {"placement": "samePod", "handoff": {"require": "nvlink"}},
+        "handoff.require nvlink is for placement samePod with engine.device gpu: only containers "
+        "of one pod share what it needs; else let it be any",
+    ),
+    "nvlink between pods": (
+        {"engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}},
+        "handoff.require nvlink is for placement samePod with engine.device gpu: only containers "
+        "of one pod share what it needs; else let it be any",
+    ),
+    "rdma within a pod": (
+        {"placement": "samePod", "handoff": {"require": "rdma"}},
+        "handoff.require rdma is for placement separate: KV does not leave a pod of a pair",
+    ),
+    "a way that there is not": ({"handoff": {"require": "smoke"}}, "Unsupported value"),
+    "a placement that there is not": ({"placement": "sameNode"}, "Unsupported value"),
     "a framework of GPUs on a CPU": (
         {"engine": {"device": "cpu", "framework": "torch"}},
         "engine.framework torch is for device gpu",
@@ -122,6 +169,36 @@ def test_the_served_name_cannot_change(kubectl, namespace, pdd):
         kubectl.apply(pdd(model={"servedName": "other", "path": "/m"}), namespace=namespace)
 
 
+IMMUTABLE_PLACEMENT = (
+    "placement is immutable, because a rollout moves pods of one kind: make another PDDeployment"
+)
+
+
+def test_the_placement_cannot_change_whether_or_not_it_was_written_out(kubectl, namespace, pdd):
+    kubectl.apply(pdd(), namespace=namespace)
+    with pytest.raises(KubectlError, match=IMMUTABLE_PLACEMENT):
+        kubectl.apply(pdd(placement="samePod"), namespace=namespace)
+    kubectl.apply(pdd(placement="separate"), namespace=namespace)
+    kubectl.apply(pdd("paired", placement="samePod"), namespace=namespace)
+    with pytest.raises(KubectlError, match=IMMUTABLE_PLACEMENT):
+        kubectl.apply(pdd("paired"), namespace=namespace)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"placement": "samePod"},
+        {"placement": "samePod"} | roles({"replicas": 3}, {"replicas": 3}),
+        {"placement": "samePod", "ratio": {"prefillPerDecode": {"min": "1:2", "max": "1:1"}}},
+        {"placement": "samePod", "engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}},
+        {"handoff": {"require": "rdma"}},
+    ],
+)
+def test_a_placement_that_fits_is_taken(kubectl, namespace, pdd, spec):
+    kubectl.apply(pdd(**spec), namespace=namespace)
+    assert kubectl.get("pdd", "demo", namespace=namespace) is not None
+
+
 def test_a_scaler_cannot_move_to_another_role(kubectl, namespace):
     scaler = {
         "apiVersion": "baton.dev/v1alpha1",
@@ -137,7 +214,7 @@ def test_a_scaler_cannot_move_to_another_role(kubectl, namespace):
 
 def test_every_rule_of_the_schema_has_a_case(kubectl):
     asked = {message for _, message in CASES.values()} | {
-        "model.servedName is immutable", "targetRef is immutable",
+        "model.servedName is immutable", "targetRef is immutable", IMMUTABLE_PLACEMENT,
         "metadata.name must have at most 40 characters",
         "metadata.name must be a DNS label that begins with a letter",
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -416,6 +417,95 @@ def test_held_rollouts_survive_three_deadlines_and_then_end(
         with httpx.Client(base_url=served_at(name), timeout=REQUEST_SECONDS) as client:
             answer = ask(client, QUESTIONS[0])
         assert answer.differs_from(loads["paused"].expected[0]) == ""
+
+
+@pytest.fixture
+def near(kubectl, ready):
+    """Serve examples/same-pod.yaml: prefill and decode as containers of one pod."""
+    try:
+        with step("serving examples/same-pod.yaml"):
+            kubectl.run("apply", "-f", str(ROOT / "examples" / "same-pod.yaml"))
+            ready("near")
+        yield "near"
+    finally:
+        kubectl.run("delete", "pdd", "near", "--ignore-not-found", "--timeout=120s",
+                    timeout_seconds=130)  # fmt: skip
+
+
+def pair_pods(kubectl):
+    """Return the pods of pairs by revision; of those that leave none."""
+    pods = kubectl.items("pods", "-l", "baton.dev/name=near,baton.dev/role=pair")
+    return {
+        pod["metadata"]["labels"]["baton.dev/revision"]: pod
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def delivered_bytes(pod):
+    """Return how much KV a pair's prefill container has handed over, by transport."""
+    text = httpx.get(f"http://{pod['status']['podIP']}:8080/metrics", timeout=30).text
+    found = re.findall(r'baton_handoff_delivered_bytes_total{.*transport="(\w+)".*} (\S+)', text)
+    return {transport: float(count) for transport, count in found if float(count)}
+
+
+def test_kv_of_a_pair_stays_in_its_pod_and_a_rollout_loses_no_token(
+    kubectl, near, served_at, local, ready
+):
+    (old,) = pair_pods(kubectl)
+    base = served_at(near)
+    with Load(base, QUESTIONS, 2) as clients:
+        assert set(delivered_bytes(pair_pods(kubectl)[old])) == {"shm"}
+        with step("rolling the pair"):
+            patch(kubectl, near, restartedAt="again")
+            wait_until("the old pod is gone", lambda: old not in pair_pods(kubectl), 240, 0.5)
+            ready(near)
+        clients.wait_answers(2 * len(QUESTIONS))
+    say(f"a pair: {clients.n_answers} answers, {len(clients.failures)} failed")
+    assert clients.failures == []
+    (new,) = pair_pods(kubectl)
+    assert new != old
+    assert set(delivered_bytes(pair_pods(kubectl)[new])) == {"shm"}
+    with httpx.Client(base_url=local, timeout=REQUEST_SECONDS) as there:
+        for question_, answer in zip(QUESTIONS, clients.expected, strict=True):
+            assert answer.differs_from(ask(there, question_)) == ""
+
+    def told():
+        return kubectl.get("pdd", near)["status"].get("handoff", {}).get("summary")
+
+    wait_until("the object says which way KV goes", lambda: told() == "shm 1", 90, 0.5)
+
+
+def restarts(pod, container):
+    found = {each["name"]: each for each in pod["status"]["containerStatuses"]}
+    return found[container]["restartCount"], found[container]["ready"]
+
+
+def test_a_decode_container_that_ends_is_started_again_in_its_pod_and_finds_kv_there(
+    kubectl, near, served_at
+):
+    """Prefill goes on beside it, and makes its pool known to the next one."""
+    with httpx.Client(base_url=served_at(near), timeout=REQUEST_SECONDS) as client:
+        expected = ask(client, QUESTIONS[0])
+        (pod,) = pair_pods(kubectl).values()
+        before = delivered_bytes(pod)["shm"]
+        name = pod["metadata"]["name"]
+        with step("ending decode in its pod"):
+            kubectl.run("exec", name, "-c", "decode", "--", "sh", "-c", "kill 1")
+            wait_until("decode was started again", lambda: (
+                restarts(kubectl.get("pod", name), "decode") == (1, True)
+            ), 120, 0.2)  # fmt: skip
+        base = served_at(near)
+        wait_until("the gateway has its pair again", lambda: is_served(base), 60, 0.2)
+        assert ask(client, QUESTIONS[0]).differs_from(expected) == ""
+    assert restarts(kubectl.get("pod", name), "prefill") == (0, True)
+    assert set(delivered_bytes(pod)) == {"shm"}
+    assert delivered_bytes(pod)["shm"] > before
+
+
+def is_served(base):
+    body = QUESTIONS[0] | {"max_tokens": 1}
+    return httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60).status_code == 200
 
 
 def test_deletion_leaves_no_pod(kubectl, tiny):

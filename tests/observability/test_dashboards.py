@@ -161,7 +161,7 @@ def labels_of(metric: str) -> set[str]:
     own = {label for _, labels in rows for label in re.findall(r"`(\w+)`", labels)}
     histogram = {"le"} if metric.endswith("_bucket") else set()
     workload = set() if metric.startswith("baton_operator_") else {"role", "model"}
-    return own | histogram | workload | {"namespace", "job"}
+    return own | histogram | workload | {"namespace", "job", "instance"}
 
 
 @pytest.mark.parametrize("expression", list(queries()))

@@ -53,7 +53,7 @@ class Probe:
     def __init__(self):
         self.asked = 0
 
-    async def metrics(self, ip):
+    async def metrics(self, ip, port):
         self.asked += 1
 
 

@@ -60,7 +60,7 @@ async def test_the_operators_own_probes_answer_over_both_families(called: str) -
         )
         try:
             async with aiohttp.ClientSession() as session:
-                remaining = await HttpPodProbe(session, 30.0, port_of(keeper)).remaining(called)
+                remaining = await HttpPodProbe(session, 30.0).remaining(called, port_of(keeper))
         finally:
             await runner.cleanup()
     assert remaining == 3

@@ -83,7 +83,7 @@ def test_the_columns_are_the_ones_that_operators_read():
     assert narrow == [
         "Ready", "Reason", "Prefill", "Decode", "Accept", "Rollout", "Revision", "Age",
     ]  # fmt: skip
-    assert [c["name"] for c in columns if "priority" in c] == ["Wire", "K", "Model"]
+    assert [c["name"] for c in columns if "priority" in c] == ["Wire", "KV", "K", "Model"]
 
 
 def test_the_printed_yaml_is_both_definitions():

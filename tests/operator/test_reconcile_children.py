@@ -43,7 +43,9 @@ async def test_each_example_gets_its_workloads(cluster, body):
         cluster.kube.find(api.DEPLOYMENT, one)["metadata"]["labels"]["baton.dev/role"]
         for one in cluster.kube.names(api.DEPLOYMENT)
     }
-    roles = set() if spec.get("suspend") else {role["name"] for role in spec["roles"]}
+    is_paired = spec.get("placement") == "samePod"
+    roles = {"pair"} if is_paired else {role["name"] for role in spec["roles"]}
+    roles = set() if spec.get("suspend") else roles
     assert found == roles | {"gateway"}
     assert len(cluster.kube.names(api.CONFIG_MAP)) == (1 if spec.get("suspend") else 2)
 

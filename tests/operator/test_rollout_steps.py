@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton_operator.names import Role
 from baton_operator.planning.pairs import Budget, Counts, Revision
 from baton_operator.planning.rollout import Phase, Rollout, next_step
 
@@ -269,3 +270,8 @@ def test_suspension_wants_no_pod_of_any_revision():
     a = Revision("a", Counts(1, 1), Counts(1, 1), Counts(1, 1))
     step = next_step(Rollout(NONE, "b", "a", (a,), Budget(1, 0)))
     assert (step.phase, step.wanted) == (Phase.SUSPENDED, {"a": NONE})
+
+
+def test_counts_are_told_by_role_and_of_pairs_as_pods():
+    assert [Counts(2, 5).of(role) for role in (Role.PREFILL, Role.DECODE)] == [2, 5]
+    assert Counts(3, 3).of(Role.PAIR) == 3

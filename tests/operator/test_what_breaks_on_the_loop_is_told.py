@@ -68,7 +68,7 @@ async def test_a_question_that_breaks_is_told_and_asked_again_later(observed_pod
     watched, now, asked = Watched(), [100.0], []
 
     class Probe:
-        async def metrics(self, ip):
+        async def metrics(self, ip, port):
             asked.append(ip)
             breaks()
 

@@ -28,8 +28,9 @@ async def asked(*handlers):
     port = runner.addresses[0][1]
     try:
         async with asyncio.timeout(PATIENCE_SECONDS), aiohttp.ClientSession() as session:
-            probe = HttpPodProbe(session, PATIENCE_SECONDS, port)
-            return await probe.remaining("127.0.0.1"), await probe.metrics("127.0.0.1")
+            probe = HttpPodProbe(session, PATIENCE_SECONDS)
+            at = ("127.0.0.1", port)
+            return await probe.remaining(*at), await probe.metrics(*at)
     finally:
         await runner.cleanup()
 

@@ -42,6 +42,19 @@ def test_a_pod_is_called_by_its_own_name(tmp_path, monkeypatch) -> None:
     assert effective_config(options).worker_id == "chat-decode-x7k2p"
 
 
+def test_a_pod_with_both_roles_is_a_group_unless_the_file_names_another(
+    tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {path: m}\ncontrol: {socket: /run/x}\n")
+    options = build_parser().parse_args(["decode", "--config", str(path)])
+    assert effective_config(options).pair_group == ""
+    monkeypatch.setenv("BATON_PAIR_GROUP", "chat-pair-x7k2p")
+    assert effective_config(options).pair_group == "chat-pair-x7k2p"
+    path.write_text(path.read_text() + "pair_group: mine\n")
+    assert effective_config(options).pair_group == "mine"
+
+
 @pytest.mark.parametrize("name", ["two words", "line\\nbreak", "\u00e9", "x" * 254])
 def test_a_name_that_no_gateway_would_take_is_a_configuration_error(tmp_path, name) -> None:
     path = tmp_path / "c.yaml"

@@ -50,5 +50,10 @@ def ratio(part: str, whole: str) -> str:
     return f"{part} / ({whole} > 0)"
 
 
+def lowest(count: int, expression: str) -> str:
+    """Return the series of an expression with the smallest values."""
+    return f"bottomk({count}, {expression})"
+
+
 def _by(labels: Sequence[str]) -> str:
     return f" by ({', '.join(labels)})" if labels else ""

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 RESULTS = ("ok", "throttled", "failed", "broken")
 """How a reconcile may end."""
 
-CONDITIONS = ("Stalled", "CapacityBlocked", "PodsFailing", "PodsRefused")
+CONDITIONS = ("Stalled", "CapacityBlocked", "PodsFailing", "PodsRefused", "HandoffFellBack")
 """What a PDDeployment says when somebody has to look at it."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -37,22 +37,48 @@ PORT_HEALTH: Final = 8080
 PORT_KV: Final = 5557
 PORT_LINK: Final = 5555
 PORT_GATEWAY: Final = 8000
+PORT_PAIR_DECODE_HEALTH: Final = 8081
+"""Of decode beside prefill: the containers of a pod share its ports."""
 WORKER_PORTS: Final = {"health": PORT_HEALTH, "kv": PORT_KV}
 GATEWAY_PORTS: Final = {"http": PORT_GATEWAY, "health": PORT_HEALTH, "link": PORT_LINK}
 """The worker container's ports by name."""
 
 CONTAINER_NAME: Final = "worker"
+"""The container that is ours in a template; in a pod of a pair it is called by its role."""
 
 
 class Role(StrEnum):
-    """Who a pod is in the deployment."""
+    """Who a pod is in the deployment. `PAIR` is a pod with a container of either worker role; no
+    process is one.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
+    PAIR = "pair"
     GATEWAY = "gateway"
 
 
 WORKER_ROLES: Final = (Role.PREFILL, Role.DECODE)
+PROCESS_ROLES: Final = (*WORKER_ROLES, Role.GATEWAY)
+"""Who a process is: each has keys of its own."""
+
+
+PAIR_PORTS: Final = {
+    Role.PREFILL: {"health": PORT_HEALTH},
+    Role.DECODE: {"health": PORT_PAIR_DECODE_HEALTH, "kv": PORT_KV},
+}
+"""The ports of a pair's containers by role and name."""
+
+
+def health_ports(role: str) -> tuple[int, ...]:
+    """Return the health port of each process in a pod of this role."""
+    of_pair = tuple(ports["health"] for ports in PAIR_PORTS.values())
+    return of_pair if role == Role.PAIR else (PORT_HEALTH,)
+
+
+def worker_id(pod: str, role: Role, *, is_paired: bool) -> str:
+    """Return what the worker of this role in a pod is called: a name is one process's."""
+    return f"{pod}-{role}" if is_paired else pod
 
 
 def revision_record(name: str, revision: str) -> str:
@@ -61,7 +87,7 @@ def revision_record(name: str, revision: str) -> str:
 
 
 def workload(name: str, revision: str, role: Role) -> str:
-    """Return the name of the Deployment of a revision's role."""
+    """Return the name of the Deployment of a revision's role, or of its pairs."""
     return f"{name}-{revision}-{role}"
 
 
@@ -99,5 +125,5 @@ def service_account(name: str) -> str:
 
 
 def of_role(name: str, role: Role) -> str:
-    """Return the name of a role's scaler, disruption budget and network policy."""
+    """Return the name of a role's, or all pairs', scaler, disruption budget and network policy."""
     return f"{name}-{role}"

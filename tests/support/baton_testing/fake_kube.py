@@ -361,17 +361,21 @@ def _selects(selector, body):
 
 
 class FakeProbe:
-    """Requests in flight by pod address."""
+    """Requests in flight by pod address, or by address and health port."""
 
     def __init__(self):
         self.busy = {}
         self.texts = {}
+        self.ways = {}
 
-    async def remaining(self, ip):
-        return self.busy.get(ip)
+    async def remaining(self, ip, port):
+        return self.busy.get((ip, port), self.busy.get(ip))
 
-    async def metrics(self, ip):
+    async def metrics(self, ip, port):
         return self.texts.get(ip)
+
+    async def readiness(self, ip, port):
+        return self.ways.get((ip, port))
 
 
 class Cluster:

@@ -180,14 +180,12 @@ class EngineConfig(_Section, frozen=True):
     output together; 0: what the model can. `prefill_chunk_tokens`: most prompt tokens in a step.
     `prefix_caching`: requests that begin alike share the KV of their common full blocks; outputs do
     not change, but `usage` and the time to the first token tell a client whether others sent its
-    prompt.
-    `overlap`: launch each step before the output work of the one before; outputs are the same.
-    `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it must
-    divide the model's attention heads, KV heads and intermediate size.
-    `stuck_seconds`: how long a step may last before the worker counts as hung and ends (or ten
-    times as long as others of its size did, if that is more); from half of that on it takes no new
-    requests. `first_step_seconds`: the same for a step of a size that none before it had, which may
-    compile.
+    prompt. `overlap`: launch each step before the output work of the one before; outputs are the
+    same. `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it
+    must divide the model's attention heads, KV heads and intermediate size. `stuck_seconds`: how
+    long a step may last before the worker counts as hung and ends (or ten times as long as others
+    of its size did, if that is more); from half of that on it takes no new requests.
+    `first_step_seconds`: the same for a step of a size that none before it had, which may compile.
     """
 
     device: Literal["cpu", "gpu", "sim"] = "cpu"
@@ -339,12 +337,14 @@ class ProcessConfig(_Section, frozen=True):
     `worker_id`: a name that no other worker of these gateways has, printable ASCII without blanks;
     empty: BATON_POD_NAME, else the role, the host's name and the health port. `revision`: the
     operator's name of what this process is made from; a request stays within one revision unless
-    `gateway.pair_across_revisions`.
+    `gateway.pair_across_revisions`. `pair_group`: prefill and decode of a group pair with each
+    other alone, as in one pod; empty: BATON_PAIR_GROUP, else they pair with all that have none.
     """
 
     model: ModelConfig
     worker_id: Annotated[str, msgspec.Meta(max_length=253, pattern="^[!-~]*$")] = ""
     revision: str = ""
+    pair_group: Annotated[str, msgspec.Meta(max_length=253, pattern="^[!-~]*$")] = ""
     speculative: SpeculativeConfig = SpeculativeConfig()
     logprobs: LogprobsConfig = LogprobsConfig()
     link: LinkConfig = LinkConfig()

@@ -48,6 +48,7 @@ _EPILOG = """examples:
 Environment: BATON_POD_NAME names a worker whose configuration has no worker_id
 (without either it is called by its role, host and health port);
 BATON_POD_IP is where it takes KV when its configuration has no handoff.advertise_host;
+BATON_PAIR_GROUP names who alone it pairs with when its configuration has no pair_group;
 BATON_TENSOR_PARALLEL is its number of ranks when its configuration has none.
 """
 
@@ -234,7 +235,8 @@ def effective_config(options: argparse.Namespace) -> ProcessConfig:
     """
     config = load_config(options.config)
     name = options.worker_id or config.worker_id or os.environ.get("BATON_POD_NAME", "")
-    config = msgspec.structs.replace(config, worker_id=name)
+    group = config.pair_group or os.environ.get("BATON_PAIR_GROUP", "")
+    config = msgspec.structs.replace(config, worker_id=name, pair_group=group)
     address = os.environ.get("BATON_POD_IP", "")
     if address and not config.handoff.advertise_host:
         handoff = msgspec.structs.replace(config.handoff, advertise_host=address)

@@ -70,6 +70,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
             only equal ones. "" (a version that does not say) pairs within its revision only.
         kv_door: name of the socket in `handoff.shared_dir` where prefill workers of the same host
             make their KV pools known, or "".
+        pair_group: workers of a group (a pod with both roles) pair with each other alone; those of
+            "" are one.
         chat_template_hash: of what turns a chat into text; a gateway with another template uses
             this worker only where no pair has its own. "" (none here) is taken on trust.
     """
@@ -98,6 +100,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     model_fingerprint: Text = ""
     chat_template_hash: Text = ""
     kv_door: Text = ""
+    pair_group: Text = ""
 
 
 class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from baton_mixin.expressions import DEPLOYMENT, mean, quantile
+from baton_mixin.expressions import DEPLOYMENT, lowest, mean, quantile, rate, ratio
 from baton_mixin.panels import Query, Row, graph
 
 TTFT = "baton_gateway_time_to_first_token_seconds"
+DELIVERED = "baton_handoff_delivered_bytes_total"
 
 
 def row() -> Row:
@@ -46,5 +47,26 @@ def row() -> Row:
                     for q in (0.5, 0.9, 0.99)
                 ),
             ),
+            graph(
+                "KV by transport",
+                "KV that decode has, a second, by the way that it took: nvlink and shm are read out"
+                " of prefill's pool on the same host, the others are sent.",
+                "Bps",
+                Query(rate(DELIVERED, DEPLOYMENT, ["transport"]), "{{transport}}"),
+                stacked=True,
+            ),
+            graph(
+                "KV rate of a transfer, slowest workers",
+                "KV bytes for each second of a handoff's first part, of the five prefill workers"
+                " with the slowest; what was pulled while the prompt was computed counts as bytes.",
+                "Bps",
+                Query(lowest(5, _rate_of_pairs()), "{{instance}}"),
+                is_log=True,
+            ),
         ],
     )
+
+
+def _rate_of_pairs() -> str:
+    seconds = rate("baton_handoff_transfer_seconds_sum", DEPLOYMENT, ["instance"])
+    return ratio(rate(DELIVERED, DEPLOYMENT, ["instance"]), seconds)

@@ -32,7 +32,8 @@ from baton_operator.children.revision import (
 )
 from baton_operator.cluster.store import ChildId
 from baton_operator.models import PDDeploymentSpec, RoleSpec, ScalingMode
-from baton_operator.names import WORKER_ROLES, Role
+from baton_operator.models.placement import pod_roles
+from baton_operator.names import Role
 from baton_operator.planning.pairs import Counts
 
 
@@ -135,11 +136,7 @@ def children_of(
         *_gateway(inputs, records),
         *(DesiredChild(record_manifest(owner, records[name])) for name in sorted(records)),
         *(DesiredChild(each) for each in plain),
-        *(
-            _scaler(owner, role, inputs.asked)
-            for role in spec.roles
-            if role.scaling.mode is ScalingMode.EXTERNAL
-        ),
+        *(_scaler(owner, role, of, inputs.asked) for role, of in _scaled(spec)),
     ]
 
 
@@ -153,8 +150,9 @@ def _workloads(inputs: RenderInputs, records: Records) -> Iterator[Manifest]:
 def _of_revision(
     inputs: RenderInputs, record: RevisionRecord, counts: Counts
 ) -> Iterator[Manifest]:
-    for role, replicas in zip(WORKER_ROLES, counts, strict=True):
-        template = record.templates[role.value]
+    for name, template in sorted(record.templates.items(), reverse=True):
+        role = Role(name)
+        replicas = counts.of(role)
         yield worker_workload(inputs.owner, inputs.spec, role, record.name, template, replicas)
 
 
@@ -210,9 +208,17 @@ def _secret(inputs: RenderInputs, make_pair: Callable[[], KeyPair]) -> list[Desi
     return [DesiredChild(bare, seed=seed, wave=Wave.GUARDS)]
 
 
-def _scaler(owner: Owner, role: RoleSpec, asked: Mapping[Role, int]) -> DesiredChild:
+def _scaled(spec: PDDeploymentSpec) -> Iterator[tuple[Role, RoleSpec]]:
+    """Yield whose replicas others decide: roles, or pairs, which either role speaks for."""
+    for role in pod_roles(spec.placement):
+        of = spec.role(Role.PREFILL if role is Role.PAIR else role)
+        if of.scaling.mode is ScalingMode.EXTERNAL:
+            yield role, of
+
+
+def _scaler(owner: Owner, kind: Role, role: RoleSpec, asked: Mapping[Role, int]) -> DesiredChild:
     """Return a role's scaler; one that is made again asks for what the last one did."""
-    bare = role_scaler(owner, role)
+    bare = role_scaler(owner, kind)
     replicas = asked.get(Role(role.name), role.replicas)
     seeded = {**bare, "spec": {**bare["spec"], "replicas": replicas}}
     return DesiredChild(bare, seed=lambda: seeded)

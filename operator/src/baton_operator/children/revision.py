@@ -18,10 +18,11 @@ import msgspec
 from baton_operator import names
 from baton_operator.children.resources.config import worker_config
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
-from baton_operator.children.resources.pods import worker_template
+from baton_operator.children.resources.pods import pair_pod_template, worker_template
 from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.models.placement import HandoffSpec, Placement
 from baton_operator.models.spec import EngineSpec, LogprobsSpec, ModelSpec, SpeculativeSpec
-from baton_operator.names import WORKER_ROLES
+from baton_operator.names import WORKER_ROLES, Role
 
 RENDER_VERSION = 3
 """Raised when `resources` renders worker pods differently: that is a new revision."""
@@ -38,7 +39,8 @@ _SUFFIXES: dict[str, Decimal | int] = {
 
 
 class RevisionRecord(msgspec.Struct, frozen=True):
-    """What a revision's pods are made from, by role: file and pod template.
+    """What a revision's pods are made from, by role: file and pod template. Of pairs there is one
+    template, under `pair`.
 
     `gateway` is what gateways of the revision take from it (`GatewayShare`), as it was written.
     `nodes` is what operators before render version 3 wrote instead. A record cannot be changed, so
@@ -87,8 +89,15 @@ def revision_name(spec: PDDeploymentSpec) -> str:
         "link": spec.link,
         "restartedAt": spec.restarted_at,
         "roles": roles,
-    }
+    } | _asked_for(spec)
     return "r" + semantic_hash(identity, size=4)
+
+
+def _asked_for(spec: PDDeploymentSpec) -> dict[str, Any]:
+    """Return what came later than revisions were named, and somebody asked for."""
+    later = {"placement": spec.placement, "handoff": spec.handoff}
+    defaults = {"placement": Placement.SEPARATE, "handoff": HandoffSpec()}
+    return {key: value for key, value in later.items() if value != defaults[key]}
 
 
 def _engine_identity(engine: EngineSpec) -> msgspec.Raw:
@@ -128,7 +137,6 @@ def _is_default(field: msgspec.structs.FieldInfo, value: Any) -> bool:
 
 def make_record(owner: Owner, spec: PDDeploymentSpec, revision: str) -> RevisionRecord:
     """Render what the revision's pods are made from."""
-    roles = [(role, spec.role(role.value)) for role in WORKER_ROLES]
     share = GatewayShare(
         spec.image,
         spec.image_pull_policy,
@@ -140,10 +148,18 @@ def make_record(owner: Owner, spec: PDDeploymentSpec, revision: str) -> Revision
     )
     return RevisionRecord(
         name=revision,
-        configs={r.value: worker_config(owner, spec, r, revision) for r, _ in roles},
-        templates={r.value: worker_template(owner, spec, role, revision) for r, role in roles},
+        configs={r.value: worker_config(owner, spec, r, revision) for r in WORKER_ROLES},
+        templates=_templates(owner, spec, revision),
         gateway=msgspec.to_builtins(share),
     )
+
+
+def _templates(owner: Owner, spec: PDDeploymentSpec, revision: str) -> dict[str, Manifest]:
+    """Return the revision's pod templates, by the role of the pod."""
+    if spec.has_pairs:
+        return {Role.PAIR.value: pair_pod_template(owner, spec, revision)}
+    roles = [spec.role(role.value) for role in WORKER_ROLES]
+    return {role.name: worker_template(owner, spec, role, revision) for role in roles}
 
 
 def gateway_spec(spec: PDDeploymentSpec, record: RevisionRecord) -> PDDeploymentSpec | None:

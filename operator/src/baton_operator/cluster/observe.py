@@ -90,8 +90,8 @@ class Observed:
         )
 
     def scaler(self, role: Role) -> ScalerView | None:
-        """Return the role's scaler, or None."""
-        return next((s for s in self.scalers if s.role == role.value), None)
+        """Return the role's scaler, or that of its pairs, or None."""
+        return next((s for s in self.scalers if s.role in (role, Role.PAIR)), None)
 
     def ready(self) -> Counts:
         """Return ready worker pods over all revisions."""
@@ -118,7 +118,7 @@ class Observed:
 
     def refusal(self, role: Role | None = None) -> str:
         """Return whose pods the server does not let in, and its words; of a role, or any."""
-        asked = [(w.child.name, w.counts) for w in self.workloads if role in (None, w.role)]
+        asked = [(w.child.name, w.counts) for w in self.workloads if _has(w.role, role)]
         if self.gateway is not None and role in (None, Role.GATEWAY):
             asked.append(("the gateway's Deployment", self.gateway))
         told = (f"{name}: {counts.refusal}" for name, counts in asked if counts.refusal)
@@ -129,7 +129,7 @@ class Observed:
         failing = (
             pod
             for pod in self.pods
-            if pod.view.pod_failure and not pod.view.is_deleting and role in (None, pod.role)
+            if pod.view.pod_failure and not pod.view.is_deleting and _has(pod.role, role)
         )
         return min(failing, key=lambda pod: pod.name, default=None)
 
@@ -139,7 +139,8 @@ class Observed:
     def _revision(self, name: str) -> Revision:
         of_role = {w.role: w.counts for w in self.workloads if w.revision == name}
         none = Workload(0, 0, 0, 0)
-        counts = [of_role.get(role, none) for role in WORKER_ROLES]
+        pairs = of_role.get(Role.PAIR, none)
+        counts = [of_role.get(role, pairs) for role in WORKER_ROLES]
         return Revision(
             name,
             desired=Counts(*(c.desired for c in counts)),
@@ -195,5 +196,10 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str, now: float) -> Observ
     )
 
 
+def _has(pod_role: str, role: Role | None) -> bool:
+    """Whether a pod of a role holds a process of another, or of any."""
+    return role in (None, pod_role) or (pod_role == Role.PAIR and role in WORKER_ROLES)
+
+
 def _worker_names() -> Iterable[str]:
-    return (role.value for role in WORKER_ROLES)
+    return (role.value for role in (*WORKER_ROLES, Role.PAIR))

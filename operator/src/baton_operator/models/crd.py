@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from baton_operator.models.fields import rules
+from baton_operator.models.placement import PLACEMENT_RULES
 from baton_operator.models.roles import ONE_RANK
 from baton_operator.models.scaler import PDRoleScalerSpec, PDRoleScalerStatus
 from baton_operator.models.schema import Json, structural_schema
@@ -35,6 +36,7 @@ _DEPLOYMENT_COLUMNS = [
     _column("Revision", ".status.updateRevision"),
     _AGE,
     _column("Wire", ".status.wire.range", is_wide=True),
+    _column("KV", ".status.handoff.summary", is_wide=True),
     _column("K", ".spec.speculative.numSpeculativeTokens", "integer", is_wide=True),
     _column("Model", ".spec.model.servedName", is_wide=True),
 ]
@@ -52,7 +54,7 @@ _SCALER_COLUMNS = [
 def deployment_crd() -> Json:
     """Return the CustomResourceDefinition of PDDeployment."""
     schema = _object_schema(
-        "A model served with prefill and decode in separate pods.",
+        "A model served with prefill and decode in processes of their own.",
         PDDeploymentSpec,
         PDDeploymentStatus,
     )
@@ -70,7 +72,8 @@ def deployment_crd() -> Json:
         (
             "self.engine.device == 'cpu' || self.roles.all(r, r.parallelism.tensor == 1)",
             ONE_RANK,
-        )
+        ),
+        *PLACEMENT_RULES,
     )
     names = ("PDDeployment", "pddeployments", "pdd")
     return _crd(names, schema, _DEPLOYMENT_COLUMNS, {"status": {}})

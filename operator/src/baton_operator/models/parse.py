@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from baton_operator.models import placement
+from baton_operator.models.pair_template import UnlikeTemplatesError, pair_template
 from baton_operator.models.roles import NOT_OVER_NODES
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import check_template
@@ -85,6 +87,25 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
         raise InvalidSpec(
             "spec.speculative.numSpeculativeTokens must be 0 exactly when method is none"
         )
+    _check_parallelism(spec)
+    if spec.rollout.max_surge.pairs + spec.rollout.max_unavailable.pairs == 0:
+        raise InvalidSpec("spec.rollout: maxSurge.pairs and maxUnavailable.pairs are both 0")
+    low, high = (
+        parse_ratio(spec.ratio.prefill_per_decode.min),
+        parse_ratio(spec.ratio.prefill_per_decode.max),
+    )
+    if low[0] * high[1] > high[0] * low[1]:
+        raise InvalidSpec("spec.ratio.prefillPerDecode.min exceeds max")
+    _check_scaling(spec)
+    _check_placement(spec, low, high)
+    for role in spec.roles:
+        _check_template(f"spec.roles[{role.name}].template", role.template, WORKER_PORTS)
+    _check_template("spec.gateway.template", spec.gateway.template, GATEWAY_PORTS)
+    if spec.has_pairs:
+        _check_pair(spec)
+
+
+def _check_parallelism(spec: PDDeploymentSpec) -> None:
     for role in spec.roles:
         if role.parallelism.nodes != 1:
             raise InvalidSpec(f"spec.roles[{role.name}].{NOT_OVER_NODES}")
@@ -96,24 +117,36 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
     prefill, decode = spec.role("prefill"), spec.role("decode")
     if decode.parallelism.tensor not in (1, prefill.parallelism.tensor):
         raise InvalidSpec("spec.roles: decode's parallelism.tensor must equal prefill's, or be 1")
-    if spec.rollout.max_surge.pairs + spec.rollout.max_unavailable.pairs == 0:
-        raise InvalidSpec("spec.rollout: maxSurge.pairs and maxUnavailable.pairs are both 0")
-    low, high = (
-        parse_ratio(spec.ratio.prefill_per_decode.min),
-        parse_ratio(spec.ratio.prefill_per_decode.max),
-    )
-    if low[0] * high[1] > high[0] * low[1]:
-        raise InvalidSpec("spec.ratio.prefillPerDecode.min exceeds max")
-    _check_scaling(spec)
-    for role in spec.roles:
-        _check_template(f"spec.roles[{role.name}].template", role.template, WORKER_PORTS)
-    _check_template("spec.gateway.template", spec.gateway.template, GATEWAY_PORTS)
 
 
 def _check_scaling(spec: PDDeploymentSpec) -> None:
     for role in spec.roles:
         if role.scaling.min > role.scaling.max:
             raise InvalidSpec(f"spec.roles[{role.name}].scaling.min exceeds max")
+
+
+def _check_placement(spec: PDDeploymentSpec, low: tuple[int, int], high: tuple[int, int]) -> None:
+    prefill, decode = spec.role("prefill"), spec.role("decode")
+    requires = spec.handoff.require
+    broken = {
+        placement.EQUAL_REPLICAS: spec.has_pairs and prefill.replicas != decode.replicas,
+        placement.EQUAL_SCALING: spec.has_pairs and prefill.scaling != decode.scaling,
+        placement.RATIO_OF_PAIRS: spec.has_pairs and not (low[0] <= low[1] and high[0] >= high[1]),
+        placement.PAIR_OF_ONE_REVISION: spec.has_pairs and spec.gateway.pair_across_revisions,
+        placement.NVLINK_BETWEEN_GPUS: requires == "nvlink"
+        and not (spec.has_pairs and spec.engine.device == "gpu"),
+        placement.RDMA_BETWEEN_PODS: requires == "rdma" and spec.has_pairs,
+    }
+    for rule, is_broken in broken.items():
+        if is_broken:
+            raise InvalidSpec(f"spec: {rule}")
+
+
+def _check_pair(spec: PDDeploymentSpec) -> None:
+    try:
+        pair_template({role.name: role.template for role in spec.roles})
+    except UnlikeTemplatesError as error:
+        raise InvalidSpec(f"spec.roles[].template: {error}") from error
 
 
 def _check_template(field: str, template: dict[str, Any], ports: Mapping[str, int]) -> None:

@@ -19,7 +19,9 @@ class TargetRef(Model, frozen=True):
     name: Annotated[
         str, about("The PDDeployment, in the same namespace.", min_length=1, max_length=253)
     ]
-    role: Annotated[Literal["prefill", "decode"], about("The role of it.")]
+    role: Annotated[
+        Literal["prefill", "decode", "pair"], about("The role of it; pair: pods that hold both.")
+    ]
 
 
 class PDRoleScalerSpec(Model, frozen=True):

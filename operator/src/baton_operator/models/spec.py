@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import field
 
 from baton_operator.models.fields import Model, RawObject, about, rules
+from baton_operator.models.placement import HandoffSpec, ImmutablePlacement, Placement
 from baton_operator.models.roles import RoleSpec
 
 RATIO_PATTERN = "^[1-9][0-9]{0,3}:[1-9][0-9]{0,3}$"
@@ -274,7 +275,7 @@ class NetworkPolicySpec(Model, frozen=True):
 
 
 class PDDeploymentSpec(Model, frozen=True):
-    """A model served with prefill and decode in separate pods."""
+    """A model served with prefill and decode in processes of their own."""
 
     model: Annotated[
         ModelSpec,
@@ -316,6 +317,8 @@ class PDDeploymentSpec(Model, frozen=True):
             },
         ),
     ]
+    placement: ImmutablePlacement = Placement.SEPARATE
+    handoff: Annotated[HandoffSpec, about("How KV goes from prefill to decode.")] = HandoffSpec()
     suspend: Annotated[
         bool, about("Drain every worker and keep none; gateways, services and keys stay.")
     ] = False
@@ -378,6 +381,11 @@ class PDDeploymentSpec(Model, frozen=True):
     restarted_at: Annotated[
         str, about("Any change makes a new revision: a restart in lockstep.", max_length=64)
     ] = ""
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a pod holds prefill and decode."""
+        return self.placement is Placement.SAME_POD
 
     def role(self, name: str) -> RoleSpec:
         """Return the role of this name; the schema guarantees that it is there."""

@@ -101,6 +101,29 @@ class SpeculativeStatus(Model, frozen=True):
     acceptance: Annotated[str, about("Share of drafts accepted, 0 to 1.", max_length=16)] = ""
 
 
+class TransportStatus(Model, frozen=True):
+    """Pairs of workers that hand KV over one way."""
+
+    name: Annotated[str, about("The transport: nvlink, shm, rdma or zmq.", max_length=16)]
+    pairs: Annotated[int, about("Pairs of workers between which KV goes so.")] = 0
+
+
+class HandoffStatus(Model, frozen=True):
+    """Which way KV goes, as prefill workers say; only where there are several."""
+
+    summary: Annotated[
+        str, about("Transports with their pairs, for the column.", max_length=256)
+    ] = ""
+    transports: Annotated[
+        list[TransportStatus],
+        about("Pairs by transport.", max_length=16, extra_json_schema={
+            "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = field(default_factory=list)  # fmt: skip
+    reason: Annotated[
+        str, about("Why one of them has no faster way; absent where all have.", max_length=1024)
+    ] = ""
+
+
 class PDDeploymentStatus(Model, frozen=True):
     """What the operator last observed."""
 
@@ -122,6 +145,7 @@ class PDDeploymentStatus(Model, frozen=True):
     ] = field(default_factory=list)  # fmt: skip
     rollout: Annotated[RolloutStatus | None, about("Where the rollout stands.")] = None
     wire: Annotated[WireStatus | None, about("The record format in use.")] = None
+    handoff: Annotated[HandoffStatus | None, about("Which way KV goes.")] = None
     speculative: Annotated[SpeculativeStatus | None, about("Speculative decoding.")] = None
     conditions: Annotated[
         list[StatusCondition],

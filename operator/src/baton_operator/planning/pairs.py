@@ -25,6 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton_operator.names import WORKER_ROLES, Role
+
 
 class Counts(NamedTuple):
     """Pods of both roles."""
@@ -43,6 +45,10 @@ class Counts(NamedTuple):
     def capped(self, most: Counts) -> Counts:
         """Return the smaller by role."""
         return Counts(min(self.prefill, most.prefill), min(self.decode, most.decode))
+
+    def of(self, role: Role) -> int:
+        """Return the pods of a role, or of pairs: pods with both count for either role."""
+        return max(self) if role is Role.PAIR else self[WORKER_ROLES.index(role)]
 
     @property
     def is_zero(self) -> bool:

@@ -11,8 +11,6 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
-from baton_operator.names import PORT_HEALTH
-
 MAX_ANSWER_BYTES = 1 << 20
 """A worker's page of metrics has a tenth of that."""
 
@@ -24,27 +22,28 @@ class _Drain(msgspec.Struct):
 class HttpPodProbe:
     """See `scale_in.PodProbe`."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, wait_seconds: float, port: int = PORT_HEALTH
-    ) -> None:
+    def __init__(self, session: aiohttp.ClientSession, wait_seconds: float) -> None:
         self._session = session
         self._limits = aiohttp.ClientTimeout(total=wait_seconds)
-        self._port = port
 
-    async def remaining(self, ip: str) -> int | None:
+    async def remaining(self, ip: str, port: int) -> int | None:
         """See `PodProbe`; a pod that answers something else counts as silent."""
-        answer = await self._ask(ip, "/drain") if ip else None
+        answer = await self._ask(ip, port, "/drain") if ip else None
         try:
             return None if answer is None else msgspec.json.decode(answer, type=_Drain).remaining
         except (msgspec.MsgspecError, RecursionError):
             return None
 
-    async def metrics(self, ip: str) -> str | None:
+    async def metrics(self, ip: str, port: int) -> str | None:
         """See `telemetry.MetricsProbe`."""
-        answer = await self._ask(ip, "/metrics")
+        answer = await self._ask(ip, port, "/metrics")
         return None if answer is None else answer.decode(errors="replace")
 
-    async def _ask(self, ip: str, path: str) -> bytes | None:
+    async def readiness(self, ip: str, port: int) -> bytes | None:
+        """See `telemetry.MetricsProbe`."""
+        return await self._ask(ip, port, "/readyz")
+
+    async def _ask(self, ip: str, port: int, path: str) -> bytes | None:
         """Return what a pod says; None when it says nothing, too much, or that somebody else knows.
 
         It is taken as it comes: packed, a little could become more than there is memory.
@@ -52,7 +51,7 @@ class HttpPodProbe:
         host = f"[{ip}]" if ":" in ip else ip
         try:
             async with self._session.get(
-                f"http://{host}:{self._port}{path}",
+                f"http://{host}:{port}{path}",
                 timeout=self._limits,
                 allow_redirects=False,
                 auto_decompress=False,

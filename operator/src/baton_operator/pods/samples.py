@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton_operator.pods.kv_ways import KvWays
+
 _PREFIXES = (
     "baton_wire_info",
     "baton_draft_proposed_tokens_total",
@@ -20,11 +22,14 @@ _HASH = re.compile(r"[0-9a-f]{1,64}")
 
 
 class Sample(NamedTuple):
-    """One pod's facts. `wire` is MIN-MAX; `acceptance` is None before any draft was verified."""
+    """What pods say. `wire` is MIN-MAX; `acceptance` is None before any draft was verified; `kv` is
+    of the deployment, the rest of one pod.
+    """
 
     wire: str = ""
     config_hash: str = ""
     acceptance: float | None = None
+    kv: KvWays = KvWays()
 
 
 def read_sample(text: str) -> Sample:

@@ -33,6 +33,7 @@ from baton_operator.cluster.observe import Observed, observe
 from baton_operator.cluster.parents import Invalid, ParentStore
 from baton_operator.cluster.store import ChildId, ChildStore
 from baton_operator.models import ObjectKey, PDDeployment
+from baton_operator.models.placement import has_ways
 from baton_operator.names import WORKER_ROLES, gateway
 from baton_operator.planning.plan import Facts, Plan, Turn, make_plan
 from baton_operator.pods.telemetry import Telemetry
@@ -192,14 +193,15 @@ class Reconciler:
         telemetry, trouble = self._tools.telemetry, _trouble(results)
         if self._has_news(seen, pdd.key):
             seen = self._observe(pdd)
-        telemetry.refresh(pdd.key, seen.pods)
-        sample = telemetry.sample(pdd.key)
+        is_watched = has_ways(pdd.spec.placement, pdd.spec.handoff)
+        ask_in = telemetry.refresh(pdd.key, seen.pods, has_ways=is_watched)
+        sample = telemetry.sample(pdd.key, seen.pods)
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
         self._tools.upgrades.passed(pdd.key)
         if trouble.failed:
             raise WriteFailed("; ".join(trouble.failed))
         turn_in = LOOK_SECONDS if plan.turn.why else None
-        return _soonest(wait, plan.look_in, turn_in, _retry_in(results))
+        return _soonest(wait, plan.look_in, turn_in, ask_in, _retry_in(results))
 
     def _observe(self, pdd: PDDeployment) -> Observed:
         return observe(self._tools.children, pdd.key, pdd.uid, self._tools.now())
@@ -293,7 +295,7 @@ class Reconciler:
             wanted = decision.plan.step.wanted.get(workload.revision)
             if wanted is None or workload.revision in decision.recorded:
                 continue
-            replicas = wanted[WORKER_ROLES.index(workload.role)]
+            replicas = wanted.of(workload.role)
             if replicas != workload.counts.desired:
                 patch = {"metadata": {"uid": workload.child.uid}, "spec": {"replicas": replicas}}
                 name = workload.child_id.name

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from baton_operator.cluster.api import POD, ApiError, KubeApi
 from baton_operator.cluster.observe import Observed, PodRef
 from baton_operator.models import ObjectKey
-from baton_operator.names import ANNOTATION_DELETION_COST, WORKER_ROLES
+from baton_operator.names import ANNOTATION_DELETION_COST, health_ports
 from baton_operator.planning.rollout import Step
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,10 @@ VICTIM_COST = "-1000"
 class PodProbe(Protocol):
     """Asks pods over the pod contract's HTTP."""
 
-    async def remaining(self, ip: str) -> int | None:
-        """Return requests and KV leases that still need the pod; None when it does not answer."""
+    async def remaining(self, ip: str, port: int) -> int | None:
+        """Return requests and KV leases that still need the process with this health port; None
+        when it does not answer.
+        """
         ...
 
 
@@ -44,7 +46,7 @@ def shrinks(seen: Observed, step: Step) -> list[Shrink]:
         wanted = step.wanted.get(workload.revision)
         if wanted is None:
             continue
-        left = wanted[WORKER_ROLES.index(workload.role)]
+        left = wanted.of(workload.role)
         count = workload.counts.desired - left
         if count > 0 and left > 0:
             pods = tuple(
@@ -78,7 +80,7 @@ async def mark_victims(
     A mark that cannot be written costs the right choice, not the request: it is logged, and the
     pod that leaves instead drains all the same.
     """
-    remaining = await asyncio.gather(*(probe.remaining(pod.view.ip) for pod in shrink.pods))
+    remaining = await asyncio.gather(*(_remaining(probe, pod) for pod in shrink.pods))
     victims = choose_victims(shrink.pods, remaining, shrink.leaving)
     leaving = {pod.name for pod in victims}
     changes = []
@@ -88,6 +90,13 @@ async def mark_victims(
             changes.append(_mark(kube, owner, pod, cost))
     await asyncio.gather(*changes)
     return sorted(leaving)
+
+
+async def _remaining(probe: PodProbe, pod: PodRef) -> int | None:
+    """Return what still needs a pod; None when a process in it does not answer."""
+    ports = health_ports(pod.role)
+    told = await asyncio.gather(*(probe.remaining(pod.view.ip, port) for port in ports))
+    return None if None in told else sum(filter(None, told))
 
 
 async def _mark(kube: KubeApi, owner: ObjectKey, pod: PodRef, cost: str) -> None:

@@ -45,8 +45,9 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
         told = ("PodsFailing", "PodsRefused", "CapacityBlocked")
         why = next(filter(None, (_message(new, each) for each in told)), "")
         yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
-    if _reason(new, "PodsRefused", "True") and not _reason(old, "PodsRefused", "True"):
-        yield Notice("PodsRefused", _message(new, "PodsRefused"), True)
+    for kind in ("PodsRefused", "HandoffFellBack"):
+        if _reason(new, kind, "True") and not _reason(old, kind, "True"):
+            yield Notice(kind, _message(new, kind), True)
     reason = _reason(new, "Stalled", "True")
     if reason == "Conflict" and reason != _reason(old, "Stalled", "True"):
         yield Notice("Conflict", _message(new, "Stalled"), True)

@@ -17,7 +17,8 @@ from baton_operator.cluster.observe import Observed
 from baton_operator.cluster.parents import Invalid, ParentStore
 from baton_operator.cluster.partial_objects import ScalerView
 from baton_operator.models import ObjectKey, PDDeployment
-from baton_operator.names import WORKER_ROLES, Role, of_role
+from baton_operator.models.placement import pod_roles
+from baton_operator.names import Role, of_role
 from baton_operator.planning.plan import Plan
 from baton_operator.planning.scaling import Scaled
 from baton_operator.pods.samples import Sample
@@ -90,17 +91,16 @@ class Reporter:
         self._parents.seen(answer, is_event=False)
 
     async def _scalers(self, pdd: PDDeployment, plan: Plan, seen: Observed) -> None:
-        for role, target, existing, scaled in zip(
-            WORKER_ROLES,
-            plan.target,
-            seen.existing(),
-            (plan.scaling.prefill, plan.scaling.decode),
-            strict=True,
-        ):
-            scaler = seen.scaler(role)
-            if scaler is None or role not in plan.asked:
+        existing = seen.existing()
+        for role in pod_roles(pdd.spec.placement):
+            of = Role.PREFILL if role is Role.PAIR else role
+            scaler = seen.scaler(of)
+            if scaler is None or of not in plan.asked:
                 continue
-            status = _scaler_status(pdd.key.name, role, existing, target, scaled)
+            scaled = plan.scaling.decode if of is Role.DECODE else plan.scaling.prefill
+            status = _scaler_status(
+                pdd.key.name, role, existing.of(role), plan.target.of(role), scaled
+            )
             if status != _written(scaler):
                 name = of_role(pdd.key.name, role)
                 await self._kube.merge(

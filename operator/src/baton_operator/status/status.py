@@ -26,6 +26,7 @@ from baton_operator.status.conditions import (
     timestamp,
     unix_seconds,
 )
+from baton_operator.status.handoff import handoff_condition, handoff_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,10 @@ def deployment_status(
     """Return the whole status."""
     ready, existing = seen.ready(), seen.existing()
     updated = next((r.existing for r in seen.revisions if r.name == plan.update), Counts())
-    conditions = _conditions(pdd.spec, plan, seen, trouble)
+    conditions = [
+        *_conditions(pdd.spec, plan, seen, trouble),
+        *handoff_condition(pdd.spec, sample.kv),
+    ]
     roles = [
         {"name": role.value, "desired": d, "replicas": e, "ready": r, "updated": u}
         | ({"asked": plan.asked[role]} if role in plan.asked else {})
@@ -100,6 +104,7 @@ def deployment_status(
         "roles": roles,
         "rollout": _rollout(plan, seen),
         **_told(sample),
+        **handoff_status(pdd.spec, sample.kv),
         "conditions": merge_conditions(
             pdd.status.get("conditions") or [], conditions, pdd.generation, now
         ),

@@ -303,6 +303,7 @@ def _worker_info(
         model_fingerprint=engine.model_fingerprint,
         chat_template_hash=chat_template_hash(config),
         kv_door=kv.door,
+        pair_group=config.pair_group,
     )
 
 

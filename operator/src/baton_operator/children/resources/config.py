@@ -26,7 +26,9 @@ API_KEYS_FOLDER = "/etc/baton-api-keys"
 MODEL_MOUNT = "/models"
 CONTROL_FOLDER = "/run/baton"
 CONTROL_SOCKET = f"{CONTROL_FOLDER}/control"
-"""Where a worker takes orders: in a volume of its pod, so no other pod can reach it."""
+"""Where a worker takes orders: in a volume of its container, so nobody else can reach it."""
+SHARED_FOLDER = "/run/baton-kv"
+"""Where prefill and decode of one pod find each other's KV."""
 CONFIG_FILE = "config.yaml"
 API_KEYS_KEY = "api-keys"
 _EVERY = "*"
@@ -57,9 +59,10 @@ def worker_config(owner: Owner, spec: PDDeploymentSpec, role: Role, revision: st
             "handoff": {
                 "bind": f"tcp://{_EVERY}:{names.PORT_KV}",
                 "deadline_seconds": float(spec.link.handoff_deadline_seconds),
+                **_way(spec),
             },
             "engine": _engine(spec),
-            "health": {"host": _EVERY, "port": names.PORT_HEALTH},
+            "health": {"host": _EVERY, "port": health_port(spec, role)},
             "control": {"socket": CONTROL_SOCKET},
         }
     )
@@ -105,6 +108,19 @@ def _shared(spec: PDDeploymentSpec, revision: str) -> dict[str, Any]:
         },
         "logprobs": {"max_top_k": spec.logprobs.max_top_k},
     }
+
+
+def health_port(spec: PDDeploymentSpec, role: Role) -> int:
+    """Return where a worker answers probes; the containers of a pod share its ports."""
+    return names.PAIR_PORTS[role]["health"] if spec.has_pairs else names.PORT_HEALTH
+
+
+def _way(spec: PDDeploymentSpec) -> dict[str, Any]:
+    """Return which way KV goes, said only where it is asked for: an older image does not know."""
+    way: dict[str, Any] = {"shared_dir": SHARED_FOLDER} if spec.has_pairs else {}
+    if spec.handoff.require == "rdma":
+        way["nixl"] = "rdma"  # which moves KV so, and over nothing else
+    return way | ({"require": spec.handoff.require} if spec.handoff.require != "any" else {})
 
 
 def _engine(spec: PDDeploymentSpec) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import zmq
 
 from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
-from baton_operator.names import Role
 
 
 class KeyPair(NamedTuple):
@@ -32,7 +31,7 @@ def make_pair() -> KeyPair:
 
 def curve_secret(owner: Owner, make_pair: Callable[[], KeyPair]) -> Manifest:
     """Return the Secret with fresh keys from `make_pair`."""
-    pairs = {role: make_pair() for role in Role}
+    pairs = {role: make_pair() for role in names.PROCESS_ROLES}
     data = {f"{role}.public": pair.public + "\n" for role, pair in pairs.items()}
     data |= {f"{role}.secret": pair.secret + "\n" for role, pair in pairs.items()}
     data["workers.allowed"] = "".join(

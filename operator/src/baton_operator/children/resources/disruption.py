@@ -10,6 +10,7 @@ from __future__ import annotations
 from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
 from baton_operator.models import PDDeploymentSpec
+from baton_operator.models.placement import pod_roles
 from baton_operator.names import Role
 from baton_operator.planning.pairs import Counts, pairs_of
 
@@ -24,13 +25,11 @@ def min_available(target: Counts, unavailable_pairs: int) -> Counts:
 
 
 def disruption_budgets(owner: Owner, spec: PDDeploymentSpec, target: Counts) -> list[Manifest]:
-    """Return the budgets of both roles, and of the gateway when it has more than one pod."""
+    """Return the budgets of both roles or of pairs, and of the gateway with more than one pod."""
     if spec.disruption_budget == "Off":
         return []
     least = min_available(target, spec.rollout.max_unavailable.pairs)
-    budgets = [
-        _budget(owner, role, count) for role, count in zip(names.WORKER_ROLES, least, strict=True)
-    ]
+    budgets = [_budget(owner, role, least.of(role)) for role in pod_roles(spec.placement)]
     if spec.gateway.replicas > 1:
         budgets.append(_budget(owner, Role.GATEWAY, spec.gateway.replicas - 1))
     return budgets

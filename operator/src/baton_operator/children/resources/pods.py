@@ -15,11 +15,14 @@ from baton_operator.children.resources import config
 from baton_operator.children.resources.drain import EXIT_HEADROOM_SECONDS, drain_command
 from baton_operator.children.resources.meta import Manifest, Owner, child_labels
 from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.models.pair_template import pair_template
 from baton_operator.names import ANNOTATION_RESTARTED, CONTAINER_NAME, Role
 
 POD_GROUP_ID = 65532
 _SECRET_MODE = 0o440
 _STARTUP_SECONDS = 3600
+_SOCKETS: Manifest = {"medium": "Memory", "sizeLimit": "1Mi"}
+"""Of a pair's shared volume: it holds a Unix socket, and no KV."""
 _PREFILL_DECODE_KEYS = ("gateway.public", "workers.allowed")
 
 
@@ -27,31 +30,55 @@ def worker_template(
     owner: Owner, spec: PDDeploymentSpec, role: RoleSpec, revision: str
 ) -> Manifest:
     """Return the pod template of a prefill or decode worker."""
-    kind = Role(role.name)
-    template = _base(owner, kind, role.template, revision)
-    grace = role.drain.grace_seconds + EXIT_HEADROOM_SECONDS
-    template["spec"]["terminationGracePeriodSeconds"] = grace
-    container = _container(template["spec"])
-    _contract(container, spec, kind, role.image)
-    container["ports"] = _ports(container, names.WORKER_PORTS)
-    container["lifecycle"] = {
-        "preStop": {"exec": {"command": role.drain.command or drain_command(grace - 15)}}
-    }
-    _probes(container)
-    _env(container, _identity(kind, revision) + _ranks(role))
-    record = names.revision_record(owner.name, revision)
-    _mount_config(template["spec"], container, record, f"{kind}.yaml")
-    _mount(
-        template["spec"],
-        container,
-        "control",
-        {"emptyDir": {}},
-        config.CONTROL_FOLDER,
-        readOnly=False,
-    )
-    _mount_model(template["spec"], container, spec)
-    _mount_keys(template["spec"], container, owner, spec, kind)
+    template = _base(owner, Role(role.name), role.template, revision)
+    pod = template["spec"]
+    pod["terminationGracePeriodSeconds"] = role.drain.grace_seconds + EXIT_HEADROOM_SECONDS
+    _worker(pod, _container(pod), owner, spec, role, revision)
     return template
+
+
+def pair_pod_template(owner: Owner, spec: PDDeploymentSpec, revision: str) -> Manifest:
+    """Return the pod template of a pair: a container of either role, called by it.
+
+    Each drains by itself, and the pod waits for both. What a process alone may see (its keys, its
+    control socket) is in volumes that only its own container mounts.
+    """
+    roles = [spec.role(role.value) for role in names.WORKER_ROLES]
+    user = pair_template({role.name: role.template for role in roles})
+    template = _base(owner, Role.PAIR, user, revision, tuple(role.name for role in roles))
+    pod = template["spec"]
+    longest = max(role.drain.grace_seconds for role in roles)
+    pod["terminationGracePeriodSeconds"] = longest + EXIT_HEADROOM_SECONDS
+    for container, role in zip(pod["containers"], roles, strict=False):
+        _worker(pod, container, owner, spec, role, revision)
+        _mount(pod, container, "kv", {"emptyDir": _SOCKETS}, config.SHARED_FOLDER, readOnly=False)
+    return template
+
+
+def _worker(
+    pod: Manifest,
+    container: Manifest,
+    owner: Owner,
+    spec: PDDeploymentSpec,
+    role: RoleSpec,
+    revision: str,
+) -> None:
+    """Make a container of a pod the worker of a role."""
+    kind = Role(role.name)
+    suffix = f"-{kind}" if spec.has_pairs else ""
+    ports = names.PAIR_PORTS[kind] if spec.has_pairs else names.WORKER_PORTS
+    _contract(container, spec, kind, role.image)
+    container["ports"] = _ports(container, ports)
+    command = role.drain.command or drain_command(role.drain.grace_seconds)
+    container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+    _probes(container)
+    _env(container, _identity(kind, revision, is_paired=spec.has_pairs) + _ranks(role))
+    record = names.revision_record(owner.name, revision)
+    _mount_config(pod, container, record, f"{kind}.yaml", suffix)
+    folder = config.CONTROL_FOLDER
+    _mount(pod, container, f"control{suffix}", {"emptyDir": {}}, folder, readOnly=False)
+    _mount_model(pod, container, spec)
+    _mount_keys(pod, container, owner, spec, kind, suffix)
 
 
 def gateway_template(owner: Owner, spec: PDDeploymentSpec, config_map: str) -> Manifest:
@@ -79,7 +106,14 @@ def gateway_template(owner: Owner, spec: PDDeploymentSpec, config_map: str) -> M
     return template
 
 
-def _base(owner: Owner, role: Role, user: Manifest, revision: str) -> Manifest:
+def _base(
+    owner: Owner,
+    role: Role,
+    user: Manifest,
+    revision: str,
+    ours: tuple[str, ...] = (CONTAINER_NAME,),
+) -> Manifest:
+    """Return the user's template with the containers that are `ours` first, none configured yet."""
     template = copy.deepcopy(user)
     metadata = template["metadata"] = template.get("metadata") or {}
     labels = metadata.get("labels") or {}
@@ -94,16 +128,17 @@ def _base(owner: Owner, role: Role, user: Manifest, revision: str) -> Manifest:
         "fsGroup": POD_GROUP_ID,
         **(pod.get("securityContext") or {}),
     }
-    pod["containers"] = [_restricted(c) for c in _with_worker(pod.get("containers") or [])]
+    pod["containers"] = [_restricted(c) for c in _ours_first(pod.get("containers") or [], ours)]
     if pod.get("initContainers"):
         pod["initContainers"] = [_restricted(c) for c in pod["initContainers"]]
     return template
 
 
-def _with_worker(containers: list[Manifest]) -> list[Manifest]:
-    """Return the containers with the worker's first."""
-    ours = [c for c in containers if c.get("name") == CONTAINER_NAME] or [{"name": CONTAINER_NAME}]
-    return ours[:1] + [c for c in containers if c.get("name") != CONTAINER_NAME]
+def _ours_first(containers: list[Manifest], ours: tuple[str, ...]) -> list[Manifest]:
+    """Return the containers with the workers' first, which need not be among them yet."""
+    named = {c.get("name"): c for c in reversed(containers)}
+    first = [named.get(name, {"name": name}) for name in ours]
+    return first + [c for c in containers if c.get("name") not in ours]
 
 
 def _restricted(container: Manifest) -> Manifest:
@@ -149,9 +184,11 @@ def _probes(container: Manifest) -> None:
     container.setdefault("readinessProbe", {**ready, "periodSeconds": 2, "failureThreshold": 2})
 
 
-def _identity(role: Role, revision: str) -> list[Manifest]:
+def _identity(role: Role, revision: str, *, is_paired: bool = False) -> list[Manifest]:
+    """Return who a process is: of a pair, one that pairs within its pod alone."""
+    own_name = "BATON_PAIR_GROUP" if is_paired else "BATON_POD_NAME"
     from_pod = {
-        "BATON_POD_NAME": "metadata.name",
+        own_name: "metadata.name",
         "BATON_POD_NAMESPACE": "metadata.namespace",
         "BATON_POD_IP": "status.podIP",
         "BATON_NODE_NAME": "spec.nodeName",
@@ -161,6 +198,8 @@ def _identity(role: Role, revision: str) -> list[Manifest]:
         for name, path in from_pod.items()
     ]
     fixed = {"BATON_ROLE": role.value, "BATON_REVISION": revision, "HOME": "/tmp"}  # noqa: S108
+    if is_paired:  # the variable that it names stands before it, as the kubelet wants
+        fixed["BATON_POD_NAME"] = names.worker_id(f"$({own_name})", role, is_paired=True)
     return fields + [{"name": name, "value": value} for name, value in fixed.items()]
 
 
@@ -184,10 +223,12 @@ def _mount(
     container["volumeMounts"] = [*mounts, mine]
 
 
-def _mount_config(pod: Manifest, container: Manifest, config_map: str, key: str) -> None:
+def _mount_config(
+    pod: Manifest, container: Manifest, config_map: str, key: str, suffix: str = ""
+) -> None:
     source = {"name": config_map, "items": [{"key": key, "path": config.CONFIG_FILE}]}
-    _mount(pod, container, "config", {"configMap": source}, config.CONFIG_FOLDER)
-    _mount(pod, container, "tmp", {"emptyDir": {}}, "/tmp", readOnly=False)  # noqa: S108
+    _mount(pod, container, f"config{suffix}", {"configMap": source}, config.CONFIG_FOLDER)
+    _mount(pod, container, f"tmp{suffix}", {"emptyDir": {}}, "/tmp", readOnly=False)  # noqa: S108
 
 
 def _mount_model(pod: Manifest, container: Manifest, spec: PDDeploymentSpec) -> None:
@@ -201,7 +242,12 @@ def _mount_model(pod: Manifest, container: Manifest, spec: PDDeploymentSpec) -> 
 
 
 def _mount_keys(
-    pod: Manifest, container: Manifest, owner: Owner, spec: PDDeploymentSpec, role: Role
+    pod: Manifest,
+    container: Manifest,
+    owner: Owner,
+    spec: PDDeploymentSpec,
+    role: Role,
+    suffix: str = "",
 ) -> None:
     """Mount this role's key pair and what it may trust; never another role's secret key."""
     if not spec.link.curve:
@@ -214,4 +260,4 @@ def _mount_keys(
         "items": items,
         "defaultMode": _SECRET_MODE,
     }
-    _mount(pod, container, "curve", {"secret": source}, config.KEYS_FOLDER)
+    _mount(pod, container, f"curve{suffix}", {"secret": source}, config.KEYS_FOLDER)

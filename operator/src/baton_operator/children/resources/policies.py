@@ -1,7 +1,7 @@
 """What pods may: their ServiceAccount, and whom they talk to, by default-deny NetworkPolicies.
 
 prefill -> gateway link, decode -> gateway link, prefill -> decode KV, clients -> gateway HTTP,
-scrapers and the operator -> health ports, every pod -> DNS.
+scrapers and the operator -> health ports, every pod -> DNS. KV of a pair does not leave its pod.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
 from baton_operator.models import PDDeploymentSpec
+from baton_operator.models.placement import pod_roles
 from baton_operator.names import Role
 
 _ANYWHERE: list[Manifest] = [{"namespaceSelector": {}}]
@@ -31,17 +32,20 @@ def service_account(owner: Owner) -> Manifest:
 def network_policies(
     owner: Owner, spec: PDDeploymentSpec, operator_namespace: str = ""
 ) -> list[Manifest]:
-    """Return a policy for each role; empty when they are off.
+    """Return a policy for each kind of pod; empty when they are off.
 
     The operator, in `operator_namespace` ("" outside of a cluster), asks workers who is least
     busy and what they serve, also where `metricsFrom` names others only.
     """
     if not spec.network_policy.enabled:
         return []
-    scrape = _scrape(spec, names.PORT_HEALTH)
+    roles = pod_roles(spec.placement)
+    scrape = _scrape(spec, *names.health_ports(roles[0]))
     if spec.network_policy.metrics_from and operator_namespace:
         scrape["from"] = [*scrape["from"], _operator(operator_namespace)]
     gateway = _gateway(owner, spec, _scrape(spec, names.PORT_HEALTH))
+    if spec.has_pairs:
+        return [_pair(owner, scrape), gateway]
     return [_prefill(owner, scrape), _decode(owner, scrape), gateway]
 
 
@@ -66,9 +70,14 @@ def _decode(owner: Owner, scrape: Manifest) -> Manifest:
     return _policy(owner, Role.DECODE, ingress, [_to(owner, Role.GATEWAY, names.PORT_LINK), _DNS])
 
 
+def _pair(owner: Owner, scrape: Manifest) -> Manifest:
+    egress = [_to(owner, Role.GATEWAY, names.PORT_LINK), _DNS]
+    return _policy(owner, Role.PAIR, [scrape], egress)
+
+
 def _gateway(owner: Owner, spec: PDDeploymentSpec, scrape: Manifest) -> Manifest:
     clients = spec.network_policy.clients_from or _ANYWHERE
-    workers = [_pods(owner, role) for role in names.WORKER_ROLES]
+    workers = [_pods(owner, role) for role in pod_roles(spec.placement)]
     ingress = [_from(clients, names.PORT_GATEWAY), _from(workers, names.PORT_LINK), scrape]
     return _policy(owner, Role.GATEWAY, ingress, [_DNS])
 
@@ -93,13 +102,13 @@ def _pods(owner: Owner, role: Role) -> Manifest:
     return {"podSelector": {"matchLabels": selector_labels(owner.name, role)}}
 
 
-def _from(peers: list[Manifest], port: int) -> Manifest:
-    return {"from": peers, "ports": [{"protocol": "TCP", "port": port}]}
+def _from(peers: list[Manifest], *ports: int) -> Manifest:
+    return {"from": peers, "ports": [{"protocol": "TCP", "port": port} for port in ports]}
 
 
 def _to(owner: Owner, role: Role, port: int) -> Manifest:
     return {"to": [_pods(owner, role)], "ports": [{"protocol": "TCP", "port": port}]}
 
 
-def _scrape(spec: PDDeploymentSpec, port: int) -> Manifest:
-    return _from(spec.network_policy.metrics_from or _ANYWHERE, port)
+def _scrape(spec: PDDeploymentSpec, *ports: int) -> Manifest:
+    return _from(spec.network_policy.metrics_from or _ANYWHERE, *ports)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
-from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import API_VERSION, Role
 
 
@@ -20,7 +20,7 @@ def worker_workload(
     template: Manifest,
     replicas: int,
 ) -> Manifest:
-    """Return the workload of one role of one revision."""
+    """Return the workload of one role, or of the pairs, of one revision."""
     return manifest(
         owner,
         "apps/v1",
@@ -71,9 +71,8 @@ def gateway_workload(
     )
 
 
-def role_scaler(owner: Owner, role: RoleSpec) -> Manifest:
-    """Return the scaler of an External role, without replicas: others own those."""
-    kind = Role(role.name)
+def role_scaler(owner: Owner, kind: Role) -> Manifest:
+    """Return the scaler of an External role, or of pairs, without replicas: others own those."""
     return manifest(
         owner,
         API_VERSION,

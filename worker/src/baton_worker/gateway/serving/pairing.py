@@ -1,8 +1,9 @@
 """Which two workers may be a pair, in one place, and in words where they may not.
 
 KV means something only to the weights that made it: a pair has equal hashes and equal weights, and
-is of one revision unless the configuration says that revisions may mix. Owns this rule. Knows no
-load and no link.
+is of one revision unless the configuration says that revisions may mix. Workers of a group, as a
+pod with both roles is one, were put together for their KV to stay there: they pair with each other
+alone. Owns this rule. Knows no load and no link.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from baton_worker.messages import WorkerInfo
 
-_EQUAL = ("model", "semantic_hash", "config_hash")
+_EQUAL = ("model", "semantic_hash", "config_hash", "pair_group")
 _SHOWN_DIGITS = 12
 
 Kind = tuple[object, ...]

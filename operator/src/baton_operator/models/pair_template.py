@@ -1,0 +1,91 @@
+"""One pod template of two roles' templates, for a pod that holds both.
+
+What is of a container stays with its role: the container `worker` of either template takes the
+role's name. What is of the pod must be said once, or the same twice: a pod has one node, and two
+wishes for it that differ are a mistake that nobody may guess away. Pure; knows no contract of ours.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from baton_operator.names import CONTAINER_NAME, WORKER_ROLES
+
+Template = dict[str, Any]
+
+_KEYS = ("name", "ip")
+"""What tells the items of a list apart; a list of others is one thing, as nodeSelectorTerms are."""
+_SETS = ("tolerations",)
+"""Lists without such a key in which each item stands for itself."""
+
+
+class UnlikeTemplatesError(ValueError):
+    """Two templates want a pod that cannot be both; the message names the field and both values."""
+
+
+def pair_template(templates: Mapping[str, Template]) -> Template:
+    """Return the pod template of a pair, of the templates by role.
+
+    Containers called `worker` are called by their roles in it. Lists are joined: items of a name
+    are one item, equal ones too.
+
+    Raises:
+        UnlikeTemplatesError: they contradict each other, or a container has a role's name.
+    """
+    merged: Template = {}
+    for role in WORKER_ROLES:
+        own = _renamed(copy.deepcopy(templates[role.value]), role.value)
+        merged = _merged(merged, own, "template")
+    return merged
+
+
+def _renamed(template: Template, role: str) -> Template:
+    pod = template.get("spec") or {}
+    for field in ("containers", "initContainers"):
+        for container in pod.get(field) or ():
+            if container["name"] in WORKER_ROLES:
+                raise UnlikeTemplatesError(
+                    f"a container is called {container['name']}, as one of a pair's own: rename it"
+                )
+            if field == "containers" and container["name"] == CONTAINER_NAME:
+                container["name"] = role
+    return template
+
+
+def _merged(ours: Any, theirs: Any, path: str) -> Any:
+    if ours is None or theirs is None or ours == theirs:
+        return theirs if ours is None else ours
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        both = {**theirs, **ours}
+        return {k: _merged(ours.get(k), theirs.get(k), f"{path}.{k}") for k in both}
+    if isinstance(ours, list) and isinstance(theirs, list) and _are_joinable(ours + theirs, path):
+        return _joined(ours, theirs, path)
+    raise UnlikeTemplatesError(
+        f"{path} is {ours!r} for prefill and {theirs!r} for decode, but placement samePod gives "
+        "both one pod: let them be equal, or say it for one role"
+    )
+
+
+def _are_joinable(items: list[Any], path: str) -> bool:
+    return path.endswith(_SETS) or all(_key(item) is not None for item in items)
+
+
+def _joined(ours: list[Any], theirs: list[Any], path: str) -> list[Any]:
+    joined = list(ours)
+    places = {key: place for place, item in enumerate(ours) if (key := _key(item)) is not None}
+    for item in theirs:
+        key = _key(item)
+        if key is not None and key in places:
+            place = places[key]
+            joined[place] = _merged(joined[place], item, f"{path}[{key[1]}]")
+        elif item not in joined:
+            joined.append(item)
+    return joined
+
+
+def _key(item: Any) -> tuple[str, Any] | None:
+    if not isinstance(item, dict):
+        return None
+    return next(((key, item[key]) for key in _KEYS if key in item), None)
