@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
-from baton_worker.engine.backends.device.pool import DevicePool, _pieces
+from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import (
@@ -26,6 +26,7 @@ from baton_worker.engine.kv.sharing import (
     Leases,
     PeerPool,
     mapped_leases,
+    runs_of,
 )
 from baton_worker.records.columns import ErrorCode
 
@@ -354,7 +355,7 @@ def test_what_is_no_pool_is_not_attached(is_by_block: bool) -> None:
 @settings(max_examples=200)
 def test_neighbours_that_go_to_neighbours_are_one_piece(pairs: list[tuple[int, int]]) -> None:
     theirs, blocks = [p[0] for p in pairs], [p[1] for p in pairs]
-    pieces = _pieces(theirs, blocks).tolist()
+    pieces = runs_of(theirs, blocks).tolist()
     listed = [(at + i, to + i) for at, to, count in pieces for i in range(count)]
     assert listed == pairs
     for (at, to, count), (next_at, next_to, _) in itertools.pairwise(pieces):

@@ -280,7 +280,7 @@ def come(pair: Pair) -> None:
     """Let all copies end that are under way."""
     for bet in pair.decode.engine._pulls._bets.values():
         for going in bet.pulls:
-            going.pull.wait()
+            going.pull.wait(60)
 
 
 def test_pulls_that_have_come_let_in_who_waits_though_nobody_steps(

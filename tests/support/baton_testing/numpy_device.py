@@ -191,7 +191,10 @@ class _Pull:
         return self._has_come
 
     def seconds_since(self, earlier: Any) -> float:
-        raise DeviceError(f"the time of a pull since {earlier} is asked")
+        """See `Event.seconds_since`; what is not done has taken no time yet."""
+        if not self._has_come:
+            raise DeviceError(f"the time since {earlier} is asked of a pull that has not come")
+        return 1e-6
 
     def _copy(self) -> None:
         source = self._source()
@@ -223,6 +226,7 @@ class NumpyDevice:
     """
 
     name = "numpy"
+    index = None
 
     def __init__(self, total: int = 1 << 32) -> None:
         self._total = total
@@ -331,6 +335,10 @@ class NumpyDevice:
         self._peak = max(self._peak, self._used)
         weakref.finalize(memory, self._give_back, size)
         return Shared(NumpyTensor(memory, memory.bytes[:n_bytes]), descriptor, size)
+
+    def address(self, tensor: NumpyTensor) -> int:
+        """See `Device.address`."""
+        return int(on_device(tensor).ctypes.data)
 
     def map(self, descriptor: int, n_bytes: int) -> _Mapped:
         """See `Device.map`."""

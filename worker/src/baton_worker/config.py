@@ -117,16 +117,16 @@ class LinkConfig(_Section, frozen=True):
 class HandoffConfig(_Section, frozen=True):
     """KV transfer: where it goes, and what waits where and for how long.
 
-    `bind`: where decode listens; port 0 is a free one. `advertise_host`: an address or name under
-    which prefill workers reach this decode worker; empty means BATON_POD_IP, else the address of
-    `bind`, which must then be one and not every. `deadline_seconds`: how long prefill bears the
-    silence of a decode worker that was asked for a place or is being sent KV. `queue_seconds`: how
-    long decode keeps a request that it cannot run yet. `send_bytes`: KV that a prefill worker has
-    under way to one decode worker. `receive_bytes`: KV under way that a decode worker holds or has
-    promised to take, before its pool has room for it. `ahead_requests`: how many requests beyond
-    its `max_running` a decode worker lets prefill compute, for places that become free.
-    `shared_dir`: a folder of one host's prefill and decode workers, where decode finds prefill's KV
-    and reads it, on gpus over NVLink; else it travels. `require`: nvlink fails what would.
+    `bind`: where decode listens; port 0: a free one. `advertise_host`: an address or name under
+    which prefill workers reach this decode worker; empty: BATON_POD_IP, else the address of `bind`,
+    which must then be one and not every. `deadline_seconds`: how long prefill or decode bears the
+    other's silence when it asks for a place, sends or reads KV. `queue_seconds`: how long decode
+    keeps a request that it cannot run yet. `send_bytes`: KV that prefill has under way to one
+    decode worker. `receive_bytes`: KV under way that decode holds or has promised to take, before
+    its pool has room. `ahead_requests`: how many beyond its `max_running` decode lets prefill
+    compute, for places that become free. `shared_dir`: a folder of one host's workers, where decode
+    finds and reads prefill's KV, on gpus over NVLink. `nixl`: where not so, it reads it by NIXL,
+    over RDMA or any way, TCP too, which nobody encrypts. `require`: fail what would go another way.
     """
 
     bind: str = "tcp://127.0.0.1:0"
@@ -137,7 +137,8 @@ class HandoffConfig(_Section, frozen=True):
     receive_bytes: Count = 2 << 30
     ahead_requests: Annotated[int, msgspec.Meta(ge=0)] = 8
     shared_dir: str = ""
-    require: Literal["any", "nvlink"] = "any"
+    nixl: Literal["off", "rdma", "any"] = "off"
+    require: Literal["any", "nvlink", "rdma"] = "any"
 
 
 class SimConfig(_Section, frozen=True):
@@ -335,10 +336,10 @@ class ProcessConfig(_Section, frozen=True):
     """One process's whole configuration.
 
     `worker_id`: a name that no other worker of these gateways has, printable ASCII without blanks;
-    empty: BATON_POD_NAME, else the role, the host's name and the health port. `revision`: the
-    operator's name of what this process is made from; a request stays within one revision unless
-    `gateway.pair_across_revisions`. `pair_group`: prefill and decode of a group pair with each
-    other alone, as in one pod; empty: BATON_PAIR_GROUP, else they pair with all that have none.
+    empty: BATON_POD_NAME, else role, host name and health port. `revision`: the operator's name of
+    what this process is made from; requests stay in one unless `gateway.pair_across_revisions`.
+    `pair_group`: prefill and decode of a group pair with each other alone, as in one pod; empty:
+    BATON_PAIR_GROUP, else they pair with all that have none.
     """
 
     model: ModelConfig
@@ -378,8 +379,7 @@ def load_config(path: Path) -> ProcessConfig:
     """Read and validate a configuration file.
 
     Raises:
-        ConfigError: unreadable, not YAML, an unknown field, or a value out of range; the message
-            holds the file, the field's path, its value and what it may be.
+        ConfigError: it is none; the message has the file, the field, its value and what it may be.
     """
     try:
         document = msgspec.yaml.decode(path.read_bytes())

@@ -61,6 +61,7 @@ class EngineOptions:
         overlap: launch the next step before a step's output work.
         tensor_parallel_size: processes that compute each step together.
         share_kv: other processes may read the KV pool, and it theirs.
+        map_kv: by mapping it, where they are on the same host.
         kv_bytes_per_step: most KV of handoffs that a step imports, and most that it exports.
         stuck_seconds, first_step_seconds: when a step counts as hung, see `progress`.
     """
@@ -79,6 +80,7 @@ class EngineOptions:
     drafts: DraftSources = NO_DRAFTS
     prefix_caching: bool = True
     share_kv: bool = False
+    map_kv: bool = True
     kv_bytes_per_step: int = KV_BYTES_PER_STEP
     stuck_seconds: float = 10.0
     first_step_seconds: float = 120.0
@@ -136,7 +138,8 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
         tensor_parallel_size=engine.tensor_parallel_size,
         drafts=_draft_sources(speculative),
         prefix_caching=engine.prefix_caching,
-        share_kv=bool(config.handoff.shared_dir),
+        share_kv=bool(config.handoff.shared_dir) or config.handoff.nixl != "off",
+        map_kv=bool(config.handoff.shared_dir),
         stuck_seconds=engine.stuck_seconds,
         first_step_seconds=engine.first_step_seconds,
     )

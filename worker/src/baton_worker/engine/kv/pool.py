@@ -16,17 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.kv.payload import KV_MAGNITUDE, KvShape, is_tame
-from baton_worker.engine.kv.sharing import (
-    Arrived,
-    HostMemory,
-    KvSharing,
-    PeerPool,
-    Pull,
-    UnfitKvError,
-    check_blocks_alike,
-    mapped,
-)
+from baton_worker.engine.kv.host_sharing import HostSharing
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.sharing import KvSharing
 
 NULL_BLOCK = 0
 TRASH_BLOCK = 1
@@ -278,12 +270,13 @@ class KvPool:
 
     def __init__(self, shape: KvShape, is_shared: bool = False) -> None:
         self._shape = shape
-        self.sharing = _HostSharing(shape) if is_shared else None
-        size = _array_shape(shape)
-        if self.sharing is None:
-            arrays = tuple(np.zeros(size, np.float32) for _ in range(2 * shape.n_layers))
+        self.sharing: KvSharing | None = None
+        if is_shared:
+            self.sharing = memory = HostSharing(shape, FIRST_BLOCK)
+            arrays = memory.arrays
         else:
-            arrays = self.sharing.arrays
+            forms = shape.arrays(shape.n_blocks + FIRST_BLOCK)
+            arrays = tuple(np.zeros(form.shape, form.dtype) for form in forms)
         self.keys, self.values = arrays[::2], arrays[1::2]
 
     @property
@@ -332,44 +325,3 @@ class KvPool:
         for layer in range(self.shape.n_layers):
             self.keys[layer][index] = arrays[2 * layer]
             self.values[layer][index] = arrays[2 * layer + 1]
-
-
-class _HostSharing:
-    """`KvSharing` of a pool of the host: layer after layer, K then V, in one mapping."""
-
-    transport = "shm"
-    goes_beside = False
-
-    def __init__(self, shape: KvShape) -> None:
-        self._shape = shape
-        self._memory = HostMemory((shape.n_blocks + FIRST_BLOCK) * shape.block_bytes)
-        self.arrays = _arrays_in(self._memory.bytes, shape)
-        self.descriptor, self.n_bytes = self._memory.descriptor, self._memory.n_bytes
-
-    def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
-        """See `KvSharing.attach`."""
-        check_blocks_alike(self._shape, shape, n_bytes, FIRST_BLOCK)
-        return PeerPool(shape, _arrays_in(mapped(descriptor, n_bytes), shape))
-
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Pull:
-        """See `KvSharing.begin_pull`."""
-        index = np.asarray(theirs, np.int64)
-        arrays = [array[index] for array in peer.memory]
-        if not is_tame(arrays):
-            raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
-        into = np.asarray(blocks, np.int64)
-        for own, values in zip(self.arrays, arrays, strict=True):
-            own[into] = values
-        return Arrived()
-
-
-def _array_shape(shape: KvShape) -> tuple[int, ...]:
-    return (shape.n_blocks + FIRST_BLOCK, shape.kv_heads, shape.block_size, shape.head_dim)
-
-
-def _arrays_in(memory: npt.NDArray[np.uint8], shape: KvShape) -> tuple[npt.NDArray[Any], ...]:
-    """Return the arrays of a pool, K and V of each layer in turn, that lie in `memory`."""
-    size = _array_shape(shape)
-    count = 2 * shape.n_layers
-    used = (shape.n_blocks + FIRST_BLOCK) * shape.block_bytes
-    return tuple(memory[:used].view(np.float32).reshape(count, *size))

@@ -1,8 +1,8 @@
-"""KV that does not travel: decode reads prefill's pool, which both have mapped.
+"""KV that does not travel: decode reads prefill's pool, where it lies.
 
-Owns what a pool is to another process - a descriptor, a shape - and what it is to pull blocks out
-of one. A pool of the host is a file without a name, a GPU's is its own memory
-(`backends.device.pool`). Knows no request and no socket.
+Owns what a pool is to another process - a descriptor that it maps, or memory that something else
+reads for it - and what it is to pull blocks out of one. A pool of the host is a file without a
+name, a GPU's is its own memory (`backends.device.pool`). Knows no request and no socket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from baton_worker.engine.kv.payload import KvShape
 
-_LEASE_BYTES = 8
+LEASE_BYTES = 8
+"""Of one word of `Leases`."""
+LeaseWords = tuple[int, int] | None
 
 
 class CannotAttachError(Exception):
@@ -28,19 +30,58 @@ class CannotAttachError(Exception):
 
 
 class UnfitKvError(Exception):
-    """What was to be pulled holds values that no pool may; nothing was written."""
+    """What was to be pulled holds values that no pool may; nobody may have those blocks as they
+    are.
+    """
+
+
+class GivenAwayError(Exception):
+    """What was pulled may be another request's: its owner had given the blocks away by then."""
+
+
+class PullLostError(Exception):
+    """What was to be pulled is not here and will not come; the text says why."""
+
+
+class Peer(Protocol):
+    """Another process's pool, however it is read."""
+
+    @property
+    def shape(self) -> KvShape:
+        """How its blocks lie."""
+
+    def goes_beside(self, own: KvSharing) -> bool:
+        """Whether a pull goes on beside steps; else it has come when it has begun."""
+
+    def is_lent(self, slot: int, serial: int) -> bool:
+        """Whether, as far as is known without asking, its owner has kept what it lent so."""
+
+    def pull(
+        self, own: KvSharing, blocks: Sequence[int], theirs: Sequence[int], lease: LeaseWords
+    ) -> Pull:
+        """Begin to copy its blocks into as many of one's own, before any later step.
+
+        Args:
+            lease: slot and serial of what must hold when all has come; None if somebody looks at
+                that later.
+
+        Raises:
+            UnfitKvError: their values are not fit for this pool; nothing was written.
+        """
 
 
 class PeerPool(NamedTuple):
-    """Another process's pool, mapped as long as somebody refers to `memory`.
+    """Another process's pool, mapped as long as somebody refers to `memory`; a `Peer`.
 
     Attributes:
         leases: u64[*], what its `Leases` writes; None for a pool whose owner gives nothing away.
+        told: hears how many bytes each pull brought, and in how many seconds.
     """
 
     shape: KvShape
     memory: Any
     leases: npt.NDArray[np.uint64] | None = None
+    told: Callable[[int, float], None] | None = None
 
     def is_lent(self, slot: int, serial: int) -> bool:
         """Whether its owner has given the blocks of a handoff to nobody else up to now."""
@@ -48,6 +89,17 @@ class PeerPool(NamedTuple):
             return True
         is_one = 0 <= slot < len(self.leases) and serial > 0
         return is_one and int(self.leases[slot]) == serial
+
+    def goes_beside(self, own: KvSharing) -> bool:
+        """See `Peer.goes_beside`."""
+        return own.goes_beside
+
+    def pull(
+        self, own: KvSharing, blocks: Sequence[int], theirs: Sequence[int], lease: LeaseWords
+    ) -> Pull:
+        """See `Peer.pull`."""
+        copy = own.begin_pull(blocks, self, theirs) if blocks else Arrived()
+        return _Leased(copy, self, lease, len(blocks) * self.shape.block_bytes)
 
 
 class Leases:
@@ -62,8 +114,9 @@ class Leases:
     """
 
     def __init__(self, most: int) -> None:
-        self._memory = HostMemory(most * _LEASE_BYTES)
+        self._memory = HostMemory(most * LEASE_BYTES)
         self.descriptor, self.n_bytes = self._memory.descriptor, self._memory.n_bytes
+        self.region = self._memory.region
         self._words = self._memory.bytes.view(np.uint64)
         self._free = list(range(most))
         self._serial = 0
@@ -100,11 +153,11 @@ def mapped_leases(descriptor: int, n_bytes: int) -> npt.NDArray[np.uint64]:
         CannotAttachError: see `mapped`; or they could be cut off under the reader.
     """
     words = mapped(descriptor, n_bytes)
-    return words[: n_bytes - n_bytes % _LEASE_BYTES].view(np.uint64)
+    return words[: n_bytes - n_bytes % LEASE_BYTES].view(np.uint64)
 
 
-class Pull(Protocol):
-    """Blocks under way. Until it has come, nobody else may own them on either side."""
+class Copy(Protocol):
+    """Blocks that a device or the host itself copies, which takes no time to speak of."""
 
     def has_come(self) -> bool:
         """Whether all are here."""
@@ -114,21 +167,90 @@ class Pull(Protocol):
         at the latest.
         """
 
+    def seconds(self) -> float:
+        """Return how long it took, once it has come."""
+
+
+class Pull(Protocol):
+    """Blocks under way. Until it has come, nobody else may own them."""
+
+    def has_come(self) -> bool:
+        """Whether nothing is under way any more."""
+
+    def is_lost(self) -> bool:
+        """Whether what is awaited will not come, or not in time: `check` says why.
+
+        Until it has come, something may write to its blocks all the same.
+        """
+
+    def wait(self, most_seconds: float = math.inf) -> None:
+        """Return when that is so; where it can take longer than a step, after `most_seconds` at the
+        latest.
+        """
+
+    def check(self) -> None:
+        """Look at what has come, or why it will not.
+
+        Raises:
+            PullLostError: not all has.
+            UnfitKvError: it is not fit for this pool.
+            GivenAwayError: the lease did not hold.
+        """
+
+
+class _Leased(NamedTuple):
+    """A `Pull` out of a mapped pool."""
+
+    copy: Copy
+    peer: PeerPool
+    lease: LeaseWords
+    n_bytes: int
+
+    def has_come(self) -> bool:
+        """See `Pull.has_come`."""
+        return self.copy.has_come()
+
+    def is_lost(self) -> bool:
+        """See `Pull.is_lost`: a copy that was begun comes."""
+        return False
+
+    def wait(self, most_seconds: float = math.inf) -> None:
+        """See `Pull.wait`."""
+        self.copy.wait(most_seconds)
+
+    def check(self) -> None:
+        """See `Pull.check`: the owner's word is read behind the copy."""
+        if self.peer.told is not None and self.n_bytes:
+            self.peer.told(self.n_bytes, self.copy.seconds())
+        if self.lease is not None and not self.peer.is_lent(*self.lease):
+            raise GivenAwayError("prefill gave its blocks away before they were here")
+
+
+class Region(NamedTuple):
+    """Where a pool's memory lies in its process; `device` is None for memory of the host."""
+
+    address: int
+    n_bytes: int
+    device: int | None
+
 
 class KvSharing(Protocol):
     """A pool whose memory other processes may map, and which pulls out of theirs.
 
     Attributes:
         transport: the name of the way that bytes go.
-        descriptor: stands for the memory; the pool's own, closed with it.
+        descriptor: stands for the memory; the pool's own, closed with it. None for memory that can
+            only be read by others' means.
         n_bytes: what there is to map.
         goes_beside: whether a pull goes on beside steps; else it has come when it has begun.
+        region: the same memory, for who reads it by address.
     """
 
     transport: str
-    descriptor: int
+    descriptor: int | None
     n_bytes: int
     goes_beside: bool
+    region: Region
 
     def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
         """Map another process's pool. May be called on any thread.
@@ -137,11 +259,39 @@ class KvSharing(Protocol):
             CannotAttachError: it is none, or its blocks are not of this pool's form.
         """
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Pull:
-        """Begin to copy the peer's blocks into as many of one's own, before any later step.
+    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
+        """Begin to copy a mapped peer's blocks into as many of one's own, before any later step.
 
         Raises:
             UnfitKvError: their values are not fit for this pool.
+        """
+
+    def pieces(
+        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
+    ) -> npt.NDArray[np.int64]:
+        """Return [pieces, 3]: byte there, byte here, bytes, of another pool's blocks and one's own.
+
+        Args:
+            shape: of the other pool, which `check_fits` let pass.
+        """
+
+    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
+        """Look at what another pool says of itself.
+
+        Raises:
+            CannotAttachError: its blocks are not of this pool's form, or it has too few bytes.
+        """
+
+    def fence(self) -> Copy:
+        """Return the end of all that was launched up to now: who writes into blocks by address
+        waits for it. May be waited for on any thread.
+        """
+
+    def check_values(self, blocks: Sequence[int]) -> None:
+        """Look at what something else has written into blocks. May be called on any thread.
+
+        Raises:
+            UnfitKvError: it is not fit for this pool.
         """
 
 
@@ -160,6 +310,14 @@ def check_blocks_alike(own: KvShape, other: KvShape, n_bytes: int, n_reserved: i
         raise CannotAttachError(f"it has {n_bytes} bytes, {needed} for its {other.n_blocks} blocks")
 
 
+def runs_of(theirs: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return [pieces, 3]: first block there, first block here, how many; neighbours go together."""
+    pairs = np.array([theirs, blocks], np.int64)
+    starts = np.flatnonzero(np.r_[True, (np.diff(pairs) != 1).any(axis=0)])
+    counts = np.diff(np.r_[starts, pairs.shape[1]])
+    return np.stack([*pairs[:, starts], counts], axis=1)
+
+
 class HostMemory:
     """Memory of the host behind a descriptor."""
 
@@ -170,6 +328,7 @@ class HostMemory:
         os.truncate(self.descriptor, self.n_bytes)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.bytes = mapped(self.descriptor, self.n_bytes)
+        self.region = Region(int(self.bytes.ctypes.data), self.n_bytes, None)
 
 
 def mapped(descriptor: int, n_bytes: int) -> npt.NDArray[np.uint8]:
@@ -191,11 +350,18 @@ def mapped(descriptor: int, n_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 class Arrived:
-    """A `Pull` that has come when it has begun."""
+    """A `Copy` that has come when it has begun, and took so many seconds."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
 
     def has_come(self) -> bool:
-        """See `Pull.has_come`."""
+        """See `Copy.has_come`."""
         return True
 
     def wait(self, most_seconds: float = math.inf) -> None:
-        """See `Pull.wait`."""
+        """See `Copy.wait`."""
+
+    def seconds(self) -> float:
+        """See `Copy.seconds`."""
+        return self._seconds

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from baton_worker.engine.api import Handoff, KvInPool, LeaseName
 from baton_worker.engine.kv.pool import KvStore, clear_blocks, strangers
-from baton_worker.engine.kv.sharing import KvSharing, PeerPool, Pull, UnfitKvError
+from baton_worker.engine.kv.sharing import KvSharing, Peer, Pull, PullLostError, UnfitKvError
 from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
 from baton_worker.engine.scheduling.requests import AheadBlocks
 from baton_worker.identity import RequestKey
@@ -37,7 +37,7 @@ class _UnderWay(NamedTuple):
 class _Offered(NamedTuple):
     """What is still under way of a request whose offer has come. `peer`: what is read."""
 
-    peer: PeerPool
+    peer: Peer
     ahead: AheadBlocks
     pulls: list[_UnderWay]
 
@@ -49,7 +49,7 @@ class _Bet:
     `peer`: what is read; `n_pulled`: blocks for this request, those of earlier leases too.
     """
 
-    peer: PeerPool
+    peer: Peer
     lease: LeaseName
     n_pulled: int = 0
     names: list[bytes] = field(default_factory=list)
@@ -101,7 +101,8 @@ class KvAhead:
             return
         bet = self._bet_of(key, kv)
         self.settle()
-        theirs = kv.blocks[len(bet.names) :][: None if sharing.goes_beside else self._at_once]
+        at_once = None if peer.goes_beside(sharing) else self._at_once
+        theirs = kv.blocks[len(bet.names) :][:at_once]
         if bet.n_pulled + len(theirs) > _MOST_TIMES * most_blocks:
             self.n_left["times"] += 1
         elif self._allocator.n_free - len(theirs) < spare:
@@ -123,7 +124,7 @@ class KvAhead:
         self._allocator.taint(blocks)
         clear_blocks(self._pool, self._allocator.take_uncleared())
         try:
-            pull = sharing.begin_pull(blocks, bet.peer, theirs)
+            pull = bet.peer.pull(sharing, blocks, theirs, None)
         except UnfitKvError:
             self._allocator.free(blocks)  # the offer will say so again, where it can be refused
             self.n_left["unfit"] += 1
@@ -138,9 +139,9 @@ class KvAhead:
     def settle(self) -> None:
         """Let go of blocks that have come: whoever is short of some may have them."""
         for bet in self._bets.values():
-            self._keep_come(bet.pulls, bet.names)
-        for _, ahead, pulls in self._offered:
-            ahead.n_coming -= self._keep_come(pulls, ahead.names)
+            self._keep_come(bet.pulls, bet.names, bet.peer)
+        for peer, ahead, pulls in self._offered:
+            ahead.n_coming -= self._keep_come(pulls, ahead.names, peer)
         self._offered = [offered for offered in self._offered if offered.pulls]
         self._leaving.settle()
 
@@ -183,14 +184,20 @@ class KvAhead:
         for going in bet.pulls:
             self._leaving.leave(going.blocks, going.pull, bet.peer)
 
-    def _keep_come(self, pulls: list[_UnderWay], names: Sequence[bytes]) -> int:
-        """Keep the blocks of pulls that have come, those that have a name; return how many have."""
-        n_come = 0
-        while pulls and pulls[0].pull.has_come():
-            start, blocks, _ = pulls.pop(0)
+    def _keep_come(self, pulls: list[_UnderWay], names: Sequence[bytes], peer: Peer) -> int:
+        """Keep the blocks of pulls that have come, those that have a name; return how many are not
+        waited for any more. What is lost is pulled again behind the offer, or fails there.
+        """
+        n_before = len(pulls)
+        while pulls and (pulls[0].pull.has_come() or pulls[0].pull.is_lost()):
+            start, blocks, pull = pulls.pop(0)
             own = names[start : start + len(blocks)]
+            try:
+                pull.check()
+            except (PullLostError, UnfitKvError):
+                self._leaving.leave(blocks, pull, peer)
+                continue
             self._allocator.keep(blocks[: len(own)], own)
             self._allocator.free(blocks[len(own) :])
             self._allocator.refresh(names)  # its front is of use before what follows
-            n_come += 1
-        return n_come
+        return n_before - len(pulls)

@@ -20,7 +20,14 @@ import numpy.typing as npt
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
-from baton_worker.engine.kv.sharing import Arrived, Leases, Pull, UnfitKvError
+from baton_worker.engine.kv.sharing import (
+    GivenAwayError,
+    Leases,
+    Peer,
+    Pull,
+    PullLostError,
+    UnfitKvError,
+)
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
@@ -37,9 +44,12 @@ class Refusal(NamedTuple):
     reason: str
 
 
-_GIVEN_AWAY = Refusal(
-    ErrorCode.HANDOFF_REFUSED, "prefill gave its blocks away before they were here"
-)
+_FAILURES = {
+    UnfitKvError: ErrorCode.INCOMPATIBLE,
+    GivenAwayError: ErrorCode.HANDOFF_REFUSED,
+    PullLostError: ErrorCode.HANDOFF_PEER_LOST,
+}
+_FAILED = (*_FAILURES,)
 
 
 class Imported(NamedTuple):
@@ -176,8 +186,10 @@ class KvTransfers:
 
     def _pulls_beside(self, request: RequestState) -> bool:
         """Whether its KV comes beside the steps, however much it is."""
-        sharing = self._pool.sharing
-        return request.is_pulled and sharing is not None and sharing.goes_beside
+        if request.incoming is None or not isinstance(request.incoming.kv, KvInPool):
+            return False
+        peer, sharing = request.incoming.kv.pool, self._pool.sharing
+        return sharing is not None and bool(peer.goes_beside(sharing))
 
     def _pull(self, request: RequestState, may_wait: bool, imported: Imported) -> None:
         """Begin to pull all of its KV, or see whether that has come."""
@@ -187,21 +199,25 @@ class KvTransfers:
         if request.pull is None:
             start = request.n_imported_blocks
             blocks = request.table[start : len(kv.blocks)].tolist()
-            request.pull = self._begin_pull(blocks, kv, start) if blocks else Arrived()
+            request.pull = self._begin_pull(blocks, kv, start)
         if may_wait:
             request.pull.wait(PULL_WAIT_SECONDS)
-        if request.pull.has_come():
-            request.pull = None
-            if kv.pool.is_lent(*kv.lease):
-                self._complete(request, imported)
+        if request.pull.has_come() or request.pull.is_lost():
+            try:
+                request.pull.check()
+            except _FAILED as error:
+                imported.refused[request.key] = Refusal(_FAILURES[type(error)], str(error))
             else:
-                imported.refused[request.key] = _GIVEN_AWAY
+                request.pull = None
+                self._complete(request, imported)
 
     def _begin_pull(self, blocks: list[int], kv: KvInPool, start: int) -> Pull:
+        """Begin to pull blocks; without any (all came before the offer) look at the lease alone."""
         assert self._pool.sharing is not None, "who attached the other pool"
         theirs = kv.blocks[start : start + len(blocks)]
         self.n_pulled += len(blocks)
-        return self._pool.sharing.begin_pull(blocks, kv.pool, theirs)
+        peer: Peer = kv.pool
+        return peer.pull(self._pool.sharing, blocks, theirs, kv.lease)
 
     def _import(self, request: RequestState, room: int, imported: Imported) -> int:
         """Check and copy up to `room` blocks; return how many were looked at."""
@@ -213,15 +229,11 @@ class KvTransfers:
         blocks = request.table[start:stop].tolist()
         try:
             if isinstance(kv, KvInPool):
-                if blocks:  # else all was pulled before the offer came
-                    self._begin_pull(blocks, kv, start)
+                self._begin_pull(blocks, kv, start).check()
             else:
                 self._copy_in(blocks, [array[start:stop] for array in kv])
-        except UnfitKvError as error:
-            imported.refused[request.key] = Refusal(ErrorCode.INCOMPATIBLE, str(error))
-            return stop - start
-        if isinstance(kv, KvInPool) and not kv.pool.is_lent(*kv.lease):
-            imported.refused[request.key] = _GIVEN_AWAY
+        except _FAILED as error:
+            imported.refused[request.key] = Refusal(_FAILURES[type(error)], str(error))
             return stop - start
         request.n_imported_blocks = stop
         if stop == total:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton_worker.engine.kv.pool import BlockAllocator
-from baton_worker.engine.kv.sharing import PeerPool, Pull
+from baton_worker.engine.kv.sharing import Peer, Pull
 
 
 class _Leaving(NamedTuple):
     blocks: Sequence[int]
     pull: Pull
-    source: PeerPool
+    source: Peer
 
 
 class LeavingBlocks:
@@ -30,7 +30,7 @@ class LeavingBlocks:
         self.allocator = allocator
         self._leaving: list[_Leaving] = []
 
-    def leave(self, blocks: Sequence[int], pull: Pull, source: PeerPool) -> None:
+    def leave(self, blocks: Sequence[int], pull: Pull, source: Peer) -> None:
         """Take over a holder's part in blocks; what they hold is given to nobody.
 
         Args:

@@ -21,6 +21,9 @@ from baton_worker.engine.scheduling.tables import BlockTables
 from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of
 
+PREEMPTED_PULL_SECONDS = 0.02
+"""How long room that is needed now is waited for; a network may take longer than anybody can."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
@@ -287,7 +290,7 @@ class Scheduler:
     def _preempt_least_urgent(self) -> RequestState:
         victim = self._stepping()[-1]
         if victim.pull is not None:  # its room is needed now
-            victim.pull.wait()
+            victim.pull.wait(PREEMPTED_PULL_SECONDS)
         self._running.remove(victim)
         self._tables.release(victim)
         victim.n_computed = victim.n_imported_blocks = 0

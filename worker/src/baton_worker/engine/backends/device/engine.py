@@ -58,7 +58,8 @@ class DeviceEngine(StepEngine):
     ) -> None:
         shape = kv_shape(model, options)
         staged_bytes = options.kv_bytes_per_step
-        self.pool = DevicePool(model.device, shape, staged_bytes, options.share_kv)
+        sharing = (options.share_kv, options.map_kv)
+        self.pool = DevicePool(model.device, shape, staged_bytes, *sharing)
         self.runner = DeviceRunner(DeviceModel(*model, self.pool.tensor), options)
         self.model = model
         self._memory = _Memory(model.device, clock)

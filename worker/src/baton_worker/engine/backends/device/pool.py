@@ -20,7 +20,15 @@ import numpy.typing as npt
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Shared, Tensor
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import CannotAttachError, PeerPool, Pull, check_blocks_alike
+from baton_worker.engine.kv.sharing import (
+    CannotAttachError,
+    Copy,
+    KvSharing,
+    PeerPool,
+    Region,
+    check_blocks_alike,
+    runs_of,
+)
 
 RESERVED_BLOCKS = 2
 """The null block and the trash block, which are handed to nobody."""
@@ -39,7 +47,9 @@ class DevicePool:
     Args:
         shape: by block; `n_blocks` without the two that are reserved.
         staged_bytes: the most KV that is exported between two calls that take it; a block at least.
-        is_shared: other processes may map it.
+        is_shared: other processes may read it.
+        is_mapped: by mapping it, over a descriptor; else by address alone, which what NIXL brings
+            along can do only with memory that CUDA's older IPC knows.
 
     Raises:
         DeviceError: the device has no memory for so many blocks.
@@ -48,15 +58,21 @@ class DevicePool:
     exports_later = True
 
     def __init__(
-        self, device: Device, shape: KvShape, staged_bytes: int, is_shared: bool = False
+        self,
+        device: Device,
+        shape: KvShape,
+        staged_bytes: int,
+        is_shared: bool = False,
+        is_mapped: bool = True,
     ) -> None:
         assert shape.is_by_block, "what a device keeps"
         self._device = device
         self._shape = shape
         (form,) = shape.arrays(shape.n_blocks + RESERVED_BLOCKS)
-        self.sharing: _DeviceSharing | None = None
+        self.sharing: KvSharing | None = None
         if is_shared:
-            shared = device.shared(form.shape[0] * shape.block_bytes)
+            n_bytes = form.shape[0] * shape.block_bytes
+            shared = device.shared(n_bytes) if is_mapped else _unmapped(device, n_bytes)
             self.tensor = device.view(shared.tensor, 0, form.shape, shape.dtype)
             self.sharing = _DeviceSharing(device, shape, self.tensor, shared)
         else:
@@ -148,45 +164,67 @@ class _DeviceSharing:
         self._shape = shape
         self._tensor = tensor
         self.descriptor, self.n_bytes = shared.descriptor, shared.n_bytes
-        weakref.finalize(self, os.close, shared.descriptor)
+        self.region = Region(device.address(shared.tensor), shared.n_bytes, device.index)
+        if shared.descriptor is not None:
+            weakref.finalize(self, os.close, shared.descriptor)
+
+    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
+        """See `KvSharing.check_fits`."""
+        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS)
+
+    def pieces(
+        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
+    ) -> npt.NDArray[np.int64]:
+        """See `KvSharing.pieces`: a block of all layers is one."""
+        return runs_of(theirs, blocks) * self._shape.block_bytes
+
+    def fence(self) -> Copy:
+        """See `KvSharing.fence`."""
+        return _DeviceCopy(*[self._device.record()] * 2)
+
+    def check_values(self, blocks: Sequence[int]) -> None:
+        """See `KvSharing.check_values`; they are not looked at, see `begin_pull`."""
 
     def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
         """See `KvSharing.attach`."""
-        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS)
+        self.check_fits(shape, n_bytes)
         try:
             return PeerPool(shape, self._device.map(descriptor, n_bytes))
         except DeviceError as error:
             raise CannotAttachError(str(error)) from error
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Pull:
+    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
         """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
         its context had no first token.
         """
         memory: Mapped = peer.memory
-        pieces = _pieces(theirs, blocks) * self._shape.block_bytes
-        return _DevicePull(self._device.pull(memory, self._tensor, pieces))
+        pieces = self.pieces(blocks, theirs, peer.shape)
+        begun = self._device.record()
+        return _DeviceCopy(begun, self._device.pull(memory, self._tensor, pieces))
 
 
-class _DevicePull(NamedTuple):
-    """A `Pull` by the device's copy engines, which take milliseconds."""
+class _DeviceCopy(NamedTuple):
+    """A `Copy` by the device's copy engines, which take milliseconds."""
 
+    begun: Event
     copied: Event
 
     def has_come(self) -> bool:
-        """See `Pull.has_come`."""
+        """See `Copy.has_come`."""
         return self.copied.has_come()
 
     def wait(self, most_seconds: float = math.inf) -> None:
-        """See `Pull.wait`."""
+        """See `Copy.wait`."""
         self.copied.wait()
 
+    def seconds(self) -> float:
+        """See `Copy.seconds`: since all was done that was launched before it."""
+        return self.copied.seconds_since(self.begun)
 
-def _pieces(theirs: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return [pieces, 3]: first block there, first block here, how many; neighbours go together."""
-    pairs = np.array([theirs, blocks], np.int64)
-    starts = np.flatnonzero(np.r_[True, (np.diff(pairs) != 1).any(axis=0)])
-    counts = np.diff(np.r_[starts, pairs.shape[1]])
-    return np.stack([*pairs[:, starts], counts], axis=1)
+
+def _unmapped(device: Device, n_bytes: int) -> Shared:
+    tensor = device.zeros((n_bytes,), "uint8")
+    return Shared(tensor, None, n_bytes)
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -100,12 +100,12 @@ class Shared(NamedTuple):
     Attributes:
         tensor: uint8, of as many bytes as were asked for.
         descriptor: stands for the memory, for `Device.map` in another process. A file descriptor:
-            the owner closes it.
+            the owner closes it. None for memory that nobody can map.
         n_bytes: what there is to map.
     """
 
     tensor: Tensor
-    descriptor: int
+    descriptor: int | None
     n_bytes: int
 
 
@@ -132,6 +132,7 @@ class Device(Protocol):
     `engine.api.DeviceError` when the device refuses, naming what was asked of it.
     """
 
+    index: int | None  # which of those that this process sees; None: the host's memory
     name: str
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
@@ -171,6 +172,9 @@ class Device(Protocol):
 
     def shared(self, n_bytes: int) -> Shared:
         """Return new memory of zeros that other processes may map; never during a capture."""
+
+    def address(self, tensor: Tensor) -> int:
+        """Return where a contiguous tensor begins in this process."""
 
     def map(self, descriptor: int, n_bytes: int) -> Mapped:
         """Return the memory that a descriptor from `shared` stands for, of another process and

@@ -59,6 +59,7 @@ class PaddleDevice:
         require_device(kind)
         self._is_gpu = kind == "gpu"
         self.name: str = "Paddle on the CPU"
+        self.index = 0 if self._is_gpu else None
         self._stream: Any = None
         with _telling("use the device"):
             if self._is_gpu:
@@ -132,6 +133,10 @@ class PaddleDevice:
     def shared(self, n_bytes: int) -> Shared:
         """See `Device.shared`; refused: nothing of it was ever run with Paddle."""
         raise DeviceError(f"cannot share {n_bytes} bytes: {_NOT_SHARED}")
+
+    def address(self, tensor: Tensor) -> int:
+        """See `Device.address`."""
+        return int(tensor.data_ptr())
 
     def map(self, descriptor: int, n_bytes: int) -> Mapped:
         """See `Device.map`; refused."""

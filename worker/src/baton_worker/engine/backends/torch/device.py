@@ -51,6 +51,7 @@ class TorchDevice:
     def __init__(self, index: int = 0) -> None:
         self._torch = load_torch()
         require_cuda(self._torch)
+        self.index: int | None = index
         self._index = index
         self._place = f"cuda:{index}"
         with _telling(f"use device {index}"):
@@ -128,6 +129,10 @@ class TorchDevice:
             tensor = self._torch.as_tensor(memory, device=self._place)[:n_bytes]
             tensor.zero_()
             return Shared(tensor, descriptor, memory.n_bytes)
+
+    def address(self, tensor: Tensor) -> int:
+        """See `Device.address`."""
+        return int(self._bytes(tensor).data_ptr())
 
     def map(self, descriptor: int, n_bytes: int) -> Range:
         """See `Device.map`."""

@@ -75,6 +75,8 @@ class PeerMemory:
         prop.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         prop.location = _place(cuda, self._device)
         prop.requestedHandleTypes = self._driver.by_descriptor
+        if self._reaches_network_cards():
+            prop.allocFlags.gpuDirectRDMACapable = 1
         least = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         page = int(call("cuMemGetAllocationGranularity", prop, least))
         size = -(-n_bytes // page) * page
@@ -85,6 +87,13 @@ class PeerMemory:
             return memory, int(call("cuMemExportToShareableHandle", handle, by, 0))
         finally:
             call("cuMemRelease", handle)  # the mapping holds the memory now
+
+    def _reaches_network_cards(self) -> bool:
+        """Whether such memory may be read over RDMA, if it is asked for so."""
+        attribute = self._driver.cuda.CUdevice_attribute
+        what = attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        device = self._driver.call("cuDeviceGet", self._device)
+        return bool(self._driver.call("cuDeviceGetAttribute", what, device))
 
     def map(self, descriptor: int, n_bytes: int) -> Range:
         """Return another process's memory; `n_bytes` is what its `create` told."""

@@ -1,0 +1,99 @@
+"""A KV pool of the host that other processes read.
+
+Owns its one mapping, layer after layer, K then V, and the ways into it. Knows no request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.kv.payload import KV_MAGNITUDE, KvShape, is_tame
+from baton_worker.engine.kv.sharing import (
+    Arrived,
+    Copy,
+    HostMemory,
+    PeerPool,
+    UnfitKvError,
+    check_blocks_alike,
+    mapped,
+    runs_of,
+)
+
+
+class HostSharing:
+    """`KvSharing` of a pool of the host.
+
+    Args:
+        n_reserved: blocks before the first that is handed out.
+
+    Attributes:
+        arrays: K and V of each layer in turn.
+    """
+
+    transport = "shm"
+    goes_beside = False
+
+    def __init__(self, shape: KvShape, n_reserved: int) -> None:
+        self._shape = shape
+        self._n_reserved = n_reserved
+        self._memory = HostMemory((shape.n_blocks + n_reserved) * shape.block_bytes)
+        self.arrays = self._arrays_in(self._memory.bytes, shape)
+        self.descriptor: int | None = self._memory.descriptor
+        self.n_bytes = self._memory.n_bytes
+        self.region = self._memory.region
+
+    def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
+        """See `KvSharing.attach`."""
+        self.check_fits(shape, n_bytes)
+        return PeerPool(shape, self._arrays_in(mapped(descriptor, n_bytes), shape))
+
+    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
+        """See `KvSharing.check_fits`."""
+        check_blocks_alike(self._shape, shape, n_bytes, self._n_reserved)
+
+    def pieces(
+        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
+    ) -> npt.NDArray[np.int64]:
+        """See `KvSharing.pieces`: a block is one piece in each array of each layer."""
+        n_arrays = 2 * self._shape.n_layers
+        size = self._shape.block_bytes // n_arrays
+        runs = runs_of(theirs, blocks) * size
+        strides = [(pool.n_blocks + self._n_reserved) * size for pool in (shape, self._shape)]
+        starts = np.arange(n_arrays)[:, None, None] * np.array([*strides, 0])
+        pieces: npt.NDArray[np.int64] = (runs[None] + starts).reshape(-1, 3)
+        return pieces
+
+    def fence(self) -> Copy:
+        """See `KvSharing.fence`: a block is nobody's before the step that had it has landed."""
+        return Arrived()
+
+    def check_values(self, blocks: Sequence[int]) -> None:
+        """See `KvSharing.check_values`."""
+        index = np.asarray(blocks, np.int64)
+        if not is_tame([array[index] for array in self.arrays]):
+            raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
+
+    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
+        """See `KvSharing.begin_pull`."""
+        started = time.perf_counter()
+        index = np.asarray(theirs, np.int64)
+        arrays = [array[index] for array in peer.memory]
+        if not is_tame(arrays):
+            raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
+        into = np.asarray(blocks, np.int64)
+        for own, values in zip(self.arrays, arrays, strict=True):
+            own[into] = values
+        return Arrived(time.perf_counter() - started)
+
+    def _arrays_in(
+        self, memory: npt.NDArray[np.uint8], shape: KvShape
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Return the arrays of a pool, K and V of each layer in turn, that lie in `memory`."""
+        forms = shape.arrays(shape.n_blocks + self._n_reserved)
+        used = (shape.n_blocks + self._n_reserved) * shape.block_bytes
+        return tuple(memory[:used].view(np.float32).reshape(len(forms), *forms[0].shape))
