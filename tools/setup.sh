@@ -29,6 +29,8 @@ pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
 say "installing pinned dependencies (about 900 MB unpacked, most of it Paddle)"
 "${pip[@]}" install --upgrade -c constraints.txt pip
 "${pip[@]}" install -c constraints.txt --group dev "paddlepaddle==3.3.1"
+# NIXL names PyTorch among its needs, gigabytes that reading the host's memory does not need.
+"${pip[@]}" install -c constraints.txt --no-deps nixl-cu13
 say "building baton-ops (C++) and installing the packages of this checkout"
 "${pip[@]}" install -c constraints.txt --no-build-isolation ./ops
 "${pip[@]}" install -c constraints.txt -e "./worker[cpu]" -e ./operator

@@ -126,6 +126,8 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--curve", action="store_true", help="encrypt and authenticate the links")
     parser.add_argument("--share-kv", action="store_true",
                         help="decode reads prefill's memory, on gpus over NVLink")  # fmt: skip
+    parser.add_argument("--nixl", action="store_true",
+                        help="decode reads prefill's memory by NIXL")  # fmt: skip
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
     parser.add_argument("--generation-config", default="auto", choices=["auto", "none"],
                         help="sampling fields left out: the model's (%(default)s)")  # fmt: skip
@@ -295,6 +297,7 @@ def _local(options: argparse.Namespace) -> int:
         api_keys_file=options.api_keys_file and str(Path(options.api_keys_file).resolve()),
         has_curve=options.curve,
         share_kv=options.share_kv,
+        nixl=options.nixl,
         traces_endpoint=options.traces,
         generation_config=options.generation_config,
     )

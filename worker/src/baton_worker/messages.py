@@ -19,6 +19,8 @@ MAX_TOP_K = 64
 
 HANDOFF_PLACES = "handoff_places"
 """Feature of a decode worker that answers asks for a place; an older one cannot read them."""
+HANDOFF_NIXL = "handoff_nixl"
+"""Feature of a decode worker that reads prefill workers' KV by NIXL."""
 FEATURES = (*REQUEST_FEATURES, HANDOFF_PLACES)
 """What this version's workers can do beyond the first version's."""
 

@@ -38,7 +38,7 @@ class HandoffDelivered:
 
     `seconds` times the whole exchange; `transfer_seconds` its first part, until decode said that
     the KV had arrived. The rest is decode's wait for a step and the copy into its pool: all of it
-    for `pulled_blocks` that decode read out of this process's pool.
+    for `pulled_blocks` that the worker `decode` read out of this process's pool.
     """
 
     key: RequestKey
@@ -46,6 +46,7 @@ class HandoffDelivered:
     sent_bytes: int
     transfer_seconds: float
     pulled_blocks: int = 0
+    decode: str = ""
 
 
 @dataclass(frozen=True, slots=True)

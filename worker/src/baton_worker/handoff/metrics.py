@@ -14,7 +14,7 @@ HELD_UP = ("slots", "bytes", "tokens", "order", "share", "line", "displaced", "u
 share; or it is refused one: the line is full, others need its room there, KV came unasked.
 """
 
-TRANSPORTS = ("zmq", "nvlink", "shm")
+TRANSPORTS = ("zmq", "nvlink", "shm", "nixl")
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -68,34 +68,65 @@ class PoolMetrics:
     def __init__(self, factory: MetricFactory) -> None:
         self._factory = factory
         self.mapped = factory.gauge(
-            "baton_handoff_mapped_pools", "Decode: KV pools of prefill workers that are mapped here"
+            "baton_handoff_mapped_pools",
+            "Decode: KV pools of prefill workers that are read here, mapped or by NIXL",
         )
         self._refused = factory.counter(
             "baton_handoff_pools_refused",
-            "Decode: KV pools that were not mapped (unfit), or whose owner is of another user or "
-            "one too many (stranger), or called and said nothing of any (silent)",
+            "Decode: KV pools that are neither mapped nor read (unfit), or whose owner is of "
+            "another user or one too many (stranger), or called and said nothing of any (silent)",
             labels=("reason",),
         )
         for reason in ("unfit", "stranger", "silent"):
             self._refused.labels(*factory.values(reason))
         self._delivered_bytes = factory.counter(
             "baton_handoff_delivered_bytes",
-            "Prefill: KV that decode has, by the way that it took: zmq (sent), nvlink or shm (read "
-            "by decode out of this worker's pool)",
+            "Prefill: KV that decode has, by the way that it took: zmq (sent), nvlink, shm or nixl "
+            "(read by decode out of this worker's pool)",
             labels=("transport",),
         )
         for transport in TRANSPORTS:
             self._delivered_bytes.labels(*factory.values(transport))
 
+        self._pulled_bytes = factory.counter(
+            "baton_handoff_pulled_bytes",
+            "Decode: KV that was read out of a prefill worker's pool; over the seconds, the rate",
+            labels=("transport", "prefill"),
+        )
+        self._pulling_seconds = factory.counter(
+            "baton_handoff_pulling_seconds",
+            "Decode: what reading that took, from each read's beginning to its end",
+            labels=("transport", "prefill"),
+        )
+        self._lost = factory.counter(
+            "baton_handoff_pools_lost",
+            "Decode: KV pools that could be read and then failed, as when their worker dies",
+        )
         self._unheeded = factory.counter(
             "baton_handoff_unheeded_words",
             "Decode: words of what a prompt has filled that were not passed on, by why (place: its "
             "request has none from this sender, or it is used; blocks: none, or more than it has "
-            "tokens; pool: not mapped here)",
+            "tokens; pool: not known here)",
             labels=("reason",),
         )
         for reason in ("place", "blocks", "pool"):
             self._unheeded.labels(*factory.values(reason))
+
+    def pulled(self, transport: str, prefill: str, n_bytes: int, seconds: float) -> None:
+        """Count KV that was read, and how long that took. May be called on any thread."""
+        labels = self._factory.values(transport, prefill)
+        self._pulled_bytes.labels(*labels).inc(n_bytes)
+        self._pulling_seconds.labels(*labels).inc(seconds)
+
+    def forget(self, transport: str, prefill: str) -> None:
+        """Drop the series of a prefill worker that is gone: names of pods come and go for ever."""
+        labels = self._factory.values(transport, prefill)
+        for counter in (self._pulled_bytes, self._pulling_seconds):
+            counter.remove(*labels)
+
+    def lost(self) -> None:
+        """Count a pool that is read no more."""
+        self._lost.inc()
 
     def unheeded(self, reason: str) -> None:
         """Count a word of filled blocks that was not passed on."""

@@ -298,7 +298,9 @@ def _delivered(offer: Offer, now: float) -> HandoffDelivered:
     started = offer.offered_at_seconds
     kv = offer.handoff.kv
     pulled = len(kv.blocks) if isinstance(kv, KvInPool) else 0
-    return HandoffDelivered(offer.key, now - started, offer.kv_bytes, received - started, pulled)
+    seconds, transfer_seconds = now - started, received - started
+    decode = offer.target.worker_id
+    return HandoffDelivered(offer.key, seconds, offer.kv_bytes, transfer_seconds, pulled, decode)
 
 
 def _too_late(offer: Offer, now: float) -> str:

@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from baton_worker.config import ConfigError
@@ -164,7 +165,7 @@ class PoolDoor:
             return
         with self._lock:
             self._pools[words.pool_id] = pool
-            self._metrics.mapped.set(len(self._pools))
+        self._metrics.mapped.inc()
         caller.pool_id = words.pool_id
         log.info(
             "a KV pool is mapped",
@@ -186,7 +187,8 @@ class PoolDoor:
         if self.find(words.pool_id) is not None:
             raise PoolWordsError("a pool of this name is mapped")
         pool = self._sharing.attach(descriptors[0], words.n_bytes, words.shape)
-        return pool._replace(leases=mapped_leases(descriptors[1], words.lease_bytes))
+        told = partial(self._metrics.pulled, words.transport, words.worker_id)
+        return pool._replace(leases=mapped_leases(descriptors[1], words.lease_bytes), told=told)
 
     def _hang_up(self, caller: _Caller) -> None:
         self._callers.discard(caller)
@@ -197,7 +199,8 @@ class PoolDoor:
             return
         with self._lock:
             del self._pools[caller.pool_id]
-            self._metrics.mapped.set(len(self._pools))
+        self._metrics.mapped.dec()
+        self._metrics.forget(self._sharing.transport, caller.worker_id)
         log.info("a KV pool's owner is gone", extra={"prefill": caller.worker_id})
 
 

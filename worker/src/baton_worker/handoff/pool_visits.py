@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import contextlib
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -68,10 +67,13 @@ class PoolVisits:
 
     Args:
         call: runs a function on that thread, soon; may be called from any.
+        pool_id: what the pool is known by; nobody can guess it.
     """
 
-    def __init__(self, owner: PoolOwner, call: Callable[[Callable[[], None]], None]) -> None:
-        self.pool_id = secrets.token_bytes(pool_words.POOL_ID_BYTES)
+    def __init__(
+        self, owner: PoolOwner, call: Callable[[Callable[[], None]], None], pool_id: bytes
+    ) -> None:
+        self.pool_id = pool_id
         self._owner = owner
         self._call = call
         self._visits: dict[str, _Visit] = {}
@@ -156,6 +158,7 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
     if Path(name).name != name:
         return None, f"{name!r} is no name of a door"
     sharing = owner.sharing
+    assert sharing.descriptor is not None, "a pool that is mapped has one"
     try:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:  # no descriptor is left

@@ -16,7 +16,6 @@ from typing import Any
 import zmq
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
-from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.handoff.api import HandoffArrived, HandoffEvent, HandoffFilled, HandoffWithdrawn
 from baton_worker.handoff.frames import (
     MAX_OFFER_FRAMES,
@@ -32,6 +31,14 @@ from baton_worker.handoff.frames import (
     is_filled,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.nixl_words import (
+    NixlWordsError,
+    Welcome,
+    decode_introduction,
+    encode_welcome,
+    is_introduction,
+)
+from baton_worker.handoff.peer_pools import PeerPools
 from baton_worker.handoff.places import Places, Reply
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.senders import Senders
@@ -58,7 +65,7 @@ class Receiver:
         make_calls: does what other threads have asked for since, so that their answers do not wait
             for the end of a stream of offers.
         on_event: takes arrivals.
-        find_pool: returns the pool of a prefill worker by its name.
+        pools: of prefill workers.
     """
 
     def __init__(
@@ -70,9 +77,9 @@ class Receiver:
         senders: Senders,
         make_calls: Callable[[], None],
         on_event: Callable[[HandoffEvent], None],
-        find_pool: Callable[[bytes], PeerPool | None],
+        pools: PeerPools,
     ) -> None:
-        self._find_pool = find_pool
+        self._pools = pools
         self.router = router
         self.monitoring = monitoring
         self._messages = Multipart(router, MOST_FRAMES)
@@ -107,16 +114,19 @@ class Receiver:
                     self._asked(route.bytes, buffers)
                 elif is_filled(buffers):
                     self._filled(route.bytes, buffers)
+                elif is_introduction(buffers):
+                    self._introduced(route.bytes, frames[0].get(zmq.SRCFD), buffers)
                 else:
                     self._offered(route.bytes, buffers)
                 self._senders.spoke(frames[0])
-            except HandoffFormatError as error:
+            except (HandoffFormatError, NixlWordsError) as error:
                 self._metrics.malformed.inc()
                 if self._seldom.is_due("malformed"):
                     log.warning("malformed message on the KV port", extra={"error": str(error)})
-                if error.key is not None:  # prefill would wait for an answer until its deadline
-                    self._keep_route(error.key, route.bytes)
-                    self._turn_away(error.key, ErrorCode.HANDOFF_REFUSED, str(error))
+                key = error.key if isinstance(error, HandoffFormatError) else None
+                if key is not None:  # prefill would wait for an answer until its deadline
+                    self._keep_route(key, route.bytes)
+                    self._turn_away(key, ErrorCode.HANDOFF_REFUSED, str(error))
 
     def read_connections(self) -> None:
         """Take what the monitor has to say."""
@@ -125,6 +135,8 @@ class Receiver:
                 self._senders.came(event.fd, time.monotonic())
             elif event.change is Change.DOWN:
                 self._senders.went(event.fd)
+                if self._pools.nixl is not None:
+                    self._pools.nixl.ended(event.fd)
 
     def close(self) -> None:
         """Close both sockets."""
@@ -208,7 +220,7 @@ class Receiver:
         key = state.key
         self._keep_route(key, route)
         if isinstance(handoff.kv, KvInPool):
-            pool = self._find_pool(handoff.kv.pool)
+            pool = self._pools.find(handoff.kv.pool)
             if pool is None:
                 message = "its KV lies in a pool that is not mapped here, or not any more"
                 self._turn_away(key, ErrorCode.HANDOFF_REFUSED, message)
@@ -230,7 +242,7 @@ class Receiver:
         """Pass on what can be pulled of a request that has a place; of others it is too early."""
         key, kv = decode_filled(frames)
         n_tokens = self._places.promised_tokens(key, self._senders.name_of(route))
-        pool = self._find_pool(kv.pool)
+        pool = self._pools.find(kv.pool)
         if not n_tokens:
             self._leave_word(key, "place")
         elif not 0 < len(kv.blocks) <= n_tokens:
@@ -241,6 +253,21 @@ class Receiver:
             self._told_filled.add(key)
             filled = KvFilled(key, dataclasses.replace(kv, pool=pool))
             self._on_event(HandoffFilled(filled, n_tokens))
+
+    def _introduced(self, route: bytes, connection: int, frames: Sequence[Any]) -> None:
+        """Get to know a pool that NIXL reads, and answer when that is done."""
+        words = decode_introduction(frames)
+
+        def tell(welcome: Welcome) -> None:
+            try:
+                self.router.send_multipart([route, *encode_welcome(welcome)], zmq.NOBLOCK)
+            except zmq.Again:  # whoever is not there any more says it again over its next one
+                self._metrics.send_blocked.inc()
+
+        if self._pools.nixl is None:
+            tell(Welcome(words.pool_id, "this decode worker's handoff.nixl is off"))
+        else:
+            self._pools.nixl.introduced(words, connection, tell)
 
     def _leave_word(self, key: RequestKey, reason: str) -> None:
         self._metrics.pools.unheeded(reason)

@@ -27,6 +27,13 @@ from baton_worker.handoff.frames import (
     encode_offer,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.nixl_visits import NixlVisits
+from baton_worker.handoff.nixl_words import (
+    NixlWordsError,
+    decode_welcome,
+    encode_introduction,
+    is_welcome,
+)
 from baton_worker.handoff.offers import Address, Offer, OfferBook, address_of
 from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
@@ -44,11 +51,12 @@ _BATCH = 256
 
 class Sends(NamedTuple):
     """How offers go out: at most `window_bytes` of KV unconfirmed to each decode worker; `pool_id`
-    is what they know this process's KV pool by.
+    is what they know this process's KV pool by; `nixl` introduces it to who reads it so.
     """
 
     window_bytes: int
     pool_id: bytes = b""
+    nixl: NixlVisits | None = None
 
 
 class Sender:
@@ -80,6 +88,7 @@ class Sender:
         self._make_calls = make_calls
         self._on_event = on_event
         self._pool_id = sends.pool_id
+        self._nixl = sends.nixl
         self._offers = OfferBook(sends.window_bytes)
         metrics.open_offers.set_function(lambda: self._offers.n_open)
         self._asks = AskBook()
@@ -125,7 +134,9 @@ class Sender:
 
     def next_event_at(self) -> float | None:
         """Return when something is due next; None when nothing is."""
-        times = (self._offers.next_event_at(), self._asks.next_event_at())
+        times = [self._offers.next_event_at(), self._asks.next_event_at()]
+        if self._nixl is not None:
+            times.append(self._nixl.next_event_at())
         return min((at for at in times if at is not None), default=None)
 
     def turn(self, ready: Container[Any]) -> None:
@@ -137,11 +148,15 @@ class Sender:
         for address, change in self._asking.changes(ready):
             if change is Change.DOWN:
                 self._asks.connection_lost(address, time.monotonic())
+                if self._nixl is not None:
+                    self._nixl.lost(address)
         for address, change in self._carrying.changes(ready):
             if change is Change.DOWN:
                 self._offers.connection_lost(address, time.monotonic())
             else:
                 self._offers.connected(address, time.monotonic())
+        if self._nixl is not None:
+            self._introduce(self._nixl)
         self._say_asks()
         self._send_offers()
         self._end_overdue()
@@ -152,6 +167,18 @@ class Sender:
         """Close every connection."""
         self._asking.close()
         self._carrying.close()
+
+    def _introduce(self, nixl: NixlVisits) -> None:
+        nixl.end_overdue(time.monotonic())
+        for address in nixl.unsaid_at():
+            dealer = self._connected(self._asking, address)
+            if dealer is None or address not in self._asking.standing():
+                continue
+            try:
+                dealer.send_multipart(encode_introduction(nixl.words), zmq.NOBLOCK)
+            except zmq.Again:
+                continue  # the connection is gone; the news of it is on its way
+            nixl.said(address)
 
     def _say_asks(self) -> None:
         for address in self._asks.unsaid_at():
@@ -217,7 +244,8 @@ class Sender:
         now = time.monotonic()
         if now - self._tidied_at >= TIDY_SECONDS:
             self._tidied_at = now
-            self._asking.close_unused(now, self._asks.addresses())
+            introduced = frozenset() if self._nixl is None else self._nixl.addresses()
+            self._asking.close_unused(now, self._asks.addresses() | introduced)
             self._carrying.close_unused(now, self._offers.addresses())
 
     def fail(self, failure: HandoffFailed) -> None:
@@ -239,9 +267,13 @@ class Sender:
                 return
             if not frames:
                 continue
+            buffers = [frame.buffer for frame in frames]
             try:
-                answer = decode_answer([frame.buffer for frame in frames])
-            except HandoffFormatError as error:
+                if self._nixl is not None and is_welcome(buffers):
+                    self._nixl.welcomed(address, decode_welcome(buffers), time.monotonic())
+                    continue
+                answer = decode_answer(buffers)
+            except (HandoffFormatError, NixlWordsError) as error:
                 self._metrics.malformed.inc()
                 if self._seldom.is_due("malformed"):
                     facts = {"endpoint": address.endpoint, "error": str(error)}

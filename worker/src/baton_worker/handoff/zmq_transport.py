@@ -9,6 +9,8 @@ deduplicate (`places`, `ledger`).
 from __future__ import annotations
 
 import dataclasses
+import logging
+import secrets
 import threading
 import time
 from collections import deque
@@ -21,7 +23,6 @@ from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
-from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.handoff.address import advertised, check_advertised
 from baton_worker.handoff.api import (
     HandoffDelivered,
@@ -30,19 +31,27 @@ from baton_worker.handoff.api import (
     HandoffGranted,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, NixlMissingError
+from baton_worker.handoff.nixl_pools import NixlPools
+from baton_worker.handoff.nixl_visits import NixlVisits
+from baton_worker.handoff.peer_pools import PeerPools
 from baton_worker.handoff.places import PlaceLimits, Places
 from baton_worker.handoff.pool_door import PoolDoor
 from baton_worker.handoff.pool_visits import PoolOwner, PoolVisits
+from baton_worker.handoff.pool_words import POOL_ID_BYTES
 from baton_worker.handoff.receiver import Receiver
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import Security
 from baton_worker.handoff.sender import Sender, Sends
 from baton_worker.handoff.senders import Senders
+from baton_worker.handoff.ways import KvWays
 from baton_worker.identity import RequestKey
 from baton_worker.link.sockets import CALLING_AGAIN, HANDSHAKE_MS, close, monitor, use_family_of
 from baton_worker.link.wakeup import Wakeup
-from baton_worker.messages import DecodeTarget
+from baton_worker.messages import HANDOFF_NIXL, DecodeTarget
 from baton_worker.records.columns import ErrorCode
+
+log = logging.getLogger(__name__)
 
 _IDLE_POLL_SECONDS = 0.5
 _MAX_FRAME_BYTES = 1 << 31
@@ -76,18 +85,22 @@ class ZmqKvTransport:
         self._poller = zmq.Poller()
         self._metrics = metrics
         self._owner = owner
-        self._door = self._visits = None
+        self._pools, self._ways = PeerPools(None, None), None
+        pool_id, nixl_visits = secrets.token_bytes(POOL_ID_BYTES), None
+        agent = None if owner is None else _agent(config, pool_id)
         if owner is not None and places is not None:
-            self._door = PoolDoor(owner.folder, owner.sharing, metrics.pools)
+            self._pools = self._peer_pools(owner, agent)
         elif owner is not None:
-            self._visits = PoolVisits(owner, self._call)
+            nixl_visits = None if agent is None else _nixl_visits(owner, agent, pool_id)
+            visits = PoolVisits(owner, self._call, pool_id) if owner.folder else None
+            self._ways = KvWays(owner.sharing.transport, config.require, visits, nixl_visits)
         self._sender = Sender(
             metrics,
             self._poller,
             context,
             partial(self._socket, zmq.DEALER),
             security.client,
-            sends=Sends(config.send_bytes, self._visits.pool_id if self._visits else b""),
+            sends=Sends(config.send_bytes, pool_id, nixl_visits),
             make_calls=self._make_calls,
             on_event=self._tell,
         )
@@ -97,8 +110,7 @@ class ZmqKvTransport:
             try:
                 sockets = self._bind()
             except ConfigError:
-                if self._door is not None:
-                    self._door.close()  # which leaves no file behind
+                self._pools.close()  # which leaves no file behind
                 raise
             self._receiver = Receiver(
                 metrics,
@@ -107,7 +119,7 @@ class ZmqKvTransport:
                 senders,
                 self._make_calls,
                 self._tell,
-                self._find_pool,
+                self._pools,
             )
         self._endpoint = self._bound_endpoint()
         self._closing = False
@@ -122,17 +134,25 @@ class ZmqKvTransport:
     @property
     def door(self) -> str:
         """Where prefill workers of this host make their pools known; empty where they cannot."""
-        return "" if self._door is None else self._door.name
+        return self._pools.door_name
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What this process can do beyond what its version can."""
+        return () if self._pools.nixl is None else (HANDOFF_NIXL,)
 
     def ways(self) -> dict[str, str]:
         """Return how KV goes to decode workers, by their names, where there is a choice."""
-        return {} if self._visits is None else self._visits.ways()
+        return {} if self._ways is None else self._ways.told()
+
+    def rates(self) -> dict[str, dict[str, float]]:
+        """See `NixlVisits.rates`."""
+        return {} if self._ways is None else self._ways.rates()
 
     def start(self, on_event: Callable[[HandoffEvent], None]) -> None:
         """Begin to serve."""
         self._on_event = on_event
-        if self._door is not None:
-            self._door.start()
+        self._pools.start()
         self._thread.start()
 
     def ask(
@@ -176,8 +196,7 @@ class ZmqKvTransport:
         """End the thread and close every socket."""
         self._call(partial(setattr, self, "_closing", True))
         self._thread.join(timeout=5.0)
-        if self._door is not None:
-            self._door.close()
+        self._pools.close()
         self._security.close()
 
     def _call(self, action: Callable[[], None]) -> None:
@@ -192,9 +211,9 @@ class ZmqKvTransport:
     def _ask(
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
     ) -> None:
-        if self._visits is not None:
-            self._visits.ask(target, _heard)
-            if self._visits.is_mapped_by(target):  # what is read in place needs none of its memory
+        if self._ways is not None:
+            self._ways.ask(target, _heard)
+            if self._ways.stays(target):  # what is read in place needs none of its memory
                 wish = wish._replace(kv_bytes=_STAYING_BYTES)
         self._sender.ask(target, key, wish, deadline_seconds)
 
@@ -213,23 +232,30 @@ class ZmqKvTransport:
 
     def _tell(self, event: HandoffEvent) -> None:
         """Pass an event on; a place once it is known how KV would go there."""
-        if isinstance(event, HandoffGranted) and self._visits is not None:
+        if isinstance(event, HandoffGranted) and self._ways is not None:
             target, wish = self._sender.asked(event.key)
-            self._visits.ask(target, partial(self._tell_granted, event, wish))
+            self._ways.ask(target, partial(self._tell_granted, event, wish))
             return
         if isinstance(event, HandoffDelivered):
             self._count(event)
         self._on_event(event)
 
     def _count(self, event: HandoffDelivered) -> None:
-        if event.pulled_blocks and self._owner is not None:
+        if event.pulled_blocks and self._owner is not None and self._ways is not None:
             n_bytes = event.pulled_blocks * self._owner.shape.block_bytes
-            self._metrics.pools.delivered(self._owner.sharing.transport, n_bytes)
+            self._metrics.pools.delivered(self._ways.way_to(event.decode), n_bytes)
         else:
             self._metrics.pools.delivered("zmq", event.sent_bytes)
 
-    def _find_pool(self, pool_id: bytes) -> PeerPool | None:
-        return None if self._door is None else self._door.find(pool_id)
+    def _peer_pools(self, owner: PoolOwner, agent: NixlAgent | None) -> PeerPools:
+        pools, own = self._metrics.pools, owner.sharing
+        nixl = door = None
+        if agent is not None:
+            deadline = self._config.deadline_seconds
+            nixl = NixlPools(agent, own, deadline, pools, self._call)
+        if owner.folder:
+            door = PoolDoor(owner.folder, own, pools)
+        return PeerPools(door, nixl)
 
     def _bound_endpoint(self) -> str:
         if self._receiver is None:
@@ -282,8 +308,8 @@ class ZmqKvTransport:
             if self._receiver is not None:
                 self._receiver.close()
             self._sender.close()
-            if self._visits is not None:
-                self._visits.close()
+            if self._ways is not None:
+                self._ways.close()
 
     def _turn(self) -> None:
         due_at = self._sender.next_event_at()
@@ -305,6 +331,31 @@ class ZmqKvTransport:
     def _make_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
+
+
+def _agent(config: HandoffConfig, pool_id: bytes) -> NixlAgent | None:
+    """Return NIXL's agent, or None where it is not wanted, or cannot be had and need not.
+
+    Raises:
+        ConfigError: it is not installed, or it must be had.
+    """
+    if config.nixl == "off":
+        return None
+    try:
+        return NixlAgent(pool_id.hex(), is_rdma_only=config.nixl == "rdma")
+    except NixlMissingError as error:
+        raise ConfigError(f"handoff.nixl is {config.nixl!r}, but {error}") from error
+    except NixlError as error:
+        if config.require == "rdma":
+            message = f"handoff.require is 'rdma', and KV cannot go so from here: {error}"
+            raise ConfigError(message) from error
+        log.warning("KV will not be read by NIXL", extra={"why": str(error)})
+        return None
+
+
+def _nixl_visits(owner: PoolOwner, agent: NixlAgent, pool_id: bytes) -> NixlVisits:
+    facts = (owner.worker_id, owner.shape, owner.sharing, owner.leases)
+    return NixlVisits(agent, pool_id, *facts)
 
 
 def _heard(why_not: str) -> None:

@@ -52,6 +52,7 @@ class LocalOptions:
     api_keys_file: str = ""
     has_curve: bool = False
     share_kv: bool = False
+    nixl: bool = False
     traces_endpoint: str = ""
     generation_config: Literal["auto", "none"] = "auto"
 
@@ -106,6 +107,7 @@ def plan_processes(
         handoff=HandoffConfig(
             bind=tcp_endpoint(loopback_of(options), 0),
             shared_dir=folder if options.share_kv else "",
+            nixl="any" if options.nixl else "off",
         ),
         health=HealthConfig(loopback_of(options)),
         gateway=GatewayConfig(
@@ -122,17 +124,21 @@ def plan_processes(
             name,
             role,
             _for_process(_control(shared, name, role, folder), name, link, curve.get(name)),
-            _environment(options.gpus, number),
+            _environment(options, number),
         )
         for number, (name, role) in enumerate(process_names(options))
     ]
 
 
-def _environment(gpus: tuple[str, ...], number: int) -> dict[str, str]:
-    """Return which GPU the process of this number sees; number 0, the gateway, none."""
+def _environment(options: LocalOptions, number: int) -> dict[str, str]:
+    """Return which GPU the process of this number sees; number 0, the gateway, none. What NIXL
+    sends over TCP is encrypted by nobody, so it stays on this machine.
+    """
+    gpus = options.gpus
+    network = {"UCX_NET_DEVICES": "lo"} if options.nixl else {}
     if not gpus:
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": gpus[(number - 1) % len(gpus)] if number else ""}
+        return network
+    return network | {"CUDA_VISIBLE_DEVICES": gpus[(number - 1) % len(gpus)] if number else ""}
 
 
 def _control(shared: ProcessConfig, name: str, role: str, folder: str) -> ProcessConfig:

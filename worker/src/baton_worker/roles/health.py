@@ -40,6 +40,7 @@ class HealthSources:
         is_suspect: whether it seems to hang; then the process may end soon (see `watchdog`).
         is_overdue: whether that is longer than anything may last, and the process should be gone.
         kv_ways: how KV goes to decode workers, by their names.
+        kv_rates: of the ways that NIXL found to them, by their names: as UCX expects, as measured.
         refusals: why gateways are not linked, by address; see `link.refusals`.
         is_linked: whether gateways can give work; see `linked`.
         open_requests: requests and unpulled handoffs that still need this process.
@@ -57,6 +58,7 @@ class HealthSources:
     is_overdue: Callable[[], bool] = lambda: False
     refusals: Callable[[], Mapping[str, str]] = dict
     kv_ways: Callable[[], Mapping[str, str]] = dict
+    kv_rates: Callable[[], Mapping[str, Mapping[str, float]]] = dict
 
     def drain_status(self) -> dict[str, object]:
         """Return the answer of `/drain`."""
@@ -91,6 +93,7 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
             "draining": draining,
             "engine_suspect": is_suspect,
             "kv_transports": dict(sources.kv_ways()),
+            "kv_rates": dict(sources.kv_rates()),
             "refusals": {at: WHY.get(why, why) for at, why in sources.refusals().items()},
         }
         return JSONResponse(body, status_code=200 if ready else 503)

@@ -86,6 +86,7 @@ class _KvAddress:
     endpoint: str
     public_key: str
     door: str
+    features: tuple[str, ...]
 
 
 def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready], None]) -> int:
@@ -136,7 +137,12 @@ def _check(config: ProcessConfig, role: Role) -> None:
 def _check_sharing(config: ProcessConfig) -> None:
     """Refuse to demand a way for KV that this worker has not."""
     device, require = config.engine.device, config.handoff.require
-    if require != "any" and not config.handoff.shared_dir:
+    if require == "rdma" and config.handoff.nixl != "rdma":
+        raise ConfigError(
+            f"handoff.require is 'rdma', but handoff.nixl is {config.handoff.nixl!r}: set it to "
+            "'rdma', which lets nothing go over TCP"
+        )
+    if require == "nvlink" and not config.handoff.shared_dir:
         raise ConfigError(
             f"handoff.require is {require!r}, but handoff.shared_dir is empty: name a folder that "
             "the prefill and decode workers of a host share"
@@ -239,7 +245,10 @@ def _kv_transport(
         places=PlaceLimits.of(config, engine.load().kv_blocks_total) if takes_offers else None,
         owner=_pool_owner(config, role, engine),
     )
-    return transport, _KvAddress(transport.endpoint, security.public_key, transport.door)
+    address = _KvAddress(
+        transport.endpoint, security.public_key, transport.door, transport.features
+    )
+    return transport, address
 
 
 def _pool_owner(config: ProcessConfig, role: Role, engine: StepEngine) -> PoolOwner | None:
@@ -260,6 +269,7 @@ def _health_sources(worker: _Assembled) -> HealthSources:
         linked_gateways=link.linked_gateways,
         refusals=link.refusals,
         kv_ways=worker.transport.ways,
+        kv_rates=worker.transport.rates,
         is_linked=readiness.is_ready,
         open_requests=loop.n_open,
         is_draining=lambda: loop.is_draining,
@@ -299,7 +309,7 @@ def _worker_info(
         metrics_url=f"{url}/metrics",
         pid=os.getpid(),
         tokenizer_hash=tokenizer_hash(config),
-        features=FEATURES,
+        features=(*FEATURES, *kv.features),
         model_fingerprint=engine.model_fingerprint,
         chat_template_hash=chat_template_hash(config),
         kv_door=kv.door,

@@ -1,0 +1,183 @@
+"""What prefill and decode say to each other about a KV pool that NIXL reads.
+
+Over the KV channel, which is authenticated: prefill says `[b"BKI1", Introduction]`, decode answers
+`[b"BKW1", Welcome]`, and says one more when it can read no more. What prefill says lets whoever
+has it read its pool. Pure: no socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from baton_worker.engine.kv.payload import KvDtype, KvShape
+from baton_worker.engine.kv.sharing import Region
+from baton_worker.handoff.pool_words import POOL_ID_BYTES
+
+VERSION = 1
+INTRODUCTION_MAGIC = b"BKI1"
+WELCOME_MAGIC = b"BKW1"
+MOST_METADATA_BYTES = 256 << 10
+"""Of an agent with many network cards and devices; on a small host it is half a kilobyte."""
+HOST = -1
+
+_T = TypeVar("_T", "Introduction", "Welcome")
+_Id = Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+_Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+_Address = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+_Device = Annotated[int, msgspec.Meta(ge=HOST, le=1 << 16)]
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Rate = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+
+
+class NixlWordsError(ValueError):
+    """A message is not what it must be; the text says how."""
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """Prefill's pool.
+
+    Attributes:
+        pool_id: names the pool in offers, and in hex its agent; nobody can guess it.
+        worker_id: whose it is, for logs and metrics.
+        metadata: of its agent.
+        address, n_bytes, device: where the pool lies there; `HOST` is no device.
+        lease_address, lease_bytes: where its `Leases` lie, in the host's memory.
+        n_layers, kv_heads, block_size, head_dim, n_blocks, dtype, is_by_block: its `KvShape`.
+    """
+
+    pool_id: _Id
+    worker_id: _Name
+    metadata: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MOST_METADATA_BYTES)]
+    address: _Address
+    n_bytes: _Bytes
+    device: _Device
+    lease_address: _Address
+    lease_bytes: _Bytes
+    n_layers: _Count
+    kv_heads: _Count
+    block_size: _Count
+    head_dim: _Count
+    n_blocks: _Count
+    dtype: KvDtype
+    is_by_block: bool
+    version: int = VERSION
+
+    @property
+    def shape(self) -> KvShape:
+        """The pool's."""
+        return KvShape(
+            n_layers=self.n_layers,
+            kv_heads=self.kv_heads,
+            block_size=self.block_size,
+            head_dim=self.head_dim,
+            n_blocks=self.n_blocks,
+            dtype=self.dtype,
+            is_by_block=self.is_by_block,
+        )
+
+    @property
+    def agent(self) -> str:
+        """What its agent must be called."""
+        return self.pool_id.hex()
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Decode reads the pool, or says why it does not, or not any more.
+
+    Attributes:
+        expected_bytes_per_second: what UCX expects of the way that it has chosen; 0: unknown.
+        measured_bytes_per_second: what reading one block showed.
+    """
+
+    pool_id: _Id
+    why_not: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    expected_bytes_per_second: _Rate = 0.0
+    measured_bytes_per_second: _Rate = 0.0
+
+
+def rates_of(words: Welcome) -> dict[str, float]:
+    """Return what decode says of the way, for logs and `/readyz`, in bytes per second."""
+    return {
+        "expected_bytes_per_second": words.expected_bytes_per_second,
+        "measured_bytes_per_second": words.measured_bytes_per_second,
+    }
+
+
+def introduction_of(
+    pool_id: bytes, worker_id: str, metadata: bytes, shape: KvShape, pool: Region, leases: Region
+) -> Introduction:
+    """Return what a pool's owner says."""
+    return Introduction(
+        pool_id=pool_id,
+        worker_id=worker_id,
+        metadata=metadata,
+        address=pool.address,
+        n_bytes=pool.n_bytes,
+        device=HOST if pool.device is None else pool.device,
+        lease_address=leases.address,
+        lease_bytes=leases.n_bytes,
+        n_layers=shape.n_layers,
+        kv_heads=shape.kv_heads,
+        block_size=shape.block_size,
+        head_dim=shape.head_dim,
+        n_blocks=shape.n_blocks,
+        dtype=shape.dtype,
+        is_by_block=shape.is_by_block,
+    )
+
+
+def encode_introduction(words: Introduction) -> list[bytes]:
+    """Return the frames of an introduction."""
+    return [INTRODUCTION_MAGIC, msgspec.msgpack.encode(words)]
+
+
+def is_introduction(frames: Sequence[Any]) -> bool:
+    """Whether a message that prefill sent is one."""
+    return bool(frames) and bytes(frames[0]) == INTRODUCTION_MAGIC
+
+
+def decode_introduction(frames: Sequence[Any]) -> Introduction:
+    """Parse an introduction.
+
+    Raises:
+        NixlWordsError: it is none, or of another version.
+    """
+    words = _decoded(frames, Introduction)
+    if words.version != VERSION:
+        raise NixlWordsError(f"version {words.version} of an introduction, {VERSION} is known")
+    ends = (words.address + words.n_bytes, words.lease_address + words.lease_bytes)
+    if max(ends) > 1 << 62:
+        raise NixlWordsError("its memory ends where no memory is")
+    return words
+
+
+def encode_welcome(words: Welcome) -> list[bytes]:
+    """Return the frames of an answer to an introduction."""
+    return [WELCOME_MAGIC, msgspec.msgpack.encode(words)]
+
+
+def is_welcome(frames: Sequence[Any]) -> bool:
+    """Whether a message that decode sent is one."""
+    return bool(frames) and bytes(frames[0]) == WELCOME_MAGIC
+
+
+def decode_welcome(frames: Sequence[Any]) -> Welcome:
+    """Parse an answer to an introduction.
+
+    Raises:
+        NixlWordsError: it is none.
+    """
+    return _decoded(frames, Welcome)
+
+
+def _decoded(frames: Sequence[Any], kind: type[_T]) -> _T:
+    if len(frames) != 2:
+        raise NixlWordsError(f"{len(frames)} frames are no {kind.__name__}")
+    try:
+        return msgspec.msgpack.decode(frames[1], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NixlWordsError(f"no {kind.__name__}: {error}") from error
