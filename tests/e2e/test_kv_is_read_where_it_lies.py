@@ -11,12 +11,21 @@ from baton_testing.local_deployment import Deployment, start
 from baton_testing.processes import HTTP
 
 CLIENTS = 8
+FLAGS = {"shm": "--share-kv", "nixl": "--nixl"}
+
+
+@pytest.fixture(scope="module", params=FLAGS)
+def way(request: pytest.FixtureRequest) -> str:
+    if request.param == "nixl":
+        pytest.importorskip("nixl_cu13")
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def sharing() -> Iterator[Deployment]:
-    with start("-k", "2", "--share-kv", "--curve", "--prefill-chunk", "16") as deployment:
+def sharing(way: str) -> Iterator[Deployment]:
+    with start("-k", "2", FLAGS[way], "--curve", "--prefill-chunk", "16") as deployment:
         deployment.wait_lines(3)
+        answers(deployment)  # words of filled KV are for connections that stand
         yield deployment
 
 
@@ -30,12 +39,12 @@ def answers(deployment: Deployment, **options: Any) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}])
 def test_its_answers_are_those_of_one_process(
-    sharing: Deployment, mixed: Deployment, options: dict[str, Any]
+    sharing: Deployment, mixed: Deployment, way: str, options: dict[str, Any]
 ) -> None:
-    before = sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="shm")
+    before = sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport=way)
     assert answers(sharing, **options) == answers(mixed, **options)
     sharing.wait_idle("prefill", "decode")
-    read = sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="shm")
+    read = sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport=way)
     assert read > before
     assert sharing.metric("prefill", "baton_handoff_delivered_bytes_total", transport="zmq") == 0
     assert sharing.metric("prefill", "baton_handoff_sent_bytes_total") == 0
@@ -43,7 +52,9 @@ def test_its_answers_are_those_of_one_process(
     for when in ("ahead", "behind"):
         assert sharing.metric("decode", "baton_engine_kv_pulled_blocks_total", when=when) > 0
     readyz = sharing.latest("prefill")["metrics_url"].replace("/metrics", "/readyz")
-    assert HTTP.get(readyz).json()["kv_transports"] == {"decode-0": "shm"}
+    told = HTTP.get(readyz).json()
+    assert told["kv_transports"] == {"decode-0": way}
+    assert set(told["kv_rates"]) == ({"decode-0"} if way == "nixl" else set())
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import socket
 import time
@@ -45,7 +46,7 @@ class Prefill:
         self.pool = KvPool(SHAPE, is_shared=True)
         owner = PoolOwner(str(folder), self.pool.sharing, SHAPE, Leases(4), "prefill-0")  # type: ignore[arg-type]
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.visits = PoolVisits(owner, self.calls.put)
+        self.visits = PoolVisits(owner, self.calls.put, os.urandom(16))
 
     def outcome(self, door: PoolDoor) -> str:
         heard: list[str] = []

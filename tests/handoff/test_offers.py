@@ -138,7 +138,10 @@ def test_transfer_ends_with_the_first_receipt_or_else_with_the_import(sized):
     say(book, 1, AnswerKind.RECEIVED, 3.0)
     say(book, 1, AnswerKind.RECEIVED, 4.0)
     said = [say(book, n, AnswerKind.IMPORTED, 6.0) for n in (1, 2)]
-    assert said == [HandoffDelivered(key(1), 5.0, 10, 2.0), HandoffDelivered(key(2), 5.0, 10, 5.0)]
+    assert said == [
+        HandoffDelivered(key(1), 5.0, 10, 2.0, decode="decode-0"),
+        HandoffDelivered(key(2), 5.0, 10, 5.0, decode="decode-0"),
+    ]
     assert say(book, 1, AnswerKind.IMPORTED, 7.0) is None
 
 

@@ -68,7 +68,7 @@ class Prefill:
         sharing = self.pool.sharing
         assert sharing is not None
         owner = PoolOwner(str(folder), sharing, self.pool.shape, self.leases, "prefill-0")
-        self.visits = PoolVisits(owner, self.calls.put)
+        self.visits = PoolVisits(owner, self.calls.put, os.urandom(16))
         self.heard: list[str] = []
 
     def outcome(self, target: DecodeTarget) -> str:
@@ -122,6 +122,21 @@ def test_a_pool_that_was_introduced_is_read(door: Door, prefill: Prefill) -> Non
     np.testing.assert_array_equal(door.pool.keys[1][5], prefill.pool.keys[1][3])
     assert door.value("baton_handoff_mapped_pools") == 1
     assert prefill.visits.ways() == {"decode-0": "shm"}
+
+
+def test_the_rate_of_a_mapped_pool_is_known_as_long_as_its_owner_is(
+    door: Door, prefill: Prefill
+) -> None:
+    assert prefill.outcome(door.target) == ""
+    peer = door.door.find(prefill.visits.pool_id)
+    assert peer is not None
+    peer.pull(door.pool.sharing, [5, 4], [3, 2], None).check()  # type: ignore[arg-type]
+    labels = {"transport": "shm", "prefill": "prefill-0"}
+    assert door.value("baton_handoff_pulled_bytes_total", **labels) == 2 * SHAPE.block_bytes
+    assert door.value("baton_handoff_pulling_seconds_total", **labels) > 0
+    prefill.visits.close()
+    door.wait("baton_handoff_mapped_pools", 0)
+    door.wait("baton_handoff_pulled_bytes_total", 0, **labels)
 
 
 def test_a_second_request_makes_no_second_visit(door: Door, prefill: Prefill) -> None:

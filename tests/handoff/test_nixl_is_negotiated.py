@@ -1,0 +1,241 @@
+"""Which way KV goes: mapped before read by NIXL before sent, and never another than is required."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from prometheus_client import CollectorRegistry
+
+from baton_testing.processes import wait_until
+from baton_worker.config import ConfigError, CurveConfig, HandoffConfig, ProcessConfig
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.pool import KvPool
+from baton_worker.engine.kv.sharing import Leases
+from baton_worker.handoff import nixl_agent, nixl_visits, zmq_transport
+from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
+from baton_worker.handoff.metrics import HandoffMetrics
+from baton_worker.handoff.nixl_agent import NixlError, check_environment
+from baton_worker.handoff.places import PlaceLimits
+from baton_worker.handoff.pool_visits import PoolOwner
+from baton_worker.handoff.room import Wish
+from baton_worker.handoff.security import kv_security
+from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.identity import RequestKey
+from baton_worker.messages import HANDOFF_NIXL, DecodeTarget
+from baton_worker.metrics import MetricFactory
+from baton_worker.records.columns import ErrorCode
+from baton_worker.roles import process
+
+SHAPE = KvShape(n_layers=1, kv_heads=1, block_size=4, head_dim=2, n_blocks=8)
+
+
+class End:
+    """One process's transport over a pool that it shares."""
+
+    def __init__(self, role: str, **config: Any) -> None:
+        self.registry = CollectorRegistry()
+        self.context: zmq.Context[Any] = zmq.Context()
+        pool, takes_offers = KvPool(SHAPE, is_shared=True), role == "decode"
+        assert pool.sharing is not None
+        metrics = HandoffMetrics(MetricFactory(self.registry, "m", role))
+        curve = CurveConfig(enabled=False)
+        security = kv_security(curve, self.context, lambda why: None, takes_offers=takes_offers)
+        asked = HandoffConfig(**config)
+        self.transport = ZmqKvTransport(
+            asked,
+            metrics,
+            context=self.context,
+            security=security,
+            places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
+            owner=PoolOwner(asked.shared_dir, pool.sharing, SHAPE, Leases(8), role),
+        )
+        self.events: queue.Queue[HandoffEvent] = queue.Queue()
+        self.transport.start(self.events.put)
+        self.n_asked = 0
+
+    def ask(self, decode: End) -> HandoffEvent:
+        self.n_asked += 1
+        transport = decode.transport
+        target = DecodeTarget(
+            "decode-0", transport.endpoint, features=transport.features, kv_door=transport.door
+        )
+        self.transport.ask(target, RequestKey(1 << 40 | self.n_asked, 0), Wish(64, 10), 60.0)
+        return self.events.get(timeout=60)
+
+    def way(self, decode: End) -> str:
+        """Return the way that a place is told with."""
+        event = self.ask(decode)
+        assert isinstance(event, HandoffGranted)
+        told = self.transport.ways()["decode-0"]
+        assert event.kv_stays == (not told.startswith("zmq"))
+        return told
+
+    def value(self, name: str, **labels: str) -> float:
+        role = "decode" if self.transport.endpoint else "prefill"
+        return self.registry.get_sample_value(name, {"model": "m", "role": role, **labels}) or 0.0
+
+    def close(self) -> None:
+        self.transport.close()
+        self.context.term()
+
+
+@pytest.fixture
+def end(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., End]]:
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    ends: list[End] = []
+
+    def make(role: str, **config: Any) -> End:
+        ends.append(End(role, **config))
+        return ends[-1]
+
+    yield make
+    for one in ends:
+        one.close()
+
+
+@pytest.fixture
+def nixl() -> None:
+    pytest.importorskip("nixl_cu13")
+
+
+@pytest.mark.usefixtures("nixl")
+def test_kv_stays_where_both_have_nixl(end: Callable[..., End]) -> None:
+    decode, prefill = end("decode", nixl="any"), end("prefill", nixl="any")
+    assert decode.transport.features == (HANDOFF_NIXL,)
+    assert prefill.way(decode) == "nixl"
+    assert prefill.way(decode) == "nixl"
+    assert decode.value("baton_handoff_mapped_pools") == 1, "introduced once"
+    assert prefill.transport.rates()["decode-0"]["measured_bytes_per_second"] > 0
+
+
+@pytest.mark.usefixtures("nixl")
+def test_a_pool_that_can_be_mapped_is_mapped(end: Callable[..., End], tmp_path: Path) -> None:
+    both = {"nixl": "any", "shared_dir": str(tmp_path)}
+    decode, prefill = end("decode", **both), end("prefill", **both)
+    assert prefill.way(decode) == "shm"
+    assert prefill.transport.rates() == {}, "nobody was introduced for nothing"
+
+
+@pytest.mark.usefixtures("nixl")
+def test_nixl_is_the_way_where_there_is_no_door(end: Callable[..., End], tmp_path: Path) -> None:
+    decode, prefill = (
+        end("decode", nixl="any"),
+        end("prefill", nixl="any", shared_dir=str(tmp_path)),
+    )
+    assert prefill.way(decode) == "nixl"
+
+
+@pytest.mark.usefixtures("nixl")
+@pytest.mark.parametrize("who", ["decode", "prefill"])
+def test_without_nixl_at_one_side_kv_is_sent_and_why_is_told(
+    end: Callable[..., End], who: str
+) -> None:
+    decode = end("decode", nixl="off" if who == "decode" else "any")
+    prefill = end("prefill", nixl="off" if who == "prefill" else "any")
+    told = prefill.way(decode)
+    assert told.startswith("zmq: ")
+    assert ("handoff.nixl is off" if who == "decode" else "not used here") in told
+
+
+def test_what_is_required_to_go_by_rdma_fails_where_it_would_not(end: Callable[..., End]) -> None:
+    decode, prefill = end("decode"), end("prefill", require="rdma")
+    event = prefill.ask(decode)
+    assert isinstance(event, HandoffFailed)
+    assert event.code is ErrorCode.HANDOFF_REFUSED
+    assert "handoff.require is 'rdma'" in event.message
+
+
+def test_rdma_is_not_served_by_a_door(end: Callable[..., End], tmp_path: Path) -> None:
+    decode = end("decode", shared_dir=str(tmp_path))
+    prefill = end("prefill", shared_dir=str(tmp_path), require="rdma")
+    assert isinstance(prefill.ask(decode), HandoffFailed)
+
+
+@pytest.mark.usefixtures("nixl")
+def test_nvlink_is_not_served_by_nixl(end: Callable[..., End]) -> None:
+    decode, prefill = end("decode", nixl="any"), end("prefill", nixl="any", require="nvlink")
+    event = prefill.ask(decode)
+    assert isinstance(event, HandoffFailed)
+    assert "'nvlink'" in event.message
+
+
+@pytest.mark.usefixtures("nixl")
+def test_a_decode_worker_that_comes_back_is_introduced_anew(end: Callable[..., End]) -> None:
+    prefill = end("prefill", nixl="any")
+    for _ in range(2):
+        decode = end("decode", nixl="any")
+        assert prefill.way(decode) == "nixl"
+        decode.transport.close()
+
+
+@pytest.mark.usefixtures("nixl")
+def test_a_decode_worker_that_answers_no_introduction_is_sent_kv(
+    end: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_visits, "PATIENCE_SECONDS", 0.01)
+    decode, prefill = end("decode", nixl="any"), end("prefill", nixl="any")
+    monkeypatch.setattr(decode.transport._pools.nixl, "introduced", lambda *words: None)
+    assert "has not answered" in prefill.way(decode)
+
+
+def test_what_is_no_introduction_is_counted_and_costs_nobody_anything(
+    end: Callable[..., End],
+) -> None:
+    decode, prefill = end("decode"), end("prefill")
+    stranger = prefill.context.socket(zmq.DEALER)
+    stranger.connect(decode.transport.endpoint)
+    for words in (b"", b"\xc1", bytes(100)):
+        stranger.send_multipart([b"BKI1", words])
+    malformed = "baton_handoff_malformed_total"
+    wait_until("all are counted", lambda: decode.value(malformed), lambda count: count == 3)
+    assert isinstance(prefill.ask(decode), HandoffGranted)
+    stranger.close(linger=0)
+
+
+def test_nixl_that_is_missing_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in nixl_agent._PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"handoff\.nixl is 'any'.*baton-worker\[nixl\]"):
+        zmq_transport._agent(HandoffConfig(nixl="any"), bytes(16))
+
+
+def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[..., End]
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise NixlError("no device")
+
+    monkeypatch.setattr(zmq_transport, "NixlAgent", broken)
+    with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*no device"):
+        zmq_transport._agent(HandoffConfig(nixl="rdma", require="rdma"), bytes(16))
+    decode, prefill = end("decode"), end("prefill", nixl="rdma")
+    assert prefill.way(decode).startswith("zmq")
+
+
+@pytest.mark.parametrize("nixl", ["off", "any"])
+def test_rdma_cannot_be_required_with_less(nixl: Any) -> None:
+    config = ProcessConfig(
+        model=None,  # type: ignore[arg-type]
+        handoff=HandoffConfig(require="rdma", nixl=nixl),
+    )
+    with pytest.raises(ConfigError, match=rf"handoff\.nixl is '{nixl}'"):
+        process._check_sharing(config)
+
+
+@pytest.mark.parametrize("value", ["tcp", "rc,tcp", "all", "^rc"])
+def test_an_environment_that_lets_ucx_use_tcp_is_refused(value: str) -> None:
+    with pytest.raises(NixlError, match="UCX_TLS is"):
+        check_environment({"UCX_TLS": value})
+
+
+@pytest.mark.parametrize("value", ["", "rc,cuda_copy", "^tcp", "^tcp,shm"])
+def test_one_that_does_not_is_not(value: str) -> None:
+    check_environment({"UCX_TLS": value} if value else {})
