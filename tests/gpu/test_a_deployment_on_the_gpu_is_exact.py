@@ -49,6 +49,9 @@ def ask(deployment: Deployment, number: int) -> Any:
     return choice["token_ids"], choice["logprobs"]
 
 
+WAYS = {"zmq": [], "nvlink": ["--share-kv"], "nixl": ["--nixl"]}
+
+
 def test_a_pair_of_processes_says_what_one_says_and_texts_are_scored_as_sampled() -> None:
     with start(*PAIR) as pair, ThreadPoolExecutor(48) as clients:
         pair.wait_lines(3)
@@ -63,16 +66,18 @@ def test_a_pair_of_processes_says_what_one_says_and_texts_are_scored_as_sampled(
     assert differing == []
 
 
-@pytest.mark.parametrize("transport", ["zmq", "nvlink"])
+@pytest.mark.parametrize("transport", WAYS)
 def test_a_pair_on_two_gpus_says_what_one_process_says_on_the_second(transport: str) -> None:
     first, second = two_gpus()
-    flags = ("--gpus", f"{first},{second}", *(["--share-kv"] if transport == "nvlink" else []))
+    if transport == "nixl":
+        pytest.importorskip("nixl_cu13")
+    flags = ("--gpus", f"{first},{second}", *WAYS[transport])
     with start(*PAIR, *flags) as pair, ThreadPoolExecutor(48) as clients:
         pair.wait_lines(3)
         found = list(clients.map(lambda n: ask(pair, n), range(REQUESTS)))
         delivered = {
             way: pair.metric("prefill", "baton_handoff_delivered_bytes_total", transport=way)
-            for way in ("zmq", "nvlink")
+            for way in WAYS
         }
         assert [way for way, n_bytes in delivered.items() if n_bytes] == [transport]
         pair.wait_idle("prefill", "decode")
