@@ -167,9 +167,6 @@ class SimConfig(_Section, frozen=True):
             )
 
 
-_GPU_RANKS = (1, 2, 4, 8)
-
-
 class EngineConfig(_Section, frozen=True):
     """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`, or
     on a gpu what its memory holds.
@@ -218,10 +215,10 @@ class EngineConfig(_Section, frozen=True):
                 f"tensor_parallel_size is {self.tensor_parallel_size}, but device 'sim' computes "
                 "nothing that ranks could share"
             )
-        if self.device == "gpu" and self.tensor_parallel_size not in _GPU_RANKS:
+        if self.device == "gpu" and self.tensor_parallel_size not in (1, 2, 4, 8):
             raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device 'gpu' "
-                "has 1, 2, 4 or 8 ranks"
+                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device "
+                "'gpu' has 1, 2, 4 or 8 ranks"
             )
         if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
             raise ValueError(

@@ -64,6 +64,9 @@ LARGE = Sizes(
 )
 
 
+FEWER = replace(LARGE, batches=(2, 33, 256), chunks=(64, 1000), scored_chunks=(128,))
+
+
 class Known(NamedTuple):
     """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
@@ -87,6 +90,7 @@ KNOWN = {
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
     "gpu-small-qwen2": Known("gpu", "small-qwen2", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
+    "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
 }
@@ -189,6 +193,14 @@ def _on_gpu(known: Known) -> LoadedModel:
     from baton_worker.engine.backends.kernels import OpsKernels
     from baton_worker.engine.backends.torch.device import TorchDevice
 
+    if known.ranks > 1:
+        from baton_testing import random_rank
+
+        if torch.cuda.device_count() < known.ranks:
+            pytest.skip(f"this machine has {torch.cuda.device_count()} CUDA devices")
+        name = f"{known.model}/{known.n_layers}"
+        chosen = random_rank.config(name, known.ranks, max_running=256, prefill_chunk_tokens=4096)
+        return random_rank.over_ranks("gpu", "cut", chosen)
     device = TorchDevice()
     device.synchronise()  # its stream is this thread's from here on
     if known.model in ("tiny", "small-mimo", "small-qwen2"):
