@@ -216,10 +216,8 @@ class EngineConfig(_Section, frozen=True):
                 "nothing that ranks could share"
             )
         if self.device == "gpu" and self.tensor_parallel_size not in (1, 2, 4, 8):
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device "
-                "'gpu' has 1, 2, 4 or 8 ranks"
-            )
+            size = self.tensor_parallel_size
+            raise ValueError(f"tensor_parallel_size is {size}, device 'gpu' has 1, 2, 4 or 8 ranks")
         if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
             raise ValueError(
                 f"framework is {self.framework!r} and dtype {self.dtype!r}, but device "
