@@ -66,7 +66,7 @@ def _met(pipe: Connection, prepare_part: Prepare) -> Follower | None:
         ]
         collective = meeting.collective_of(prepared, shard, own, others)
     except (DeviceError, CheckpointError, ModelShapeError, ConfigError) as error:
-        log.critical("cannot be a rank", extra={"rank": shard.rank, "why": str(error)})
+        log.critical("rank %d cannot serve: %s", shard.rank, error)
         pipe.send_bytes(meeting.encode(meeting.Refused(str(error))))
         return None
     pipe.send_bytes(meeting.encode(meeting.Met()))
@@ -110,7 +110,7 @@ def _serve(pipe: Connection, follower: Follower) -> int:
         try:
             answering = follower.obey(order)
         except DeviceError as error:
-            log.critical("cannot obey", extra={"order": type(order).__name__, "why": str(error)})
+            log.critical("cannot obey %s: %s", type(order).__name__, error)
             answers.send(orders.Failed(str(error)))
             answers.close()
             return 1
