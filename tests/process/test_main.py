@@ -54,7 +54,7 @@ def test_every_command_explains_itself(command, capsys):
         ),
         (
             ["local", "--model", "m", "--engine", "gpu", "--kv-blocks", "64", "--tp", "3"],
-            "--tp is 3, with --engine gpu it must be 1, 2, 4 or 8",
+            "--tp is 3, --engine gpu takes one of (1, 2, 4, 8)",
         ),
         (
             ["local", "--model", "m", "--engine", "gpu", "--gpus", "0,1,2", "--tp", "2"],

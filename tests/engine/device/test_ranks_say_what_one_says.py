@@ -134,6 +134,17 @@ def test_a_vocabulary_that_ranks_do_not_divide(
     near(said[2], said[0])
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mimo", "ernie4_5"])
+def test_every_family(make_checkpoint: Callable[..., Any], family: str) -> None:
+    """Biases of query, key and value are the heads', so each rank adds its own."""
+    made = make_checkpoint(family=family)
+    said = []
+    for size in (1, 2):
+        with model_over(size, made.path) as model:
+            said.append(asked(model))
+    near(said[1], said[0])
+
+
 def test_a_row_that_breaks_on_another_rank_ends_its_request_alone(whole: LoadedModel) -> None:
     """A number that is none in one rank's KV becomes all ranks' by the sum, of that row alone."""
 

@@ -101,13 +101,14 @@ def test_a_draft_layer_that_is_not_wanted_takes_no_memory(
     assert without.memory().peak < with_it.memory().peak
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_parts_of_ranks_put_together_are_the_whole(
-    make_checkpoint: Callable[..., Any], size: int, tied: bool
+    make_checkpoint: Callable[..., Any], family: str, size: int, tied: bool
 ) -> None:
     """Of two KV heads four ranks have each twice; of 96 ids they have 24 each."""
-    made = make_checkpoint(family="qwen3", tie_word_embeddings=tied, vocab_size=90)
+    made = make_checkpoint(family=family, tie_word_embeddings=tied, vocab_size=90)
     shape, host = load_shape(made.path), on_host(made)
     shards = [Shard(rank, size) for rank in range(size)]
     parts = [
@@ -132,6 +133,12 @@ def test_the_parts_of_ranks_put_together_are_the_whole(
             kv = slice(own.start * shape.head_dim, own.stop * shape.head_dim)
             wanted = np.concatenate([query[shard.part(shape.q_size)], key[kv], value[kv]])
             np.testing.assert_array_equal(values(part.qkv), wanted)
+            if whole.qkv_bias is not None:
+                query_bias, key_bias, value_bias = np.split(
+                    whole.qkv_bias, [shape.q_size, shape.q_size + shape.kv_size]
+                )
+                bias = [query_bias[shard.part(shape.q_size)], key_bias[kv], value_bias[kv]]
+                np.testing.assert_array_equal(values(part.qkv_bias), np.concatenate(bias))
             np.testing.assert_array_equal(values(part.post_norm), whole.post_norm)
 
 

@@ -130,11 +130,16 @@ def _cut_layer(torch: Any, layer: DeviceLayer, shape: ModelShape, shard: Shard) 
     q, kv, inner = shape.q_size, shape.kv_size, shape.intermediate_size
     heads = shard.kv_heads(shape.n_kv_heads)
     own = slice(heads.start * shape.head_dim, heads.stop * shape.head_dim)
-    query, key, value = torch.split(layer.qkv, [q, kv, kv])
+
+    def heads_of(whole: Any) -> Any:
+        query, key, value = torch.split(whole, [q, kv, kv])
+        return torch.cat([query[shard.part(q)], key[own], value[own]])
+
     gate, up = torch.split(layer.gate_up, [inner, inner])
     return dataclasses.replace(
         layer,
-        qkv=torch.cat([query[shard.part(q)], key[own], value[own]]),
+        qkv=heads_of(layer.qkv),
+        qkv_bias=None if layer.qkv_bias is None else heads_of(layer.qkv_bias),
         o=layer.o[:, shard.part(q)].contiguous(),
         gate_up=torch.cat([gate[shard.part(inner)], up[shard.part(inner)]]),
         down=layer.down[:, shard.part(inner)].contiguous(),

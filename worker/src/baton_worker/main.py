@@ -311,10 +311,9 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
-    if options.tp > 1 and options.engine == "sim":
-        raise ConfigError(f"--tp is {options.tp}, with --engine sim it must be 1")
-    if options.tp not in (1, 2, 4, 8) and options.engine == "gpu":
-        raise ConfigError(f"--tp is {options.tp}, with --engine gpu it must be 1, 2, 4 or 8")
+    known = {"gpu": (1, 2, 4, 8), "sim": (1,)}.get(options.engine, (options.tp,))
+    if options.tp not in known:
+        raise ConfigError(f"--tp is {options.tp}, --engine {options.engine} takes one of {known}")
     return EngineConfig(
         device=options.engine,
         sim=_sim_config(options),

@@ -189,7 +189,7 @@ class _Reader:
 
     def _joined(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
         parts = [
-            self._stored(key, (width,)).float32(rows=self._part(width))
+            self._stored(key, (width,)).float32(rows=self._shard.part(width))
             for key, width in zip(keys, widths, strict=True)
         ]
         return np.concatenate(parts)

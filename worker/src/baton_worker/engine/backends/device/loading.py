@@ -110,7 +110,7 @@ class _Layers:
     def tensor(self, key: str, shape: tuple[int, ...]) -> Tensor:
         return self._place((self._checked.stored(key, shape),), 0)
 
-    def rows(self, *parts: tuple[str, tuple[int, int], slice]) -> Tensor:
+    def rows(self, *parts: tuple[str, tuple[int, ...], slice]) -> Tensor:
         """Place some rows of each."""
         stored = [self._checked.stored(key, shape).part(rows) for key, shape, rows in parts]
         return self._place(tuple(stored), 0)
@@ -140,15 +140,16 @@ class _Layers:
         )
 
     def _qkv(self, keys: naming.LayerKeys) -> Tensor:
-        model_shape, (query, key, value) = self._model_shape, keys.qkv
-        heads = self._shard.kv_heads(model_shape.n_kv_heads)
-        dim = model_shape.head_dim
-        own = slice(heads.start * dim, heads.stop * dim)
-        kv = (model_shape.kv_size, model_shape.hidden_size)
-        q = (model_shape.q_size, model_shape.hidden_size)
-        return self.rows(
-            (query, q, self._shard.part(model_shape.q_size)), (key, kv, own), (value, kv, own)
-        )
+        hidden = self._model_shape.hidden_size
+        parts = zip(keys.qkv, self._qkv_rows(), strict=True)
+        return self.rows(*((key, (width, hidden), own) for key, (width, own) in parts))
+
+    def _qkv_rows(self) -> tuple[tuple[int, slice], ...]:
+        """Return how many rows query, key and value have, and which are this rank's."""
+        model_shape = self._model_shape
+        heads, dim = self._shard.kv_heads(model_shape.n_kv_heads), model_shape.head_dim
+        kv = (model_shape.kv_size, slice(heads.start * dim, heads.stop * dim))
+        return (model_shape.q_size, self._shard.part(model_shape.q_size)), kv, kv
 
     def mtp(self, index: int, shared_norm: Tensor) -> DeviceMtp:
         hidden = self._model_shape.hidden_size
@@ -177,9 +178,8 @@ class _Layers:
         return self._place((self._checked.stored(key, whole).part(ids),), n_rows)
 
     def _qkv_bias(self, keys: naming.LayerKeys) -> Tensor:
-        shape = self._model_shape
-        widths = (shape.q_size, shape.kv_size, shape.kv_size)
-        return self.tensor(*((key, (n,)) for key, n in zip(keys.qkv_bias, widths, strict=True)))
+        parts = zip(keys.qkv_bias, self._qkv_rows(), strict=True)
+        return self.rows(*((key, (width,), own) for key, (width, own) in parts))
 
     def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Tensor, Tensor]:
         query, key = keys.qk_norm
