@@ -21,8 +21,13 @@ from xml.etree import ElementTree
 ALONE = (
     "tests/gpu/test_an_engine_starts_from_a_folder.py",
     "tests/engine/device/test_device_contract.py",
+    "tests/gpu/test_two_gpus_compute_as_one.py",
 )
-"""Whose tests look at the whole device's free memory, or at how long a start takes."""
+"""Whose tests look at the whole device's free memory, or at how long a start takes, or whose GPUs
+wait for each other.
+"""
+OVER_RANKS = "-ranks"
+"""What the name of a model ends in that several GPUs compute, waiting for each other."""
 BY_PARAMETER = ("tests/gpu/test_the_same_bits_any_way_it_is_served.py",)
 """Whose tests take a model that is loaded once for all of them, by its name."""
 LONGEST = (
@@ -82,7 +87,10 @@ def jobs_of(tests: Iterable[str]) -> list[Job]:
     found: dict[str, list[str]] = {}
     for test in tests:
         found.setdefault(_job_name(test), []).append(test)
-    jobs = [Job(name, tuple(some), some[0].startswith(ALONE)) for name, some in found.items()]
+    jobs = [
+        Job(name, tuple(some), some[0].startswith(ALONE) or name.endswith(OVER_RANKS))
+        for name, some in found.items()
+    ]
     rank = {name: place for place, name in enumerate(LONGEST)}
     return sorted(jobs, key=lambda job: (not job.alone, rank.get(job.name, len(rank))))
 

@@ -26,7 +26,11 @@ with devices.subject(sys.argv[1]) as subject:
         print(gpu_name() if subject.name.startswith("gpu-") else "none")
         print(digest(serve(engine, subject.asks())))
 """
-ON_A_GPU = [name for name in devices.EXACT if devices.KNOWN[name].device == "gpu"]
+ON_A_GPU = [
+    name
+    for name in devices.EXACT
+    if devices.KNOWN[name].device == "gpu" and devices.KNOWN[name].ranks == 1
+]
 
 
 def told_by_another_process(name: str, environment: Mapping[str, str]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from baton_worker.config import (
     ConfigError,
     CurveConfig,
+    EngineConfig,
     HttpConfig,
     LinkConfig,
     ModelConfig,
@@ -78,8 +79,8 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
         ),
         ("model: {path: m}\nengine: {block_size: 7}\n", "block_size"),
         (
-            "model: {path: m}\nengine: {device: gpu, tensor_parallel_size: 2}\n",
-            "tensor_parallel_size is 2, but a worker of device 'gpu' is one rank: let it be 1",
+            "model: {path: m}\nengine: {device: gpu, tensor_parallel_size: 3}\n",
+            "tensor_parallel_size is 3, device 'gpu' has 1, 2, 4 or 8 ranks",
         ),
         ("model: {path: m}\nengine: {sim: {seed: 1}}\n", "sim is set, but device is 'cpu'"),
         (
@@ -119,6 +120,15 @@ def test_workers_are_spread_over_the_gpus_in_turn():
     plans = plan_processes(options, 1, {})
     assert {p.name: p.environment["CUDA_VISIBLE_DEVICES"] for p in plans} == {
         "gateway": "", "prefill-0": "0", "prefill-1": "GPU-1a", "decode-0": "0",
+    }  # fmt: skip
+
+
+def test_each_worker_gets_as_many_gpus_as_it_has_ranks():
+    engine = EngineConfig(device="gpu", tensor_parallel_size=2)
+    options = LocalOptions(model_path="/m", prefill=1, decode=2, engine=engine, gpus=tuple("0123"))
+    plans = plan_processes(options, 1, {})
+    assert {p.name: p.environment["CUDA_VISIBLE_DEVICES"] for p in plans} == {
+        "gateway": "", "prefill-0": "0,1", "decode-0": "2,3", "decode-1": "0,1",
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.torch.device import TorchDevice
 
 
@@ -18,6 +19,8 @@ class Cuda:
     def __init__(self) -> None:
         self._threads = threading.local()
         self.is_available = lambda: True
+        self.device_count = lambda: 2
+        self.set_device = lambda index: None
         self.get_device_name = str
         self.synchronize = lambda index: None
         self.Stream = lambda place: SimpleNamespace(place=place)
@@ -45,6 +48,11 @@ def test_devices_take_turns_in_a_thread(cuda: Cuda) -> None:
     for place in ("cuda:0", "cuda:1", "cuda:0", "cuda:0", "cuda:1"):
         devices[place].synchronise()
         assert cuda.current() == place
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_told(cuda: Cuda) -> None:
+    with pytest.raises(DeviceError, match="needs GPU 2, but this process sees 2"):
+        TorchDevice(2)
 
 
 def test_each_thread_has_a_stream_of_its_own(cuda: Cuda) -> None:

@@ -16,7 +16,7 @@ from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig
 from baton_worker.engine import build
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends import kernels
+from baton_worker.engine.backends import gpu, kernels
 from baton_worker.engine.backends.torch import framework
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,7 +65,7 @@ def test_paddle_that_is_not_there_is_named_with_its_command(
 
 
 def test_without_any_framework_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
     with pytest.raises(DeviceError, match=r"engine\.device .*pip install 'baton-worker\[torch\]'"):
         build.build_engine(on_a_gpu("auto"))
 

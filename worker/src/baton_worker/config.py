@@ -183,10 +183,12 @@ class EngineConfig(_Section, frozen=True):
     not change, but `usage` and the time to the first token tell a client whether others sent its
     prompt. `overlap`: launch each step before the output work of the one before; outputs are the
     same. `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it
-    must divide the model's attention heads, KV heads and intermediate size. `stuck_seconds`: how
-    long a step may last before the worker counts as hung and ends (or ten times as long as others
-    of its size did, if that is more); from half of that on it takes no new requests.
-    `first_step_seconds`: the same for a step of a size that none before it had, which may compile.
+    must divide the model's attention heads, KV heads (gpus: or be a multiple of these) and
+    intermediate size. On gpus it is 1, 2, 4 or 8, a rank on each of the first that the worker sees.
+    `stuck_seconds`: how long a step may last before the worker counts as hung and ends (or ten
+    times as long as others of its size did, if that is more); from half of that on it takes no new
+    requests. `first_step_seconds`: the same for a step of a size that none before it had, which may
+    compile.
     """
 
     device: Literal["cpu", "gpu", "sim"] = "cpu"
@@ -214,11 +216,9 @@ class EngineConfig(_Section, frozen=True):
                 f"tensor_parallel_size is {self.tensor_parallel_size}, but device 'sim' computes "
                 "nothing that ranks could share"
             )
-        if self.device == "gpu" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device "
-                "'gpu' is one rank: let it be 1"
-            )
+        if self.device == "gpu" and self.tensor_parallel_size not in (1, 2, 4, 8):
+            size = self.tensor_parallel_size
+            raise ValueError(f"tensor_parallel_size is {size}, device 'gpu' has 1, 2, 4 or 8 ranks")
         if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
             raise ValueError(
                 f"framework is {self.framework!r} and dtype {self.dtype!r}, but device "

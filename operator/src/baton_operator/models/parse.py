@@ -13,7 +13,7 @@ import msgspec
 
 from baton_operator.models import placement
 from baton_operator.models.pair_template import UnlikeTemplatesError, pair_template
-from baton_operator.models.roles import NOT_OVER_NODES
+from baton_operator.models.roles import GPU_RANKS, NOT_OVER_NODES
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import check_template
 from baton_operator.names import GATEWAY_PORTS, MAX_NAME_LENGTH, WORKER_PORTS
@@ -109,10 +109,14 @@ def _check_parallelism(spec: PDDeploymentSpec) -> None:
     for role in spec.roles:
         if role.parallelism.nodes != 1:
             raise InvalidSpec(f"spec.roles[{role.name}].{NOT_OVER_NODES}")
-        if role.parallelism.tensor != 1 and spec.engine.device != "cpu":
+        known = {"gpu": GPU_RANKS, "sim": (1,)}.get(spec.engine.device)
+        if known is not None and role.parallelism.tensor not in known:
+            told = " or ".join(
+                ", ".join(map(str, part)) for part in (known[:-1], known[-1:]) if part
+            )
             raise InvalidSpec(
                 f"spec.roles[{role.name}].parallelism.tensor is {role.parallelism.tensor}: with "
-                f"engine.device {spec.engine.device} it must be 1"
+                f"engine.device {spec.engine.device} it must be {told}"
             )
     prefill, decode = spec.role("prefill"), spec.role("decode")
     if decode.parallelism.tensor not in (1, prefill.parallelism.tensor):

@@ -64,18 +64,24 @@ LARGE = Sizes(
 )
 
 
+FEWER = replace(LARGE, batches=(2, 33, 256), chunks=(64, 1000), scored_chunks=(128,))
+
+
 class Known(NamedTuple):
-    """A subject before it is loaded. `dtype`: E."""
+    """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
     device: DeviceName
     model: Literal["tiny", "small-mimo", "small-qwen2", "qwen3-8b", "mimo-7b"]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
     n_layers: int = 0
+    ranks: int = 1
 
 
 KNOWN = {
     "numpy-tiny": Known("numpy", "tiny", "float32", SMOKE),
+    "numpy-tiny-2-ranks": Known("numpy", "tiny", "float32", SMOKE, ranks=2),
+    "numpy-tiny-4-ranks": Known("numpy", "tiny", "float32", SMOKE, ranks=4),
     "numpy-tiny-bfloat16": Known("numpy", "tiny", "bfloat16", SMOKE),
     "numpy-small-mimo": Known("numpy", "small-mimo", "float32", SMOKE),
     "numpy-small-qwen2": Known("numpy", "small-qwen2", "float32", BRIEF),
@@ -84,6 +90,7 @@ KNOWN = {
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
     "gpu-small-qwen2": Known("gpu", "small-qwen2", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
+    "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
 }
@@ -94,11 +101,14 @@ CONTROLLED = ("numpy-tiny", "gpu-qwen3-8b-12")
 
 
 def parameters(names: Sequence[str]) -> list[Any]:
-    """Return the names as parameters of a test, those that need a GPU marked so."""
-    return [
-        pytest.param(name, id=name, marks=[pytest.mark.gpu] if KNOWN[name].device == "gpu" else [])
-        for name in names
-    ]
+    """Return the names as parameters of a test, those that need a GPU or time marked so."""
+    return [pytest.param(name, id=name, marks=_marks(KNOWN[name])) for name in names]
+
+
+def _marks(known: Known) -> list[Any]:
+    if known.device == "gpu":
+        return [pytest.mark.gpu]
+    return [pytest.mark.slow] if known.ranks > 1 else []
 
 
 def of_model(model: str) -> list[Any]:
@@ -114,9 +124,13 @@ def subject(name: str, wrong: Wrong | None = None, traced: bool = False) -> Iter
         wrong: makes kernels that are tried in place of the device's own.
         traced: nothing is captured as a graph, and `tracing` of the subject takes notes.
     """
+    found = _loaded(name, wrong, traced)
     try:
-        yield _loaded(name, wrong, traced)
+        yield found
     finally:
+        team = found.loaded.team
+        if team is not None:
+            team.followers.close()
         _forget()
 
 
@@ -157,6 +171,10 @@ def _on_numpy(known: Known) -> LoadedModel:
     from baton_testing.numpy_kernels import NumpyKernels
     from baton_worker.engine.model.weights import load_weights
 
+    if known.ranks > 1:
+        from baton_testing.numpy_team import team_of
+
+        return team_of(TINY_MODEL, known.ranks)
     device = NumpyDevice()
     kernels = NumpyKernels(device)
     if known.dtype == "float32":
@@ -175,6 +193,14 @@ def _on_gpu(known: Known) -> LoadedModel:
     from baton_worker.engine.backends.kernels import OpsKernels
     from baton_worker.engine.backends.torch.device import TorchDevice
 
+    if known.ranks > 1:
+        from baton_testing import random_rank
+
+        if torch.cuda.device_count() < known.ranks:
+            pytest.skip(f"this machine has {torch.cuda.device_count()} CUDA devices")
+        name = f"{known.model}/{known.n_layers}"
+        chosen = random_rank.config(name, known.ranks, max_running=256, prefill_chunk_tokens=4096)
+        return random_rank.over_ranks("gpu", "cut", chosen)
     device = TorchDevice()
     device.synchronise()  # its stream is this thread's from here on
     if known.model in ("tiny", "small-mimo", "small-qwen2"):

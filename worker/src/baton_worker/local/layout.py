@@ -34,7 +34,7 @@ from baton_worker.config import (
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """What `baton-worker local` was asked for. Counts are numbers of processes; `gpus` are given
-    to workers in turn, none: each sees all.
+    to workers in turn, each as many as it has ranks; none: each sees all.
     """
 
     model_path: str
@@ -131,14 +131,16 @@ def plan_processes(
 
 
 def _environment(options: LocalOptions, number: int) -> dict[str, str]:
-    """Return which GPU the process of this number sees; number 0, the gateway, none. What NIXL
-    sends over TCP is encrypted by nobody, so it stays on this machine.
+    """Return which GPUs the process of this number sees, one for each rank; number 0, the gateway,
+    none. What NIXL sends over TCP is encrypted by nobody, so it stays on this machine.
     """
-    gpus = options.gpus
+    gpus, ranks = options.gpus, options.engine.tensor_parallel_size
     network = {"UCX_NET_DEVICES": "lo"} if options.nixl else {}
     if not gpus:
         return network
-    return network | {"CUDA_VISIBLE_DEVICES": gpus[(number - 1) % len(gpus)] if number else ""}
+    first = (number - 1) * ranks % len(gpus)
+    visible = ",".join(gpus[first : first + ranks]) if number else ""
+    return network | {"CUDA_VISIBLE_DEVICES": visible}
 
 
 def _control(shared: ProcessConfig, name: str, role: str, folder: str) -> ProcessConfig:

@@ -37,6 +37,7 @@ from baton_worker.engine.backends.device.operands import (
     Seeds,
     Tensor,
 )
+from baton_worker.engine.backends.device.rank_kernels import RankKernels
 
 __all__ = [
     "Accepted",
@@ -173,13 +174,13 @@ class Device(Protocol):
     def shared(self, n_bytes: int) -> Shared:
         """Return new memory of zeros that other processes may map; never during a capture."""
 
-    def address(self, tensor: Tensor) -> int:
-        """Return where a contiguous tensor begins in this process."""
-
     def map(self, descriptor: int, n_bytes: int) -> Mapped:
         """Return the memory that a descriptor from `shared` stands for, of another process and
         another device too; the descriptor may be closed then. Never during a capture.
         """
+
+    def address(self, memory: Tensor | Mapped) -> int:
+        """Return where contiguous memory begins for kernels of this device, in this process."""
 
     def pull(self, source: Mapped, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
         """Begin to copy pieces of other memory, and return their end.
@@ -215,7 +216,7 @@ class Device(Protocol):
         """
 
 
-class Kernels(Protocol):
+class Kernels(RankKernels, Protocol):
     """The arithmetic of a step. The order of every sum is fixed by a weight's or head's shape
     alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
     """
@@ -255,8 +256,8 @@ class Kernels(Protocol):
 
         All of it is float32, rounded once. A token without a block of its own (null, or beyond the
         table) writes to the trash block; padding writes nothing. Bias, norms, angles and places are
-        read early: between what writes them and the call before this one there is another that is
-        neither `matmul` nor `attend`.
+        read early: between what writes them and the call before this one there is one that is no
+        `matmul`, `attend`, `add_norm` or call of ranks.
         """
 
     def attend(

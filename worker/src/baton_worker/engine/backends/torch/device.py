@@ -54,7 +54,13 @@ class TorchDevice:
         self.index: int | None = index
         self._index = index
         self._place = f"cuda:{index}"
+        if index >= (count := self._torch.cuda.device_count()):
+            raise DeviceError(
+                f"engine.tensor_parallel_size needs GPU {index}, but this process sees {count}: "
+                "give the pod as many GPUs as ranks"
+            )
         with _telling(f"use device {index}"):
+            self._torch.cuda.set_device(index)  # what has no device of its own goes there
             self.name: str = self._torch.cuda.get_device_name(index)
             self._stream = self._torch.cuda.Stream(self._place)
             self._pulls = self._torch.cuda.Stream(self._place)
@@ -130,14 +136,16 @@ class TorchDevice:
             tensor.zero_()
             return Shared(tensor, descriptor, memory.n_bytes)
 
-    def address(self, tensor: Tensor) -> int:
-        """See `Device.address`."""
-        return int(self._bytes(tensor).data_ptr())
-
     def map(self, descriptor: int, n_bytes: int) -> Range:
         """See `Device.map`."""
         with self._outside_a_capture(f"map {n_bytes} bytes of another process"):
             return self._peer_memory().map(descriptor, n_bytes)
+
+    def address(self, memory: Any) -> int:
+        """See `Device.address`."""
+        if isinstance(memory, Range):
+            return memory.address
+        return int(self._bytes(memory).data_ptr())
 
     def pull(self, source: Any, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
         """See `Device.pull`: the copy engines work, over NVLink where there is one."""
