@@ -261,11 +261,8 @@ def _local(options: argparse.Namespace) -> int:
 
     configure_logging("local", options.log_level, options.log_format)
     for flag, low, high in (
-        ("prefill", 0, 64),
-        ("decode", 0, 64),
-        ("mixed", 0, 64),
+        *((name, 0, 64) for name in ("prefill", "decode", "mixed", "max_top_k")),
         ("num_speculative_tokens", 0, 5),
-        ("max_top_k", 0, 64),
         ("tp", 1, 64),
         ("port", 0, 65535),
         ("max_running", 1, 1 << 20),

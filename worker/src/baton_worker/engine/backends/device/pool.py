@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Shared, Tensor
+from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Tensor
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import (
     CannotAttachError,
@@ -39,6 +39,14 @@ class _Stage(NamedTuple):
 
     blocks: npt.NDArray[Any]
     taken: Event
+
+
+class _Memory(NamedTuple):
+    """A pool's, uint8 from `tensor` on; `descriptor`: see `Shared`, None where nobody maps it."""
+
+    tensor: Tensor
+    descriptor: int | None
+    n_bytes: int
 
 
 class DevicePool:
@@ -71,10 +79,9 @@ class DevicePool:
         (form,) = shape.arrays(shape.n_blocks + RESERVED_BLOCKS)
         self.sharing: KvSharing | None = None
         if is_shared:
-            n_bytes = form.shape[0] * shape.block_bytes
-            shared = device.shared(n_bytes) if is_mapped else _unmapped(device, n_bytes)
-            self.tensor = device.view(shared.tensor, 0, form.shape, shape.dtype)
-            self.sharing = _DeviceSharing(device, shape, self.tensor, shared)
+            memory = _memory(device, form.shape[0] * shape.block_bytes, is_mapped)
+            self.tensor = device.view(memory.tensor, 0, form.shape, shape.dtype)
+            self.sharing = _DeviceSharing(device, shape, self.tensor, memory)
         else:
             self.tensor = device.zeros(form.shape, shape.dtype)
         n_staged = max(staged_bytes // shape.block_bytes, 1)
@@ -159,14 +166,14 @@ class _DeviceSharing:
     transport = "nvlink"
     goes_beside = True
 
-    def __init__(self, device: Device, shape: KvShape, tensor: Tensor, shared: Shared) -> None:
+    def __init__(self, device: Device, shape: KvShape, tensor: Tensor, memory: _Memory) -> None:
         self._device = device
         self._shape = shape
         self._tensor = tensor
-        self.descriptor, self.n_bytes = shared.descriptor, shared.n_bytes
-        self.region = Region(device.address(shared.tensor), shared.n_bytes, device.index)
-        if shared.descriptor is not None:
-            weakref.finalize(self, os.close, shared.descriptor)
+        self.descriptor, self.n_bytes = memory.descriptor, memory.n_bytes
+        self.region = Region(device.address(memory.tensor), memory.n_bytes, device.index)
+        if memory.descriptor is not None:
+            weakref.finalize(self, os.close, memory.descriptor)
 
     def check_fits(self, shape: KvShape, n_bytes: int) -> None:
         """See `KvSharing.check_fits`."""
@@ -222,9 +229,10 @@ class _DeviceCopy(NamedTuple):
         return self.copied.seconds_since(self.begun)
 
 
-def _unmapped(device: Device, n_bytes: int) -> Shared:
-    tensor = device.zeros((n_bytes,), "uint8")
-    return Shared(tensor, None, n_bytes)
+def _memory(device: Device, n_bytes: int, is_mapped: bool) -> _Memory:
+    if is_mapped:
+        return _Memory(*device.shared(n_bytes))
+    return _Memory(device.zeros((n_bytes,), "uint8"), None, n_bytes)
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -101,12 +101,12 @@ class Shared(NamedTuple):
     Attributes:
         tensor: uint8, of as many bytes as were asked for.
         descriptor: stands for the memory, for `Device.map` in another process. A file descriptor:
-            the owner closes it. None for memory that nobody can map.
+            the owner closes it.
         n_bytes: what there is to map.
     """
 
     tensor: Tensor
-    descriptor: int | None
+    descriptor: int
     n_bytes: int
 
 
