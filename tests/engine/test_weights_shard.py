@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from baton_worker.engine.model.shape import load_shape
-from baton_worker.engine.model.weights import Shard, load_weights
+from baton_worker.engine.model.shards import Shard
+from baton_worker.engine.model.weights import load_weights
 
 
 @pytest.mark.parametrize("storage", ["F32", "BF16"])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from baton_testing.exactness import properties
 from baton_testing.exactness.said import Said, digest
 from baton_testing.exactness.subjects import Subject
@@ -90,6 +92,8 @@ def test_a_text_is_scored_as_it_was_sampled(subject: Subject) -> None:
 
 
 def test_a_trainer_gets_the_bits_that_were_sampled(subject: Subject) -> None:
+    if subject.loaded.team is not None:
+        pytest.skip("a trainer has a whole model; a sum over ranks is another sum")
     held(properties.scored_by_a_trainer(subject))
 
 

@@ -220,11 +220,13 @@ class NumpyDevice:
 
     Args:
         total: bytes that it has.
+        runs_by_itself: what is launched is done on a thread, as on a rank that waits for nothing;
+            until `close`. What fails there fails the next launch too.
     """
 
     name = "numpy"
 
-    def __init__(self, total: int = 1 << 32) -> None:
+    def __init__(self, total: int = 1 << 32, runs_by_itself: bool = False) -> None:
         self._total = total
         self._used = self._peak = 0
         self._stream: deque[Callable[[], None]] = deque()
@@ -235,6 +237,28 @@ class NumpyDevice:
         self._lock = threading.RLock()
         self.n_launched = self.n_done = 0
         self.n_replays = self.n_captures = 0
+        self._failure: Exception | None = None
+        self._work = threading.Semaphore(0)
+        self._runner: threading.Thread | None = None
+        if runs_by_itself:
+            self._runner = threading.Thread(target=self._run, name="numpy-device", daemon=True)
+            self._runner.start()
+
+    def close(self) -> None:
+        """End the thread, behind what was launched."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            self._work.release()
+            runner.join()
+
+    def _run(self) -> None:
+        while self._runner is not None or self.n_done < self.n_launched:
+            self._work.acquire()
+            if self._failure is None and self.n_done < self.n_launched:
+                try:
+                    self.run_to(self.n_done + 1)
+                except Exception as error:  # noqa: BLE001 - whoever launches next is told
+                    self._failure = error
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NumpyTensor:
         """See `Device.empty`: its bytes are filler, which is NaN nowhere and zero nowhere."""
@@ -342,6 +366,11 @@ class NumpyDevice:
         except (OSError, ValueError) as error:
             raise DeviceError(f"cannot {what}: {error}") from error
 
+    def address(self, memory: Any) -> int:
+        """See `Device.address`."""
+        array = memory.bytes if isinstance(memory, _Mapped) else on_device(memory)
+        return int(array.ctypes.data)
+
     def pull(self, source: _Mapped, to: NumpyTensor, pieces: npt.NDArray[np.int64]) -> _Pull:
         """See `Device.pull`."""
         self._refuse_in_capture(what := f"pull {len(pieces)} pieces")
@@ -395,14 +424,20 @@ class NumpyDevice:
         with self._lock:
             self._refuse_in_capture("wait")
             while self.n_done < count:
-                self.n_done += 1
-                self._stream.popleft()()
+                work = self._stream.popleft()
+                try:
+                    work()
+                finally:
+                    self.n_done += 1
                 self._pulls = [pull for pull in self._pulls if not pull.come_if_late()]
 
     def _put(self, work: Callable[[], None]) -> None:
+        if self._failure is not None:
+            raise DeviceError(f"the device failed: {self._failure}") from self._failure
         with self._lock:
             self._stream.append(work)
             self.n_launched += 1
+        self._work.release()
 
     def _refuse_in_capture(self, what: str) -> None:
         with self._lock:  # another thread waits for the capture's end

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_worker.engine.backends.device.pool import DevicePool
-from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
+from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.backends.device.seam import Device, Tensor
+from baton_worker.engine.backends.device.steps import DeviceModel, Steps
 from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
@@ -105,5 +106,5 @@ def _parts(
         scheduler=Scheduler(
             SchedulerLimits.of(options), allocator, prefix_cache(allocator, options, name)
         ),
-        runner=DeviceRunner(model, options),
+        runner=DeviceRunner(Steps(model, options), options),
     )

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 import baton_ops
+from baton_testing import numpy_ranks
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
+from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
     Accepted,
     DraftRows,
@@ -195,6 +197,18 @@ class NumpyKernels:
     ) -> None:
         """See `Kernels.advance`."""
         self._launch(_advance, accepted, starts, drafts, fed, out)
+
+    def exchange_head_bytes(self) -> int:
+        """See `RankKernels.exchange_head_bytes`."""
+        return numpy_ranks.HEAD_BYTES
+
+    def rank_sum(self, part: NumpyTensor, exchange: Exchange, out: NumpyTensor) -> None:
+        """See `RankKernels.rank_sum`."""
+        self._launch(numpy_ranks.rank_sum, part, exchange, out)
+
+    def rank_gather(self, part: NumpyTensor, exchange: Exchange, out: NumpyTensor) -> None:
+        """See `RankKernels.rank_gather`."""
+        self._launch(numpy_ranks.rank_gather, part, exchange, out)
 
 
 _ALIGNMENT = 256

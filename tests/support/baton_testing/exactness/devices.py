@@ -60,17 +60,20 @@ LARGE = Sizes(
 
 
 class Known(NamedTuple):
-    """A subject before it is loaded. `dtype`: E."""
+    """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
     device: DeviceName
     model: Literal["tiny", "qwen3-8b"]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
     n_layers: int = 0
+    ranks: int = 1
 
 
 KNOWN = {
     "numpy-tiny": Known("numpy", "tiny", "float32", SMOKE),
+    "numpy-tiny-2-ranks": Known("numpy", "tiny", "float32", SMOKE, ranks=2),
+    "numpy-tiny-4-ranks": Known("numpy", "tiny", "float32", SMOKE, ranks=4),
     "numpy-tiny-bfloat16": Known("numpy", "tiny", "bfloat16", SMOKE),
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
@@ -84,11 +87,14 @@ CONTROLLED = ("numpy-tiny", "gpu-qwen3-8b-12")
 
 
 def parameters(names: Sequence[str]) -> list[Any]:
-    """Return the names as parameters of a test, those that need a GPU marked so."""
-    return [
-        pytest.param(name, id=name, marks=[pytest.mark.gpu] if KNOWN[name].device == "gpu" else [])
-        for name in names
-    ]
+    """Return the names as parameters of a test, those that need a GPU or time marked so."""
+    return [pytest.param(name, id=name, marks=_marks(KNOWN[name])) for name in names]
+
+
+def _marks(known: Known) -> list[Any]:
+    if known.device == "gpu":
+        return [pytest.mark.gpu]
+    return [pytest.mark.slow] if known.ranks > 1 else []
 
 
 def of_model(model: str) -> list[Any]:
@@ -104,9 +110,13 @@ def subject(name: str, wrong: Wrong | None = None, traced: bool = False) -> Iter
         wrong: makes kernels that are tried in place of the device's own.
         traced: nothing is captured as a graph, and `tracing` of the subject takes notes.
     """
+    found = _loaded(name, wrong, traced)
     try:
-        yield _loaded(name, wrong, traced)
+        yield found
     finally:
+        team = found.loaded.team
+        if team is not None:
+            team.followers.close()
         _forget()
 
 
@@ -147,6 +157,10 @@ def _on_numpy(known: Known) -> LoadedModel:
     from baton_testing.numpy_kernels import NumpyKernels
     from baton_worker.engine.model.weights import load_weights
 
+    if known.ranks > 1:
+        from baton_testing.numpy_team import team_of
+
+        return team_of(TINY_MODEL, known.ranks)
     device = NumpyDevice()
     kernels = NumpyKernels(device)
     if known.dtype == "float32":

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from baton_worker.engine.backends.device.engine import DeviceEngine
-from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
+from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS, DevicePool
 from baton_worker.engine.backends.device.seam import DType
 from baton_worker.engine.kv.pool import NULL_BLOCK
 
@@ -65,10 +65,10 @@ class PoisonedDevice:
 
     def fill_blocks(self, engine: DeviceEngine, blocks: Sequence[int]) -> None:
         """Fill blocks of an engine's pool."""
-        shape = engine.pool.shape
+        shape = _own(engine).shape
         (form,) = shape.arrays(1)
         for block in blocks:
-            row = self._device.rows(engine.pool.tensor, block, block + 1)
+            row = self._device.rows(_own(engine).tensor, block, block + 1)
             self._fill(row, form.shape, shape.dtype)
 
     def fill_pool(self, engine: DeviceEngine) -> None:
@@ -92,3 +92,9 @@ class PoisonedDevice:
             self._device.upload(np.full(n_bytes, 0xFF, np.uint8), self._poison)
             self._device.synchronise()
         self._device.copy(self._device.view(self._poison, 0, shape, dtype), tensor)
+
+
+def _own(engine: DeviceEngine) -> DevicePool:
+    """Return the pool on this device: of several ranks' it is rank 0's."""
+    pool = engine.pool
+    return pool if isinstance(pool, DevicePool) else pool.own

@@ -19,7 +19,8 @@ from baton_worker.engine.backends.device.seam import Device
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.model.shape import ModelShape, load_shape
-from baton_worker.engine.model.weights import Shard, load_weights
+from baton_worker.engine.model.shards import Shard
+from baton_worker.engine.model.weights import load_weights
 from baton_worker.engine.options import EngineOptions, resolve_options
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ Knows no framework and no step.
 from __future__ import annotations
 
 import baton_ops
-from baton_ops import cuda, decoder, sampling
+from baton_ops import cuda, decoder, ranks, sampling
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
     Accepted,
     Device,
@@ -222,6 +223,18 @@ class OpsKernels:
         """See `Kernels.logprob_workspace_bytes`."""
         logits = self._device.empty((1, vocab_size), "float32")
         return baton_ops.workspace_bytes(logits, rows)
+
+    def exchange_head_bytes(self) -> int:
+        """See `RankKernels.exchange_head_bytes`."""
+        return ranks.head_bytes()
+
+    def rank_sum(self, part: Tensor, exchange: Exchange, out: Tensor) -> None:
+        """See `RankKernels.rank_sum`."""
+        ranks.rank_sum_into(part, ranks.Exchange(*exchange), out)
+
+    def rank_gather(self, part: Tensor, exchange: Exchange, out: Tensor) -> None:
+        """See `RankKernels.rank_gather`."""
+        ranks.rank_gather_into(part, ranks.Exchange(*exchange), out)
 
     def _launch_one(self) -> None:
         """Copy a row, which any GPU can that the library has code for."""

@@ -10,6 +10,7 @@ library's NumPy reader has no bfloat16.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,6 +61,16 @@ class StoredTensor:
             # bfloat16 is the upper half of a float32.
             return (part.astype(np.uint32) << 16).view(np.float32)
         return np.array(part, dtype=np.float32, order="C")
+
+    def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> StoredTensor:
+        """Return these rows (and columns, of a matrix) as a tensor of their own; nothing is read.
+
+        Raises:
+            CheckpointError: the storage dtype is not F32, F16 or BF16.
+        """
+        self.require_float()
+        raw = self.raw[rows] if self.raw.ndim == 1 else self.raw[rows, columns]
+        return dataclasses.replace(self, raw=raw, shape=raw.shape)
 
     def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
         """Write these rows to `out`: float32, or uint16 for the bits of bfloat16.

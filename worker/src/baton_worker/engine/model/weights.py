@@ -16,23 +16,9 @@ from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import identity, open_checkpoint
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.model.shards import WHOLE, Shard
 
 Float32Array = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One rank's part of a tensor-parallel group: heads and the intermediate width are split."""
-
-    rank: int = 0
-    size: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise ValueError(f"shard rank {self.rank} is not in 0..{self.size - 1}")
-
-
-WHOLE = Shard()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +176,7 @@ class _Reader:
     def _fused_columns(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
         parts = [
             self._stored(key, (width, self._model_shape.hidden_size)).float32(
-                rows=self._part(width)
+                rows=self._shard.part(width)
             )
             for key, width in zip(keys, widths, strict=True)
         ]
@@ -198,11 +184,7 @@ class _Reader:
 
     def _row_split(self, key: str, width: int) -> Float32Array:
         stored = self._stored(key, (self._model_shape.hidden_size, width))
-        return np.ascontiguousarray(stored.float32(columns=self._part(width)).T)
+        return np.ascontiguousarray(stored.float32(columns=self._shard.part(width)).T)
 
     def _transposed(self, key: str, shape: tuple[int, ...]) -> Float32Array:
         return np.ascontiguousarray(self.matrix(key, shape).T)
-
-    def _part(self, width: int) -> slice:
-        local = width // self._shard.size
-        return slice(self._shard.rank * local, (self._shard.rank + 1) * local)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
 from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
 from baton_worker.engine.backends.device.workspace import TokenSpace
@@ -40,6 +41,7 @@ class Decoder:
         kv: E[blocks, layers, 2, Hkv, block_size, D], the MTP layer's last.
         scratch: attention's.
         n_positions: rotation angles are tabulated for positions below this.
+        collective: of a rank whose weights are a part of the model's; then `model_shape` is too.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Decoder:
         kv: Tensor,
         scratch: Tensor,
         n_positions: int,
+        collective: Collective | None = None,
     ) -> None:
+        self.collective = collective
         self._device = device
         self._kernels = kernels
         self._model_shape = model_shape
@@ -90,7 +94,15 @@ class Decoder:
 
     def logits(self, normed: Tensor, out: Tensor) -> None:
         """out f32[R, V] of normed states E[R, H]."""
-        self._kernels.matmul(normed, self._weights.lm_head, out)
+        if self.collective is None:
+            self._kernels.matmul(normed, self._weights.lm_head, out)
+        else:
+            self.collective.logits(normed, self._weights.lm_head, out)
+
+    def end_unit(self) -> None:
+        """End the launches of a step, or of logits beside one; see `Collective.even`."""
+        if self.collective is not None:
+            self.collective.even()
 
     @property
     def mtp(self) -> DeviceMtp:
@@ -108,11 +120,21 @@ class Decoder:
         kernels.rope_store(space.qkv, rotation, fed.places, self._kv, index, space.query)
         for group in fed.groups:
             self._attend(group, index, space)
-        kernels.matmul(space.attended_rows, layer.o, space.added)
+        self._project(space.attended_rows, layer.o, space.added)
         kernels.add_norm(space.added, space.residual, layer.post_norm, eps, space.normed)
         kernels.gate_up_silu(space.normed, layer.gate_up, space.activated)
-        kernels.matmul(space.activated, layer.down, space.added)
+        self._project(space.activated, layer.down, space.added)
         return space.added
+
+    def _project(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out E[N, H] = x @ weight^T, over all ranks' columns of both."""
+        if self.collective is None:
+            self._kernels.matmul(x, weight, out)
+            return
+        n_rows, width = out.shape
+        part = self.collective.part(n_rows, width, self._weights.dtype)
+        self._kernels.matmul(x, weight, part)
+        self.collective.sum(part, out)
 
     def _attend(self, group: Group, index: int, space: TokenSpace) -> None:
         self._kernels.attend(

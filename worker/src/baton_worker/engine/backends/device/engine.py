@@ -11,14 +11,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baton_worker.engine.api import DeviceLoad, EngineLoad
+from baton_worker.engine.backends.device.collective import Collective
+from baton_worker.engine.backends.device.following import EngineFollowers
+from baton_worker.engine.backends.device.orders import Followers
 from baton_worker.engine.backends.device.pool import DevicePool
-from baton_worker.engine.backends.device.runner import DeviceModel, DeviceRunner
+from baton_worker.engine.backends.device.ranked_pool import RankedPool
+from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.backends.device.seam import Device, Kernels, MemoryUse
+from baton_worker.engine.backends.device.steps import DeviceModel, Steps
 from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.pool import BlockAllocator
+from baton_worker.engine.kv.pool import BlockAllocator, KvStore
 from baton_worker.engine.model.shape import ModelShape, fingerprint
+from baton_worker.engine.model.shards import local_shape
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
@@ -27,13 +33,32 @@ from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 _ASKED_SECONDS = 1.0
 
 
+class Team(NamedTuple):
+    """Rank 0's place in a group of ranks, and what the others do for it.
+
+    Attributes:
+        followers: None on the other ranks.
+    """
+
+    collective: Collective
+    followers: Followers | None = None
+
+
 class LoadedModel(NamedTuple):
-    """A model whose weights are on a device. `kernels`: made for the device."""
+    """A model whose weights are on a device, or a rank's part of them. `kernels`: made for the
+    device. `model_shape`: of the whole model.
+    """
 
     device: Device
     kernels: Kernels
     model_shape: ModelShape
     weights: DeviceWeights
+    team: Team | None = None
+
+    @property
+    def n_ranks(self) -> int:
+        """How many compute it together."""
+        return 1 if self.team is None else self.team.collective.shard.size
 
     @property
     def fingerprint(self) -> str:
@@ -42,10 +67,11 @@ class LoadedModel(NamedTuple):
 
 
 class DeviceEngine(StepEngine):
-    """`Engine` over a device.
+    """`Engine` over a device, or over those of several ranks.
 
     Args:
-        model: its weights may be shared by several engines, one after the other.
+        model: its weights may be shared by several engines, one after the other. Of several ranks
+            it is rank 0's.
         options: resolved limits; `use_mtp` only if the weights have an MTP layer.
         clock: monotonic seconds, for the times in `StepStats`.
 
@@ -56,13 +82,23 @@ class DeviceEngine(StepEngine):
     def __init__(
         self, model: LoadedModel, options: EngineOptions, clock: Callable[[], float]
     ) -> None:
-        shape = kv_shape(model, options)
-        staged_bytes = options.kv_bytes_per_step
-        self.pool = DevicePool(model.device, shape, staged_bytes, options.share_kv)
-        self.runner = DeviceRunner(DeviceModel(*model, self.pool.tensor), options)
+        self._followers = _followers_of(model.team, options)
+        own = local_pool(model, options)
+        self.pool: DevicePool | RankedPool = own
+        if self._followers is not None:
+            kv_heads = model.model_shape.n_kv_heads
+            self.pool = RankedPool(own, kv_heads, model.n_ranks, self._followers)
+        steps = Steps(local_model(model, own), options)
+        self.runner = DeviceRunner(steps, options, self._followers)
         self.model = model
         self._memory = _Memory(model.device, clock)
         super().__init__(parts_of(model, self.pool, self.runner, options), options, clock)
+
+    def close(self) -> None:
+        """See `Engine.close`; the other ranks give their part back."""
+        super().close()
+        if self._followers is not None:
+            self._followers.close()
 
     def load(self) -> EngineLoad:
         """See `Engine.load`; the device's memory is asked after at most once a second."""
@@ -95,12 +131,12 @@ class _Memory:
 
 
 def kv_shape(model: LoadedModel, options: EngineOptions) -> KvShape:
-    """Return the shape of the pool that an engine of these options keeps."""
+    """Return the shape of the pool that an engine of these options keeps on each rank."""
     dtype = model.weights.dtype
     assert dtype in ("bfloat16", "float32"), "E is one of the two"
     return KvShape(
         n_layers=model.model_shape.n_layers + int(options.use_mtp),
-        kv_heads=model.model_shape.n_kv_heads,
+        kv_heads=local_shape(model.model_shape, model.n_ranks).n_kv_heads,
         block_size=options.block_size,
         head_dim=model.model_shape.head_dim,
         n_blocks=options.n_blocks,
@@ -109,8 +145,34 @@ def kv_shape(model: LoadedModel, options: EngineOptions) -> KvShape:
     )
 
 
+def local_pool(model: LoadedModel, options: EngineOptions) -> DevicePool:
+    """Return a rank's pool; one of several is shared with nobody."""
+    is_shared = options.share_kv and model.team is None
+    staged_bytes = options.kv_bytes_per_step // model.n_ranks
+    return DevicePool(model.device, kv_shape(model, options), staged_bytes, is_shared)
+
+
+def local_model(model: LoadedModel, pool: DevicePool) -> DeviceModel:
+    """Return what a rank computes."""
+    return DeviceModel(
+        model.device,
+        model.kernels,
+        local_shape(model.model_shape, model.n_ranks),
+        model.weights,
+        pool.tensor,
+        None if model.team is None else model.team.collective,
+    )
+
+
+def _followers_of(team: Team | None, options: EngineOptions) -> EngineFollowers | None:
+    if team is None:
+        return None
+    assert team.followers is not None, "rank 0 alone has an engine"
+    return EngineFollowers(team.followers, options)
+
+
 def parts_of(
-    model: LoadedModel, pool: DevicePool, runner: DeviceRunner, options: EngineOptions
+    model: LoadedModel, pool: KvStore, runner: DeviceRunner, options: EngineOptions
 ) -> EngineParts:
     """Return the parts of an engine over a pool that nobody else uses meanwhile."""
     allocator = BlockAllocator(options.n_blocks)

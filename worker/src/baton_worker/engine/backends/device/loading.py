@@ -8,6 +8,7 @@ what is fused is written in parts into its place. Knows no framework.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import StoredTensor, identity
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.model.shards import WHOLE, Shard, head_rows
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +50,14 @@ def load_device_weights(
     model_shape: ModelShape,
     dtype: DType,
     n_mtp: int,
+    shard: Shard = WHOLE,
 ) -> DeviceWeights:
-    """Copy a checkpoint to the device as E.
+    """Copy a checkpoint, or a rank's part of it, to the device as E.
 
     Args:
         dtype: E, bfloat16 or float32.
         n_mtp: how many of the model's MTP layers are wanted there; the others are only checked.
+        shard: which part; nothing else of what is cut is read.
 
     Raises:
         CheckpointError: a key is missing, unknown or of another shape than `model_shape` says, or
@@ -62,8 +66,8 @@ def load_device_weights(
     """
     checked = CheckedReader(checkpoint, model_shape)
     pieces = _Pieces(device, dtype, _Progress(sum(t.raw.nbytes for t in checkpoint.values())))
-    main = _Layers(checked, model_shape, _Copies(device, dtype, pieces))
-    embed = main.tensor((naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size)))
+    main = _Layers(checked, model_shape, shard, _Copies(device, dtype, pieces))
+    embed = main.tensor(naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size))
     final_norm = main.norm(naming.FINAL_NORM)
     weights = DeviceWeights(
         dtype=dtype,
@@ -71,10 +75,10 @@ def load_device_weights(
         layers=tuple(main.layer(naming.main_layer(i)) for i in range(model_shape.n_layers)),
         mtp=tuple(main.mtp(i, final_norm) for i in range(min(n_mtp, model_shape.n_mtp_layers))),
         final_norm=final_norm,
-        lm_head=main.head(embed),
+        lm_head=main.head(embed, device),
         identity=identity(checkpoint),
     )
-    unwanted = _Layers(checked, model_shape, lambda parts: None)
+    unwanted = _Layers(checked, model_shape, shard, lambda parts, n_rows: None)
     for index in range(n_mtp, model_shape.n_mtp_layers):
         unwanted.mtp(index, final_norm)
     checked.refuse_unread()
@@ -87,38 +91,62 @@ class _Layers:
     """Reads a model's tensors in the layout of `weights`, and has each placed.
 
     Args:
-        place: makes one tensor of stored ones, joined by rows.
+        place: makes one tensor of stored ones, joined by rows, and of rows of zeros behind them up
+            to so many.
     """
 
     def __init__(
         self,
         checked: CheckedReader,
         model_shape: ModelShape,
-        place: Callable[[tuple[StoredTensor, ...]], Tensor],
+        shard: Shard,
+        place: Callable[[tuple[StoredTensor, ...], int], Tensor],
     ) -> None:
         self._checked = checked
         self._model_shape = model_shape
+        self._shard = shard
         self._place = place
 
-    def tensor(self, *parts: tuple[str, tuple[int, ...]]) -> Tensor:
-        return self._place(tuple(self._checked.stored(key, shape) for key, shape in parts))
+    def tensor(self, key: str, shape: tuple[int, ...]) -> Tensor:
+        return self._place((self._checked.stored(key, shape),), 0)
+
+    def rows(self, *parts: tuple[str, tuple[int, int], slice]) -> Tensor:
+        """Place some rows of each."""
+        stored = [self._checked.stored(key, shape).part(rows) for key, shape, rows in parts]
+        return self._place(tuple(stored), 0)
+
+    def columns(self, key: str, width: int) -> Tensor:
+        """Place this rank's columns of `[H, width]`."""
+        stored = self._checked.stored(key, (self._model_shape.hidden_size, width))
+        return self._place((stored.part(columns=self._shard.part(width)),), 0)
 
     def norm(self, key: str) -> Tensor:
-        return self.tensor((key, (self._model_shape.hidden_size,)))
+        return self.tensor(key, (self._model_shape.hidden_size,))
 
     def layer(self, keys: naming.LayerKeys) -> DeviceLayer:
         model_shape = self._model_shape
         hidden, inner = model_shape.hidden_size, model_shape.intermediate_size
-        query, key, value = keys.qkv
-        kv = (model_shape.kv_size, hidden)
         return DeviceLayer(
             input_norm=self.norm(keys.input_norm),
-            qkv=self.tensor((query, (model_shape.q_size, hidden)), (key, kv), (value, kv)),
-            o=self.tensor((keys.o, (hidden, model_shape.q_size))),
+            qkv=self._qkv(keys),
+            o=self.columns(keys.o, model_shape.q_size),
             post_norm=self.norm(keys.post_norm),
-            gate_up=self.tensor(*((key, (inner, hidden)) for key in keys.gate_up)),
-            down=self.tensor((keys.down, (hidden, inner))),
+            gate_up=self.rows(
+                *((key, (inner, hidden), self._shard.part(inner)) for key in keys.gate_up)
+            ),
+            down=self.columns(keys.down, inner),
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
+        )
+
+    def _qkv(self, keys: naming.LayerKeys) -> Tensor:
+        model_shape, (query, key, value) = self._model_shape, keys.qkv
+        heads = self._shard.kv_heads(model_shape.n_kv_heads)
+        dim = model_shape.head_dim
+        own = slice(heads.start * dim, heads.stop * dim)
+        kv = (model_shape.kv_size, model_shape.hidden_size)
+        q = (model_shape.q_size, model_shape.hidden_size)
+        return self.rows(
+            (query, q, self._shard.part(model_shape.q_size)), (key, kv, own), (value, kv, own)
         )
 
     def mtp(self, index: int, shared_norm: Tensor) -> DeviceMtp:
@@ -128,23 +156,29 @@ class _Layers:
         return DeviceMtp(
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
-            proj=self.tensor((keys.proj, (hidden, 2 * hidden))),
+            proj=self.tensor(keys.proj, (hidden, 2 * hidden)),
             layer=self.layer(keys.layer),
             final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
         )
 
-    def head(self, embed: Tensor) -> Tensor:
-        if self._model_shape.tie_word_embeddings:
+    def head(self, embed: Tensor, device: Device) -> Tensor:
+        model_shape = self._model_shape
+        whole, size = (model_shape.vocab_size, model_shape.hidden_size), self._shard.size
+        ids, n_rows = self._shard.vocabulary(whole[0]), head_rows(whole[0], size)
+        key = naming.LM_HEAD
+        if model_shape.tie_word_embeddings:
             self._checked.check_copy(naming.LM_HEAD, naming.EMBED)
-            return embed
-        return self.tensor(
-            (naming.LM_HEAD, (self._model_shape.vocab_size, self._model_shape.hidden_size))
-        )
+            if size == 1:
+                return embed
+            if ids.stop - ids.start == n_rows:
+                return device.rows(embed, ids.start, ids.stop)
+            key = naming.EMBED
+        return self._place((self._checked.stored(key, whole).part(ids),), n_rows)
 
     def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Tensor, Tensor]:
         query, key = keys.qk_norm
         shape = (self._model_shape.head_dim,)
-        return self.tensor((query, shape)), self.tensor((key, shape))
+        return self.tensor(query, shape), self.tensor(key, shape)
 
 
 class _Copies:
@@ -155,9 +189,11 @@ class _Copies:
         self._dtype = dtype
         self._pieces = pieces
 
-    def __call__(self, parts: tuple[StoredTensor, ...]) -> Tensor:
+    def __call__(self, parts: tuple[StoredTensor, ...], at_least: int) -> Tensor:
         n_rows = sum(part.shape[0] for part in parts)
-        tensor = self._device.empty((n_rows, *parts[0].shape[1:]), self._dtype)
+        shape = (max(n_rows, at_least), *parts[0].shape[1:])
+        make = self._device.zeros if n_rows < at_least else self._device.empty
+        tensor = make(shape, self._dtype)
         start = 0
         for part in parts:
             stop = start + part.shape[0]
@@ -191,7 +227,7 @@ class _Pieces:
 
     def send(self, stored: StoredTensor, to: Tensor) -> None:
         stored.require_float()
-        n_rows, width = stored.shape[0], stored.raw[:1].size
+        n_rows, width = stored.shape[0], math.prod(stored.shape[1:])
         row_bytes = width * self._type.itemsize
         if row_bytes > self._next.memory.nbytes:
             self._grow(row_bytes)

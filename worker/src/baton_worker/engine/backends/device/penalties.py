@@ -7,15 +7,20 @@ that comes back is filled anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from baton_worker.engine.backends.device.seam import Device, Tensor
 from baton_worker.engine.scheduling.requests import RequestState
 
+Fill = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
+"""Writes counts i32[V] and seen u8[V] to a place."""
 
-class PenaltySlots:
+
+class PenaltyCounts:
     """`counts` i32[slots, V] and `seen` u8[slots, V], see `seam.Penalised`.
 
     Args:
@@ -26,6 +31,23 @@ class PenaltySlots:
         self._device = device
         self.counts: Tensor = device.zeros((count, vocab_size), "int32")
         self.seen: Tensor = device.zeros((count, vocab_size), "uint8")
+
+    def fill(self, slot: int, counts: npt.NDArray[Any], seen: npt.NDArray[Any]) -> None:
+        """Write a request's counts to its place, before any later step."""
+        for tensor, source in ((self.counts, counts), (self.seen, seen)):
+            self._device.upload(source[None], self._device.rows(tensor, slot, slot + 1))
+
+
+class PenaltySlots:
+    """Whose place is which.
+
+    Args:
+        count: most requests of a step.
+        fill: of all ranks' counts.
+    """
+
+    def __init__(self, count: int, fill: Fill) -> None:
+        self._fill = fill
         self._free = list(range(count - 1, -1, -1))
         self._of: dict[RequestState, int] = {}
 
@@ -35,13 +57,7 @@ class PenaltySlots:
         gone = self._of.keys() - set(penalised)
         self._free += [self._of.pop(request) for request in gone]
         for request in penalised:
-            if request not in self._of:
-                self._of[request] = self._free.pop()
-                self._fill(request, self._of[request])
+            if request not in self._of and request.penalties is not None:
+                slot = self._of[request] = self._free.pop()
+                self._fill(slot, request.penalties.counts, request.penalties.seen.view(np.uint8))
         return self._of
-
-    def _fill(self, request: RequestState, slot: int) -> None:
-        assert request.penalties is not None, "the caller looked"
-        seen = request.penalties.seen.view(np.uint8)
-        for tensor, source in ((self.counts, request.penalties.counts), (self.seen, seen)):
-            self._device.upload(source[None], self._device.rows(tensor, slot, slot + 1))

@@ -159,6 +159,15 @@ class Program:
         """Count what a step took of the device's time, once `finish`'s event has come."""
         self._launches.count(launch.kind, seconds=came.seconds_since(launch.began))
 
+    def told_inputs(self, lane: int) -> Host:
+        """Return the bytes of a lane's inputs, for other ranks to repeat the step."""
+        return self._lanes[lane].up[: self._layouts[0].stop]
+
+    def check_ranks(self) -> None:
+        """See `Collective.check`; to be asked where a result is not finite."""
+        if self._machine.decoder.collective is not None:
+            self._machine.decoder.collective.check()
+
     def drop(self) -> None:
         """Count its graph as gone."""
         if self._graph is not None:
@@ -190,6 +199,7 @@ class Program:
                 machine.drafter.propose(shape, inputs, self._flags, accepted, self._results)
         if shape.n_sampled:
             self._advance(accepted)
+        machine.decoder.end_unit()
 
     def _advance(self, accepted: Accepted) -> None:
         """Tell a step that may be launched behind this one what it feeds."""

@@ -66,13 +66,11 @@ class PromptScorer:
     ) -> baton_ops.LogprobColumns:
         """Return the raw logprobs of `tokens` by `rows` of `final` E[N, H], the normed states."""
         n = len(tokens)
-        states = self._device.rows(final, rows.start, rows.stop)
-        logits = self._space.prompt_logits(n)
         self._fill(tokens, k)
         plan = ScorePlan(**self._plan.on_device(self._device, self._told))
         out = ScoreColumns(**self._columns.on_device(self._device, self._tells))
         self._device.upload(self._up, self._told)
-        self._decoder.logits(states, logits)
+        logits = self.logits(final, rows)
         self._kernels.logprobs(logits, plan, out, self._space.logprobs)
         self._device.download(self._tells, self._down).wait()
         found = _Columns(**self._columns.on_host(np.array(self._down)))
@@ -82,6 +80,13 @@ class PromptScorer:
             found.topk_token[: n * k],
             found.topk_logprob[: n * k],
         )
+
+    def logits(self, final: Tensor, rows: range) -> Tensor:
+        """Return f32[R, V] of these rows: all that is done of it on other ranks."""
+        logits = self._space.prompt_logits(len(rows))
+        self._decoder.logits(self._device.rows(final, rows.start, rows.stop), logits)
+        self._decoder.end_unit()
+        return logits
 
     def _fill(self, tokens: list[int], k: int) -> None:
         n, rows = len(tokens), np.arange(self.at_once + 1)

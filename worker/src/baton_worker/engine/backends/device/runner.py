@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from baton_worker.engine.backends.device.decoder import Decoder
-from baton_worker.engine.backends.device.drafting import Drafter
+import baton_ops
 from baton_worker.engine.backends.device.flight import DeviceFlight, ScoredPrompts
+from baton_worker.engine.backends.device.following import EngineFollowers
 from baton_worker.engine.backends.device.inputs import fill
 from baton_worker.engine.backends.device.lineup import LaneInputs, Lineup, places
 from baton_worker.engine.backends.device.penalties import PenaltySlots
@@ -23,14 +24,9 @@ from baton_worker.engine.backends.device.program import (
     N_LANES,
     Launch,
     Launches,
-    Machine,
     Program,
-    Programs,
 )
-from baton_worker.engine.backends.device.prompts import PromptScorer
 from baton_worker.engine.backends.device.rules import StepRules, choice_of, is_known_ahead
-from baton_worker.engine.backends.device.sampler import Sampler
-from baton_worker.engine.backends.device.seam import Device, Kernels, Tensor
 from baton_worker.engine.backends.device.shapes import (
     Choice,
     StepShape,
@@ -38,10 +34,8 @@ from baton_worker.engine.backends.device.shapes import (
     sequence_bucket,
     width_bucket,
 )
-from baton_worker.engine.backends.device.weights import DeviceWeights
-from baton_worker.engine.backends.device.workspace import Sizes, Workspace
-from baton_worker.engine.model.shape import ModelShape
-from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
+from baton_worker.engine.backends.device.steps import Steps
+from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.output.snapshot import StepSnapshot
 from baton_worker.engine.scheduling.batch import Batch, FedSequence, assemble
 from baton_worker.engine.scheduling.requests import RequestState
@@ -49,20 +43,8 @@ from baton_worker.engine.scheduling.scheduler import StepPlan
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.prompt_logprobs import score_prompts
 
-_PROMPT_ROWS = 256
-_RULES = 4096
 _FEW_PLACES = 8
 """Among so few it is not worth a wait to leave out who is gone."""
-
-
-class DeviceModel(NamedTuple):
-    """A model on a device. `kv`: E[blocks, layers, 2, Hkv, block_size, D], see `kv.pool`."""
-
-    device: Device
-    kernels: Kernels
-    model_shape: ModelShape
-    weights: DeviceWeights
-    kv: Tensor
 
 
 class DeviceRunner:
@@ -70,36 +52,17 @@ class DeviceRunner:
 
     Args:
         options: `use_mtp` only if the weights have an MTP layer.
-
-    Raises:
-        DeviceError: the device has too little memory for the largest step.
+        followers: the other ranks' devices, which repeat what this one's are told.
     """
 
-    def __init__(self, model: DeviceModel, options: EngineOptions) -> None:
+    def __init__(
+        self, steps: Steps, options: EngineOptions, followers: EngineFollowers | None = None
+    ) -> None:
         self._options = options
-        model_shape, (device, kernels) = model.model_shape, model[:2]
-        space = Workspace(device, kernels, model_shape, model.weights.dtype, sizes_of(options))
-        decoder = Decoder(
-            device,
-            kernels,
-            model_shape,
-            model.weights,
-            model.kv,
-            space.attention,
-            space.sizes.positions,
-        )
-        self._slots = PenaltySlots(device, options.max_running, model_shape.vocab_size)
-        self._space = space
-        self._prompts = PromptScorer(device, kernels, decoder, space, options.max_top_k)
-        machine = Machine(
-            device=device,
-            kernels=kernels,
-            decoder=decoder,
-            sampler=Sampler(device, kernels, self._slots, space.logprobs),
-            drafter=Drafter(device, kernels, decoder, space) if options.use_mtp else None,
-            space=space,
-        )
-        self._programs = Programs(machine, _largest(options))
+        self._steps = steps
+        self._followers = followers
+        self._slots = PenaltySlots(options.max_running, self._fill_counts)
+        self._programs = steps.programs
         self._lane = 0
         self._ahead = LaneInputs()
 
@@ -121,7 +84,7 @@ class DeviceRunner:
         program, lane = self._programs.of(self._shape(batch, rules, n_draft)), self._next_lane()
         self._ahead.forget()
         fill(program.inputs[lane], batch, program.shape, rules)
-        launch = program.start(lane)
+        launch = self._launch(program, lane)
         prompts = self._score_prompts(batch)
         return self._flight(program, lane, launch, requests, batch, n_draft, prompts)
 
@@ -149,9 +112,20 @@ class DeviceRunner:
             shape = self._chosen_shape(shape, lineup.sampled, lineup.rules)
         program, lane = self._programs.of(shape), self._next_lane()
         self._ahead.fill(lane, program, lineup)
-        launch = program.start(lane, is_ahead=True)
+        launch = self._launch(program, lane, is_ahead=True)
         nothing = ScoredPrompts((), Failures())
         return self._flight(program, lane, launch, lineup.order, None, n_draft, nothing, lineup)
+
+    def _launch(self, program: Program, lane: int, is_ahead: bool = False) -> Launch:
+        """Launch a step on all ranks: on the others first, whose kernels this one's wait for."""
+        if self._followers is not None:
+            self._followers.step(program.shape, lane, is_ahead, program.told_inputs(lane))
+        return program.start(lane, is_ahead)
+
+    def _fill_counts(self, slot: int, counts: npt.NDArray[Any], seen: npt.NDArray[Any]) -> None:
+        if self._followers is not None:
+            self._followers.penalise(slot, counts, seen)
+        self._steps.counts.fill(slot, counts, seen)
 
     def _lineup(self, behind: DeviceFlight, plan: StepPlan, q_len: int) -> Lineup:
         order, unknown = places(plan.decode, behind.order), (-1,) * behind.n_draft
@@ -261,36 +235,17 @@ class DeviceRunner:
         failures = Failures()
         if not any(chunk.request.params.logprobs.prompt_k >= 0 for chunk in batch.chunks):
             return ScoredPrompts((), failures)
-        final = self._space.tokens(len(batch.tokens)).final
-        score = partial(self._prompts.score, final)
-        return ScoredPrompts(score_prompts(score, batch, self._prompts.at_once, failures), failures)
+        score = partial(self._score, len(batch.tokens))
+        at_once = self._steps.prompts.at_once
+        return ScoredPrompts(score_prompts(score, batch, at_once, failures), failures)
 
-
-def sizes_of(options: EngineOptions) -> Sizes:
-    """Return the sizes of the largest step that these options allow."""
-    rows = options.max_running * (MAX_DRAFTS + 1)
-    return Sizes(
-        tokens=rows + options.prefill_tokens,
-        sequences=options.max_running,
-        rows=rows,
-        positions=options.table_width * options.block_size,
-        prompt_rows=_PROMPT_ROWS,
-    )
-
-
-def _largest(options: EngineOptions) -> StepShape:
-    return StepShape(
-        sequences=options.max_running,
-        q_len=MAX_DRAFTS + 1,
-        chunks=(options.prefill_tokens,),
-        n_complete=1,
-        width=options.table_width,
-        choice=Choice.PROCESSED,
-        most_top=options.max_top_k,
-        n_drafts=MAX_DRAFTS,
-        draft_top=options.max_top_k,
-        n_rules=_RULES,
-    )
+    def _score(
+        self, n_tokens: int, rows: range, tokens: list[int], k: int
+    ) -> baton_ops.LogprobColumns:
+        if self._followers is not None:
+            self._followers.score(n_tokens, rows)
+        final = self._steps.space.tokens(n_tokens).final
+        return self._steps.prompts.score(final, rows, tokens, k)
 
 
 def _most_top(wanted: list[int], most: int) -> int:

@@ -7,7 +7,7 @@ count, score. Raw logits are never written, so that logprobs come from them. Kno
 from __future__ import annotations
 
 from baton_worker.engine.backends.device.inputs import Flags, Inputs
-from baton_worker.engine.backends.device.penalties import PenaltySlots
+from baton_worker.engine.backends.device.penalties import PenaltyCounts
 from baton_worker.engine.backends.device.results import Results
 from baton_worker.engine.backends.device.seam import (
     Accepted,
@@ -35,11 +35,11 @@ class Sampler:
     """
 
     def __init__(
-        self, device: Device, kernels: Kernels, slots: PenaltySlots, workspace: Tensor
+        self, device: Device, kernels: Kernels, counts: PenaltyCounts, workspace: Tensor
     ) -> None:
         self._device = device
         self._kernels = kernels
-        self._slots = slots
+        self._counts = counts
         self._workspace = workspace
 
     def choose(
@@ -52,7 +52,7 @@ class Sampler:
             kernels.argmax(rows.logits, rows.target, flags.logits)
             kernels.verify_greedy(rows.target, drafts, accepted)
             return
-        state = Penalised(inputs.slot, self._slots.counts, self._slots.seen, inputs.draft)
+        state = Penalised(inputs.slot, self._counts.counts, self._counts.seen, inputs.draft)
         logits = rows.logits
         if shape.choice is Choice.PROCESSED:
             logits = self._processed(inputs, flags, state, rows)

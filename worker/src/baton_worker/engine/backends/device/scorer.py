@@ -37,7 +37,8 @@ class TextScorer:
     def __init__(
         self, model: LoadedModel, longest: int, at_once: int = 2048, most_top: int = 0
     ) -> None:
-        device, kernels, model_shape, weights = model
+        assert model.team is None, "a whole model's bits; a sum over ranks has others"
+        device, kernels, model_shape, weights = model[:4]
         self._device = device
         self._longest, self._at_once, self._most_top = longest, at_once, most_top
         self._vocab_size = model_shape.vocab_size

@@ -37,6 +37,7 @@ from baton_worker.engine.backends.device.operands import (
     Seeds,
     Tensor,
 )
+from baton_worker.engine.backends.device.rank_kernels import RankKernels
 
 __all__ = [
     "Accepted",
@@ -177,6 +178,9 @@ class Device(Protocol):
         another device too; the descriptor may be closed then. Never during a capture.
         """
 
+    def address(self, memory: Tensor | Mapped) -> int:
+        """Return where kernels of this device find memory."""
+
     def pull(self, source: Mapped, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
         """Begin to copy pieces of other memory, and return their end.
 
@@ -211,7 +215,7 @@ class Device(Protocol):
         """
 
 
-class Kernels(Protocol):
+class Kernels(RankKernels, Protocol):
     """The arithmetic of a step. The order of every sum is fixed by a weight's or head's shape
     alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
     """

@@ -137,6 +137,10 @@ class PaddleDevice:
         """See `Device.map`; refused."""
         raise DeviceError(f"cannot map {n_bytes} bytes: {_NOT_SHARED}")
 
+    def address(self, memory: Any) -> int:
+        """See `Device.address`; refused, for ranks share memory."""
+        raise DeviceError(f"no address is told: {_NOT_SHARED}")
+
     def pull(self, source: Mapped, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
         """See `Device.pull`; refused."""
         raise DeviceError(f"cannot pull {len(pieces)} pieces: {_NOT_SHARED}")

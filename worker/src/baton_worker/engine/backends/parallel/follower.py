@@ -20,7 +20,8 @@ from baton_worker.engine.backends.parallel.collective import join
 from baton_worker.engine.backends.parallel.shard import ShardSizes, build_shard
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.model.shape import load_shape
-from baton_worker.engine.model.weights import Shard, load_weights
+from baton_worker.engine.model.shards import Shard
+from baton_worker.engine.model.weights import load_weights
 from baton_worker.engine.step.forward import Array, ForwardModel
 from baton_worker.readiness import die_with_parent
 

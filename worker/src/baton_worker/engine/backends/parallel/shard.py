@@ -7,7 +7,6 @@ head; embeddings and norms are on every rank.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from baton_worker.engine.backends.paddle.decoder import Model, Reduce
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.model.shards import local_shape
 from baton_worker.engine.model.weights import Weights
 from baton_worker.engine.options import MAX_DRAFTS, EngineOptions
 
@@ -46,16 +46,6 @@ class ModelShard(NamedTuple):
 
     model: Model
     pool: KvPool
-
-
-def local_shape(shape: ModelShape, size: int) -> ModelShape:
-    """Return the shape that one of `size` ranks computes, whose sizes divide."""
-    return dataclasses.replace(
-        shape,
-        n_heads=shape.n_heads // size,
-        n_kv_heads=shape.n_kv_heads // size,
-        intermediate_size=shape.intermediate_size // size,
-    )
 
 
 def kv_shape(shape: ModelShape, sizes: ShardSizes) -> KvShape:

@@ -134,6 +134,10 @@ class TorchDevice:
         with self._outside_a_capture(f"map {n_bytes} bytes of another process"):
             return self._peer_memory().map(descriptor, n_bytes)
 
+    def address(self, memory: Any) -> int:
+        """See `Device.address`."""
+        return int(memory.address if isinstance(memory, Range) else memory.data_ptr())
+
     def pull(self, source: Any, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
         """See `Device.pull`: the copy engines work, over NVLink where there is one."""
         with self._outside_a_capture(f"pull {len(pieces)} pieces"):

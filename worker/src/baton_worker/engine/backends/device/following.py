@@ -1,0 +1,62 @@
+"""The other ranks' devices as one engine's runner and pool see them: what is done here, there too.
+
+Owns which order each thing is. Knows no pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from baton_worker.engine.backends.device import orders
+from baton_worker.engine.backends.device.orders import Followers
+from baton_worker.engine.backends.device.seam import Host
+from baton_worker.engine.backends.device.shapes import StepShape
+from baton_worker.engine.options import EngineOptions
+
+
+class EngineFollowers:
+    """Of one engine: opened with it, and shut."""
+
+    def __init__(self, followers: Followers, options: EngineOptions) -> None:
+        self._followers = followers
+        self._engine = followers.new_number()
+        self._is_open = True
+        followers.tell([orders.Open(self._engine, options)])
+
+    def step(self, shape: StepShape, lane: int, is_ahead: bool, inputs: Host) -> None:
+        """Take the step that this rank takes next."""
+        self._tell(orders.Step(self._engine, shape, lane, is_ahead, inputs.tobytes()))
+
+    def penalise(self, slot: int, counts: npt.NDArray[Any], seen: npt.NDArray[Any]) -> None:
+        """Fill a request's place as here."""
+        self._tell(orders.Penalise(self._engine, slot, counts.tobytes(), seen.tobytes()))
+
+    def score(self, n_tokens: int, rows: range) -> None:
+        """Compute the logits that this rank computes next."""
+        self._tell(orders.Score(self._engine, n_tokens, rows.start, rows.stop))
+
+    def import_blocks(self, blocks: Sequence[int], parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Write each rank's heads, those of rank 1 first."""
+        told = tuple(blocks)
+        self._followers.tell([orders.Import(self._engine, told, p.tobytes()) for p in parts])
+
+    def export_blocks(self, blocks: Sequence[int], n_positions: int) -> None:
+        """Read each rank's heads, for `exported`."""
+        self._tell(orders.Export(self._engine, tuple(blocks), n_positions))
+
+    def exported(self) -> list[bytes]:
+        """Return what the oldest `export_blocks` read, rank 1's first."""
+        told = self._followers.answers()
+        return [answer.data for answer in told if isinstance(answer, orders.Exported)]
+
+    def close(self) -> None:
+        """Give back what the engine has there; idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._tell(orders.Shut(self._engine))
+
+    def _tell(self, order: orders.Order) -> None:
+        self._followers.tell([order])
