@@ -25,6 +25,8 @@ def test_the_pods_ranks_are_taken():
     ours = with_ranks(config(max_running=7), {"BATON_TENSOR_PARALLEL": "2", "BATON_NODES": "1"})
     assert ours == config(max_running=7, tensor_parallel_size=2)
     assert with_ranks(ours, {"BATON_TENSOR_PARALLEL": "2"}) == ours
+    on_gpus = with_ranks(config(device="gpu"), {"BATON_TENSOR_PARALLEL": "8"})
+    assert on_gpus.engine.tensor_parallel_size == 8
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_the_pods_ranks_are_taken():
             "is 2, but engine.tensor_parallel_size is 4",
         ),
         ({"device": "sim"}, {"BATON_TENSOR_PARALLEL": "2"}, "but engine.device is 'sim'"),
-        ({"device": "gpu"}, {"BATON_TENSOR_PARALLEL": "2"}, "is 'gpu', which has one rank"),
+        ({"device": "gpu"}, {"BATON_TENSOR_PARALLEL": "3"}, "'gpu' has 1, 2, 4 or 8 ranks"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(engine, environment, message):

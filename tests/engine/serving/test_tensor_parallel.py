@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
-from baton_worker.engine.backends.parallel.group import RankDiedError, RankGroup
+from baton_worker.engine.api import RankDiedError
+from baton_worker.engine.backends.parallel.group import RankGroup
 from baton_worker.engine.backends.parallel.shard import ShardSizes
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.model.shape import load_shape
@@ -237,7 +238,7 @@ def test_an_idle_rank_waits_on_its_pipe_and_not_in_a_collective(two: Any) -> Non
     two.submit(90_000, range(5, 30), temperature=0.0, max_tokens=4)
     two.drain()
     read = {"x86_64": 0, "aarch64": 63}[platform.machine()]
-    process, _ = two.engine._ranks._members[0]
+    process, _ = two.engine._ranks._members._members[0]
     pipe = int(process.args[-1])
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (waits_in := _waiting_in(process.pid)) != (read, pipe):

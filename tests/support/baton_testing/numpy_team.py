@@ -16,11 +16,11 @@ from typing import Any
 
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
+from baton_worker.engine.api import RankDiedError
 from baton_worker.engine.backends.device import orders
 from baton_worker.engine.backends.device.collective import (
     Collective,
     ExchangeSizes,
-    RankLostError,
 )
 from baton_worker.engine.backends.device.engine import LoadedModel, Team
 from baton_worker.engine.backends.device.follower import Follower
@@ -79,7 +79,7 @@ class ThreadFollowers:
         each = list(told) * len(self._members) if len(told) == 1 else list(told)
         for member, order in zip(self._members, each, strict=True):
             if member.error is not None:
-                raise RankLostError(f"rank {member.rank}: {member.error}") from member.error
+                raise RankDiedError(f"rank {member.rank}: {member.error}") from member.error
             member.told.put(orders.encode(order))
 
     def answers(self) -> list[orders.Answer]:
@@ -88,7 +88,7 @@ class ThreadFollowers:
         for member in self._members:
             data = member.answers.get(timeout=LIMIT_SECONDS)
             if data is None:
-                raise RankLostError(f"rank {member.rank}: {member.error}") from member.error
+                raise RankDiedError(f"rank {member.rank}: {member.error}") from member.error
             found.append(orders.decode_answer(data))
         return found
 

@@ -167,6 +167,9 @@ class SimConfig(_Section, frozen=True):
             )
 
 
+_GPU_RANKS = (1, 2, 4, 8)
+
+
 class EngineConfig(_Section, frozen=True):
     """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`, or
     on a gpu what its memory holds.
@@ -183,7 +186,8 @@ class EngineConfig(_Section, frozen=True):
     prompt.
     `overlap`: launch each step before the output work of the one before; outputs are the same.
     `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it must
-    divide the model's attention heads, KV heads and intermediate size.
+    divide the model's attention heads, KV heads and intermediate size. On gpus it is 1, 2, 4 or 8,
+    rank r is on the r-th GPU that the worker sees, and several ranks may have the same KV head.
     `stuck_seconds`: how long a step may last before the worker counts as hung and ends (or ten
     times as long as others of its size did, if that is more); from half of that on it takes no new
     requests. `first_step_seconds`: the same for a step of a size that none before it had, which may
@@ -215,10 +219,10 @@ class EngineConfig(_Section, frozen=True):
                 f"tensor_parallel_size is {self.tensor_parallel_size}, but device 'sim' computes "
                 "nothing that ranks could share"
             )
-        if self.device == "gpu" and self.tensor_parallel_size > 1:
+        if self.device == "gpu" and self.tensor_parallel_size not in _GPU_RANKS:
             raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device "
-                "'gpu' is one rank: let it be 1"
+                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device 'gpu' "
+                "has 1, 2, 4 or 8 ranks"
             )
         if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
             raise ValueError(

@@ -32,12 +32,15 @@ def with_ranks(config: ProcessConfig, environment: Mapping[str, str]) -> Process
             f"BATON_TENSOR_PARALLEL is {ranks}, but engine.tensor_parallel_size is "
             f"{configured.tensor_parallel_size}: set one of them"
         )
-    if configured.device != "cpu":
+    if configured.device == "sim":
         raise ConfigError(
             f"BATON_TENSOR_PARALLEL is {ranks}, but engine.device is {configured.device!r}, "
             "which has one rank: let parallelism.tensor of the role be 1"
         )
-    engine = msgspec.structs.replace(configured, tensor_parallel_size=ranks)
+    try:
+        engine = msgspec.structs.replace(configured, tensor_parallel_size=ranks)
+    except ValueError as error:
+        raise ConfigError(f"BATON_TENSOR_PARALLEL is {ranks}: {error}") from error
     return msgspec.structs.replace(config, engine=engine)
 
 

@@ -27,6 +27,12 @@ class EngineRefusedError(Exception):
         self.code = code
 
 
+class RankDiedError(RuntimeError):
+    """A tensor-parallel rank of this worker is gone or does not come; the message says which one,
+    and how it ended.
+    """
+
+
 class DeviceError(RuntimeError):
     """What is installed cannot serve the configured device. Not worth a retry."""
 

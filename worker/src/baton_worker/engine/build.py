@@ -9,13 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.seam import Device
+from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.model.shape import ModelShape, load_shape
@@ -51,7 +48,7 @@ def build_engine(
         case "cpu":
             engine = _loaded(config, clock, on_rank_death)
         case "gpu":
-            engine = _on_a_gpu(config, clock)
+            engine = _on_a_gpu(config, clock, on_rank_death)
     log.info(
         "engine ready",
         extra={
@@ -72,32 +69,23 @@ def _simulated(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
     return SimEngine(sim, shape, resolve_options(config, shape), clock)
 
 
-def _on_a_gpu(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:
+def _on_a_gpu(
+    config: ProcessConfig,
+    clock: Callable[[], float],
+    on_rank_death: Callable[[Exception], None],
+) -> StepEngine:
     from baton_worker.engine.backends.device.start import start_engine
+    from baton_worker.engine.backends.gpu import open_device
     from baton_worker.engine.backends.kernels import OpsKernels
+    from baton_worker.engine.backends.ranked.start import start_over_ranks
 
-    device = _device(config.engine.framework)
-    return start_engine(config, device, OpsKernels(device), clock)
+    def opened() -> tuple[Device, Kernels]:
+        device = open_device(config.engine.framework)
+        return device, OpsKernels(device)
 
-
-def _device(framework: Literal["auto", "paddle", "torch"]) -> Device:
-    """Return the device over the framework that was asked for; auto prefers PyTorch.
-
-    Raises:
-        DeviceError: it is not installed, or finds no device; with the command that installs it.
-    """
-    if framework == "torch" or (framework == "auto" and find_spec("torch") is not None):
-        from baton_worker.engine.backends.torch.device import TorchDevice
-
-        return TorchDevice()
-    if framework == "auto" and find_spec("paddle") is None:
-        raise DeviceError(
-            "engine.device is 'gpu', but neither PyTorch nor Paddle is installed: "
-            "pip install 'baton-worker[torch]', or set engine.device to 'sim'"
-        )
-    from baton_worker.engine.backends.paddle.device import PaddleDevice
-
-    return PaddleDevice()
+    if config.engine.tensor_parallel_size > 1:
+        return start_over_ranks(config, opened, clock, on_rank_death)
+    return start_engine(config, *opened(), clock)
 
 
 def _loaded(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from baton_worker.config import ConfigError, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.kv.layout import MIN_KEYS
 from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.model.shards import check_divides
 from baton_worker.engine.ngram import NgramSizes
 
 MAX_DRAFTS = 5
@@ -121,7 +122,10 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
             f"speculative.method is {speculative.method!r}, but the model has no MTP layer; "
             "'ngram' drafts without one"
         )
-    _check_divides(shape, engine.tensor_parallel_size)
+    try:
+        check_divides(shape, engine.tensor_parallel_size, may_repeat_heads=engine.device == "gpu")
+    except ValueError as error:
+        raise ConfigError(f"engine.tensor_parallel_size is {error}") from error
     return EngineOptions(
         block_size=engine.block_size,
         n_blocks=n_blocks,
@@ -153,17 +157,3 @@ def _draft_sources(speculative: SpeculativeConfig) -> DraftSources:
             return DraftSources(speculative.num_model_steps, sizes)
         case "none":
             return NO_DRAFTS
-
-
-def _check_divides(shape: ModelShape, size: int) -> None:
-    shared = {
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "intermediate_size": shape.intermediate_size,
-    }
-    for name, count in shared.items():
-        if count % size:
-            raise ConfigError(
-                f"engine.tensor_parallel_size is {size}, which does not divide the model's "
-                f"{name} {count}"
-            )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baton_worker.engine.api import RankDiedError
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import Device, DType, Kernels, Mapped, Shared, Tensor
 from baton_worker.engine.model.shape import ModelShape
@@ -23,10 +24,6 @@ _GATHERED_ROWS = 256
 _WORD_BYTES = 4
 _VOID = 4
 """Floats of a part that is exchanged for the number of calls alone."""
-
-
-class RankLostError(RuntimeError):
-    """A rank of this worker is gone or did not come in time; the message says which one."""
 
 
 class ExchangeSizes(NamedTuple):
@@ -137,15 +134,15 @@ class Collective:
         """Look whether all came to all calls; to be asked where an output is not finite.
 
         Raises:
-            RankLostError: one did not.
+            RankDiedError: one did not.
         """
         word = self._device.host(_WORD_BYTES)
         self._device.download(self._device.rows(self._own.tensor, 0, _WORD_BYTES), word).wait()
         error = int(word.view(np.int32)[0])
         if error > self.shard.size:
-            raise RankLostError(f"the ranks' exchange was used out of turn (error {error})")
+            raise RankDiedError(f"the ranks' exchange was used out of turn (error {error})")
         if error:
-            raise RankLostError(
+            raise RankDiedError(
                 f"tensor-parallel rank {error - 1} did not come to a sum within "
                 f"{self._exchange.limit_ns / 1e9:g} s, as seen by rank {self.shard.rank}"
             )

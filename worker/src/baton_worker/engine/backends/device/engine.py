@@ -6,11 +6,12 @@ Owns how they are put together. Knows no framework, no checkpoint and no configu
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from baton_worker.engine.api import DeviceLoad, EngineLoad
+from baton_worker.engine.api import DeviceLoad, EngineLoad, RankDiedError
 from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.following import EngineFollowers
 from baton_worker.engine.backends.device.orders import Followers
@@ -29,6 +30,8 @@ from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+
+log = logging.getLogger(__name__)
 
 _ASKED_SECONDS = 1.0
 
@@ -82,6 +85,7 @@ class DeviceEngine(StepEngine):
     def __init__(
         self, model: LoadedModel, options: EngineOptions, clock: Callable[[], float]
     ) -> None:
+        self._on_close: Callable[[], None] | None = None
         self._followers = _followers_of(model.team, options)
         own = local_pool(model, options)
         self.pool: DevicePool | RankedPool = own
@@ -96,9 +100,18 @@ class DeviceEngine(StepEngine):
 
     def close(self) -> None:
         """See `Engine.close`; the other ranks give their part back."""
-        super().close()
-        if self._followers is not None:
-            self._followers.close()
+        try:
+            super().close()
+            if self._followers is not None:
+                self._followers.close()
+        except RankDiedError as error:
+            log.warning("closed without all ranks", extra={"why": str(error)})
+        if self._on_close is not None:
+            self._on_close()
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call this at the end of `close`."""
+        self._on_close = call
 
     def load(self) -> EngineLoad:
         """See `Engine.load`; the device's memory is asked after at most once a second."""

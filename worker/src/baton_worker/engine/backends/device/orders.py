@@ -113,14 +113,14 @@ class Followers(Protocol):
         """Send the one order to all, or each rank its own, that of rank 1 first.
 
         Raises:
-            RankLostError: one of them is gone.
+            RankDiedError: one of them is gone.
         """
 
     def answers(self) -> list[Answer]:
         """Return the next answer of each rank, that of rank 1 first.
 
         Raises:
-            RankLostError: one of them is gone, is silent, or could not do what it was told.
+            RankDiedError: one of them is gone, is silent, or could not do what it was told.
         """
 
 

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device import orders
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel, kv_shape
 from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
 from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.model.shards import head_rows, local_shape
 from baton_worker.engine.options import EngineOptions
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
@@ -28,27 +30,30 @@ _BESIDE_THE_CHUNK = 4
 whatever their number."""
 
 
-def check_weights(use: MemoryUse, model_shape: ModelShape, n_mtp: int, item_bytes: int) -> None:
+def check_weights(
+    use: MemoryUse, model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1
+) -> None:
     """Refuse weights that do not fit, before gigabytes of them have been copied.
 
     Raises:
         DeviceError: with what they take and what there is.
     """
-    wanted = weight_bytes(model_shape, n_mtp, item_bytes)
+    wanted = weight_bytes(model_shape, n_mtp, item_bytes, ranks)
     if wanted > use.free:
         raise DeviceError(
             f"the model's weights take {_told(wanted)}, the device has {_told(use.free)} free of "
-            f"{_told(use.total)}: choose engine.dtype bfloat16, a smaller model or a larger device"
+            f"{_told(use.total)}: choose engine.dtype bfloat16, a smaller model or a larger device, "
+            "or raise engine.tensor_parallel_size"
         )
 
 
-def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int) -> int:
-    """Return what a model's weights take; norms are not counted."""
-    hidden = model_shape.hidden_size
-    layer = hidden * (
-        2 * model_shape.q_size + 2 * model_shape.kv_size + 3 * model_shape.intermediate_size
-    )
-    vocabulary = model_shape.vocab_size * hidden * (1 if model_shape.tie_word_embeddings else 2)
+def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1) -> int:
+    """Return what a model's weights take on each of its ranks; norms are not counted."""
+    hidden, local = model_shape.hidden_size, local_shape(model_shape, ranks)
+    layer = hidden * (2 * local.q_size + 2 * local.kv_size + 3 * local.intermediate_size)
+    vocabulary = model_shape.vocab_size * hidden
+    if not model_shape.tie_word_embeddings:
+        vocabulary += head_rows(model_shape.vocab_size, ranks) * hidden
     draft = layer + 2 * hidden * hidden
     return (model_shape.n_layers * layer + n_mtp * draft + vocabulary) * item_bytes
 
@@ -59,7 +64,8 @@ def fitting_blocks(
     share: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Return how many blocks fit when the engine takes no more than a share of the device.
+    """Return how many blocks fit when the engine takes no more than a share of the device, on the
+    fullest of all ranks'.
 
     Args:
         options: of the engine to be; its `n_blocks` is not looked at.
@@ -69,10 +75,13 @@ def fitting_blocks(
         DeviceError: not even the largest step fits, or no request of `max_model_len`.
     """
     block_bytes = kv_shape(model, options).block_bytes
-    use, probe_blocks = _measured(model, options, clock)
+    uses, probe_blocks = _measured(model, options, clock)
     gc.collect()  # the probe's memory is given back
-    taken = use.total - use.free - (probe_blocks + RESERVED_BLOCKS) * block_bytes
-    left = int(share * use.total) - taken
+    probed = (probe_blocks + RESERVED_BLOCKS) * block_bytes
+    left, taken, use = min(
+        (int(share * use.total) - (taken := use.total - use.free - probed), taken, use)
+        for use in uses
+    )
     n_blocks = min(max(left // block_bytes - RESERVED_BLOCKS, 0), MOST_BLOCKS)
     needed = -(-options.max_model_len // options.block_size)
     if n_blocks < needed:
@@ -88,8 +97,9 @@ def fitting_blocks(
 
 def _measured(
     model: LoadedModel, options: EngineOptions, clock: Callable[[], float]
-) -> tuple[MemoryUse, int]:
-    """Return what is used when the largest step has been taken, and the blocks it was taken with.
+) -> tuple[list[MemoryUse], int]:
+    """Return what each rank uses when the largest step has been taken, and the blocks it was taken
+    with.
 
     What was in use only while it ran counts as used.
     """
@@ -99,17 +109,28 @@ def _measured(
     probe = dataclasses.replace(options, n_blocks=n_blocks, overlap=False, prefix_caching=False)
     try:
         engine = DeviceEngine(model, probe, clock)
-        model.device.synchronise()
-        before = model.device.memory()
+        before = _memory_of_ranks(model)
         _take_largest_step(engine, n_tokens)
+        behind = _memory_of_ranks(model)
         engine.close()
     except DeviceError as error:
         raise DeviceError(
             f"{error}: no room for a step of engine.max_running {options.max_running} and "
             f"engine.prefill_chunk_tokens {options.prefill_tokens}; lower them"
         ) from error
-    use = model.device.memory()
-    return use._replace(free=use.free - max(use.peak - before.peak, 0)), n_blocks
+    grown = [max(use.peak - other.peak, 0) for use, other in zip(behind, before, strict=True)]
+    uses = [use._replace(free=use.free - more) for use, more in zip(behind, grown, strict=True)]
+    return uses, n_blocks
+
+
+def _memory_of_ranks(model: LoadedModel) -> list[MemoryUse]:
+    model.device.synchronise()
+    own = model.device.memory()
+    if model.team is None or model.team.followers is None:
+        return [own]
+    model.team.followers.tell([orders.Measure()])
+    told = model.team.followers.answers()
+    return [own, *(answer.use for answer in told if isinstance(answer, orders.Measured))]
 
 
 def _take_largest_step(engine: DeviceEngine, n_tokens: int) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.api import DeviceError
@@ -19,7 +20,8 @@ from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.device.sizing import check_weights, fitting_blocks
 from baton_worker.engine.backends.device.warm_up import warm_up
 from baton_worker.engine.model.checkpoint import open_checkpoint
-from baton_worker.engine.model.shape import ModelShape, load_shape
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.shards import WHOLE, Shard
 from baton_worker.engine.options import EngineOptions, resolve_options
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,13 @@ log = logging.getLogger(__name__)
 _KV_BYTES_PER_STEP = 64 << 20
 """KV of handoffs that a step moves at most: a few milliseconds of the host's, while the device
 computes."""
+
+
+class Prepared(NamedTuple):
+    """What a rank has before it meets the others, or an engine of one before its pool."""
+
+    model: LoadedModel
+    options: EngineOptions
 
 
 def start_engine(
@@ -40,6 +49,21 @@ def start_engine(
         CheckpointError: the checkpoint does not match it.
         DeviceError: the device has too little memory, or cannot do what a step needs.
     """
+    return serve_from(config, prepare(config, device, kernels, clock), clock)
+
+
+def prepare(
+    config: ProcessConfig,
+    device: Device,
+    kernels: Kernels,
+    clock: Callable[[], float],
+    shard: Shard = WHOLE,
+) -> Prepared:
+    """Load a rank's part of the model.
+
+    Raises:
+        As `start_engine` does.
+    """
     path = Path(config.model.path)
     model_shape = load_shape(path)
     options = dataclasses.replace(
@@ -47,40 +71,42 @@ def start_engine(
     )
     if options.use_mtp and model_shape.n_mtp_layers > 1:
         log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
-    model = _loaded(config, device, kernels, model_shape, int(options.use_mtp), clock)
-    if not config.engine.kv_blocks:
-        n_blocks = fitting_blocks(model, options, config.engine.gpu_memory_utilization, clock)
-        options = dataclasses.replace(options, n_blocks=n_blocks)
-    engine = _engine(model, options, clock)
-    warm_up(engine, clock)
-    return engine
-
-
-def _loaded(
-    config: ProcessConfig,
-    device: Device,
-    kernels: Kernels,
-    model_shape: ModelShape,
-    n_mtp: int,
-    clock: Callable[[], float],
-) -> LoadedModel:
-    checkpoint = open_checkpoint(Path(config.model.path))
+    n_mtp = int(options.use_mtp)
+    checkpoint = open_checkpoint(path)
     dtype = model_dtype(checkpoint, config.engine.dtype)
-    check_weights(device.memory(), model_shape, n_mtp, 4 if dtype == "float32" else 2)
+    check_weights(device.memory(), model_shape, n_mtp, 4 if dtype == "float32" else 2, shard.size)
     started = clock()
-    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp)
+    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp, shard)
     use = device.memory()
     log.info(
         "weights are on the device",
         extra={
             "device_name": device.name,
             "dtype": dtype,
+            "rank": shard.rank,
             "seconds": round(clock() - started, 3),
             "free_bytes": use.free,
             "total_bytes": use.total,
         },
     )
-    return LoadedModel(device, kernels, model_shape, weights)
+    return Prepared(LoadedModel(device, kernels, model_shape, weights), options)
+
+
+def serve_from(
+    config: ProcessConfig, prepared: Prepared, clock: Callable[[], float]
+) -> DeviceEngine:
+    """Size the pool, make the engine and its graphs, on all ranks if there are several.
+
+    Raises:
+        As `start_engine` does.
+    """
+    model, options = prepared
+    if not config.engine.kv_blocks:
+        n_blocks = fitting_blocks(model, options, config.engine.gpu_memory_utilization, clock)
+        options = dataclasses.replace(options, n_blocks=n_blocks)
+    engine = _engine(model, options, clock)
+    warm_up(engine, clock)
+    return engine
 
 
 def _engine(model: LoadedModel, options: EngineOptions, clock: Callable[[], float]) -> DeviceEngine:

@@ -1,22 +1,18 @@
-"""The other ranks of a worker as rank 0 sees them: started, told, watched, ended.
+"""The other ranks of a worker as rank 0 sees them: told what to compute, asked for what they have.
 
-Owns their processes and pipes. Nothing is sent that is not needed in the step under way, and a rank
-that dies is noticed at once: by its watcher when the worker idles, by the pipe or the collective
-when it computes. Whoever notices names the rank; the worker cannot go on without it.
+Owns which messages they are sent and when. Nothing is sent that is not needed in the step under
+way. Their processes are `members`' business.
 """
 
 from __future__ import annotations
 
-import logging
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
-from socket import socketpair
 
+from baton_worker.engine.api import RankDiedError
+from baton_worker.engine.backends.members import Members
 from baton_worker.engine.backends.paddle.decoder import Reduce
 from baton_worker.engine.backends.paddle.framework import Tensor
 from baton_worker.engine.backends.parallel import orders
@@ -24,16 +20,9 @@ from baton_worker.engine.backends.parallel.collective import HOST, join
 from baton_worker.engine.backends.parallel.shard import ShardSizes
 from baton_worker.ports import port_of, reserve_port
 
-log = logging.getLogger(__name__)
-
-_NOTICE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
 _LOAD_SECONDS = 1800.0
-_END_SECONDS = 5.0
-
-
-class RankDiedError(RuntimeError):
-    """A rank of this worker is gone; the message says which one and how it ended."""
+_COMMAND = (sys.executable, "-m", "baton_worker.engine.backends.parallel.follower")
 
 
 class RankGroup:
@@ -52,24 +41,15 @@ class RankGroup:
         on_death: Callable[[RankDiedError], None],
     ) -> None:
         self.size = size
-        self._on_death = on_death
-        self._closing = False
-        self._death: RankDiedError | None = None
-        self._noticed = threading.Event()
+        self._members = Members(_COMMAND, size, on_death)
         self._sending = threading.Lock()
-        self._members = [_start(rank) for rank in range(1, size)]
-        for rank, (process, _) in enumerate(self._members, 1):
-            name = f"rank-{rank}-watch"
-            threading.Thread(
-                target=self._watch, args=(rank, process), name=name, daemon=True
-            ).start()
         for rank in range(1, size):
             self._send(rank, _start_order(model_path, rank, size, sizes))
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1..size-1."""
-        return tuple(process.pid for process, _ in self._members)
+        return self._members.pids
 
     def join(self, identity: str) -> Reduce:
         """Wait until every rank has loaded, enter the collective and return its sum.
@@ -89,7 +69,7 @@ class RankGroup:
             try:
                 reduce = join(0, self.size, port_of(keeper))
             except RuntimeError as error:
-                raise self._lost(error) from error
+                raise self._members.lost(error) from error
         return self._guarded(reduce)
 
     def tell(self, order: orders.Order) -> None:
@@ -123,75 +103,22 @@ class RankGroup:
 
     def close(self) -> None:
         """End the ranks; nothing may be in flight. Idempotent."""
-        self._closing = True
-        for _, pipe in self._members:
-            pipe.close()
-        for process, _ in self._members:
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._members.close()
 
     def _send(self, rank: int, order: orders.Order, encoded: bytes = b"") -> None:
-        try:
-            self._members[rank - 1][1].send_bytes(encoded or orders.encode(order))
-        except OSError as error:
-            raise self._lost(error) from error
+        self._members.send(rank, encoded or orders.encode(order))
 
     def _receive(self, rank: int, seconds: float) -> orders.Answer:
-        pipe = self._members[rank - 1][1]
-        try:
-            if not pipe.poll(seconds):
-                raise RankDiedError(f"tensor-parallel rank {rank} was silent for {seconds:.0f} s")
-            return orders.decode_answer(pipe.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise self._lost(error) from error
+        return orders.decode_answer(self._members.receive(rank, seconds))
 
     def _guarded(self, reduce: Reduce) -> Reduce:
         def guarded(tensor: Tensor) -> Tensor:
             try:
                 return reduce(tensor)
             except RuntimeError as error:
-                raise self._lost(error) from error
+                raise self._members.lost(error) from error
 
         return guarded
-
-    def _lost(self, cause: Exception) -> RankDiedError:
-        """Return why a rank does not answer; its watcher may need a moment to know."""
-        self._noticed.wait(_NOTICE_SECONDS)
-        return self._death or RankDiedError(f"a tensor-parallel rank stopped answering: {cause}")
-
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
-        if self._closing or self._noticed.is_set():
-            return
-        how = (
-            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        )
-        self._death = RankDiedError(f"tensor-parallel rank {rank} (pid {process.pid}) {how}")
-        self._noticed.set()
-        log.critical("a rank is gone", extra={"rank": rank, "pid": process.pid, "how": how})
-        self._on_death(self._death)
-
-
-def _start(rank: int) -> tuple[subprocess.Popen[bytes], Connection]:
-    ours, theirs = socketpair()
-    command = [
-        sys.executable,
-        "-m",
-        "baton_worker.engine.backends.parallel.follower",
-        str(theirs.fileno()),
-    ]
-    with theirs:
-        process = subprocess.Popen(  # noqa: S603 - our own program
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # a worker's standard output may be read by a program
-        )
-    log.info("rank started", extra={"rank": rank, "pid": process.pid})
-    return process, Connection(ours.detach())
 
 
 def _start_order(model_path: Path, rank: int, size: int, sizes: ShardSizes) -> orders.Start:

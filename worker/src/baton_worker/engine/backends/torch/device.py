@@ -53,7 +53,13 @@ class TorchDevice:
         require_cuda(self._torch)
         self._index = index
         self._place = f"cuda:{index}"
+        if index >= (count := self._torch.cuda.device_count()):
+            raise DeviceError(
+                f"engine.tensor_parallel_size needs GPU {index}, but this process sees {count}: "
+                "give the pod as many GPUs as ranks"
+            )
         with _telling(f"use device {index}"):
+            self._torch.cuda.set_device(index)  # what has no device of its own goes there
             self.name: str = self._torch.cuda.get_device_name(index)
             self._stream = self._torch.cuda.Stream(self._place)
             self._pulls = self._torch.cuda.Stream(self._place)

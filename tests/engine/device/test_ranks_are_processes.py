@@ -1,0 +1,165 @@
+"""A worker whose ranks are processes: they meet, are measured, serve, and never outlive one of them.
+
+The real thing but for the GPUs: processes, pipes, descriptors and shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_testing.numpy_device import NumpyDevice
+from baton_testing.numpy_kernels import NumpyKernels
+from baton_testing.numpy_rank import COMMAND, TOTAL, opened
+from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
+from baton_worker.engine.api import DeviceError, RankDiedError
+from baton_worker.engine.backends.device.engine import DeviceEngine
+from baton_worker.engine.backends.device.start import start_engine
+from baton_worker.engine.backends.ranked.start import start_over_ranks
+from baton_worker.messages import Submit
+from baton_worker.sampling import SamplingParams
+
+pytestmark = pytest.mark.e2e
+
+TOLERANCE = 5e-5
+PATIENCE_SECONDS = 120.0
+
+
+def config(ranks: int, **engine: Any) -> ProcessConfig:
+    limits = {"max_model_len": 96, "max_running": 3, "prefill_chunk_tokens": 32, "kv_blocks": 30}
+    given = limits | {"stuck_seconds": 2 * PATIENCE_SECONDS} | engine
+    return ProcessConfig(
+        model=ModelConfig(path=str(TINY_MODEL)),
+        speculative=SpeculativeConfig(num_speculative_tokens=2),
+        engine=EngineConfig(device="gpu", dtype="float32", tensor_parallel_size=ranks, **given),
+    )
+
+
+def over(ranks: int, on_death: Any = lambda error: None, **engine: Any) -> DeviceEngine:
+    chosen = config(ranks, **engine)
+    if ranks == 1:
+        device = NumpyDevice(TOTAL)
+        return start_engine(chosen, device, NumpyKernels(device), time.monotonic)
+    return start_over_ranks(chosen, lambda: opened(chosen, 0), time.monotonic, on_death, COMMAND)
+
+
+def served(engine: Any, number: int, **options: Any) -> list[Any]:
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, **options)
+    prompt = tuple(5 + (7 * number + j) % 60 for j in range(20))
+    engine.submit(Submit(number, 0, prompt_token_ids=prompt, sampling=sampling, logprobs_k=2))
+    columns = []
+    while engine.has_work():
+        columns.append(engine.step().columns)
+    return [
+        np.concatenate([getattr(part, name) for part in columns])
+        for name in ("token", "logprob", "rank", "topk_token", "topk_logprob")
+    ]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[DeviceEngine]:
+    with closing(over(2, overlap=False)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def one() -> DeviceEngine:
+    return over(1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.7, "repetition_penalty": 1.3}],
+)
+def test_two_processes_say_what_one_says(
+    two: DeviceEngine, one: DeviceEngine, options: dict[str, Any]
+) -> None:
+    for number in (1, 2, 3):
+        ours, theirs = (served(engine, number, **options) for engine in (two, one))
+        for mine, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=0, atol=TOLERANCE)
+    assert two.load().kv_blocks_used == 0
+
+
+def test_ranks_outnumber_kv_heads() -> None:
+    with closing(over(4)) as four, closing(over(1)) as alone:
+        for mine, other in zip(served(four, 1), served(alone, 1), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=0, atol=TOLERANCE)
+
+
+def test_the_pool_is_what_fits_on_each_rank() -> None:
+    """Each has half of the weights and of a block, so more blocks fit than on one."""
+    sizes = {"kv_blocks": 0, "gpu_memory_utilization": 0.5}
+    with closing(over(2, **sizes)) as ranks, closing(over(1, **sizes)) as alone:
+        assert ranks.options.n_blocks > 1.5 * alone.options.n_blocks
+        assert ranks.kv.shape.block_bytes == alone.kv.shape.block_bytes, "of all heads"
+
+
+def a_prompt(number: int) -> Submit:
+    sampling = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    return Submit(number, 0, prompt_token_ids=tuple(range(5, 35)), sampling=sampling)
+
+
+def wait_no_longer(engine: DeviceEngine) -> None:
+    """Let rank 0 wait a second, in what is launched from here on, but for graphs: prompts."""
+    assert engine.model.team is not None
+    collective = engine.model.team.collective
+    collective._exchange = collective._exchange._replace(limit_ns=1_000_000_000)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_dead_rank_is_named_at_once_idle_or_not(busy: bool) -> None:
+    told: list[Exception] = []
+    noticed = threading.Event()
+
+    def on_death(error: Exception) -> None:
+        told.append(error)
+        noticed.set()
+
+    with closing(over(2, on_death, overlap=False)) as engine:
+        (pid,) = engine.model.team.followers.pids  # type: ignore[union-attr]
+        engine.submit(a_prompt(1))
+        engine.step()
+        os.kill(pid, signal.SIGKILL)
+        if not busy:
+            assert noticed.wait(PATIENCE_SECONDS)
+        wait_no_longer(engine)
+        engine.submit(a_prompt(2))
+        with pytest.raises(RankDiedError, match="rank 1"):
+            for _ in range(60):
+                engine.step()
+        assert noticed.wait(PATIENCE_SECONDS)
+    assert [str(error) for error in told] == [
+        f"tensor-parallel rank 1 (pid {pid}) was ended by SIGKILL"
+    ]
+
+
+def test_a_rank_that_hangs_is_named() -> None:
+    with closing(over(2, overlap=False)) as engine:
+        (pid,) = engine.model.team.followers.pids  # type: ignore[union-attr]
+        os.kill(pid, signal.SIGSTOP)
+        wait_no_longer(engine)
+        engine.submit(a_prompt(1))
+        try:
+            with pytest.raises(RankDiedError, match="rank 1 did not come to a sum within 1 s"):
+                for _ in range(60):
+                    engine.step()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_rank_that_cannot_load_says_why() -> None:
+    """Rank 0 finds the same; whichever is first, the field is named and no process is left."""
+    chosen = config(2, kv_blocks=0)
+    tiny = lambda: (device := NumpyDevice(1 << 16), NumpyKernels(device))  # noqa: E731
+    with pytest.raises(DeviceError, match="the model's weights take"):
+        start_over_ranks(chosen, tiny, time.monotonic, lambda error: None, COMMAND)

@@ -1,0 +1,111 @@
+"""A rank other than 0: a process that does at its GPU what rank 0 says and speaks to nobody else.
+
+Run as `python -m baton_worker.engine.backends.ranked.follower FD`, FD being its end of the pipe. It
+ends with exit code 0 when rank 0 closes the pipe, and with an error when its device refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from baton_worker.config import ConfigError, ProcessConfig
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device import orders
+from baton_worker.engine.backends.device.engine import Team
+from baton_worker.engine.backends.device.follower import Answering, Follower
+from baton_worker.engine.backends.device.seam import Device, Kernels
+from baton_worker.engine.backends.device.start import Prepared, prepare
+from baton_worker.engine.backends.gpu import open_device
+from baton_worker.engine.backends.kernels import OpsKernels
+from baton_worker.engine.backends.ranked import meeting
+from baton_worker.engine.model.checkpoint import CheckpointError
+from baton_worker.engine.model.shape import ModelShapeError
+from baton_worker.engine.model.shards import Shard
+from baton_worker.readiness import die_with_parent
+
+log = logging.getLogger(__name__)
+
+Prepare = Callable[[ProcessConfig, Shard], Prepared]
+"""Loads a rank's part."""
+
+
+def run(pipe: Connection, prepare_part: Prepare) -> int:
+    """Load, meet the others and obey until the pipe is closed; return the exit code."""
+    try:
+        follower = _met(pipe, prepare_part)
+        return 1 if follower is None else _serve(pipe, follower)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+
+
+def _met(pipe: Connection, prepare_part: Prepare) -> Follower | None:
+    start = meeting.decode_told(pipe.recv_bytes())
+    assert isinstance(start, meeting.Start), "rank 0 sends it first"
+    shard = Shard(start.rank, start.size)
+    try:
+        prepared = prepare_part(start.config, shard)
+        own = meeting.make_buffer(prepared, shard.size)
+        loaded = meeting.Loaded(prepared.model.weights.identity, own.n_bytes)
+        pipe.send_bytes(meeting.encode(loaded))
+        meeting.give(pipe, own.descriptor)
+        meet = meeting.decode_told(pipe.recv_bytes())
+        assert isinstance(meet, meeting.Meet), "rank 0 sends it second"
+        others = [
+            (meeting.take(pipe), n_bytes)
+            for rank, n_bytes in enumerate(meet.n_bytes)
+            if rank != shard.rank
+        ]
+        collective = meeting.collective_of(prepared, shard, own, others)
+    except (DeviceError, CheckpointError, ModelShapeError, ConfigError) as error:
+        log.critical("cannot be a rank", extra={"rank": shard.rank, "why": str(error)})
+        pipe.send_bytes(meeting.encode(meeting.Refused(str(error))))
+        return None
+    pipe.send_bytes(meeting.encode(meeting.Met()))
+    return Follower(prepared.model._replace(team=Team(collective)))
+
+
+def _serve(pipe: Connection, follower: Follower) -> int:
+    """Obey; what is answered is waited for when there is nothing to launch."""
+    waiting: deque[Answering] = deque()
+    while True:
+        while waiting and not pipe.poll(0):
+            pipe.send_bytes(orders.encode(waiting.popleft()()))
+        order = orders.decode_order(pipe.recv_bytes())
+        try:
+            answering = follower.obey(order)
+        except DeviceError as error:
+            log.critical("cannot obey", extra={"order": type(order).__name__, "why": str(error)})
+            pipe.send_bytes(orders.encode(orders.Failed(str(error))))
+            return 1
+        if answering is not None:
+            waiting.append(answering)
+
+
+def follow(opened: Callable[[ProcessConfig, int], tuple[Device, Kernels]]) -> int:
+    """Be a rank over the pipe whose descriptor is the only argument.
+
+    Args:
+        opened: returns the device of a rank.
+    """
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
+
+    def prepare_part(config: ProcessConfig, shard: Shard) -> Prepared:
+        return prepare(config, *opened(config, shard.rank), time.monotonic, shard)
+
+    return run(Connection(int(sys.argv[1])), prepare_part)
+
+
+def _opened(config: ProcessConfig, rank: int) -> tuple[Device, Kernels]:
+    device = open_device(config.engine.framework, rank)
+    return device, OpsKernels(device)
+
+
+if __name__ == "__main__":
+    sys.exit(follow(_opened))

@@ -1,0 +1,50 @@
+"""From a configuration to an engine over several GPUs: rank 0's part of it.
+
+Owns the order: the other ranks first, which load their parts while this one loads its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from baton_worker.config import ProcessConfig
+from baton_worker.engine.api import RankDiedError
+from baton_worker.engine.backends.device.engine import DeviceEngine
+from baton_worker.engine.backends.device.seam import Device, Kernels
+from baton_worker.engine.backends.device.start import prepare, serve_from
+from baton_worker.engine.backends.ranked.group import COMMAND, DeviceRanks
+from baton_worker.engine.model.shards import Shard
+
+log = logging.getLogger(__name__)
+
+
+def start_over_ranks(
+    config: ProcessConfig,
+    opened: Callable[[], tuple[Device, Kernels]],
+    clock: Callable[[], float],
+    on_rank_death: Callable[[RankDiedError], None],
+    command: Sequence[str] = COMMAND,
+) -> DeviceEngine:
+    """Start `engine.tensor_parallel_size` ranks, of which the caller is the first.
+
+    Args:
+        opened: returns rank 0's device.
+        on_rank_death: told on another thread when another rank dies, which no step survives.
+        command: starts another rank, whose pipe's descriptor is added to it.
+
+    Raises:
+        RankDiedError: another rank did not start.
+        ConfigError, ModelSpecError, CheckpointError, DeviceError: see `start_engine`.
+    """
+    ranks = DeviceRanks(config, on_rank_death, command)
+    try:
+        shard = Shard(0, config.engine.tensor_parallel_size)
+        prepared = prepare(config, *opened(), clock, shard)
+        model = prepared.model._replace(team=ranks.meet(prepared))
+        engine = serve_from(config, prepared._replace(model=model), clock)
+    except BaseException:
+        ranks.close()
+        raise
+    engine.on_close(ranks.close)
+    return engine
