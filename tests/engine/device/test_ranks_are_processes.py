@@ -1,4 +1,4 @@
-"""A worker whose ranks are processes: they meet, are measured, serve, and never outlive one of them.
+"""A worker whose ranks are processes: they meet, serve, and never outlive one of them.
 
 The real thing but for the GPUs: processes, pipes, descriptors and shared memory.
 """
@@ -116,6 +116,11 @@ def wait_no_longer(engine: DeviceEngine) -> None:
     collective._exchange = collective._exchange._replace(limit_ns=1_000_000_000)
 
 
+def step_on(engine: DeviceEngine) -> None:
+    for _ in range(60):
+        engine.step()
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_dead_rank_is_named_at_once_idle_or_not(busy: bool) -> None:
     told: list[Exception] = []
@@ -135,8 +140,7 @@ def test_a_dead_rank_is_named_at_once_idle_or_not(busy: bool) -> None:
         wait_no_longer(engine)
         engine.submit(a_prompt(2))
         with pytest.raises(RankDiedError, match="rank 1"):
-            for _ in range(60):
-                engine.step()
+            step_on(engine)
         assert noticed.wait(PATIENCE_SECONDS)
     assert [str(error) for error in told] == [
         f"tensor-parallel rank 1 (pid {pid}) was ended by SIGKILL"
@@ -151,8 +155,7 @@ def test_a_rank_that_hangs_is_named() -> None:
         engine.submit(a_prompt(1))
         try:
             with pytest.raises(RankDiedError, match="rank 1 did not come to a sum within 1 s"):
-                for _ in range(60):
-                    engine.step()
+                step_on(engine)
         finally:
             os.kill(pid, signal.SIGCONT)
 

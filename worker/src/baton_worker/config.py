@@ -167,9 +167,6 @@ class SimConfig(_Section, frozen=True):
             )
 
 
-_GPU_RANKS = (1, 2, 4, 8)
-
-
 class EngineConfig(_Section, frozen=True):
     """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`, or
     on a gpu what its memory holds.
@@ -186,8 +183,8 @@ class EngineConfig(_Section, frozen=True):
     prompt.
     `overlap`: launch each step before the output work of the one before; outputs are the same.
     `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it must
-    divide the model's attention heads, KV heads and intermediate size. On gpus it is 1, 2, 4 or 8,
-    rank r is on the r-th GPU that the worker sees, and several ranks may have the same KV head.
+    divide the model's attention heads, KV heads and intermediate size. On gpus: 1, 2, 4 or 8, one
+    rank on each that the worker sees; more ranks than KV heads have some of them twice.
     `stuck_seconds`: how long a step may last before the worker counts as hung and ends (or ten
     times as long as others of its size did, if that is more); from half of that on it takes no new
     requests. `first_step_seconds`: the same for a step of a size that none before it had, which may
@@ -219,10 +216,10 @@ class EngineConfig(_Section, frozen=True):
                 f"tensor_parallel_size is {self.tensor_parallel_size}, but device 'sim' computes "
                 "nothing that ranks could share"
             )
-        if self.device == "gpu" and self.tensor_parallel_size not in _GPU_RANKS:
+        if self.device == "gpu" and self.tensor_parallel_size not in (1, 2, 4, 8):
             raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device 'gpu' "
-                "has 1, 2, 4 or 8 ranks"
+                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device "
+                "'gpu' has 1, 2, 4 or 8 ranks"
             )
         if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
             raise ValueError(

@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -59,6 +60,9 @@ LARGE = Sizes(
 )
 
 
+FEWER = replace(LARGE, batches=(2, 33, 256), chunks=(64, 1000), scored_chunks=(128,))
+
+
 class Known(NamedTuple):
     """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
@@ -78,6 +82,7 @@ KNOWN = {
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
+    "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
 }
 EXACT = tuple(name for name in KNOWN if name != "numpy-tiny-bfloat16")
@@ -179,6 +184,14 @@ def _on_gpu(known: Known) -> LoadedModel:
     from baton_worker.engine.backends.kernels import OpsKernels
     from baton_worker.engine.backends.torch.device import TorchDevice
 
+    if known.ranks > 1:
+        from baton_testing import random_rank
+
+        if torch.cuda.device_count() < known.ranks:
+            pytest.skip(f"this machine has {torch.cuda.device_count()} CUDA devices")
+        name = f"{known.model}/{known.n_layers}"
+        chosen = random_rank.config(name, known.ranks, max_running=256, prefill_chunk_tokens=4096)
+        return random_rank.over_ranks("gpu", "cut", chosen)
     device = TorchDevice()
     device.synchronise()  # its stream is this thread's from here on
     if known.model == "tiny":

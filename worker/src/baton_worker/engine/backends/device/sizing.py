@@ -42,8 +42,8 @@ def check_weights(
     if wanted > use.free:
         raise DeviceError(
             f"the model's weights take {_told(wanted)}, the device has {_told(use.free)} free of "
-            f"{_told(use.total)}: choose engine.dtype bfloat16, a smaller model or a larger device, "
-            "or raise engine.tensor_parallel_size"
+            f"{_told(use.total)}: choose engine.dtype bfloat16, a smaller model or a larger "
+            "device, or raise engine.tensor_parallel_size"
         )
 
 

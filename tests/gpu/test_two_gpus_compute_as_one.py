@@ -1,0 +1,154 @@
+"""A worker over two GPUs: it starts from a folder, says what one GPU says, and ends with a rank.
+
+That its answers have the same bits in any company is asked of `gpu-qwen3-8b-12-2-ranks` in
+`test_the_same_bits_any_way_it_is_served`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_testing.engine_bench import Reader
+from baton_testing.gpus import two_gpus
+from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
+from baton_worker.engine.api import Handoff, RankDiedError
+from baton_worker.engine.build import build_engine
+from baton_worker.messages import DecodeTarget, Submit
+from baton_worker.sampling import SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 5e-5
+COUNT = 6
+
+
+@pytest.fixture(autouse=True)
+def needs_two_gpus() -> None:
+    two_gpus()
+
+
+def over(ranks: int, on_death: Any = lambda error: None, **engine: Any) -> Any:
+    config = ProcessConfig(
+        model=ModelConfig(path=str(TINY_MODEL)),
+        speculative=SpeculativeConfig(num_speculative_tokens=2),
+        engine=EngineConfig(
+            device="gpu",
+            dtype="float32",
+            tensor_parallel_size=ranks,
+            max_model_len=256,
+            max_running=8,
+            prefill_chunk_tokens=64,
+            kv_blocks=200,
+            **engine,
+        ),
+    )
+    return build_engine(config, on_rank_death=on_death)
+
+
+def request(number: int, hand_over: bool = False) -> Submit:
+    sampling = SamplingParams(
+        max_tokens=40,
+        temperature=0.8 * (number % 2),
+        repetition_penalty=1.2 if number % 3 == 2 else 1.0,
+        seed=number,
+        ignore_eos=True,
+    )
+    return Submit(
+        1 + number,
+        0,
+        prompt_token_ids=tuple(5 + (7 * number + j) % 60 for j in range(9 + 20 * number)),
+        sampling=sampling,
+        logprobs_k=2,
+        decode=DecodeTarget("decode", "tcp://decode:1") if hand_over else None,
+    )
+
+
+def drained(engine: Any, reader: Reader) -> list[Handoff]:
+    handoffs: list[Handoff] = []
+    while engine.has_work():
+        result = engine.step()
+        reader.read(result)
+        handoffs += result.handoffs
+    return handoffs
+
+
+def served(engine: Any) -> Reader:
+    reader = Reader()
+    for number in range(COUNT):
+        engine.submit(request(number))
+    drained(engine, reader)
+    return reader
+
+
+def near(ours: Reader, theirs: Reader) -> None:
+    for number in range(COUNT):
+        key = request(number).key
+        mine, other = ours[key], theirs[key]
+        assert mine.tokens == other.tokens
+        np.testing.assert_allclose(mine.logprobs, other.logprobs, rtol=0, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Any]:
+    two_gpus()
+    with closing(over(1)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    two_gpus()
+    with closing(over(2)) as engine:
+        yield engine
+
+
+def test_two_gpus_say_what_one_says(one: Any, two: Any) -> None:
+    alone, together = served(one), served(two)
+    near(together, alone)
+    assert two.load().device.launched, "steps were counted"
+    assert two.load().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 2)])
+def test_a_handoff_is_whole_whatever_the_ranks(
+    one: Any, two: Any, prefill: int, decode: int
+) -> None:
+    engines = {1: one, 2: two}
+    alone, reader = served(one), Reader()
+    first, second = engines[prefill], engines[decode]
+    for number in range(COUNT):
+        first.submit(request(number, hand_over=True))
+    for handoff in drained(first, reader):
+        first.release_handoff(handoff.state.key)
+        second.admit_handoff(handoff)
+    drained(second, reader)
+    near(reader, alone)
+
+
+def test_a_rank_that_is_killed_ends_the_worker_by_name() -> None:
+    told: list[Exception] = []
+    noticed = threading.Event()
+
+    def on_death(error: Exception) -> None:
+        told.append(error)
+        noticed.set()
+
+    with closing(over(2, on_death)) as engine:
+        (pid,) = engine.model.team.followers.pids
+        for number in range(COUNT):
+            engine.submit(request(number))
+        engine.step()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankDiedError, match="rank 1"):
+            drained(engine, Reader())
+        assert noticed.wait(60)
+    assert str(told[0]) == f"tensor-parallel rank 1 (pid {pid}) was ended by SIGKILL"
