@@ -79,7 +79,7 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
         ("model: {path: m}\nengine: {block_size: 7}\n", "block_size"),
         (
             "model: {path: m}\nengine: {device: gpu, tensor_parallel_size: 3}\n",
-            "tensor_parallel_size is 3, but a worker of device 'gpu' has 1, 2, 4 or 8 ranks",
+            "tensor_parallel_size is 3, device 'gpu' has 1, 2, 4 or 8 ranks",
         ),
         ("model: {path: m}\nengine: {sim: {seed: 1}}\n", "sim is set, but device is 'cpu'"),
         (

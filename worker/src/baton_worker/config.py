@@ -183,8 +183,8 @@ class EngineConfig(_Section, frozen=True):
     prompt.
     `overlap`: launch each step before the output work of the one before; outputs are the same.
     `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it must
-    divide the model's attention heads, KV heads and intermediate size. On gpus: 1, 2, 4 or 8, one
-    rank on each that the worker sees; more ranks than KV heads have some of them twice.
+    divide the model's attention heads, KV heads (gpus: or be a multiple of these) and intermediate
+    size. On gpus it is 1, 2, 4 or 8, a rank on each of the first that the worker sees.
     `stuck_seconds`: how long a step may last before the worker counts as hung and ends (or ten
     times as long as others of its size did, if that is more); from half of that on it takes no new
     requests. `first_step_seconds`: the same for a step of a size that none before it had, which may
@@ -217,10 +217,8 @@ class EngineConfig(_Section, frozen=True):
                 "nothing that ranks could share"
             )
         if self.device == "gpu" and self.tensor_parallel_size not in (1, 2, 4, 8):
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, but a worker of device "
-                "'gpu' has 1, 2, 4 or 8 ranks"
-            )
+            size = self.tensor_parallel_size
+            raise ValueError(f"tensor_parallel_size is {size}, device 'gpu' has 1, 2, 4 or 8 ranks")
         if self.device != "gpu" and (self.framework == "torch" or self.dtype == "bfloat16"):
             raise ValueError(
                 f"framework is {self.framework!r} and dtype {self.dtype!r}, but device "
