@@ -49,7 +49,7 @@ class _Member:
         self.thread.start()
 
     def _run(self) -> None:
-        follower = Follower(self.model)
+        follower = self.follower = Follower(self.model)
         while (data := self.told.get()) is not None:
             try:
                 answering = follower.obey(orders.decode_order(data))
