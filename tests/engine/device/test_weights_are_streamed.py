@@ -17,6 +17,7 @@ from baton_worker.engine.backends.device.seam import DType
 from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.model.checkpoint import StoredTensor, open_checkpoint
 from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.shards import Shard, head_rows
 from baton_worker.engine.model.weights import Weights, load_weights
 
 
@@ -95,6 +96,40 @@ def test_a_draft_layer_that_is_not_wanted_takes_no_memory(
     streamed(made, device=with_it)
     assert streamed(made, n_mtp=0, device=without).mtp == ()
     assert without.memory().peak < with_it.memory().peak
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_parts_of_ranks_put_together_are_the_whole(
+    make_checkpoint: Callable[..., Any], size: int, tied: bool
+) -> None:
+    """Of two KV heads four ranks have each twice; of 96 ids they have 24 each."""
+    made = make_checkpoint(family="qwen3", tie_word_embeddings=tied, vocab_size=90)
+    shape, host = load_shape(made.path), on_host(made)
+    shards = [Shard(rank, size) for rank in range(size)]
+    parts = [
+        load_device_weights(NumpyDevice(), open_checkpoint(made.path), shape, "float32", 1, shard)
+        for shard in shards
+    ]
+    rows = head_rows(shape.vocab_size, size)
+    heads = np.concatenate([values(part.lm_head) for part in parts])
+    assert heads.shape == (size * rows, shape.hidden_size)
+    np.testing.assert_array_equal(heads[: shape.vocab_size], host.lm_head.T)
+    assert not heads[shape.vocab_size :].any(), "void rows are zeros"
+    for index, whole in enumerate((*host.layers, host.mtp[0].layer)):
+        of = [(*part.layers, part.mtp[0].layer)[index] for part in parts]
+        np.testing.assert_array_equal(np.concatenate([values(p.o) for p in of], 1), whole.o.T)
+        np.testing.assert_array_equal(np.concatenate([values(p.down) for p in of], 1), whole.down.T)
+        gates = [np.split(values(p.gate_up), 2) for p in of]
+        joined = [np.concatenate(side) for side in zip(*gates, strict=True)]
+        np.testing.assert_array_equal(np.concatenate(joined), whole.gate_up.T)
+        query, key, value = np.split(whole.qkv.T, [shape.q_size, shape.q_size + shape.kv_size])
+        for shard, part in zip(shards, of, strict=True):
+            own = shard.kv_heads(shape.n_kv_heads)
+            kv = slice(own.start * shape.head_dim, own.stop * shape.head_dim)
+            wanted = np.concatenate([query[shard.part(shape.q_size)], key[kv], value[kv]])
+            np.testing.assert_array_equal(values(part.qkv), wanted)
+            np.testing.assert_array_equal(values(part.post_norm), whole.post_norm)
 
 
 @pytest.mark.parametrize("piece", [1, 200, 1000])
