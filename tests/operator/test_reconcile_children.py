@@ -377,15 +377,20 @@ async def test_a_secret_is_made_once_and_its_keys_are_kept(cluster):
     assert cluster.kube.find(api.SECRET, "chat-curve")["stringData"] == before
 
 
-@pytest.mark.parametrize("device", ["gpu", "sim"])
-async def test_ranks_that_no_worker_of_the_device_could_have_make_no_child(cluster, device):
-    roles = [{"name": name, "parallelism": {"tensor": 2}} for name in ("prefill", "decode")]
+@pytest.mark.parametrize(
+    ("device", "ranks", "known"), [("gpu", 3, "1, 2, 4 or 8"), ("sim", 2, "1")]
+)
+async def test_ranks_that_no_worker_of_the_device_could_have_make_no_child(
+    cluster, device, ranks, known
+):
+    roles = [{"name": name, "parallelism": {"tensor": ranks}} for name in ("prefill", "decode")]
     await cluster.create(roles=roles, engine={"device": device})
     assert await cluster.reconcile() is None
     assert cluster.condition("SpecValid") == ("False", "InvalidSpec")
     told = cluster.status()["conditions"][0]["message"]
     assert told == (
-        f"spec.roles[prefill].parallelism.tensor is 2: with engine.device {device} it must be 1"
+        f"spec.roles[prefill].parallelism.tensor is {ranks}: with engine.device {device} it must "
+        f"be {known}"
     )
     assert cluster.kube.names(api.DEPLOYMENT) == []
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from baton_worker.config import (
     ConfigError,
     CurveConfig,
+    EngineConfig,
     HttpConfig,
     LinkConfig,
     ModelConfig,
@@ -119,6 +120,15 @@ def test_workers_are_spread_over_the_gpus_in_turn():
     plans = plan_processes(options, 1, {})
     assert {p.name: p.environment["CUDA_VISIBLE_DEVICES"] for p in plans} == {
         "gateway": "", "prefill-0": "0", "prefill-1": "GPU-1a", "decode-0": "0",
+    }  # fmt: skip
+
+
+def test_each_worker_gets_as_many_gpus_as_it_has_ranks():
+    engine = EngineConfig(device="gpu", tensor_parallel_size=2)
+    options = LocalOptions(model_path="/m", prefill=1, decode=2, engine=engine, gpus=tuple("0123"))
+    plans = plan_processes(options, 1, {})
+    assert {p.name: p.environment["CUDA_VISIBLE_DEVICES"] for p in plans} == {
+        "gateway": "", "prefill-0": "0,1", "decode-0": "2,3", "decode-1": "0,1",
     }  # fmt: skip
 
 

@@ -53,8 +53,16 @@ def test_every_command_explains_itself(command, capsys):
             "--sim seed=[: the value is not YAML",
         ),
         (
-            ["local", "--model", "m", "--engine", "gpu", "--kv-blocks", "64", "--tp", "2"],
-            "--tp is 2, with --engine gpu it must be 1",
+            ["local", "--model", "m", "--engine", "gpu", "--kv-blocks", "64", "--tp", "3"],
+            "--tp is 3, with --engine gpu it must be 1, 2, 4 or 8",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "gpu", "--gpus", "0,1,2", "--tp", "2"],
+            "--gpus is '0,1,2': --tp 2 needs a multiple of that",
+        ),
+        (
+            ["local", "--model", "m", "--engine", "gpu", "--gpus", "0,1", "--tp", "2"],
+            "--engine gpu with 2 workers on one GPU needs --kv-blocks",
         ),
         (
             ["local", "--model", "m", "--engine", "gpu"],

@@ -310,8 +310,10 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
-    if options.tp > 1 and options.engine != "cpu":
-        raise ConfigError(f"--tp is {options.tp}, with --engine {options.engine} it must be 1")
+    if options.tp > 1 and options.engine == "sim":
+        raise ConfigError(f"--tp is {options.tp}, with --engine sim it must be 1")
+    if options.tp not in (1, 2, 4, 8) and options.engine == "gpu":
+        raise ConfigError(f"--tp is {options.tp}, with --engine gpu it must be 1, 2, 4 or 8")
     return EngineConfig(
         device=options.engine,
         sim=_sim_config(options),
@@ -335,6 +337,8 @@ def _gpus(options: argparse.Namespace) -> tuple[str, ...]:
     names = tuple(name.strip() for name in options.gpus.split(","))
     if not all(names) or len(set(names)) < len(names):
         raise ConfigError(f"--gpus is {options.gpus!r}: name each GPU once, as in 0,1")
+    if len(names) % options.tp:
+        raise ConfigError(f"--gpus is {options.gpus!r}: --tp {options.tp} needs a multiple of that")
     return names
 
 
@@ -344,7 +348,7 @@ def _memory_of_a_worker(options: argparse.Namespace) -> float:
     Each of several would see the others' memory as taken, so their pools are not measured.
     """
     workers = options.prefill + options.decode + options.mixed
-    on_one = -(-workers // max(len(_gpus(options)), 1))
+    on_one = -(-workers // max(len(_gpus(options)) // options.tp, 1))
     if options.engine == "gpu" and on_one > 1 and not options.kv_blocks:
         raise ConfigError(f"--engine gpu with {on_one} workers on one GPU needs --kv-blocks: what "
                           "one measures as free, the others are taking")  # fmt: skip

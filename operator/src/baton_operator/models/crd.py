@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from baton_operator.models.fields import rules
-from baton_operator.models.roles import ONE_RANK
+from baton_operator.models.roles import RANKS_OF_DEVICES
 from baton_operator.models.scaler import PDRoleScalerSpec, PDRoleScalerStatus
 from baton_operator.models.schema import Json, structural_schema
 from baton_operator.models.spec import PDDeploymentSpec
@@ -68,8 +68,9 @@ def deployment_crd() -> Json:
     ]
     schema["properties"]["spec"] |= rules(
         (
-            "self.engine.device == 'cpu' || self.roles.all(r, r.parallelism.tensor == 1)",
-            ONE_RANK,
+            "self.engine.device == 'cpu' || self.roles.all(r, r.parallelism.tensor == 1 || "
+            "(self.engine.device == 'gpu' && r.parallelism.tensor in [2, 4, 8]))",
+            RANKS_OF_DEVICES,
         )
     )
     names = ("PDDeployment", "pddeployments", "pdd")

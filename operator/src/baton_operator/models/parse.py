@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton_operator.models.roles import NOT_OVER_NODES
+from baton_operator.models.roles import GPU_RANKS, NOT_OVER_NODES
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import check_template
 from baton_operator.names import GATEWAY_PORTS, MAX_NAME_LENGTH, WORKER_PORTS
@@ -88,10 +88,14 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
     for role in spec.roles:
         if role.parallelism.nodes != 1:
             raise InvalidSpec(f"spec.roles[{role.name}].{NOT_OVER_NODES}")
-        if role.parallelism.tensor != 1 and spec.engine.device != "cpu":
+        known = {"gpu": GPU_RANKS, "sim": (1,)}.get(spec.engine.device)
+        if known is not None and role.parallelism.tensor not in known:
+            told = " or ".join(
+                ", ".join(map(str, part)) for part in (known[:-1], known[-1:]) if part
+            )
             raise InvalidSpec(
                 f"spec.roles[{role.name}].parallelism.tensor is {role.parallelism.tensor}: with "
-                f"engine.device {spec.engine.device} it must be 1"
+                f"engine.device {spec.engine.device} it must be {told}"
             )
     prefill, decode = spec.role("prefill"), spec.role("decode")
     if decode.parallelism.tensor not in (1, prefill.parallelism.tensor):

@@ -14,8 +14,9 @@ NOT_OVER_NODES: Final = (
     "use parallelism.tensor for ranks on one node, and more replicas"
 )
 
-ONE_RANK: Final = (
-    "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu alone"
+GPU_RANKS: Final = (1, 2, 4, 8)
+RANKS_OF_DEVICES: Final = (
+    "roles[].parallelism.tensor must be 1, 2, 4 or 8 with engine.device gpu, and 1 with sim"
 )
 
 

@@ -33,7 +33,7 @@ from baton_worker.config import (
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """What `baton-worker local` was asked for. Counts are numbers of processes; `gpus` are given
-    to workers in turn, none: each sees all.
+    to workers in turn, each as many as it has ranks; none: each sees all.
     """
 
     model_path: str
@@ -119,17 +119,20 @@ def plan_processes(
             name,
             role,
             _for_process(_control(shared, name, role, folder), name, link, curve.get(name)),
-            _environment(options.gpus, number),
+            _environment(options.gpus, number, options.engine.tensor_parallel_size),
         )
         for number, (name, role) in enumerate(process_names(options))
     ]
 
 
-def _environment(gpus: tuple[str, ...], number: int) -> dict[str, str]:
-    """Return which GPU the process of this number sees; number 0, the gateway, none."""
+def _environment(gpus: tuple[str, ...], number: int, ranks: int) -> dict[str, str]:
+    """Return which GPUs the process of this number sees, one for each rank; number 0, the gateway,
+    none.
+    """
     if not gpus:
         return {}
-    return {"CUDA_VISIBLE_DEVICES": gpus[(number - 1) % len(gpus)] if number else ""}
+    first = (number - 1) * ranks % len(gpus)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + ranks]) if number else ""}
 
 
 def _control(shared: ProcessConfig, name: str, role: str, folder: str) -> ProcessConfig:

@@ -141,6 +141,12 @@ def _check_sharing(config: ProcessConfig) -> None:
             f"handoff.require is {require!r}, but handoff.shared_dir is empty: name a folder that "
             "the prefill and decode workers of a host share"
         )
+    if require != "any" and config.engine.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"handoff.require is {require!r}, but engine.tensor_parallel_size is "
+            f"{config.engine.tensor_parallel_size}: a pool that ranks have parts of is not read "
+            "where it lies; set handoff.require to 'any'"
+        )
     if require == "nvlink" and device != "gpu":
         raise ConfigError(
             f"handoff.require is {require!r}, but engine.device is {device!r}: KV goes over NVLink "
@@ -244,6 +250,11 @@ def _kv_transport(
 
 def _pool_owner(config: ProcessConfig, role: Role, engine: StepEngine) -> PoolOwner | None:
     sharing = engine.kv.sharing
+    if sharing is None and config.handoff.shared_dir and role is not Role.MIXED:
+        log.warning(
+            "this worker's KV is sent, not read where it lies: its ranks have parts of the pool",
+            extra={"ranks": config.engine.tensor_parallel_size},
+        )
     if sharing is None or engine.leases is None or role is Role.MIXED:
         return None
     folder, leases = config.handoff.shared_dir, engine.leases
