@@ -38,6 +38,9 @@ struct RankGatherParams {
   int64_t vectors;
 };
 
+// The next kernel may begin before these have waited: what it fetches of constant memory, as a
+// product does its weights, comes while ranks meet.
+
 // Weak accesses: meetings order them. The compiler may not take them for reads of constant memory,
 // which the meetings' clobbers see to.
 template <class Vector>
@@ -147,8 +150,8 @@ struct RankSum {
 template <class In, class Out, int kRanks>
 __global__ void __launch_bounds__(kMostRankThreads, 1)
     RankSumOnceKernel(const __grid_constant__ RankSumParams<In, Out> p) {
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   RankTeam<kRanks> team(p.exchange);
   const RankSum<In, Out, kRanks> sum{p, {}};
   if (team.Meet()) {
@@ -164,8 +167,8 @@ __global__ void __launch_bounds__(kMostRankThreads, 1)
 template <class In, class Out, int kRanks>
 __global__ void __launch_bounds__(kMostRankThreads, 1)
     RankSumTwiceKernel(const __grid_constant__ RankSumParams<In, Out> p) {
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   RankTeam<kRanks> team(p.exchange);
   const RankSum<In, Out, kRanks> sum{p, {}};
   const int64_t share = (p.vectors + kRanks - 1) / kRanks, own = share * p.exchange.rank;
@@ -195,8 +198,8 @@ __global__ void __launch_bounds__(kMostRankThreads, 1)
 template <int kRanks>
 __global__ void __launch_bounds__(kMostRankThreads, 1)
     RankGatherKernel(const __grid_constant__ RankGatherParams p) {
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   RankTeam<kRanks> team(p.exchange);
   const bool are_here = team.Meet();
   const VectorsOfThread mine;

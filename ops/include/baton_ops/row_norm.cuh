@@ -74,7 +74,8 @@ struct NormRow {
 };
 
 // Rows of up to kHeld chunks a thread, which it keeps in registers. The weight, which no kernel
-// writes, is read before the kernel before this one is complete.
+// writes, is read before the kernel before this one is complete, and the next kernel may begin then
+// too: a product fetches its weights meanwhile, for as long as the addition is still being made.
 template <class E, bool kWide, int kHeld>
 __global__ void __launch_bounds__(kMostNormThreads) AddNormKernel(NormParams<E> p) {
   __shared__ float warps[kWarp];
@@ -84,8 +85,8 @@ __global__ void __launch_bounds__(kMostNormThreads) AddNormKernel(NormParams<E> 
     const int64_t first = (threadIdx.x + static_cast<int64_t>(k) * blockDim.x) * kChunk;
     if (first < p.columns) weight[k] = LoadChunk<E, kWide>(p.weight, first, p.columns);
   }
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   const NormRow<E, kWide> row(p);
   float sum = 0.0f;
 #pragma unroll
@@ -108,8 +109,8 @@ __global__ void __launch_bounds__(kMostNormThreads) AddNormKernel(NormParams<E> 
 template <class E, bool kWide>
 __global__ void __launch_bounds__(kMostNormThreads) AddNormLongKernel(NormParams<E> p) {
   __shared__ float warps[kWarp];
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   const NormRow<E, kWide> row(p);
   const int64_t start = threadIdx.x * static_cast<int64_t>(kChunk);
   const int64_t step = blockDim.x * static_cast<int64_t>(kChunk);

@@ -87,7 +87,7 @@ def rope_store_into(
     A token without a block of its own (null, or beyond the table) writes to block 1, the trash;
     padding writes nothing. In fp32, rounded once. Norms, angles and places are read while earlier
     launches may still run, not the last one alone: between what writes them and the launch before
-    this one there must be another that is neither a matmul nor attention.
+    this one there must be another that is no matmul, no attention, no norm and no call of ranks.
 
     Args:
         qkv: E[N, (Hq + 2 Hkv) * D]; rows may be strided.

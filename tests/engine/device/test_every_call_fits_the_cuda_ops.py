@@ -16,9 +16,16 @@ from baton_testing.exactness import devices
 from baton_testing.exactness.asks import serve, serve_in_pair
 from baton_testing.exactness.random_model import qwen3_8b
 from baton_testing.exactness.subjects import Sizes, Subject
-from baton_testing.stub_device import JudgedKernels, StubDevice, has_cuda_code, stub_weights
+from baton_testing.stub_device import (
+    JudgedKernels,
+    StubDevice,
+    has_cuda_code,
+    stub_team,
+    stub_weights,
+)
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.scorer import TextScorer
+from baton_worker.engine.model.shards import head_rows, local_shape
 from baton_worker.sampling import LogprobParams
 
 pytestmark = pytest.mark.skipif(
@@ -31,10 +38,17 @@ SIZES = Sizes(33, 12, 200, (3, 32), (64,), (3, 5), (4, 8), (64,))
 @pytest.fixture
 def subject() -> Subject:
     """Qwen3-8B's shape, but for fewer layers, and a draft layer."""
+    return of_ranks(1)
+
+
+def of_ranks(size: int) -> Subject:
     model_shape, device, kernels = qwen3_8b(2), StubDevice(), JudgedKernels()
+    local, rows = local_shape(model_shape, size), head_rows(model_shape.vocab_size, size)
     loaded = LoadedModel(
-        device, kernels, model_shape, stub_weights(device, model_shape, "bfloat16")
+        device, kernels, model_shape, stub_weights(device, local, "bfloat16", rows)
     )
+    if size > 1:
+        loaded = loaded._replace(team=stub_team(device, kernels, model_shape, size))
     return Subject(
         name="stub",
         vocab_size=model_shape.vocab_size,
@@ -57,7 +71,22 @@ def test_steps_of_every_kind(subject: Subject) -> None:
             serve(engine, subject.asks(), arriving=4)
     called = set(subject.loaded.kernels.calls)
     kernels = {name for name in vars(type(subject.loaded.kernels._ops)) if not name.startswith("_")}
-    assert kernels - called <= {"attention_scratch_bytes", "logprob_workspace_bytes"}
+    assert kernels - called <= {
+        "attention_scratch_bytes", "logprob_workspace_bytes",
+        "exchange_head_bytes", "rank_sum", "rank_gather",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_ranks_steps(size: int) -> None:
+    """More rows than are gathered at once among them."""
+    subject = of_ranks(size)
+    for options in ({"max_running": 128, "n_draft": 5}, {"max_running": 3, "overlap": True}):
+        with subject.engine(prefill_tokens=128, **options) as engine:
+            serve(engine, subject.asks(80), arriving=64)
+    assert {"rank_sum", "rank_gather", "matmul", "gate_up_silu"} <= set(
+        subject.loaded.kernels.calls
+    )
 
 
 def test_handoffs(subject: Subject) -> None:

@@ -104,6 +104,17 @@ def test_the_pool_is_what_fits_on_each_rank() -> None:
         assert ranks.kv.shape.block_bytes == alone.kv.shape.block_bytes, "of all heads"
 
 
+def test_a_step_goes_on_while_nobody_takes_an_answer() -> None:
+    """An export of more bytes than a pipe holds is asked for, and taken only behind more steps."""
+    blocks = list(range(2, 402))
+    with closing(over(2, kv_blocks=400)) as engine:
+        pool = engine.kv
+        arrived = pool.begin_export(blocks, 16 * len(blocks))
+        assert len(served(engine, 1)[0]) == 12
+        (array,) = arrived()
+        assert array.nbytes == len(blocks) * pool.shape.block_bytes > 4 << 20
+
+
 def a_prompt(number: int) -> Submit:
     sampling = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     return Submit(number, 0, prompt_token_ids=tuple(range(5, 35)), sampling=sampling)

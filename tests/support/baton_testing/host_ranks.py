@@ -19,7 +19,7 @@ from baton_testing.host_matmul import bf16, fp32
 
 INSTRUCTIONS = {
     "griddepcontrol.wait;": "WaitForGrids",
-    "griddepcontrol.launch_dependents;": "LetGridsStart",
+    "griddepcontrol.launch_dependents;": "LetGridsStartAtOnce",
     "fence.acq_rel.sys;": "FenceOfSystem",
     "st.relaxed.sys.global.u32 [%0], %1;": "StoreFlag",
     "ld.acquire.sys.global.u32 %0, [%1];": "AcquireFlag",

@@ -1,11 +1,12 @@
 """A rank other than 0 over a NumPy device, as a process: what `ranked.follower` is over a GPU.
 
-Run as `python -m baton_testing.numpy_rank FD`.
+Owns the command that starts one, wherever the caller has this package from.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
@@ -14,7 +15,9 @@ from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.ranked.follower import follow
 
 TOTAL = 256 << 20
-COMMAND = (sys.executable, "-m", "baton_testing.numpy_rank")
+_SUPPORT = str(Path(__file__).resolve().parent.parent)
+_PROGRAM = "import sys; sys.path.insert(0, {!r}); from baton_testing.numpy_rank import main; main()"
+COMMAND = (sys.executable, "-c", _PROGRAM.format(_SUPPORT))
 
 
 def opened(config: ProcessConfig, rank: int) -> tuple[Device, Kernels]:
@@ -23,5 +26,6 @@ def opened(config: ProcessConfig, rank: int) -> tuple[Device, Kernels]:
     return device, NumpyKernels(device)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be a rank over the pipe whose descriptor is the only argument."""
     sys.exit(follow(opened))

@@ -12,17 +12,28 @@ import contextlib
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.seam import DType, Event, Graph, Host, MemoryUse
+from baton_worker.engine.backends.device.collective import Collective, ExchangeSizes
+from baton_worker.engine.backends.device.engine import Team
+from baton_worker.engine.backends.device.orders import Answer, Order, encode
+from baton_worker.engine.backends.device.seam import (
+    DType,
+    Event,
+    Graph,
+    Host,
+    MemoryUse,
+    Shared,
+)
 from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
 from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.model.shards import Shard
 
 FIT = "CUDA Runtime Error"
 """What the binding says when it comes to the driver."""
@@ -181,6 +192,14 @@ class StubDevice:
         to[...] = 0
         return _Now()
 
+    def shared(self, n_bytes: int) -> Shared:
+        """See `Device.shared`; nobody can map it."""
+        return Shared(self.empty((n_bytes,), "uint8"), -1, n_bytes)
+
+    def address(self, memory: StubTensor) -> int:
+        """See `Device.address`."""
+        return memory.address
+
     def record(self) -> Event:
         """See `Device.record`."""
         return _Now()
@@ -214,6 +233,10 @@ class JudgedKernels:
         """See `Kernels.attention_scratch_bytes`."""
         return self._ops.attention_scratch_bytes(*sizes)
 
+    def exchange_head_bytes(self) -> int:
+        """See `RankKernels.exchange_head_bytes`."""
+        return self._ops.exchange_head_bytes()
+
     def logprob_workspace_bytes(self, rows: int, vocab_size: int) -> int:
         """See `Kernels.logprob_workspace_bytes`; the op asks the driver for its own."""
         return 64 << 20
@@ -232,8 +255,36 @@ class JudgedKernels:
         return judged
 
 
-def stub_weights(device: StubDevice, model_shape: ModelShape, dtype: Any) -> DeviceWeights:
-    """Return where a model's weights would lie, one draft layer among them."""
+class NoFollowers:
+    """Ranks that are told and never asked: what they would launch is what rank 0 does."""
+
+    def new_number(self) -> int:
+        """See `Followers.new_number`."""
+        return 1
+
+    def tell(self, told: Sequence[Order]) -> None:
+        """See `Followers.tell`: orders have bytes."""
+        for order in told:
+            assert encode(order)
+
+    def answers(self) -> list[Answer]:
+        """See `Followers.answers`."""
+        raise AssertionError("nothing is there that could answer")
+
+
+def stub_team(device: StubDevice, kernels: Any, shape: ModelShape, size: int) -> Team:
+    """Return rank 0's place among ranks whose buffers would lie beside its own."""
+    sizes = ExchangeSizes.of(shape, size, n_tokens=4096, item_bytes=2)
+    shared = [device.shared(sizes.buffer_bytes(kernels)) for _ in range(size)]
+    buffers = tuple(each.tensor for each in shared)
+    collective = Collective(device, kernels, Shard(0, size), sizes, shared[0], buffers, 1.0)
+    return Team(collective, NoFollowers())
+
+
+def stub_weights(
+    device: StubDevice, model_shape: ModelShape, dtype: Any, n_head_rows: int = 0
+) -> DeviceWeights:
+    """Return where a model's weights would lie, or a part's, one draft layer among them."""
     hidden, inner = model_shape.hidden_size, model_shape.intermediate_size
 
     def make(*shape: int) -> Any:
@@ -256,7 +307,7 @@ def stub_weights(device: StubDevice, model_shape: ModelShape, dtype: Any) -> Dev
     embed, norm, head = (
         make(model_shape.vocab_size, hidden),
         make(hidden),
-        make(model_shape.vocab_size, hidden),
+        make(n_head_rows or model_shape.vocab_size, hidden),
     )
     return DeviceWeights(dtype, embed, layers, (mtp,), norm, head, "stub")
 

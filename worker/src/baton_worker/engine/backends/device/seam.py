@@ -254,7 +254,8 @@ class Kernels(RankKernels, Protocol):
 
         A token without a block of its own (null, or beyond the table) writes to the trash block;
         padding writes nothing. Norms, angles and places are read early: between what writes them
-        and the call before this one there is another that is neither `matmul` nor `attend`.
+        and the call before this one there is one that is no `matmul`, `attend`, `add_norm` or
+        call of ranks.
         """
 
     def attend(

@@ -6,9 +6,12 @@ ends with exit code 0 when rank 0 closes the pipe, and with an error when its de
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -70,18 +73,46 @@ def _met(pipe: Connection, prepare_part: Prepare) -> Follower | None:
     return Follower(prepared.model._replace(team=Team(collective)))
 
 
+class _Answers:
+    """Sends answers on a thread of its own: who waits until one is taken launches nothing, and rank
+    0 takes it only behind a step that needs this rank's launches.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+        self._thread.start()
+
+    def send(self, answer: orders.Answer) -> None:
+        """Send behind those before it."""
+        self._queue.put(orders.encode(answer))
+
+    def close(self) -> None:
+        """Return when all has been sent."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # rank 0 is gone: whoever reads orders finds out too
+            while (data := self._queue.get()) is not None:
+                self._pipe.send_bytes(data)
+
+
 def _serve(pipe: Connection, follower: Follower) -> int:
     """Obey; what is answered is waited for when there is nothing to launch."""
     waiting: deque[Answering] = deque()
+    answers = _Answers(pipe)
     while True:
         while waiting and not pipe.poll(0):
-            pipe.send_bytes(orders.encode(waiting.popleft()()))
+            answers.send(waiting.popleft()())
         order = orders.decode_order(pipe.recv_bytes())
         try:
             answering = follower.obey(order)
         except DeviceError as error:
             log.critical("cannot obey", extra={"order": type(order).__name__, "why": str(error)})
-            pipe.send_bytes(orders.encode(orders.Failed(str(error))))
+            answers.send(orders.Failed(str(error)))
+            answers.close()
             return 1
         if answering is not None:
             waiting.append(answering)
