@@ -57,16 +57,14 @@ CASES = {
         roles({"parallelism": {"tensor": 4}}, {"parallelism": {"tensor": 2}}),
         "decode's parallelism.tensor must equal prefill's, or be 1",
     ),
-    "ranks on a GPU": (
+    "three ranks on GPUs": (
         {"engine": {"device": "gpu"}}
-        | roles({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2}}),
-        "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu "
-        "alone",
+        | roles({"parallelism": {"tensor": 3}}, {"parallelism": {"tensor": 3}}),
+        "roles[].parallelism.tensor must be 1, 2, 4 or 8 with engine.device gpu, and 1 with sim",
     ),
     "ranks that make up text": (
         {"engine": {"device": "sim"}} | roles({"parallelism": {"tensor": 2}}),
-        "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu "
-        "alone",
+        "roles[].parallelism.tensor must be 1, 2, 4 or 8 with engine.device gpu, and 1 with sim",
     ),
     "a replica over several nodes": (
         roles({"parallelism": {"tensor": 2, "nodes": 2}}, {"parallelism": {"tensor": 2}}),
@@ -125,6 +123,17 @@ CASES = {
     "rdma within a pod": (
         {"placement": "samePod", "handoff": {"require": "rdma"}},
         "handoff.require rdma is for placement separate: KV does not leave a pod of a pair",
+    ),
+    "nvlink to ranks": (
+        {"placement": "samePod", "engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}}
+        | roles({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2}}),
+        "handoff.require must be any where roles[].parallelism.tensor is above 1: a KV pool that "
+        "ranks have parts of is sent",
+    ),
+    "rdma to ranks": (
+        {"handoff": {"require": "rdma"}} | roles({"parallelism": {"tensor": 2}}),
+        "handoff.require must be any where roles[].parallelism.tensor is above 1: a KV pool that "
+        "ranks have parts of is sent",
     ),
     "a way that there is not": ({"handoff": {"require": "smoke"}}, "Unsupported value"),
     "a placement that there is not": ({"placement": "sameNode"}, "Unsupported value"),
@@ -192,6 +201,8 @@ def test_the_placement_cannot_change_whether_or_not_it_was_written_out(kubectl, 
         {"placement": "samePod", "ratio": {"prefillPerDecode": {"min": "1:2", "max": "1:1"}}},
         {"placement": "samePod", "engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}},
         {"handoff": {"require": "rdma"}},
+        {"engine": {"device": "gpu"}}
+        | roles({"parallelism": {"tensor": 8}}, {"parallelism": {"tensor": 8}}),
     ],
 )
 def test_a_placement_that_fits_is_taken(kubectl, namespace, pdd, spec):

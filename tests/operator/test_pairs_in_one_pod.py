@@ -242,6 +242,16 @@ MISFITS = {
         "handoff.require nvlink is for",
     ),
     "rdma within a pod": ({"handoff": {"require": "rdma"}}, "handoff.require rdma is for"),
+    "nvlink to ranks": (
+        {"engine": {"device": "gpu"}, "handoff": {"require": "nvlink"},
+         "roles": roles(parallelism={"tensor": 2})},
+        "handoff.require must be any where",
+    ),
+    "rdma to ranks": (
+        {"placement": "separate", "engine": {"device": "gpu"}, "handoff": {"require": "rdma"},
+         "roles": roles({"parallelism": {"tensor": 2}})},
+        "handoff.require must be any where",
+    ),
 }  # fmt: skip
 
 
