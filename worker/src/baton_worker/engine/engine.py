@@ -188,7 +188,7 @@ class StepEngine:
         """See `Engine.has_work`."""
         self._pulls.settle()  # which may let in who waits for room
         is_busy = self._in_flight is not None or self._transfers.is_exporting
-        is_awaited = self._parts.scheduler.awaits_pulls
+        is_awaited = self._parts.scheduler.n_waiting > 0 and self._pulls.is_under_way
         return is_busy or bool(self._terminals) or is_awaited or self._can_launch()
 
     def load(self) -> EngineLoad:

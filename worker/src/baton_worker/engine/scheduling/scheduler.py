@@ -22,7 +22,7 @@ from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of
 
 PREEMPTED_PULL_SECONDS = 0.02
-"""How long room that is needed now is waited for; a network may take longer than anybody can."""
+"""How long a plan waits for room that is needed now; a network may take longer than anybody can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,6 @@ class Scheduler:
     def leaving(self) -> LeavingBlocks:
         """Blocks that a pull still writes to after their request's end."""
         return self._tables.leaving
-
-    @property
-    def awaits_pulls(self) -> bool:
-        """Whether somebody in line waits for what a pull under way brings, or for its blocks."""
-        is_coming = any(request.is_coming for request in self._waiting)
-        return is_coming or bool(len(self._waiting) and self.leaving.held())
 
     @property
     def is_full(self) -> bool:
@@ -276,21 +270,23 @@ class Scheduler:
         when K has been raised since, before its last chunk drafts.
         """
         preempted: list[RequestState] = []
-        ahead = max(n_model_drafts - 1, 0)
+        ahead, patience = max(n_model_drafts - 1, 0), PREEMPTED_PULL_SECONDS
         for request in self._stepping():
             decodes = request.is_decoding
             fed = request.n_computed + 1 + len(request.drafts) if decodes else len(request.tokens)
             missing = self._tables.missing(request, fed + ahead)
             while missing > self._tables.n_free and request.phase is Phase.RUNNING:
-                preempted.append(self._preempt_least_urgent())
+                victim = self._stepping()[-1]
+                if victim.pull is not None:  # its room is needed now
+                    victim.pull.wait(patience)
+                    patience = 0.0  # all that decode stand still meanwhile, however many it are
+                self._preempt(victim)
+                preempted.append(victim)
             if missing and request.phase is Phase.RUNNING:
                 self._tables.extend(request, missing)
         return preempted
 
-    def _preempt_least_urgent(self) -> RequestState:
-        victim = self._stepping()[-1]
-        if victim.pull is not None:  # its room is needed now
-            victim.pull.wait(PREEMPTED_PULL_SECONDS)
+    def _preempt(self, victim: RequestState) -> None:
         self._running.remove(victim)
         self._tables.release(victim)
         victim.n_computed = victim.n_imported_blocks = 0
@@ -299,7 +295,6 @@ class Scheduler:
             victim.has_foreign_kv = False
         victim.phase = Phase.WAITING
         self._waiting.add(victim)
-        return victim
 
     def _admit(self, n_model_drafts: int) -> list[RequestState]:
         admitted: list[RequestState] = []
