@@ -128,7 +128,6 @@ class NixlPools:
         with self._lock:
             pool = self._pools.pop(pool_id, None)
         if pool is not None:
-            self._metrics.mapped.dec()
             self._metrics.forget("nixl", pool.words.worker_id)
             log.info("a KV pool's owner is gone", extra={"prefill": pool.words.worker_id})
 
@@ -159,11 +158,10 @@ class NixlPools:
             del self._owners[words.pool_id]
             owner.tell(self._refused(words, why_not))
             return
+        if words.pool_id not in self._pools:
+            self._metrics.found("nixl", words.worker_id)
         with self._lock:
-            is_new = words.pool_id not in self._pools
             self._pools[words.pool_id] = pool
-        if is_new:
-            self._metrics.mapped.inc()
         welcome = Welcome(words.pool_id, "", *pool.rates)
         facts = {"prefill": words.worker_id, "transport": "nixl", "bytes": words.n_bytes}
         log.info("a KV pool can be read", extra=facts | rates_of(welcome))
