@@ -142,3 +142,25 @@ def test_room_that_is_needed_is_waited_for_once_a_plan(make_bench: Callable[...,
                 pull.let()
         pair.decode.step()
     assert len(pair.decode.reader[first].tokens) == 90
+
+
+def test_bets_leave_room_for_who_stands_first(make_bench: Callable[..., Any]) -> None:
+    """Each comes, but others are begun meanwhile: whoever needs most of the pool would wait on."""
+    limits = {"n_blocks": 12, "max_model_len": 192, "max_running": 4}
+    pair = slow_pair(make_bench, **limits)
+    engine, sharing = pair.decode.engine, pair.decode.engine.kv.sharing
+    big = None
+    for number in range(10):
+        under_way = [pull for pull in sharing.pulls if not pull.is_done]
+        key = pair.submit(number, LONG[:90])
+        told = [filled for _ in range(2) for filled in pair.prefill.step().filled]
+        pair.tell(told[-1], 90)
+        big = big or pair.decode.submit(77, LONG, **OPTIONS)
+        pair.prefill.engine.abort(key)
+        pair.prefill.drain()
+        for pull in under_way:
+            pull.let()
+        if engine.has_work():
+            pair.decode.step()
+        engine.check_integrity()
+    assert pair.decode.reader[big].tokens, "while there were bets"

@@ -156,7 +156,8 @@ class StepEngine:
         """See `Engine.pull_ahead`."""
         if filled.key not in self._requests:
             most = self._identity.shape.blocks_for(min(n_tokens, self.max_model_len))
-            self._pulls.pull(filled.key, filled.kv, most, self._parts.scheduler.n_running)
+            spare = self._parts.scheduler.n_spoken_for(self._model_steps)
+            self._pulls.pull(filled.key, filled.kv, most, spare)
 
     def drop_ahead(self, key: RequestKey) -> None:
         """See `Engine.drop_ahead`."""
@@ -371,9 +372,8 @@ class StepEngine:
         if key in self._requests or any(terminal.key == key for terminal in self._terminals):
             raise EngineRefusedError(ErrorCode.INVALID_REQUEST, f"request {key} is already held")
         if self._parts.scheduler.is_full:
-            raise EngineRefusedError(
-                ErrorCode.QUEUE_FULL, f"{self.options.max_waiting} requests are waiting"
-            )
+            message = f"{self.options.max_waiting} requests are waiting"
+            raise EngineRefusedError(ErrorCode.QUEUE_FULL, message)
 
     def _enqueue(self, request: RequestState) -> None:
         self._requests[request.key] = request

@@ -89,7 +89,7 @@ class KvAhead:
         Args:
             kv: all that is filled up to now, from the first position on.
             most_blocks: what the request may have in all.
-            spare: free blocks that must be left to those who run.
+            spare: free blocks that must be left to those who run, or stand first in line.
         """
         sharing, peer = self._pool.sharing, kv.pool
         assert sharing is not None, "who mapped the pool"

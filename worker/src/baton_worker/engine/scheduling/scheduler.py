@@ -173,6 +173,15 @@ class Scheduler:
         """Whether `plan` would yield anything."""
         return bool(self._stepping()) or self._next_admissible(n_model_drafts) is not None
 
+    def n_spoken_for(self, n_model_drafts: int) -> int:
+        """Return the free blocks that are not for what nobody has asked for yet: one for each who
+        runs to grow into, and those of who stands first in line.
+        """
+        first = self._first_in_line()
+        if first is None:
+            return len(self._running)
+        return len(self._running) + self._tables.missing(first, _reach(first, n_model_drafts))
+
     def plan(self, n_model_drafts: int) -> StepPlan:
         """Decide the next step, taking and freeing blocks.
 
@@ -314,11 +323,14 @@ class Scheduler:
         """Return the first in line if it fits and leaves each running request a block to grow."""
         if len(self._running) >= self._limits.max_running:
             return None
-        request = next((r for r in self._waiting if not self._is_held_back(r)), None)
+        request = self._first_in_line()
         if request is None:
             return None
         fits = self._tables.fits(request, _reach(request, n_model_drafts), len(self._running))
         return request if fits else None
+
+    def _first_in_line(self) -> RequestState | None:
+        return next((r for r in self._waiting if not self._is_held_back(r)), None)
 
     def _stepping(self) -> list[RequestState]:
         """Return the running requests that are not held back, the most urgent first."""
