@@ -135,6 +135,8 @@ class NixlPools:
         """Make sure that the pool can be read; on the thread of the pulls."""
         while words.agent in self._greeting:  # it said so over a connection before
             yield
+            if self._owners.get(words.pool_id) is not owner:
+                return  # and has said so since, or is gone: nobody waits for this one
         why_not, pool = "", self._still_loaded(words)
         if pool is None:
             pool = NixlPool(words, self._pulls)
