@@ -133,8 +133,8 @@ class NixlPools:
 
     def _greet(self, words: Introduction, owner: _Owner) -> Iterator[None]:
         """Make sure that the pool can be read; on the thread of the pulls."""
-        while words.agent in self._greeting:  # it said so over a connection before
-            yield
+        while words.agent in self._greeting or self._is_left_reading(words):
+            yield  # it said so over a connection before
             if self._owners.get(words.pool_id) is not owner:
                 return  # and has said so since, or is gone: nobody waits for this one
         why_not, pool = "", self._still_loaded(words)
@@ -181,6 +181,12 @@ class NixlPools:
         reference = self._loaded.get(words.agent)
         pool = reference() if reference is not None else None
         return pool if pool is not None and not pool.why_lost and pool.words == words else None
+
+    def _is_left_reading(self, words: Introduction) -> bool:
+        """Whether reads go on of what the agent had before: NIXL may not forget it meanwhile."""
+        reference = self._loaded.get(words.agent)
+        pool = reference() if reference is not None else None
+        return pool is not None and pool.n_reading > 0 and self._still_loaded(words) is None
 
     def _forget_agents(self, returning: str) -> None:
         """Have NIXL forget agents of whose pools nobody knows, and one that is learnt of anew."""
