@@ -139,6 +139,19 @@ def test_the_rate_of_a_mapped_pool_is_known_as_long_as_its_owner_is(
     door.wait("baton_handoff_pulled_bytes_total", 0, **labels)
 
 
+def test_what_comes_after_its_owner_has_gone_is_no_new_series(door: Door, prefill: Prefill) -> None:
+    """A handoff keeps the pool mapped; its last pull may be looked at when the owner is gone."""
+    assert prefill.outcome(door.target) == ""
+    peer = door.door.find(prefill.visits.pool_id)
+    assert peer is not None
+    pull = peer.pull(door.pool.sharing, [5, 4], [3, 2], None)  # type: ignore[arg-type]
+    prefill.visits.close()
+    door.wait("baton_handoff_mapped_pools", 0)
+    pull.check()
+    labels = {"transport": "shm", "prefill": "prefill-0"}
+    assert not door.value("baton_handoff_pulled_bytes_total", **labels)
+
+
 def test_a_second_request_makes_no_second_visit(door: Door, prefill: Prefill) -> None:
     for _ in range(3):
         assert prefill.outcome(door.target) == ""

@@ -156,7 +156,8 @@ class StepEngine:
         """See `Engine.pull_ahead`."""
         if filled.key not in self._requests:
             most = self._identity.shape.blocks_for(min(n_tokens, self.max_model_len))
-            self._pulls.pull(filled.key, filled.kv, most, self._parts.scheduler.n_running)
+            spare = self._parts.scheduler.n_spoken_for(self._model_steps)
+            self._pulls.pull(filled.key, filled.kv, most, spare)
 
     def drop_ahead(self, key: RequestKey) -> None:
         """See `Engine.drop_ahead`."""
@@ -188,7 +189,7 @@ class StepEngine:
         """See `Engine.has_work`."""
         self._pulls.settle()  # which may let in who waits for room
         is_busy = self._in_flight is not None or self._transfers.is_exporting
-        is_awaited = self._parts.scheduler.awaits_pulls
+        is_awaited = self._parts.scheduler.n_waiting > 0 and self._pulls.is_under_way
         return is_busy or bool(self._terminals) or is_awaited or self._can_launch()
 
     def load(self) -> EngineLoad:
@@ -371,9 +372,8 @@ class StepEngine:
         if key in self._requests or any(terminal.key == key for terminal in self._terminals):
             raise EngineRefusedError(ErrorCode.INVALID_REQUEST, f"request {key} is already held")
         if self._parts.scheduler.is_full:
-            raise EngineRefusedError(
-                ErrorCode.QUEUE_FULL, f"{self.options.max_waiting} requests are waiting"
-            )
+            message = f"{self.options.max_waiting} requests are waiting"
+            raise EngineRefusedError(ErrorCode.QUEUE_FULL, message)
 
     def _enqueue(self, request: RequestState) -> None:
         self._requests[request.key] = request

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+
 from baton_worker.handoff.api import HandoffDelivered, HandoffFailed
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode
@@ -111,18 +114,38 @@ class PoolMetrics:
         )
         for reason in ("place", "blocks", "pool"):
             self._unheeded.labels(*factory.values(reason))
+        self._read = Counter[tuple[str, str]]()
+        self._lock = threading.Lock()
+
+    def found(self, transport: str, prefill: str) -> None:
+        """A pool of a prefill worker is read from now on, until `forget`."""
+        self.mapped.inc()
+        with self._lock:
+            self._read[transport, prefill] += 1
 
     def pulled(self, transport: str, prefill: str, n_bytes: int, seconds: float) -> None:
-        """Count KV that was read, and how long that took. May be called on any thread."""
+        """Count KV that was read, and how long that took; what comes after its owner has gone would
+        be a series that nobody drops. May be called on any thread.
+        """
         labels = self._factory.values(transport, prefill)
-        self._pulled_bytes.labels(*labels).inc(n_bytes)
-        self._pulling_seconds.labels(*labels).inc(seconds)
+        with self._lock:
+            if self._read[transport, prefill]:
+                self._pulled_bytes.labels(*labels).inc(n_bytes)
+                self._pulling_seconds.labels(*labels).inc(seconds)
 
     def forget(self, transport: str, prefill: str) -> None:
-        """Drop the series of a prefill worker that is gone: names of pods come and go for ever."""
+        """A pool is read no more. Drop the series of a prefill worker that has no other one: names
+        of pods come and go for ever.
+        """
+        self.mapped.dec()
         labels = self._factory.values(transport, prefill)
-        for counter in (self._pulled_bytes, self._pulling_seconds):
-            counter.remove(*labels)
+        with self._lock:
+            self._read[transport, prefill] -= 1
+            if self._read[transport, prefill] > 0:
+                return
+            del self._read[transport, prefill]
+            for counter in (self._pulled_bytes, self._pulling_seconds):
+                counter.remove(*labels)
 
     def lost(self) -> None:
         """Count a pool that is read no more."""

@@ -128,14 +128,15 @@ class NixlPools:
         with self._lock:
             pool = self._pools.pop(pool_id, None)
         if pool is not None:
-            self._metrics.mapped.dec()
             self._metrics.forget("nixl", pool.words.worker_id)
             log.info("a KV pool's owner is gone", extra={"prefill": pool.words.worker_id})
 
     def _greet(self, words: Introduction, owner: _Owner) -> Iterator[None]:
         """Make sure that the pool can be read; on the thread of the pulls."""
-        while words.agent in self._greeting:  # it said so over a connection before
-            yield
+        while words.agent in self._greeting or self._is_left_reading(words):
+            yield  # it said so over a connection before
+            if self._owners.get(words.pool_id) is not owner:
+                return  # and has said so since, or is gone: nobody waits for this one
         why_not, pool = "", self._still_loaded(words)
         if pool is None:
             pool = NixlPool(words, self._pulls)
@@ -159,11 +160,10 @@ class NixlPools:
             del self._owners[words.pool_id]
             owner.tell(self._refused(words, why_not))
             return
+        if words.pool_id not in self._pools:
+            self._metrics.found("nixl", words.worker_id)
         with self._lock:
-            is_new = words.pool_id not in self._pools
             self._pools[words.pool_id] = pool
-        if is_new:
-            self._metrics.mapped.inc()
         welcome = Welcome(words.pool_id, "", *pool.rates)
         facts = {"prefill": words.worker_id, "transport": "nixl", "bytes": words.n_bytes}
         log.info("a KV pool can be read", extra=facts | rates_of(welcome))
@@ -181,6 +181,12 @@ class NixlPools:
         reference = self._loaded.get(words.agent)
         pool = reference() if reference is not None else None
         return pool if pool is not None and not pool.why_lost and pool.words == words else None
+
+    def _is_left_reading(self, words: Introduction) -> bool:
+        """Whether reads go on of what the agent had before: NIXL may not forget it meanwhile."""
+        reference = self._loaded.get(words.agent)
+        pool = reference() if reference is not None else None
+        return pool is not None and pool.n_reading > 0 and self._still_loaded(words) is None
 
     def _forget_agents(self, returning: str) -> None:
         """Have NIXL forget agents of whose pools nobody knows, and one that is learnt of anew."""

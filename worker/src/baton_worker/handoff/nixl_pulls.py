@@ -72,6 +72,7 @@ class NixlPool:
         words: what its owner said of it.
         why_lost: why nothing is read from there any more; "" as long as it is.
         rates: what is known of the way to it.
+        n_reading: reads under way, on the pulls' thread.
     """
 
     def __init__(self, words: Introduction, pulls: NixlPulls) -> None:
@@ -79,6 +80,7 @@ class NixlPool:
         self.shape: KvShape = words.shape
         self.why_lost = ""
         self.rates = NO_RATES
+        self.n_reading = 0
         self._pulls = pulls
         self.place = Place(words.agent, None if words.device == HOST else words.device)
         self.leases = Place(words.agent, None)
@@ -261,7 +263,7 @@ class NixlPulls:
         pieces = self._own.pieces(blocks, theirs, pool.shape)
         pieces = pieces + np.array([pool.words.address, own.address, 0])
         started = time.monotonic()
-        yield from self._read(self.agent.read(pool.place, own.device, pieces))
+        yield from self._read(pool, self.agent.read(pool.place, own.device, pieces))
         return float(pieces[:, 2].sum()) / max(time.monotonic() - started, 1e-9)
 
     def _lease_word(self, pool: NixlPool, slot: int) -> Generator[None, None, int]:
@@ -275,21 +277,24 @@ class NixlPulls:
         here = self._scratch.region.address + word * LEASE_BYTES
         pieces = np.array([[there, here, LEASE_BYTES]], np.int64)
         try:
-            yield from self._read(self.agent.read(pool.leases, None, pieces))
+            yield from self._read(pool, self.agent.read(pool.leases, None, pieces))
             return int(self._words[word])
         finally:
             self._free_words.append(word)
 
-    def _read(self, reading: Reading) -> Iterator[None]:
+    def _read(self, pool: NixlPool, reading: Reading) -> Iterator[None]:
         """Begin a read and see it to its end, whatever that is."""
+        pool.n_reading += 1
         try:
             has_ended = reading.begin()
             while not has_ended:
                 yield
                 has_ended = reading.has_ended()
         except NixlError:
+            pool.n_reading -= 1
             reading.close()
             raise
+        pool.n_reading -= 1
         reading.close()
 
     def _expected(self, pool: NixlPool) -> float:

@@ -78,6 +78,7 @@ class NixlVisits:
         address = address_of(target)
         visit = self._visits.get(address)
         if visit is None or visit.is_stale(now):
+            self._drop_stale(now)
             visit = self._visits[address] = _Visit(target.worker_id, now)
         if visit.why_not is None:
             visit.waiting.append(then)
@@ -139,6 +140,12 @@ class NixlVisits:
         """Return when somebody has waited long enough; None when nobody waits."""
         begun = [v.begun_at_seconds for v in self._visits.values() if v.why_not is None]
         return min(begun) + PATIENCE_SECONDS if begun else None
+
+    def _drop_stale(self, now: float) -> None:
+        """Forget whoever was never introduced: addresses of pods come and go for ever."""
+        for address, visit in list(self._visits.items()):
+            if visit.is_stale(now):
+                del self._visits[address]
 
     def _end(self, visit: _Visit, why_not: str, now: float) -> None:
         is_news = visit.why_not != why_not

@@ -163,9 +163,9 @@ class PoolDoor:
             log.warning("a KV pool was not mapped", extra=facts)
             caller.socket.send(pool_words.encode(Welcome(str(error)[:1024])))
             return
+        self._metrics.found(words.transport, words.worker_id)
         with self._lock:
             self._pools[words.pool_id] = pool
-        self._metrics.mapped.inc()
         caller.pool_id = words.pool_id
         log.info(
             "a KV pool is mapped",
@@ -199,7 +199,6 @@ class PoolDoor:
             return
         with self._lock:
             del self._pools[caller.pool_id]
-        self._metrics.mapped.dec()
         self._metrics.forget(self._sharing.transport, caller.worker_id)
         log.info("a KV pool's owner is gone", extra={"prefill": caller.worker_id})
 

@@ -15,6 +15,8 @@ from baton_worker.handoff.pool_visits import PoolVisits
 from baton_worker.messages import DecodeTarget
 
 SENT, NIXL = "zmq", "nixl"
+MOST_TOLD = 1024
+"""Decode workers whose way is known; names of pods come and go for ever."""
 
 
 class KvWays:
@@ -71,13 +73,14 @@ class KvWays:
         if why_not:
             self._ask_nixl(target, then, why_not)
         else:
-            self._told[target.worker_id] = self._stays_by[target.worker_id] = self._mapped
+            self._tell(target.worker_id, self._mapped)
+            self._stays_by[target.worker_id] = self._mapped
             then("")
 
     def _ask_nixl(self, target: DecodeTarget, then: Callable[[str], None], not_mapped: str) -> None:
         def answered(why_not: str) -> None:
             reasons = "; ".join(reason for reason in (not_mapped, why_not) if reason)
-            self._told[target.worker_id] = f"{SENT}: {reasons}" if why_not else NIXL
+            self._tell(target.worker_id, f"{SENT}: {reasons}" if why_not else NIXL)
             if not why_not:
                 self._stays_by[target.worker_id] = NIXL
             then(reasons if why_not else "")
@@ -86,3 +89,12 @@ class KvWays:
             answered("NIXL is not used here")
         else:
             self._nixl.ask(target, answered, time.monotonic())
+
+    def _tell(self, worker_id: str, way: str) -> None:
+        """Tell a way; who was told of longest ago makes room."""
+        self._told.pop(worker_id, None)
+        while len(self._told) >= MOST_TOLD:
+            oldest = next(iter(self._told))
+            del self._told[oldest]
+            self._stays_by.pop(oldest, None)
+        self._told[worker_id] = way

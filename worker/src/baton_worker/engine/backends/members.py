@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _NOTICE_SECONDS = 2.0
 _END_SECONDS = 5.0
 _SEND_SECONDS = 30
+_HALF_SECONDS = 30
+"""How long the rest of a message is waited for, once it has begun to come."""
 
 
 class Members:
@@ -83,6 +85,10 @@ class Members:
             if not pipe.poll(seconds):
                 raise RankDiedError(f"tensor-parallel rank {rank} was silent for {seconds:.0f} s")
             return pipe.recv_bytes()
+        except BlockingIOError as error:
+            raise RankDiedError(
+                f"tensor-parallel rank {rank} went silent in the middle of a message"
+            ) from error
         except (EOFError, OSError) as error:
             raise self.lost(error) from error
 
@@ -118,8 +124,11 @@ class Members:
 
 def _start(command: Sequence[str], rank: int) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = socket.socketpair()
-    limit = struct.pack("ll", _SEND_SECONDS, 0)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    for option, seconds in (
+        (socket.SO_SNDTIMEO, _SEND_SECONDS),
+        (socket.SO_RCVTIMEO, _HALF_SECONDS),
+    ):
+        ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own program
             [*command, str(theirs.fileno())],

@@ -89,7 +89,7 @@ class KvAhead:
         Args:
             kv: all that is filled up to now, from the first position on.
             most_blocks: what the request may have in all.
-            spare: free blocks that must be left to those who run.
+            spare: free blocks that must be left to those who run, or stand first in line.
         """
         sharing, peer = self._pool.sharing, kv.pool
         assert sharing is not None, "who mapped the pool"
@@ -146,11 +146,16 @@ class KvAhead:
         self._leaving.settle()
 
     def wait(self, most_seconds: float) -> None:
-        """Wait for a pull that somebody waits for, if there is any."""
+        """Wait for a pull, if there is any: one of an offer first, for that is what it waits for,
+        and one whose offer may come last, whose blocks alone are of use to others.
+        """
+        betting = [bet.pulls for bet in self._bets.values() if bet.pulls]
         if self._offered:
             self._offered[0].pulls[0].pull.wait(most_seconds)
-        else:
+        elif self._leaving.held() or not betting:
             self._leaving.wait(most_seconds)
+        else:
+            betting[0][0].pull.wait(most_seconds)
 
     def take(self, handoff: Handoff) -> AheadBlocks:
         """Return what is here, and what is coming, of an offer that has come."""
@@ -173,6 +178,12 @@ class KvAhead:
         if bet is not None:
             self._allocator.forget(bet.names)
             self._leave(bet)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether any pull is, whose blocks somebody in line may be short of."""
+        is_bet = any(bet.pulls for bet in self._bets.values())
+        return is_bet or bool(self._offered) or bool(self._leaving.held())
 
     def held(self) -> list[Sequence[int]]:
         """Return the blocks of pulls under way, which nobody else may have."""

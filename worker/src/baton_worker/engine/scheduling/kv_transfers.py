@@ -86,6 +86,11 @@ class _Part(NamedTuple):
     arrived: Callable[[], tuple[npt.NDArray[Any], ...]]
 
 
+def _is_over(pull: Pull) -> bool:
+    """Whether nobody needs to wait for it any more, however it ended."""
+    return pull.has_come() or pull.is_lost()
+
+
 class KvTransfers:
     """Imports into and exports out of one pool.
 
@@ -119,9 +124,12 @@ class KvTransfers:
         """
         imported = Imported({}, {})
         room = self._blocks_per_step
+        beside = [self._begun(request) for request in requests if self._pulls_beside(request)]
+        if may_wait and beside and not any(map(_is_over, beside)):
+            beside[0].wait(PULL_WAIT_SECONDS)  # for one: each may take as long
         for request in requests:
-            if self._pulls_beside(request):
-                self._pull(request, may_wait, imported)
+            if request.pull is not None and _is_over(request.pull):
+                self._end_pull(request, request.pull, imported)
         for request in requests:
             if not room:
                 break
@@ -191,8 +199,8 @@ class KvTransfers:
         peer, sharing = request.incoming.kv.pool, self._pool.sharing
         return sharing is not None and bool(peer.goes_beside(sharing))
 
-    def _pull(self, request: RequestState, may_wait: bool, imported: Imported) -> None:
-        """Begin to pull all of its KV, or see whether that has come."""
+    def _begun(self, request: RequestState) -> Pull:
+        """Begin to pull all of a request's KV, if that has not begun."""
         assert request.incoming is not None, "the plan lists handoffs only"
         kv = request.incoming.kv
         assert isinstance(kv, KvInPool), "asked before"
@@ -200,16 +208,16 @@ class KvTransfers:
             start = request.n_imported_blocks
             blocks = request.table[start : len(kv.blocks)].tolist()
             request.pull = self._begin_pull(blocks, kv, start)
-        if may_wait:
-            request.pull.wait(PULL_WAIT_SECONDS)
-        if request.pull.has_come() or request.pull.is_lost():
-            try:
-                request.pull.check()
-            except _FAILED as error:
-                imported.refused[request.key] = Refusal(_FAILURES[type(error)], str(error))
-            else:
-                request.pull = None
-                self._complete(request, imported)
+        return request.pull
+
+    def _end_pull(self, request: RequestState, pull: Pull, imported: Imported) -> None:
+        try:
+            pull.check()
+        except _FAILED as error:
+            imported.refused[request.key] = Refusal(_FAILURES[type(error)], str(error))
+        else:
+            request.pull = None
+            self._complete(request, imported)
 
     def _begin_pull(self, blocks: list[int], kv: KvInPool, start: int) -> Pull:
         """Begin to pull blocks; without any (all came before the offer) look at the lease alone."""

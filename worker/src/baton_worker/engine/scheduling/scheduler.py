@@ -22,7 +22,7 @@ from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
 from baton_worker.identity import RequestKey, incarnation_of
 
 PREEMPTED_PULL_SECONDS = 0.02
-"""How long room that is needed now is waited for; a network may take longer than anybody can."""
+"""How long a plan waits for room that is needed now; a network may take longer than anybody can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,6 @@ class Scheduler:
         return self._tables.leaving
 
     @property
-    def awaits_pulls(self) -> bool:
-        """Whether somebody in line waits for what a pull under way brings, or for its blocks."""
-        is_coming = any(request.is_coming for request in self._waiting)
-        return is_coming or bool(len(self._waiting) and self.leaving.held())
-
-    @property
     def is_full(self) -> bool:
         """Whether it takes no more: a slot that is free counts before who waits has got it."""
         n_held = len(self._waiting) + len(self._running)
@@ -178,6 +172,15 @@ class Scheduler:
     def can_progress(self, n_model_drafts: int) -> bool:
         """Whether `plan` would yield anything."""
         return bool(self._stepping()) or self._next_admissible(n_model_drafts) is not None
+
+    def n_spoken_for(self, n_model_drafts: int) -> int:
+        """Return the free blocks that are not for what nobody has asked for yet: one for each who
+        runs to grow into, and those of who stands first in line.
+        """
+        first = self._first_in_line()
+        if first is None:
+            return len(self._running)
+        return len(self._running) + self._tables.missing(first, _reach(first, n_model_drafts))
 
     def plan(self, n_model_drafts: int) -> StepPlan:
         """Decide the next step, taking and freeing blocks.
@@ -276,21 +279,23 @@ class Scheduler:
         when K has been raised since, before its last chunk drafts.
         """
         preempted: list[RequestState] = []
-        ahead = max(n_model_drafts - 1, 0)
+        ahead, patience = max(n_model_drafts - 1, 0), PREEMPTED_PULL_SECONDS
         for request in self._stepping():
             decodes = request.is_decoding
             fed = request.n_computed + 1 + len(request.drafts) if decodes else len(request.tokens)
             missing = self._tables.missing(request, fed + ahead)
             while missing > self._tables.n_free and request.phase is Phase.RUNNING:
-                preempted.append(self._preempt_least_urgent())
+                victim = self._stepping()[-1]
+                if victim.pull is not None:  # its room is needed now
+                    victim.pull.wait(patience)
+                    patience = 0.0  # all that decode stand still meanwhile, however many it are
+                self._preempt(victim)
+                preempted.append(victim)
             if missing and request.phase is Phase.RUNNING:
                 self._tables.extend(request, missing)
         return preempted
 
-    def _preempt_least_urgent(self) -> RequestState:
-        victim = self._stepping()[-1]
-        if victim.pull is not None:  # its room is needed now
-            victim.pull.wait(PREEMPTED_PULL_SECONDS)
+    def _preempt(self, victim: RequestState) -> None:
         self._running.remove(victim)
         self._tables.release(victim)
         victim.n_computed = victim.n_imported_blocks = 0
@@ -299,7 +304,6 @@ class Scheduler:
             victim.has_foreign_kv = False
         victim.phase = Phase.WAITING
         self._waiting.add(victim)
-        return victim
 
     def _admit(self, n_model_drafts: int) -> list[RequestState]:
         admitted: list[RequestState] = []
@@ -319,11 +323,14 @@ class Scheduler:
         """Return the first in line if it fits and leaves each running request a block to grow."""
         if len(self._running) >= self._limits.max_running:
             return None
-        request = next((r for r in self._waiting if not self._is_held_back(r)), None)
+        request = self._first_in_line()
         if request is None:
             return None
         fits = self._tables.fits(request, _reach(request, n_model_drafts), len(self._running))
         return request if fits else None
+
+    def _first_in_line(self) -> RequestState | None:
+        return next((r for r in self._waiting if not self._is_held_back(r)), None)
 
     def _stepping(self) -> list[RequestState]:
         """Return the running requests that are not held back, the most urgent first."""
