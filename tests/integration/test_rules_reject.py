@@ -57,16 +57,14 @@ CASES = {
         roles({"parallelism": {"tensor": 4}}, {"parallelism": {"tensor": 2}}),
         "decode's parallelism.tensor must equal prefill's, or be 1",
     ),
-    "ranks on a GPU": (
+    "three ranks on GPUs": (
         {"engine": {"device": "gpu"}}
-        | roles({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2}}),
-        "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu "
-        "alone",
+        | roles({"parallelism": {"tensor": 3}}, {"parallelism": {"tensor": 3}}),
+        "roles[].parallelism.tensor must be 1, 2, 4 or 8 with engine.device gpu, and 1 with sim",
     ),
     "ranks that make up text": (
         {"engine": {"device": "sim"}} | roles({"parallelism": {"tensor": 2}}),
-        "roles[].parallelism.tensor must be 1 with engine.device gpu or sim: ranks are for cpu "
-        "alone",
+        "roles[].parallelism.tensor must be 1, 2, 4 or 8 with engine.device gpu, and 1 with sim",
     ),
     "a replica over several nodes": (
         roles({"parallelism": {"tensor": 2, "nodes": 2}}, {"parallelism": {"tensor": 2}}),
