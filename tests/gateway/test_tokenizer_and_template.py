@@ -206,6 +206,16 @@ def test_a_list_of_templates_gives_its_default(model_folder, tmp_path):
     assert load_tokenizer(folder).chat_template.render(USER) == "d"
 
 
+@pytest.mark.parametrize("source", [5, {"default": "t"}, ["t"], [{"name": "default"}]])
+def test_a_template_that_is_none_is_a_configuration_error(model_folder, tmp_path, source):
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    with pytest.raises(
+        ConfigError, match=r"model\.path: .*tokenizer_config\.json: chat_template: "
+    ):
+        load_tokenizer(tmp_path)
+
+
 def test_a_model_without_a_template_is_loaded(model_folder, tmp_path):
     shutil.copy(model_folder / "tokenizer.json", tmp_path)
     assert load_tokenizer(tmp_path).chat_template is None
