@@ -124,6 +124,11 @@ CASES = {
         {"placement": "samePod", "handoff": {"require": "rdma"}},
         "handoff.require rdma is for placement separate: KV does not leave a pod of a pair",
     ),
+    "a way between ranks": (
+        {"handoff": {"require": "rdma"}} | roles({"parallelism": {"tensor": 2}}),
+        "handoff.require must be any with roles[].parallelism.tensor above 1: KV that several "
+        "ranks have parts of is sent",
+    ),
     "a way that there is not": ({"handoff": {"require": "smoke"}}, "Unsupported value"),
     "a placement that there is not": ({"placement": "sameNode"}, "Unsupported value"),
     "a framework of GPUs on a CPU": (

@@ -37,6 +37,10 @@ NVLINK_BETWEEN_GPUS: Final = (
 RDMA_BETWEEN_PODS: Final = (
     "handoff.require rdma is for placement separate: KV does not leave a pod of a pair"
 )
+RANKS_SEND: Final = (
+    "handoff.require must be any with roles[].parallelism.tensor above 1: "
+    "KV that several ranks have parts of is sent"
+)
 
 
 class Placement(StrEnum):
@@ -100,5 +104,9 @@ PLACEMENT_RULES: Final = (
         NVLINK_BETWEEN_GPUS,
     ),
     (f"{_IS_PAIR}self.handoff.require != 'rdma'", RDMA_BETWEEN_PODS),
+    (
+        "self.handoff.require == 'any' || self.roles.all(r, r.parallelism.tensor == 1)",
+        RANKS_SEND,
+    ),
 )
 """Of a whole spec, as (rule, message)."""
