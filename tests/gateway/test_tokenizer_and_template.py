@@ -123,6 +123,18 @@ def test_a_tokenized_chat_has_the_templates_variables(start_gateway):
     assert text == "the<|user|>hi<|assistant|>"
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize(("name", "value"), [("add_generation_prompt", False), ("messages", [])])
+def test_a_field_of_the_request_is_not_lost_among_the_templates_variables(
+    start_gateway, path, name, value
+):
+    asked = {"messages": USER, "chat_template_kwargs": {name: value}}
+    with start_gateway().http() as client:
+        answer = client.post(path, json=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+
+
 @given(st.text(max_size=200), st.booleans())
 def test_both_ways_to_tokenise_agree(tokenizer, text, special):
     short = tokenizer.encode(text, add_special_tokens=special)
