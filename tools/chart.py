@@ -90,8 +90,8 @@ privilege, a namespace of the host or a host path, and the operator makes no cla
 - `nvlink` (read on GPUs): `placement: samePod`, and one claim of both GPUs in the templates of both
   roles, as in `examples/same-pod-gpus.yaml`: `resource.k8s.io/v1`, which Kubernetes serves from
   1.34 on, and a DRA driver for GPUs. A limit `nvidia.com/gpu` shows each container its own alone.
-- `rdma`: `placement: separate`, `handoff.require: rdma`, an image whose workers know that way, and
-  in the roles' templates what the devices' own driver wants.
+- `rdma`: `placement: separate`, `handoff.require: rdma`, an image with `baton-worker[nixl]`, and in
+  the roles' templates what the devices' own driver wants.
 
 ## Values
 

@@ -141,6 +141,7 @@ def test_without_nixl_at_one_side_kv_is_sent_and_why_is_told(
     told = prefill.way(decode)
     assert told.startswith("zmq: ")
     assert ("handoff.nixl is off" if who == "decode" else "not used here") in told
+    assert ("several ranks" in told) == (who == "decode"), "such a worker reads nothing either"
 
 
 def test_what_is_required_to_go_by_rdma_fails_where_it_would_not(end: Callable[..., End]) -> None:

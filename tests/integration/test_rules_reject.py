@@ -124,9 +124,15 @@ CASES = {
         {"placement": "samePod", "handoff": {"require": "rdma"}},
         "handoff.require rdma is for placement separate: KV does not leave a pod of a pair",
     ),
-    "a way between ranks": (
+    "nvlink to ranks": (
+        {"placement": "samePod", "engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}}
+        | roles({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2}}),
+        "handoff.require must be any where roles[].parallelism.tensor is above 1: a KV pool that "
+        "ranks have parts of is sent",
+    ),
+    "rdma to ranks": (
         {"handoff": {"require": "rdma"}} | roles({"parallelism": {"tensor": 2}}),
-        "handoff.require must be any with roles[].parallelism.tensor above 1: KV that several "
+        "handoff.require must be any where roles[].parallelism.tensor is above 1: a KV pool that "
         "ranks have parts of is sent",
     ),
     "a way that there is not": ({"handoff": {"require": "smoke"}}, "Unsupported value"),
@@ -195,6 +201,8 @@ def test_the_placement_cannot_change_whether_or_not_it_was_written_out(kubectl, 
         {"placement": "samePod", "ratio": {"prefillPerDecode": {"min": "1:2", "max": "1:1"}}},
         {"placement": "samePod", "engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}},
         {"handoff": {"require": "rdma"}},
+        {"engine": {"device": "gpu"}}
+        | roles({"parallelism": {"tensor": 8}}, {"parallelism": {"tensor": 8}}),
     ],
 )
 def test_a_placement_that_fits_is_taken(kubectl, namespace, pdd, spec):

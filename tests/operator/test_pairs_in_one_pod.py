@@ -272,15 +272,15 @@ MISFITS = {
         "handoff.require nvlink is for",
     ),
     "rdma within a pod": ({"handoff": {"require": "rdma"}}, "handoff.require rdma is for"),
-    "nvlink between ranks": (
-        {"roles": roles(parallelism={"tensor": 2}), "engine": {"device": "gpu"},
-         "handoff": {"require": "nvlink"}},
-        "handoff.require must be any with roles[].parallelism.tensor above 1",
+    "nvlink to ranks": (
+        {"engine": {"device": "gpu"}, "handoff": {"require": "nvlink"},
+         "roles": roles(parallelism={"tensor": 2})},
+        "handoff.require must be any where",
     ),
-    "rdma from ranks to one": (
-        {"placement": "separate", "roles": roles({"parallelism": {"tensor": 2}}),
-         "engine": {"device": "gpu"}, "handoff": {"require": "rdma"}},
-        "handoff.require must be any with roles[].parallelism.tensor above 1",
+    "rdma to ranks": (
+        {"placement": "separate", "engine": {"device": "gpu"}, "handoff": {"require": "rdma"},
+         "roles": roles({"parallelism": {"tensor": 2}})},
+        "handoff.require must be any where",
     ),
 }  # fmt: skip
 

@@ -75,4 +75,5 @@ def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_draf
     unused = {"seed_drafts", "scatter_tokens"} if not n_drafts else set()
     ops = {name for name in vars(OpsKernels) if not name.startswith("_")}
     asked = {name for name in ops if not name.endswith("_bytes")}
-    assert asked - set(kernels.passed) <= unused | {"advance"}
+    of_ranks = {"rank_sum", "rank_gather"}  # test_every_call_fits_the_cuda_ops has several
+    assert asked - set(kernels.passed) <= unused | of_ranks | {"advance"}

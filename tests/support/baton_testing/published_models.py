@@ -153,7 +153,7 @@ def loaded(folder: Path, device: Any, kernels: Any, dtype: Any = "float32") -> L
 
 def our_logits(model: LoadedModel, tokens: list[int]) -> npt.NDArray[np.float32]:
     """Return f32[T, V] of the runner's decoder, the text fed at once."""
-    device, kernels, model_shape, weights = model
+    device, kernels, model_shape, weights = model[:4]
     n, width = len(tokens), -(-len(tokens) // _BLOCK)
     space = Workspace(
         device, kernels, model_shape, weights.dtype, Sizes(n, 1, n, width * _BLOCK, n)

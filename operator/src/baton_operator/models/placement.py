@@ -37,9 +37,9 @@ NVLINK_BETWEEN_GPUS: Final = (
 RDMA_BETWEEN_PODS: Final = (
     "handoff.require rdma is for placement separate: KV does not leave a pod of a pair"
 )
-RANKS_SEND: Final = (
-    "handoff.require must be any with roles[].parallelism.tensor above 1: "
-    "KV that several ranks have parts of is sent"
+WHOLE_POOLS: Final = (
+    "handoff.require must be any where roles[].parallelism.tensor is above 1: "
+    "a KV pool that ranks have parts of is sent"
 )
 
 
@@ -106,7 +106,7 @@ PLACEMENT_RULES: Final = (
     (f"{_IS_PAIR}self.handoff.require != 'rdma'", RDMA_BETWEEN_PODS),
     (
         "self.handoff.require == 'any' || self.roles.all(r, r.parallelism.tensor == 1)",
-        RANKS_SEND,
+        WHOLE_POOLS,
     ),
 )
 """Of a whole spec, as (rule, message)."""

@@ -70,7 +70,10 @@ class NixlVisits:
     def ask(self, target: DecodeTarget, then: Callable[[str], None], now: float) -> None:
         """Have the pool read by a decode worker: `then("")` when it can, else with why not."""
         if HANDOFF_NIXL not in target.features:
-            then(f"{target.worker_id} reads nothing by NIXL: its handoff.nixl is off, or it is old")
+            then(
+                f"{target.worker_id} reads nothing by NIXL: its handoff.nixl is off, it has "
+                "several ranks, or it is old"
+            )
             return
         address = address_of(target)
         visit = self._visits.get(address)

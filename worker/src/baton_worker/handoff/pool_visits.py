@@ -85,7 +85,10 @@ class PoolVisits:
         """Have the pool mapped by a decode worker: `then("")` when it is, else with why not."""
         name = target.kv_door
         if not name:
-            why_not = f"{target.worker_id} has no door: its handoff.shared_dir is empty"
+            why_not = (
+                f"{target.worker_id} has no door: its handoff.shared_dir is empty, or it has "
+                "several ranks"
+            )
             self._ways[target.worker_id] = f"zmq: {why_not}"
             then(why_not)
             return
