@@ -259,3 +259,19 @@ def test_the_fingerprint_ignores_what_does_not(
 ) -> None:
     shape = load_shape(write_config())
     assert fingerprint(shape, "w") == fingerprint(dataclasses.replace(shape, **change), "w")
+
+
+def test_the_base_counts_wherever_it_is_told(write_config: Callable[..., Path]) -> None:
+    block = {"rope_type": "default", "rope_theta": 500000.0}
+    for name in ("rope_scaling", "rope_parameters"):
+        shape = load_shape(write_config(**{"rope_theta": None, name: block}))
+        assert (shape.rope_theta, shape.rope_scaling) == (500000.0, None)
+
+
+def test_the_older_name_of_a_kind_counts_where_the_newer_is_null(
+    write_config: Callable[..., Path],
+) -> None:
+    block = {
+        "rope_type": None, "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    assert isinstance(load_shape(write_config(rope_scaling=block)).rope_scaling, YarnScaling)

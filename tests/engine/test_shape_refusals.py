@@ -12,6 +12,8 @@ import pytest
 
 from baton_worker.engine.model.shape import ModelShapeError, load_shape
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
 
 @pytest.fixture
 def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
@@ -63,7 +65,41 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "supported is 'default', 'llama3' or"),
         ("rope_parameters", {"rope_type": "longrope"}, "rope_parameters.rope_type is 'longrope'"),
         ("rope_theta", 0, "rope_theta is 0"),
-        ("rope_parameters", {"rope_theta": "big"}, "rope_theta is 'big'"),
+        ("rope_parameters", {"rope_theta": "big"}, "rope_parameters.rope_theta is 'big'"),
+        ("rope_theta", 1.0, "rope_theta is 1.0, supported is a number > 1"),
+        ("rope_parameters", {"rope_theta": 10**400}, "rope_parameters.rope_theta is 1000"),
+        ("rope_scaling", {"factor": 4.0}, "rope_scaling.factor is 4.0, supported is unset without"),
+        (
+            "rope_scaling",
+            {"rope_type": "default", "factor": 4.0},
+            "rope_scaling.factor is 4.0, supported is unset for 'default'",
+        ),
+        (
+            "rope_parameters",
+            {"full_attention": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_parameters.full_attention is {'rope_type': 'yarn'",
+        ),
+        (
+            "rope_scaling",
+            YARN | {"type": "llama3"},
+            "rope_scaling.type is 'llama3', supported is unset or 'yarn'",
+        ),
+        ("rope_scaling", YARN | {"factor": 1e308}, "rope_scaling.factor is 1e+308"),
+        ("rope_scaling", YARN | {"factor": 10**400}, "rope_scaling.factor is 1000"),
+        (
+            "rope_scaling",
+            YARN | {"original_max_position_embeddings": 10**400},
+            "rope_scaling.original_max_position_embeddings is 1000",
+        ),
+        ("rope_scaling", YARN | {"attention_factor": 1e39}, "attention_factor is 1e+39"),
+        (
+            "rope_scaling",
+            YARN | {"mscale": 1e300, "mscale_all_dim": 1e-9},
+            "rope_scaling.attention_factor is 1.",
+        ),
+        ("rms_norm_eps", -1e-6, "rms_norm_eps is -1e-06"),
+        ("rms_norm_eps", 1e30, "rms_norm_eps is 1e+30"),
+        ("max_position_embeddings", 10**18, "max_position_embeddings is 1000000000000000000"),
         ("baton_mtp_hidden", "both", "$.baton_mtp_hidden"),
         ("num_key_value_heads", 3, "num_key_value_heads is 3, supported is a divisor of 4 heads"),
         ("num_key_value_heads", 0, "num_key_value_heads is 0"),
@@ -188,3 +224,27 @@ def test_what_no_formula_stands_for_is_named(
 def test_two_scalings_that_differ_are_refused(refuse: Callable[..., None]) -> None:
     other = YARN | {"factor": 2.0}
     refuse("unset where rope_parameters scales too", rope_scaling=YARN, rope_parameters=other)
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_a_base_that_is_told_twice_must_be_the_same(refuse: Callable[..., None], name: str) -> None:
+    refuse(
+        f"rope_theta is 10000.0, supported is unset or 500000.0, as {name}.rope_theta is",
+        **{"rope_theta": 10000.0, name: YARN | {"rope_theta": 500000.0}},
+    )
+
+
+def test_the_file_that_names_a_strange_end_is_named(make_checkpoint: Callable[..., Any]) -> None:
+    made = make_checkpoint()
+    path = made.path / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [1, 4000]}))
+    with pytest.raises(ModelShapeError, match=re.escape(f"{path}: eos_token_id is 4000")):
+        load_shape(made.path)
+
+
+@pytest.mark.parametrize("text", [b'{"model_type": "\xff"}', b'{"a":' + b"[" * 99999])
+def test_a_file_that_is_no_json_is_named(make_checkpoint: Callable[..., Any], text: bytes) -> None:
+    made = make_checkpoint()
+    (made.path / "config.json").write_bytes(text)
+    with pytest.raises(ModelShapeError, match=re.escape(str(made.path / "config.json"))):
+        load_shape(made.path)

@@ -123,6 +123,18 @@ def test_a_tokenized_chat_has_the_templates_variables(start_gateway):
     assert text == "the<|user|>hi<|assistant|>"
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize(("name", "value"), [("add_generation_prompt", False), ("messages", [])])
+def test_a_field_of_the_request_is_not_lost_among_the_templates_variables(
+    start_gateway, path, name, value
+):
+    asked = {"messages": USER, "chat_template_kwargs": {name: value}}
+    with start_gateway().http() as client:
+        answer = client.post(path, json=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+
+
 @given(st.text(max_size=200), st.booleans())
 def test_both_ways_to_tokenise_agree(tokenizer, text, special):
     short = tokenizer.encode(text, add_special_tokens=special)
@@ -204,6 +216,16 @@ def test_a_list_of_templates_gives_its_default(model_folder, tmp_path):
     templates = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     assert load_tokenizer(folder).chat_template.render(USER) == "d"
+
+
+@pytest.mark.parametrize("source", [5, {"default": "t"}, ["t"], [{"name": "default"}]])
+def test_a_template_that_is_none_is_a_configuration_error(model_folder, tmp_path, source):
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    with pytest.raises(
+        ConfigError, match=r"model\.path: .*tokenizer_config\.json: chat_template: "
+    ):
+        load_tokenizer(tmp_path)
 
 
 def test_a_model_without_a_template_is_loaded(model_folder, tmp_path):

@@ -206,6 +206,36 @@ UNLIKE = {
         {"affinity": {"nodeAffinity": {"x": [{"matchExpressions": [2]}]}}},
         "template.spec.affinity.nodeAffinity.x is",
     ),
+    "a volume of two sources": (
+        {"volumes": [{"name": "c", "emptyDir": {}}]},
+        {"volumes": [{"name": "c", "hostPath": {"path": "/c"}}]},
+        "template.spec.volumes[c] is {'name': 'c', 'emptyDir': {}} for prefill",
+    ),
+    "a variable of two sources": (
+        {"containers": [{"name": "side", "env": [{"name": "A", "value": "1"}]}]},
+        {"containers": [{"name": "side", "env": [{"name": "A", "valueFrom": {"x": {}}}]}]},
+        "template.spec.containers[side].env[A] is {'name': 'A', 'value': '1'} for prefill",
+    ),
+    "volumes whose names are none": (
+        {"volumes": [{"name": ["x"]}]}, {"volumes": [{"name": "y"}]},
+        "template.spec.volumes is [{'name': ['x']}] for prefill",
+    ),
+    "a long text": (
+        {"nodeName": "a" * 40000}, {"nodeName": "b"}, "aaa... for prefill and 'b' for decode",
+    ),
+    "a port of the pod's other health": (
+        {}, {"containers": [{"name": "worker", "ports": [{"containerPort": 8081}]}]},
+        "8081/TCP is there twice",
+    ),
+    "a port of ours under a name that is not ours in a pair": (
+        {"containers": [{"name": "worker", "ports": [{"name": "kv", "containerPort": 8080}]}]}, {},
+        "8080/TCP is there twice",
+    ),
+    "a port under two names": (
+        {"containers": [{"name": "side", "ports": [{"name": "a", "containerPort": 9000}]}]},
+        {"containers": [{"name": "side", "ports": [{"name": "b", "containerPort": 9000}]}]},
+        "9000/TCP is there twice",
+    ),
     "a sidecar with our name": (
         {"containers": [{"name": "decode"}]}, {},
         "a container is called decode, as one of a pair's own: rename it",

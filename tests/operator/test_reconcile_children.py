@@ -397,6 +397,24 @@ async def test_ranks_that_no_worker_of_the_device_could_have_make_no_child(
     assert cluster.kube.names(api.DEPLOYMENT) == []
 
 
+@pytest.mark.parametrize("engine", [{"framework": "torch"}, {"dtype": "bfloat16"}])
+async def test_what_only_a_gpu_computes_with_makes_no_child_elsewhere(cluster, engine):
+    await cluster.create(engine=engine)
+    assert await cluster.reconcile() is None
+    (name,) = engine
+    told = cluster.status()["conditions"][0]["message"]
+    assert told.startswith(f"spec: engine.{name} {engine[name]} is for device gpu")
+    assert cluster.kube.names(api.DEPLOYMENT) == []
+
+
+@pytest.mark.parametrize("name", ["9lives", "a.b", "a-"])
+async def test_a_name_that_slipped_past_the_schema_makes_no_child(cluster, name):
+    await cluster.create(name)
+    assert await cluster.reconcile(name) is None
+    told = cluster.status(name)["conditions"][0]["message"]
+    assert told.startswith("metadata.name must be a DNS label that begins with a letter, and is")
+
+
 async def test_a_replica_over_several_nodes_that_slipped_past_the_schema_makes_no_child(cluster):
     decode = {"name": "decode", "parallelism": {"tensor": 2, "nodes": 2}}
     await cluster.create(roles=[{"name": "prefill", "parallelism": {"tensor": 2}}, decode])

@@ -398,3 +398,8 @@ def test_a_spec_that_cannot_be_served_keeps_what_is_known_of_what_runs():
         "ready": "False",
         "conditions": status["conditions"],
     }
+
+
+def test_a_message_without_end_leaves_the_status_one_that_the_server_takes():
+    status = invalid_status({}, 7, "x" * 100_000, NOW)
+    assert {len(c["message"]) for c in status["conditions"]} == {32768}

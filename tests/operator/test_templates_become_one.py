@@ -79,3 +79,11 @@ def test_the_worker_of_each_role_stays_its_own():
         ("prefill", "1"),
         ("decode", "2"),
     ]
+
+
+def test_a_volume_may_be_mounted_at_several_places():
+    def side(*places):
+        mounts = [{"name": "data", "mountPath": place} for place in places]
+        return {"spec": {"containers": [{"name": "side", "volumeMounts": mounts}]}}
+
+    assert joined(side("/a", "/b"), side("/c", "/a")) == side("/a", "/b", "/c")

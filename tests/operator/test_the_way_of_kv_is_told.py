@@ -99,7 +99,7 @@ def test_no_more_transports_are_told_than_there_may_be_in_a_status():
     ways.due([pod("p", "prefill")], 1, 1.0)
     ways.keep("p", {f"d{n}": Way(f"t{n}") for n in range(9)} | {"more": Way("t8")})
     decodes = [pod(f"d{n}", "decode") for n in range(9)] + [pod("more", "decode")]
-    told = dict(ways.sum_up(decodes).pairs)
+    told = dict(ways.sum_up([pod("p", "prefill"), *decodes]).pairs)
     assert len(told) == 8
     assert told["t8"] == 2, "the rarest are left out"
 
@@ -111,6 +111,17 @@ def test_workers_that_leave_and_those_of_no_decode_do_not_count():
     pods = [pod("d", "decode"), pod("leaving", "decode", is_deleting=True), pod("p", "prefill"),
             pod("g", "gateway")]  # fmt: skip
     assert ways.sum_up(pods).pairs == (("zmq", 1),)
+
+
+def test_a_prefill_worker_that_is_gone_or_leaves_does_not_count_until_the_next_are_asked():
+    prefills = [pod(name, "prefill") for name in ("p", "gone", "leaving")]
+    ways = WaysByPod()
+    ways.due(prefills, 3, 1.0)
+    ways.keep("p", {"d": Way("rdma")})
+    ways.keep("gone", {"d": Way("zmq", WHY)})
+    ways.keep("leaving", {"d": Way("zmq", WHY)})
+    pods = [pod("d", "decode"), prefills[0], pod("leaving", "prefill", is_deleting=True)]
+    assert ways.sum_up(pods) == KvWays((("rdma", 1),))
 
 
 def test_more_is_awaited_for_ten_minutes_from_prefill_workers_that_have_said_nothing():

@@ -32,6 +32,8 @@ ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 MAX_NAME_LENGTH: Final = 40
 """Longest PDDeployment name: the longest child suffix still fits a 63 character label."""
+NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
+NAME_RULE: Final = "metadata.name must be a DNS label that begins with a letter"
 
 PORT_HEALTH: Final = 8080
 PORT_KV: Final = 5557

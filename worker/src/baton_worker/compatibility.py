@@ -19,6 +19,7 @@ from baton_worker.identity import semantic_hash
 LOGPROBS_MODE = "raw"
 KV_LAYOUT = "head-major"
 KV_DTYPE = "float32"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 GPU_KV_LAYOUT = "by-block"
 """A GPU's KV is of the engine's dtype; auto means the same where the checkpoint is the same."""
 
@@ -38,6 +39,11 @@ def tokenizer_hash(config: ProcessConfig) -> str:
     """
     content = _read(Path(config.model.path) / "tokenizer.json")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+class _NamedTemplate(msgspec.Struct, frozen=True):
+    name: str
+    template: str
 
 
 class ChatSource(NamedTuple):
@@ -62,8 +68,13 @@ def chat_source(folder: Path) -> ChatSource | None:
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {template_path}: {error}") from error
+    try:
+        source = msgspec.convert(source, str | list[_NamedTemplate] | None)
+    except msgspec.ValidationError as error:
+        path = folder / _TOKENIZER_CONFIG
+        raise ConfigError(f"model.path: {path}: chat_template: {error}") from error
     if isinstance(source, list):
-        source = next((item["template"] for item in source if item["name"] == "default"), None)
+        source = next((item.template for item in source if item.name == "default"), None)
     return ChatSource(source, _special_tokens(config)) if source else None
 
 
@@ -73,12 +84,12 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read.
     """
-    path = folder / "tokenizer_config.json"
+    path = folder / _TOKENIZER_CONFIG
     try:
         if not path.exists():
             return {}
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model.path: {path}: {error}") from error
 
 

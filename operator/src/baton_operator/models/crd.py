@@ -16,7 +16,7 @@ from baton_operator.models.scaler import PDRoleScalerSpec, PDRoleScalerStatus
 from baton_operator.models.schema import Json, structural_schema
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.status import PDDeploymentStatus
-from baton_operator.names import GROUP, MAX_NAME_LENGTH, VERSION
+from baton_operator.names import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, NAME_RULE, VERSION
 
 
 def _column(name: str, path: str, kind: str = "string", *, is_wide: bool = False) -> Json:
@@ -64,8 +64,8 @@ def deployment_crd() -> Json:
             "message": f"metadata.name must have at most {MAX_NAME_LENGTH} characters",
         },
         {
-            "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "message": "metadata.name must be a DNS label that begins with a letter",
+            "rule": f"self.metadata.name.matches('^{NAME_PATTERN}$')",
+            "message": NAME_RULE,
         },
     ]
     schema["properties"]["spec"] |= rules(

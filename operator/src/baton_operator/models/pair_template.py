@@ -17,6 +17,12 @@ Template = dict[str, Any]
 
 _KEYS = ("name", "ip")
 """What tells the items of a list apart; a list of others is one thing, as nodeSelectorTerms are."""
+_KEYS_OF = {"volumeMounts": ("mountPath",), "volumeDevices": ("devicePath",)}
+"""The same of lists whose items may share a name."""
+_ONE_THING = ("volumes", "env")
+"""Lists whose items have a name and one thing more: a volume of two sources is none."""
+_NAMED = 2
+_SHOWN_CHARACTERS = 200
 _SETS = ("tolerations",)
 """Lists without such a key in which each item stands for itself."""
 
@@ -62,30 +68,44 @@ def _merged(ours: Any, theirs: Any, path: str) -> Any:
         return {k: _merged(ours.get(k), theirs.get(k), f"{path}.{k}") for k in both}
     if isinstance(ours, list) and isinstance(theirs, list) and _are_joinable(ours + theirs, path):
         return _joined(ours, theirs, path)
-    raise UnlikeTemplatesError(
-        f"{path} is {ours!r} for prefill and {theirs!r} for decode, but placement samePod gives "
-        "both one pod: let them be equal, or say it for one role"
+    raise _unlike(ours, theirs, path)
+
+
+def _unlike(ours: Any, theirs: Any, path: str) -> UnlikeTemplatesError:
+    return UnlikeTemplatesError(
+        f"{path} is {_shown(ours)} for prefill and {_shown(theirs)} for decode, but placement "
+        "samePod gives both one pod: let them be equal, or say it for one role"
     )
 
 
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
 def _are_joinable(items: list[Any], path: str) -> bool:
-    return path.endswith(_SETS) or all(_key(item) is not None for item in items)
+    return path.endswith(_SETS) or all(_key(item, path) is not None for item in items)
 
 
 def _joined(ours: list[Any], theirs: list[Any], path: str) -> list[Any]:
     joined = list(ours)
-    places = {key: place for place, item in enumerate(ours) if (key := _key(item)) is not None}
+    keys = (_key(item, path) for item in ours)
+    places = {key: place for place, key in enumerate(keys) if key is not None}
     for item in theirs:
-        key = _key(item)
+        key = _key(item, path)
         if key is not None and key in places:
-            place = places[key]
-            joined[place] = _merged(joined[place], item, f"{path}[{key[1]}]")
+            place, where = places[key], f"{path}[{key[1]}]"
+            before = joined[place]
+            if path.endswith(_ONE_THING) and before != item and len({*before, *item}) > _NAMED:
+                raise _unlike(before, item, where)
+            joined[place] = _merged(before, item, where)
         elif item not in joined:
             joined.append(item)
     return joined
 
 
-def _key(item: Any) -> tuple[str, Any] | None:
+def _key(item: Any, path: str) -> tuple[str, str] | None:
     if not isinstance(item, dict):
         return None
-    return next(((key, item[key]) for key in _KEYS if key in item), None)
+    keys = _KEYS_OF.get(path.rpartition(".")[2], _KEYS)
+    return next(((key, item[key]) for key in keys if isinstance(item.get(key), str)), None)

@@ -6,7 +6,7 @@ stored before a rule existed), so everything the code relies on is checked again
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,9 +14,18 @@ import msgspec
 from baton_operator.models import placement
 from baton_operator.models.pair_template import UnlikeTemplatesError, pair_template
 from baton_operator.models.roles import GPU_RANKS, NOT_OVER_NODES
-from baton_operator.models.spec import PDDeploymentSpec
-from baton_operator.models.template import check_template
-from baton_operator.names import GATEWAY_PORTS, MAX_NAME_LENGTH, WORKER_PORTS
+from baton_operator.models.spec import BFLOAT16_ON_GPUS, TORCH_ON_GPUS, PDDeploymentSpec
+from baton_operator.models.template import PortsOf, check_template
+from baton_operator.names import (
+    CONTAINER_NAME,
+    GATEWAY_PORTS,
+    MAX_NAME_LENGTH,
+    NAME_PATTERN,
+    NAME_RULE,
+    PAIR_PORTS,
+    WORKER_PORTS,
+    Role,
+)
 
 
 class ObjectKey(NamedTuple):
@@ -77,6 +86,8 @@ def parse_ratio(text: str) -> tuple[int, int]:
 def _check(name: str, spec: PDDeploymentSpec) -> None:
     if len(name) > MAX_NAME_LENGTH:
         raise InvalidSpec(f"metadata.name has {len(name)} characters, at most {MAX_NAME_LENGTH}")
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise InvalidSpec(f"{NAME_RULE}, and is {name!r}")
     names = sorted(role.name for role in spec.roles)
     if names != ["decode", "prefill"]:
         raise InvalidSpec(f"spec.roles has {names}; it must hold one prefill and one decode")
@@ -87,6 +98,7 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
         raise InvalidSpec(
             "spec.speculative.numSpeculativeTokens must be 0 exactly when method is none"
         )
+    _check_engine(spec)
     _check_parallelism(spec)
     if spec.rollout.max_surge.pairs + spec.rollout.max_unavailable.pairs == 0:
         raise InvalidSpec("spec.rollout: maxSurge.pairs and maxUnavailable.pairs are both 0")
@@ -99,8 +111,10 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
     _check_scaling(spec)
     _check_placement(spec, low, high)
     for role in spec.roles:
-        _check_template(f"spec.roles[{role.name}].template", role.template, WORKER_PORTS)
-    _check_template("spec.gateway.template", spec.gateway.template, GATEWAY_PORTS)
+        ports = PAIR_PORTS[Role(role.name)] if spec.has_pairs else WORKER_PORTS
+        field = f"spec.roles[{role.name}].template"
+        _check_template(field, role.template, {CONTAINER_NAME: ports})
+    _check_template("spec.gateway.template", spec.gateway.template, {CONTAINER_NAME: GATEWAY_PORTS})
     if spec.has_pairs:
         _check_pair(spec)
 
@@ -121,6 +135,14 @@ def _check_parallelism(spec: PDDeploymentSpec) -> None:
     prefill, decode = spec.role("prefill"), spec.role("decode")
     if decode.parallelism.tensor not in (1, prefill.parallelism.tensor):
         raise InvalidSpec("spec.roles: decode's parallelism.tensor must equal prefill's, or be 1")
+
+
+def _check_engine(spec: PDDeploymentSpec) -> None:
+    engine = spec.engine
+    if engine.device != "gpu" and engine.framework == "torch":
+        raise InvalidSpec(f"spec: {TORCH_ON_GPUS}")
+    if engine.device != "gpu" and engine.dtype == "bfloat16":
+        raise InvalidSpec(f"spec: {BFLOAT16_ON_GPUS}")
 
 
 def _check_scaling(spec: PDDeploymentSpec) -> None:
@@ -149,13 +171,16 @@ def _check_placement(spec: PDDeploymentSpec, low: tuple[int, int], high: tuple[i
 
 
 def _check_pair(spec: PDDeploymentSpec) -> None:
+    field = "spec.roles[].template"
     try:
-        pair_template({role.name: role.template for role in spec.roles})
+        template = pair_template({role.name: role.template for role in spec.roles})
     except UnlikeTemplatesError as error:
-        raise InvalidSpec(f"spec.roles[].template: {error}") from error
+        raise InvalidSpec(f"{field}: {error}") from error
+    ports = {role.value: ports for role, ports in PAIR_PORTS.items()}
+    _check_template(f"{field} of the pair", template, ports)
 
 
-def _check_template(field: str, template: dict[str, Any], ports: Mapping[str, int]) -> None:
+def _check_template(field: str, template: dict[str, Any], ports: PortsOf) -> None:
     try:
         check_template(template, ports)
     except msgspec.ValidationError as error:

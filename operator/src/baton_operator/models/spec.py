@@ -6,7 +6,7 @@ fields are CEL, next to the struct they judge.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import field
 
@@ -14,6 +14,8 @@ from baton_operator.models.fields import Model, RawObject, about, rules
 from baton_operator.models.placement import HandoffSpec, ImmutablePlacement, Placement
 from baton_operator.models.roles import RoleSpec
 
+TORCH_ON_GPUS: Final = "engine.framework torch is for device gpu"
+BFLOAT16_ON_GPUS: Final = "engine.dtype bfloat16 is for device gpu: a cpu computes in float32"
 RATIO_PATTERN = "^[1-9][0-9]{0,3}:[1-9][0-9]{0,3}$"
 
 
@@ -345,11 +347,11 @@ class PDDeploymentSpec(Model, frozen=True):
             extra_json_schema=rules(
                 (
                     "self.device == 'gpu' || self.framework != 'torch'",
-                    "engine.framework torch is for device gpu",
+                    TORCH_ON_GPUS,
                 ),
                 (
                     "self.device == 'gpu' || self.dtype != 'bfloat16'",
-                    "engine.dtype bfloat16 is for device gpu: a cpu computes in float32",
+                    BFLOAT16_ON_GPUS,
                 ),
             ),
         ),

@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.names import CONTAINER_NAME
-
 
 class _Shape(msgspec.Struct, frozen=True, rename="camel"):
     """Base of the shapes: fields that rendering does not read may be anything."""
@@ -50,8 +48,12 @@ class _Template(_Shape, frozen=True):
 Items = list[dict[str, Any]]
 
 
-def check_template(template: dict[str, Any], ports: Mapping[str, int]) -> None:
-    """Check the shape of a template; `ports` are those that the worker container gets.
+PortsOf = Mapping[str, Mapping[str, int]]
+"""By container: the ports that it gets of us, by name."""
+
+
+def check_template(template: dict[str, Any], ports: PortsOf) -> None:
+    """Check the shape of a template; `ports` are those that containers of ours get.
 
     Raises:
         msgspec.ValidationError: it cannot be rendered; the text ends with the path of the field.
@@ -65,9 +67,9 @@ def check_template(template: dict[str, Any], ports: Mapping[str, int]) -> None:
     ):
         for number, container in enumerate(containers or ()):
             path = f"$.spec.{field}[{number}]"
-            is_worker = container.name == CONTAINER_NAME and field == "containers"
+            ours = ports.get(container.name, {}) if field == "containers" else {}
             _check_unique(container.env, _name, f"{path}.env")
-            all_ports = _with_ours(container.ports, ports if is_worker else {})
+            all_ports = _with_ours(container.ports, ours)
             _check_unique(all_ports, _port, f"{path}.ports")
 
 

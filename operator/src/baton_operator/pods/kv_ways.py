@@ -106,12 +106,15 @@ class WaysByPod:
 
     def sum_up(self, pods: Iterable[PodRef]) -> KvWays:
         """Return the ways between workers that there are."""
+        there = [pod for pod in pods if not pod.view.is_deleting]
         decodes = {
             worker_id(pod.name, Role.DECODE, is_paired=pod.role == Role.PAIR)
-            for pod in pods
-            if pod.role in _WITH_DECODE and not pod.view.is_deleting
+            for pod in there
+            if pod.role in _WITH_DECODE
         }
-        return _summed(self._ways, decodes)
+        prefills = {pod.name for pod in there if pod.role in _WITH_PREFILL}
+        told = {name: ways for name, ways in self._ways.items() if name in prefills}
+        return _summed(told, decodes)
 
 
 def _summed(by_prefill: Mapping[str, Ways], decodes: Collection[str]) -> KvWays:

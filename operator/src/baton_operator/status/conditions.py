@@ -7,6 +7,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+MOST_CHARACTERS = 32768
+"""Of a message, as the schema of a status has it: with a longer one all of the status is refused,
+and a spec that cannot be served may say anything.
+"""
+
 
 class Truth(StrEnum):
     """A condition's status."""
@@ -60,7 +65,7 @@ def _entry(
         "type": condition.type,
         "status": condition.status.value,
         "reason": condition.reason,
-        "message": condition.message,
+        "message": condition.message[:MOST_CHARACTERS],
         "observedGeneration": generation,
         "lastTransitionTime": before["lastTransitionTime"] if is_same else timestamp(now),
     }

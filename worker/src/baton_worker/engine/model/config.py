@@ -14,6 +14,7 @@ import msgspec
 from baton_worker.engine.model.families.family import Family, MtpHidden
 from baton_worker.engine.model.families.registry import FAMILIES, LACKS
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
+from baton_worker.engine.model.rope import MAX_POSITIONS
 
 _T = TypeVar("_T")
 
@@ -144,7 +145,7 @@ def _read(path: Path) -> bytes:
 def _decode(text: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelShapeError(str(error)) from error
 
 
@@ -193,6 +194,10 @@ def _check_sizes(raw: RawConfig) -> None:
     for name in _AT_LEAST_ONE:
         if getattr(raw, name) is not None and getattr(raw, name) < 1:
             refuse(name, getattr(raw, name), ">= 1")
+    if raw.max_position_embeddings > MAX_POSITIONS:
+        refuse("max_position_embeddings", raw.max_position_embeddings, f"<= {MAX_POSITIONS}")
+    if raw.rms_norm_eps is not None and not 0.0 <= raw.rms_norm_eps < 1.0:
+        refuse("rms_norm_eps", raw.rms_norm_eps, "a number in 0..1")
     if (raw.num_nextn_predict_layers or 0) < 0:
         refuse("num_nextn_predict_layers", raw.num_nextn_predict_layers, ">= 0")
     if raw.num_attention_heads % (raw.num_key_value_heads or 1):

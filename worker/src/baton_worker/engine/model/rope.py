@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+MAX_POSITIONS = (1 << 31) - 1
+"""What positions are counted in has 32 bits."""
+
 Float64Array = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 

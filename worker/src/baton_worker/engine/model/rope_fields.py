@@ -7,17 +7,26 @@ place) and refuses kinds and keys that no formula stands for. Knows no formula.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
-from typing import TypeGuard
+from typing import NoReturn, TypeGuard
 
 from baton_worker.engine.model.refusals import refuse
-from baton_worker.engine.model.rope import Llama3Scaling, RopeScaling, YarnScaling
+from baton_worker.engine.model.rope import (
+    MAX_POSITIONS,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 Block = Mapping[str, object]
 
 _NAMES = ("rope_scaling", "rope_parameters")
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _ORIGINAL = "original_max_position_embeddings"
+_MOST_ATTENTION = 1000
+"""YaRN's is 1.5 where it stretches a hundredfold; scores grow by its square, in float32."""
+_LARGEST = sys.float_info.max
 _KEYS = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL},
     "yarn": {
@@ -28,17 +37,27 @@ _KEYS = {
 _NOT_SCALED = (None, "none", "default")
 
 
-def read_theta(rope_theta: float | None, parameters: Block | None, default: float) -> float:
-    """Return the base of the frequencies.
+def read_theta(
+    rope_theta: float | None, rope_scaling: Block | None, parameters: Block | None, default: float
+) -> float:
+    """Return the base of the frequencies, which each of the three may tell.
 
     Raises:
-        ModelShapeError: it is no number above 0.
+        ModelShapeError: it is no number above 1, or two tell different ones.
     """
-    theta = (parameters or {}).get("rope_theta", rope_theta)
-    theta = default if theta is None else theta
-    if not _is_number(theta) or theta <= 0:
-        refuse("rope_theta", theta, "a number > 0")
-    return float(theta)
+    told = {"rope_theta": rope_theta} | {
+        f"{name}.rope_theta": (block or {}).get("rope_theta")
+        for name, block in zip(_NAMES, (rope_scaling, parameters), strict=True)
+    }
+    told = {name: theta for name, theta in told.items() if theta is not None}
+    for name, theta in told.items():
+        if not _is_number(theta) or theta <= 1:
+            refuse(name, theta, "a number > 1")
+    for name, theta in told.items():
+        for other, same in told.items():
+            if theta != same:
+                refuse(name, theta, f"unset or {same!r}, as {other} is")
+    return next((float(theta) for theta in told.values() if _is_number(theta)), default)
 
 
 def read_scaling(rope_scaling: Block | None, parameters: Block | None) -> RopeScaling | None:
@@ -53,7 +72,10 @@ def read_scaling(rope_scaling: Block | None, parameters: Block | None) -> RopeSc
         if _kind(block) not in _NOT_SCALED
     ]
     for name, block in zip(_NAMES, (rope_scaling or {}, parameters or {}), strict=True):
+        _refuse_two_kinds(name, block)
         _refuse_partial(name, block)
+        if _kind(block) in _NOT_SCALED:
+            _refuse_others(name, block, _COMMON)
     if not found:
         return None
     if len(found) > 1 and dict(found[0][1]) != dict(found[1][1]):
@@ -63,7 +85,23 @@ def read_scaling(rope_scaling: Block | None, parameters: Block | None) -> RopeSc
 
 
 def _kind(block: Block) -> object:
-    return block.get("rope_type", block.get("type"))
+    kind = block.get("rope_type")
+    return block.get("type") if kind is None else kind
+
+
+def _refuse_two_kinds(name: str, block: Block) -> None:
+    kind, older = _kind(block), block.get("type")
+    if older is not None and older != kind:
+        refuse(f"{name}.type", older, f"unset or {kind!r}, as {name}.rope_type is")
+
+
+def _refuse_others(name: str, block: Block, known: set[str]) -> None:
+    """Refuse what is told and no formula of the block's kind reads."""
+    for key in sorted(block.keys() - known):
+        if block[key] is not None:
+            kind = _kind(block)
+            of = "without a rope_type" if kind is None else f"for {kind!r}"
+            refuse(f"{name}.{key}", block[key], f"unset {of}")
 
 
 def _refuse_partial(name: str, block: Block) -> None:
@@ -76,8 +114,7 @@ def _scaling(name: str, block: Block) -> RopeScaling:
     if kind not in ("llama3", "yarn"):
         refuse(f"{name}.rope_type", kind, "'default', 'llama3' or 'yarn'")
     assert isinstance(kind, str)
-    for key in sorted(block.keys() - _KEYS[kind] - _COMMON):
-        refuse(f"{name}.{key}", block[key], f"unset for {kind!r}")
+    _refuse_others(name, block, _KEYS[kind] | _COMMON)
     fields = _Fields(name, block)
     return _llama3(fields) if kind == "llama3" else _yarn(fields)
 
@@ -98,18 +135,26 @@ class _Fields:
             refuse(f"{self._name}.{key}", value, f"a number > {least:g}")
         return float(value)
 
+    def refuse(self, key: str, value: object, supported: str) -> NoReturn:
+        """Raise ModelShapeError for a field, or what follows from several."""
+        refuse(f"{self._name}.{key}", value, supported)
+
     def factor(self) -> float:
         """Return by how much the context is longer."""
         value = self.number("factor")
         if value < 1.0:
-            refuse(f"{self._name}.factor", value, "a number >= 1")
+            self.refuse("factor", value, "a number >= 1")
+        if value > MAX_POSITIONS:
+            self.refuse("factor", value, f"<= {MAX_POSITIONS}")
         return value
 
     def positions(self) -> int:
         """Return the original context."""
         value = self._block.get(_ORIGINAL)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            refuse(f"{self._name}.{_ORIGINAL}", value, "a whole number >= 1")
+            self.refuse(_ORIGINAL, value, "a whole number >= 1")
+        if value > MAX_POSITIONS:
+            self.refuse(_ORIGINAL, value, f"<= {MAX_POSITIONS}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -136,12 +181,15 @@ def _yarn(fields: _Fields) -> YarnScaling:
     fast, slow = fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0)
     fields.refuse_order("beta_slow", "beta_fast", slow < fast)
     factor = fields.factor()
+    sharper = fields.number("attention_factor", _attention_factor(fields, factor))
+    if sharper > _MOST_ATTENTION:
+        fields.refuse("attention_factor", sharper, f"a number in 0..{_MOST_ATTENTION}")
     return YarnScaling(
         factor=factor,
         original_positions=fields.positions(),
         beta_fast=fast,
         beta_slow=slow,
-        attention_factor=fields.number("attention_factor", _attention_factor(fields, factor)),
+        attention_factor=sharper,
         truncate=fields.flag("truncate", True),
     )
 
@@ -159,4 +207,7 @@ def _grown(factor: float, mscale: float) -> float:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float64 holds."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -_LARGEST <= value <= _LARGEST

@@ -119,6 +119,9 @@ def load_shape(model_dir: Path) -> ModelShape:
         raw = read_config(path)
         shape = _to_shape(raw, check(raw), generation)
         _check_shape(shape)
+        _check_ids("eos_token_id", _eos_ids(raw.eos_token_id), shape.vocab_size)
+        path = model_dir / "generation_config.json"
+        _check_ids("eos_token_id", _eos_ids(generation.eos_token_id), shape.vocab_size)
     except ModelShapeError as error:
         raise ModelShapeError(f"{path}: {error}") from error
     return shape
@@ -153,7 +156,9 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
         intermediate_size=raw.intermediate_size,
         rope_style=family.rope_style,
-        rope_theta=read_theta(raw.rope_theta, raw.rope_parameters, family.rope_theta),
+        rope_theta=read_theta(
+            raw.rope_theta, raw.rope_scaling, raw.rope_parameters, family.rope_theta
+        ),
         rms_norm_eps=family.rms_norm_eps if raw.rms_norm_eps is None else raw.rms_norm_eps,
         tie_word_embeddings=_tied(raw, family),
         mtp_hidden=raw.baton_mtp_hidden or family.mtp_hidden,
@@ -190,7 +195,10 @@ def _check_shape(shape: ModelShape) -> None:
     if shape.head_dim < 2 or shape.head_dim % 2:
         refuse("head_dim", shape.head_dim, "an even number >= 2")
     bos = () if shape.bos_token_id is None else (shape.bos_token_id,)
-    for name, tokens in (("bos_token_id", bos), ("eos_token_id", shape.eos_token_ids)):
-        for token in tokens:
-            if not 0 <= token < shape.vocab_size:
-                refuse(name, token, f"an id in 0..{shape.vocab_size - 1}")
+    _check_ids("bos_token_id", bos, shape.vocab_size)
+
+
+def _check_ids(name: str, tokens: tuple[int, ...], vocab_size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            refuse(name, token, f"an id in 0..{vocab_size - 1}")

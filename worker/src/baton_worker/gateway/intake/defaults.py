@@ -46,7 +46,7 @@ def read_defaults(folder: Path) -> SamplingDefaults:
         return SamplingDefaults()
     try:
         told = msgspec.to_builtins(msgspec.json.decode(path.read_bytes(), type=_File))
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"model.path: {path}: {error}") from error
     given = {name: value for name, value in told.items() if value is not None}
     given["top_k"] = max(given.get("top_k", 0), 0)  # -1 and 0 are no limit

@@ -37,6 +37,8 @@ from baton_worker.gateway.text.chat_template import ChatTemplateError
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 
 _ROLES = ("system", "developer", "user", "assistant")
+_FIELDS_OF_TEMPLATES = ("messages", "add_generation_prompt")
+"""What templates see of a request's own fields: told in their variables too, one would be lost."""
 _SEED_BITS = 63
 _OFF_LOOP_BYTES = 16_384
 """Longer texts are tokenised in a thread: 16 Ki take a few ms."""
@@ -135,6 +137,10 @@ class Intake:
         template = self._tokenizer.chat_template
         if template is None:
             raise bad_request("messages", f"the model {self._model!r} has no chat template")
+        for name in _FIELDS_OF_TEMPLATES:
+            if name in (variables or {}):
+                field = f"chat_template_kwargs.{name}"
+                raise bad_request(field, f"{field}: it is a field of the request itself")
         turns = [_turn(i, message) for i, message in enumerate(messages)]
         try:
             return template.render(
