@@ -28,7 +28,7 @@ from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
-from baton_worker.messages import Submit
+from baton_worker.messages import DecodeTarget, Submit
 from baton_worker.records.columns import ErrorCode
 from baton_worker.sampling import SamplingParams
 
@@ -206,3 +206,21 @@ def test_kv_is_the_same_bits_whoever_holds_its_heads(prefill: int, decode: int) 
         np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
         for engine in engines:
             engine.close()
+
+
+def test_what_a_closed_engine_asked_for_is_not_the_next_ones(ranks: LoadedModel) -> None:
+    """Its KV was on the way out; the ranks answer in the order asked, whoever asks."""
+    blocks, sampling = [5, 9, 3], SamplingParams(max_tokens=4)
+    engine = DeviceEngine(ranks, options(kv_bytes_per_step=1), Clock())
+    decode = DecodeTarget("decode", "tcp://decode:1")
+    engine.submit(Submit(1, 0, prompt_token_ids=tuple(range(60)), sampling=sampling, decode=decode))
+    while not engine._transfers._under_way:
+        engine.step()
+    engine.close()
+    after = DeviceEngine(ranks, options(), Clock())
+    (form,) = after.pool.shape.arrays(len(blocks))
+    values = np.random.default_rng(1).normal(size=form.shape).astype(form.dtype)
+    after.pool.import_blocks(blocks, [values])
+    (given,) = after.pool.begin_export(blocks, 48)()
+    np.testing.assert_array_equal(given, values)
+    after.close()

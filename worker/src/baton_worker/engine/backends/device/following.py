@@ -24,6 +24,7 @@ class EngineFollowers:
         self._followers = followers
         self._engine = followers.new_number()
         self._is_open = True
+        self._n_exporting = 0  # `export_blocks` that `exported` has not returned yet
         followers.tell([orders.Open(self._engine, options)])
 
     def step(self, shape: StepShape, lane: int, is_ahead: bool, inputs: Host) -> None:
@@ -46,17 +47,23 @@ class EngineFollowers:
     def export_blocks(self, blocks: Sequence[int], n_positions: int) -> None:
         """Read each rank's heads, for `exported`."""
         self._tell(orders.Export(self._engine, tuple(blocks), n_positions))
+        self._n_exporting += 1
 
     def exported(self) -> list[bytes]:
         """Return what the oldest `export_blocks` read, rank 1's first."""
         told = self._followers.answers()
+        self._n_exporting -= 1
         return [answer.data for answer in told if isinstance(answer, orders.Exported)]
 
     def close(self) -> None:
-        """Give back what the engine has there; idempotent."""
+        """Give back what the engine has there, and take what it has asked for and not read: the
+        next engine's answers come behind. Idempotent.
+        """
         if self._is_open:
             self._is_open = False
             self._tell(orders.Shut(self._engine))
+            while self._n_exporting:
+                self.exported()
 
     def _tell(self, order: orders.Order) -> None:
         self._followers.tell([order])
