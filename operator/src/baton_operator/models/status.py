@@ -104,7 +104,7 @@ class SpeculativeStatus(Model, frozen=True):
 class TransportStatus(Model, frozen=True):
     """Pairs of workers that hand KV over one way."""
 
-    name: Annotated[str, about("The transport: nvlink, shm, rdma or zmq.", max_length=16)]
+    name: Annotated[str, about("The transport: nvlink, shm, nixl or zmq.", max_length=16)]
     pairs: Annotated[int, about("Pairs of workers between which KV goes so.")] = 0
 
 
