@@ -235,10 +235,13 @@ def test_what_has_come_unfit_or_not_at_all_ahead_is_told_by_the_offer(
 ) -> None:
     pair = Pair(make_bench)
     key, handoff = pair.handoff(0, PROMPT, ahead=True)
-    for pull in pair.peer.pulls:
+    late = list(pair.peer.pulls)
+    assert late
+    for pull in late:
         pull.lost = "its worker is gone"
         pull.come()
     pair.decode.engine.pull_ahead(KvFilled(key, handoff.kv), len(PROMPT))  # type: ignore[arg-type]
+    assert pair.decode.engine.load().kv_left_ahead["lost"] == len(late)
     pair.decode.engine.admit_handoff(handoff)
     pair.finish()
     assert said(pair.decode, key) == alone(make_bench, 0, PROMPT)

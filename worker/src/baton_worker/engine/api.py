@@ -188,9 +188,10 @@ class DeviceLoad(NamedTuple):
     launched: Mapping[LaunchKind, Launched]
 
 
-WHY_LEFT_AHEAD = ("blocks", "lease", "times", "room", "unfit")
-"""Why nothing is pulled before its offer: blocks that are not the request's or none of the pool's;
-lent no more; pulled too often; those who run need the room; values that no pool may hold."""
+WHY_LEFT_AHEAD = ("blocks", "lease", "times", "room", "unfit", "lost")
+"""Why nothing of use is pulled before its offer: blocks that are not the request's or none of the
+pool's; lent no more; pulled too often; those who run need the room; values that no pool may hold;
+what was read has not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class EngineLoad:
         kv_blocks_cached: blocks nobody holds whose KV the prefix cache may still give out.
         kv_pulled_ahead_blocks, kv_pulled_behind_blocks: read out of other pools so far, before and
             after the offer had come.
-        kv_left_ahead: words of filled blocks that nothing was pulled for so far, by why:
+        kv_left_ahead: words of filled blocks that nothing of use was pulled for so far, by why:
             `WHY_LEFT_AHEAD`.
         device: None for an engine on the host.
     """

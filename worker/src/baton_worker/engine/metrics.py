@@ -190,10 +190,10 @@ class _LoadMetrics:
         self._n_ahead = self._n_behind = 0
         left = factory.counter(
             "baton_engine_kv_left_ahead",
-            "Decode: words of filled blocks that nothing was pulled for, by why (blocks: "
+            "Decode: words of filled blocks that nothing of use was pulled for, by why (blocks: "
             "not its own, or none of the pool's; lease: lent no more; times: pulled too often; "
-            "room: those who run need it; unfit: values that no pool may hold); a later word's "
-            "pull or the offer's brings them",
+            "room: those who run need it; unfit: values that no pool may hold; lost: it has not "
+            "come); a later word's pull or the offer's brings them",
             labels=("reason",),
         )
         self._left = {why: left.labels(*factory.values(why)) for why in WHY_LEFT_AHEAD}

@@ -69,8 +69,8 @@ class KvAhead:
 
     Attributes:
         n_pulled: blocks that were copied, whatever became of them.
-        n_left: words that nothing was pulled for, by `api.WHY_LEFT_AHEAD`. Their blocks are pulled
-            behind a later word, or behind the offer.
+        n_left: words that nothing of use was pulled for, by `api.WHY_LEFT_AHEAD`. Their blocks are
+            pulled behind a later word, or behind the offer.
     """
 
     def __init__(self, pool: KvStore, leaving: LeavingBlocks, bytes_per_step: int) -> None:
@@ -205,7 +205,8 @@ class KvAhead:
             own = names[start : start + len(blocks)]
             try:
                 pull.check()
-            except (PullLostError, UnfitKvError):
+            except (PullLostError, UnfitKvError) as error:
+                self.n_left["unfit" if isinstance(error, UnfitKvError) else "lost"] += 1
                 self._leaving.leave(blocks, pull, peer)
                 continue
             self._allocator.keep(blocks[: len(own)], own)
