@@ -29,6 +29,7 @@ from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.pool_door import PoolDoor
 from baton_worker.handoff.pool_visits import PoolOwner, PoolVisits
 from baton_worker.handoff.pool_words import Introduction, PoolWordsError, Welcome
+from baton_worker.handoff.ways import KvWays
 from baton_worker.messages import DecodeTarget
 from baton_worker.metrics import MetricFactory
 
@@ -69,12 +70,13 @@ class Prefill:
         assert sharing is not None
         owner = PoolOwner(str(folder), sharing, self.pool.shape, self.leases, "prefill-0")
         self.visits = PoolVisits(owner, self.calls.put, os.urandom(16))
+        self.ways = KvWays("shm", "any", self.visits, None)
         self.heard: list[str] = []
 
     def outcome(self, target: DecodeTarget) -> str:
         """Return why the pool is not mapped there, "" when it is."""
         count = len(self.heard)
-        self.visits.ask(target, self.heard.append)
+        self.ways.ask(target, self.heard.append)
         while len(self.heard) == count:
             self.calls.get(timeout=60)()
         return self.heard[-1]
@@ -121,7 +123,7 @@ def test_a_pool_that_was_introduced_is_read(door: Door, prefill: Prefill) -> Non
     door.pool.sharing.begin_pull([5], peer, [3])  # type: ignore[union-attr]
     np.testing.assert_array_equal(door.pool.keys[1][5], prefill.pool.keys[1][3])
     assert door.value("baton_handoff_mapped_pools") == 1
-    assert prefill.visits.ways() == {"decode-0": "shm"}
+    assert prefill.ways.told() == {"decode-0": "shm"}
 
 
 def test_the_rate_of_a_mapped_pool_is_known_as_long_as_its_owner_is(
@@ -189,7 +191,7 @@ def test_a_worker_without_a_door_is_told_by_name(prefill: Prefill) -> None:
     told = prefill.outcome(DecodeTarget("decode-7", ""))
     assert "decode-7 has no door" in told
     assert "several ranks" in told, "such a worker has none, whatever its handoff.shared_dir"
-    assert prefill.visits.ways()["decode-7"].startswith("zmq: decode-7 has no door")
+    assert prefill.ways.told()["decode-7"].startswith("zmq: decode-7 has no door")
 
 
 @pytest.mark.parametrize("name", ["../other/sock", "/etc/passwd", "..", "no-such.kv", "x\0y"])

@@ -78,7 +78,6 @@ class PoolVisits:
         self._call = call
         self._visits: dict[str, _Visit] = {}
         self._waiting: dict[str, list[Callable[[str], None]]] = {}
-        self._ways: dict[str, str] = {}
         self._is_closed = False
 
     def ask(self, target: DecodeTarget, then: Callable[[str], None]) -> None:
@@ -89,7 +88,6 @@ class PoolVisits:
                 f"{target.worker_id} has no door: its handoff.shared_dir is empty, or it has "
                 "several ranks"
             )
-            self._ways[target.worker_id] = f"zmq: {why_not}"
             then(why_not)
             return
         visit = self._visits.get(name)
@@ -108,12 +106,6 @@ class PoolVisits:
         """Whether a decode worker has the pool, as far as is known without a visit."""
         visit = self._visits.get(target.kv_door)
         return visit is not None and visit.held is not None
-
-    def ways(self) -> dict[str, str]:
-        """Return how KV goes to decode workers, by their names: the transport, and why no better
-        one. May be called on any thread.
-        """
-        return self._ways.copy()
 
     def close(self) -> None:
         """End all connections, which tells decode that this process is gone."""
@@ -139,7 +131,6 @@ class PoolVisits:
     ) -> None:
         visit.held, visit.why_not, visit.ended_at_seconds = held, why_not, time.monotonic()
         facts = {"decode": worker_id, "transport": self._owner.sharing.transport}
-        self._ways[worker_id] = f"zmq: {why_not}" if why_not else facts["transport"]
         if why_not:
             log.warning("KV will not be pulled", extra=facts | {"why": why_not})
         else:
