@@ -181,9 +181,8 @@ def _descriptors(
 
 
 def _bindings() -> Any:
-    os.environ.setdefault(
-        "UCX_LOG_FILE", "stderr"
-    )  # it would speak on stdout; read once, on import
+    # It would speak on stdout; read once, on import.
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
     for package in _PACKAGES:
         try:
             importlib.import_module(package)

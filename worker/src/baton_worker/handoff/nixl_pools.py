@@ -61,9 +61,8 @@ class NixlPools:
         self._pulls = NixlPulls(agent, own, deadline_seconds, self)
         self._pools: dict[bytes, NixlPool] = {}
         self._owners: dict[bytes, _Owner] = {}
-        self._loaded: dict[
-            str, weakref.ref[NixlPool]
-        ] = {}  # this and the next: for the pulls' thread
+        # This and the next: for the pulls' thread.
+        self._loaded: dict[str, weakref.ref[NixlPool]] = {}
         self._greeting: set[str] = set()
         self._lock = threading.Lock()
 

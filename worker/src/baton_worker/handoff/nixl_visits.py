@@ -59,9 +59,9 @@ class NixlVisits:
         leases: Leases,
     ) -> None:
         self._agent = agent  # which others read from as long as it is there
-        for region in (sharing.region, leases.region):
-            agent.register(region)
         regions = (sharing.region, leases.region)
+        for region in regions:
+            agent.register(region)
         self.words: Introduction = introduction_of(
             pool_id, worker_id, agent.metadata(), shape, *regions
         )

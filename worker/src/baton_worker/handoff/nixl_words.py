@@ -8,13 +8,14 @@ has it read its pool. Pure: no socket.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from baton_worker.engine.kv.payload import KvDtype, KvShape
+from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import Region
-from baton_worker.handoff.pool_words import POOL_ID_BYTES
+from baton_worker.handoff.pool_words import POOL_ID_BYTES, KvShapeWords
 
 VERSION = 1
 INTRODUCTION_MAGIC = b"BKI1"
@@ -25,7 +26,6 @@ HOST = -1
 
 _T = TypeVar("_T", "Introduction", "Welcome")
 _Id = Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
 _Address = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
 _Device = Annotated[int, msgspec.Meta(ge=HOST, le=1 << 16)]
@@ -37,7 +37,7 @@ class NixlWordsError(ValueError):
     """A message is not what it must be; the text says how."""
 
 
-class Introduction(msgspec.Struct, frozen=True):
+class Introduction(KvShapeWords, frozen=True):
     """Prefill's pool.
 
     Attributes:
@@ -46,7 +46,6 @@ class Introduction(msgspec.Struct, frozen=True):
         metadata: of its agent.
         address, n_bytes, device: where the pool lies there; `HOST` is no device.
         lease_address, lease_bytes: where its `Leases` lie, in the host's memory.
-        n_layers, kv_heads, block_size, head_dim, n_blocks, dtype, is_by_block: its `KvShape`.
     """
 
     pool_id: _Id
@@ -57,27 +56,7 @@ class Introduction(msgspec.Struct, frozen=True):
     device: _Device
     lease_address: _Address
     lease_bytes: _Bytes
-    n_layers: _Count
-    kv_heads: _Count
-    block_size: _Count
-    head_dim: _Count
-    n_blocks: _Count
-    dtype: KvDtype
-    is_by_block: bool
     version: int = VERSION
-
-    @property
-    def shape(self) -> KvShape:
-        """The pool's."""
-        return KvShape(
-            n_layers=self.n_layers,
-            kv_heads=self.kv_heads,
-            block_size=self.block_size,
-            head_dim=self.head_dim,
-            n_blocks=self.n_blocks,
-            dtype=self.dtype,
-            is_by_block=self.is_by_block,
-        )
 
     @property
     def agent(self) -> str:
@@ -120,13 +99,7 @@ def introduction_of(
         device=HOST if pool.device is None else pool.device,
         lease_address=leases.address,
         lease_bytes=leases.n_bytes,
-        n_layers=shape.n_layers,
-        kv_heads=shape.kv_heads,
-        block_size=shape.block_size,
-        head_dim=shape.head_dim,
-        n_blocks=shape.n_blocks,
-        dtype=shape.dtype,
-        is_by_block=shape.is_by_block,
+        **asdict(shape),
     )
 
 

@@ -7,6 +7,7 @@ end of the connection is the end of prefill. Pure: no socket.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -27,23 +28,9 @@ class PoolWordsError(ValueError):
     """A message is not what it must be; the text says how."""
 
 
-class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """Prefill's pool.
+class KvShapeWords(msgspec.Struct, frozen=True):
+    """A pool's `KvShape`, field by field, as whoever introduces one says it."""
 
-    Attributes:
-        pool_id: names the pool in offers; nobody can guess it.
-        worker_id: whose it is, for the log.
-        transport: how its bytes can be read, `KvSharing.transport`.
-        n_bytes: what the first descriptor stands for.
-        lease_bytes: what the second stands for: the pool's `Leases`.
-        n_layers, kv_heads, block_size, head_dim, n_blocks, dtype, is_by_block: its `KvShape`.
-    """
-
-    pool_id: Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
-    worker_id: _Name
-    transport: _Name
-    n_bytes: _Bytes
-    lease_bytes: _Bytes
     n_layers: _Count
     kv_heads: _Count
     block_size: _Count
@@ -51,7 +38,6 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     n_blocks: _Count
     dtype: KvDtype
     is_by_block: bool
-    version: int = VERSION
 
     @property
     def shape(self) -> KvShape:
@@ -65,6 +51,25 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
             dtype=self.dtype,
             is_by_block=self.is_by_block,
         )
+
+
+class Introduction(KvShapeWords, frozen=True):
+    """Prefill's pool.
+
+    Attributes:
+        pool_id: names the pool in offers; nobody can guess it.
+        worker_id: whose it is, for the log.
+        transport: how its bytes can be read, `KvSharing.transport`.
+        n_bytes: what the first descriptor stands for.
+        lease_bytes: what the second stands for: the pool's `Leases`.
+    """
+
+    pool_id: Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
+    worker_id: _Name
+    transport: _Name
+    n_bytes: _Bytes
+    lease_bytes: _Bytes
+    version: int = VERSION
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -88,13 +93,7 @@ def introduction_of(
         transport=transport,
         n_bytes=n_bytes,
         lease_bytes=lease_bytes,
-        n_layers=shape.n_layers,
-        kv_heads=shape.kv_heads,
-        block_size=shape.block_size,
-        head_dim=shape.head_dim,
-        n_blocks=shape.n_blocks,
-        dtype=shape.dtype,
-        is_by_block=shape.is_by_block,
+        **asdict(shape),
     )
 
 
