@@ -82,8 +82,9 @@ served by two releases: one that serves every namespace goes with no other.
 
 ## What KV's ways need of pods
 
-The chart grants and mounts nothing for these: they are fields of a PDDeployment. No pod needs a
-privilege, a namespace of the host or a host path, and the operator makes no claims and reads none.
+The chart grants and mounts nothing for these: they are fields of a PDDeployment. But for `rdma` no
+pod needs a privilege; none needs a namespace of the host or a host path, and the operator makes no
+claims and reads none.
 
 - `zmq` (KV is sent): nothing, and a network between pods.
 - `shm` (read on a CPU): `placement: samePod`; the operator adds a folder of 1 MiB in memory.
@@ -91,7 +92,8 @@ privilege, a namespace of the host or a host path, and the operator makes no cla
   roles, as in `examples/same-pod-gpus.yaml`: `resource.k8s.io/v1`, which Kubernetes serves from
   1.34 on, and a DRA driver for GPUs. A limit `nvidia.com/gpu` shows each container its own alone.
 - `rdma`: `placement: separate`, `handoff.require: rdma`, an image with `baton-worker[nixl]`, and in
-  the roles' templates what the devices' own driver wants.
+  the roles' templates what the devices' own driver wants, and memory that may be locked: an
+  unlimited `memlock`, or `IPC_LOCK`, which restricted pod security refuses.
 
 ## Values
 

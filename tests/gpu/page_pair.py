@@ -283,11 +283,14 @@ def scored(run: Run) -> str:
     name = f"tokens/s with logprobs, k = 20, over none, {wide['streams']} streams"
     told = run.held(Goal(name, "logprobs", middle, SCORED, "share", least=True))
     between = f"{share(ratios[0])} and {share(ratios[-1])}"
+    asked = run.record["sizes"].get("rounds", len(rounds))
+    of = f"the ratios of {len(rounds)} of {asked} rounds (*Not measured* has the others)"
+    of = "the ratios" if len(rounds) == asked else of
     head = ["round", "none, tokens/s", "k = 20, tokens/s", "k = 20 over none"]
     return f"""## Logprobs of every token
 
 {wide["streams"]} streams on 1P+1D, the phase in which all run; with and without in turns.
-The median of the ratios is {share(middle)} ({told}); they lie between {between}.
+The median of {of} is {share(middle)} ({told}); they lie between {between}.
 
 {table(head, rows)}"""
 
