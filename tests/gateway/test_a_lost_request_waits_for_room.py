@@ -189,7 +189,7 @@ class Many:
     """Choices that wait for a place, more than are tried in one turn."""
 
     def __init__(self, n):
-        self.line, self.places, self.n_looks = WaitingRetries(), 0, 0
+        self.line, self.places, self.n_looks, self.n_passes = WaitingRetries(), 0, 0, 0
         for one in range(n):
             self.line.join(one)
 
@@ -198,7 +198,9 @@ class Many:
 
     def serve(self):
         self.n_looks += 1
-        return self.line.serve(self.begin)
+        is_done = self.line.serve(self.begin)
+        self.n_passes += is_done
+        return is_done
 
     def begin(self, one):
         self.places -= 1
@@ -246,3 +248,58 @@ async def test_they_stand_before_the_line_again_after_all_of_them_had_room():
     line.room()
     assert await waiting == "made"
     assert order == ["line", "ahead", "line"]
+
+
+@pytest.fixture
+def waiting_behind():
+    """`waiting_behind(n)`: the line, `n` ahead of one request in it, and who had each place."""
+    tasks = []
+
+    async def make(n):
+        ahead, order = Many(n), []
+        metrics = GatewayMetrics(MetricFactory(CollectorRegistry(), "tiny", "gateway"))
+        line = AdmissionQueue(Slots(16, 16), metrics, 10.0, asyncio.get_running_loop().time, ahead)
+
+        def take(who):
+            ahead.places -= ahead.places > 0
+            order.append(who)
+            return "made"
+
+        def begin(kept):
+            return take("line") if ahead.places else Lack(is_for_all=True)
+
+        ahead.begin = lambda one: bool(ahead.places and take("ahead"))
+        asked = line.begin("c", 1, begin, lambda made: None, lambda: "any")
+        tasks.append(asyncio.create_task(asked))
+        await asyncio.sleep(0)
+        return line, ahead, order
+
+    yield make
+    for task in tasks:
+        task.cancel()
+
+
+@pytest.mark.parametrize("n_ahead", [1, 16, 100])
+async def test_room_that_comes_between_their_turn_and_the_lines_is_theirs(waiting_behind, n_ahead):
+    line, ahead, order = await waiting_behind(n_ahead)
+    while not ahead.n_passes:
+        await asyncio.sleep(0)
+    assert order == []
+    ahead.places = 1
+    line.room()
+    while not order:
+        await asyncio.sleep(0)
+    assert order == ["ahead"]
+
+
+@pytest.mark.parametrize("n_ahead", [1, 16, 100])
+async def test_who_can_use_no_room_ahead_keeps_nobody_from_what_comes_in_each_turn(
+    waiting_behind, n_ahead
+):
+    line, ahead, order = await waiting_behind(n_ahead)
+    ahead.begin = lambda one: False
+    ahead.places = 1
+    for _ in range(20):
+        line.room()
+        await asyncio.sleep(0)
+    assert order == ["line"]

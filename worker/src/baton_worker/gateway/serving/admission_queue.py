@@ -181,11 +181,15 @@ class AdmissionQueue(Generic[T]):
 
     def _serve(self) -> None:
         self._is_due = False
-        if self._is_ahead_next and len(self._ahead):
+        is_theirs = self._is_ahead_next
+        if len(self._ahead) and (is_theirs or self._is_news):
             is_served = self._serve_ahead()
-            self._serve_soon()  # a turn for them, and one for the line, if anybody is in it
-            self._is_ahead_next = not (is_served and self._is_due)
-            return
+            if is_theirs:
+                self._serve_soon()  # a turn for them, and one for the line, if anybody is in it
+                self._is_ahead_next = not (is_served and self._is_due)
+                return
+            # Room came between their turn and the line's, which has its look behind them all the
+            # same: where something comes in each turn, it would otherwise have none.
         self._is_ahead_next = True
         if self._is_fresh and not self._is_under_way:
             self._is_fresh = False
@@ -196,8 +200,8 @@ class AdmissionQueue(Generic[T]):
         self._is_under_way = True
         is_over = self._look()
         self._is_under_way = not is_over and self._slots.n_waiting > 0
-        is_news_ahead = self._is_news and len(self._ahead) > 0
-        if self._is_fresh or self._is_under_way or is_news_ahead:
+        is_more_ahead = len(self._ahead) > 0 and (self._is_news or self._is_half_tried)
+        if self._is_fresh or self._is_under_way or is_more_ahead:
             self._serve_soon()
 
     def _serve_ahead(self) -> bool:
