@@ -200,8 +200,8 @@ class ScriptedLink:
             return False
         with self._changed:
             self.commands.append((worker_id, command))
+            self._tasks.put(lambda: self._take(worker, command))  # before a test hears of it
             self._changed.notify_all()
-        self._tasks.put(lambda: self._take(worker, command))
         return True
 
     def applied(self, worker_id: str, epoch: int, seq: int) -> None:
