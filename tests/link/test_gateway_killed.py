@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from baton_cluster.ports import reserve_port
+from baton_testing.processes import stand_still
 from baton_worker.link.api import GatewayLost, GatewayUp, Pressure, RowsRefused
 from baton_worker.records.columns import Finish
 
@@ -39,6 +40,9 @@ class GatewayProcess:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        stand_still(self._process.pid)
 
     def kill(self) -> None:
         if self._process:
@@ -160,7 +164,7 @@ def test_a_frozen_gateway_costs_no_row_and_no_waiting(
     worker.log.wait_for(GatewayUp)
     worker.link.publish(77, columns(77, [0]), 0)
     gateway.wait_for_rows(lambda rows: rows == [0])
-    gateway.signal(signal.SIGSTOP)
+    gateway.freeze()
     published, rungs = [0], []
     for row in range(1, 100_000):
         rung = worker.link.pressure(77)
@@ -185,7 +189,7 @@ def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     gateway.start()
     worker = start_worker(gateway.endpoint)
     worker.log.wait_for(GatewayUp)
-    gateway.signal(signal.SIGSTOP)
+    gateway.freeze()
     clock = threading.Event()
     for _ in range(6000):
         if read_metric(worker.factory, "baton_link_disconnects_total"):
@@ -211,7 +215,7 @@ def test_rows_beyond_a_full_ring_are_refused_by_name_and_terminal_rows_still_fit
     gateway.start()
     worker = start_worker(gateway.endpoint, ring_bytes=1 << 16)
     worker.log.wait_for(GatewayUp)
-    gateway.signal(signal.SIGSTOP)
+    gateway.freeze()
     row = 0
     while not refused_rows(worker.log):
         for _ in range(100):
