@@ -196,7 +196,7 @@ def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     gateway.signal(signal.SIGCONT)
     worker.link.publish(77, columns(77, [5]), 1)
     gateway.wait_for_rows(lambda rows: rows == [5])
-    worker.link.close(5.0)
+    worker.link.close(60.0)
     assert gateway.end(1) == ["down bye"]
 
 
