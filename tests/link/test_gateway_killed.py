@@ -173,8 +173,9 @@ def test_a_frozen_gateway_costs_no_row_and_no_waiting(
             break
         worker.link.publish(77, columns(77, [row]), row)
         published.append(row)
-    assert sorted(rungs) == rungs, "the ladder only climbs while nobody reads"
-    assert set(rungs) == {Pressure.OPEN, Pressure.STOP_ADMITTING, Pressure.PAUSE}
+    # It may step down in between: frames weigh less from when the link's thread has encoded them.
+    climbed = [Pressure.OPEN, Pressure.STOP_ADMITTING, Pressure.PAUSE]
+    assert list(dict.fromkeys(rungs)) == climbed, "the ladder is climbed rung by rung"
     gateway.signal(signal.SIGCONT)
     gateway.wait_for_rows(lambda rows: len(rows) >= len(published))
     assert gateway.rows() == published
@@ -200,7 +201,7 @@ def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     gateway.signal(signal.SIGCONT)
     worker.link.publish(77, columns(77, [5]), 1)
     gateway.wait_for_rows(lambda rows: rows == [5])
-    worker.link.close(5.0)
+    worker.link.close(60.0)
     assert gateway.end(1) == ["down bye"]
 
 

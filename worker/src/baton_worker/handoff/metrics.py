@@ -137,15 +137,15 @@ class PoolMetrics:
         """A pool is read no more. Drop the series of a prefill worker that has no other one: names
         of pods come and go for ever.
         """
-        self.mapped.dec()
         labels = self._factory.values(transport, prefill)
         with self._lock:
             self._read[transport, prefill] -= 1
-            if self._read[transport, prefill] > 0:
-                return
-            del self._read[transport, prefill]
-            for counter in (self._pulled_bytes, self._pulling_seconds):
-                counter.remove(*labels)
+            if self._read[transport, prefill] <= 0:
+                del self._read[transport, prefill]
+                for counter in (self._pulled_bytes, self._pulling_seconds):
+                    counter.remove(*labels)
+        # Last: who sees that there is one pool less finds nothing left of it.
+        self.mapped.dec()
 
     def lost(self) -> None:
         """Count a pool that is read no more."""
