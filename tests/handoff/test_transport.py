@@ -186,6 +186,12 @@ def test_a_cancelled_offer_has_no_event(prefill, decode, make_handoff):
     outcome = prefill.next()
     assert isinstance(outcome, HandoffDelivered)
     assert outcome.key.handle == (1 << 40) + 2
+    prefill.transport.cancel(KEY)  # again, and one that is over: nothing of theirs is open
+    prefill.transport.cancel(outcome.key)
+    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 3), 10.0)
+    decode.next()
+    assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 1
+    assert prefill.value("baton_handoff_outcomes_total", outcome="delivered") == 1
 
 
 def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_handoff):

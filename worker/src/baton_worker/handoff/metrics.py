@@ -203,9 +203,11 @@ class HandoffMetrics:
         )
         self.open_offers = factory.gauge("baton_handoff_open_offers", "Offers without an outcome")
         self._outcomes = factory.counter(
-            "baton_handoff_outcomes", "Offers by outcome", labels=("outcome",)
+            "baton_handoff_outcomes",
+            "Offers by outcome (cancelled: the request ended before decode's answer was read)",
+            labels=("outcome",),
         )
-        for outcome in ("delivered", *(code.name.lower() for code in FAILURES)):
+        for outcome in ("delivered", "cancelled", *(code.name.lower() for code in FAILURES)):
             self._outcomes.labels(*factory.values(outcome))
         self._handshakes = factory.counter(
             "baton_handoff_handshakes_refused",
@@ -227,6 +229,10 @@ class HandoffMetrics:
             self._outcomes.labels(*self._factory.values("delivered")).inc()
         else:
             self.failed(event.code)
+
+    def cancelled(self) -> None:
+        """Count an offer whose request ended while it was open."""
+        self._outcomes.labels(*self._factory.values("cancelled")).inc()
 
     def failed(self, code: ErrorCode) -> None:
         """Count an offer that ended without delivery."""
