@@ -53,3 +53,22 @@ def test_a_client_that_does_not_read_cannot_hold_up_the_end(start_gateway):
         started = time.monotonic()
         gateway.stop()
         assert time.monotonic() - started < 5.0
+
+
+def test_what_a_worker_says_while_the_link_closes_is_not_answered(start_gateway):
+    """The event loop goes on meanwhile, and a closed link may be asked for nothing."""
+    gateway = start_gateway(workers="m")
+    link, seen = gateway.link, []
+    on_events = link._on_events
+    link.pause()
+
+    def publish_late():
+        while not link._closed:
+            time.sleep(0.001)
+        link._on_events = lambda events: (seen.extend(events), on_events(events))
+        link._deliver(link.workers["mixed-0"], [RowSpec(1, 0, [70])])
+
+    link._tasks.put(publish_late)
+    gateway.stop()
+    assert len(seen) == 1
+    assert link.violations == []

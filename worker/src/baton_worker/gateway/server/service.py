@@ -82,6 +82,7 @@ class GatewayService:
         self._clock = clock
         self._worst_lag_seconds = 0.0
         self._judges_from = -math.inf
+        self._is_closed = False
         self._idle = asyncio.Event()
         self.broken = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
@@ -154,6 +155,7 @@ class GatewayService:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
+        self._is_closed = True  # the loop goes on beside the link's end, and events still come
         await asyncio.to_thread(self._link.close)
         await asyncio.to_thread(self._tracing.close)
 
@@ -162,6 +164,8 @@ class GatewayService:
         self._idle.set()  # nobody may look after it any more
 
     def _apply(self, events: Sequence[GatewayLinkEvent], received: float) -> None:
+        if self._is_closed:  # a link that is closed takes no answer
+            return
         lag = self._clock() - received
         self._metrics.lag.observe(lag)
         self._worst_lag_seconds = max(self._worst_lag_seconds, lag)
