@@ -175,24 +175,28 @@ class GatewayService:
         """Report the worst lag of each interval, this timer's own included; close old gaps; end
         retries that waited in vain; notice workers that are due to be tried, and when nobody asks
         any more.
+
+        Each turn has one time: who is late is judged by it, and the next turn's lag begins at it.
+        A pause of this process, wherever it falls, is the lag of one turn and nobody's lateness.
         """
+        before = self._clock()
         while True:
-            asleep = self._clock()
             await asyncio.sleep(_TICK_SECONDS)
-            own_lag = self._clock() - asleep - _TICK_SECONDS
+            now = self._clock()
+            own_lag, before = now - before - _TICK_SECONDS, now
             lag = max(own_lag, self._worst_lag_seconds, 0.0)
             self._worst_lag_seconds = 0.0
             with going_on("report_lag"):
                 self._link.set_lag(lag)
             if lag >= _STOOD_STILL_SECONDS:
                 log.warning("the event loop stood still", extra={"seconds": lag})
-                self._judges_from = self._clock() + MAX_GAP_SECONDS
+                self._judges_from = now + MAX_GAP_SECONDS
             # What came while this process did not listen may close a gap, or be room.
-            if self._clock() >= self._judges_from:
+            if now >= self._judges_from:
                 with going_on("expire_gaps"):
-                    self.applier.expire_gaps()
+                    self.applier.expire_gaps(now)
                 with going_on("expire_retries"):
-                    self.retrier.expire()
+                    self.retrier.expire(now)
             with going_on("look_at_workers"):
                 self.workers.look()
             if self.dispatcher.quiet_seconds() >= _QUIET_SECONDS:
