@@ -2,6 +2,7 @@
 # Makes .venv with everything that the demo, the tests and the linters need. Safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tools/retry.sh
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
 
@@ -15,8 +16,7 @@ if ((${#need_apt[@]})); then
     exit 1
   fi
   say "installing Debian packages: ${need_apt[*]}"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${need_apt[@]}" >/dev/null
+  apt_install "${need_apt[@]}"
 fi
 
 python3 - <<'PY' || { echo "setup: Python 3.11 or newer is needed, as python3" >&2; exit 1; }
@@ -25,7 +25,7 @@ sys.exit(sys.version_info < (3, 11))
 PY
 
 [[ -x .venv/bin/python ]] || { say "creating .venv"; python3 -m venv .venv; }
-pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
+pip=(thrice .venv/bin/python -m pip --disable-pip-version-check --quiet)
 say "installing pinned dependencies (about 900 MB unpacked, most of it Paddle)"
 "${pip[@]}" install --upgrade -c constraints.txt pip
 "${pip[@]}" install -c constraints.txt --group dev "paddlepaddle==3.3.1"

@@ -15,11 +15,12 @@ build="${BUILD_DIR:-$ops/build/cuda}"
 toolkit="$build/toolkit"
 python="${PYTHON:-$(command -v "$ops/../.venv/bin/python" || command -v python3)}"
 mkdir -p "$build"
+source "$ops/../tools/retry.sh"
 
 if [[ -z "${NVCC:-}" ]]; then
   if ! cmp -s "$ops/constraints-cuda.txt" "$toolkit/constraints-cuda.txt"; then
     rm -rf "$toolkit"
-    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$toolkit" \
+    thrice "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$toolkit" \
       -r "$ops/constraints-cuda.txt"
     cp "$ops/constraints-cuda.txt" "$toolkit/"
   fi

@@ -61,4 +61,6 @@ def test_nothing_fails_or_is_recomputed_and_first_tokens_keep_the_order(
             assert deployment.metric(role, "baton_handoff_resent_total") == 0
             assert deployment.metric(role, "baton_engine_preemptions_total") == 0
         prefilled = deployment.metric("prefill", "baton_handoff_place_seconds_count")
-        assert prefilled == deployment.metric("prefill", "baton_handoff_outcomes_total") > 0
+        assert prefilled > 0
+        # What prefill is told of its last handoffs may come behind their last tokens.
+        deployment.wait_metric("prefill", "baton_handoff_outcomes_total", prefilled)

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from baton_testing.processes import stand_still
 from baton_testing.unsupervised import unsupervised
 from baton_worker.config import EngineConfig, SimConfig
 
@@ -85,7 +86,7 @@ def test_prefill_killed_in_a_prompt_is_replaced_by_another(tmp_path: Path) -> No
             f"{processes.url}/v1/completions", json=ASK, timeout=PATIENCE_SECONDS
         ).json()
         for name in ("prefill-0", "prefill-1"):
-            processes[name].signal(signal.SIGSTOP)
+            stand_still(processes[name].popen.pid)
         clients = [Client(processes.url) for _ in range(2)]
         processes["decode-0"].wait_metric("baton_reserved_requests", 2)
         processes.kill("prefill-0")

@@ -75,7 +75,8 @@ def control(ready, *order):
 def test_a_drained_worker_finishes_what_it_has_takes_nothing_new_and_comes_back(
     start_deployment, patience
 ):
-    # A token each 20 ms: the stream is still under way when the worker is told to drain.
+    # A token each 20 ms, for 18 s: the stream is still under way when the worker is told to drain,
+    # by a process that a busy machine is slow to start.
     slow = ("--engine", "sim", "--sim", "decode_step_seconds=0.02", "-k", "0")
     mixed = ("--decode", "0", "--prefill", "0", "--mixed", "1")
     with start_deployment(*mixed, *slow) as deployment:
@@ -84,7 +85,7 @@ def test_a_drained_worker_finishes_what_it_has_takes_nothing_new_and_comes_back(
         with httpx.stream(
             "POST",
             deployment.url + "/v1/completions",
-            json={"model": "tiny-mtp", "prompt": "a", "max_tokens": 200, "ignore_eos": True,
+            json={"model": "tiny-mtp", "prompt": "a", "max_tokens": 900, "ignore_eos": True,
                   "stream": True},
             timeout=patience,
         ) as reply:  # fmt: skip

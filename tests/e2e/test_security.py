@@ -12,7 +12,7 @@ def test_a_pair_with_curve_serves_and_hands_over(start_deployment):
         deployment.wait_lines(3)
         reply = deployment.complete(prompt="The license", max_tokens=12, logprobs=1, seed=1)
         assert len(reply["choices"][0]["logprobs"]["tokens"]) == reply["usage"]["completion_tokens"]
-        deployment.wait_metric("prefill", "baton_handoff_outcomes_total", 1, outcome="delivered")
+        deployment.wait_at_least("decode", "baton_handoff_received_bytes_total", 1)
 
 
 def test_an_api_key_is_asked_for_and_checked(start_deployment, tmp_path, patience):

@@ -14,7 +14,8 @@ from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
 SUPPORT = Path(__file__).parents[1] / "support"
-pytestmark = pytest.mark.slow  # each run imports Paddle in a process of its own
+# Each run imports Paddle in a process of its own, whose time ends first and says what it printed.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run(script: Path, *arguments: str) -> str:

@@ -6,13 +6,16 @@ when the last one is back, for a request is tried on two workers and no more.
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from baton_faults.fleet import Fleet, wait_until
 from baton_faults.steady import (
     ENGINE,
+    N_OPEN,
     assert_flat,
     assert_records_are_right,
     assert_whole_at_once,
@@ -58,5 +61,23 @@ def test_killed_workers_lose_no_request_and_leave_nothing_in_the_gateway(
         running.wait_empty()
         read = running["prefill-0"].metric("baton_handoff_delivered_bytes_total", transport=way)
         assert read > 0
-        ahead = running["decode-0"].metric("baton_engine_kv_pulled_blocks_total", when="ahead")
-        assert bool(ahead) == (way != "zmq")
+        if way == "zmq":
+            assert read_ahead(running) == 0
+        else:
+            # How much is computed when decode looks for it is a matter of the machine's pace.
+            firsts = count(20_000, N_OPEN)
+            wait_until(
+                "some is read ahead", lambda: asked_more(running, next(firsts)), lambda n: n > 0
+            )
+
+
+def read_ahead(running: Fleet) -> float:
+    return running["decode-0"].metric("baton_engine_kv_pulled_blocks_total", when="ahead")
+
+
+def asked_more(running: Fleet, first: int) -> float:
+    """Return what decode has read ahead, after some requests more if that is nothing."""
+    if not read_ahead(running):
+        with steady(running, N_OPEN, first=first):
+            pass
+    return read_ahead(running)

@@ -113,7 +113,7 @@ def test_a_client_that_does_not_read_is_cut_and_others_are_not(start_gateway):
 
     reader = threading.Thread(target=read_normally)
     reader.start()
-    link.wait_until(lambda: bool(link.sent(Abort)), seconds=20)
+    link.wait_until(lambda: bool(link.sent(Abort)))
     reader.join()
     cut = link.sent(Submit)[0][1].handle
     assert [c.handle for _, c in link.sent(Abort)] == [cut]
@@ -128,10 +128,10 @@ def test_a_client_that_never_reads_loses_its_connection(start_gateway, monkeypat
     gateway.link.up("m", Role.MIXED, max_model_len=2 * LONG)
     request = {"max_tokens": LONG, "logprobs": 20}
     with open_stream(gateway, request, receive_bytes=4096) as stuck:
-        gateway.link.wait_until(lambda: bool(gateway.link.commands), seconds=20)
+        gateway.link.wait_until(lambda: bool(gateway.link.commands))
         assert server_end_is_open(stuck)
-        gateway.link.wait_until(lambda: bool(gateway.link.sent(Abort)), seconds=20)
-        deadline = time.monotonic() + 30
+        gateway.link.wait_until(lambda: bool(gateway.link.sent(Abort)))
+        deadline = time.monotonic() + 60
         while server_end_is_open(stuck):
             assert time.monotonic() < deadline
             time.sleep(0.05)

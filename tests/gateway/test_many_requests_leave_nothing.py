@@ -43,7 +43,7 @@ async def test_500_mixed_requests_leave_no_trace(start_gateway):
     random_state, outcomes = random.Random(3), []
 
     limits = httpx.Limits(max_connections=64)
-    patience = httpx.Timeout(30, pool=None)  # most of them wait for one of the connections
+    patience = httpx.Timeout(120, pool=None)  # most of them wait for one of the connections
     async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=patience) as client:
         await asyncio.gather(*(one(client, random_state, i, outcomes) for i in range(500)))
     link = gateway.link

@@ -6,8 +6,11 @@ import json
 import httpx
 import pytest
 
+from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.answers.event_stream import COMMENT as COMMENT_BYTES
 from baton_worker.gateway.answers.event_stream import EventStream
+from baton_worker.messages import Submit
+from baton_worker.records.columns import ErrorCode, Finish
 
 BODY = {"model": "tiny", "prompt": "the quick fox", "stream": True}
 COMMENT = ": nothing new yet"
@@ -49,13 +52,19 @@ def test_the_official_client_does_not_see_them(start_gateway):
 
 
 def test_an_error_behind_comments_is_an_event(start_gateway):
-    gateway = start_gateway(sse_comment_seconds=0.02, request_timeout_seconds=1.0)
-    gateway.link.pause()
+    gateway = start_gateway(workers="m", sse_comment_seconds=0.02)
+    link = gateway.link
+    link.pause()
     with stream(gateway) as answer:
         assert answer.status_code == 200
-        lines = [line for line in answer.iter_lines() if line]
-    assert lines[0] == COMMENT
-    assert "error" in json.loads(lines[-1].removeprefix("data: "))
+        lines = answer.iter_lines()
+        assert next(lines) == COMMENT
+        link.wait_until(lambda: bool(link.sent(Submit)))
+        ((worker, submit),) = link.sent(Submit)
+        error = (ErrorCode.INVALID_REQUEST, "not this")
+        link.publish(worker, RowSpec(submit.handle, 0, finish=Finish.ERROR, error=error))
+        rest = [line for line in lines if line]
+    assert "error" in json.loads(rest[-1].removeprefix("data: "))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 600.0])

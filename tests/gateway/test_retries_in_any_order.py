@@ -80,7 +80,7 @@ class Retries(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 40))
     def pass_time(self, seconds):
         self.gateway.now += seconds
-        self.gateway.retrier.expire()
+        self.gateway.retrier.expire(self.gateway.now)
 
     @rule()
     def serve(self):
@@ -108,7 +108,7 @@ class Retries(RuleBasedStateMachine):
             gateway.down(load.info.worker_id)
         gateway.now += 1000
         assert gateway.metric(WAITING) == len(gateway.retrier)
-        gateway.retrier.expire()
+        gateway.retrier.expire(gateway.now)
         assert gateway.metric(WAITING) == len(gateway.retrier) == 0
         assert gateway.requests.is_empty
         samples = [sample for metric in gateway.registry.collect() for sample in metric.samples]

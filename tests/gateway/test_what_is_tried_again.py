@@ -324,10 +324,10 @@ def test_it_waits_as_long_as_any_request_and_ends_with_its_own_error(new):
     gateway, first, _ = full(new, max_wait_seconds=30.0)
     gateway.down("m0")
     gateway.now += 29.9
-    gateway.retrier.expire()
+    gateway.retrier.expire(gateway.now)
     assert (len(gateway.retrier), gateway.metric(WAITING)) == (1, 1)
     gateway.now = 130.0
-    gateway.retrier.expire()
+    gateway.retrier.expire(gateway.now)
     assert (len(gateway.retrier), gateway.metric(WAITING)) == (0, 0)
     assert gateway.end_of(first.generation) is gateway.lost
     assert gateway.metric(REFUSED, reason="no_workers") == 1
@@ -338,7 +338,7 @@ def test_an_error_of_its_own_stays_one_when_nobody_came(new):
     gateway, first, _ = full(new)
     gateway.fail(first, ErrorCode.HANDOFF_REFUSED, "m0")
     gateway.now += 30
-    gateway.retrier.expire()
+    gateway.retrier.expire(gateway.now)
     assert gateway.end_of(first.generation) is gateway.broken
     assert gateway.metric(ENDED, endpoint="completion", outcome="error") == 1
 
@@ -347,7 +347,7 @@ def test_one_whose_client_leaves_is_forgotten_and_counts_as_no_refusal(new):
     gateway, first, _ = full(new)
     gateway.down("m0")
     gateway.leave(first.generation)
-    gateway.retrier.expire()
+    gateway.retrier.expire(gateway.now)
     assert (len(gateway.retrier), gateway.metric(WAITING)) == (0, 0)
     assert gateway.metric(REFUSED, reason="no_workers") == 0
 

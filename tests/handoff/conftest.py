@@ -20,6 +20,7 @@ from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.messages import DecodeTarget, HandoffState
 from baton_worker.metrics import MetricFactory
+from baton_worker.ports import port_of, reserve_port
 from baton_worker.sampling import SamplingParams
 
 PLACES = PlaceLimits(
@@ -72,6 +73,13 @@ def handoff_end() -> Iterator[Callable[..., OpenEnd]]:
     yield make
     for end in ends:
         end.close()
+
+
+@pytest.fixture
+def kept_address() -> Iterator[str]:
+    """Return an address to bind and, once that is closed, to bind again: nobody else gets it."""
+    with reserve_port("127.0.0.1") as keeper:
+        yield f"tcp://127.0.0.1:{port_of(keeper)}"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton_worker.engine.api import Handoff
 from baton_worker.handoff.api import HandoffArrived, HandoffDelivered, HandoffFailed
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget
@@ -31,37 +32,38 @@ def silent() -> Iterator[DecodeTarget]:
         yield DecodeTarget("silent", f"tcp://127.0.0.1:{port}")
 
 
-def quickest(prefill: Any, decode: Any, make_handoff: Any, first: int) -> float:
-    """Return the shortest of several deliveries: what remains is the transport's own doing."""
-    target = DecodeTarget("decode-0", decode.transport.endpoint)
-    taken = []
-    for n in range(first, first + N_TIMED):
-        handoff = make_handoff(handle=(1 << 40) + n)
-        started = time.perf_counter()
-        prefill.transport.offer(target, handoff, 20.0)
-        assert isinstance(decode.events.get(timeout=10), HandoffArrived)
-        decode.transport.acknowledge(RequestKey(handoff.state.handle, 0))
-        delivered = prefill.events.get(timeout=10)
-        taken.append(time.perf_counter() - started)
-        assert isinstance(delivered, HandoffDelivered)
-        assert delivered.key.handle == handoff.state.handle
-    return min(taken)
+def delivered_in(prefill: Any, decode: Any, handoff: Handoff) -> float:
+    """Deliver a handoff; return the seconds that it took."""
+    started = time.perf_counter()
+    prefill.transport.offer(decode.target, handoff, 60.0)
+    assert isinstance(decode.next(), HandoffArrived)
+    decode.transport.acknowledge(handoff.state.key)
+    delivered = prefill.next()
+    taken = time.perf_counter() - started
+    assert isinstance(delivered, HandoffDelivered)
+    assert delivered.key == handoff.state.key
+    return taken
 
 
-def test_others_are_delivered_as_quickly_beside_stuck_transfers(ends, silent, make_handoff):
+def test_others_are_delivered_as_quickly_beside_stuck_transfers(
+    ends, handoff_end, silent, make_handoff
+):
     prefill, decode = ends
-    alone = quickest(prefill, decode, make_handoff, first=1)
     calls = []
     for n in range(N_STUCK):
         handoff = make_handoff(handle=(1 << 40) + 1000 + n)
         started = time.perf_counter()
-        prefill.transport.offer(silent, handoff, 30.0)
+        prefill.transport.offer(silent, handoff, 600.0)
         calls.append(time.perf_counter() - started)
     assert sorted(calls)[N_STUCK // 2] < ALLOWED_DELAY_SECONDS, (
         "the engine thread waits for nothing"
     )
-    beside = quickest(prefill, decode, make_handoff, first=100)
-    assert beside - alone < ALLOWED_DELAY_SECONDS
+    # In turns, so that the machine is as busy for both; the shortest are the transport's own doing.
+    free, alone, beside = handoff_end(), [], []
+    for n in range(N_TIMED):
+        alone.append(delivered_in(free, decode, make_handoff(handle=(1 << 40) + n)))
+        beside.append(delivered_in(prefill, decode, make_handoff(handle=(1 << 40) + 100 + n)))
+    assert min(beside) - min(alone) < ALLOWED_DELAY_SECONDS
     for n in range(N_STUCK):
         prefill.transport.cancel(RequestKey((1 << 40) + 1000 + n, 0))
 
@@ -70,7 +72,7 @@ def test_a_stuck_transfer_ends_at_its_deadline(ends, silent, make_handoff):
     prefill, _ = ends
     started = time.perf_counter()
     prefill.transport.offer(silent, make_handoff(), 0.3)
-    failed = prefill.events.get(timeout=10)
+    failed = prefill.next()
     assert isinstance(failed, HandoffFailed)
     assert failed.code is ErrorCode.HANDOFF_TIMEOUT
     assert time.perf_counter() - started >= 0.3
@@ -78,7 +80,8 @@ def test_a_stuck_transfer_ends_at_its_deadline(ends, silent, make_handoff):
 
 def test_each_delivery_is_timed_from_offer_to_import(ends, make_handoff):
     prefill, decode = ends
-    quickest(prefill, decode, make_handoff, first=1)
+    for n in range(N_TIMED):
+        delivered_in(prefill, decode, make_handoff(handle=(1 << 40) + n))
     labels = {"model": "m", "role": "mixed"}
     value = prefill.registry.get_sample_value
     assert value("baton_handoff_seconds_count", labels) == N_TIMED

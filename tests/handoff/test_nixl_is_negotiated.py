@@ -17,7 +17,7 @@ from baton_worker.config import ConfigError, CurveConfig, HandoffConfig, Process
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import Leases
-from baton_worker.handoff import nixl_agent, nixl_visits, zmq_transport
+from baton_worker.handoff import nixl_agent, nixl_visits, pool_visits, zmq_transport
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.nixl_agent import NixlError, check_environment
@@ -88,6 +88,8 @@ class End:
 @pytest.fixture
 def end(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., End]]:
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    for module in (pool_visits, nixl_visits):
+        monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
     ends: list[End] = []
 
     def make(role: str, **config: Any) -> End:

@@ -124,15 +124,16 @@ def test_who_fills_the_line_is_turned_away_for_another(handoff_end, greedy_at):
     assert decode.value("baton_handoff_places_held_up_total", reason="displaced") == 1
 
 
-def test_a_line_survives_the_decode_process_that_held_it(handoff_end):
+def test_a_line_survives_the_decode_process_that_held_it(handoff_end, kept_address):
     """Its successor at the same address is asked again, by those who wait and no others."""
-    prefill, first = handoff_end(), handoff_end(places=one_slot())
+    at_its_address = HandoffConfig(bind=kept_address)
+    prefill, first = handoff_end(), handoff_end(at_its_address, places=one_slot())
     target = first.target
     for n in (1, 2):
         prefill.transport.ask(target, key(n), WISH, 60.0)
     assert prefill.next().key == key(1)
     first.close()
-    second = handoff_end(HandoffConfig(bind=target.kv_endpoint), places=one_slot())
+    second = handoff_end(at_its_address, places=one_slot())
     assert second.transport.endpoint == target.kv_endpoint
     granted = prefill.next()
     assert isinstance(granted, HandoffGranted)

@@ -154,6 +154,23 @@ def test_what_comes_after_its_owner_has_gone_is_no_new_series(door: Door, prefil
     assert not door.value("baton_handoff_pulled_bytes_total", **labels)
 
 
+def test_who_sees_a_pool_less_finds_nothing_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    metrics = PoolMetrics(MetricFactory(registry, "m", "decode"))
+    metrics.found("shm", "prefill-0")
+    metrics.pulled("shm", "prefill-0", 100, 0.1)
+    labels = {"model": "m", "role": "decode", "transport": "shm", "prefill": "prefill-0"}
+    left: list[float | None] = []
+
+    def look() -> None:
+        left.append(registry.get_sample_value("baton_handoff_pulled_bytes_total", labels))
+
+    look()
+    monkeypatch.setattr(metrics.mapped, "dec", look)
+    metrics.forget("shm", "prefill-0")
+    assert left == [100, None]
+
+
 def test_a_second_request_makes_no_second_visit(door: Door, prefill: Prefill) -> None:
     for _ in range(3):
         assert prefill.outcome(door.target) == ""

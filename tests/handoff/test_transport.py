@@ -111,7 +111,7 @@ def decode() -> Iterator[End]:
 
 def test_a_handoff_arrives_whole_and_is_delivered_on_acknowledgement(prefill, decode, make_handoff):
     handoff = make_handoff()
-    prefill.transport.offer(decode.target, handoff, 10.0)
+    prefill.transport.offer(decode.target, handoff, 60.0)
     arrived = decode.next()
     assert isinstance(arrived, HandoffArrived)
     assert arrived.handoff.state == handoff.state
@@ -125,7 +125,7 @@ def test_a_handoff_arrives_whole_and_is_delivered_on_acknowledgement(prefill, de
 
 
 def test_a_refusal_carries_its_code(prefill, decode, make_handoff):
-    prefill.transport.offer(decode.target, make_handoff(), 10.0)
+    prefill.transport.offer(decode.target, make_handoff(), 60.0)
     decode.next()
     decode.transport.refuse(KEY, ErrorCode.DECODE_FULL, "no room")
     outcome = prefill.next()
@@ -135,12 +135,14 @@ def test_a_refusal_carries_its_code(prefill, decode, make_handoff):
 
 def test_silence_ends_at_the_deadline_and_does_not_hold_up_others(prefill, decode, make_handoff):
     nobody = DecodeTarget("decode-9", "tcp://127.0.0.1:9")
-    prefill.transport.offer(nobody, make_handoff(), 0.5)
-    other = make_handoff(handle=(1 << 40) + 1)
-    prefill.transport.offer(decode.target, other, 10.0)
+    silent, other = RequestKey((1 << 40) + 1, 0), RequestKey((1 << 40) + 2, 0)
+    # Of two offers to nobody one is open for as long as it takes to deliver the other handoff.
+    prefill.transport.offer(nobody, make_handoff(handle=silent.handle), 600.0)
+    prefill.transport.offer(decode.target, make_handoff(handle=other.handle), 60.0)
     assert isinstance(decode.next(), HandoffArrived)
-    decode.transport.acknowledge(RequestKey((1 << 40) + 1, 0))
+    decode.transport.acknowledge(other)
     assert isinstance(prefill.next(), HandoffDelivered)
+    prefill.transport.offer(nobody, make_handoff(), 0.5)
     failed = prefill.next()
     assert isinstance(failed, HandoffFailed)
     assert (failed.key, failed.code) == (KEY, ErrorCode.HANDOFF_TIMEOUT)
@@ -153,17 +155,19 @@ def test_an_unusable_endpoint_fails_only_its_request(prefill, make_handoff):
     assert failed.code is ErrorCode.HANDOFF_PEER_LOST
 
 
-def test_a_new_process_at_a_dead_decodes_address_is_reached_again(prefill, make_handoff):
-    first = End()
+def test_a_new_process_at_a_dead_decodes_address_is_reached_again(
+    prefill, make_handoff, kept_address
+):
+    first = End(bind=kept_address)
     target = first.target
-    prefill.transport.offer(target, make_handoff(), 20.0)
+    prefill.transport.offer(target, make_handoff(), 60.0)
     assert isinstance(first.next(), HandoffArrived)
     first.close()
-    second = End(bind=target.kv_endpoint)
+    second = End(bind=kept_address)
     try:
         # The gateway ends the dead process's requests; the next one goes to its successor.
         prefill.transport.cancel(KEY)
-        prefill.transport.offer(target, make_handoff(), 20.0)
+        prefill.transport.offer(target, make_handoff(), 60.0)
         assert isinstance(second.next(), HandoffArrived)
         second.transport.acknowledge(KEY)
         assert isinstance(prefill.next(), HandoffDelivered)
@@ -172,16 +176,22 @@ def test_a_new_process_at_a_dead_decodes_address_is_reached_again(prefill, make_
 
 
 def test_a_cancelled_offer_has_no_event(prefill, decode, make_handoff):
-    prefill.transport.offer(decode.target, make_handoff(), 10.0)
+    prefill.transport.offer(decode.target, make_handoff(), 60.0)
     decode.next()
     prefill.transport.cancel(KEY)
     decode.transport.acknowledge(KEY)
-    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 2), 10.0)
+    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 2), 60.0)
     decode.next()
     decode.transport.acknowledge(RequestKey((1 << 40) + 2, 0))
     outcome = prefill.next()
     assert isinstance(outcome, HandoffDelivered)
     assert outcome.key.handle == (1 << 40) + 2
+    prefill.transport.cancel(KEY)  # again, and one that is over: nothing of theirs is open
+    prefill.transport.cancel(outcome.key)
+    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 3), 10.0)
+    decode.next()
+    assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 1
+    assert prefill.value("baton_handoff_outcomes_total", outcome="delivered") == 1
 
 
 def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_handoff):
@@ -194,12 +204,12 @@ def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_han
             prefill.transport.cancel(second)
             decode.transport.acknowledge(second)
             address = address_of(decode.target)
-            assert prefill.transport._sender._carrying.to(address, time.monotonic()).poll(10_000)
+            assert prefill.transport._sender._carrying.to(address, time.monotonic()).poll(60_000)
 
     prefill = End(before_event=cancel_the_second_once_the_first_is_delivered)
     try:
         for key in (KEY, second, third):
-            prefill.transport.offer(decode.target, make_handoff(handle=key.handle), 10.0)
+            prefill.transport.offer(decode.target, make_handoff(handle=key.handle), 60.0)
             decode.next()
         decode.transport.acknowledge(KEY)
         outcomes = [prefill.next()]
@@ -233,10 +243,12 @@ def test_a_cancel_holds_for_an_offer_whose_deadline_passes_right_behind_anothers
     assert prefill.events.empty()
 
 
-def test_an_offer_that_had_arrived_is_made_again_when_its_connection_breaks(prefill, make_handoff):
+def test_an_offer_that_had_arrived_is_made_again_when_its_connection_breaks(
+    prefill, make_handoff, kept_address
+):
     """Decode's word that the KV sits in its pool may have died with the connection."""
     other = RequestKey((1 << 40) + 1, 0)
-    first = End()
+    first = End(bind=kept_address)
     prefill.transport.offer(first.target, make_handoff(), 60.0)
     first.next()
     prefill.transport.offer(first.target, make_handoff(handle=other.handle), 60.0)
@@ -244,7 +256,7 @@ def test_an_offer_that_had_arrived_is_made_again_when_its_connection_breaks(pref
     first.transport.acknowledge(other)
     assert prefill.next().key == other, "what arrived before it was confirmed before it"
     first.close()
-    second = End(bind=first.target.kv_endpoint)
+    second = End(bind=kept_address)
     try:
         again = second.next()
         assert isinstance(again, HandoffArrived)
@@ -277,12 +289,12 @@ def test_answers_do_not_wait_for_the_end_of_a_stream_of_offers(prefill, make_han
             waiting.append(KEY in decode.transport._receiver._routes)
             if len(waiting) == 1:
                 decode.transport.acknowledge(KEY)
-                prefill.transport.offer(decode.target, make_handoff(handle=second.handle), 10.0)
-                assert decode.transport._receiver.router.poll(10_000)
+                prefill.transport.offer(decode.target, make_handoff(handle=second.handle), 60.0)
+                assert decode.transport._receiver.router.poll(60_000)
 
     decode = End(before_event=acknowledge_while_another_offer_waits)
     try:
-        prefill.transport.offer(decode.target, make_handoff(), 10.0)
+        prefill.transport.offer(decode.target, make_handoff(), 60.0)
         assert isinstance(prefill.next(), HandoffDelivered)
         decode.next()
         decode.next()
@@ -313,7 +325,7 @@ def test_garbage_on_the_port_is_counted_and_harms_nobody(prefill, decode, make_h
     dealer.send_multipart(encode_offer(make_handoff()), copy=False)
     assert isinstance(decode.next(), HandoffArrived)
     assert decode.value("baton_handoff_malformed_total") == 2
-    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 3), 10.0)
+    prefill.transport.offer(decode.target, make_handoff(handle=(1 << 40) + 3), 60.0)
     assert isinstance(decode.next(), HandoffArrived)
     dealer.close(0)
     context.term()
@@ -341,14 +353,14 @@ def test_curve_lets_the_listed_prefill_in_and_nobody_else(tmp_path, make_handoff
     target = DecodeTarget("decode-0", decode.transport.endpoint, decode.public_key)
     try:
         stranger.transport.offer(target, make_handoff(handle=(1 << 40) + 7), 1.0)
-        friend.transport.offer(target, make_handoff(), 10.0)
+        friend.transport.offer(target, make_handoff(), 60.0)
         arrived = decode.next()
         assert isinstance(arrived, HandoffArrived)
         assert arrived.handoff.state.handle == KEY.handle
         decode.transport.acknowledge(KEY)
         assert isinstance(friend.next(), HandoffDelivered)
         assert isinstance(stranger.next(), HandoffFailed)
-        assert decode.refusals.get(timeout=10.0) == "unknown_key"
+        assert decode.refusals.get(timeout=60.0) == "unknown_key"
         refused = decode.value("baton_handoff_handshakes_refused_total", reason="unknown_key")
         assert refused >= 1
     finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,8 @@ from baton_worker.roles.serving import ThreadServer
 
 PATIENCE_SECONDS = 60.0
 FOREVER = 600.0
+TRIES = 50
+"""A machine that holds us up by itself, before a peer has sent, says nothing: we try again."""
 SMALL = HttpLimits(
     max_target_bytes=100,
     max_headers=10,
@@ -169,6 +173,22 @@ def post(path: bytes, head: bytes, body: bytes = b"") -> bytes:
     return b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n\r\n" + body
 
 
+def begun_in_time(
+    serve: Serve, first: bytes, seconds: float, **limits: float
+) -> tuple[Listener, socket.socket]:
+    """Return a listener and its only peer, which sent this within so long of its connecting."""
+    for _ in range(TRIES):
+        server = serve(**limits)
+        began = time.monotonic()
+        peer = server.connect()
+        with contextlib.suppress(ConnectionError):  # of one that is late already
+            peer.sendall(first)
+        if time.monotonic() - began < seconds:
+            return server, peer
+        peer.close()
+    raise AssertionError(f"held up in each of {TRIES} tries")
+
+
 def test_what_is_within_bounds_is_served(serve: Serve) -> None:
     server = serve()
     assert status_of(server.talk(GET)) == 200
@@ -274,12 +294,11 @@ TRICKLES = {
 def test_who_trickles_is_cut_off_however_often_a_byte_comes(
     serve: Serve, first: bytes, more: bytes, code: str
 ) -> None:
-    server = serve(
-        header_seconds=0.3, body_seconds=0.3, max_headers=9000, max_target_bytes=9000,
-        max_header_bytes=90_000, max_body_bytes=90_000,
+    server, peer = begun_in_time(
+        serve, first, 0.3, header_seconds=0.3, body_seconds=0.3, max_headers=9000,
+        max_target_bytes=9000, max_header_bytes=90_000, max_body_bytes=90_000,
     )  # fmt: skip
-    with server.connect() as peer:
-        peer.sendall(first)
+    with peer:
         peer.settimeout(0.01)
         answer = None
         for _ in range(3000):  # half a minute of a byte each 10 ms, if nobody cuts it off
@@ -316,9 +335,9 @@ def test_the_rest_of_an_answered_requests_body_is_thrown_away_and_the_next_is_se
 
 @pytest.mark.parametrize("more", [b"x", b"x" * 2000], ids=["too slow", "too much"])
 def test_the_rest_of_an_answered_requests_body_is_bounded_too(serve: Serve, more: bytes) -> None:
-    server = serve(header_seconds=0.3)
-    with server.connect() as peer:
-        peer.sendall(post(b"/closed", b"transfer-encoding: chunked"))
+    first = post(b"/closed", b"transfer-encoding: chunked")
+    _, peer = begun_in_time(serve, first, 0.3, header_seconds=0.3)
+    with peer:
         assert status_of(answer_of(peer)) == 401
         peer.settimeout(0.01)
         rest = None
@@ -348,14 +367,18 @@ def test_an_answered_requests_connection_is_idle_once_its_body_has_come(serve: S
 def test_who_says_nothing_is_cut_off_and_so_is_who_is_idle_too_long(serve: Serve) -> None:
     server = serve(header_seconds=0.2, idle_seconds=0.2)
     assert server.talk() == b"", "no request, no answer"
-    assert server.talk(b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n").endswith(b"read 0")
-    assert server.count("headers_timeout") == 1, "idling after an answer is no fault"
+    assert server.count("headers_timeout") == 1
+    get = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
+    server, peer = begun_in_time(serve, get, 0.2, header_seconds=0.2, idle_seconds=0.2)
+    with peer:
+        assert rest_of(peer).endswith(b"read 0")
+    assert server.count("headers_timeout") == 0, "idling after an answer is no fault"
 
 
 def test_line_ends_do_not_keep_an_idle_connection(serve: Serve) -> None:
-    server = serve(header_seconds=0.2)
-    with server.connect() as peer:
-        peer.sendall(b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n")
+    get = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
+    _, peer = begun_in_time(serve, get, 0.2, header_seconds=0.2)
+    with peer:
         heard(peer, b"read 0")
         peer.settimeout(0.02)
         ended = False
@@ -372,9 +395,10 @@ def test_line_ends_do_not_keep_an_idle_connection(serve: Serve) -> None:
 
 
 def test_a_slow_route_is_not_the_peers_fault(serve: Serve) -> None:
-    server = serve(header_seconds=0.1, body_seconds=0.1, idle_seconds=0.1)
-    with server.connect() as peer:
-        peer.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    get = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
+    limits = {"header_seconds": 0.1, "body_seconds": 0.1, "idle_seconds": 0.1}
+    server, peer = begun_in_time(serve, get, 0.1, **limits)
+    with peer:
         heard(peer, b"begun")
         threading.Event().wait(0.5)
         server.release.set()

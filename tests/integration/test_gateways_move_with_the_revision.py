@@ -22,10 +22,16 @@ class Gateways:
         return self.kubectl.get("deployment", "demo-gateway", namespace=self.namespace)
 
     def made_from(self):
-        """Return image and model folder."""
+        """Return image and model folder, of a Deployment whose file was still there."""
+        return wait_until("the gateways' file is there", self._made_from, 60)
+
+    def _made_from(self):
         spec = self.body()["spec"]["template"]["spec"]
         name = next(v["configMap"]["name"] for v in spec["volumes"] if v["name"] == "config")
-        text = self.kubectl.get("configmap", name, namespace=self.namespace)["data"]["config.yaml"]
+        found = self.kubectl.get("configmap", name, namespace=self.namespace)
+        if found is None:  # the gateways have moved on since, and it was removed
+            return None
+        text = found["data"]["config.yaml"]
         path = next(line.split()[1] for line in text.splitlines() if line.startswith("  path:"))
         return spec["containers"][0]["image"], path
 

@@ -111,7 +111,7 @@ def test_one_scale_subresource_and_one_autoscaler_drive_whole_pairs(
     def clamped():
         return kubectl.get("pdrs", "demo-pair", namespace=namespace)["status"]["clampedBy"]
 
-    wait_until("the scaler says so", lambda: clamped() == "Max", 20, 0.1)
+    wait_until("the scaler says so", lambda: clamped() == "Max", 90, 0.1)
 
 
 DRIVER = "gpu.example.com"

@@ -70,7 +70,8 @@ def ready(kubectl: Kubectl) -> Callable[..., None]:
         objects = [f"pdd/{name}" for name in names or ("tiny",)]
         for state in ("Ready", "Reconciling=False"):
             words = ("wait", f"--for=condition={state}", *objects, "--timeout=240s")
-            kubectl.run(*words, timeout_seconds=250)
+            # kubectl waits for one after the other, each for as long.
+            kubectl.run(*words, timeout_seconds=250 * len(objects))
 
     return wait
 

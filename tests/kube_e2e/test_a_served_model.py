@@ -161,20 +161,28 @@ def test_roles_are_scaled_by_kubectl_under_load(kubectl, load):
 
 
 def workers(kubectl):
-    """Return address and readiness of each worker pod, with the time since when it is so."""
+    """Return address and readiness of each worker pod."""
     chosen = "baton.dev/name=tiny,baton.dev/role in (prefill,decode)"
     found = {}
     for pod in kubectl.items("pods", "-l", chosen):
         ready = next(c for c in pod["status"]["conditions"] if c["type"] == "Ready")
-        state = (ready["status"], ready["lastTransitionTime"])
-        found[pod["metadata"]["name"]] = (pod["status"]["podIP"], state)
+        found[pod["metadata"]["name"]] = (pod["status"]["podIP"], ready["status"])
     return found
 
 
 def gateways_linked(address):
-    text = httpx.get(f"http://{address}:8080/metrics", timeout=30).text
+    """Return how many gateways a worker has; None when it does not tell."""
+    try:
+        text = httpx.get(f"http://{address}:8080/metrics", timeout=30).text
+    except httpx.TransportError:
+        return None
     lines = [line for line in text.splitlines() if line.startswith("baton_link_gateways{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def is_whole(kubectl, name, role):
+    budget = kubectl.get("poddisruptionbudget", f"{name}-{role}")["status"]
+    return budget["currentHealthy"] == budget["expectedPods"]
 
 
 WITHOUT_A_GATEWAY_SECONDS = 10
@@ -187,22 +195,23 @@ def test_the_eviction_of_the_only_gateway_gives_no_worker_away(kubectl, tiny, re
     (node,) = (body["metadata"]["name"] for body in kubectl.items("nodes"))
     before = workers(kubectl)
     assert len(before) >= 2
-    assert {state[0] for _, state in before.values()} == {"True"}
+    assert {state for _, state in before.values()} == {"True"}
     (gateway,) = names_of_pods(kubectl, "baton.dev/role=gateway")
     try:
         with step("draining the only gateway away"):
             chosen = f"--pod-selector=baton.dev/name={tiny},baton.dev/role=gateway"
             kubectl.run("drain", node, chosen, "--delete-emptydir-data", "--grace-period=1",
                         "--timeout=120s", timeout_seconds=130)  # fmt: skip
-            wait_until("no worker has a gateway", lambda: not any(
-                gateways_linked(address) for address, _ in before.values()
+            wait_until("no worker has a gateway", lambda: all(
+                gateways_linked(address) == 0 for address, _ in before.values()
             ), 60, 0.2)  # fmt: skip
             until = time.monotonic() + WITHOUT_A_GATEWAY_SECONDS
             wait_until("the kubelet would have noticed", lambda: time.monotonic() > until, 60, 0.5)
-            assert workers(kubectl) == before
+            # Without a gateway for good: a worker that needs one stays unready, while one whose
+            # probe a busy machine missed comes back.
+            wait_until("all are as before", lambda: workers(kubectl) == before, 60, 0.5)
             for role in ("prefill", "decode"):
-                budget = kubectl.get("poddisruptionbudget", f"{tiny}-{role}")["status"]
-                assert budget["currentHealthy"] == budget["expectedPods"]
+                wait_until(f"{role} is whole", lambda role=role: is_whole(kubectl, tiny, role), 60)
     finally:
         kubectl.run("uncordon", node)
     ready()
@@ -385,10 +394,16 @@ def outlive(kubectl, deadlines):
 
 
 def release(kubectl, name):
-    """Let one go on under the deadline that it outlived, until the operator has judged it."""
-    patch(kubectl, name, **RELEASES[name])
+    """Let one go on: no deadline's worth of the time before is charged to it.
+
+    Or it would have failed by the deadline that it outlived, which pods that come now may miss.
+    """
+    begun = time.monotonic()
+    spec = RELEASES[name]
+    patch(kubectl, name, **spec | {"rollout": spec.get("rollout", {}) | OUT_OF_REACH})
     wait_until("it goes on", lambda: name in rollouts(kubectl), 60, 0.1)
-    patch(kubectl, name, rollout=OUT_OF_REACH)
+    charged = rollouts(kubectl).get(name, {}).get("waitedSeconds", 0)
+    assert charged < time.monotonic() - begun + DEADLINE_SECONDS
 
 
 def test_held_rollouts_survive_three_deadlines_and_then_end(
@@ -455,7 +470,9 @@ def test_kv_of_a_pair_stays_in_its_pod_and_a_rollout_loses_no_token(
     (old,) = pair_pods(kubectl)
     base = served_at(near)
     with Load(base, QUESTIONS, 2) as clients:
-        assert set(delivered_bytes(pair_pods(kubectl)[old])) == {"shm"}
+        pod = pair_pods(kubectl)[old]
+        wait_until("KV is read in its pod", lambda: delivered_bytes(pod), 60, 0.2)
+        assert set(delivered_bytes(pod)) == {"shm"}
         with step("rolling the pair"):
             patch(kubectl, near, restartedAt="again")
             wait_until("the old pod is gone", lambda: old not in pair_pods(kubectl), 240, 0.5)
@@ -488,7 +505,7 @@ def test_a_decode_container_that_ends_is_started_again_in_its_pod_and_finds_kv_t
     with httpx.Client(base_url=served_at(near), timeout=REQUEST_SECONDS) as client:
         expected = ask(client, QUESTIONS[0])
         (pod,) = pair_pods(kubectl).values()
-        before = delivered_bytes(pod)["shm"]
+        before = delivered_bytes(pod).get("shm", 0)
         name = pod["metadata"]["name"]
         with step("ending decode in its pod"):
             kubectl.run("exec", name, "-c", "decode", "--", "sh", "-c", "kill 1")
@@ -497,15 +514,23 @@ def test_a_decode_container_that_ends_is_started_again_in_its_pod_and_finds_kv_t
             ), 120, 0.2)  # fmt: skip
         base = served_at(near)
         wait_until("the gateway has its pair again", lambda: is_served(base), 60, 0.2)
-        assert ask(client, QUESTIONS[0]).differs_from(expected) == ""
+
+        def is_read_again():
+            """Prefill may hear of an answer's end before it hears that its KV has arrived."""
+            assert ask(client, QUESTIONS[0]).differs_from(expected) == ""
+            return delivered_bytes(pod).get("shm", 0) > before
+
+        wait_until("KV is found there again", is_read_again, 60, 0.2)
     assert restarts(kubectl.get("pod", name), "prefill") == (0, True)
     assert set(delivered_bytes(pod)) == {"shm"}
-    assert delivered_bytes(pod)["shm"] > before
 
 
 def is_served(base):
     body = QUESTIONS[0] | {"max_tokens": 1}
-    return httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    try:
+        return httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_deletion_leaves_no_pod(kubectl, tiny):

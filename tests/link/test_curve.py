@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_an_unknown_key_is_refused_until_it_is_allowed(
     assert worker.link.linked_gateways() == 0
     assert "link.curve.allowed_keys_file" in why_refused(worker)
     keys.allow("worker", "stranger")
-    worker.log.wait_for(GatewayUp, seconds=20)
+    worker.log.wait_for(GatewayUp)
     assert worker.link.refusals() == {}
 
 
@@ -313,23 +314,59 @@ def test_a_bad_update_of_the_allowed_keys_keeps_the_old_ones(keys: Keys) -> None
     assert keys.public["stranger"] in allowed
 
 
+@pytest.mark.parametrize("others", [("stranger",), ("stranger", "gateway")], ids=["same", "other"])
+def test_a_key_revoked_in_place_and_within_a_tick_of_the_files_clock_is_revoked(
+    keys: Keys, others: tuple[str, ...]
+) -> None:
+    """Neither the file's time nor, when it is as long as before, its size tells of that."""
+
+    def put(*names: str) -> None:
+        keys.allowed.write_text("".join(f"{keys.public[name]}\n" for name in names))
+        os.utime(keys.allowed, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    before = keys.allowed.stat()
+    put("worker")
+    allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
+    put(*others)
+    now = keys.allowed.stat()
+    assert (now.st_mtime_ns, now.st_ino) == (before.st_mtime_ns, before.st_ino)
+    allowed.refresh()
+    assert keys.public["worker"] not in allowed
+    assert keys.public["stranger"] in allowed
+
+
+def test_a_file_that_has_not_changed_for_a_while_is_not_read_again(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zap, "_SETTLED_SECONDS", 0.0)
+    allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
+    assert [allowed.refresh() for _ in range(3)] == [1, 1, 1]
+
+
 def test_a_key_revoked_while_another_thread_reads_the_list_stays_revoked(
     keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
-    other = threading.Thread(target=allowed.refresh)
+    is_about_to = threading.Event()
+
+    def refresh() -> None:
+        is_about_to.set()
+        allowed.refresh()
+
+    other = threading.Thread(target=refresh)
 
     def revoke_in_the_middle(key: bytes) -> bool:
         monkeypatch.undo()
         keys.allow("stranger")
         other.start()
+        assert is_about_to.wait(60)
         other.join(0.2)  # it must not get through; were it let, it would in this time
         return is_key(key)
 
     keys.allow("worker", "stranger")
     monkeypatch.setattr(zap, "is_key", revoke_in_the_middle)
     allowed.refresh()
-    other.join(10)
+    other.join(60)
     assert keys.public["worker"] not in allowed
     assert keys.public["stranger"] in allowed
 

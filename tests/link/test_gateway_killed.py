@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from baton_cluster.ports import reserve_port
+from baton_testing.processes import stand_still
 from baton_worker.link.api import GatewayLost, GatewayUp, Pressure, RowsRefused
 from baton_worker.records.columns import Finish
 
@@ -39,6 +40,9 @@ class GatewayProcess:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        stand_still(self._process.pid)
 
     def kill(self) -> None:
         if self._process:
@@ -160,7 +164,7 @@ def test_a_frozen_gateway_costs_no_row_and_no_waiting(
     worker.log.wait_for(GatewayUp)
     worker.link.publish(77, columns(77, [0]), 0)
     gateway.wait_for_rows(lambda rows: rows == [0])
-    gateway.signal(signal.SIGSTOP)
+    gateway.freeze()
     published, rungs = [0], []
     for row in range(1, 100_000):
         rung = worker.link.pressure(77)
@@ -169,8 +173,9 @@ def test_a_frozen_gateway_costs_no_row_and_no_waiting(
             break
         worker.link.publish(77, columns(77, [row]), row)
         published.append(row)
-    assert sorted(rungs) == rungs, "the ladder only climbs while nobody reads"
-    assert set(rungs) == {Pressure.OPEN, Pressure.STOP_ADMITTING, Pressure.PAUSE}
+    # It may step down in between: frames weigh less from when the link's thread has encoded them.
+    climbed = [Pressure.OPEN, Pressure.STOP_ADMITTING, Pressure.PAUSE]
+    assert list(dict.fromkeys(rungs)) == climbed, "the ladder is climbed rung by rung"
     gateway.signal(signal.SIGCONT)
     gateway.wait_for_rows(lambda rows: len(rows) >= len(published))
     assert gateway.rows() == published
@@ -185,7 +190,7 @@ def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     gateway.start()
     worker = start_worker(gateway.endpoint)
     worker.log.wait_for(GatewayUp)
-    gateway.signal(signal.SIGSTOP)
+    gateway.freeze()
     clock = threading.Event()
     for _ in range(6000):
         if read_metric(worker.factory, "baton_link_disconnects_total"):
@@ -196,7 +201,7 @@ def test_a_gateway_that_was_frozen_does_not_blame_its_workers(
     gateway.signal(signal.SIGCONT)
     worker.link.publish(77, columns(77, [5]), 1)
     gateway.wait_for_rows(lambda rows: rows == [5])
-    worker.link.close(5.0)
+    worker.link.close(60.0)
     assert gateway.end(1) == ["down bye"]
 
 
@@ -211,7 +216,7 @@ def test_rows_beyond_a_full_ring_are_refused_by_name_and_terminal_rows_still_fit
     gateway.start()
     worker = start_worker(gateway.endpoint, ring_bytes=1 << 16)
     worker.log.wait_for(GatewayUp)
-    gateway.signal(signal.SIGSTOP)
+    gateway.freeze()
     row = 0
     while not refused_rows(worker.log):
         for _ in range(100):

@@ -45,7 +45,7 @@ class RawWorker:
 
     def expect(self, kind: type) -> object:
         for _ in range(100):
-            assert self.dealer.poll(5000), f"no {kind.__name__} came"
+            assert self.dealer.poll(60_000), f"no {kind.__name__} came"
             message = decode_control(self.dealer.recv())
             if isinstance(message, kind):
                 return message
@@ -60,18 +60,28 @@ class RawWorker:
 
 @pytest.fixture
 def gateway(start_gateway):
-    return start_gateway()
+    return start_gateway(dead_after_seconds=600.0)  # a raw worker sends no heartbeats
 
 
 @pytest.fixture
-def raw(gateway, new_info) -> Iterator[RawWorker]:
-    context = zmq.Context()
-    dealer = context.socket(zmq.DEALER)
-    dealer.linger = 0
-    dealer.connect(gateway.link.endpoint)
-    yield RawWorker(dealer, new_info("raw"))
-    dealer.close()
-    context.term()
+def call(gateway, new_info) -> Iterator[Callable[..., RawWorker]]:
+    """Return how to connect a raw worker; one may be made not to come back."""
+    with zmq.Context() as context, contextlib.ExitStack() as dealers:
+
+        def connect(*, comes_back: bool = True) -> RawWorker:
+            dealer = dealers.enter_context(context.socket(zmq.DEALER))
+            dealer.linger = 0
+            if not comes_back:
+                dealer.reconnect_ivl = -1
+            dealer.connect(gateway.link.endpoint)
+            return RawWorker(dealer, new_info("raw"))
+
+        yield connect
+
+
+@pytest.fixture
+def raw(call: Callable[..., RawWorker]) -> RawWorker:
+    return call()
 
 
 @pytest.fixture
@@ -195,7 +205,8 @@ def test_a_flood_of_messages_that_are_of_no_use_ends_its_connection_alone(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, read_metric
 ) -> None:
     monkeypatch.setattr(switchboard, "Pace", partial(Pace, burst=500, per_second=0.0))
-    gateway, raw, neighbour = map(request.getfixturevalue, ("gateway", "raw", "neighbour"))
+    gateway, call, neighbour = map(request.getfixturevalue, ("gateway", "call", "neighbour"))
+    raw = call(comes_back=False)  # and floods no second connection
     monitoring = raw.dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     raw.greet()
     ack = encode_control(Ack(77, 1, 0, 0, 0))

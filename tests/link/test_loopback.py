@@ -36,7 +36,7 @@ def test_the_ring_empties_once_rows_are_applied(pair, columns, read_metric) -> N
     for step in range(100):
         worker.link.publish(77, columns(77, [step]), step)
     gateway.log.wait(lambda log: len(gateway.rows()) >= 100)
-    worker.link.close(5.0)
+    worker.link.close(60.0)
     assert read_metric(worker.factory, "baton_link_discarded_frames_total") == 0
     sent = read_metric(worker.factory, "baton_link_sent_frames_total")
     assert read_metric(gateway.factory, "baton_link_applied_frames_total") == sent
@@ -82,7 +82,7 @@ def test_a_drained_worker_leaves_with_bye(pair, columns) -> None:
     gateway, worker = pair
     for step in range(200):
         worker.link.publish(77, columns(77, [step]), step)
-    worker.link.close(5.0)
+    worker.link.close(60.0)
     (down,) = gateway.log.wait_for(WorkerDown)
     assert down.reason == "bye"
     assert gateway.rows() == list(range(200))

@@ -79,22 +79,14 @@ def test_a_lagging_consumer_shrinks_the_credit_it_gives(
 def test_a_gateway_that_applies_nothing_is_a_stall_not_a_loss(
     start_gateway, start_worker, columns
 ) -> None:
-    gateway = start_gateway()
+    # A gateway that is silent for as long is lost: it speaks far more often.
+    gateway = start_gateway(heartbeat_seconds=0.1)
     gateway.applies = False
-    worker = start_worker(gateway.link.endpoint, stalled_abort_seconds=0.5)
+    worker = start_worker(gateway.link.endpoint, heartbeat_seconds=0.1, stalled_abort_seconds=5.0)
     worker.log.wait_for(GatewayUp)
     worker.link.publish(77, columns(77, [0]), 0)
     (step,) = gateway.log.wait_for(StepReceived)
-    clock = threading.Event()
-    for _ in range(500):
-        if worker.link.pressure(77) is Pressure.STALLED:
-            break
-        clock.wait(0.01)
-    assert worker.link.pressure(77) is Pressure.STALLED
+    worker.log.wait_until(lambda: worker.link.pressure(77) is Pressure.STALLED)
     assert worker.link.linked_gateways() == 1
     gateway.link.applied(step.worker_id, step.meta.epoch, step.meta.seq)
-    for _ in range(500):
-        if worker.link.pressure(77) is Pressure.OPEN:
-            break
-        clock.wait(0.01)
-    assert worker.link.pressure(77) is Pressure.OPEN
+    worker.log.wait_until(lambda: worker.link.pressure(77) is Pressure.OPEN)

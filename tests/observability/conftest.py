@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -65,10 +66,13 @@ def debian_program(name: str) -> Path:
         return Path(found)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "baton-observability"
-    if not (folder / "usr" / "bin" / name).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        _unpack("prometheus", folder)
-    return folder / "usr" / "bin" / name
+    program = folder / "usr" / "bin" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # other runs and test processes share the folder
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.is_file():
+            _unpack("prometheus", folder)
+    return program
 
 
 def _unpack(package: str, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -17,6 +18,9 @@ from baton_operator.serving.health import serve
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 PATIENCE_SECONDS = 60.0
+LIFETIME_SECONDS = 0.5
+TRIES = 50
+"""A machine that holds us up by itself until a time is over says nothing: we try again."""
 Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
@@ -144,9 +148,16 @@ def test_who_trickles_headers_is_cut_off() -> None:
 
 def test_a_connection_whose_time_is_up_was_good_until_then() -> None:
     async def scenario(connect: Connect) -> None:
-        reader, writer = await connect()
-        assert (await get(reader, writer)).endswith(b"fine")
+        for _ in range(TRIES):
+            began, said = time.monotonic(), b""
+            reader, writer = await connect()
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                said = await get(reader, writer)
+            if time.monotonic() - began < LIFETIME_SECONDS:
+                break
+            writer.close()
+        assert said.endswith(b"fine")
         assert await rest_of(reader) == b""
         writer.close()
 
-    run(scenario, ConnectionLimiter(refused(), lifetime_seconds=0.5))
+    run(scenario, ConnectionLimiter(refused(), lifetime_seconds=LIFETIME_SECONDS))

@@ -15,6 +15,7 @@ CHECK = Path(__file__).parent / "native" / "kernels_check.cc"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # above that of the check, which says what it printed
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_the_native_check_passes(tmp_path: Path, sanitizers: str) -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++")

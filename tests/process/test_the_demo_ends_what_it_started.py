@@ -7,9 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from baton_worker.ports import port_of, reserve_port
 
 pytestmark = pytest.mark.slow
 
@@ -17,11 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = [sys.executable, str(ROOT / "examples" / "demo.py"), "--keep"]
 
 
-@pytest.mark.timeout(90)
-def test_sigterm_ends_the_deployment_with_the_demo() -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserve_port("127.0.0.1") as keeper:
+        yield port_of(keeper)
+
+
+def test_sigterm_ends_the_deployment_with_the_demo(port: int) -> None:
     path = os.pathsep.join(part for part in sys.path if part)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
     command = [*DEMO, "--port", str(port)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=dict(os.environ) | {"PYTHONPATH": path}
@@ -31,6 +37,6 @@ def test_sigterm_ends_the_deployment_with_the_demo() -> None:
         assert any("serving until" in line for line in lines)
         demo.send_signal(signal.SIGTERM)
         "".join(lines)
-        assert demo.wait(30) == 128 + signal.SIGTERM
+        assert demo.wait() == 128 + signal.SIGTERM
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
         pass

@@ -54,7 +54,7 @@ def down() -> int:
 def get_programs(name: str) -> int:
     """Find or build the programs of a set; for a node the images too, if it can run here at all."""
     if name == "node":
-        require_machine()
+        require_machine(is_room_asked=True)
     programs(SETS[name])
     if name == "node":
         node_images()
@@ -77,7 +77,7 @@ def main() -> int:
         if options.command == "programs":
             return get_programs(options.set)
         if options.command == "check-node":
-            require_machine()
+            require_machine(is_room_asked=True)
             return 0
         if options.command == "isolated":
             run_isolated(options.words)

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from baton_cluster.progress import step
+from baton_cluster.retry import APT_OPTIONS, thrice
 
 DEBIAN_PROGRAMS = {
     "etcd": ("etcd-server", "usr/bin/etcd"),
@@ -35,20 +36,24 @@ def extracted(program: str, cache: Path, *, is_download_allowed: bool) -> Path |
 def _unpack(package: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not _download(package, folder):
-        subprocess.run(["apt-get", "update", "-qq"], check=True, capture_output=True)
-        if not _download(package, folder):
-            raise OSError(f"apt-get download {package} failed: see `apt-cache policy {package}`")
+        thrice(lambda: _download_anew(package, folder), OSError)
     for archive in folder.glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", archive, folder], check=True, capture_output=True)
         archive.unlink()
 
 
+def _download_anew(package: str, folder: Path) -> None:
+    """Download what apt's lists may name otherwise by now."""
+    subprocess.run(["apt-get", *APT_OPTIONS, "update"], check=False, capture_output=True)
+    if not _download(package, folder):
+        raise OSError(f"apt-get download {package} failed: see `apt-cache policy {package}`")
+
+
 def _download(package: str, folder: Path) -> bool:
     # As root, apt reads the file as another user unless told otherwise, and warns.
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
-    options += ["-o", "Acquire::Retries=3"]
     done = subprocess.run(
-        ["apt-get", *options, "download", "-qq", package],
+        ["apt-get", *APT_OPTIONS, *options, "download", package],
         cwd=folder, check=False, capture_output=True,
     )  # fmt: skip
     return done.returncode == 0

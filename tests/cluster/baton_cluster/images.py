@@ -16,6 +16,7 @@ from pathlib import Path
 
 from baton_cluster.programs import cache_folder
 from baton_cluster.progress import step
+from baton_cluster.retry import APT_OPTIONS, thrice
 
 SUITE = "bookworm"
 RUNTIME_PACKAGES = "python3,python3-venv,ca-certificates"
@@ -88,8 +89,9 @@ class ImageBuilder:
         if not self._has(f"{name}:{digest}"):
             for old in self._run("images", "-q", "--filter", f"reference={name}").split():
                 self._run("rmi", old)
+            options = (f"{name}:{digest}", *bases, "--target", "needs")
             with step(f"installing what {recipe.name} needs"):
-                self._build(recipe, f"{name}:{digest}", *bases, "--target", "needs")
+                thrice(lambda: self._build(recipe, *options), ImageError)
         return f"{name}:{digest}"
 
     def _build(self, recipe: Recipe, name: str, *options: str) -> None:
@@ -121,8 +123,7 @@ class ImageBuilder:
             return name
         root = self._cache / f"root-{_slug(name)}"
         with step(f"making {name} by debootstrap"):
-            words = ["debootstrap", "--variant=minbase", f"--include={packages}", SUITE]
-            _checked([*words, str(root), _mirror()])
+            thrice(lambda: _bootstrap(root, packages), ImageError)
             for leftover in ("var/cache/apt/archives", "var/lib/apt/lists"):
                 shutil.rmtree(root / leftover)
             container = self._run("from", "scratch").strip()
@@ -172,8 +173,21 @@ def _install_tools() -> None:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         with step(f"installing {', '.join(missing)}"):
-            _checked(["apt-get", "update", "-qq"])
-            _checked(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing])
+            thrice(lambda: _apt_install(missing), ImageError)
+
+
+def _apt_install(packages: Sequence[str]) -> None:
+    """Try once. To apt an index that cannot be had is a warning, so each try asks for them anew."""
+    _checked(["apt-get", *APT_OPTIONS, "update"])
+    _checked(["apt-get", *APT_OPTIONS, "install", "-y", "--no-install-recommends", *packages])
+
+
+def _bootstrap(root: Path, packages: str) -> None:
+    """Make a Debian root, anew where a try before, or one that was killed, left half of one."""
+    if root.exists():
+        shutil.rmtree(root)
+    words = ["debootstrap", "--variant=minbase", f"--include={packages}", SUITE]
+    _checked([*words, str(root), _mirror()])
 
 
 def _mirror() -> str:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 Json = dict[str, Any]
+
+PATIENCE_SECONDS = 60.0
+"""How long reading is tried while the API server or etcd has no time."""
+_PAUSE_SECONDS = 1.0
+_NO_TIME = (
+    "etcdserver: request timed out", "etcdserver: leader changed", "TLS handshake timeout",
+    "connection refused", "was refused - did you specify", "i/o timeout",
+)  # fmt: skip
 
 
 class KubectlError(Exception):
@@ -47,14 +57,26 @@ class Kubectl:
         self.run("apply", "--server-side", "-n", namespace, "-f", "-", stdin=text)
 
     def get(self, *words: str, namespace: str = "default") -> Json | None:
-        """Return an object or a list, or None when it is not there."""
-        try:
-            found: Json = json.loads(self.run("get", "-n", namespace, "-o", "json", *words))
-        except KubectlError as error:
-            if "NotFound" in str(error):
-                return None
-            raise
-        return found
+        """Return an object or a list, or None when it is not there.
+
+        Reading changes nothing, so it is tried again while the server has no time for it.
+        """
+        listing = ("get", "-n", namespace, "-o", "json", *words)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                found: Json = json.loads(self.run(*listing, timeout_seconds=30))
+            except KubectlError as error:
+                if "NotFound" in str(error):
+                    return None
+                if not any(text in str(error) for text in _NO_TIME) or time.monotonic() > until:
+                    raise
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > until:
+                    raise
+            else:
+                return found
+            threading.Event().wait(_PAUSE_SECONDS)
 
     def items(self, *words: str, namespace: str = "default") -> list[Json]:
         """Return the objects of a list."""

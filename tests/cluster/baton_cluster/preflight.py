@@ -24,26 +24,33 @@ class MachineError(Exception):
     """The machine cannot run a node; the text names each need."""
 
 
-def require_machine() -> None:
+def require_machine(*, is_room_asked: bool = False) -> None:
     """Return when this machine can run a node.
+
+    Args:
+        is_room_asked: ask for free disk and memory too, most of which programs and images take: a
+            question for the time before they are made.
 
     Raises:
         MachineError: it cannot; one line for each thing that is missing.
     """
-    if missing := missing_needs():
+    missing = missing_needs()
+    if is_room_asked:
+        missing += _room()
+    if missing:
         lines = "\n".join(f"  - {each}" for each in missing)
         raise MachineError(f"a real node cannot run on this machine:\n{lines}")
 
 
 def missing_needs() -> list[str]:
-    """Return what is missing, in words."""
+    """Return what is missing but room, in words."""
     if os.geteuid() != 0:
         return ["root: run as root, or in a virtual machine of your own"]
     missing = [f"the command {name}" for name in COMMANDS if shutil.which(name) is None]
     if missing:
         return missing
     tries: tuple[Callable[[], Iterator[str]], ...] = (
-        _cgroups, _namespaces, _overlay, _bridge, _firewall, _room,
+        _cgroups, _namespaces, _overlay, _bridge, _firewall,
     )  # fmt: skip
     return [each for attempt in tries for each in attempt()]
 

@@ -316,17 +316,19 @@ def test_a_graph_that_is_freed_in_a_capture_breaks_it(device: Device) -> None:
 def test_other_threads_wait_for_a_capture(device: Device) -> None:
     """What they copy would become part of the graph."""
     source, out, others = ints(device, 1, 2), ints(device, 0, 0), ints(device, 0, 0)
-    is_capturing = threading.Event()
+    is_capturing, is_about_to_copy = threading.Event(), threading.Event()
     seen: list[str] = []
 
     def copies() -> None:
-        is_capturing.wait(60)
+        assert is_capturing.wait(60)
+        is_about_to_copy.set()
         device.upload(np.array([7, 8], np.int32), others)
         seen.append("copied")
 
     def work() -> None:
         is_capturing.set()
-        thread.join(0.05)
+        assert is_about_to_copy.wait(60)
+        thread.join(0.05)  # it must not get through; were it let, it would in this time
         seen.append("captured")
         device.copy(source, out)
 

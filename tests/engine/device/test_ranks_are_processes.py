@@ -19,6 +19,7 @@ import pytest
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_rank import COMMAND, TOTAL, opened
+from baton_testing.processes import stand_still
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.api import DeviceError, RankDiedError
@@ -161,7 +162,7 @@ def test_a_dead_rank_is_named_at_once_idle_or_not(busy: bool) -> None:
 def test_a_rank_that_hangs_is_named() -> None:
     with closing(over(2, overlap=False)) as engine:
         (pid,) = engine.model.team.followers.pids  # type: ignore[union-attr]
-        os.kill(pid, signal.SIGSTOP)
+        stand_still(pid)
         wait_no_longer(engine)
         engine.submit(a_prompt(1))
         try:

@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton_faults.nursery import READY_FD, Nursery
 from baton_faults.text import SimText
+from baton_testing.processes import stand_still
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.local.layout import LocalOptions, plan_processes
@@ -225,7 +226,7 @@ class Fleet:
 
     def freeze(self, name: str) -> None:
         """Let a process stand still; its sockets stay open."""
-        self[name].popen.send_signal(signal.SIGSTOP)
+        stand_still(self[name].popen.pid)
 
     def thaw(self, name: str) -> None:
         """Let it go on."""

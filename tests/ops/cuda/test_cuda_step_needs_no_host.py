@@ -9,6 +9,7 @@ import numpy as np
 
 import baton_ops
 from baton_ops import cuda
+from baton_testing import draws
 
 BATCH, MOST, VOCAB, WIDTH = 33, 3, 12_345, 8
 ROWS = BATCH * (MOST + 1)
@@ -105,7 +106,7 @@ def expected(host: dict[str, Any]) -> tuple[baton_ops.Verification, list[Any]]:
 
 
 def test_a_replayed_graph_follows_new_accept_counts(torch: ModuleType) -> None:
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     step = Step(torch)
     step.draw(rng)
     stream = torch.cuda.Stream()

@@ -11,6 +11,7 @@ import pytest
 
 import baton_ops
 from baton_ops import cuda
+from baton_testing import draws
 
 
 class Case(NamedTuple):
@@ -27,7 +28,7 @@ class Case(NamedTuple):
 
 
 def requests(batch: int, most: int, vocab: int) -> Case:
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     count = rng.integers(0, most + 1, size=batch).astype(np.int32)
     cu_rows = np.concatenate([[0], np.cumsum(count + 1)]).astype(np.int32)
     return Case(rng.integers(vocab, size=(batch, most)).astype(np.int32), count, cu_rows)
@@ -52,7 +53,7 @@ def assert_same(out: cuda.Accepted, wanted: baton_ops.Verification) -> None:
 @pytest.mark.parametrize("batch", [1, 7, 300])
 def test_greedy(torch: ModuleType, batch: int) -> None:
     case = requests(batch, 4, 3)
-    target = np.random.default_rng().integers(3, size=case.rows).astype(np.int32)
+    target = draws.new_rng().integers(3, size=case.rows).astype(np.int32)
     drafts, out = on_device(torch, case)
     wanted = baton_ops.verify_greedy(target, *case)
     on_cuda = torch.as_tensor(target, device="cuda")
@@ -67,7 +68,7 @@ def test_greedy(torch: ModuleType, batch: int) -> None:
 @pytest.mark.parametrize("with_proposals", [False, True])
 @pytest.mark.parametrize("vocab", [3, 1_000, 32_003])
 def test_sampled(torch: ModuleType, vocab: int, with_proposals: bool) -> None:
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     case = requests(40, 3, vocab)
     probs = rng.exponential(size=(case.rows, vocab)).astype(np.float32) ** 4
     probs[:, ::3] = 0.0
@@ -126,7 +127,7 @@ def weights_of_a_power_of_two(rng: Any, vocab: int) -> Any:
 
 @pytest.mark.parametrize(("vocab", "rows"), ROWS_BY_VOCAB)
 def test_a_draw_on_a_boundary_is_the_next_token(torch: ModuleType, vocab: int, rows: int) -> None:
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     weights = np.stack([weights_of_a_power_of_two(rng, vocab) for _ in range(rows)])
     through = np.cumsum(weights, axis=1)
     total = through[:, -1]
@@ -145,7 +146,7 @@ def test_a_draw_on_a_boundary_is_the_next_token(torch: ModuleType, vocab: int, r
 @pytest.mark.parametrize("vocab", [33, 300, 548, 2_113, 4_099])
 def test_rounding_moves_a_draw_by_no_more_than_itself(torch: ModuleType, vocab: int) -> None:
     """Of masses whose sums are rounded, each order otherwise: near the end none may be reached."""
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     rows = 30 if vocab > 4_000 else 300
     probs = np.exp(rng.uniform(-60, 60, size=(rows, vocab))).astype(np.float32)
     probs[np.arange(vocab) > rng.integers(vocab, size=(rows, 1))] = 0
@@ -167,7 +168,7 @@ def test_a_row_with_something_that_is_no_mass_is_no_distribution(
     case = Case(np.array([[1, 1]], np.int32), np.array([2], np.int32), np.array([0, 3], np.int32))
     probs = np.full((3, vocab), 2.0, np.float32)
     probs[0], probs[0, 1] = 0, 1
-    probs[1, np.random.default_rng().integers(vocab)] = wild
+    probs[1, draws.new_rng().integers(vocab)] = wild
     drafts, out = on_device(torch, case)
     uniform = torch.as_tensor(np.full(3, 0.5), device="cuda")
     cuda.verify_sampled_into(torch.as_tensor(probs, device="cuda"), uniform, drafts, out)

@@ -10,6 +10,7 @@ import pytest
 
 import baton_ops
 from baton_ops import cuda, sampling
+from baton_testing import draws
 from baton_worker.engine.sampling.noise import uniforms
 
 
@@ -22,7 +23,7 @@ def accepted(torch: ModuleType, n_accepted: Any, token: Any) -> cuda.Accepted:
 
 
 def test_uniforms_are_the_cpus_bits(torch: ModuleType) -> None:
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     count, each = 301, 3
     seeds = rng.integers(-(2**63), 2**63 - 1, size=count)
     seeds[:3] = [0, -1, -(2**63)]
@@ -104,7 +105,7 @@ def test_the_next_step_feeds_the_newest_token_and_its_drafts(
 
 def padded(torch: ModuleType, most: int, batch: int) -> tuple[Any, cuda.Drafts, cuda.Accepted]:
     """Return random draft counts, with q_len rows a sequence on the device whatever they are."""
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     count = rng.integers(0, most + 1, size=batch).astype(np.int32)
     draft = rng.integers(3, size=(batch, most)).astype(np.int32)
     cu_rows = np.arange(0, batch * (most + 1) + 1, most + 1, dtype=np.int32)
@@ -120,7 +121,7 @@ def dense(count: Any, most: int) -> tuple[Any, Any]:
 
 def test_rows_behind_the_drafts_are_padding_for_greedy_verification(torch: ModuleType) -> None:
     (draft, count), drafts, out = padded(torch, 4, 200)
-    target = np.random.default_rng().integers(3, size=1_000).astype(np.int32)
+    target = draws.new_rng().integers(3, size=1_000).astype(np.int32)
     cuda.verify_greedy_into(ints(torch, target), drafts, out)
     rows, cu_rows = dense(count, 4)
     wanted = baton_ops.verify_greedy(target[rows], draft, count, cu_rows)
@@ -133,7 +134,7 @@ def test_rows_behind_the_drafts_are_padding_for_sampled_verification(
     torch: ModuleType, vocab: int
 ) -> None:
     (draft, count), drafts, out = padded(torch, 4, 40)
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     probs = rng.random((200, vocab)).astype(np.float32) ** 8
     probs[:, 0] = probs.sum(axis=1)
     probs[:, -1] += np.float32(1e-3)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from baton_ops import sampling
+from baton_testing import draws
 from baton_worker.engine.sampling.logits_processing import truncated
 
 KINDS = ("bulk", "flat", "peaked", "tied", "ascending", "constant", "offset", "signed_zeros")
@@ -142,7 +143,7 @@ def test_temperature_zero_is_the_argmax_alone(
 
 @pytest.mark.parametrize("vocab", [5, 4_097, 151_936])
 def test_a_broken_row_is_told_and_is_still_a_distribution(torch: ModuleType, vocab: int) -> None:
-    logits = np.random.default_rng().standard_normal((6, vocab)).astype(np.float32)
+    logits = draws.new_rng().standard_normal((6, vocab)).astype(np.float32)
     logits[0, vocab // 2] = np.nan
     logits[1, vocab - 1] = -np.nan
     logits[2, 0] = np.inf
@@ -163,7 +164,7 @@ def test_a_rows_bits_do_not_depend_on_company(
 ) -> None:
     count = 260
     rows = Rows(torch, hard_rows("bulk", count, vocab))
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     rows.temperature[:] = rng.choice([0, 0.6, 1, 1.3], size=count)
     rows.top_p[:] = rng.choice([0.3, 0.95, 1], size=count)
     rows.top_k[:] = rng.choice([0, 40, 1_000], size=count)
@@ -177,7 +178,7 @@ def test_a_rows_bits_do_not_depend_on_company(
 
 
 def test_rows_of_nobody_are_left_alone_and_one_may_work_in_place(torch: ModuleType) -> None:
-    logits = np.random.default_rng().standard_normal((7, 32_003)).astype(np.float32)
+    logits = draws.new_rng().standard_normal((7, 32_003)).astype(np.float32)
     rows = Rows(torch, logits)
     rows.cu_rows = np.array([0, 3, 3, 5], np.int32)
     for name in ("temperature", "top_p", "top_k", "min_p"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from baton_ops import sampling
+from baton_testing import draws
 from baton_worker.engine.sampling.logits_processing import process
 
 SEQUENCES, SLOTS, MOST = 6, 9, 3
@@ -19,7 +20,7 @@ class Step:
     """Sequences of every sort: some have penalties, some biases, some masks, one has nothing."""
 
     def __init__(self, vocab: int, rows_each: int) -> None:
-        rng = np.random.default_rng()
+        rng = draws.new_rng()
         self.vocab, self.rows_each = vocab, rows_each
         self.rows = SEQUENCES * rows_each
         self.logits = (rng.standard_normal((self.rows + 2, vocab)) * 5).astype(np.float32)
@@ -126,7 +127,7 @@ def test_it_may_be_done_in_place(torch: ModuleType, vocab: int) -> None:
 def test_what_a_mask_hides_is_told(torch: ModuleType, vocab: int) -> None:
     step = Step(vocab, 2)
     step.slot[:], step.mask_starts[:] = -1, 0
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     wild = {0: np.nan, 3: np.inf, 4: -np.nan, 11: np.inf}
     for row, value in wild.items():
         step.logits[row, rng.integers(vocab)] = value

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 
-import numpy as np
 import pytest
 
 import baton_ops
-from baton_testing import host_cuda
+from baton_testing import draws, host_cuda
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +23,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> host_cuda.HostLibrary:
 @pytest.fixture
 def host(compiled: host_cuda.HostLibrary, monkeypatch: pytest.MonkeyPatch) -> host_cuda.HostLibrary:
     """The library where `baton_ops` looks for its own, with an order of threads that is drawn."""
-    seed = int(np.random.default_rng().integers(2**63))
+    seed = int(draws.new_rng().integers(2**63))
     print("threads' order: seed", seed)
     compiled.set(seed)
     for module in (baton_ops.sampling, baton_ops.cuda):

@@ -10,7 +10,7 @@ import pytest
 
 import baton_ops
 from baton_ops import cuda, sampling
-from baton_testing import hard_logits
+from baton_testing import draws, hard_logits
 from baton_testing.host_cuda import HostLibrary, HostTorch, load_gpu_tests
 
 gpu = load_gpu_tests("test_sampling_probabilities_keep_the_cpus_tokens")
@@ -43,7 +43,7 @@ def test_argmax_is_numpys(
 def test_truncation_is_the_cpus_bit_for_bit(
     host: HostLibrary, torch: HostTorch, kind: str, vocab: int, capability: int
 ) -> None:
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     host.set(int(rng.integers(2**63)), capability)
     rows = gpu.Rows(torch, hard_logits.rows(kind, 3, vocab))
     rows.top_k[:] = rng.choice([0, 1, 2, 50, vocab - 1, vocab + 5], size=3)
@@ -60,7 +60,7 @@ def test_truncation_needs_no_more_shared_memory_than_the_device_has(
     host: HostLibrary, torch: HostTorch, shared_bytes: int
 ) -> None:
     """A row's share, its sums and what is static take more than 36 KiB, and less than 40."""
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     host.set(int(rng.integers(2**63)), shared_bytes=shared_bytes)
     rows = gpu.Rows(torch, hard_logits.rows("bulk", 3, 4_099))
     rows.top_k[:], rows.top_p[:] = [0, 50, 4_000], [0.5, 1.0, 0.9]
@@ -74,7 +74,7 @@ def test_truncation_needs_no_more_shared_memory_than_the_device_has(
 def test_verification_decides_what_the_cpu_decides(
     host: HostLibrary, torch: HostTorch, vocab: int, capability: int, with_proposals: bool
 ) -> None:
-    rng = np.random.default_rng()
+    rng = draws.new_rng()
     host.set(int(rng.integers(2**63)), capability)
     count = np.array([2, 0, 1], np.int32)
     draft = rng.integers(vocab, size=(3, 2)).astype(np.int32)

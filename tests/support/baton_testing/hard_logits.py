@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from baton_testing import draws
+
 KINDS = (
     "bulk",
     "flat",
@@ -20,8 +22,8 @@ KINDS = (
 
 
 def rows(kind: str, count: int, vocab: int) -> npt.NDArray[np.float32]:
-    """Return f32[count, vocab] of a kind, drawn anew."""
-    rng = np.random.default_rng()
+    """Return f32[count, vocab] of a kind, drawn anew each time that a test asks."""
+    rng = draws.new_rng()
     x = rng.standard_normal((count, vocab)).astype(np.float32)
     if kind == "bulk":
         return x * 2 + 16 * rng.random((count, vocab), np.float32) ** 400

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from baton_testing.processes import stand_still
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import Leases
@@ -73,7 +74,7 @@ class Owner:
             stream.close()
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        stand_still(self.process.pid)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
@@ -27,6 +30,21 @@ def wait_until(wanted: str, look: Callable[[], T], claim: Callable[[T], bool]) -
         assert time.monotonic() < deadline, f"{wanted}: not so after {PATIENCE_SECONDS} s: {seen}"
         time.sleep(0.02)
     return seen
+
+
+def stand_still(pid: int) -> None:
+    """Freeze a process, and return once each of its threads stands.
+
+    The signal alone wakes one thread, which stops the others when it is given a processor: until
+    then they go on.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(f"{pid} stands still", lambda: _states(pid), lambda states: states == {"T"})
+
+
+def _states(pid: int) -> set[str]:
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat[stat.rindex(")") + 2] for stat in stats}
 
 
 def metric(url: str, name: str, **labels: str) -> float:

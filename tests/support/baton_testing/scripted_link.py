@@ -185,6 +185,8 @@ class ScriptedLink:
         self._thread = threading.Thread(target=self._run, name="scripted-link")
         self._closed = False
         self._events: list[GatewayLinkEvent] = []
+        self._done: list[threading.Event] = []
+        """Of what tests directed in this round: set when the gateway has its events."""
 
     # The contract.
 
@@ -200,8 +202,8 @@ class ScriptedLink:
             return False
         with self._changed:
             self.commands.append((worker_id, command))
+            self._tasks.put(lambda: self._take(worker, command))  # before a test hears of it
             self._changed.notify_all()
-        self._tasks.put(lambda: self._take(worker, command))
         return True
 
     def applied(self, worker_id: str, epoch: int, seq: int) -> None:
@@ -291,11 +293,22 @@ class ScriptedLink:
         self._tasks.put(lambda: None)
 
     def do(self, task: Callable[[], None]) -> None:
-        """Run on the link's thread, and wait."""
+        """Run on the link's thread, and wait until the gateway was handed what comes of it."""
         done = threading.Event()
-        self._tasks.put(lambda: (task(), done.set()))  # type: ignore[arg-type, func-returns-value]
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001 - raised by the test's thread
+                failures.append(error)
+            self._done.append(done)
+
+        self._tasks.put(work)
         if not done.wait(60):
             raise AssertionError("the link's thread did not answer")
+        if failures:
+            raise failures[0]
 
     def sent(self, kind: type[Command]) -> list[tuple[str, Command]]:
         """Commands of a kind so far."""
@@ -363,6 +376,8 @@ class ScriptedLink:
             if self._events and self._on_events is not None:
                 events, self._events = self._events, []
                 self._on_events(events)
+            while self._done:
+                self._done.pop().set()
 
     def _can_step(self, worker: FakeWorker) -> bool:
         has_credit = worker.delivered - worker.applied < CREDIT_FRAMES

@@ -1,10 +1,10 @@
 """The KV transport's contract with the roles: offers on one side, arrivals on the other.
 
-Promise: an ask ends in Granted or Failed, an offer in exactly one of Delivered or Failed. Delivered
-means that decode has copied the KV into its own pool; until then the offering engine keeps its
-blocks. The same offer may arrive more than once (a lost connection is answered by sending again),
-so receivers deduplicate by (handle, attempt). Methods are thread-safe and return at once; events
-come on the transport's thread.
+Promise: an ask ends in Granted or Failed, an offer in exactly one of Delivered or Failed, unless it
+is cancelled. Delivered means that decode has copied the KV into its own pool; until then the
+offering engine keeps its blocks. The same offer may arrive more than once (a lost connection is
+answered by sending again), so receivers deduplicate by (handle, attempt). Methods are thread-safe
+and return at once; events come on the transport's thread.
 """
 
 from __future__ import annotations

@@ -137,15 +137,15 @@ class PoolMetrics:
         """A pool is read no more. Drop the series of a prefill worker that has no other one: names
         of pods come and go for ever.
         """
-        self.mapped.dec()
         labels = self._factory.values(transport, prefill)
         with self._lock:
             self._read[transport, prefill] -= 1
-            if self._read[transport, prefill] > 0:
-                return
-            del self._read[transport, prefill]
-            for counter in (self._pulled_bytes, self._pulling_seconds):
-                counter.remove(*labels)
+            if self._read[transport, prefill] <= 0:
+                del self._read[transport, prefill]
+                for counter in (self._pulled_bytes, self._pulling_seconds):
+                    counter.remove(*labels)
+        # Last: who sees that there is one pool less finds nothing left of it.
+        self.mapped.dec()
 
     def lost(self) -> None:
         """Count a pool that is read no more."""
@@ -203,9 +203,11 @@ class HandoffMetrics:
         )
         self.open_offers = factory.gauge("baton_handoff_open_offers", "Offers without an outcome")
         self._outcomes = factory.counter(
-            "baton_handoff_outcomes", "Offers by outcome", labels=("outcome",)
+            "baton_handoff_outcomes",
+            "Offers by outcome (cancelled: the request ended before decode's answer was read)",
+            labels=("outcome",),
         )
-        for outcome in ("delivered", *(code.name.lower() for code in FAILURES)):
+        for outcome in ("delivered", "cancelled", *(code.name.lower() for code in FAILURES)):
             self._outcomes.labels(*factory.values(outcome))
         self._handshakes = factory.counter(
             "baton_handoff_handshakes_refused",
@@ -227,6 +229,10 @@ class HandoffMetrics:
             self._outcomes.labels(*self._factory.values("delivered")).inc()
         else:
             self.failed(event.code)
+
+    def cancelled(self) -> None:
+        """Count an offer whose request ended while it was open."""
+        self._outcomes.labels(*self._factory.values("cancelled")).inc()
 
     def failed(self, code: ErrorCode) -> None:
         """Count an offer that ended without delivery."""

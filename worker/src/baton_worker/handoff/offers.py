@@ -122,11 +122,13 @@ class OfferBook:
         self._lanes.setdefault(offer.address, _Lane(now)).waiting[key] = offer
         self._deadlines.set(key, now + deadline_seconds)
 
-    def cancel(self, key: RequestKey) -> None:
-        """Forget an offer, if it is still open."""
+    def cancel(self, key: RequestKey) -> bool:
+        """Forget an offer; return whether it was still open."""
         offer = self._offers.get(key)
-        if offer is not None:
-            self._close(offer)
+        if offer is None:
+            return False
+        self._close(offer)
+        return True
 
     def waiting_at(self) -> list[Address]:
         """Return where something waits to be sent."""

@@ -122,7 +122,8 @@ class Sender:
 
     def cancel(self, key: RequestKey) -> None:
         """See `KvTransport.cancel`."""
-        self._offers.cancel(key)
+        if self._offers.cancel(key):
+            self._metrics.cancelled()
 
     def asked(self, key: RequestKey) -> tuple[DecodeTarget, Wish]:
         """Return who gave a place that was told just now, and what was asked."""

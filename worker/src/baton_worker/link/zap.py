@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 
 ENDPOINT = "inproc://zeromq.zap.01"
 _FIELDS = 7
+_SETTLED_SECONDS = 0.02
+"""Two ticks of the slowest kernel's clock, which is where files get their times from: what is
+written in place within a tick changes none of them.
+"""
 
 
 _ROLE = "role="
@@ -61,7 +66,9 @@ class AllowedKeys:
         self._field = field
         self._path = Path(path)
         self._lock = threading.Lock()
-        self._stamp = (0, 0)
+        self._stamp = (0, 0, 0)
+        self._stamped_at = 0.0
+        self._is_settled = False
         self._seldom = Seldom()
         self._keys: dict[str, Allowed] = {}
         self.version = 0
@@ -91,20 +98,21 @@ class AllowedKeys:
         # One at a time: who read the file before it changed must not have the last word.
         with self._lock:
             try:
-                if self._current_stamp() != self._stamp:
+                if not self._is_settled or self._current_stamp() != self._stamp:
                     self._load()
             except (ConfigError, OSError) as error:
                 if self._seldom.is_due("not reloaded"):
                     log.warning("allowed keys not reloaded", extra={"error": str(error)})
             return self.version
 
-    def _current_stamp(self) -> tuple[int, int]:
+    def _current_stamp(self) -> tuple[int, int, int]:
         status = self._path.stat()
-        return status.st_mtime_ns, status.st_ino
+        return status.st_mtime_ns, status.st_ino, status.st_size
 
     def _load(self) -> None:
         try:
             stamp = self._current_stamp()
+            now = time.monotonic()
             lines = self._path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._field}: cannot read {self._path}: {error}") from error
@@ -117,6 +125,12 @@ class AllowedKeys:
             if not is_key(words[0].encode()):
                 raise ConfigError(f"{self._field}: {self._path}:{number} is not a Z85 public key")
             keys[words[0]] = self._allowed(number, words[1:])
+        if stamp != self._stamp:
+            self._stamped_at = now
+        # Another key of the same length, written over this one in the tick that gave the file its
+        # time, leaves the stamp as it is: it stands for what was read once that tick is over.
+        # Its age is this process's to tell; a file server's clock may be another.
+        self._is_settled = now - self._stamped_at >= _SETTLED_SECONDS
         self._keys, self._stamp = keys, stamp
         self.version += 1
 

@@ -82,6 +82,7 @@ class GatewayService:
         self._clock = clock
         self._worst_lag_seconds = 0.0
         self._judges_from = -math.inf
+        self._is_closed = False
         self._idle = asyncio.Event()
         self.broken = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
@@ -154,6 +155,7 @@ class GatewayService:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
+        self._is_closed = True  # the loop goes on beside the link's end, and events still come
         await asyncio.to_thread(self._link.close)
         await asyncio.to_thread(self._tracing.close)
 
@@ -162,6 +164,8 @@ class GatewayService:
         self._idle.set()  # nobody may look after it any more
 
     def _apply(self, events: Sequence[GatewayLinkEvent], received: float) -> None:
+        if self._is_closed:  # a link that is closed takes no answer
+            return
         lag = self._clock() - received
         self._metrics.lag.observe(lag)
         self._worst_lag_seconds = max(self._worst_lag_seconds, lag)
@@ -171,24 +175,28 @@ class GatewayService:
         """Report the worst lag of each interval, this timer's own included; close old gaps; end
         retries that waited in vain; notice workers that are due to be tried, and when nobody asks
         any more.
+
+        Each turn has one time: who is late is judged by it, and the next turn's lag begins at it.
+        A pause of this process, wherever it falls, is the lag of one turn and nobody's lateness.
         """
+        before = self._clock()
         while True:
-            asleep = self._clock()
             await asyncio.sleep(_TICK_SECONDS)
-            own_lag = self._clock() - asleep - _TICK_SECONDS
+            now = self._clock()
+            own_lag, before = now - before - _TICK_SECONDS, now
             lag = max(own_lag, self._worst_lag_seconds, 0.0)
             self._worst_lag_seconds = 0.0
             with going_on("report_lag"):
                 self._link.set_lag(lag)
             if lag >= _STOOD_STILL_SECONDS:
                 log.warning("the event loop stood still", extra={"seconds": lag})
-                self._judges_from = self._clock() + MAX_GAP_SECONDS
+                self._judges_from = now + MAX_GAP_SECONDS
             # What came while this process did not listen may close a gap, or be room.
-            if self._clock() >= self._judges_from:
+            if now >= self._judges_from:
                 with going_on("expire_gaps"):
-                    self.applier.expire_gaps()
+                    self.applier.expire_gaps(now)
                 with going_on("expire_retries"):
-                    self.retrier.expire()
+                    self.retrier.expire(now)
             with going_on("look_at_workers"):
                 self.workers.look()
             if self.dispatcher.quiet_seconds() >= _QUIET_SECONDS:

@@ -85,9 +85,9 @@ class Applier:
         else:
             self._lost(event)
 
-    def expire_gaps(self) -> None:
+    def expire_gaps(self, now: float) -> None:
         """End the requests whose rows have waited too long for a gap to close."""
-        for live in self._requests.with_expired_gap(self._clock()):
+        for live in self._requests.with_expired_gap(now):
             with going_on("gaps", partial(self._break_off, live)):
                 self._fault(live, Fault.GAP_TIMEOUT)
 

@@ -74,9 +74,8 @@ class Retrier:
         self._metrics.waiting_retries.set(len(self._waiting))
         return is_done
 
-    def expire(self) -> None:
+    def expire(self, now: float) -> None:
         """End those that have waited for too long, and forget those that ended otherwise."""
-        now = self._workers.now()
         for one in self._waiting.take(lambda one: not _is_live(one.live) or now >= one.until):
             with going_on("waiting_retries"):  # each has left already: one must not cost the others
                 if _is_live(one.live):
