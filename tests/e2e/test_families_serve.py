@@ -1,4 +1,4 @@
-"""A folder of each family with biases or experts serves a pair over HTTP, by its own drafts and defaults."""
+"""A folder of families with biases or experts serves a pair over HTTP, as its own files say."""
 
 from __future__ import annotations
 

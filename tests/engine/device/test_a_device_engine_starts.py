@@ -251,7 +251,7 @@ def test_a_mixture_without_kernels_for_it_is_refused_before_it_is_loaded(
         has_experts = OpsKernels.has_experts
 
     path, device = make_checkpoint("qwen3_moe").path, NumpyDevice()
-    chosen = msgspec.structs.replace(config(0), model=ModelConfig(path=str(path)))
+    chosen = msgspec.structs.replace(config(), model=ModelConfig(path=str(path)))
     with pytest.raises(
         DeviceError, match=r"qwen3_moe\) is a mixture of experts, .* 'cpu' computes it"
     ):
