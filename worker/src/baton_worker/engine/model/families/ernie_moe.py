@@ -18,6 +18,8 @@ def _experts(raw: RawExperts, n_layers: int) -> Experts:
     first, last = 1 if first is None else first, -1 if last is None else last
     if not isinstance(first, int) or not isinstance(last, int):
         refuse("moe_layer_start_index", first, "one number, of a model of text alone")
+    if last >= n_layers:
+        refuse("moe_layer_end_index", last, f"-1 or in 0..{n_layers - 1}")
     step = count_of("moe_layer_interval", raw.moe_layer_interval, 1)
     end = n_layers if last == -1 else last + 1
     width = count_of("moe_intermediate_size", raw.moe_intermediate_size)
