@@ -39,7 +39,13 @@ from baton_worker.engine.backends.sim.engine import SimEngine
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.engine.model.shape import ModelShape, load_shape
-from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights, load_weights
+from baton_worker.engine.model.weights import (
+    LayerWeights,
+    MlpWeights,
+    MtpWeights,
+    Weights,
+    load_weights,
+)
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.identity import RequestKey, Role, make_handle
@@ -261,8 +267,10 @@ def _random_weights(model_shape: ModelShape, rng: np.random.Generator) -> Weight
             qkv=matrix(model_shape.hidden_size, model_shape.q_size + 2 * model_shape.kv_size),
             o=matrix(model_shape.q_size, model_shape.hidden_size),
             post_norm=norm(),
-            gate_up=matrix(model_shape.hidden_size, 2 * model_shape.intermediate_size),
-            down=matrix(model_shape.intermediate_size, model_shape.hidden_size),
+            mlp=MlpWeights(
+                gate_up=matrix(model_shape.hidden_size, 2 * model_shape.intermediate_size),
+                down=matrix(model_shape.intermediate_size, model_shape.hidden_size),
+            ),
         )
 
     proj = matrix(2 * model_shape.hidden_size, model_shape.hidden_size)

@@ -1,4 +1,4 @@
-"""A folder of each family with biases serves a pair over HTTP, by its own drafts and defaults."""
+"""A folder of families with biases or experts serves a pair over HTTP, as its own files say."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ PLAIN = ("--prefill", "0", "--decode", "0", "--mixed", "1", "-k", "0")
 DRAFTED = {
     "mimo": ("-k", "2"),
     "qwen2": ("-k", "3", "--speculative-method", "ngram"),
+    "glm4_moe": ("-k", "2"),
 }
 
 

@@ -72,7 +72,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., M
     ) -> MadeCheckpoint:
         folder = tmp_path_factory.mktemp("checkpoint")
         full = _config(family) | config
-        naming = "mimo" if family == "mimo" else mtp
+        naming = {"mimo": "mimo", "glm4_moe": "deepseek"}.get(family, mtp)
         tensors = _random_tensors(full, naming, np.random.default_rng(seed))
         if edit is not None:
             edit(tensors)
@@ -80,6 +80,47 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., M
         return MadeCheckpoint(folder, full, _write(folder, tensors, storage, shards))
 
     return make
+
+
+COUNTS = {
+    "qwen3_moe": "num_experts",
+    "ernie4_5_moe": "moe_num_experts",
+    "glm4_moe": "n_routed_experts",
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "num_hidden_layers": 3,
+        "num_nextn_predict_layers": 0,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+    },
+    "ernie4_5_moe": {
+        "num_hidden_layers": 3,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_intermediate_size": 24,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+    },
+    "glm4_moe": {
+        "num_hidden_layers": 3,
+        "tie_word_embeddings": False,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+    },
+}
 
 
 def _config(family: str) -> dict[str, Any]:
@@ -102,6 +143,7 @@ def _config(family: str) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 1,
         "torch_dtype": "float32",
+        **MIXTURES.get(family, {}),
     }
 
 
@@ -144,13 +186,15 @@ def _random_tensors(config: Mapping[str, Any], mtp: str, rng: np.random.Generato
 
 
 def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
     head_dim = config["head_dim"] or hidden // config["num_attention_heads"]
     q = config["num_attention_heads"] * head_dim
     kv = config["num_key_value_heads"] * head_dim
     family = FAMILIES[config["model_type"]]
-    norms = ("q_norm", "k_norm") if family.has_qk_norm else ()
-    biases = {"q": q, "k": kv, "v": kv} if family.has_qkv_bias else {}
+    has_norms = config.get("use_qk_norm") if family.has_qk_norm is None else family.has_qk_norm
+    has_bias = config.get("attention_bias") if family.has_qkv_bias is None else family.has_qkv_bias
+    norms = ("q_norm", "k_norm") if has_norms else ()
+    biases = {"q": q, "k": kv, "v": kv} if has_bias else {}
     extra = {f"{prefix}.self_attn.{n}.weight": (head_dim,) for n in norms}
     extra |= {f"{prefix}.self_attn.{n}_proj.bias": (width,) for n, width in biases.items()}
     return extra | {
@@ -160,13 +204,35 @@ def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int
         f"{prefix}.self_attn.v_proj.weight": (kv, hidden),
         f"{prefix}.self_attn.o_proj.weight": (hidden, q),
         f"{prefix}.post_attention_layernorm.weight": (hidden,),
-        f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
-        f"{prefix}.mlp.up_proj.weight": (inner, hidden),
-        f"{prefix}.mlp.down_proj.weight": (hidden, inner),
+        **_mlp_shapes(prefix, config),
     }
 
 
+def _mlp_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Layer 0 and ERNIE's draft layers are dense, others have a mixture if the family has one."""
+    name, hidden = config["model_type"], config["hidden_size"]
+    widths = {f"{prefix}.mlp": config["intermediate_size"]}
+    extra: dict[str, tuple[int, ...]] = {}
+    if name.endswith("_moe") and prefix.startswith("model.layers.") and prefix[-2:] != ".0":
+        count = config[COUNTS[name]]
+        width = config["moe_intermediate_size"]
+        widths = {f"{prefix}.mlp.experts.{i}": width for i in range(count)}
+        extra[f"{prefix}.mlp.gate.weight"] = (count, hidden)
+        if name == "ernie4_5_moe":
+            widths[f"{prefix}.mlp.shared_experts"] = 2 * width
+            extra[f"{prefix}.mlp.moe_statics.e_score_correction_bias"] = (1, count)
+        if name == "glm4_moe":
+            widths[f"{prefix}.mlp.shared_experts"] = width
+            extra[f"{prefix}.mlp.gate.e_score_correction_bias"] = (count,)
+    for mlp, width in widths.items():
+        extra |= {f"{mlp}.{half}_proj.weight": (width, hidden) for half in ("gate", "up")}
+        extra[f"{mlp}.down_proj.weight"] = (hidden, width)
+    return extra
+
+
 def _random(key: str, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    if key.endswith("e_score_correction_bias"):
+        return rng.normal(0.0, 0.1, shape).astype(np.float32)
     if key.endswith(".bias"):
         return rng.normal(0.0, 1.0, shape).astype(np.float32)
     if len(shape) == 1:

@@ -37,11 +37,12 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
             "model_type",
             "bloom",
             "model_type is 'bloom', supported is one of "
-            "['ernie4_5', 'llama', 'mimo', 'qwen2', 'qwen3']",
+            "['ernie4_5', 'ernie4_5_moe', 'glm4_moe', 'llama', 'mimo', 'qwen2', 'qwen3', "
+            "'qwen3_moe']",
         ),
-        ("model_type", "deepseek_v3", "for it Baton lacks: MLA attention, mixture of experts"),
+        ("model_type", "deepseek_v3", "for it Baton lacks: MLA attention"),
         ("model_type", "gpt_oss", "sliding windows, attention sinks"),
-        ("model_type", "glm4_moe", "for it Baton lacks: mixture of experts"),
+        ("model_type", "mixtral", "for it Baton lacks: its names of experts"),
         ("use_sliding_window", True, "use_sliding_window is True"),
         ("layer_types", ["full_attention", "linear_attention"], "layer_types is ['full_attention'"),
         ("architectures", ["LlamaForCausalLM"], "architectures is ['LlamaForCausalLM']"),
@@ -108,6 +109,7 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
         ("hidden_size", 0, "hidden_size is 0"),
         ("num_attention_heads", 0, "num_attention_heads is 0"),
         ("num_hidden_layers", -1, "num_hidden_layers is -1"),
+        ("num_hidden_layers", 10**9, "num_hidden_layers is 1000000000"),
         ("num_nextn_predict_layers", -1, "num_nextn_predict_layers is -1"),
         ("vocab_size", "many", "$.vocab_size"),
         ("eos_token_id", 96, "eos_token_id is 96"),
@@ -136,6 +138,56 @@ def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
     made = make_checkpoint("qwen3")
     (made.path / "config.json").write_text(json.dumps(made.config | {field: None}))
     with pytest.raises(ModelShapeError, match=f"{field} is None, supported is a number"):
+        load_shape(made.path)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "shown"),
+    [
+        ("qwen3_moe", {"num_experts": None}, "num_experts is None, supported is one number >= 1"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts is None"),
+        (
+            "qwen3_moe",
+            {"num_experts_per_tok": 9},
+            "num_experts_per_tok is 9, supported is <= the 8",
+        ),
+        ("qwen3_moe", {"moe_intermediate_size": [24, 8]}, "moe_intermediate_size is [24, 8]"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "the layers with experts is []"),
+        ("ernie4_5_moe", {"moe_num_experts": [8, 8]}, "moe_num_experts is [8, 8]"),
+        ("ernie4_5_moe", {"moe_k": None}, "moe_k is None"),
+        ("ernie4_5_moe", {"moe_layer_start_index": [1, 1]}, "moe_layer_start_index is [1, 1]"),
+        (
+            "ernie4_5_moe",
+            {"moe_layer_end_index": 3},
+            "moe_layer_end_index is 3, supported is -1 or",
+        ),
+        ("ernie4_5_moe", {"moe_layer_end_index": 10**18}, "moe_layer_end_index is 1000000"),
+        ("ernie4_5_moe", {"moe_layer_end_index": -5}, "the layers with experts is []"),
+        ("ernie4_5_moe", {"moe_norm_min": -1}, "moe_norm_min is -1"),
+        ("ernie4_5_moe", {"moe_num_shared_experts": -1}, "moe_num_shared_experts is -1"),
+        ("glm4_moe", {"n_routed_experts": None}, "n_routed_experts is None"),
+        ("glm4_moe", {"n_group": 3}, "n_group is 3, supported is a divisor of the 8 experts"),
+        ("glm4_moe", {"topk_group": 5}, "topk_group is 5, supported is in 1..4"),
+        ("glm4_moe", {"n_group": 8}, "n_group is 8, supported is groups of two experts or more"),
+        ("glm4_moe", {"topk_group": 1}, "num_experts_per_tok is 3, supported is <= the 2 in"),
+        ("glm4_moe", {"first_k_dense_replace": 3}, "the layers with experts is []"),
+        ("glm4_moe", {"routed_scaling_factor": 0}, "routed_scaling_factor is 0"),
+        ("glm4_moe", {"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1"),
+        ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+        (
+            "glm4_moe",
+            {"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}},
+            "supported is unset or 1.0, as rope_parameters.partial_rotary_factor is",
+        ),
+    ],
+)
+def test_a_mixture_that_there_cannot_be_is_named(
+    make_checkpoint: Callable[..., Any], family: str, fields: dict[str, Any], shown: str
+) -> None:
+    made = make_checkpoint(family)
+    (made.path / "config.json").write_text(json.dumps(made.config | fields))
+    with pytest.raises(ModelShapeError, match=re.escape(shown)):
         load_shape(made.path)
 
 

@@ -41,7 +41,16 @@ def put(key: str, *shape: int) -> Edit:
 
 
 @pytest.mark.parametrize(
-    ("family", "count"), [("ernie4_5", 33), ("qwen3", 39), ("qwen2", 42), ("mimo", 43)]
+    ("family", "count"),
+    [
+        ("ernie4_5", 33),
+        ("qwen3", 39),
+        ("qwen2", 42),
+        ("mimo", 43),
+        pytest.param("qwen3_moe", 80, marks=pytest.mark.slow),
+        pytest.param("ernie4_5_moe", 94, marks=pytest.mark.slow),
+        pytest.param("glm4_moe", 140, marks=pytest.mark.slow),
+    ],
 )
 def test_every_single_missing_key_is_named(
     make_checkpoint: Callable[..., Any], family: str, count: int

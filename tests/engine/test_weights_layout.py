@@ -18,14 +18,18 @@ def load(made: Any) -> Weights:
 
 
 def arrays(weights: Weights) -> Iterator[tuple[str, np.ndarray]]:
-    parts = {"weights": weights}
-    parts |= {f"layers[{i}]": layer for i, layer in enumerate(weights.layers)}
-    for i, mtp in enumerate(weights.mtp):
-        parts |= {f"mtp[{i}]": mtp, f"mtp[{i}].layer": mtp.layer}
-    for name, part in parts.items():
-        for field in dataclasses.fields(part):
-            if isinstance(value := getattr(part, field.name), np.ndarray):
-                yield f"{name}.{field.name}", value
+    yield from arrays_in("weights", weights)
+
+
+def arrays_in(name: str, value: object) -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, tuple):
+        for i, part in enumerate(value):
+            yield from arrays_in(f"{name}[{i}]", part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from arrays_in(f"{name}.{field.name}", getattr(value, field.name))
 
 
 @pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen2", "qwen3", "mimo"])
@@ -44,8 +48,8 @@ def test_projections_are_transposed_and_fused_exactly(
         np.testing.assert_array_equal(layer.qkv, np.concatenate(attention, axis=1))
         np.testing.assert_array_equal(layer.o, of["self_attn.o_proj"].T)
         mlp = [of[f"mlp.{name}_proj"].T for name in ("gate", "up")]
-        np.testing.assert_array_equal(layer.gate_up, np.concatenate(mlp, axis=1))
-        np.testing.assert_array_equal(layer.down, of["mlp.down_proj"].T)
+        np.testing.assert_array_equal(layer.mlp.gate_up, np.concatenate(mlp, axis=1))
+        np.testing.assert_array_equal(layer.mlp.down, of["mlp.down_proj"].T)
         np.testing.assert_array_equal(layer.input_norm, of["input_layernorm"])
         np.testing.assert_array_equal(layer.post_norm, of["post_attention_layernorm"])
         norms = [of[f"self_attn.{n}"] for n in ("q_norm", "k_norm") if f"self_attn.{n}" in of]
@@ -76,7 +80,7 @@ def test_ernie_mtp_names_fill_the_mtp_layer(make_checkpoint: Callable[..., Any])
     np.testing.assert_array_equal(mtp.hidden_norm, made.tensors["model.mtp_hidden_norm.0.weight"])
     np.testing.assert_array_equal(mtp.proj, made.tensors["model.mtp_linear_proj.0.weight"].T)
     np.testing.assert_array_equal(
-        mtp.layer.down, made.tensors["model.mtp_block.0.mlp.down_proj.weight"].T
+        mtp.layer.mlp.down, made.tensors["model.mtp_block.0.mlp.down_proj.weight"].T
     )
     assert mtp.final_norm is weights.final_norm
 
@@ -118,6 +122,42 @@ def test_mimos_mtp_names_fill_the_mtp_layer_with_its_own_norm(
         biases = [of[f"self_attn.{name}_proj.bias"] for name in "qkv"]
         np.testing.assert_array_equal(mtp.layer.qkv_bias, np.concatenate(biases))
     assert len(weights.mtp) == 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "ernie4_5_moe", "glm4_moe"])
+def test_each_expert_and_its_router_are_where_they_belong(
+    make_checkpoint: Callable[..., Any], family: str
+) -> None:
+    made = make_checkpoint(family)
+    weights = load(made)
+    experts = load_shape(made.path).experts
+
+    def is_mlp(found: Any, prefix: str) -> None:
+        halves = [made.tensors[f"{prefix}.{name}_proj.weight"].T for name in ("gate", "up")]
+        np.testing.assert_array_equal(found.gate_up, np.concatenate(halves, axis=1))
+        np.testing.assert_array_equal(found.down, made.tensors[f"{prefix}.down_proj.weight"].T)
+
+    layers = {f"model.layers.{i}": layer for i, layer in enumerate(weights.layers)}
+    draft = {"ernie4_5_moe": "model.mtp_block.0", "glm4_moe": "model.layers.3"}.get(family)
+    if draft is not None:
+        layers[draft] = weights.mtp[0].layer
+    mixed = {"qwen3_moe": (1, 2), "ernie4_5_moe": (1, 2), "glm4_moe": (1, 2, 3)}[family]
+    assert sorted(i for i, layer in enumerate(layers.values()) if layer.mixture) == sorted(mixed)
+    for prefix, layer in layers.items():
+        if layer.mixture is None:
+            is_mlp(layer.mlp, f"{prefix}.mlp")
+            continue
+        mixture = layer.mixture
+        np.testing.assert_array_equal(mixture.router, made.tensors[f"{prefix}.mlp.gate.weight"].T)
+        assert len(mixture.experts) == experts.count == 8
+        for index, expert in enumerate(mixture.experts):
+            is_mlp(expert, f"{prefix}.mlp.experts.{index}")
+        assert (layer.mlp is None) == (mixture.choice_bias is None) == (family == "qwen3_moe")
+        if layer.mlp is not None:
+            is_mlp(layer.mlp, f"{prefix}.mlp.shared_experts")
+            name = {"ernie4_5_moe": "moe_statics", "glm4_moe": "gate"}[family]
+            bias = made.tensors[f"{prefix}.mlp.{name}.e_score_correction_bias"]
+            np.testing.assert_array_equal(mixture.choice_bias, bias.ravel())
 
 
 def test_both_mtp_namings_of_the_same_tensors_load_alike(

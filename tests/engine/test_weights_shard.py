@@ -13,8 +13,17 @@ from baton_worker.engine.model.shards import Shard
 from baton_worker.engine.model.weights import load_weights
 
 
+def all_layers(weights: Any) -> list[Any]:
+    return [*weights.layers, *(mtp.layer for mtp in weights.mtp)]
+
+
+def all_mlps(layer: Any) -> list[Any]:
+    own = layer.mixture.experts if layer.mixture else ()
+    return [*own, *([layer.mlp] if layer.mlp else [])]
+
+
 @pytest.mark.parametrize("storage", ["F32", "BF16"])
-@pytest.mark.parametrize("family", ["ernie4_5", "mimo"])
+@pytest.mark.parametrize("family", ["ernie4_5", "mimo", "qwen3_moe", "glm4_moe"])
 def test_two_shards_put_together_are_the_whole(
     make_checkpoint: Callable[..., Any], family: str, storage: str
 ) -> None:
@@ -23,16 +32,20 @@ def test_two_shards_put_together_are_the_whole(
     whole = load_weights(path, shape)
     halves = [load_weights(path, shape, Shard(rank, 2)) for rank in (0, 1)]
     q, kv = shape.q_size // 2, shape.kv_size // 2
-    for i, layer in enumerate((*whole.layers, whole.mtp[0].layer)):
-        parts = [(*half.layers, half.mtp[0].layer)[i] for half in halves]
+    for i, layer in enumerate(all_layers(whole)):
+        parts = [all_layers(half)[i] for half in halves]
         split = [np.split(part.qkv, [q, q + kv], axis=1) for part in parts]
         rejoined = [np.concatenate(pair, axis=1) for pair in zip(*split, strict=True)]
         np.testing.assert_array_equal(np.concatenate(rejoined, axis=1), layer.qkv)
-        gates = [np.split(part.gate_up, 2, axis=1) for part in parts]
-        rejoined = [np.concatenate(pair, axis=1) for pair in zip(*gates, strict=True)]
-        np.testing.assert_array_equal(np.concatenate(rejoined, axis=1), layer.gate_up)
+        for mlp, *cut in zip(all_mlps(layer), *map(all_mlps, parts), strict=True):
+            gates = [np.split(part.gate_up, 2, axis=1) for part in cut]
+            rejoined = [np.concatenate(pair, axis=1) for pair in zip(*gates, strict=True)]
+            np.testing.assert_array_equal(np.concatenate(rejoined, axis=1), mlp.gate_up)
+            np.testing.assert_array_equal(np.concatenate([part.down for part in cut]), mlp.down)
+        if layer.mixture is not None:
+            for part in parts:
+                np.testing.assert_array_equal(part.mixture.router, layer.mixture.router)
         np.testing.assert_array_equal(np.concatenate([part.o for part in parts]), layer.o)
-        np.testing.assert_array_equal(np.concatenate([part.down for part in parts]), layer.down)
         if layer.qkv_bias is not None:
             split = [np.split(part.qkv_bias, [q, q + kv]) for part in parts]
             rejoined = [np.concatenate(pair) for pair in zip(*split, strict=True)]
@@ -48,8 +61,8 @@ def test_two_shards_put_together_are_the_whole(
 @pytest.mark.parametrize(
     ("size", "config", "field"),
     [
-        (4, {}, "n_kv_heads 2"),
-        (3, {}, "n_heads 4"),
+        (4, {}, "num_key_value_heads 2"),
+        (3, {}, "num_attention_heads 4"),
         (2, {"intermediate_size": 33}, "intermediate_size 33"),
     ],
 )

@@ -6,6 +6,7 @@ is no class of transformers': the float64 oracle stands for it (tests/engine/ser
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_testing import numpy_reference as reference
 from baton_testing import published_models as published
 from baton_worker.engine.backends.device.engine import LoadedModel
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.weights import load_weights
 
 TOLERANCE = 1e-4
 TOKENS = 1000
@@ -101,3 +105,25 @@ def test_a_weight_that_is_changed_is_seen(
         part[3] += 0.02
     wanted = published.published_logits(theirs, tokens)
     assert np.abs(published.our_logits(load(tmp_path), tokens) - wanted).max() > TOLERANCE
+
+
+def test_glms_draft_layer_is_transformers(load: Callable[..., LoadedModel], tmp_path: Path) -> None:
+    """The float64 oracle, to which both engines' drafts are held, against a second opinion."""
+    import transformers
+
+    published.published_model("glm4_moe", "gqa", tmp_path)
+    published.add_draft_layer(tmp_path, load_shape(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager"
+    ).eval()
+    shape = load_shape(tmp_path)
+    weights = load_weights(tmp_path, shape)
+    for length in (2, 3, 17, 40):
+        tokens = text(shape.vocab_size, length, seed=length)
+        hidden = reference.forward(weights, shape, tokens[:-1]).hidden
+        ours = reference.mtp_forward(weights, shape, hidden, tokens[1:]).logits[-1]
+        wanted = published.published_draft(theirs, tokens)
+        assert wanted.std() > 0.5, "logits that say nothing prove nothing"
+        np.testing.assert_allclose(ours, wanted, rtol=0, atol=TOLERANCE)

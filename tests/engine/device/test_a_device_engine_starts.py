@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
@@ -23,6 +25,7 @@ from baton_worker.engine.backends.device import program, start
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.start import start_engine
+from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.metrics import SEQUENCE_LABELS, EngineMetrics
 from baton_worker.messages import Submit
@@ -237,3 +240,32 @@ def test_what_the_device_does_is_counted() -> None:
     assert value(registry, "baton_device_memory_bytes") == use.total
     assert value(registry, "baton_device_memory_used_bytes") == use.total - use.free
     assert value(registry, "baton_device_memory_peak_bytes") == use.peak
+
+
+def test_a_mixture_without_kernels_for_it_is_refused_before_it_is_loaded(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """A GPU has none yet."""
+
+    class Dense(NumpyKernels):
+        has_experts = OpsKernels.has_experts
+
+    path, device = make_checkpoint("qwen3_moe").path, NumpyDevice()
+    chosen = msgspec.structs.replace(config(), model=ModelConfig(path=str(path)))
+    with pytest.raises(
+        DeviceError, match=r"qwen3_moe\) is a mixture of experts, .* 'cpu' computes it"
+    ):
+        start_engine(chosen, device, Dense(device), time.monotonic)
+    assert device.memory().peak == 0
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_moe", "glm4_moe"])
+def test_a_mixture_is_loaded_sized_and_served(
+    make_checkpoint: Callable[..., Any], family: str
+) -> None:
+    path, device = make_checkpoint(family).path, NumpyDevice()
+    chosen = msgspec.structs.replace(
+        config(device="gpu", dtype="float32"), model=ModelConfig(path=str(path))
+    )
+    engine = start_engine(chosen, device, NumpyKernels(device), time.monotonic)
+    assert len(served(engine)[0]) == 9

@@ -134,9 +134,11 @@ def test_a_vocabulary_that_ranks_do_not_divide(
     near(said[2], said[0])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mimo", "ernie4_5"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mimo", "ernie4_5", "qwen3_moe", "glm4_moe"])
 def test_every_family(make_checkpoint: Callable[..., Any], family: str) -> None:
-    """Biases of query, key and value are the heads', so each rank adds its own."""
+    """Biases of query, key and value are the heads', so each rank adds its own; of each expert a
+    rank has a part of the width.
+    """
     made = make_checkpoint(family=family)
     said = []
     for size in (1, 2):

@@ -14,6 +14,7 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import loading
 from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
 from baton_worker.engine.backends.device.seam import DType
+from baton_worker.engine.backends.device.sizing import weight_bytes
 from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.model.checkpoint import StoredTensor, open_checkpoint
 from baton_worker.engine.model.shape import load_shape
@@ -41,6 +42,20 @@ def values(tensor: NumpyTensor) -> npt.NDArray[np.float32]:
     return np.asarray(array, np.float32)
 
 
+def mixtures(ours: Any, theirs: Any) -> list[tuple[NumpyTensor, npt.NDArray[Any]]]:
+    assert (ours is None) == (theirs is None)
+    if theirs is None:
+        return []
+    found = [(ours.router, theirs.router.T)]
+    for name in ("gate_up", "down"):
+        whole = np.concatenate([getattr(each, name).T for each in theirs.experts])
+        found.append((getattr(ours, name), whole))
+    assert (ours.choice_bias is None) == (theirs.choice_bias is None)
+    if theirs.choice_bias is not None:
+        found.append((ours.choice_bias, theirs.choice_bias))
+    return found
+
+
 def pairs(device: DeviceWeights, host: Weights) -> list[tuple[NumpyTensor, npt.NDArray[Any]]]:
     """Each of the device's tensors, with what it must equal."""
     found = [(device.embed, host.embed), (device.lm_head, host.lm_head.T)]
@@ -51,9 +66,12 @@ def pairs(device: DeviceWeights, host: Weights) -> list[tuple[NumpyTensor, npt.N
         found += [(ours.emb_norm, theirs.emb_norm), (ours.hidden_norm, theirs.hidden_norm)]
         found += [(ours.proj, theirs.proj.T), (ours.final_norm, theirs.final_norm)]
     for ours, theirs in layers:
-        found += [(ours.qkv, theirs.qkv.T), (ours.o, theirs.o.T), (ours.down, theirs.down.T)]
-        found += [(ours.gate_up, theirs.gate_up.T), (ours.input_norm, theirs.input_norm)]
-        found += [(ours.post_norm, theirs.post_norm)]
+        found += [(ours.qkv, theirs.qkv.T), (ours.o, theirs.o.T)]
+        found += [(ours.input_norm, theirs.input_norm), (ours.post_norm, theirs.post_norm)]
+        assert (ours.gate_up is None) == (ours.down is None) == (theirs.mlp is None)
+        if theirs.mlp is not None:
+            found += [(ours.gate_up, theirs.mlp.gate_up.T), (ours.down, theirs.mlp.down.T)]
+        found += mixtures(ours.mixture, theirs.mixture)
         found += list(zip(ours.qk_norm or (), theirs.qk_norm or (), strict=True))
         assert (ours.qkv_bias is None) == (theirs.qkv_bias is None)
         if theirs.qkv_bias is not None:
@@ -61,7 +79,18 @@ def pairs(device: DeviceWeights, host: Weights) -> list[tuple[NumpyTensor, npt.N
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen2", "qwen3", "mimo"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "ernie4_5",
+        "qwen2",
+        "qwen3",
+        "mimo",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "ernie4_5_moe")),
+        "glm4_moe",
+    ],
+)
 @pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_tensor_is_the_hosts(
@@ -90,6 +119,27 @@ def test_a_bfloat16_checkpoint_stays_as_it_is(make_checkpoint: Callable[..., Any
     assert on_device(weights.embed).dtype == np.uint16
     for ours, theirs in pairs(weights, on_host(made)):
         np.testing.assert_array_equal(values(ours), theirs)
+
+
+def test_routers_and_their_biases_stay_float32(make_checkpoint: Callable[..., Any]) -> None:
+    """Half a bit of a score may be another expert; they are small."""
+    made = make_checkpoint("glm4_moe")
+    mixture = streamed(made, "bfloat16").layers[1].mixture
+    assert on_device(mixture.gate_up).dtype == np.uint16
+    theirs = on_host(made).layers[1].mixture
+    np.testing.assert_array_equal(on_device(mixture.router), theirs.router.T)
+    np.testing.assert_array_equal(on_device(mixture.choice_bias), theirs.choice_bias)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "ernie4_5_moe", "glm4_moe"])
+def test_what_weights_take_is_known_before_they_are_there(
+    make_checkpoint: Callable[..., Any], family: str
+) -> None:
+    made = make_checkpoint(family)
+    matrices = [value for value in made.tensors.values() if min(value.shape) > 1 < value.ndim]
+    n_bytes = sum(value.size for value in matrices) * 4
+    shape = load_shape(made.path)
+    assert weight_bytes(shape, shape.n_mtp_layers, 4) == n_bytes
 
 
 def test_a_draft_layer_that_is_not_wanted_takes_no_memory(
@@ -123,10 +173,12 @@ def test_the_parts_of_ranks_put_together_are_the_whole(
     for index, whole in enumerate((*host.layers, host.mtp[0].layer)):
         of = [(*part.layers, part.mtp[0].layer)[index] for part in parts]
         np.testing.assert_array_equal(np.concatenate([values(p.o) for p in of], 1), whole.o.T)
-        np.testing.assert_array_equal(np.concatenate([values(p.down) for p in of], 1), whole.down.T)
+        np.testing.assert_array_equal(
+            np.concatenate([values(p.down) for p in of], 1), whole.mlp.down.T
+        )
         gates = [np.split(values(p.gate_up), 2) for p in of]
         joined = [np.concatenate(side) for side in zip(*gates, strict=True)]
-        np.testing.assert_array_equal(np.concatenate(joined), whole.gate_up.T)
+        np.testing.assert_array_equal(np.concatenate(joined), whole.mlp.gate_up.T)
         query, key, value = np.split(whole.qkv.T, [shape.q_size, shape.q_size + shape.kv_size])
         for shard, part in zip(shards, of, strict=True):
             own = shard.kv_heads(shape.n_kv_heads)

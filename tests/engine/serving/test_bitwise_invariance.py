@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_worker.engine.model.experts import Experts
+
 ENGINES = ("paddle", "device")
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -124,3 +126,18 @@ def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench
     prompts = [tuple(range(2, 4 + 3 * n)) for n in range(12)]
     alone = _run(make_bench(model, max_running=1), prompts)
     assert _run(make_bench(model, n_draft=3, prefill_tokens=33), prompts) == alone
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_who_shares_an_expert_changes_no_bit(make_model: Any, make_bench: Any, scores: Any) -> None:
+    """Alone a token's experts are fed one row each, among others some dozens; a router of six
+    columns is one that the product computes otherwise for many rows.
+    """
+    experts = Experts(
+        6, 2, 24, (0, 1), shared_size=40, scores=scores, has_choice_bias=True, has_mtp=True
+    )
+    model = make_model(experts=experts)
+    prompts = [tuple(range(2, 4 + 3 * n)) for n in range(16)]
+    alone = _run(make_bench(model, max_running=1, prefill_tokens=7), prompts)
+    assert _run(make_bench(model, n_draft=3, prefill_tokens=65), prompts) == alone
+    assert _run(make_bench(model, max_running=16), prompts) == alone

@@ -1,7 +1,7 @@
 """Each family's own checkpoint: the reference's tokens for any K, in one engine and in a pair.
 
-MiMo drafts with its own layer, Qwen2 has none and looks drafts up. The checkpoints are random, in
-the families' own names, and stored as bfloat16.
+MiMo, ERNIE and GLM draft with a layer of their own, Qwen2 and Qwen3 have none and look drafts up.
+The checkpoints are random, in the families' own names, and stored as bfloat16.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ CASES = {
     "qwen2-tied": ("qwen2", {"num_nextn_predict_layers": 0, "tie_word_embeddings": True}),
     "mimo": ("mimo", {"tie_word_embeddings": False}),
     "mimo-two-layers": ("mimo", {"tie_word_embeddings": False, "num_nextn_predict_layers": 2}),
+    "qwen3_moe": ("qwen3_moe", {"tie_word_embeddings": False}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "glm4_moe": ("glm4_moe", {}),
 }
+DRAFTS_ITSELF = ("mimo", "ernie4_5_moe", "glm4_moe")
 
 
 def drafting(family: str, k: int) -> dict[str, Any]:
     """Return the options of K drafts, from where the family has them."""
     if not k:
         return {"n_draft": 0, "use_mtp": False, "drafts": NO_DRAFTS}
-    if family == "mimo":
+    if family in DRAFTS_ITSELF:
         return {"n_draft": k, "use_mtp": True, "drafts": DraftSources()}
     return {"n_draft": k, "use_mtp": False, "drafts": LOOKUP}
 

@@ -83,12 +83,15 @@ def test_drafts_are_the_references(
         assert stream.drafts == _reference_drafts(model, [*prompt, *stream.tokens], 4)
 
 
-@pytest.mark.parametrize("family", ["llama", "ernie4_5", "qwen2", "qwen3", "mimo"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "ernie4_5", "qwen2", "qwen3", "mimo", "qwen3_moe", "ernie4_5_moe", "glm4_moe"],
+)
 def test_a_checkpoint_is_served_by_its_hugging_face_names(
     load_model: Any, make_checkpoint: Any, make_bench: Any, make_prompts: Any, family: str
 ) -> None:
     model = load_model(make_checkpoint(family, head_dim=12).path)
-    bench = make_bench(model, n_draft=2)
+    bench = make_bench(model, n_draft=2 * model.shape.n_mtp_layers)
     for number, prompt in enumerate(make_prompts(4, vocab_size=96)):
         key = bench.submit(number, prompt, temperature=0.0, max_tokens=12, logprobs_k=0)
         bench.drain()

@@ -14,8 +14,15 @@ import numpy as np
 from baton_testing import numpy_reference as reference
 from baton_worker.engine.api import Handoff, StepResult
 from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.shape import ModelShape
-from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
+from baton_worker.engine.model.weights import (
+    ExpertWeights,
+    LayerWeights,
+    MlpWeights,
+    MtpWeights,
+    Weights,
+)
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import DecodeTarget, Submit
 from baton_worker.records.columns import (
@@ -243,29 +250,43 @@ def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
     def bias(size: int) -> Any:
         return rng.normal(0.0, 1.0, size).astype(np.float32)
 
-    def layer() -> LayerWeights:
-        width = shape.q_size + 2 * shape.kv_size
+    def mlp(width: int) -> MlpWeights:
+        return MlpWeights(matrix(shape.hidden_size, 2 * width), matrix(width, shape.hidden_size))
+
+    def mixture(experts: Experts) -> ExpertWeights:
+        return ExpertWeights(
+            router=matrix(shape.hidden_size, experts.count),
+            choice_bias=bias(experts.count) / 8 if experts.has_choice_bias else None,
+            experts=tuple(mlp(experts.intermediate_size) for _ in range(experts.count)),
+        )
+
+    def layer(index: int) -> LayerWeights:
+        width, experts = shape.q_size + 2 * shape.kv_size, shape.experts_of(index)
         return LayerWeights(
             input_norm=norm(),
             qkv=matrix(shape.hidden_size, width),
             o=matrix(shape.q_size, shape.hidden_size),
             post_norm=norm(),
-            gate_up=matrix(shape.hidden_size, 2 * shape.intermediate_size),
-            down=matrix(shape.intermediate_size, shape.hidden_size),
+            mlp=mlp(shape.mlp_size(index)) if shape.mlp_size(index) else None,
             qk_norm=(norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None,
             qkv_bias=bias(width) if shape.has_qkv_bias else None,
+            mixture=mixture(experts) if experts else None,
         )
 
     final_norm = norm()
     mtp = tuple(
         MtpWeights(
-            norm(), norm(), matrix(2 * shape.hidden_size, shape.hidden_size), layer(), norm()
+            norm(),
+            norm(),
+            matrix(2 * shape.hidden_size, shape.hidden_size),
+            layer(shape.n_layers + index),
+            norm(),
         )
-        for _ in range(shape.n_mtp_layers)
+        for index in range(shape.n_mtp_layers)
     )
     return Weights(
         embed=rng.normal(0.0, 1.0, (shape.vocab_size, shape.hidden_size)).astype(np.float32),
-        layers=tuple(layer() for _ in range(shape.n_layers)),
+        layers=tuple(map(layer, range(shape.n_layers))),
         mtp=mtp,
         final_norm=final_norm,
         lm_head=matrix(shape.hidden_size, shape.vocab_size),

@@ -120,10 +120,10 @@ def _named(keys: naming.LayerKeys, layer: DeviceLayer, shape: ModelShape) -> Nam
     yield from ((key, layer.qkv[part]) for key, part in zip(keys.qkv, rows, strict=True))
     yield keys.o, layer.o
     yield keys.post_norm, layer.post_norm
-    gate, up = keys.gate_up
+    gate, up = keys.mlp.gate_up
     yield gate, layer.gate_up[:inner]
     yield up, layer.gate_up[inner:]
-    yield keys.down, layer.down
+    yield keys.mlp.down, layer.down
     if layer.qkv_bias is not None:
         yield from zip(keys.qkv_bias, (layer.qkv_bias[part] for part in rows), strict=True)
     if layer.qk_norm is not None:

@@ -16,12 +16,17 @@ from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.backends.device.seam import Device, Tensor
 from baton_worker.engine.backends.device.steps import DeviceModel, Steps
-from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.backends.device.weights import (
+    DeviceLayer,
+    DeviceMixture,
+    DeviceMtp,
+    DeviceWeights,
+)
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.model.shape import ModelShape, fingerprint
-from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
+from baton_worker.engine.model.weights import ExpertWeights, LayerWeights, MtpWeights, Weights
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
@@ -39,15 +44,26 @@ def uploaded(device: Device, weights: Weights, use_mtp: bool) -> DeviceWeights:
 
     def layer(source: LayerWeights) -> DeviceLayer:
         norms = source.qk_norm
+        mlp, mixed = source.mlp, source.mixture
         return DeviceLayer(
             input_norm=put(source.input_norm),
             qkv=put(source.qkv.T),
             o=put(source.o.T),
             post_norm=put(source.post_norm),
-            gate_up=put(source.gate_up.T),
-            down=put(source.down.T),
+            gate_up=None if mlp is None else put(mlp.gate_up.T),
+            down=None if mlp is None else put(mlp.down.T),
             qk_norm=None if norms is None else (put(norms[0]), put(norms[1])),
             qkv_bias=None if source.qkv_bias is None else put(source.qkv_bias),
+            mixture=None if mixed is None else mixture(mixed),
+        )
+
+    def mixture(source: ExpertWeights) -> DeviceMixture:
+        bias = source.choice_bias
+        return DeviceMixture(
+            router=put(source.router.T),
+            choice_bias=None if bias is None else put(bias),
+            gate_up=put(np.concatenate([each.gate_up.T for each in source.experts])),
+            down=put(np.concatenate([each.down.T for each in source.experts])),
         )
 
     def mtp(source: MtpWeights) -> DeviceMtp:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import baton_ops
-from baton_testing import numpy_ranks
+from baton_testing import numpy_experts, numpy_ranks
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
@@ -24,6 +24,7 @@ from baton_worker.engine.backends.device.seam import (
     Penalised,
     Places,
     Rotation,
+    Routes,
     RowMap,
     RowParams,
     Rules,
@@ -33,6 +34,7 @@ from baton_worker.engine.backends.device.seam import (
     Seeds,
 )
 from baton_worker.engine.kv.pool import NULL_BLOCK, TRASH_BLOCK
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.sampling.logits_processing import truncated
 from baton_worker.engine.sampling.noise import uniforms
 
@@ -43,6 +45,8 @@ Product = Callable[[Array, Array, Array], None]
 
 class NumpyKernels:
     """See `seam.Kernels`; each call goes on the device's stream."""
+
+    has_experts = True
 
     def __init__(self, device: NumpyDevice) -> None:
         self._launch = device.launch
@@ -58,6 +62,35 @@ class NumpyKernels:
     def gate_up_silu(self, x: NumpyTensor, weight: NumpyTensor, out: NumpyTensor) -> None:
         """See `Kernels.gate_up_silu`."""
         self._launch(gate_up_silu, x, weight, out)
+
+    def route(
+        self,
+        x: NumpyTensor,
+        router: NumpyTensor,
+        bias: NumpyTensor | None,
+        experts: Experts,
+        out: Routes,
+    ) -> None:
+        """See `ExpertKernels.route`."""
+        self._launch(numpy_experts.route, x, router, bias, experts, out, matmul)
+
+    def expert_gate_up_silu(
+        self, x: NumpyTensor, routes: Routes, weight: NumpyTensor, out: NumpyTensor
+    ) -> None:
+        """See `ExpertKernels.expert_gate_up_silu`."""
+        self._launch(numpy_experts.each_pair, x, routes, weight, out, gate_up_silu)
+
+    def expert_matmul(
+        self, x: NumpyTensor, routes: Routes, weight: NumpyTensor, out: NumpyTensor
+    ) -> None:
+        """See `ExpertKernels.expert_matmul`."""
+        self._launch(numpy_experts.each_pair, x, routes, weight, out, matmul)
+
+    def combine(
+        self, made: NumpyTensor, routes: Routes, beside: NumpyTensor | None, out: NumpyTensor
+    ) -> None:
+        """See `ExpertKernels.combine`."""
+        self._launch(numpy_experts.combine, made, routes, beside, out)
 
     def add_norm(
         self,
@@ -289,7 +322,9 @@ def _rope_store(
             if rotation.norms is not None:
                 head = _norm(head, rotation.norms[is_key], rotation.eps)
             with np.errstate(invalid="ignore", over="ignore"):
-                turned = _rotated(head, cos, sin, rotation.style)
+                size = 2 * len(cos)
+                turned = head.copy()
+                turned[:size] = _rotated(head[:size], cos, sin, rotation.style)
             if is_key:
                 to[0, index - n_heads, offset] = turned
             else:

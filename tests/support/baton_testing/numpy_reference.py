@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.rope import Llama3Scaling, RopeScaling, YarnScaling
 from baton_worker.engine.model.shape import ModelShape, RopeStyle
-from baton_worker.engine.model.weights import LayerWeights, Weights
+from baton_worker.engine.model.weights import ExpertWeights, LayerWeights, MlpWeights, Weights
 
 Float64Array = npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -118,6 +119,13 @@ def rms_norm(x: Float64Array, weight: FloatArray, shape: ModelShape) -> Float64A
     return np.asarray(x / np.sqrt(mean_square + shape.rms_norm_eps) * weight)
 
 
+def _rotated(x: Float64Array, positions: npt.NDArray[np.int64], shape: ModelShape) -> Float64Array:
+    """Rotate the first elements of each head, GLM-4.5's half of them; the others stay."""
+    size = shape.rotated_size or shape.head_dim
+    turned = rope(x[..., :size], positions, shape.rope_theta, shape.rope_style, shape.rope_scaling)
+    return np.concatenate([turned, x[..., size:]], axis=-1)
+
+
 def rope(
     x: Float64Array,
     positions: npt.NDArray[np.int64],
@@ -197,8 +205,45 @@ def _head(x: Float64Array, norm: FloatArray, weights: Weights, shape: ModelShape
 def decoder_layer(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
     """Return f64[T, H]: attention, then the gated MLP, each added to what it was given."""
     x = x + _attention(rms_norm(x, layer.input_norm, shape), layer, shape)
-    gate, up = np.split(rms_norm(x, layer.post_norm, shape) @ layer.gate_up, 2, axis=-1)
-    return np.asarray(x + (gate / (1.0 + np.exp(-gate)) * up) @ layer.down)
+    normed = rms_norm(x, layer.post_norm, shape)
+    if layer.mlp is not None:
+        x = x + mlp(normed, layer.mlp)
+    if layer.mixture is not None:
+        assert shape.experts is not None
+        x = x + np.array([mixture(row, layer.mixture, shape.experts) for row in normed])
+    return x
+
+
+def mlp(x: Float64Array, weights: MlpWeights) -> Float64Array:
+    """`(silu(x gate) * (x up)) down` (Shazeer, arXiv 2002.05202)."""
+    gate, up = np.split(x @ weights.gate_up, 2, axis=-1)
+    return np.asarray((gate / (1.0 + np.exp(-gate)) * up) @ weights.down)
+
+
+def mixture(x: Float64Array, weights: ExpertWeights, experts: Experts) -> Float64Array:
+    """One token f64[H]: the sum of what its experts make of it, each times its weight.
+
+    The experts are those with the highest scores, the learned bias added: Qwen3's without one
+    (arXiv 2505.09388), DeepSeek-V3's among the groups whose two best add up to most (arXiv
+    2412.19437, equations 12 to 16). The weights are the scores without the bias, over their sum.
+    """
+    products = x @ weights.router
+    scores = 1.0 / (1.0 + np.exp(-products))
+    if experts.scores == "softmax":
+        scores = np.exp(log_softmax(products))
+    wanted = scores if weights.choice_bias is None else scores + weights.choice_bias
+    size = experts.count // experts.n_groups
+    groups = [range(g * size, (g + 1) * size) for g in range(experts.n_groups)]
+    if experts.n_chosen_groups < experts.n_groups:
+        groups.sort(key=lambda group: -sum(sorted(wanted[i] for i in group)[-2:]))
+    candidates = sorted(i for group in groups[: experts.n_chosen_groups] for i in group)
+    own = sorted(candidates, key=lambda i: -wanted[i])[: experts.chosen]
+    total = sum(scores[i] for i in own) if experts.normalises else 1.0
+    out = np.zeros_like(x)
+    for i in own:
+        weight = experts.scaling * scores[i] / max(total, experts.least_sum)
+        out += weight * mlp(x, weights.experts[i])
+    return out
 
 
 def _attention(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
@@ -216,10 +261,7 @@ def _attention(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float
     q, k, v = (part.reshape(length, -1, shape.head_dim) for part in flat)
     if layer.qk_norm is not None:
         q, k = (rms_norm(x, w, shape) for x, w in zip((q, k), layer.qk_norm, strict=True))
-    q, k = (
-        rope(part, positions, shape.rope_theta, shape.rope_style, shape.rope_scaling)
-        for part in (q, k)
-    )
+    q, k = (_rotated(part, positions, shape) for part in (q, k))
     future = np.triu(np.full((length, length), -np.inf), k=1)
     heads = []
     for head in range(shape.n_heads):

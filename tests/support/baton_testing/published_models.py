@@ -20,8 +20,10 @@ from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.seam import Places
 from baton_worker.engine.backends.device.workspace import Sizes, Workspace
 from baton_worker.engine.kv.pool import TRASH_BLOCK
-from baton_worker.engine.model.checkpoint import open_checkpoint
-from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.checkpoint import SINGLE_FILE, open_checkpoint
+from baton_worker.engine.model.families.registry import family_of
+from baton_worker.engine.model.naming import main_layer
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.options import NO_DRAFTS, EngineOptions
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
@@ -91,6 +93,54 @@ FAMILIES: dict[str, Published] = {
     "qwen2-yarn": Published("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": YARN}),
     "qwen3": Published("Qwen3Config", {"tie_word_embeddings": False}),
     "ernie4_5": Published("Ernie4_5Config", {"tie_word_embeddings": True, "use_bias": False}),
+    "qwen3_moe": Published(
+        "Qwen3MoeConfig",
+        {
+            "tie_word_embeddings": False,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "qwen3_moe-unnormed": Published(
+        "Qwen3MoeConfig",
+        {
+            "tie_word_embeddings": False,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "ernie4_5_moe": Published(
+        "Ernie4_5_MoeConfig",
+        {
+            "tie_word_embeddings": True,
+            "use_bias": False,
+            "moe_num_experts": 16,
+            "moe_k": 3,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "glm4_moe": Published(
+        "Glm4MoeConfig",
+        {
+            "tie_word_embeddings": False,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
 }
 
 
@@ -114,8 +164,10 @@ def published_model(family: str, shape: str, folder: Path, seed: int = 0) -> Any
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
                 weight.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3, generator=source)
+            elif name.endswith("e_score_correction_bias"):
+                weight.normal_(0.0, 0.1, generator=source)
             else:
-                weight.normal_(0.0, 1.5 * weight.shape[1] ** -0.5, generator=source)
+                weight.normal_(0.0, 1.5 * weight.shape[-1] ** -0.5, generator=source)
     model.save_pretrained(folder)
     return model
 
@@ -206,3 +258,51 @@ def our_greedy(model: LoadedModel, prompt: list[int], count: int) -> list[int]:
         said += engine.step().columns.token.tolist()
     engine.close()
     return said
+
+
+def add_draft_layer(folder: Path, model_shape: ModelShape, seed: int = 5) -> None:
+    """Add the weights of a draft layer to a folder that transformers wrote without: random ones,
+    under the keys that are published.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / SINGLE_FILE)
+    keys = family_of(model_shape.model_type).mtp_namings[0](0, model_shape.n_layers, False)
+    of_main = main_layer(model_shape.n_layers - 1).prefix
+    source = np.random.default_rng(seed)
+    hidden = model_shape.hidden_size
+    shapes = {keys.proj: (hidden, 2 * hidden)}
+    shapes |= dict.fromkeys((keys.emb_norm, keys.hidden_norm, keys.final_norm), (hidden,))
+    for key, value in tensors.items():
+        if key.startswith(f"{of_main}."):
+            shapes[keys.layer.prefix + key.removeprefix(of_main)] = value.shape
+    for key, shape in shapes.items():
+        is_norm = key.endswith("norm.weight")
+        scale = 0.3 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
+        tensors[key] = (is_norm + source.normal(0.0, scale, shape)).astype(np.float32)
+    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+
+
+def published_draft(model: Any, tokens: list[int]) -> npt.NDArray[np.float32]:
+    """Return f32[V] of transformers' draft layer for the token behind `tokens`, the last of which
+    the main model has not been fed.
+    """
+    import torch
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+
+    # Transformers knows draft layers by their numbers in the published models, 46 and 92.
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{len(model.model.layers)}\."]
+    drafts = MtpModel.from_pretrained(model).eval()
+    ids = torch.tensor([tokens], device=model.device)
+    fed = torch.arange(1, len(tokens), device=model.device)[None]
+    with torch.no_grad():
+        _, logits, _ = drafts(
+            input_ids=ids[:, 1:],
+            last_hidden_states=model.model(ids[:, :-1]).last_hidden_state,
+            attention_mask=torch.ones_like(fed),
+            position_ids=fed,
+            mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+        )
+    found: npt.NDArray[np.float32] = logits[0, 0].float().cpu().numpy()
+    return found

@@ -71,7 +71,7 @@ class Known(NamedTuple):
     """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
     device: DeviceName
-    model: Literal["tiny", "small-mimo", "small-qwen2", "qwen3-8b", "mimo-7b"]
+    model: Literal["tiny", "small-mimo", "small-qwen2", "small-glm4_moe", "qwen3-8b", "mimo-7b"]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
     n_layers: int = 0
@@ -85,6 +85,7 @@ KNOWN = {
     "numpy-tiny-bfloat16": Known("numpy", "tiny", "bfloat16", SMOKE),
     "numpy-small-mimo": Known("numpy", "small-mimo", "float32", SMOKE),
     "numpy-small-qwen2": Known("numpy", "small-qwen2", "float32", BRIEF),
+    "numpy-small-glm4_moe": Known("numpy", "small-glm4_moe", "float32", BRIEF),
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
@@ -108,7 +109,7 @@ def parameters(names: Sequence[str]) -> list[Any]:
 def _marks(known: Known) -> list[Any]:
     if known.device == "gpu":
         return [pytest.mark.gpu]
-    return [pytest.mark.slow] if known.ranks > 1 else []
+    return [pytest.mark.slow] if known.ranks > 1 or known.model == "small-glm4_moe" else []
 
 
 def of_model(model: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Small models of the families that have biases, random, as folders in Hugging Face's layout.
+"""Small models of families with biases or experts, random, as folders in Hugging Face's layout.
 
 Owns how they are made so that their text is worth trying, as `random_model` does on a GPU: the
 likeliest token is often the next of a short cycle, which the draft layer foretells, and as often a
@@ -17,18 +17,29 @@ from safetensors.numpy import save_file
 
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.families.family import Family
+from baton_worker.engine.model.families.glm_moe import GLM_MOE
 from baton_worker.engine.model.families.registry import FAMILIES
 
 Array = npt.NDArray[np.float32]
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 512, 64, 4, 2, 16, 96, 3
 CYCLE, PULL = 8, 0.15
+EXPERTS, EXPERT_INNER = 16, 32
+GLM_FIELDS = {
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": EXPERT_INNER,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
 
 
 def write_small_model(folder: Path, model_type: str, seed: int = 0) -> Path:
     """Write `config.json` and `model.safetensors` of a family; return the folder."""
     family = FAMILIES[model_type]
-    n_mtp = int(family.mtp_order == "hidden_embedding")
+    n_mtp = int(family.mtp_order == "hidden_embedding" or family is GLM_MOE)
     config = {
         "architectures": [family.architecture],
         "model_type": model_type,
@@ -46,6 +57,7 @@ def write_small_model(folder: Path, model_type: str, seed: int = 0) -> Path:
         "tie_word_embeddings": False,
         "eos_token_id": 1,
         "torch_dtype": "float32",
+        **(GLM_FIELDS if family is GLM_MOE else {}),
     }
     (folder / "config.json").write_text(json.dumps(config))
     save_file(_tensors(family, n_mtp, np.random.default_rng(seed)), folder / "model.safetensors")
@@ -67,16 +79,28 @@ class _Random:
     def norm(self, size: int) -> Array:
         return 1 + self.normal(size, scale=0.1)
 
-    def layer(self, keys: naming.LayerKeys) -> dict[str, Any]:
+    def mixture(self, keys: naming.LayerKeys, into_residual: float) -> dict[str, Any]:
+        """Of DeepSeek-V3's form, as GLM has it."""
+        found: dict[str, Any] = {keys.router: self.matrix(EXPERTS, HIDDEN)}
+        found[f"{keys.prefix}.{GLM_MOE.choice_bias}"] = self.normal(EXPERTS, scale=0.1)
+        for mlp in (keys.shared, *map(keys.expert, range(EXPERTS))):
+            found |= {key: self.matrix(EXPERT_INNER, HIDDEN) for key in mlp.gate_up}
+            found[mlp.down] = self.matrix(HIDDEN, EXPERT_INNER, into_residual)
+        return found
+
+    def layer(self, keys: naming.LayerKeys, is_mixed: bool) -> dict[str, Any]:
         q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
         into_residual = (2 * LAYERS) ** -0.5
         found = {keys.input_norm: self.norm(HIDDEN), keys.post_norm: self.norm(HIDDEN)}
         for weight, bias, width in zip(keys.qkv, keys.qkv_bias, (q, kv, kv), strict=True):
             found[weight] = self.matrix(width, HIDDEN)
             found[bias] = self.normal(width, scale=1.0)
-        found |= {key: self.matrix(INNER, HIDDEN) for key in keys.gate_up}
+        if is_mixed:
+            found[keys.o] = self.matrix(HIDDEN, q, into_residual)
+            return found | self.mixture(keys, into_residual)
+        found |= {key: self.matrix(INNER, HIDDEN) for key in keys.mlp.gate_up}
         found[keys.o] = self.matrix(HIDDEN, q, into_residual)
-        found[keys.down] = self.matrix(HIDDEN, INNER, into_residual)
+        found[keys.mlp.down] = self.matrix(HIDDEN, INNER, into_residual)
         return found
 
 
@@ -92,11 +116,15 @@ def _tensors(family: Family, n_mtp: int, rng: np.random.Generator) -> dict[str, 
         naming.LM_HEAD: random.matrix(VOCAB, HIDDEN) + np.float32(PULL) * embed[before],
     }
     for index in range(LAYERS):
-        tensors |= random.layer(naming.main_layer(index))
+        tensors |= random.layer(naming.main_layer(index), family is GLM_MOE and index > 0)
     for index in range(n_mtp):
         keys = family.mtp_namings[0](index, LAYERS, False)
         proj = random.matrix(HIDDEN, 2 * HIDDEN, 0.1)
-        proj[:, HIDDEN:] += np.eye(HIDDEN, dtype=np.float32)
-        tensors |= random.layer(keys.layer) | {keys.proj: proj, keys.final_norm: final_norm.copy()}
+        side = slice(HIDDEN) if family.mtp_order == "embedding_hidden" else slice(HIDDEN, None)
+        proj[:, side] += np.eye(HIDDEN, dtype=np.float32)
+        tensors |= random.layer(keys.layer, family is GLM_MOE) | {
+            keys.proj: proj,
+            keys.final_norm: final_norm.copy(),
+        }
         tensors |= {key: random.norm(HIDDEN) for key in (keys.emb_norm, keys.hidden_norm)}
     return tensors

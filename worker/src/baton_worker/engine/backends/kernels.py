@@ -19,6 +19,7 @@ from baton_worker.engine.backends.device.seam import (
     Penalised,
     Places,
     Rotation,
+    Routes,
     RowMap,
     RowParams,
     Rules,
@@ -28,6 +29,7 @@ from baton_worker.engine.backends.device.seam import (
     Seeds,
     Tensor,
 )
+from baton_worker.engine.model.experts import Experts
 
 
 class OpsKernels:
@@ -40,6 +42,8 @@ class OpsKernels:
         DeviceError: the installed library has no code for such a device, found out before there
             are weights on it.
     """
+
+    has_experts = False
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -241,6 +245,28 @@ class OpsKernels:
         table, token = self._device.zeros((1, 8), "float32"), self._device.zeros((1,), "int32")
         self.embed(table, token, self._device.empty((1, 8), "float32"))
         self._device.synchronise()
+
+    def route(
+        self, x: Tensor, router: Tensor, bias: Tensor | None, experts: Experts, out: Routes
+    ) -> None:
+        """See `ExpertKernels.route`."""
+        raise _no_experts()
+
+    def expert_gate_up_silu(self, x: Tensor, routes: Routes, weight: Tensor, out: Tensor) -> None:
+        """See `ExpertKernels.expert_gate_up_silu`."""
+        raise _no_experts()
+
+    def expert_matmul(self, x: Tensor, routes: Routes, weight: Tensor, out: Tensor) -> None:
+        """See `ExpertKernels.expert_matmul`."""
+        raise _no_experts()
+
+    def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
+        """See `ExpertKernels.combine`."""
+        raise _no_experts()
+
+
+def _no_experts() -> DeviceError:
+    return DeviceError("baton-ops has no kernels for a mixture of experts")
 
 
 def _without_code(why: str) -> str:

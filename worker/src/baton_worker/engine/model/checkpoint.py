@@ -72,6 +72,11 @@ class StoredTensor:
         raw = self.raw[rows] if self.raw.ndim == 1 else self.raw[rows, columns]
         return dataclasses.replace(self, raw=raw, shape=raw.shape)
 
+    def flat(self) -> StoredTensor:
+        """Return its values in one row; nothing is read."""
+        raw = self.raw.reshape(-1)
+        return dataclasses.replace(self, raw=raw, shape=raw.shape)
+
     def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
         """Write these rows to `out`: float32, or uint16 for the bits of bfloat16.
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from baton_worker.engine.model.expert_fields import RawExperts
 from baton_worker.engine.model.families.family import Family, MtpHidden
 from baton_worker.engine.model.families.registry import FAMILIES, LACKS
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
@@ -19,7 +20,7 @@ from baton_worker.engine.model.rope import MAX_POSITIONS
 _T = TypeVar("_T")
 
 
-class RawConfig(msgspec.Struct, frozen=True):
+class RawConfig(RawExperts, frozen=True, kw_only=True):
     """The fields of config.json that decide something; others (dropout, versions) are ignored."""
 
     model_type: str
@@ -54,10 +55,6 @@ class RawConfig(msgspec.Struct, frozen=True):
     layer_types: list[str] | None = None
     partial_rotary_factor: float | None = None
     compression_ratio: float | None = None
-    moe_num_experts: int | list[int] | None = None
-    num_local_experts: int | None = None
-    num_experts: int | None = None
-    n_routed_experts: int | None = None
     quantization_config: dict[str, object] | None = None
     compression_config: dict[str, object] | None = None
 
@@ -75,16 +72,12 @@ class _ModelType(msgspec.Struct, frozen=True):
 _MUST_BE_OFF = (
     "use_bias",
     "mlp_bias",
-    "use_qk_norm",
     "use_mrope",
     "use_sliding_window",
-    "moe_num_experts",
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
     "quantization_config",
     "compression_config",
 )
+_COUNTS_OF_EXPERTS = ("moe_num_experts", "num_local_experts", "num_experts", "n_routed_experts")
 _AT_LEAST_ONE = (
     "vocab_size",
     "hidden_size",
@@ -95,7 +88,9 @@ _AT_LEAST_ONE = (
     "intermediate_size",
     "max_position_embeddings",
 )
-_MUST_BE_ONE = ("partial_rotary_factor", "compression_ratio")
+_MOST_LAYERS = 10_000
+"""Far beyond any model; what is listed by layer stays small."""
+_MUST_BE_ONE = ("compression_ratio",)
 
 
 def read_config(path: Path) -> RawConfig:
@@ -161,7 +156,7 @@ def _refuse_unsupported(raw: RawConfig, family: Family) -> None:
         refuse("architectures", raw.architectures, repr([family.architecture]))
     if raw.hidden_act != "silu":
         refuse("hidden_act", raw.hidden_act, "'silu'")
-    for name in _MUST_BE_OFF:
+    for name in _MUST_BE_OFF if family.experts else _MUST_BE_OFF + _COUNTS_OF_EXPERTS:
         if getattr(raw, name):
             refuse(name, getattr(raw, name), "unset or false")
     for name in _MUST_BE_ONE:
@@ -173,8 +168,10 @@ def _refuse_biases(raw: RawConfig, family: Family) -> None:
     """`attention_bias` says what its family means by it: for most also a bias of the output's."""
     if family.has_qkv_bias and raw.attention_bias is False:
         refuse("attention_bias", False, f"unset or true for {family.model_type}")
-    if not family.has_qkv_bias and raw.attention_bias:
+    if family.has_qkv_bias is False and raw.attention_bias:
         refuse("attention_bias", True, "unset or false")
+    if family.has_qk_norm is not None and raw.use_qk_norm:
+        refuse("use_qk_norm", True, "unset or false")
 
 
 def _refuse_windows(raw: RawConfig) -> None:
@@ -194,6 +191,8 @@ def _check_sizes(raw: RawConfig) -> None:
     for name in _AT_LEAST_ONE:
         if getattr(raw, name) is not None and getattr(raw, name) < 1:
             refuse(name, getattr(raw, name), ">= 1")
+    if raw.num_hidden_layers > _MOST_LAYERS:
+        refuse("num_hidden_layers", raw.num_hidden_layers, f"<= {_MOST_LAYERS}")
     if raw.max_position_embeddings > MAX_POSITIONS:
         refuse("max_position_embeddings", raw.max_position_embeddings, f"<= {MAX_POSITIONS}")
     if raw.rms_norm_eps is not None and not 0.0 <= raw.rms_norm_eps < 1.0:

@@ -17,6 +17,23 @@ LM_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
+class MlpKeys:
+    """Keys of one gated MLP of width I."""
+
+    prefix: str
+
+    @property
+    def gate_up(self) -> tuple[str, str]:
+        """`[I, H]` each."""
+        return f"{self.prefix}.gate_proj.weight", f"{self.prefix}.up_proj.weight"
+
+    @property
+    def down(self) -> str:
+        """`[H, I]`."""
+        return f"{self.prefix}.down_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKeys:
     """Keys of one decoder layer; matrices are stored `[out, in]`."""
 
@@ -56,14 +73,23 @@ class LayerKeys:
         return f"{self.prefix}.post_attention_layernorm.weight"
 
     @property
-    def gate_up(self) -> tuple[str, str]:
-        """`[I, H]` each."""
-        return f"{self.prefix}.mlp.gate_proj.weight", f"{self.prefix}.mlp.up_proj.weight"
+    def mlp(self) -> MlpKeys:
+        """The MLP of layers without a mixture."""
+        return MlpKeys(f"{self.prefix}.mlp")
 
     @property
-    def down(self) -> str:
-        """`[H, I]`."""
-        return f"{self.prefix}.mlp.down_proj.weight"
+    def router(self) -> str:
+        """`[experts, H]`, of layers with a mixture."""
+        return f"{self.prefix}.mlp.gate.weight"
+
+    def expert(self, index: int) -> MlpKeys:
+        """Return the keys of one expert's MLP."""
+        return MlpKeys(f"{self.prefix}.mlp.experts.{index}")
+
+    @property
+    def shared(self) -> MlpKeys:
+        """The MLP that every token takes beside its experts."""
+        return MlpKeys(f"{self.prefix}.mlp.shared_experts")
 
 
 @dataclass(frozen=True, slots=True)

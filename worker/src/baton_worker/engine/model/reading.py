@@ -12,6 +12,7 @@ import numpy as np
 
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.registry import family_of
 from baton_worker.engine.model.shape import ModelShape
 
@@ -66,6 +67,20 @@ class CheckedReader:
     def has_own_norm(self, keys: naming.MtpKeys) -> bool:
         """Whether an MTP layer has a final norm of its own; else the main model's is its."""
         return keys.needs_final_norm or keys.final_norm in self._checkpoint
+
+    def choice_bias(self, keys: naming.LayerKeys, experts: Experts) -> StoredTensor | None:
+        """Return what counts for the choice of experts alone, of `experts.count` values in a row;
+        None for families without.
+
+        Raises:
+            CheckpointError: it is missing or of another shape.
+        """
+        if not experts.has_choice_bias:
+            return None
+        key = f"{keys.prefix}.{family_of(self._model_shape.model_type).choice_bias}"
+        found = self._checkpoint.get(key)
+        is_row = found is not None and found.shape == (1, experts.count)
+        return self.stored(key, (1, experts.count) if is_row else (experts.count,))
 
     def check_copy(self, copy: str, original: str) -> None:
         """Refuse a copy, if the checkpoint holds it, of `[V, H]` that differs from its original.

@@ -45,19 +45,48 @@ def read_theta(
     Raises:
         ModelShapeError: it is no number above 1, or two tell different ones.
     """
-    told = {"rope_theta": rope_theta} | {
-        f"{name}.rope_theta": (block or {}).get("rope_theta")
-        for name, block in zip(_NAMES, (rope_scaling, parameters), strict=True)
-    }
-    told = {name: theta for name, theta in told.items() if theta is not None}
+    told = _told("rope_theta", rope_theta, rope_scaling, parameters)
     for name, theta in told.items():
         if not _is_number(theta) or theta <= 1:
             refuse(name, theta, "a number > 1")
-    for name, theta in told.items():
+    return _agreed(told, default)
+
+
+def read_rotated_part(
+    part: float | None, rope_scaling: Block | None, parameters: Block | None, default: float
+) -> float:
+    """Return how much of each head rotates, which each of the three may tell.
+
+    Raises:
+        ModelShapeError: it is no number in 0..1, a family whose heads rotate whole has another one,
+            or two tell different ones.
+    """
+    told = _told("partial_rotary_factor", part, rope_scaling, parameters)
+    for name, value in told.items():
+        if default == 1.0 and value != 1.0:
+            refuse(name, value, "unset or 1")
+        if not _is_number(value) or not 0.0 < value <= 1.0:
+            refuse(name, value, "a number > 0 and <= 1")
+    return _agreed(told, default)
+
+
+def _told(
+    key: str, plain: float | None, rope_scaling: Block | None, parameters: Block | None
+) -> dict[str, object]:
+    """Return what each place tells of a key, by its name there."""
+    told: dict[str, object] = {key: plain} | {
+        f"{name}.{key}": (block or {}).get(key)
+        for name, block in zip(_NAMES, (rope_scaling, parameters), strict=True)
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _agreed(told: dict[str, object], default: float) -> float:
+    for name, value in told.items():
         for other, same in told.items():
-            if theta != same:
-                refuse(name, theta, f"unset or {same!r}, as {other} is")
-    return next((float(theta) for theta in told.values() if _is_number(theta)), default)
+            if value != same:
+                refuse(name, value, f"unset or {same!r}, as {other} is")
+    return next((float(value) for value in told.values() if _is_number(value)), default)
 
 
 def read_scaling(rope_scaling: Block | None, parameters: Block | None) -> RopeScaling | None:
@@ -73,7 +102,6 @@ def read_scaling(rope_scaling: Block | None, parameters: Block | None) -> RopeSc
     ]
     for name, block in zip(_NAMES, (rope_scaling or {}, parameters or {}), strict=True):
         _refuse_two_kinds(name, block)
-        _refuse_partial(name, block)
         if _kind(block) in _NOT_SCALED:
             _refuse_others(name, block, _COMMON)
     if not found:
@@ -102,11 +130,6 @@ def _refuse_others(name: str, block: Block, known: set[str]) -> None:
             kind = _kind(block)
             of = "without a rope_type" if kind is None else f"for {kind!r}"
             refuse(f"{name}.{key}", block[key], f"unset {of}")
-
-
-def _refuse_partial(name: str, block: Block) -> None:
-    if block.get("partial_rotary_factor") not in (None, 1.0):
-        refuse(f"{name}.partial_rotary_factor", block["partial_rotary_factor"], "unset or 1")
 
 
 def _scaling(name: str, block: Block) -> RopeScaling:

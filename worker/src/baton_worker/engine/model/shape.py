@@ -21,10 +21,11 @@ from baton_worker.engine.model.config import (
     read_config,
     read_generation,
 )
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family, MtpHidden, MtpOrder, RopeStyle
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
 from baton_worker.engine.model.rope import RopeScaling, YarnScaling
-from baton_worker.engine.model.rope_fields import read_scaling, read_theta
+from baton_worker.engine.model.rope_fields import read_rotated_part, read_scaling, read_theta
 
 __all__ = [
     "ModelShape",
@@ -39,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A dense decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optional MTP.
+    """A decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU or a mixture of them, optional MTP.
 
     `head_dim` is a size of its own: `n_heads * head_dim` need not be `hidden_size`.
 
@@ -57,7 +58,9 @@ class ModelShape:
         dtype: the checkpoint's own dtype as config.json names it; informative only.
         has_qkv_bias: query, key and value projections have biases (Qwen2, MiMo).
         mtp_order: what the MTP projection's input is, the first half first.
+        rotated_size: how many elements of each head rotate, the first ones; 0 for all.
         rope_scaling: how rotation is stretched to longer contexts, None for not at all.
+        experts: the mixture that some layers have in place of their MLP, None for dense models.
     """
 
     model_type: str
@@ -82,6 +85,8 @@ class ModelShape:
     has_qkv_bias: bool = False
     mtp_order: MtpOrder = "embedding_hidden"
     rope_scaling: RopeScaling | None = None
+    rotated_size: int = 0
+    experts: Experts | None = None
 
     @property
     def q_size(self) -> int:
@@ -98,9 +103,28 @@ class ModelShape:
         """Layers that keep KV: main layers, then MTP layers."""
         return self.n_layers + self.n_mtp_layers
 
+    def experts_of(self, index: int) -> Experts | None:
+        """Return the mixture of layer `index`, MTP layers behind the main ones; None: an MLP."""
+        experts = self.experts
+        if experts is None:
+            return None
+        has_them = experts.has_mtp if index >= self.n_layers else index in experts.layers
+        return experts if has_them else None
+
+    def mlp_size(self, index: int) -> int:
+        """Return the width of what every token takes in layer `index`, 0 for nothing."""
+        experts = self.experts_of(index)
+        return self.intermediate_size if experts is None else experts.shared_size
+
 
 _NOT_KV = ("bos_token_id", "eos_token_ids", "max_position_embeddings", "dtype")
-_LATER = {"has_qkv_bias": False, "mtp_order": "embedding_hidden", "rope_scaling": None}
+_LATER = {
+    "has_qkv_bias": False,
+    "mtp_order": "embedding_hidden",
+    "rope_scaling": None,
+    "rotated_size": 0,
+    "experts": None,
+}
 """Fields that came after the first release, and what models without them have: left out there, so
 that workers of both versions name such a model alike."""
 
@@ -145,6 +169,10 @@ def fingerprint(shape: ModelShape, weights_identity: str) -> str:
 
 def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> ModelShape:
     scaling = read_scaling(raw.rope_scaling, raw.rope_parameters)
+    head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
+    part = read_rotated_part(
+        raw.partial_rotary_factor, raw.rope_scaling, raw.rope_parameters, family.rotated_part
+    )
     return ModelShape(
         model_type=raw.model_type,
         vocab_size=raw.vocab_size,
@@ -153,7 +181,7 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         n_mtp_layers=raw.num_nextn_predict_layers or 0,
         n_heads=raw.num_attention_heads,
         n_kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
-        head_dim=raw.head_dim or raw.hidden_size // raw.num_attention_heads,
+        head_dim=head_dim,
         intermediate_size=raw.intermediate_size,
         rope_style=family.rope_style,
         rope_theta=read_theta(
@@ -166,11 +194,27 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         eos_token_ids=_eos_ids(raw.eos_token_id, generation.eos_token_id),
         max_position_embeddings=_longest(raw.max_position_embeddings, scaling),
         dtype=raw.dtype or raw.torch_dtype or "float32",
-        has_qk_norm=family.has_qk_norm,
-        has_qkv_bias=family.has_qkv_bias,
+        has_qk_norm=_told(family.has_qk_norm, raw.use_qk_norm),
+        has_qkv_bias=_told(family.has_qkv_bias, raw.attention_bias),
         mtp_order=family.mtp_order,
         rope_scaling=scaling,
+        rotated_size=_rotated_size(part, head_dim),
+        experts=family.experts(raw, raw.num_hidden_layers) if family.experts else None,
     )
+
+
+def _told(of_family: bool | None, of_config: bool | None) -> bool:
+    return bool(of_config) if of_family is None else of_family
+
+
+def _rotated_size(part: float, head_dim: int) -> int:
+    """Return how many elements of a head rotate, 0 for all."""
+    if part == 1.0:
+        return 0
+    size = int(part * head_dim)
+    if not 0.0 < part <= 1.0 or size < 2 or size % 2 or (head_dim - size) % 2:
+        refuse("partial_rotary_factor", part, f"a part of {head_dim} that is even and not 0")
+    return size
 
 
 def _longest(told: int, scaling: RopeScaling | None) -> int:

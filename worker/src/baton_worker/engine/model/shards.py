@@ -64,7 +64,21 @@ def local_shape(shape: ModelShape, size: int) -> ModelShape:
         n_heads=shape.n_heads // size,
         n_kv_heads=max(shape.n_kv_heads // size, 1),
         intermediate_size=shape.intermediate_size // size,
+        experts=shape.experts and shape.experts.part(size),
     )
+
+
+def cut_sizes(shape: ModelShape) -> dict[str, int]:
+    """Return what is cut into a part for each rank, under config.json's names."""
+    sizes = {
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "intermediate_size": shape.intermediate_size,
+    }
+    if shape.experts is not None:
+        sizes["moe_intermediate_size"] = shape.experts.intermediate_size
+        sizes["width of shared experts"] = shape.experts.shared_size
+    return sizes
 
 
 def check_divides(shape: ModelShape, size: int, may_repeat_heads: bool) -> None:
@@ -76,12 +90,7 @@ def check_divides(shape: ModelShape, size: int, may_repeat_heads: bool) -> None:
     Raises:
         ValueError: naming what does not divide.
     """
-    shared = {
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "intermediate_size": shape.intermediate_size,
-    }
-    for name, count in shared.items():
+    for name, count in cut_sizes(shape).items():
         repeats = may_repeat_heads and name == "num_key_value_heads" and size % count == 0
         if count % size and not repeats:
             raise ValueError(f"{size}, which does not divide the model's {name} {count}")

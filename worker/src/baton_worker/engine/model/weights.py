@@ -14,11 +14,40 @@ import numpy.typing as npt
 
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import identity, open_checkpoint
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
-from baton_worker.engine.model.shards import WHOLE, Shard
+from baton_worker.engine.model.shards import WHOLE, Shard, cut_sizes
 
 Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlpWeights:
+    """One gated MLP of width I: `(silu(x @ gate) * (x @ up)) @ down`.
+
+    Attributes:
+        gate_up: `[H, 2 * I]`: gate, then up.
+        down: `[I, H]`.
+    """
+
+    gate_up: Float32Array
+    down: Float32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """The mixture of one layer, see `experts.Experts`.
+
+    Attributes:
+        router: `[H, experts]`, whole on every shard.
+        choice_bias: `[experts]`, None for families without.
+        experts: each one's MLP.
+    """
+
+    router: Float32Array
+    choice_bias: Float32Array | None
+    experts: tuple[MlpWeights, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,21 +59,21 @@ class LayerWeights:
         qkv: `[H, (n_heads + 2 * n_kv_heads) * head_dim]`: all query heads, then keys, then values.
         o: `[n_heads * head_dim, H]`.
         post_norm: `[H]`, before the MLP.
-        gate_up: `[H, 2 * I]`: gate, then up.
-        down: `[I, H]`.
+        mlp: what every token takes: of a mixture the shared experts; None where it has none.
         qk_norm: `[head_dim]` each, of query and key heads; None for families without.
         qkv_bias: `[(n_heads + 2 * n_kv_heads) * head_dim]`, as `qkv`'s columns; None for families
             without.
+        mixture: of the tokens' own experts; None for layers without.
     """
 
     input_norm: Float32Array
     qkv: Float32Array
     o: Float32Array
     post_norm: Float32Array
-    gate_up: Float32Array
-    down: Float32Array
+    mlp: MlpWeights | None
     qk_norm: tuple[Float32Array, Float32Array] | None = None
     qkv_bias: Float32Array | None = None
+    mixture: ExpertWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +125,9 @@ def load_weights(model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE)
             `model_shape` says, or a copy that differs from its original; the message names it.
         ValueError: the model_shape's heads or intermediate width do not divide by `shard.size`.
     """
-    _check_divides(model_shape, shard)
+    for name, size in cut_sizes(model_shape).items():
+        if size % shard.size:
+            raise ValueError(f"{name} {size} does not divide by {shard.size} shards")
     checkpoint = open_checkpoint(model_dir)
     checked = CheckedReader(checkpoint, model_shape)
     reader = _Reader(checked, model_shape, shard)
@@ -104,7 +135,7 @@ def load_weights(model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE)
     final_norm = reader.norm(naming.FINAL_NORM)
     weights = Weights(
         embed=embed,
-        layers=tuple(reader.layer(naming.main_layer(i)) for i in range(model_shape.n_layers)),
+        layers=tuple(reader.layer(naming.main_layer(i), i) for i in range(model_shape.n_layers)),
         mtp=tuple(reader.mtp(i, final_norm) for i in range(model_shape.n_mtp_layers)),
         final_norm=final_norm,
         lm_head=reader.head(embed),
@@ -112,13 +143,6 @@ def load_weights(model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE)
     )
     checked.refuse_unread()
     return weights
-
-
-def _check_divides(model_shape: ModelShape, shard: Shard) -> None:
-    for name in ("n_heads", "n_kv_heads", "intermediate_size"):
-        size = getattr(model_shape, name)
-        if size % shard.size:
-            raise ValueError(f"{name} {size} does not divide by {shard.size} shards")
 
 
 class _Reader:
@@ -130,18 +154,35 @@ class _Reader:
         self._model_shape = model_shape
         self._shard = shard
 
-    def layer(self, keys: naming.LayerKeys) -> LayerWeights:
+    def layer(self, keys: naming.LayerKeys, index: int) -> LayerWeights:
         model_shape = self._model_shape
+        experts, width = model_shape.experts_of(index), model_shape.mlp_size(index)
         widths = (model_shape.q_size, model_shape.kv_size, model_shape.kv_size)
         return LayerWeights(
             input_norm=self.norm(keys.input_norm),
             qkv=self._fused_columns(keys.qkv, widths),
             o=self._row_split(keys.o, model_shape.q_size),
             post_norm=self.norm(keys.post_norm),
-            gate_up=self._fused_columns(keys.gate_up, (model_shape.intermediate_size,) * 2),
-            down=self._row_split(keys.down, model_shape.intermediate_size),
+            mlp=self._mlp(keys.shared if experts else keys.mlp, width) if width else None,
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
             qkv_bias=self._joined(keys.qkv_bias, widths) if model_shape.has_qkv_bias else None,
+            mixture=self._mixture(keys, experts) if experts else None,
+        )
+
+    def _mlp(self, keys: naming.MlpKeys, width: int) -> MlpWeights:
+        return MlpWeights(
+            gate_up=self._fused_columns(keys.gate_up, (width, width)),
+            down=self._row_split(keys.down, width),
+        )
+
+    def _mixture(self, keys: naming.LayerKeys, experts: Experts) -> ExpertWeights:
+        bias = self._checked.choice_bias(keys, experts)
+        return ExpertWeights(
+            router=self._transposed(keys.router, (experts.count, self._model_shape.hidden_size)),
+            choice_bias=None if bias is None else bias.flat().float32(),
+            experts=tuple(
+                self._mlp(keys.expert(i), experts.intermediate_size) for i in range(experts.count)
+            ),
         )
 
     def mtp(self, index: int, shared_norm: Float32Array) -> MtpWeights:
@@ -154,7 +195,7 @@ class _Reader:
             proj=self._transposed(
                 keys.proj, (model_shape.hidden_size, 2 * model_shape.hidden_size)
             ),
-            layer=self.layer(keys.layer),
+            layer=self.layer(keys.layer, model_shape.n_layers + index),
             final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
         )
 

@@ -6,11 +6,17 @@ to the stream is made by the norm behind it. Knows no request and no sampling.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
-from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.backends.device.weights import (
+    DeviceLayer,
+    DeviceMixture,
+    DeviceMtp,
+    DeviceWeights,
+)
 from baton_worker.engine.backends.device.workspace import TokenSpace
 from baton_worker.engine.model.rope import rope_tables
 from baton_worker.engine.model.shape import ModelShape
@@ -124,18 +130,42 @@ class Decoder:
             self._attend(group, index, space)
         self._project(space.attended_rows, layer.o, space.added)
         kernels.add_norm(space.added, space.residual, layer.post_norm, eps, space.normed)
-        kernels.gate_up_silu(space.normed, layer.gate_up, space.activated)
-        self._project(space.activated, layer.down, space.added)
+        if layer.mixture is None:
+            kernels.gate_up_silu(space.normed, layer.gate_up, space.activated)
+            self._project(space.activated, layer.down, space.added)
+        else:
+            self._mix(layer, layer.mixture, space)
         return space.added
+
+    def _mix(self, layer: DeviceLayer, mixture: DeviceMixture, space: TokenSpace) -> None:
+        """Add what each token's own experts make of it, and those that all tokens share."""
+        kernels, experts, own = self._kernels, self._model_shape.experts, space.experts
+        assert experts is not None, "the shape tells of no experts"
+        assert own is not None, "memory was made for another shape"
+        kernels.route(space.normed, mixture.router, mixture.choice_bias, experts, own.routes)
+        kernels.expert_gate_up_silu(space.normed, own.routes, mixture.gate_up, own.activated)
+        kernels.expert_matmul(own.activated, own.routes, mixture.down, own.made)
+        beside = None
+        if layer.gate_up is not None:
+            kernels.gate_up_silu(space.normed, layer.gate_up, own.shared)
+            kernels.matmul(own.shared, layer.down, own.beside)
+            beside = own.beside
+        self._over_ranks(
+            lambda out: kernels.combine(own.made, own.routes, beside, out), space.added
+        )
 
     def _project(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """out E[N, H] = x @ weight^T, over all ranks' columns of both."""
+        self._over_ranks(lambda part: self._kernels.matmul(x, weight, part), out)
+
+    def _over_ranks(self, compute: Callable[[Tensor], None], out: Tensor) -> None:
+        """out E[N, H] = the sum of what every rank computes."""
         if self.collective is None:
-            self._kernels.matmul(x, weight, out)
+            compute(out)
             return
         n_rows, width = out.shape
         part = self.collective.part(n_rows, width, self._weights.dtype)
-        self._kernels.matmul(x, weight, part)
+        compute(part)
         self.collective.sum(part, out)
 
     def _attend(self, group: Group, index: int, space: TokenSpace) -> None:
@@ -154,10 +184,9 @@ class Decoder:
 def _rope_tables(
     device: Device, model_shape: ModelShape, n_positions: int
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, f32[n_positions, head_dim / 2]."""
-    host = rope_tables(
-        model_shape.head_dim, model_shape.rope_theta, model_shape.rope_scaling, n_positions
-    )
+    """Return cos and sin, f32[n_positions, half of what rotates of a head]."""
+    size = model_shape.rotated_size or model_shape.head_dim
+    host = rope_tables(size, model_shape.rope_theta, model_shape.rope_scaling, n_positions)
     tables = []
     for values in host:
         tensor = device.empty(values.shape, "float32")

@@ -12,15 +12,21 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.backends.device.seam import Device, DType, Event, Tensor
-from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.backends.device.weights import (
+    DeviceLayer,
+    DeviceMixture,
+    DeviceMtp,
+    DeviceWeights,
+)
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import StoredTensor, identity
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import WHOLE, Shard, head_rows
@@ -30,6 +36,9 @@ log = logging.getLogger(__name__)
 _PIECE_BYTES = 32 << 20
 _THREADS = 4
 _TOLD_SECONDS = 5.0
+_Rows = tuple[str, tuple[int, ...], slice]
+"""A key, the shape that its tensor must have, and which rows of it."""
+
 _HOST_TYPES: dict[DType, type[np.generic]] = {"bfloat16": np.uint16, "float32": np.float32}
 
 
@@ -65,20 +74,20 @@ def load_device_weights(
         DeviceError: the device has no memory left for a tensor.
     """
     checked = CheckedReader(checkpoint, model_shape)
-    pieces = _Pieces(device, dtype, _Progress(sum(t.raw.nbytes for t in checkpoint.values())))
+    pieces = _Pieces(device, _Progress(sum(t.raw.nbytes for t in checkpoint.values())))
     main = _Layers(checked, model_shape, shard, _Copies(device, dtype, pieces))
     embed = main.tensor(naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size))
     final_norm = main.norm(naming.FINAL_NORM)
     weights = DeviceWeights(
         dtype=dtype,
         embed=embed,
-        layers=tuple(main.layer(naming.main_layer(i)) for i in range(model_shape.n_layers)),
+        layers=tuple(main.layer(naming.main_layer(i), i) for i in range(model_shape.n_layers)),
         mtp=tuple(main.mtp(i, final_norm) for i in range(min(n_mtp, model_shape.n_mtp_layers))),
         final_norm=final_norm,
         lm_head=main.head(embed, device),
         identity=identity(checkpoint),
     )
-    unwanted = _Layers(checked, model_shape, shard, lambda parts, n_rows: None)
+    unwanted = _Layers(checked, model_shape, shard, _nowhere)
     for index in range(n_mtp, model_shape.n_mtp_layers):
         unwanted.mtp(index, final_norm)
     checked.refuse_unread()
@@ -87,12 +96,22 @@ def load_device_weights(
     return weights
 
 
+class Place(Protocol):
+    """Makes one tensor of stored ones."""
+
+    def __call__(
+        self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
+    ) -> Tensor:
+        """Return them joined by rows, and rows of zeros behind them up to so many; E if no dtype
+        is told.
+        """
+
+
 class _Layers:
     """Reads a model's tensors in the layout of `weights`, and has each placed.
 
     Args:
-        place: makes one tensor of stored ones, joined by rows, and of rows of zeros behind them up
-            to so many.
+        place: where they go.
     """
 
     def __init__(
@@ -100,7 +119,7 @@ class _Layers:
         checked: CheckedReader,
         model_shape: ModelShape,
         shard: Shard,
-        place: Callable[[tuple[StoredTensor, ...], int], Tensor],
+        place: Place,
     ) -> None:
         self._checked = checked
         self._model_shape = model_shape
@@ -108,35 +127,52 @@ class _Layers:
         self._place = place
 
     def tensor(self, key: str, shape: tuple[int, ...]) -> Tensor:
-        return self._place((self._checked.stored(key, shape),), 0)
+        return self._place((self._checked.stored(key, shape),))
 
-    def rows(self, *parts: tuple[str, tuple[int, ...], slice]) -> Tensor:
+    def rows(self, *parts: _Rows) -> Tensor:
         """Place some rows of each."""
         stored = [self._checked.stored(key, shape).part(rows) for key, shape, rows in parts]
-        return self._place(tuple(stored), 0)
+        return self._place(tuple(stored))
 
     def columns(self, key: str, width: int) -> Tensor:
         """Place this rank's columns of `[H, width]`."""
         stored = self._checked.stored(key, (self._model_shape.hidden_size, width))
-        return self._place((stored.part(columns=self._shard.part(width)),), 0)
+        return self._place((stored.part(columns=self._shard.part(width)),))
 
     def norm(self, key: str) -> Tensor:
         return self.tensor(key, (self._model_shape.hidden_size,))
 
-    def layer(self, keys: naming.LayerKeys) -> DeviceLayer:
+    def layer(self, keys: naming.LayerKeys, index: int) -> DeviceLayer:
         model_shape = self._model_shape
-        hidden, inner = model_shape.hidden_size, model_shape.intermediate_size
+        experts, width = model_shape.experts_of(index), model_shape.mlp_size(index)
+        mlp = keys.shared if experts else keys.mlp
         return DeviceLayer(
             input_norm=self.norm(keys.input_norm),
             qkv=self._qkv(keys),
             o=self.columns(keys.o, model_shape.q_size),
             post_norm=self.norm(keys.post_norm),
-            gate_up=self.rows(
-                *((key, (inner, hidden), self._shard.part(inner)) for key in keys.gate_up)
-            ),
-            down=self.columns(keys.down, inner),
+            gate_up=self.rows(*self._gate_up(mlp, width)) if width else None,
+            down=self.columns(mlp.down, width) if width else None,
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
             qkv_bias=self._qkv_bias(keys) if model_shape.has_qkv_bias else None,
+            mixture=self._mixture(keys, experts) if experts else None,
+        )
+
+    def _gate_up(self, keys: naming.MlpKeys, width: int) -> list[_Rows]:
+        shape = (width, self._model_shape.hidden_size)
+        return [(key, shape, self._shard.part(width)) for key in keys.gate_up]
+
+    def _mixture(self, keys: naming.LayerKeys, experts: Experts) -> DeviceMixture:
+        hidden, width = self._model_shape.hidden_size, experts.intermediate_size
+        each = [keys.expert(i) for i in range(experts.count)]
+        own, bias = self._shard.part(width), self._checked.choice_bias(keys, experts)
+        down = [self._checked.stored(mlp.down, (hidden, width)).part(columns=own) for mlp in each]
+        router = self._checked.stored(keys.router, (experts.count, hidden))
+        return DeviceMixture(
+            router=self._place((router,), dtype="float32"),
+            choice_bias=None if bias is None else self._place((bias.flat(),), dtype="float32"),
+            gate_up=self.rows(*(part for mlp in each for part in self._gate_up(mlp, width))),
+            down=self._place(tuple(down)),
         )
 
     def _qkv(self, keys: naming.LayerKeys) -> Tensor:
@@ -159,7 +195,7 @@ class _Layers:
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
             proj=self.tensor(keys.proj, (hidden, 2 * hidden)),
-            layer=self.layer(keys.layer),
+            layer=self.layer(keys.layer, self._model_shape.n_layers + index),
             final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
         )
 
@@ -187,6 +223,12 @@ class _Layers:
         return self.tensor(query, shape), self.tensor(key, shape)
 
 
+def _nowhere(
+    parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
+) -> Tensor:
+    return None
+
+
 class _Copies:
     """Places stored tensors in new memory of the device."""
 
@@ -195,15 +237,18 @@ class _Copies:
         self._dtype = dtype
         self._pieces = pieces
 
-    def __call__(self, parts: tuple[StoredTensor, ...], at_least: int) -> Tensor:
-        n_rows = sum(part.shape[0] for part in parts)
-        shape = (max(n_rows, at_least), *parts[0].shape[1:])
-        make = self._device.zeros if n_rows < at_least else self._device.empty
-        tensor = make(shape, self._dtype)
+    def __call__(
+        self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
+    ) -> Tensor:
+        dtype = dtype or self._dtype
+        n_stored = sum(part.shape[0] for part in parts)
+        shape = (max(n_stored, n_rows), *parts[0].shape[1:])
+        make = self._device.zeros if n_stored < n_rows else self._device.empty
+        tensor = make(shape, dtype)
         start = 0
         for part in parts:
             stop = start + part.shape[0]
-            self._pieces.send(part, self._device.rows(tensor, start, stop))
+            self._pieces.send(part, self._device.rows(tensor, start, stop), dtype)
             start = stop
         return tensor
 
@@ -218,9 +263,8 @@ class _Piece(NamedTuple):
 class _Pieces:
     """Sends stored tensors to memory of the device, in turns from two pieces of the host's."""
 
-    def __init__(self, device: Device, dtype: DType, progress: _Progress) -> None:
+    def __init__(self, device: Device, progress: _Progress) -> None:
         self._device = device
-        self._type = np.dtype(_HOST_TYPES[dtype])
         self._progress = progress
         self._threads = ThreadPoolExecutor(_THREADS, "weights")
         self._next, self._after = (
@@ -231,23 +275,26 @@ class _Pieces:
         """End the threads."""
         self._threads.shutdown()
 
-    def send(self, stored: StoredTensor, to: Tensor) -> None:
+    def send(self, stored: StoredTensor, to: Tensor, dtype: DType) -> None:
         stored.require_float()
+        kind = np.dtype(_HOST_TYPES[dtype])
         n_rows, width = stored.shape[0], math.prod(stored.shape[1:])
-        row_bytes = width * self._type.itemsize
+        row_bytes = width * kind.itemsize
         if row_bytes > self._next.memory.nbytes:
             self._grow(row_bytes)
         step = self._next.memory.nbytes // row_bytes
         for start in range(0, n_rows, step):
             rows = slice(start, min(start + step, n_rows))
-            self._send_rows(stored, rows, self._device.rows(to, rows.start, rows.stop))
+            self._send_rows(stored, rows, self._device.rows(to, rows.start, rows.stop), kind)
         self._progress.add(stored.raw.nbytes)
 
-    def _send_rows(self, stored: StoredTensor, rows: slice, to: Tensor) -> None:
+    def _send_rows(
+        self, stored: StoredTensor, rows: slice, to: Tensor, kind: np.dtype[Any]
+    ) -> None:
         piece = self._next
         piece.taken.wait()
         size = stored.raw[rows].size
-        host = piece.memory[: size * self._type.itemsize].view(self._type)
+        host = piece.memory[: size * kind.itemsize].view(kind)
         host = host.reshape(-1, *stored.shape[1:])
         self._fill(host, stored, rows)
         self._device.upload(host, to)

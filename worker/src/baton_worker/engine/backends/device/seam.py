@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.expert_kernels import ExpertKernels, Routes
 from baton_worker.engine.backends.device.operands import (
     Accepted,
     DraftRows,
@@ -55,6 +56,7 @@ __all__ = [
     "Places",
     "RopeStyle",
     "Rotation",
+    "Routes",
     "RowMap",
     "RowParams",
     "Rules",
@@ -209,14 +211,10 @@ class Device(Protocol):
         """Return what is used."""
 
     def synchronise(self) -> None:
-        """Wait for all work.
-
-        Raises:
-            DeviceError: some of it failed.
-        """
+        """Wait for all work; raises `DeviceError` when some of it failed."""
 
 
-class Kernels(RankKernels, Protocol):
+class Kernels(RankKernels, ExpertKernels, Protocol):
     """The arithmetic of a step. The order of every sum is fixed by a weight's or head's shape
     alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
     """
@@ -233,9 +231,8 @@ class Kernels(RankKernels, Protocol):
         """
 
     def gate_up_silu(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """out E[N, I] = silu(gate) * up, [gate, up] = x E[N, H] @ weight E[2 I, H]^T.
-
-        Gate and up are summed and rounded to E as by `matmul`; the rest in fp32, rounded once.
+        """out E[N, I] = silu(gate) * up, [gate, up] = x E[N, H] @ weight E[2 I, H]^T; these two are
+        summed and rounded to E as by `matmul`, the rest is in fp32, rounded once.
         """
 
     def add_norm(

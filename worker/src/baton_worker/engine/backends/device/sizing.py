@@ -50,12 +50,20 @@ def check_weights(
 def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1) -> int:
     """Return what a model's weights take on each of its ranks; norms are not counted."""
     hidden, local = model_shape.hidden_size, local_shape(model_shape, ranks)
-    layer = hidden * (2 * local.q_size + 2 * local.kv_size + 3 * local.intermediate_size)
+
+    def layer(index: int) -> int:
+        width, experts = local.mlp_size(index), local.experts_of(index)
+        router = 0
+        if experts is not None:
+            width, router = width + experts.count * experts.intermediate_size, experts.count
+        return hidden * (2 * local.q_size + 2 * local.kv_size + 3 * width + router)
+
     vocabulary = model_shape.vocab_size * hidden
     if not model_shape.tie_word_embeddings:
         vocabulary += head_rows(model_shape.vocab_size, ranks) * hidden
-    draft = layer + 2 * hidden * hidden
-    return (model_shape.n_layers * layer + n_mtp * draft + vocabulary) * item_bytes
+    main = sum(map(layer, range(local.n_layers)))
+    draft = layer(local.n_layers) + 2 * hidden * hidden
+    return (main + n_mtp * draft + vocabulary) * item_bytes
 
 
 def fitting_blocks(

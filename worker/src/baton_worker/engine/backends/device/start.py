@@ -66,6 +66,12 @@ def prepare(
     """
     path = Path(config.model.path)
     model_shape = load_shape(path)
+    if model_shape.experts is not None and not kernels.has_experts:
+        raise DeviceError(
+            f"engine.device is 'gpu', but {path} (model_type {model_shape.model_type}) is a "
+            "mixture of experts, for which there are no CUDA kernels: only engine.device 'cpu' "
+            "computes it"
+        )
     options = dataclasses.replace(
         resolve_options(config, model_shape), kv_bytes_per_step=_KV_BYTES_PER_STEP
     )

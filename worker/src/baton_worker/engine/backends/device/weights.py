@@ -12,6 +12,23 @@ from baton_worker.engine.backends.device.seam import DType, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceMixture:
+    """The experts of a layer: X of width I.
+
+    Attributes:
+        router: f32 `[X, H]`.
+        choice_bias: f32 `[X]`, None for families without.
+        gate_up: E `[X * 2 * I, H]`: of each expert gate, then up.
+        down: E `[X * H, I]`.
+    """
+
+    router: Tensor
+    choice_bias: Tensor | None
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     """One decoder layer, all of it E and contiguous.
 
@@ -20,21 +37,24 @@ class DeviceLayer:
         qkv: `[(n_heads + 2 * n_kv_heads) * head_dim, H]`: all query heads, then keys, then values.
         o: `[H, n_heads * head_dim]`.
         post_norm: `[H]`, before the MLP.
-        gate_up: `[2 * I, H]`: gate, then up.
-        down: `[H, I]`.
+        gate_up: `[2 * I, H]`: gate, then up, of what every token takes: of a mixture the shared
+            experts; None where it has none.
+        down: `[H, I]`, None where `gate_up` is.
         qk_norm: `[head_dim]` each, of query and key heads; None for families without.
         qkv_bias: `[(n_heads + 2 * n_kv_heads) * head_dim]`, as `qkv`'s rows; None for families
             without.
+        mixture: of the tokens' own experts; None for layers without.
     """
 
     input_norm: Tensor
     qkv: Tensor
     o: Tensor
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | None
+    down: Tensor | None
     qk_norm: tuple[Tensor, Tensor] | None
     qkv_bias: Tensor | None = None
+    mixture: DeviceMixture | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

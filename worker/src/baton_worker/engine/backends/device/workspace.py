@@ -13,6 +13,7 @@ from baton_worker.engine.backends.device.seam import (
     DType,
     Kernels,
     NextStep,
+    Routes,
     ScorePlan,
     Tensor,
 )
@@ -47,6 +48,7 @@ class TokenSpace(NamedTuple):
         pair: [N, 2 H], what the MTP layer projects.
         qkv: [N, (Hq + 2 Hkv) D]. query, attended: [N, Hq, D]; attended_rows: [N, Hq D], the same.
         activated: [N, I], behind the gate.
+        experts: of models that have some.
     """
 
     residual: Tensor
@@ -59,6 +61,24 @@ class TokenSpace(NamedTuple):
     attended: Tensor
     attended_rows: Tensor
     activated: Tensor
+    experts: ExpertSpace | None = None
+
+
+class ExpertSpace(NamedTuple):
+    """Memory of N flat tokens in a mixture, C experts each.
+
+    Attributes:
+        routes: theirs.
+        activated: E[N * C, I], behind the gate of an expert of width I.
+        made: E[N * C, H], by experts.
+        shared: E[N, width of shared experts]; beside: E[N, H], by these; None where there are none.
+    """
+
+    routes: Routes
+    activated: Tensor
+    made: Tensor
+    shared: Tensor | None
+    beside: Tensor | None
 
 
 class SequenceSpace(NamedTuple):
@@ -131,6 +151,8 @@ class Workspace:
         self._device = device
         self.sizes = sizes
         self._tokens = _token_space(device, model_shape, dtype, sizes.tokens)
+        self._experts = _expert_space(device, model_shape, dtype, sizes.tokens)
+        self._n_chosen = model_shape.experts.chosen if model_shape.experts else 0
         self._sequences = _sequence_space(device, model_shape, dtype, sizes.sequences)
         self._hidden = device.empty((sizes.rows, model_shape.hidden_size), dtype)
         # Room for the processed copy of any number of rows right behind the raw ones.
@@ -149,7 +171,21 @@ class Workspace:
 
     def tokens(self, count: int) -> TokenSpace:
         """Return the memory of so many flat tokens."""
-        return TokenSpace(*(self._device.rows(t, 0, count) for t in self._tokens))
+        parts = [self._device.rows(t, 0, count) for t in self._tokens[:-1]]
+        return TokenSpace(*parts)._replace(experts=self._experts_of(count))
+
+    def _experts_of(self, count: int) -> ExpertSpace | None:
+        space, rows, n_pairs = self._experts, self._device.rows, count * self._n_chosen
+        if space is None:
+            return None
+        expert, weight, order = (rows(t, 0, n_pairs) for t in space.routes[:3])
+        return ExpertSpace(
+            routes=Routes(expert, weight, order, space.routes.starts),
+            activated=rows(space.activated, 0, n_pairs),
+            made=rows(space.made, 0, n_pairs),
+            shared=None if space.shared is None else rows(space.shared, 0, count),
+            beside=None if space.beside is None else rows(space.beside, 0, count),
+        )
 
     def sequences(self, count: int) -> SequenceSpace:
         """Return the memory of so many sequences."""
@@ -203,6 +239,27 @@ def _token_space(device: Device, model_shape: ModelShape, dtype: DType, count: i
         attended=device.view(attended, 0, heads, dtype),
         attended_rows=device.view(attended, 0, (count, model_shape.q_size), dtype),
         activated=rows(model_shape.intermediate_size),
+    )
+
+
+def _expert_space(
+    device: Device, model_shape: ModelShape, dtype: DType, count: int
+) -> ExpertSpace | None:
+    experts, hidden = model_shape.experts, model_shape.hidden_size
+    if experts is None:
+        return None
+    n_pairs, shared_size = count * experts.chosen, experts.shared_size
+    return ExpertSpace(
+        routes=Routes(
+            expert=device.empty((n_pairs,), "int32"),
+            weight=device.empty((n_pairs,), "float32"),
+            order=device.empty((n_pairs,), "int32"),
+            starts=device.empty((experts.count + 1,), "int32"),
+        ),
+        activated=device.empty((n_pairs, experts.intermediate_size), dtype),
+        made=device.empty((n_pairs, hidden), dtype),
+        shared=device.empty((count, shared_size), dtype) if shared_size else None,
+        beside=device.empty((count, hidden), dtype) if shared_size else None,
     )
 
 

@@ -2,9 +2,9 @@
 
 Owns the forward pass of the main model and of its MTP layer, as functions of weights, tokens and an
 attention plan. Knows no requests, no sampling and no block allocation. Two rewrites happen once, at
-load: interleaved RoPE becomes the half style by permuting query and key columns alike (scores do
-not change), and 1/sqrt(head_dim) moves into the query projection, or into the query heads' norm,
-which would undo it there.
+load: interleaved and partial RoPE become the half style of whole heads by permuting query and key
+columns alike (scores do not change), and 1/sqrt(head_dim) moves into the query projection, or into
+the query heads' norm, which would undo it there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.paddle.attention import AttentionBackend
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
+from baton_worker.engine.backends.paddle.mixture import Mixture, Mlp
 from baton_worker.engine.backends.paddle.norm import rms_norm
 from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
 from baton_worker.engine.model.rope import rope_tables
@@ -35,10 +36,10 @@ class _Layer(NamedTuple):
     qkv: Tensor
     o: Tensor
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    mlp: Mlp | None
     qk_norm: tuple[Tensor, Tensor] | None
     qkv_bias: Tensor | None
+    mixture: Mixture | None
 
 
 class _Mtp(NamedTuple):
@@ -83,7 +84,7 @@ class Model:
         self._reduce = reduce or _whole
         self._attention = attention
         self._embed = as_tensor(weights.embed)
-        self._layers = [_load_layer(shape, layer) for layer in weights.layers]
+        self._layers = [_load_layer(shape, layer, i) for i, layer in enumerate(weights.layers)]
         self._mtp = _load_mtp(shape, weights.mtp[0]) if use_mtp else None
         self._final_norm = as_tensor(weights.final_norm)
         self._lm_head = as_tensor(weights.lm_head)
@@ -180,8 +181,7 @@ class Model:
         attended = self._attention.attend(plan.attention, index, query, key, value)
         x = x + self._reduce(paddle.matmul(attended, layer.o))
         normed = rms_norm(x, layer.post_norm, shape.rms_norm_eps)
-        gated = paddle.nn.functional.swiglu(paddle.matmul(normed, layer.gate_up))
-        return x + self._reduce(paddle.matmul(gated, layer.down))
+        return x + self._reduce(_feed_forward(normed, layer))
 
     def _norm_heads(self, qk: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         """Norm each head of f32[P, heads, head_dim], query heads first."""
@@ -193,6 +193,12 @@ class Model:
             rows = rms_norm(part.reshape([-1, shape.head_dim]), weight, shape.rms_norm_eps)
             parts.append(rows.reshape(part.shape))
         return paddle.concat(parts, axis=1)
+
+
+def _feed_forward(x: Tensor, layer: _Layer) -> Tensor:
+    """What each token's own experts make of it, and what every token takes."""
+    parts = [part(x) for part in (layer.mixture, layer.mlp) if part is not None]
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def _whole(x: Tensor) -> Tensor:
@@ -208,8 +214,11 @@ def _rotate(qk: Tensor, plan: ForwardPlan) -> Tensor:
 def _rope_tables(
     shape: ModelShape, max_positions: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cos and signed sin, f32[max_positions, head_dim]."""
-    cos, sin = rope_tables(shape.head_dim, shape.rope_theta, shape.rope_scaling, max_positions)
+    """Return cos and signed sin, f32[max_positions, head_dim]; what does not rotate turns by 0."""
+    size = shape.rotated_size or shape.head_dim
+    cos, sin = rope_tables(size, shape.rope_theta, shape.rope_scaling, max_positions)
+    still = ((0, 0), (0, (shape.head_dim - size) // 2))
+    cos, sin = np.pad(cos, still, constant_values=1.0), np.pad(sin, still)
     return np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
 
 
@@ -218,23 +227,24 @@ def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
         emb_norm=as_tensor(mtp.emb_norm),
         hidden_norm=as_tensor(mtp.hidden_norm),
         proj=as_tensor(mtp.proj),
-        layer=_load_layer(shape, mtp.layer),
+        layer=_load_layer(shape, mtp.layer, shape.n_layers),
         final_norm=as_tensor(mtp.final_norm),
     )
 
 
-def _load_layer(shape: ModelShape, layer: LayerWeights) -> _Layer:
+def _load_layer(shape: ModelShape, layer: LayerWeights, index: int) -> _Layer:
+    experts, mixture = shape.experts_of(index), layer.mixture
     return _Layer(
         input_norm=as_tensor(layer.input_norm),
         qkv=as_tensor(_rewrite_qkv(shape, layer.qkv)),
         o=as_tensor(layer.o),
         post_norm=as_tensor(layer.post_norm),
-        gate_up=as_tensor(layer.gate_up),
-        down=as_tensor(layer.down),
+        mlp=Mlp.of(layer.mlp) if layer.mlp is not None else None,
         qk_norm=_rewrite_qk_norm(shape, layer.qk_norm) if layer.qk_norm is not None else None,
         qkv_bias=None
         if layer.qkv_bias is None
         else as_tensor(_rewrite_qkv(shape, layer.qkv_bias[None])),
+        mixture=Mixture(experts, mixture) if experts and mixture is not None else None,
     )
 
 
@@ -242,8 +252,8 @@ def _rewrite_qkv(shape: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray
     """Return the columns f32[*, (n_heads + 2 * n_kv_heads) * head_dim] in the rewritten form."""
     rotated = shape.q_size + shape.kv_size
     out = qkv.copy()
-    if shape.rope_style == "interleaved":
-        order = np.concatenate([np.arange(0, shape.head_dim, 2), np.arange(1, shape.head_dim, 2)])
+    order = _head_order(shape)
+    if order is not None:
         heads = np.arange(rotated).reshape(-1, shape.head_dim)
         out[:, :rotated] = qkv[:, heads[:, order].ravel()]
     if not shape.has_qk_norm:
@@ -251,9 +261,24 @@ def _rewrite_qkv(shape: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray
     return out
 
 
+def _head_order(shape: ModelShape) -> npt.NDArray[np.int64] | None:
+    """Return which element of a head stands where, so that pairs are half a head apart and those
+    that do not rotate are the last ones of each half; None for heads that are so already.
+    """
+    size = shape.rotated_size or shape.head_dim
+    if shape.rope_style == "half" and size == shape.head_dim:
+        return None
+    pairs = np.arange(size)
+    first, second = np.split(pairs, 2) if shape.rope_style == "half" else (pairs[0::2], pairs[1::2])
+    still = np.split(np.arange(size, shape.head_dim), 2)
+    return np.concatenate([first, still[0], second, still[1]])
+
+
 def _rewrite_qk_norm(
     shape: ModelShape, qk_norm: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 ) -> tuple[Tensor, Tensor]:
-    assert shape.rope_style == "half", "an interleaved head would need its norm permuted too"
     query, key = qk_norm
+    order = _head_order(shape)
+    if order is not None:
+        query, key = query[order], key[order]
     return as_tensor(query * np.float32(shape.head_dim**-0.5)), as_tensor(key.copy())

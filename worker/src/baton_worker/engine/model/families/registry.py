@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from baton_worker.engine.model.families.ernie import ERNIE
+from baton_worker.engine.model.families.ernie_moe import ERNIE_MOE
 from baton_worker.engine.model.families.family import Family
+from baton_worker.engine.model.families.glm_moe import GLM_MOE
 from baton_worker.engine.model.families.llama import LLAMA
 from baton_worker.engine.model.families.mimo import MIMO
 from baton_worker.engine.model.families.qwen2 import QWEN2
 from baton_worker.engine.model.families.qwen3 import QWEN3
+from baton_worker.engine.model.families.qwen3_moe import QWEN3_MOE
 
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, ERNIE, MIMO)}
+_ALL = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, ERNIE, ERNIE_MOE, MIMO, GLM_MOE)
+FAMILIES = {family.model_type: family for family in _ALL}
 
 LACKS = {
-    "deepseek_v2": "MLA attention, mixture of experts",
-    "deepseek_v3": "MLA attention, mixture of experts",
-    "ernie4_5_moe": "mixture of experts",
-    "glm4_moe": "mixture of experts, partial rotation",
-    "gpt_oss": "mixture of experts, sliding windows, attention sinks",
-    "mimo_v2_flash": "mixture of experts, sliding windows, attention sinks",
-    "mixtral": "mixture of experts",
-    "qwen2_moe": "mixture of experts",
-    "qwen3_moe": "mixture of experts",
+    "deepseek_v2": "MLA attention",
+    "deepseek_v3": "MLA attention",
+    "gpt_oss": "sliding windows, attention sinks",
+    "mimo_v2_flash": "sliding windows, attention sinks",
+    "mixtral": "its names of experts",
+    "qwen2_moe": "a gate of the shared expert",
 }
 """Well-known families and what Baton lacks for them, for the refusal's text only."""
 

@@ -1,0 +1,53 @@
+"""GLM-4.5 and 4.6: half of each head rotates, biases and norms of heads as the config says, experts
+chosen by sigmoid and a learned bias behind the first dense layers (arXiv 2508.06471, section 2.1).
+
+The draft layer has DeepSeek-V3's names and a mixture of its own. It is fed the main model's output
+behind the final norm, then its own behind its norm, as transformers computes it.
+"""
+
+from __future__ import annotations
+
+from baton_worker.engine.model.expert_fields import RawExperts, check_experts, count_of
+from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.families.family import Family
+from baton_worker.engine.model.naming import deepseek_mtp
+from baton_worker.engine.model.refusals import refuse
+
+
+def _experts(raw: RawExperts, n_layers: int) -> Experts:
+    n_dense = 1 if raw.first_k_dense_replace is None else raw.first_k_dense_replace
+    width = count_of("moe_intermediate_size", raw.moe_intermediate_size)
+    shared = 1 if raw.n_shared_experts is None else raw.n_shared_experts
+    if shared < 0:
+        refuse("n_shared_experts", shared, ">= 0")
+    experts = Experts(
+        count=count_of("n_routed_experts", raw.n_routed_experts),
+        chosen=count_of("num_experts_per_tok", raw.num_experts_per_tok),
+        intermediate_size=width,
+        layers=tuple(range(max(n_dense, 0), n_layers)),
+        shared_size=shared * width,
+        scores="sigmoid",
+        has_choice_bias=True,
+        n_groups=count_of("n_group", raw.n_group, 1),
+        n_chosen_groups=count_of("topk_group", raw.topk_group, 1),
+        normalises=raw.norm_topk_prob is not False,
+        least_sum=1e-20,
+        scaling=1.0 if raw.routed_scaling_factor is None else raw.routed_scaling_factor,
+        has_mtp=True,
+    )
+    return check_experts(experts, n_layers)
+
+
+GLM_MOE = Family(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    has_qk_norm=None,
+    has_qkv_bias=None,
+    rotated_part=0.5,
+    rms_norm_eps=1e-5,
+    needs=("num_key_value_heads", "head_dim"),
+    mtp_hidden="post_norm",
+    mtp_namings=(deepseek_mtp,),
+    experts=_experts,
+    choice_bias="mlp.gate.e_score_correction_bias",
+)

@@ -1,0 +1,32 @@
+"""Qwen3, mixtures: Qwen3's decoder, whose tokens each take some of many small experts, the softmax
+of all of them renormalised over those (arXiv 2505.09388, section 2). No shared experts, no draft
+layer.
+"""
+
+from __future__ import annotations
+
+from baton_worker.engine.model.expert_fields import RawExperts, check_experts, count_of
+from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.families.family import Family
+
+
+def _experts(raw: RawExperts, n_layers: int) -> Experts:
+    step = count_of("decoder_sparse_step", raw.decoder_sparse_step, 1)
+    dense = set(raw.mlp_only_layers or ())
+    experts = Experts(
+        count=count_of("num_experts", raw.num_experts or raw.num_local_experts),
+        chosen=count_of("num_experts_per_tok", raw.num_experts_per_tok),
+        intermediate_size=count_of("moe_intermediate_size", raw.moe_intermediate_size),
+        layers=tuple(i for i in range(n_layers) if (i + 1) % step == 0 and i not in dense),
+        normalises=bool(raw.norm_topk_prob),
+    )
+    return check_experts(experts, n_layers)
+
+
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    has_qk_norm=True,
+    needs=("head_dim", "num_key_value_heads"),
+    experts=_experts,
+)
