@@ -130,7 +130,7 @@ class CheckedKernels(NumpyKernels):
 
     def __getattribute__(self, name: str) -> Any:
         kernel = object.__getattribute__(self, name)
-        is_op = not name.startswith("_") and not name.endswith("_bytes")
+        is_op = not name.startswith("_") and not name.endswith("_bytes") and callable(kernel)
         return self._shown(name, kernel) if is_op and hasattr(OpsKernels, name) else kernel
 
     def _shown(self, name: str, kernel: Callable[..., None]) -> Callable[..., None]:
