@@ -208,3 +208,37 @@ def test_an_index_that_disagrees_with_its_files_is_refused(
     path.write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=re.escape(message)):
         load(path.parent)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bias_of_the_choice_that_is_no_number_is_named(
+    make_checkpoint: Callable[..., Any], value: float
+) -> None:
+    """An expert that is never wanted would be missed by nobody."""
+    key = "model.layers.1.mlp.gate.e_score_correction_bias"
+
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors[key][2] = value
+
+    made = make_checkpoint("glm4_moe", edit=spoil)
+    with pytest.raises(CheckpointError, match=f"^{re.escape(key)}: must be finite"):
+        load(made.path)
+
+
+def test_experts_in_one_tensor_are_named(make_checkpoint: Callable[..., Any]) -> None:
+    key = "model.layers.1.mlp.experts.gate_up_proj"
+    made = make_checkpoint("qwen3_moe", edit=put(key, 8, 48, 32))
+    with pytest.raises(CheckpointError, match=f"^{re.escape(key)}: experts in one tensor are not"):
+        load(made.path)
+
+
+@pytest.mark.parametrize("family", ["ernie4_5", "glm4_moe", "mimo"])
+def test_draft_layers_that_are_told_of_and_not_there_are_named_by_field(
+    make_checkpoint: Callable[..., Any], family: str
+) -> None:
+    """As transformers saves a model that had one."""
+    made = make_checkpoint(family, num_nextn_predict_layers=0)
+    config = made.config | {"num_nextn_predict_layers": 1}
+    (made.path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers is 1; 0 for a checkpoint"):
+        load_weights(made.path, load_shape(made.path))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_worker.engine.model.checkpoint import CheckpointError
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import Weights, load_weights
 
@@ -222,3 +223,19 @@ def test_rope_tables_of_old_exporters_are_ignored(make_checkpoint: Callable[...,
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
 
     assert load(make_checkpoint(family="llama", edit=add)).layers
+
+
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
+def test_draft_layers_that_nobody_wants_are_checked_and_not_kept(
+    make_checkpoint: Callable[..., Any], family: str
+) -> None:
+    made = make_checkpoint(family, num_nextn_predict_layers=3)
+    shape = load_shape(made.path)
+    assert [len(load_weights(made.path, shape, n_mtp=n).mtp) for n in (0, 1, 3)] == [0, 1, 3]
+    prefix = {"mimo": "model.mtp_layers.2", "glm4_moe": "model.layers.5"}[family]
+    key = f"{prefix}.input_layernorm.weight"
+    broken = make_checkpoint(
+        family, num_nextn_predict_layers=3, edit=lambda tensors: tensors.pop(key)
+    )
+    with pytest.raises(CheckpointError, match=f"^{key}: missing key"):
+        load_weights(broken.path, shape, n_mtp=1)

@@ -67,3 +67,29 @@ def test_the_readmes_commands_for_kubernetes_are_those_that_a_real_node_runs():
     run = page.splitlines()
     assert told
     assert [line for line in told if line not in run] == []
+
+
+def uneven_rows(text: str) -> list[int]:
+    """Return the lines of tables that have other cells than their first row."""
+    found, width, is_code = [], 0, False
+    for number, line in enumerate(text.splitlines(), start=1):
+        is_code ^= line.lstrip().startswith("```")
+        if is_code or not line.startswith("|"):
+            width = 0
+            continue
+        bare = re.sub(r"`[^`]*`", lambda code: re.sub(r"\\?\|", "", code[0]), line)
+        cells = len(re.findall(r"(?<!\\)\|", bare))
+        width = width or cells
+        if cells != width:
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_row_of_a_table_has_its_cells(name):
+    assert uneven_rows((ROOT / name).read_text()) == []
+
+
+def test_a_row_that_was_put_into_another_is_found():
+    table = "| a | b |\n|---|---|\n| 1 | 2 | 3 |\n| `x|y` | 2 |\n\n| c |\n|---|\n"
+    assert uneven_rows(table) == [3]

@@ -128,15 +128,36 @@ def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench
     assert _run(make_bench(model, n_draft=3, prefill_tokens=33), prompts) == alone
 
 
-@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-def test_who_shares_an_expert_changes_no_bit(make_model: Any, make_bench: Any, scores: Any) -> None:
-    """Alone a token's experts are fed one row each, among others some dozens; a router of six
-    columns is one that the product computes otherwise for many rows.
-    """
+@pytest.mark.parametrize(("scores", "width"), [("softmax", 24), ("sigmoid", 27), ("sigmoid", 7)])
+def test_who_shares_an_expert_changes_no_bit(
+    make_model: Any, make_bench: Any, scores: Any, width: int
+) -> None:
+    """Alone a token's experts are fed one row each, among others some dozens."""
     experts = Experts(
-        6, 2, 24, (0, 1), shared_size=40, scores=scores, has_choice_bias=True, has_mtp=True
+        6, 2, width, (0, 1), shared_size=40, scores=scores, has_choice_bias=True, has_mtp=True
     )
     model = make_model(experts=experts)
+    prompts = [tuple(range(2, 4 + 3 * n)) for n in range(16)]
+    alone = _run(make_bench(model, max_running=1, prefill_tokens=7), prompts)
+    assert _run(make_bench(model, n_draft=3, prefill_tokens=65), prompts) == alone
+    assert _run(make_bench(model, max_running=16), prompts) == alone
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"intermediate_size": 27},
+        {"hidden_size": 38},
+        {"vocab_size": 69},
+        {"vocab_size": 71},
+    ],
+    ids=lambda sizes: "-".join(f"{name}-{size}" for name, size in sizes.items()),
+)
+def test_no_width_makes_bits_depend_on_company(
+    make_model: Any, make_bench: Any, sizes: dict[str, int]
+) -> None:
+    """Where some columns are left over, a row's place among four would tell."""
+    model = make_model(**sizes)
     prompts = [tuple(range(2, 4 + 3 * n)) for n in range(16)]
     alone = _run(make_bench(model, max_running=1, prefill_tokens=7), prompts)
     assert _run(make_bench(model, n_draft=3, prefill_tokens=65), prompts) == alone

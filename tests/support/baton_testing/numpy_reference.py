@@ -237,6 +237,8 @@ def mixture(x: Float64Array, weights: ExpertWeights, experts: Experts) -> Float6
     if experts.n_chosen_groups < experts.n_groups:
         groups.sort(key=lambda group: -sum(sorted(wanted[i] for i in group)[-2:]))
     candidates = sorted(i for group in groups[: experts.n_chosen_groups] for i in group)
+    if np.isnan(wanted).any():
+        return np.full_like(x, np.nan)
     own = sorted(candidates, key=lambda i: -wanted[i])[: experts.chosen]
     total = sum(scores[i] for i in own) if experts.normalises else 1.0
     out = np.zeros_like(x)

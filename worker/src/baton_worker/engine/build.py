@@ -105,7 +105,8 @@ def _loaded(
         log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
     if options.tensor_parallel_size > 1:
         return _over_ranks(path, shape, options, clock, on_rank_death)
-    return PaddleEngine(shape, load_weights(path, shape), options, clock)
+    weights = load_weights(path, shape, n_mtp=int(options.use_mtp))
+    return PaddleEngine(shape, weights, options, clock)
 
 
 def _over_ranks(
@@ -123,7 +124,7 @@ def _over_ranks(
     size = options.tensor_parallel_size
     ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)
     try:
-        weights = load_weights(path, shape, Shard(0, size))
+        weights = load_weights(path, shape, Shard(0, size), int(options.use_mtp))
         parallel = TensorParallel(ranks, ranks.join(weights.identity))
         return PaddleEngine(shape, weights, options, clock, parallel)
     except BaseException:

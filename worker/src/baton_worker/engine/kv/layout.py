@@ -18,7 +18,8 @@ MIN_ROWS = 8
 ROW_MULTIPLE = 4
 """Rows of every matrix product: at least 8, in fours. MKL's float32 product takes other paths for 1
 row, for 2..7, and for what is left over from blocks of 4, whose results differ in the last bits. At
-these sizes a row's result depends on nothing but the row (measured: AMD EPYC, Intel Xeon). So a
+these sizes a row's result depends on nothing but the row (measured: AMD EPYC, Intel Xeon), where
+columns are padded too (`products.COLUMN_MULTIPLE`). So a
 token's logits are the same bits in any batch, chunk or draft count, near-ties fall the same way,
 and KV that another request left in the cache is the KV that would be computed."""
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from baton_worker.engine.model.expert_fields import RawExperts
+from baton_worker.engine.model.expert_fields import RawExperts, refuse_others
 from baton_worker.engine.model.families.family import Family, MtpHidden
 from baton_worker.engine.model.families.registry import FAMILIES, LACKS
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
@@ -48,6 +48,7 @@ class RawConfig(RawExperts, frozen=True, kw_only=True):
     use_bias: bool | None = None
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
+    qkv_bias: bool | None = None
     use_qk_norm: bool | None = None
     use_mrope: bool | None = None
     sliding_window: int | None = None
@@ -57,6 +58,12 @@ class RawConfig(RawExperts, frozen=True, kw_only=True):
     compression_ratio: float | None = None
     quantization_config: dict[str, object] | None = None
     compression_config: dict[str, object] | None = None
+    dual_chunk_attention_config: dict[str, object] | None = None
+    rope_interleave: bool | None = None
+    swiglu_limit: float | None = None
+    logits_soft_cap: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
 
 
 class RawGeneration(msgspec.Struct, frozen=True):
@@ -76,8 +83,13 @@ _MUST_BE_OFF = (
     "use_sliding_window",
     "quantization_config",
     "compression_config",
+    "dual_chunk_attention_config",
+    "rope_interleave",
+    "swiglu_limit",
+    "logits_soft_cap",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
 )
-_COUNTS_OF_EXPERTS = ("moe_num_experts", "num_local_experts", "num_experts", "n_routed_experts")
 _AT_LEAST_ONE = (
     "vocab_size",
     "hidden_size",
@@ -88,6 +100,7 @@ _AT_LEAST_ONE = (
     "intermediate_size",
     "max_position_embeddings",
 )
+_COUNTS_OF_EXPERTS = ("moe_num_experts", "num_local_experts", "num_experts", "n_routed_experts")
 _MOST_LAYERS = 10_000
 """Far beyond any model; what is listed by layer stays small."""
 _MUST_BE_ONE = ("compression_ratio",)
@@ -156,6 +169,8 @@ def _refuse_unsupported(raw: RawConfig, family: Family) -> None:
         refuse("architectures", raw.architectures, repr([family.architecture]))
     if raw.hidden_act != "silu":
         refuse("hidden_act", raw.hidden_act, "'silu'")
+    if family.experts is not None:
+        refuse_others(raw, family.expert_fields)
     for name in _MUST_BE_OFF if family.experts else _MUST_BE_OFF + _COUNTS_OF_EXPERTS:
         if getattr(raw, name):
             refuse(name, getattr(raw, name), "unset or false")
@@ -170,8 +185,16 @@ def _refuse_biases(raw: RawConfig, family: Family) -> None:
         refuse("attention_bias", False, f"unset or true for {family.model_type}")
     if family.has_qkv_bias is False and raw.attention_bias:
         refuse("attention_bias", True, "unset or false")
-    if family.has_qk_norm is not None and raw.use_qk_norm:
-        refuse("use_qk_norm", True, "unset or false")
+    if raw.qkv_bias is not None and raw.qkv_bias != told(family.has_qkv_bias, raw.attention_bias):
+        refuse("qkv_bias", raw.qkv_bias, f"unset or {not raw.qkv_bias} for {family.model_type}")
+    has_norms = family.has_qk_norm
+    if has_norms is not None and raw.use_qk_norm is not None and raw.use_qk_norm != has_norms:
+        refuse("use_qk_norm", raw.use_qk_norm, f"unset or {has_norms} for {family.model_type}")
+
+
+def told(of_family: bool | None, of_config: bool | None) -> bool:
+    """Return what a family says, or where it leaves that to config.json, what that does."""
+    return bool(of_config) if of_family is None else of_family
 
 
 def _refuse_windows(raw: RawConfig) -> None:

@@ -6,16 +6,21 @@ they mean, its own file says.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 
 import msgspec
 
 from baton_worker.engine.model.experts import Experts
-from baton_worker.engine.model.refusals import refuse
+from baton_worker.engine.model.refusals import ModelShapeError, refuse
+
+_MOST_SCALING = 1e6
+"""Published ones are 1 to 2.5; what is beyond overflows in few layers."""
 
 
 class RawExperts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is absent is None; a family has a default for it, or refuses."""
+    """What is absent is None; a family has a default for it, or refuses. One that it does not read
+    must say what it would without.
+    """
 
     num_experts: int | None = None
     num_local_experts: int | None = None
@@ -38,6 +43,53 @@ class RawExperts(msgspec.Struct, frozen=True, kw_only=True):
     n_group: int | None = None
     topk_group: int | None = None
     routed_scaling_factor: float | None = None
+    moe_layer_freq: int | list[int] | None = None
+    scoring_func: str | None = None
+    topk_method: str | None = None
+    moe_gate_act: str | None = None
+
+
+_SAYS_NOTHING: dict[str, object] = {
+    "decoder_sparse_step": 1,
+    "moe_layer_interval": 1,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+}
+"""What a field may be that its family does not read, beside nothing, 0 and false."""
+
+
+def refuse_others(raw: RawExperts, known: Mapping[str, object]) -> None:
+    """Refuse what a config tells of experts and its family does not read.
+
+    Args:
+        known: what the family reads; not None: the one value that it takes.
+
+    Raises:
+        ModelShapeError: a field is told otherwise; the message names it and its value.
+    """
+    for name in RawExperts.__struct_fields__:
+        value = getattr(raw, name)
+        if value is None or (name in known and known[name] is None):
+            continue
+        wanted = known.get(name, _SAYS_NOTHING.get(name))
+        if value != wanted and (name in known or value):
+            refuse(name, value, "unset" if wanted is None else f"unset or {wanted!r}")
+
+
+def agreed(raw: RawExperts, *names: str) -> int | None:
+    """Return what a config tells under several names, None where it does not.
+
+    Raises:
+        ModelShapeError: two tell different numbers: which one counts, readers disagree about.
+    """
+    told = {name: getattr(raw, name) for name in names if getattr(raw, name) is not None}
+    for name, value in told.items():
+        for other, same in told.items():
+            if value != same:
+                refuse(name, value, f"unset or {same!r}, as {other} is")
+    return next(iter(told.values()), None)
 
 
 def count_of(name: str, value: int | list[int] | None, default: int | None = None) -> int:
@@ -53,8 +105,8 @@ def count_of(name: str, value: int | list[int] | None, default: int | None = Non
     return found
 
 
-def check_experts(experts: Experts, n_layers: int) -> Experts:
-    """Return a mixture that there can be.
+def check_experts(experts: Experts, n_layers: int, told_by: str) -> Experts:
+    """Return a mixture that there can be; `told_by`: which field says where it is.
 
     Raises:
         ModelShapeError: a size does not go with another.
@@ -62,9 +114,12 @@ def check_experts(experts: Experts, n_layers: int) -> Experts:
     if experts.chosen > experts.count:
         refuse("num_experts_per_tok", experts.chosen, f"<= the {experts.count} experts")
     if not experts.layers or not 0 <= experts.layers[0] <= experts.layers[-1] < n_layers:
-        refuse("the layers with experts", list(experts.layers), f"some of 0..{n_layers - 1}")
-    if not 0.0 < experts.scaling < math.inf:
-        refuse("routed_scaling_factor", experts.scaling, "a number > 0")
+        raise ModelShapeError(
+            f"{told_by}: layers {list(experts.layers)} would have experts, supported are some of "
+            f"0..{n_layers - 1}"
+        )
+    if not 0.0 < experts.scaling <= _MOST_SCALING:
+        refuse("routed_scaling_factor", experts.scaling, f"a number > 0 and <= {_MOST_SCALING:g}")
     if not 0.0 <= experts.least_sum <= 1.0:
         refuse("moe_norm_min", experts.least_sum, "a number in 0..1")
     if experts.n_groups < 1 or experts.count % experts.n_groups:

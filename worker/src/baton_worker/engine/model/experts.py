@@ -73,18 +73,21 @@ def choose(
 ) -> Chosen:
     """Choose each token's experts by the router's products f32[N, count], the lower id on ties.
 
-    Computed in float64, rounded once; a row's result depends on that row alone. `bias` is
-    f32[count], None for none. (DeepSeek-V3, arXiv 2412.19437, equations 13 to 16, with groups as
-    its code has them; Qwen3's is the softmax of all, arXiv 2505.09388.)
+    Computed in float64, rounded once; a row's result depends on that row alone, and a row with NaN
+    chooses some experts, weighted NaN. `bias` is f32[count], None for none. (DeepSeek-V3, arXiv
+    2412.19437, equations 13 to 16, with groups as its code has them; Qwen3's is the softmax of all,
+    arXiv 2505.09388.)
     """
     scores = _scores(products.astype(np.float64), experts.scores)
     wanted = scores if bias is None else scores + bias.astype(np.float64)
+    is_broken = np.isnan(wanted).any(axis=1)
     if experts.n_chosen_groups < experts.n_groups:
         wanted = np.where(_in_best_groups(wanted, experts), wanted, -np.inf)
     best = np.argsort(-wanted, axis=1, kind="stable")[:, : experts.chosen]
     weight = np.take_along_axis(scores, best, axis=1)
     if experts.normalises:
         weight = weight / np.maximum(weight.sum(axis=1, keepdims=True), experts.least_sum)
+    weight[is_broken] = np.nan  # whatever it chose: no text may come of it
     return Chosen(best, (weight * experts.scaling).astype(np.float32))
 
 

@@ -82,6 +82,11 @@ class LayerKeys:
         """`[experts, H]`, of layers with a mixture."""
         return f"{self.prefix}.mlp.gate.weight"
 
+    @property
+    def fused_experts(self) -> str:
+        """What some tools save in place of a tensor for each expert."""
+        return f"{self.prefix}.mlp.experts.gate_up_proj"
+
     def expert(self, index: int) -> MlpKeys:
         """Return the keys of one expert's MLP."""
         return MlpKeys(f"{self.prefix}.mlp.experts.{index}")

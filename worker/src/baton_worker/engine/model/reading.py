@@ -60,9 +60,27 @@ class CheckedReader:
             self._checkpoint,
             model_shape.tie_word_embeddings,
         )
+        if keys.proj not in self._checkpoint:
+            hint = "0 for a checkpoint without draft layers"
+            raise CheckpointError(
+                f"{keys.proj}: missing key for {self._expectation()}: num_nextn_predict_layers is "
+                f"{model_shape.n_mtp_layers}; {hint}"
+            )
         for copy, original in keys.copies:
             self.check_copy(copy, original)
         return keys
+
+    def refuse_fused(self, keys: naming.LayerKeys) -> None:
+        """Refuse experts that are stored in one tensor.
+
+        Raises:
+            CheckpointError: they are; the message names it.
+        """
+        if keys.fused_experts in self._checkpoint:
+            raise CheckpointError(
+                f"{keys.fused_experts}: experts in one tensor are not supported, supported is a "
+                f"tensor for each, as {keys.expert(0).gate_up[0]} (save_original_format)"
+            )
 
     def has_own_norm(self, keys: naming.MtpKeys) -> bool:
         """Whether an MTP layer has a final norm of its own; else the main model's is its."""
@@ -73,14 +91,17 @@ class CheckedReader:
         None for families without.
 
         Raises:
-            CheckpointError: it is missing or of another shape.
+            CheckpointError: it is missing, of another shape, or holds NaN or infinity.
         """
         if not experts.has_choice_bias:
             return None
         key = f"{keys.prefix}.{family_of(self._model_shape.model_type).choice_bias}"
         found = self._checkpoint.get(key)
         is_row = found is not None and found.shape == (1, experts.count)
-        return self.stored(key, (1, experts.count) if is_row else (experts.count,))
+        stored = self.stored(key, (1, experts.count) if is_row else (experts.count,)).flat()
+        if not np.isfinite(stored.float32()).all():
+            raise CheckpointError(f"{key}: must be finite, and is not")
+        return stored
 
     def check_copy(self, copy: str, original: str) -> None:
         """Refuse a copy, if the checkpoint holds it, of `[V, H]` that differs from its original.

@@ -20,6 +20,7 @@ from baton_worker.engine.model.config import (
     check,
     read_config,
     read_generation,
+    told,
 )
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family, MtpHidden, MtpOrder, RopeStyle
@@ -194,17 +195,13 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         eos_token_ids=_eos_ids(raw.eos_token_id, generation.eos_token_id),
         max_position_embeddings=_longest(raw.max_position_embeddings, scaling),
         dtype=raw.dtype or raw.torch_dtype or "float32",
-        has_qk_norm=_told(family.has_qk_norm, raw.use_qk_norm),
-        has_qkv_bias=_told(family.has_qkv_bias, raw.attention_bias),
+        has_qk_norm=told(family.has_qk_norm, raw.use_qk_norm),
+        has_qkv_bias=told(family.has_qkv_bias, raw.attention_bias),
         mtp_order=family.mtp_order,
         rope_scaling=scaling,
         rotated_size=_rotated_size(part, head_dim),
         experts=family.experts(raw, raw.num_hidden_layers) if family.experts else None,
     )
-
-
-def _told(of_family: bool | None, of_config: bool | None) -> bool:
-    return bool(of_config) if of_family is None else of_family
 
 
 def _rotated_size(part: float, head_dim: int) -> int:

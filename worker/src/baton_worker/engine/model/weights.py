@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.model import naming
-from baton_worker.engine.model.checkpoint import identity, open_checkpoint
+from baton_worker.engine.model.checkpoint import StoredTensor, identity, open_checkpoint
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
@@ -117,8 +117,14 @@ class Weights:
     identity: str
 
 
-def load_weights(model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE) -> Weights:
+def load_weights(
+    model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE, n_mtp: int | None = None
+) -> Weights:
     """Read the checkpoint in `model_dir` into fused float32 arrays; only the shard's part is read.
+
+    Args:
+        n_mtp: how many of the model's MTP layers are wanted, None for all; the others are only
+            checked.
 
     Raises:
         CheckpointError: unreadable files, or a key that is missing, unknown, of another shape than
@@ -131,28 +137,42 @@ def load_weights(model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE)
     checkpoint = open_checkpoint(model_dir)
     checked = CheckedReader(checkpoint, model_shape)
     reader = _Reader(checked, model_shape, shard)
+    wanted = model_shape.n_mtp_layers if n_mtp is None else min(n_mtp, model_shape.n_mtp_layers)
     embed = reader.matrix(naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size))
     final_norm = reader.norm(naming.FINAL_NORM)
     weights = Weights(
         embed=embed,
         layers=tuple(reader.layer(naming.main_layer(i), i) for i in range(model_shape.n_layers)),
-        mtp=tuple(reader.mtp(i, final_norm) for i in range(model_shape.n_mtp_layers)),
+        mtp=tuple(reader.mtp(i, final_norm) for i in range(wanted)),
         final_norm=final_norm,
         lm_head=reader.head(embed),
         identity=identity(checkpoint),
     )
+    unwanted = _Reader(checked, model_shape, shard, is_wanted=False)
+    for index in range(wanted, model_shape.n_mtp_layers):
+        unwanted.mtp(index, final_norm)
     checked.refuse_unread()
     return weights
 
 
 class _Reader:
-    """Reads weights of one shard."""
+    """Reads weights of one shard, or no more of each than that it is there."""
 
-    def __init__(self, checked: CheckedReader, model_shape: ModelShape, shard: Shard) -> None:
+    def __init__(
+        self,
+        checked: CheckedReader,
+        model_shape: ModelShape,
+        shard: Shard,
+        is_wanted: bool = True,
+    ) -> None:
         self._checked = checked
-        self._stored = checked.stored
+        self._is_wanted = is_wanted
         self._model_shape = model_shape
         self._shard = shard
+
+    def _stored(self, key: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._checked.stored(key, shape)
+        return stored if self._is_wanted else stored.part(slice(0, 0))
 
     def layer(self, keys: naming.LayerKeys, index: int) -> LayerWeights:
         model_shape = self._model_shape
@@ -176,10 +196,11 @@ class _Reader:
         )
 
     def _mixture(self, keys: naming.LayerKeys, experts: Experts) -> ExpertWeights:
+        self._checked.refuse_fused(keys)
         bias = self._checked.choice_bias(keys, experts)
         return ExpertWeights(
             router=self._transposed(keys.router, (experts.count, self._model_shape.hidden_size)),
-            choice_bias=None if bias is None else bias.flat().float32(),
+            choice_bias=None if bias is None else bias.float32(),
             experts=tuple(
                 self._mlp(keys.expert(i), experts.intermediate_size) for i in range(experts.count)
             ),

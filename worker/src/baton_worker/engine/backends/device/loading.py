@@ -164,13 +164,14 @@ class _Layers:
 
     def _mixture(self, keys: naming.LayerKeys, experts: Experts) -> DeviceMixture:
         hidden, width = self._model_shape.hidden_size, experts.intermediate_size
+        self._checked.refuse_fused(keys)
         each = [keys.expert(i) for i in range(experts.count)]
         own, bias = self._shard.part(width), self._checked.choice_bias(keys, experts)
         down = [self._checked.stored(mlp.down, (hidden, width)).part(columns=own) for mlp in each]
         router = self._checked.stored(keys.router, (experts.count, hidden))
         return DeviceMixture(
             router=self._place((router,), dtype="float32"),
-            choice_bias=None if bias is None else self._place((bias.flat(),), dtype="float32"),
+            choice_bias=None if bias is None else self._place((bias,), dtype="float32"),
             gate_up=self.rows(*(part for mlp in each for part in self._gate_up(mlp, width))),
             down=self._place(tuple(down)),
         )

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.paddle.attention import AttentionBackend
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
-from baton_worker.engine.backends.paddle.mixture import Mixture, Mlp
+from baton_worker.engine.backends.paddle.mixture import Mixture
 from baton_worker.engine.backends.paddle.norm import rms_norm
+from baton_worker.engine.backends.paddle.products import Mlp, Product
 from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
 from baton_worker.engine.model.rope import rope_tables
 from baton_worker.engine.model.shape import ModelShape
@@ -33,8 +34,8 @@ class _Layer(NamedTuple):
     """`LayerWeights` as Paddle tensors, in the rewritten form."""
 
     input_norm: Tensor
-    qkv: Tensor
-    o: Tensor
+    qkv: Product
+    o: Product
     post_norm: Tensor
     mlp: Mlp | None
     qk_norm: tuple[Tensor, Tensor] | None
@@ -47,7 +48,7 @@ class _Mtp(NamedTuple):
 
     emb_norm: Tensor
     hidden_norm: Tensor
-    proj: Tensor
+    proj: Product
     layer: _Layer
     final_norm: Tensor
 
@@ -87,7 +88,7 @@ class Model:
         self._layers = [_load_layer(shape, layer, i) for i, layer in enumerate(weights.layers)]
         self._mtp = _load_mtp(shape, weights.mtp[0]) if use_mtp else None
         self._final_norm = as_tensor(weights.final_norm)
-        self._lm_head = as_tensor(weights.lm_head)
+        self._lm_head = Product.of(weights.lm_head)
         self._cos, self._sin = _rope_tables(shape, max_positions)
 
     def plan(self, groups: tuple[TokenGroup, ...]) -> ForwardPlan:
@@ -131,7 +132,7 @@ class Model:
         ]
         if self.shape.mtp_order == "hidden_embedding":
             pair.reverse()
-        x = paddle.matmul(paddle.concat(pair, axis=1), self._mtp.proj)
+        x = self._mtp.proj(paddle.concat(pair, axis=1))
         return self._decoder_layer(x, self._mtp.layer, len(self._layers), plan)
 
     def mtp_input(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
@@ -143,7 +144,7 @@ class Model:
     def logits(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
         """Return f32[P, V] of hidden states f32[P, H] (before the norm)."""
         normed = rms_norm(hidden, self._norm(from_mtp), self.shape.rms_norm_eps)
-        return paddle.matmul(normed, self._lm_head)
+        return self._lm_head(normed)
 
     def select_rows(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
         """Return rows i64[R] of `hidden` f32[*, H] as f32[n_rows(R), H], padded with its row 0."""
@@ -170,7 +171,7 @@ class Model:
     def _decoder_layer(self, x: Tensor, layer: _Layer, index: int, plan: ForwardPlan) -> Tensor:
         shape = self.shape
         normed = rms_norm(x, layer.input_norm, shape.rms_norm_eps)
-        projected = paddle.matmul(normed, layer.qkv)
+        projected = layer.qkv(normed)
         if layer.qkv_bias is not None:
             projected = projected + layer.qkv_bias
         qk, value = paddle.split(projected, [shape.q_size + shape.kv_size, shape.kv_size], axis=1)
@@ -179,7 +180,7 @@ class Model:
             qk = self._norm_heads(qk, layer.qk_norm)
         query, key = paddle.split(_rotate(qk, plan), [shape.n_heads, shape.n_kv_heads], axis=1)
         attended = self._attention.attend(plan.attention, index, query, key, value)
-        x = x + self._reduce(paddle.matmul(attended, layer.o))
+        x = x + self._reduce(layer.o(attended))
         normed = rms_norm(x, layer.post_norm, shape.rms_norm_eps)
         return x + self._reduce(_feed_forward(normed, layer))
 
@@ -226,7 +227,7 @@ def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
     return _Mtp(
         emb_norm=as_tensor(mtp.emb_norm),
         hidden_norm=as_tensor(mtp.hidden_norm),
-        proj=as_tensor(mtp.proj),
+        proj=Product.of(mtp.proj),
         layer=_load_layer(shape, mtp.layer, shape.n_layers),
         final_norm=as_tensor(mtp.final_norm),
     )
@@ -236,8 +237,8 @@ def _load_layer(shape: ModelShape, layer: LayerWeights, index: int) -> _Layer:
     experts, mixture = shape.experts_of(index), layer.mixture
     return _Layer(
         input_norm=as_tensor(layer.input_norm),
-        qkv=as_tensor(_rewrite_qkv(shape, layer.qkv)),
-        o=as_tensor(layer.o),
+        qkv=Product.of(_rewrite_qkv(shape, layer.qkv)),
+        o=Product.of(layer.o),
         post_norm=as_tensor(layer.post_norm),
         mlp=Mlp.of(layer.mlp) if layer.mlp is not None else None,
         qk_norm=_rewrite_qk_norm(shape, layer.qk_norm) if layer.qk_norm is not None else None,

@@ -6,36 +6,14 @@ expert, and how many do, changes nothing. Knows no attention and no request.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
+from baton_worker.engine.backends.paddle.products import Mlp, Product
 from baton_worker.engine.kv.layout import pad_rows
 from baton_worker.engine.model.experts import Experts, choose
-from baton_worker.engine.model.weights import ExpertWeights, MlpWeights
-
-_COLUMN_MULTIPLE = 16
-"""Columns of the router's product. MKL's float32 product takes other paths for a row alone and for
-many where there are 5 to 7 columns, or 13 to 15 (measured: AMD EPYC)."""
-
-
-class Mlp(NamedTuple):
-    """`MlpWeights` as Paddle tensors."""
-
-    gate_up: Tensor
-    down: Tensor
-
-    @classmethod
-    def of(cls, weights: MlpWeights) -> Mlp:
-        """Return weights as tensors that share their memory."""
-        return cls(as_tensor(weights.gate_up), as_tensor(weights.down))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return f32[P, H] of f32[P, H]."""
-        gated = paddle.nn.functional.swiglu(paddle.matmul(x, self.gate_up))
-        return paddle.matmul(gated, self.down)
+from baton_worker.engine.model.weights import ExpertWeights
 
 
 class Mixture:
@@ -43,8 +21,7 @@ class Mixture:
 
     def __init__(self, experts: Experts, weights: ExpertWeights) -> None:
         self._experts = experts
-        room = -experts.count % _COLUMN_MULTIPLE
-        self._router = as_tensor(np.pad(weights.router, ((0, 0), (0, room))))
+        self._router = Product.of(weights.router)
         self._choice_bias = weights.choice_bias
         self._mlps = [Mlp.of(each) for each in weights.experts]
 
@@ -53,8 +30,7 @@ class Mixture:
 
         Every product has at least the rows of `layout.n_rows`, for the reason told there.
         """
-        products = np.asarray(np.from_dlpack(paddle.matmul(x, self._router)))
-        products = products[:, : self._experts.count]
+        products = np.asarray(np.from_dlpack(self._router(x)))
         chosen = choose(products, self._choice_bias, self._experts)
         made = np.empty((*chosen.expert.shape, x.shape[1]), np.float32)
         for index in np.unique(chosen.expert):

@@ -75,7 +75,8 @@ def _load(pipe: Connection) -> Follower:
     assert isinstance(start, orders.Start), "rank 0 sends it first"
     path = Path(start.model_path)
     shape = load_shape(path)
-    weights = load_weights(path, shape, Shard(start.rank, start.size))
+    shard_of = Shard(start.rank, start.size)
+    weights = load_weights(path, shape, shard_of, int(start.use_mtp))
     pipe.send_bytes(orders.encode(orders.Loaded(weights.identity)))
     meeting = orders.decode_order(pipe.recv_bytes())
     assert isinstance(meeting, orders.Join), "rank 0 sends it second"

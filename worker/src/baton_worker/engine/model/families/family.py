@@ -5,8 +5,8 @@ Owns the fields; each family fills them in a file of its own. Knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from baton_worker.engine.model.expert_fields import RawExperts
@@ -35,6 +35,7 @@ class Family:
         mtp_namings: names of draft layers, the likelier first; which one a checkpoint has is told
             by its projection.
         experts: makes the mixture of a config with so many main layers; None for dense families.
+        expert_fields: which of config.json's it reads; not None: the one value that it takes.
         choice_bias: the key of `Experts.has_choice_bias`, behind a layer's prefix; "" for none.
     """
 
@@ -52,4 +53,5 @@ class Family:
     mtp_order: MtpOrder = "embedding_hidden"
     mtp_namings: tuple[MtpNaming, ...] = (ernie_mtp, deepseek_mtp)
     experts: Callable[[RawExperts, int], Experts] | None = None
+    expert_fields: Mapping[str, object] = field(default_factory=dict)
     choice_bias: str = ""

@@ -7,7 +7,12 @@ behind the final norm, then its own behind its norm, as transformers computes it
 
 from __future__ import annotations
 
-from baton_worker.engine.model.expert_fields import RawExperts, check_experts, count_of
+from baton_worker.engine.model.expert_fields import (
+    RawExperts,
+    agreed,
+    check_experts,
+    count_of,
+)
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family
 from baton_worker.engine.model.naming import deepseek_mtp
@@ -21,7 +26,7 @@ def _experts(raw: RawExperts, n_layers: int) -> Experts:
     if shared < 0:
         refuse("n_shared_experts", shared, ">= 0")
     experts = Experts(
-        count=count_of("n_routed_experts", raw.n_routed_experts),
+        count=count_of("n_routed_experts", agreed(raw, "n_routed_experts", "num_local_experts")),
         chosen=count_of("num_experts_per_tok", raw.num_experts_per_tok),
         intermediate_size=width,
         layers=tuple(range(max(n_dense, 0), n_layers)),
@@ -35,7 +40,7 @@ def _experts(raw: RawExperts, n_layers: int) -> Experts:
         scaling=1.0 if raw.routed_scaling_factor is None else raw.routed_scaling_factor,
         has_mtp=True,
     )
-    return check_experts(experts, n_layers)
+    return check_experts(experts, n_layers, "first_k_dense_replace")
 
 
 GLM_MOE = Family(
@@ -49,5 +54,20 @@ GLM_MOE = Family(
     mtp_hidden="post_norm",
     mtp_namings=(deepseek_mtp,),
     experts=_experts,
+    expert_fields=dict.fromkeys(
+        (
+            "n_routed_experts",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "n_shared_experts",
+            "first_k_dense_replace",
+            "n_group",
+            "topk_group",
+            "norm_topk_prob",
+            "routed_scaling_factor",
+        )
+    )
+    | {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     choice_bias="mlp.gate.e_score_correction_bias",
 )
