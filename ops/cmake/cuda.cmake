@@ -15,13 +15,16 @@ target_sources(
           csrc/cuda/logprobs.cu
           csrc/cuda/matmul.cc
           csrc/cuda/matmul_few.cu
+          csrc/cuda/matmul_grouped.cu
           csrc/cuda/matmul_many.cu
           csrc/cuda/prompt_attention.cu
           csrc/cuda/rank_sum.cu
+          csrc/cuda/routes.cu
           csrc/cuda/sampling.cu
           csrc/cuda/step.cu
           csrc/cuda/tensor_map.cc
           csrc/cuda/export_decoder.cc
+          csrc/cuda/export_experts.cc
           csrc/cuda/export_matmul.cc
           csrc/cuda/export_ranks.cc
           csrc/cuda/export_sampling.cc

@@ -88,6 +88,7 @@ if [[ -x "$cuobjdump" ]]; then
   hopper=(HGMMA UTMALDG ACQBULK PREEXIT 'STG\.E\.128')
   check_code logprobs 'LDS\.128' UBLKCP 'STG\.E\.128\.STRONG' REDUX
   check_code matmul_few "${hopper[@]}"
+  check_code matmul_grouped "${hopper[@]}"
   check_code matmul_many "${hopper[@]}" 'UTMALDG\.4D' MOVM USETMAXREG
   check_code decode_attention "${hopper[@]}"
   check_code prompt_attention "${hopper[@]}" USETMAXREG

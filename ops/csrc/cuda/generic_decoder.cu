@@ -1,9 +1,12 @@
 // Launches of the matmul and the attention that take any shape and type.
+#include <algorithm>
+
 #include "baton_ops/generic_attention.cuh"
 #include "baton_ops/generic_matmul.cuh"
 #include "decoder.h"
 #include "early_launch.h"
 #include "element_types.h"
+#include "experts.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -54,6 +57,26 @@ Error MatmulOf(const MatmulInput& in, const Rows& out, Stream stream) {
     }
   }
   return MatmulTiles<E, Out, LargeMatmulTile, kGated>(params, stream);
+}
+
+template <class E, bool kGated>
+Error GroupedOf(const GroupedInput& in, const Rows& out, Stream stream) {
+  using Tile = LargeMatmulTile;
+  const MatmulInput& product = in.product;
+  const MatmulParams<E, E> params{static_cast<const E*>(product.x.data),
+                                  static_cast<const E*>(product.weight),
+                                  static_cast<E*>(out.data),
+                                  product.x.stride,
+                                  out.stride,
+                                  product.rows,
+                                  product.in,
+                                  kGated ? product.out / 2 : product.out};
+  const int64_t across = DivideUp<int64_t>(params.out_columns, kTileColumns<Tile, kGated>);
+  const int64_t down = std::min(product.rows, in.groups + product.rows / Tile::kRows);
+  if (down > kMostGridRows) return "x has too many rows";
+  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kMatmulThreads};
+  return LaunchEarly(GenericGroupedKernel<E, E, Tile, kGated>, grid, stream, params, in.starts,
+                     static_cast<int>(in.groups));
 }
 
 template <class E, int kHeads, int kDims, bool kWide, bool kWhole>
@@ -126,6 +149,15 @@ Error GenericGateUpSilu(const MatmulInput& input, const Rows& out, Stream stream
   return ForElement(input.type, [&](auto element) {
     using E = decltype(element);
     return MatmulOf<E, E, true>(input, out, stream);
+  });
+}
+
+Error GenericGrouped(const GroupedInput& input, bool is_gated, const Rows& out, Stream stream) {
+  if (input.product.rows == 0 || input.product.out == 0) return nullptr;
+  return ForElement(input.product.type, [&](auto element) {
+    using E = decltype(element);
+    return is_gated ? GroupedOf<E, true>(input, out, stream)
+                    : GroupedOf<E, false>(input, out, stream);
   });
 }
 

@@ -37,6 +37,17 @@ struct HopperMatmul {
   int processors = 0;  // of the device
 };
 
+// Rows that lie group by group: group g's are starts[g] .. starts[g + 1] - 1, on the device. The
+// product's `out` is what each group's part of the weight has, and these lie one after the other.
+struct HopperGrouped {
+  HopperMatmul product;
+  const int32_t* starts;  // [groups + 1], from 0 to all rows
+  int64_t groups;
+};
+constexpr MatmulWay kGroupedWays[] = {MatmulWay::kFew32, MatmulWay::kFew64, MatmulWay::kFew128,
+                                      MatmulWay::kFew256};
+Error MatmulGrouped(const HopperGrouped& call, MatmulWay way, Stream stream);
+
 Error MatmulFew(const HopperMatmul& call, MatmulWay way, Stream stream);
 Error MatmulMany(const HopperMatmul& call, MatmulWay way, Stream stream);
 

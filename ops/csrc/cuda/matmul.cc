@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "experts.h"
 #include "hopper_device.h"
 #include "hopper_matmul.h"
 
@@ -113,6 +114,27 @@ Error Run(const MatmulWay* way, HopperMatmul call, Stream stream) {
   return RunOnHopper(way ? *way : WayFor(in, call.is_gated, call.processors), call, stream);
 }
 
+// Time goes into reading the weights of the experts that are there, so tiles are as wide as leaves
+// every multiprocessor two of them.
+MatmulWay GroupedWayFor(const GroupedInput& in, int processors) {
+  const int64_t row_tiles = std::min(in.product.rows, in.groups + in.product.rows / kMostFewRows);
+  for (const MatmulWay way : {MatmulWay::kFew256, MatmulWay::kFew128, MatmulWay::kFew64}) {
+    const int64_t columns = kCosts[static_cast<int>(way)].columns;
+    if (DivideUp(in.product.out, columns) * row_tiles >= 2 * processors) return way;
+  }
+  return MatmulWay::kFew32;
+}
+
+Error RunGrouped(const GroupedInput& in, bool is_gated, const Rows& out, Stream stream) {
+  if (in.product.rows == 0 || in.product.out == 0) return nullptr;
+  const HopperDevice device = CurrentHopper();
+  if (!device.is_there || !Fits(in.product)) return GenericGrouped(in, is_gated, out, stream);
+  const HopperMatmul product{in.product, out, false, is_gated, device.processors};
+  if (const Error error = Check(product)) return error;
+  const HopperGrouped call{product, in.starts, in.groups};
+  return MatmulGrouped(call, GroupedWayFor(in, device.processors), stream);
+}
+
 }  // namespace
 
 bool HopperTakes(const MatmulInput& input) { return Fits(input) && CurrentHopper().is_there; }
@@ -126,6 +148,14 @@ Error Matmul(const MatmulInput& input, const Rows& out, ElementType out_type, St
 Error MatmulBy(MatmulWay way, const MatmulInput& input, const Rows& out, ElementType out_type,
                Stream stream) {
   return Run(&way, {input, out, out_type == ElementType::kFloat32, false}, stream);
+}
+
+Error GroupedMatmul(const GroupedInput& input, const Rows& out, Stream stream) {
+  return RunGrouped(input, false, out, stream);
+}
+
+Error GroupedGateUpSilu(const GroupedInput& input, const Rows& out, Stream stream) {
+  return RunGrouped(input, true, out, stream);
 }
 
 Error GateUpSilu(const MatmulInput& input, const Rows& out, Stream stream) {

@@ -62,18 +62,16 @@ __device__ __forceinline__ void FillTile(const E* source, int64_t stride, int64_
   }
 }
 
-// `out_columns` are those of `out`, also where it is gated.
+// Computes the tile that begins at row `top` of x and column `left` of `out`. `out_columns` are
+// those of `out`, also where it is gated.
 template <class E, class Out, class Tile, bool kGated>
-__global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulParams<E, Out> p) {
+__device__ __forceinline__ void ComputeTile(const MatmulParams<E, Out>& p, int64_t top,
+                                            int64_t left) {
   __shared__ float xs[Tile::kDepth][Tile::kRows + 1];
   __shared__ float ws[Tile::kDepth][Tile::kColumns + 1];
-  WaitForEarlierGrids();
-  LetNextGridStart();
   constexpr int kPer = Tile::kPerThread, kPerOut = kGated ? kPer / 2 : kPer;
   constexpr int kParts = kGated ? 2 : 1, kOutColumns = Tile::kColumns / kParts;
   static_assert(!kGated || kPer % 2 == 0, "a thread has a column's gate and up");
-  const int64_t top = blockIdx.y * static_cast<int64_t>(Tile::kRows);
-  const int64_t left = blockIdx.x * static_cast<int64_t>(kOutColumns);
   const int across = threadIdx.x % Tile::kAcross, down = threadIdx.x / Tile::kAcross;
   const E* x = p.x + top * p.x_stride;
   const E* weight = p.weight + left * p.in;
@@ -127,6 +125,48 @@ __global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulPara
       }
     }
   }
+}
+
+template <class Tile, bool kGated>
+constexpr int64_t kTileColumns = kGated ? Tile::kColumns / 2 : Tile::kColumns;
+
+// Grid: (tiles' columns, tiles' rows).
+template <class E, class Out, class Tile, bool kGated>
+__global__ void __launch_bounds__(kMatmulThreads) GenericMatmulKernel(MatmulParams<E, Out> p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  ComputeTile<E, Out, Tile, kGated>(p, blockIdx.y * static_cast<int64_t>(Tile::kRows),
+                                    blockIdx.x * kTileColumns<Tile, kGated>);
+}
+
+// Rows lie group by group from starts[group] on, and each group has its part of the weight. Grid:
+// (tiles' columns, at least all groups' tiles' rows).
+template <class E, class Out, class Tile, bool kGated>
+__global__ void __launch_bounds__(kMatmulThreads)
+    GenericGroupedKernel(MatmulParams<E, Out> p, const int32_t* starts, int groups) {
+  __shared__ int place[2];  // the block's group, and its number among that one's tiles
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  if (threadIdx.x == 0) {
+    int group = 0, nth = static_cast<int>(blockIdx.y);
+    for (; group < groups; ++group) {
+      const int tiles = (starts[group + 1] - starts[group] + Tile::kRows - 1) / Tile::kRows;
+      if (nth < tiles) break;
+      nth -= tiles;
+    }
+    place[0] = group;
+    place[1] = nth;
+  }
+  __syncthreads();
+  const int group = place[0];
+  if (group == groups) return;  // the whole block
+  const int64_t first = starts[group];
+  p.rows = starts[group + 1] - first;
+  p.x += first * p.x_stride;
+  p.out += first * p.out_stride;
+  p.weight += group * (kGated ? 2 : 1) * p.out_columns * p.in;
+  ComputeTile<E, Out, Tile, kGated>(p, place[1] * static_cast<int64_t>(Tile::kRows),
+                                    blockIdx.x * kTileColumns<Tile, kGated>);
 }
 
 // Few rows: a lane walks one row of the weight, and a block's warps walk a range each at a time.

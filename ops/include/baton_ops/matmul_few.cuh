@@ -35,12 +35,12 @@ struct FewRing {
   static __host__ __device__ int StageBytes(int rows) {
     return kBoxes * (rows * kBoxRowBytes + kWeightBytes);
   }
-  // How many stages fit; the last may be read beyond its end.
-  static int StagesFor(int rows) {
+  // How many stages fit behind the head; the last may be read beyond its end.
+  static int StagesFor(int rows, int head_bytes = kFewHeadBytes) {
     const int stage = StageBytes(rows);
     const int read = (kFewRows + (kBoxes - 1) * rows) * kBoxRowBytes;
     const int beyond = read > stage ? read - stage : 0;
-    const int fit = (kFewSharedBytes - kFewHeadBytes - beyond) / stage;
+    const int fit = (kFewSharedBytes - head_bytes - beyond) / stage;
     return fit < kFewMostStages ? fit : kFewMostStages;
   }
   __device__ uint8_t* X(int s, int box) const {
@@ -49,34 +49,46 @@ struct FewRing {
   __device__ uint8_t* Weight(int s, int box) const { return X(s, kBoxes) + box * kWeightBytes; }
 };
 
-// What a block has to do: tiles of its number, and of every gridDim.x-th after it. Columns are
-// those of the output, of which a gated tile has half as many as of the weight.
+// Where a tile is: its rows of x and of the output, its columns of the output, and the weight's row
+// that the first of them is.
+struct FewPlace {
+  int row, end_row, column, weight_row;
+};
+
+// How many of a launch's tiles are a block's: that of its number, and every gridDim.x-th after it.
+__device__ __forceinline__ int TilesOfBlock(int all) {
+  const int mine = blockIdx.x, stride = gridDim.x;
+  return mine < all ? (all - 1 - mine) / stride + 1 : 0;
+}
+
+// What a block has to do. Columns are those of the output, of which a gated tile has half as many
+// as of the weight.
 template <int kTileN, bool kGated>
 struct FewShare {
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
-  int tiles, steps, stages, row_tiles, rows, n;
-  __device__ FewShare(int n, int k, int stages, int row_tiles, int rows)
-      : steps(BoxesAlong(k) / kFewBoxes<kTileN>),
+  int tiles, steps, stages, row_tiles, rows, m, n;
+  __device__ FewShare(int m, int n, int k, int stages, int row_tiles, int rows)
+      : tiles(TilesOfBlock((n + kOutN - 1) / kOutN * row_tiles)),
+        steps(BoxesAlong(k) / kFewBoxes<kTileN>),
         stages(stages),
         row_tiles(row_tiles),
         rows(rows),
-        n(n) {
-    const int all = (n + kOutN - 1) / kOutN * row_tiles, mine = blockIdx.x, stride = gridDim.x;
-    tiles = mine < all ? (all - 1 - mine) / stride + 1 : 0;
+        m(m),
+        n(n) {}
+  __device__ bool IsWeightReadOnce() const { return row_tiles == 1; }
+  __device__ FewPlace Place(int tile) const {
+    const int columns = tile / row_tiles, row = (tile - columns * row_tiles) * rows;
+    return {row, min(m, row + rows), columns * kOutN, columns * kOutN};
   }
 };
 
 // Where in the tiles of a block, and in the ring, a load or product is.
-template <int kTileN, bool kGated>
+template <class Share>
 struct FewTurn {
-  const FewShare<kTileN, kGated>& share;
-  int tile = blockIdx.x, k = 0, s = 0, phase = 0, row, column;
-  __device__ explicit FewTurn(const FewShare<kTileN, kGated>& share) : share(share) { Place(); }
-  __device__ void Place() {
-    const int columns = tile / share.row_tiles;
-    row = (tile - columns * share.row_tiles) * share.rows;
-    column = columns * share.kOutN;
-  }
+  const Share& share;
+  int tile = blockIdx.x, k = 0, s = 0, phase = 0;
+  FewPlace place;
+  __device__ explicit FewTurn(const Share& share) : share(share), place(share.Place(tile)) {}
   __device__ void Advance() {
     if (++s == share.stages) {
       s = 0;
@@ -85,35 +97,36 @@ struct FewTurn {
     if (++k < share.steps) return;
     k = 0;
     tile += gridDim.x;
-    Place();
+    place = share.Place(tile);
   }
 };
 
-template <int kTileN, bool kGated>
+template <int kTileN, bool kGated, class Share>
 __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x,
-                           const CUtensorMap* map_weight, const FewShare<kTileN, kGated>& share) {
+                           const CUtensorMap* map_weight, const Share& share) {
   constexpr int kBoxes = kFewBoxes<kTileN>, kParts = kGated ? 2 : 1;
   const int turns = share.tiles * share.steps, ahead = min(turns, ring.stages);
-  const auto load_weight = [&](const FewTurn<kTileN, kGated>& t) {
+  const auto load_weight = [&](const FewTurn<Share>& t) {
     ExpectBytes(ring.full + t.s, ring.StageBytes(ring.rows));
     for (int i = 0; i < kBoxes * kParts; ++i) {
       const int box = i / kParts, part = i % kParts;
       const int column = (t.k * kBoxes + box) * kBoxColumns;
-      const int row = t.column + part * share.n;
+      const int row = t.place.weight_row + part * share.n;
       uint8_t* to = ring.Weight(t.s, box) + part * (ring.kWeightBytes / kParts);
-      if (share.row_tiles == 1) {
+      if (share.IsWeightReadOnce()) {
         LoadBoxOnce(to, map_weight, column, row, ring.full + t.s);
       } else {
         LoadBox(to, map_weight, column, row, ring.full + t.s);
       }
     }
   };
-  const auto load_x = [&](const FewTurn<kTileN, kGated>& t) {
+  const auto load_x = [&](const FewTurn<Share>& t) {
     for (int box = 0; box < kBoxes; ++box) {
-      LoadBox(ring.X(t.s, box), map_x, (t.k * kBoxes + box) * kBoxColumns, t.row, ring.full + t.s);
+      const int column = (t.k * kBoxes + box) * kBoxColumns;
+      LoadBox(ring.X(t.s, box), map_x, column, t.place.row, ring.full + t.s);
     }
   };
-  FewTurn turn(share), behind(share);
+  FewTurn<Share> turn(share), behind(share);
   for (int i = 0; i < ahead; ++i, turn.Advance()) load_weight(turn);
   WaitForEarlierGrids();
   for (int i = 0; i < ahead; ++i, behind.Advance()) load_x(behind);
@@ -125,17 +138,17 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
 }
 
 // Writes follow reads of x, and these the kernel before: nothing here waits for that itself.
-template <int kTileN, bool kGated>
-__device__ void FewConsume(const FewRing<kTileN>& ring, const FewShare<kTileN, kGated>& share,
+template <int kTileN, bool kGated, class Share>
+__device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
                            const MatmulOutput& out) {
   constexpr int kBoxes = kFewBoxes<kTileN>;
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-  FewTurn turn(share);
+  FewTurn<Share> turn(share);
   const auto release = [&](int s) {
     if (threadIdx.x == 0) Arrive(ring.empty + s);
   };
   for (int t = 0; t < share.tiles; ++t) {
-    const int first_row = turn.row, first_column = turn.column;
+    const FewPlace place = turn.place;
     float sums[kTileN / 2];
     int last = 0;
     for (int k = 0; k < share.steps; ++k) {
@@ -162,18 +175,28 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const FewShare<kTileN, k
     Hold(sums);
     release(last);
     MatmulOutput part = out;
-    part.m = min(out.m, first_row + ring.rows);
+    part.m = place.end_row;
     if constexpr (kGated) {
       GatedTile<kTileN> gated;
       gated.Keep(sums);
       const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-      const int there = part.m - first_row - warp * 16;  // of the warp's rows, so many are there
-      if (there > 0) gated.template Store<0, 2>(part, first_row + row, first_column, lane % 4);
-      if (there > 8) gated.template Store<1, 2>(part, first_row + row, first_column, lane % 4);
+      const int there = part.m - place.row - warp * 16;  // of the warp's rows, so many are there
+      if (there > 0) gated.template Store<0, 2>(part, place.row + row, place.column, lane % 4);
+      if (there > 8) gated.template Store<1, 2>(part, place.row + row, place.column, lane % 4);
     } else {
-      StoreTile<kTileN>(sums, part, first_row + row, first_column, lane % 4);
+      StoreTile<kTileN>(sums, part, place.row + row, place.column, lane % 4);
     }
   }
+}
+
+// Makes the ring's barriers, by one thread.
+template <int kTileN>
+__device__ __forceinline__ void FewInit(const FewRing<kTileN>& ring) {
+  for (int s = 0; s < ring.stages; ++s) {
+    InitBarrier(ring.full + s, 1);
+    InitBarrier(ring.empty + s, 1);
+  }
+  PublishBarriers();
 }
 
 template <int kTileN, bool kGated>
@@ -186,24 +209,18 @@ __global__ __launch_bounds__(kFewThreads,
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* full = reinterpret_cast<uint64_t*>(shared);
   const FewRing<kTileN> ring{shared + kFewHeadBytes, full, full + kFewMostStages, stages, rows};
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < stages; ++s) {
-      InitBarrier(ring.full + s, 1);
-      InitBarrier(ring.empty + s, 1);
-    }
-    PublishBarriers();
-  }
+  if (threadIdx.x == 0) FewInit(ring);
   if (threadIdx.x == kFewConsumers) {
     PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
   }
   LetNextGridStart();
   __syncthreads();
-  const FewShare<kTileN, kGated> share(out.n, k, stages, row_tiles, rows);
+  const FewShare<kTileN, kGated> share(out.m, out.n, k, stages, row_tiles, rows);
   if (threadIdx.x < kFewConsumers) {
-    FewConsume(ring, share, out);
+    FewConsume<kTileN, kGated>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {
-    FewProduce(ring, &map_x, &map_weight, share);
+    FewProduce<kTileN, kGated>(ring, &map_x, &map_weight, share);
   }
 #endif
 }

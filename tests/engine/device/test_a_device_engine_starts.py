@@ -242,13 +242,13 @@ def test_what_the_device_does_is_counted() -> None:
     assert value(registry, "baton_device_memory_peak_bytes") == use.peak
 
 
-def test_a_mixture_without_kernels_for_it_is_refused_before_it_is_loaded(
+def test_a_mixture_that_may_not_be_served_is_refused_before_it_is_loaded(
     make_checkpoint: Callable[..., Any],
 ) -> None:
-    """A GPU has none yet."""
+    """No GPU has run what CUDA has for it."""
 
     class Dense(NumpyKernels):
-        has_experts = OpsKernels.has_experts
+        may_serve_experts = OpsKernels.may_serve_experts
 
     path, device = make_checkpoint("qwen3_moe").path, NumpyDevice()
     chosen = msgspec.structs.replace(config(), model=ModelConfig(path=str(path)))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor, on_device
+from baton_testing.numpy_engine import heads_in_order
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import loading
 from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
@@ -17,7 +18,7 @@ from baton_worker.engine.backends.device.seam import DType
 from baton_worker.engine.backends.device.sizing import weight_bytes
 from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.model.checkpoint import StoredTensor, open_checkpoint
-from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import Shard, head_rows
 from baton_worker.engine.model.weights import Weights, load_weights
 
@@ -56,7 +57,9 @@ def mixtures(ours: Any, theirs: Any) -> list[tuple[NumpyTensor, npt.NDArray[Any]
     return found
 
 
-def pairs(device: DeviceWeights, host: Weights) -> list[tuple[NumpyTensor, npt.NDArray[Any]]]:
+def pairs(
+    device: DeviceWeights, host: Weights, shape: ModelShape
+) -> list[tuple[NumpyTensor, npt.NDArray[Any]]]:
     """Each of the device's tensors, with what it must equal."""
     found = [(device.embed, host.embed), (device.lm_head, host.lm_head.T)]
     found += [(device.final_norm, host.final_norm)]
@@ -66,16 +69,17 @@ def pairs(device: DeviceWeights, host: Weights) -> list[tuple[NumpyTensor, npt.N
         found += [(ours.emb_norm, theirs.emb_norm), (ours.hidden_norm, theirs.hidden_norm)]
         found += [(ours.proj, theirs.proj.T), (ours.final_norm, theirs.final_norm)]
     for ours, theirs in layers:
-        found += [(ours.qkv, theirs.qkv.T), (ours.o, theirs.o.T)]
+        found += [(ours.qkv, heads_in_order(theirs.qkv.T, shape)), (ours.o, theirs.o.T)]
         found += [(ours.input_norm, theirs.input_norm), (ours.post_norm, theirs.post_norm)]
         assert (ours.gate_up is None) == (ours.down is None) == (theirs.mlp is None)
         if theirs.mlp is not None:
             found += [(ours.gate_up, theirs.mlp.gate_up.T), (ours.down, theirs.mlp.down.T)]
         found += mixtures(ours.mixture, theirs.mixture)
-        found += list(zip(ours.qk_norm or (), theirs.qk_norm or (), strict=True))
+        norms = [heads_in_order(norm, shape) for norm in theirs.qk_norm or ()]
+        found += list(zip(ours.qk_norm or (), norms, strict=True))
         assert (ours.qkv_bias is None) == (theirs.qkv_bias is None)
         if theirs.qkv_bias is not None:
-            found.append((ours.qkv_bias, theirs.qkv_bias))
+            found.append((ours.qkv_bias, heads_in_order(theirs.qkv_bias, shape)))
     return found
 
 
@@ -98,7 +102,7 @@ def test_every_tensor_is_the_hosts(
 ) -> None:
     made = make_checkpoint(family=family, storage=storage, tie_word_embeddings=tied)
     device, host = streamed(made), on_host(made)
-    for ours, theirs in pairs(device, host):
+    for ours, theirs in pairs(device, host, load_shape(made.path)):
         np.testing.assert_array_equal(values(ours), theirs)
     assert device.identity == host.identity
     assert (device.lm_head is device.embed) == tied, "tied weights are there once"
@@ -109,7 +113,7 @@ def test_both_schemes_of_draft_layers_are_read(
     make_checkpoint: Callable[..., Any], mtp: str
 ) -> None:
     made = make_checkpoint(mtp=mtp, shards=2)
-    for ours, theirs in pairs(streamed(made), on_host(made)):
+    for ours, theirs in pairs(streamed(made), on_host(made), load_shape(made.path)):
         np.testing.assert_array_equal(values(ours), theirs)
 
 
@@ -117,7 +121,7 @@ def test_a_bfloat16_checkpoint_stays_as_it_is(make_checkpoint: Callable[..., Any
     made = make_checkpoint(storage="BF16")
     weights = streamed(made, "bfloat16")
     assert on_device(weights.embed).dtype == np.uint16
-    for ours, theirs in pairs(weights, on_host(made)):
+    for ours, theirs in pairs(weights, on_host(made), load_shape(made.path)):
         np.testing.assert_array_equal(values(ours), theirs)
 
 
@@ -200,7 +204,7 @@ def test_pieces_of_any_size_give_the_same(
 ) -> None:
     made = make_checkpoint()
     monkeypatch.setattr(loading, "_PIECE_BYTES", piece)
-    for ours, theirs in pairs(streamed(made), on_host(made)):
+    for ours, theirs in pairs(streamed(made), on_host(made), load_shape(made.path)):
         np.testing.assert_array_equal(values(ours), theirs)
 
 

@@ -23,6 +23,15 @@ Error host_matmul(const HopperMatmul* call, int way) {
   return by <= MatmulWay::kFew256 ? MatmulFew(*call, by, nullptr) : MatmulMany(*call, by, nullptr);
 }
 
+Error host_grouped(const HopperMatmul* call, const int32_t* starts, int64_t groups, int way) {
+  const MatmulInput& in = call->input;
+  const auto x = static_cast<const char*>(in.x.data), weight = static_cast<const char*>(in.weight);
+  host_cuda::written_before = x;
+  host_cuda::readable[0] = {x, x + ((in.rows - 1) * in.x.stride + in.in) * 2};
+  host_cuda::readable[1] = {weight, weight + groups * in.out * in.in * 2};
+  return MatmulGrouped({*call, starts, groups}, static_cast<MatmulWay>(way), nullptr);
+}
+
 // As the op that takes gates and ups from memory computes it.
 void host_silu_mul(const float* gates, const float* ups, float* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = SiluMulOf(gates[i], ups[i]);

@@ -71,12 +71,15 @@ class Case:
         flat = memory.reshape(-1)[self.first + 8 * self.stride :]
         return flat[: self.m * self.stride].reshape(self.m, self.stride)[:, : self.n]
 
+    def multiply(self, way: int, out: Any, processors: int) -> None:
+        self.matmuls.run(way, self.x, self.weight, out, processors)
+
     def differs(self, way: int, seed: int, fault: str = "") -> str:
         """Return how a way's memory differs from what is expected, or nothing."""
         self.matmuls.set(seed, fault)
         memory = self.memory()
         try:
-            self.matmuls.run(way, self.x, self.weight, self.view(memory), 1 + seed % 3)
+            self.multiply(way, self.view(memory), 1 + seed % 3)
         except RuntimeError as error:
             return str(error)
         wrong = np.flatnonzero((memory.view(np.uint8) != self.expected.view(np.uint8)).ravel())
@@ -136,3 +139,51 @@ def test_a_planted_fault_is_found(matmuls: host_matmul.HostMatmul, fault: str) -
 def test_a_fault_whose_expression_is_gone_is_refused() -> None:
     with pytest.raises(ValueError, match="fix FAULTS"):
         host_matmul.UNIT.rewrite("matmul_few.cuh", "")
+
+
+GROUPED_WAYS = {0: 32, 2: 64, 4: 128, 7: 256}
+"""By way: the columns of its tiles."""
+GROUPS = (
+    (1,),
+    (0, 3, 0, 0, 1, 0),
+    (8, 0, 9, 1, 0, 0, 2),
+    (64, 65, 0, 1, 130),
+    (0,) * 70 + (5,) + (0,) * 30 + (1, 17),
+)
+"""How many rows groups have: none, one, both sides of what tiles have; more groups than lanes."""
+
+
+class Grouped(Case):
+    """As `Case`, of rows that lie group by group."""
+
+    def __init__(
+        self, matmuls: host_matmul.HostMatmul, kind: str, counts: tuple[int, ...], n: int, k: int
+    ) -> None:
+        super().__init__(matmuls, kind, sum(counts), n, k)
+        self.starts = np.cumsum([0, *counts], dtype=np.int32)
+        rows = 2 * n if kind == "gated" else n
+        rng = np.random.default_rng([len(counts), *counts[:3], n, k])
+        self.weight = aligned((len(counts) * rows, k), np.uint16)
+        self.weight[...] = host_matmul.bf16(rng.standard_normal(self.weight.shape))
+        for group in range(len(counts)):
+            mine = slice(self.starts[group], self.starts[group + 1])
+            part = self.weight[group * rows : (group + 1) * rows]
+            sums = host_matmul.sequential(self.x[mine], part)
+            if kind == "gated" and len(sums):
+                sums = matmuls.silu_mul(np.ascontiguousarray(sums[:, :n]), sums[:, n:].copy())
+            made = sums if kind == "fp32" else host_matmul.bf16(sums[:, :n])
+            self.view(self.expected)[mine] = made
+
+    def multiply(self, way: int, out: Any, processors: int) -> None:
+        self.matmuls.run_grouped(way, self.x, self.weight, self.starts, out, processors)
+
+
+@pytest.mark.parametrize("counts", GROUPS, ids=len)
+@pytest.mark.parametrize("kind", ["bf16", "gated"])
+def test_rows_of_groups_have_the_bits_of_their_own_part_of_the_weight(
+    matmuls: host_matmul.HostMatmul, kind: str, counts: tuple[int, ...]
+) -> None:
+    for n, k in ((40, 264), (136, 72)):
+        case = Grouped(matmuls, kind, counts, n, k)
+        differences = {way: case.differs(way, seed=n + way) for way in GROUPED_WAYS}
+        assert {way: text for way, text in differences.items() if text} == {}, (n, k)

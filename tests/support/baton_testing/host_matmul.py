@@ -75,9 +75,7 @@ FAULTS = {
     "rows behind a tile's height are stored": Fault(
         "matmul_many.cuh", "min(out.m, place.row + tiles.height)", "out.m"
     ),
-    "rows behind a low tile's are stored": Fault(
-        "matmul_few.cuh", "min(out.m, first_row + ring.rows)", "out.m"
-    ),
+    "rows behind a low tile's are stored": Fault("matmul_few.cuh", "min(m, row + rows)", "m"),
     "a stage is given back while its products are under way": Fault(
         "matmul_many.cuh", "if (k > 0) release(last)", "release(stage.s)"
     ),
@@ -112,7 +110,7 @@ def _planted(number: int, fault: Fault) -> str:
 
 
 UNIT = host_cuda.Unit(
-    ("matmul_few.cu", "matmul_many.cu", "tensor_map.cc"),
+    ("matmul_few.cu", "matmul_grouped.cu", "matmul_many.cu", "tensor_map.cc"),
     "matmul_entry.cc",
     _rewritten,
     language="hopper.h",
@@ -168,6 +166,7 @@ class HostMatmul:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.host_matmul.restype = ctypes.c_char_p
+        self._library.host_grouped.restype = ctypes.c_char_p
         self.ways = int(self._library.host_ways())
         self.set(seed=1)
 
@@ -185,21 +184,35 @@ class HostMatmul:
 
     def run(self, way: int, x: Any, weight: Any, out: Any, processors: int) -> None:
         """Multiply views of bf16 bits into `out`: fp32, or uint16 that is gated if half as wide."""
-        is_gated = out.shape[1] * 2 == len(weight)
-        call = _Call(
-            x=x.ctypes.data,
-            x_stride=x.strides[0] // 2,
-            weight=weight.ctypes.data,
-            type=1,
-            rows=len(x),
-            inner=x.shape[1],
-            outer=len(weight),
-            out=out.ctypes.data,
-            out_stride=out.strides[0] // out.itemsize,
-            is_fp32=out.dtype == np.float32,
-            is_gated=is_gated,
-            processors=processors,
-        )
+        call = _call(x, weight, len(weight), out, processors)
         error = self._library.host_matmul(ctypes.byref(call), way)
         if error is not None:
             raise RuntimeError(error.decode())
+
+    def run_grouped(
+        self, way: int, x: Any, weight: Any, starts: Any, out: Any, processors: int
+    ) -> None:
+        """The same of rows that lie group by group, each with its part of the weight's rows."""
+        groups = len(starts) - 1
+        call = _call(x, weight, len(weight) // groups, out, processors)
+        places = ctypes.c_void_p(starts.ctypes.data), ctypes.c_int64(groups)
+        error = self._library.host_grouped(ctypes.byref(call), *places, way)
+        if error is not None:
+            raise RuntimeError(error.decode())
+
+
+def _call(x: Any, weight: Any, outer: int, out: Any, processors: int) -> _Call:
+    return _Call(
+        x=x.ctypes.data,
+        x_stride=x.strides[0] // 2,
+        weight=weight.ctypes.data,
+        type=1,
+        rows=len(x),
+        inner=x.shape[1],
+        outer=outer,
+        out=out.ctypes.data,
+        out_stride=out.strides[0] // out.itemsize,
+        is_fp32=out.dtype == np.float32,
+        is_gated=out.shape[1] * 2 == outer,
+        processors=processors,
+    )

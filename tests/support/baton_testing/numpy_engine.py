@@ -25,6 +25,7 @@ from baton_worker.engine.backends.device.weights import (
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator
+from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.model.weights import ExpertWeights, LayerWeights, MtpWeights, Weights
 from baton_worker.engine.options import EngineOptions
@@ -33,7 +34,27 @@ from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 
 
-def uploaded(device: Device, weights: Weights, use_mtp: bool) -> DeviceWeights:
+def heads_in_order(
+    rows: npt.NDArray[np.float32], model_shape: ModelShape
+) -> npt.NDArray[np.float32]:
+    """Return a projection's rows, or a head's values, in the order in which a device rotates them.
+
+    Rows are of query, key and value heads; the last are not rotated.
+    """
+    rotated = model_shape.rotated_size if model_shape.rope_style == "half" else 0
+    order = np.concatenate(
+        [np.arange(model_shape.head_dim)[s] for s in stretches(model_shape.head_dim, rotated)]
+    )
+    if len(rows) == model_shape.head_dim:
+        return rows[order]
+    n_rotated = model_shape.q_size + model_shape.kv_size
+    heads = rows[:n_rotated].reshape(-1, model_shape.head_dim, *rows.shape[1:])[:, order]
+    return np.concatenate([heads.reshape(n_rotated, *rows.shape[1:]), rows[n_rotated:]])
+
+
+def uploaded(
+    device: Device, weights: Weights, use_mtp: bool, model_shape: ModelShape
+) -> DeviceWeights:
     """Return a host's weights as the device has them: float32, `[out, in]`."""
 
     def put(array: npt.NDArray[np.float32]) -> Tensor:
@@ -47,13 +68,20 @@ def uploaded(device: Device, weights: Weights, use_mtp: bool) -> DeviceWeights:
         mlp, mixed = source.mlp, source.mixture
         return DeviceLayer(
             input_norm=put(source.input_norm),
-            qkv=put(source.qkv.T),
+            qkv=put(heads_in_order(source.qkv.T, model_shape)),
             o=put(source.o.T),
             post_norm=put(source.post_norm),
             gate_up=None if mlp is None else put(mlp.gate_up.T),
             down=None if mlp is None else put(mlp.down.T),
-            qk_norm=None if norms is None else (put(norms[0]), put(norms[1])),
-            qkv_bias=None if source.qkv_bias is None else put(source.qkv_bias),
+            qk_norm=None
+            if norms is None
+            else (
+                put(heads_in_order(norms[0], model_shape)),
+                put(heads_in_order(norms[1], model_shape)),
+            ),
+            qkv_bias=None
+            if source.qkv_bias is None
+            else put(heads_in_order(source.qkv_bias, model_shape)),
             mixture=None if mixed is None else mixture(mixed),
         )
 
@@ -113,7 +141,7 @@ def _parts(
     )
     pool = DevicePool(device, shape, options.kv_bytes_per_step, options.share_kv)
     allocator, name = BlockAllocator(options.n_blocks), fingerprint(model_shape, weights.identity)
-    on_device = uploaded(device, weights, options.use_mtp)
+    on_device = uploaded(device, weights, options.use_mtp, model_shape)
     model = DeviceModel(device, NumpyKernels(device), model_shape, on_device, pool.tensor)
     return EngineParts(
         shape=model_shape,

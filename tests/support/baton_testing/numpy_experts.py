@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,33 +25,29 @@ def route(
     matmul: Callable[[Array, Array, Array], None],
 ) -> None:
     """Choose, and sort the pairs by expert."""
-    products = np.empty((len(x), experts.count), np.float32)
-    matmul(x, router, products)
-    chosen = choose(products, bias, experts)
+    matmul(x, router, out.products)
+    chosen = choose(out.products, bias, experts)
     out.expert[:] = chosen.expert.ravel()
     out.weight[:] = chosen.weight.ravel()
-    out.order[:] = np.argsort(out.expert, kind="stable")
-    out.starts[:] = np.searchsorted(np.sort(out.expert), np.arange(experts.count + 1))
+    order = np.argsort(out.expert, kind="stable")
+    out.place[order] = np.arange(len(order))
+    out.row[:] = order // experts.chosen
+    out.starts[:] = np.searchsorted(out.expert[order], np.arange(experts.count + 1))
 
 
-def each_pair(
+def by_expert(
     x: Array,
-    routes: Routes,
+    starts: Array,
     weight: Array,
     out: Array,
     product: Callable[[Array, Array, Array], None],
 ) -> None:
-    """Write `product` of each pair's row of x and its expert's rows of the weight; where x has a
-    row a token, all pairs of the token have it.
-    """
-    n_experts, per_row = len(routes.starts) - 1, len(out) // len(x)
-    rows = len(weight) // n_experts
-    for expert in range(n_experts):
-        pairs = routes.order[routes.starts[expert] : routes.starts[expert + 1]]
-        assert (routes.expert[pairs] == expert).all(), "the order is the experts'"
-        for pair in pairs.tolist():
-            fed = x[pair // per_row][None].copy()
-            product(fed, weight[expert * rows : (expert + 1) * rows], out[pair : pair + 1])
+    """Write `product` of each place's row of x and its expert's rows of the weight."""
+    rows = len(weight) // (len(starts) - 1)
+    for expert, (first, last) in enumerate(itertools.pairwise(starts)):
+        for place in range(first, last):
+            own = weight[expert * rows : (expert + 1) * rows]
+            product(x[place][None].copy(), own, out[place : place + 1])
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -60,5 +57,5 @@ def combine(made: Array, routes: Routes, beside: Array | None, out: Array) -> No
     for row, place in enumerate(range(0, len(made), n_each)):
         total = np.zeros(out.shape[1], np.float32)
         for pair in range(place, place + n_each):
-            total += routes.weight[pair] * made[pair]
+            total += routes.weight[pair] * made[routes.place[pair]]
         out[row] = total if beside is None else total + beside[row]

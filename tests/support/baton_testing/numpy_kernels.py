@@ -46,7 +46,7 @@ Product = Callable[[Array, Array, Array], None]
 class NumpyKernels:
     """See `seam.Kernels`; each call goes on the device's stream."""
 
-    has_experts = True
+    may_serve_experts = True
 
     def __init__(self, device: NumpyDevice) -> None:
         self._launch = device.launch
@@ -75,16 +75,16 @@ class NumpyKernels:
         self._launch(numpy_experts.route, x, router, bias, experts, out, matmul)
 
     def expert_gate_up_silu(
-        self, x: NumpyTensor, routes: Routes, weight: NumpyTensor, out: NumpyTensor
+        self, x: NumpyTensor, starts: NumpyTensor, weight: NumpyTensor, out: NumpyTensor
     ) -> None:
         """See `ExpertKernels.expert_gate_up_silu`."""
-        self._launch(numpy_experts.each_pair, x, routes, weight, out, gate_up_silu)
+        self._launch(numpy_experts.by_expert, x, starts, weight, out, gate_up_silu)
 
     def expert_matmul(
-        self, x: NumpyTensor, routes: Routes, weight: NumpyTensor, out: NumpyTensor
+        self, x: NumpyTensor, starts: NumpyTensor, weight: NumpyTensor, out: NumpyTensor
     ) -> None:
         """See `ExpertKernels.expert_matmul`."""
-        self._launch(numpy_experts.each_pair, x, routes, weight, out, matmul)
+        self._launch(numpy_experts.by_expert, x, starts, weight, out, matmul)
 
     def combine(
         self, made: NumpyTensor, routes: Routes, beside: NumpyTensor | None, out: NumpyTensor
@@ -322,9 +322,7 @@ def _rope_store(
             if rotation.norms is not None:
                 head = _norm(head, rotation.norms[is_key], rotation.eps)
             with np.errstate(invalid="ignore", over="ignore"):
-                size = 2 * len(cos)
-                turned = head.copy()
-                turned[:size] = _rotated(head[:size], cos, sin, rotation.style)
+                turned = _rotated(head, cos, sin, rotation.style)
             if is_key:
                 to[0, index - n_heads, offset] = turned
             else:

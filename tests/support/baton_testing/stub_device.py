@@ -30,8 +30,14 @@ from baton_worker.engine.backends.device.seam import (
     MemoryUse,
     Shared,
 )
-from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.backends.device.weights import (
+    DeviceLayer,
+    DeviceMixture,
+    DeviceMtp,
+    DeviceWeights,
+)
 from baton_worker.engine.backends.kernels import OpsKernels
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import Shard
 
@@ -285,12 +291,21 @@ def stub_weights(
     device: StubDevice, model_shape: ModelShape, dtype: Any, n_head_rows: int = 0
 ) -> DeviceWeights:
     """Return where a model's weights would lie, or a part's, one draft layer among them."""
-    hidden, inner = model_shape.hidden_size, model_shape.intermediate_size
+    hidden = model_shape.hidden_size
 
     def make(*shape: int) -> Any:
         return device.empty(shape, dtype)
 
-    def layer() -> DeviceLayer:
+    def mixture(experts: Experts) -> DeviceMixture:
+        count, width = experts.count, experts.intermediate_size
+        bias = device.empty((count,), "float32") if experts.has_choice_bias else None
+        return DeviceMixture(
+            device.empty((count, hidden), "float32"), bias,
+            make(count * 2 * width, hidden), make(count * hidden, width),
+        )  # fmt: skip
+
+    def layer(index: int) -> DeviceLayer:
+        inner, experts = model_shape.mlp_size(index), model_shape.experts_of(index)
         heads = (
             (make(model_shape.head_dim), make(model_shape.head_dim))
             if model_shape.has_qk_norm
@@ -299,12 +314,14 @@ def stub_weights(
         width = model_shape.q_size + 2 * model_shape.kv_size
         return DeviceLayer(
             make(hidden), make(width, hidden), make(hidden, model_shape.q_size), make(hidden),
-            make(2 * inner, hidden), make(hidden, inner), heads,
-            make(width) if model_shape.has_qkv_bias else None,
+            make(2 * inner, hidden) if inner else None, make(hidden, inner) if inner else None,
+            heads, make(width) if model_shape.has_qkv_bias else None,
+            mixture(experts) if experts else None,
         )  # fmt: skip
 
-    mtp = DeviceMtp(make(hidden), make(hidden), make(hidden, 2 * hidden), layer(), make(hidden))
-    layers = tuple(layer() for _ in range(model_shape.n_layers))
+    draft = layer(model_shape.n_layers)
+    mtp = DeviceMtp(make(hidden), make(hidden), make(hidden, 2 * hidden), draft, make(hidden))
+    layers = tuple(map(layer, range(model_shape.n_layers)))
     embed, norm, head = (
         make(model_shape.vocab_size, hidden),
         make(hidden),

@@ -181,7 +181,8 @@ def _on_numpy(known: Known) -> LoadedModel:
     if known.dtype == "float32":
         return LoadedModel(device, kernels, *_of_a_folder(known, device))
     model_shape = load_shape(TINY_MODEL)
-    weights = uploaded(device, oracle.rounded(load_weights(TINY_MODEL, model_shape)), use_mtp=True)
+    host = oracle.rounded(load_weights(TINY_MODEL, model_shape))
+    weights = uploaded(device, host, True, model_shape)
     return LoadedModel(
         device, RoundingKernels(device, kernels, model_shape.vocab_size), model_shape, weights
     )

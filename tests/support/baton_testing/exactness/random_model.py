@@ -7,9 +7,11 @@ accepted, some are not, and a wrong last bit changes tokens. Needs PyTorch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.shape import ModelShape
 
 LAYERS = 36
@@ -67,6 +69,46 @@ def mimo_7b(n_layers: int = LAYERS) -> ModelShape:
         dtype="bfloat16",
         has_qkv_bias=True,
         mtp_order="hidden_embedding",
+    )
+
+
+def qwen3_30b_a3b(n_layers: int = 48) -> ModelShape:
+    """Return the shape as published (128 experts, 8 a token), and a draft layer that it has not."""
+    return replace(
+        qwen3_8b(n_layers),
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        n_kv_heads=4,
+        intermediate_size=6144,
+        experts=Experts(128, 8, 768, tuple(range(n_layers))),
+    )
+
+
+def glm_45_air(n_layers: int = 46) -> ModelShape:
+    """Return the shape as published, with fewer layers if asked for."""
+    experts = Experts(
+        128,
+        8,
+        1408,
+        tuple(range(1, n_layers)),
+        shared_size=1408,
+        scores="sigmoid",
+        has_choice_bias=True,
+        least_sum=1e-20,
+        has_mtp=True,
+    )
+    return replace(
+        qwen3_8b(n_layers),
+        model_type="glm4_moe",
+        vocab_size=151_552,
+        n_heads=96,
+        intermediate_size=10_944,
+        rms_norm_eps=1e-5,
+        mtp_hidden="post_norm",
+        has_qk_norm=False,
+        has_qkv_bias=True,
+        rotated_size=64,
+        experts=experts,
     )
 
 

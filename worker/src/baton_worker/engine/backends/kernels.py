@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import baton_ops
 from baton_ops import cuda, decoder, ranks, sampling
+from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
@@ -43,7 +44,7 @@ class OpsKernels:
             are weights on it.
     """
 
-    has_experts = False
+    may_serve_experts = False  # their kernels have run on the host alone, as C++
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -250,23 +251,19 @@ class OpsKernels:
         self, x: Tensor, router: Tensor, bias: Tensor | None, experts: Experts, out: Routes
     ) -> None:
         """See `ExpertKernels.route`."""
-        raise _no_experts()
+        mixtures.route_into(x, router, bias, experts, out)
 
-    def expert_gate_up_silu(self, x: Tensor, routes: Routes, weight: Tensor, out: Tensor) -> None:
+    def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """See `ExpertKernels.expert_gate_up_silu`."""
-        raise _no_experts()
+        mixtures.expert_gate_up_silu_into(x, starts, weight, out)
 
-    def expert_matmul(self, x: Tensor, routes: Routes, weight: Tensor, out: Tensor) -> None:
+    def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """See `ExpertKernels.expert_matmul`."""
-        raise _no_experts()
+        mixtures.expert_matmul_into(x, starts, weight, out)
 
     def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
         """See `ExpertKernels.combine`."""
-        raise _no_experts()
-
-
-def _no_experts() -> DeviceError:
-    return DeviceError("baton-ops has no kernels for a mixture of experts")
+        mixtures.combine_into(made, routes, beside, out)
 
 
 def _without_code(why: str) -> str:

@@ -96,11 +96,39 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Flo
 
 
 def rope_tables(
-    head_dim: int, theta: float, scaling: RopeScaling | None, n_positions: int
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None,
+    n_positions: int,
+    rotated_size: int = 0,
 ) -> tuple[Float32Array, Float32Array]:
-    """Return cosines and sines f32[n_positions, head_dim / 2], times the scaling's factor."""
-    angle = np.arange(n_positions, dtype=np.float64)[:, None] * frequencies(
-        head_dim, theta, scaling
-    )
+    """Return cosines and sines f32[n_positions, head_dim / 2], times the scaling's factor.
+
+    Where `rotated_size` elements of a head rotate and not all of them (0), the pairs of the others
+    turn by nothing; they are the last ones, see `stretches`.
+    """
+    size = rotated_size or head_dim
+    angle = np.arange(n_positions, dtype=np.float64)[:, None] * frequencies(size, theta, scaling)
     factor = 1.0 if scaling is None else scaling.attention_factor
-    return (np.cos(angle) * factor).astype(np.float32), (np.sin(angle) * factor).astype(np.float32)
+    still = ((0, 0), (0, (head_dim - size) // 2))
+    cos = np.pad(np.cos(angle) * factor, still, constant_values=1.0)
+    sin = np.pad(np.sin(angle) * factor, still)
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def stretches(head_dim: int, rotated_size: int) -> tuple[slice, ...]:
+    """Return the stretches of a head, of which the first `rotated_size` elements (0: all) rotate,
+    in an order in which pairs are half a head apart: those that rotate before the others.
+
+    Queries and keys that are put in this order alike have the scores they had.
+    """
+    size = rotated_size or head_dim
+    if size == head_dim:
+        return (slice(0, head_dim),)
+    half, still = size // 2, (head_dim - size) // 2
+    return (
+        slice(0, half),
+        slice(size, size + still),
+        slice(half, size),
+        slice(size + still, head_dim),
+    )

@@ -143,8 +143,9 @@ class Decoder:
         assert experts is not None, "the shape tells of no experts"
         assert own is not None, "memory was made for another shape"
         kernels.route(space.normed, mixture.router, mixture.choice_bias, experts, own.routes)
-        kernels.expert_gate_up_silu(space.normed, own.routes, mixture.gate_up, own.activated)
-        kernels.expert_matmul(own.activated, own.routes, mixture.down, own.made)
+        kernels.gather(space.normed, own.routes.row, own.spread)
+        kernels.expert_gate_up_silu(own.spread, own.routes.starts, mixture.gate_up, own.activated)
+        kernels.expert_matmul(own.activated, own.routes.starts, mixture.down, own.made)
         beside = None
         if layer.gate_up is not None:
             kernels.gate_up_silu(space.normed, layer.gate_up, own.shared)
@@ -184,9 +185,14 @@ class Decoder:
 def _rope_tables(
     device: Device, model_shape: ModelShape, n_positions: int
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, f32[n_positions, half of what rotates of a head]."""
-    size = model_shape.rotated_size or model_shape.head_dim
-    host = rope_tables(size, model_shape.rope_theta, model_shape.rope_scaling, n_positions)
+    """Return cos and sin, f32[n_positions, head_dim / 2]."""
+    host = rope_tables(
+        model_shape.head_dim,
+        model_shape.rope_theta,
+        model_shape.rope_scaling,
+        n_positions,
+        model_shape.rotated_size,
+    )
     tables = []
     for values in host:
         tensor = device.empty(values.shape, "float32")

@@ -1,7 +1,8 @@
 """What kernels do for a mixture of experts: choose, feed each expert, add what they made.
 
 Owns the protocol. A pair is a token and one of its experts: token n's are n * C to n * C + C - 1,
-the expert it wants most first, C being how many each takes. Letters otherwise are `seam`'s; X is
+the expert it wants most first, C being how many each takes. Pairs stand sorted by expert, in each
+by number, at places: so the rows of an expert lie together. Letters otherwise are `seam`'s; X is
 the number of experts, I the width of each. Knows no layer and not where the memory comes from.
 """
 
@@ -16,13 +17,16 @@ from baton_worker.engine.model.experts import Experts
 class Routes(NamedTuple):
     """Which experts N tokens take.
 
-    expert i32[N * C], weight f32[N * C] of each pair. order i32[N * C]: the pairs, expert by
-    expert, in each by pair; starts i32[X + 1]: where each expert's begin in it.
+    products f32[N, X], the router's. expert i32[N * C], weight f32[N * C], place i32[N * C] of each
+    pair. row i32[N * C] of each place: whose token stands there. starts i32[X + 1]: where among the
+    places each expert's begin.
     """
 
+    products: Tensor
     expert: Tensor
     weight: Tensor
-    order: Tensor
+    place: Tensor
+    row: Tensor
     starts: Tensor
 
 
@@ -30,10 +34,10 @@ class ExpertKernels(Protocol):
     """A token's bits depend on the token alone, not on who else chose its experts.
 
     Attributes:
-        has_experts: whether there are such kernels; where not, each call raises `DeviceError`.
+        may_serve_experts: whether a mixture may be served with them.
     """
 
-    has_experts: bool
+    may_serve_experts: bool
 
     def route(
         self, x: Tensor, router: Tensor, bias: Tensor | None, experts: Experts, out: Routes
@@ -42,17 +46,18 @@ class ExpertKernels(Protocol):
         along H. `bias` f32[X], None for none. A row with NaN chooses some experts, weighted NaN.
         """
 
-    def expert_gate_up_silu(self, x: Tensor, routes: Routes, weight: Tensor, out: Tensor) -> None:
-        """out E[N * C, I]: of each pair `gate_up_silu` of its token's row of x E[N, H] and of its
+    def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out E[N * C, I]: of each place `gate_up_silu` of its row of x E[N * C, H] and of its
         expert's rows of `weight` E[X * 2 I, H].
         """
 
-    def expert_matmul(self, x: Tensor, routes: Routes, weight: Tensor, out: Tensor) -> None:
-        """out E[N * C, H]: of each pair `matmul` of its row of x E[N * C, I] and of its expert's
+    def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out E[N * C, H]: of each place `matmul` of its row of x E[N * C, I] and of its expert's
         rows of `weight` E[X * H, I].
         """
 
     def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
-        """out E[N, H] = the sum of each token's pairs of made E[N * C, H] times their weights, from
-        the first on, and then of beside E[N, H] (None: nothing); in fp32, rounded once.
+        """out E[N, H] = the sum of each token's pairs of made E[N * C, H], which stand at places,
+        times their weights, from the first on, and then of beside E[N, H] (None: nothing); in fp32,
+        rounded once.
         """

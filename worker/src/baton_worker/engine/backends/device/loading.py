@@ -28,6 +28,7 @@ from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import StoredTensor, identity
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.reading import CheckedReader
+from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import WHOLE, Shard, head_rows
 
@@ -179,14 +180,34 @@ class _Layers:
     def _qkv(self, keys: naming.LayerKeys) -> Tensor:
         hidden = self._model_shape.hidden_size
         parts = zip(keys.qkv, self._qkv_rows(), strict=True)
-        return self.rows(*((key, (width, hidden), own) for key, (width, own) in parts))
+        return self.rows(
+            *((key, (width, hidden), rows) for key, (width, own) in parts for rows in own)
+        )
 
-    def _qkv_rows(self) -> tuple[tuple[int, slice], ...]:
-        """Return how many rows query, key and value have, and which are this rank's."""
+    def _qkv_rows(self) -> tuple[tuple[int, list[slice]], ...]:
+        """Return how many rows query, key and value have, and which are this rank's, in the order
+        in which heads are rotated.
+        """
         model_shape = self._model_shape
         heads, dim = self._shard.kv_heads(model_shape.n_kv_heads), model_shape.head_dim
-        kv = (model_shape.kv_size, slice(heads.start * dim, heads.stop * dim))
-        return (model_shape.q_size, self._shard.part(model_shape.q_size)), kv, kv
+        kv = slice(heads.start * dim, heads.stop * dim)
+        query = self._in_order(self._shard.part(model_shape.q_size))
+        kv_size = model_shape.kv_size
+        return (model_shape.q_size, query), (kv_size, self._in_order(kv)), (kv_size, [kv])
+
+    def _in_order(self, rows: slice) -> list[slice]:
+        """Return rows of whole heads in the order of `stretches`."""
+        parts, dim = self._stretches(), self._model_shape.head_dim
+        if len(parts) == 1:
+            return [rows]
+        heads = range(rows.start, rows.stop, dim)
+        return [slice(at + part.start, at + part.stop) for at in heads for part in parts]
+
+    def _stretches(self) -> tuple[slice, ...]:
+        """Return those of a head; neighbours that rotate together stay where they are."""
+        model_shape = self._model_shape
+        is_partial = model_shape.rope_style == "half" and model_shape.rotated_size
+        return stretches(model_shape.head_dim, model_shape.rotated_size if is_partial else 0)
 
     def mtp(self, index: int, shared_norm: Tensor) -> DeviceMtp:
         hidden = self._model_shape.hidden_size
@@ -216,12 +237,15 @@ class _Layers:
 
     def _qkv_bias(self, keys: naming.LayerKeys) -> Tensor:
         parts = zip(keys.qkv_bias, self._qkv_rows(), strict=True)
-        return self.rows(*((key, (width,), own) for key, (width, own) in parts))
+        return self.rows(*((key, (width,), rows) for key, (width, own) in parts for rows in own))
 
     def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Tensor, Tensor]:
         query, key = keys.qk_norm
-        shape = (self._model_shape.head_dim,)
-        return self.tensor(query, shape), self.tensor(key, shape)
+        shape, parts = (self._model_shape.head_dim,), self._stretches()
+        return (
+            self.rows(*((query, shape, part) for part in parts)),
+            self.rows(*((key, shape, part) for part in parts)),
+        )
 
 
 def _nowhere(

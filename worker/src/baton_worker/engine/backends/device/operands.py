@@ -27,9 +27,8 @@ class Rotation(NamedTuple):
     """What happens to a head before it is used.
 
     norms: weights E[D] of queries' and of keys' RMS norm, None for none; eps: theirs. cos, sin:
-    f32[positions, half of what rotates]: of a head the first elements. style: which elements rotate
-    together, see `ModelShape.rope_style`. bias E[(Hq + 2 Hkv) * D]: what is added to the projection
-    first, None for nothing.
+    f32[positions, D / 2]. style: which elements rotate together, see `ModelShape.rope_style`. bias
+    E[(Hq + 2 Hkv) * D]: what is added to the projection first, None for nothing.
     """
 
     norms: tuple[Tensor, Tensor] | None

@@ -66,10 +66,10 @@ def prepare(
     """
     path = Path(config.model.path)
     model_shape = load_shape(path)
-    if model_shape.experts is not None and not kernels.has_experts:
+    if model_shape.experts is not None and not kernels.may_serve_experts:
         raise DeviceError(
             f"engine.device is 'gpu', but {path} (model_type {model_shape.model_type}) is a "
-            "mixture of experts, for which there are no CUDA kernels: only engine.device 'cpu' "
+            "mixture of experts, whose CUDA kernels no GPU has run yet: only engine.device 'cpu' "
             "computes it"
         )
     options = dataclasses.replace(

@@ -69,12 +69,14 @@ class ExpertSpace(NamedTuple):
 
     Attributes:
         routes: theirs.
+        spread: E[N * C, H], each token's row at the places of its pairs.
         activated: E[N * C, I], behind the gate of an expert of width I.
         made: E[N * C, H], by experts.
         shared: E[N, width of shared experts]; beside: E[N, H], by these; None where there are none.
     """
 
     routes: Routes
+    spread: Tensor
     activated: Tensor
     made: Tensor
     shared: Tensor | None
@@ -178,9 +180,17 @@ class Workspace:
         space, rows, n_pairs = self._experts, self._device.rows, count * self._n_chosen
         if space is None:
             return None
-        expert, weight, order = (rows(t, 0, n_pairs) for t in space.routes[:3])
+        routes = space.routes
         return ExpertSpace(
-            routes=Routes(expert, weight, order, space.routes.starts),
+            routes=Routes(
+                products=rows(routes.products, 0, count),
+                expert=rows(routes.expert, 0, n_pairs),
+                weight=rows(routes.weight, 0, n_pairs),
+                place=rows(routes.place, 0, n_pairs),
+                row=rows(routes.row, 0, n_pairs),
+                starts=routes.starts,
+            ),
+            spread=rows(space.spread, 0, n_pairs),
             activated=rows(space.activated, 0, n_pairs),
             made=rows(space.made, 0, n_pairs),
             shared=None if space.shared is None else rows(space.shared, 0, count),
@@ -251,11 +261,14 @@ def _expert_space(
     n_pairs, shared_size = count * experts.chosen, experts.shared_size
     return ExpertSpace(
         routes=Routes(
+            products=device.empty((count, experts.count), "float32"),
             expert=device.empty((n_pairs,), "int32"),
             weight=device.empty((n_pairs,), "float32"),
-            order=device.empty((n_pairs,), "int32"),
+            place=device.empty((n_pairs,), "int32"),
+            row=device.empty((n_pairs,), "int32"),
             starts=device.empty((experts.count + 1,), "int32"),
         ),
+        spread=device.empty((n_pairs, hidden), dtype),
         activated=device.empty((n_pairs, experts.intermediate_size), dtype),
         made=device.empty((n_pairs, hidden), dtype),
         shared=device.empty((count, shared_size), dtype) if shared_size else None,

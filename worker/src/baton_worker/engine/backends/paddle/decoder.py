@@ -22,7 +22,7 @@ from baton_worker.engine.backends.paddle.mixture import Mixture
 from baton_worker.engine.backends.paddle.norm import rms_norm
 from baton_worker.engine.backends.paddle.products import Mlp, Product
 from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
-from baton_worker.engine.model.rope import rope_tables
+from baton_worker.engine.model.rope import rope_tables, stretches
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
 
@@ -215,11 +215,10 @@ def _rotate(qk: Tensor, plan: ForwardPlan) -> Tensor:
 def _rope_tables(
     shape: ModelShape, max_positions: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cos and signed sin, f32[max_positions, head_dim]; what does not rotate turns by 0."""
-    size = shape.rotated_size or shape.head_dim
-    cos, sin = rope_tables(size, shape.rope_theta, shape.rope_scaling, max_positions)
-    still = ((0, 0), (0, (shape.head_dim - size) // 2))
-    cos, sin = np.pad(cos, still, constant_values=1.0), np.pad(sin, still)
+    """Return cos and signed sin, f32[max_positions, head_dim]."""
+    cos, sin = rope_tables(
+        shape.head_dim, shape.rope_theta, shape.rope_scaling, max_positions, shape.rotated_size
+    )
     return np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
 
 
@@ -263,16 +262,16 @@ def _rewrite_qkv(shape: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray
 
 
 def _head_order(shape: ModelShape) -> npt.NDArray[np.int64] | None:
-    """Return which element of a head stands where, so that pairs are half a head apart and those
-    that do not rotate are the last ones of each half; None for heads that are so already.
+    """Return which element of a head stands where, so that pairs are half a head apart; None for
+    heads that are so already.
     """
-    size = shape.rotated_size or shape.head_dim
-    if shape.rope_style == "half" and size == shape.head_dim:
+    elements = np.arange(shape.head_dim)
+    if shape.rope_style == "interleaved":
+        size = shape.rotated_size or shape.head_dim
+        elements[:size] = np.concatenate([elements[0:size:2], elements[1:size:2]])
+    elif not shape.rotated_size:
         return None
-    pairs = np.arange(size)
-    first, second = np.split(pairs, 2) if shape.rope_style == "half" else (pairs[0::2], pairs[1::2])
-    still = np.split(np.arange(size, shape.head_dim), 2)
-    return np.concatenate([first, still[0], second, still[1]])
+    return np.concatenate([elements[s] for s in stretches(shape.head_dim, shape.rotated_size)])
 
 
 def _rewrite_qk_norm(

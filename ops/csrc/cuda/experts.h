@@ -1,0 +1,65 @@
+// The CUDA ops of mixtures of experts as plain functions, see decoder.h. A pair is a token and one
+// of its experts: token t's are t * chosen to t * chosen + chosen - 1, the first wanted most. Pairs
+// stand sorted by expert, in each by number, at places.
+#ifndef BATON_OPS_CSRC_CUDA_EXPERTS_H_
+#define BATON_OPS_CSRC_CUDA_EXPERTS_H_
+
+#include "decoder.h"
+
+namespace baton_ops::cuda {
+
+constexpr int64_t kMostExpertsOfToken = 32, kMostExpertsOfLayer = 512;
+
+struct RouteInput {
+  Rows x;  // [tokens, hidden]
+  ElementType type;
+  int64_t tokens;
+  int64_t hidden;
+  const float* router;  // [experts, hidden]
+  const float* bias;    // [experts], counts for the choice alone; null: none
+  int64_t experts;
+  int64_t chosen;
+  int64_t groups;
+  int64_t chosen_groups;
+  bool is_sigmoid;  // else softmax
+  bool normalises;  // by the sum of the chosen scores, by at least least_sum
+  double least_sum;
+  double scaling;
+};
+
+struct RouteOutput {
+  float* products;  // [tokens, experts]
+  int32_t* expert;  // [pairs]
+  float* weight;    // [pairs]
+  int32_t* place;   // [pairs]: where each stands
+  int32_t* row;     // [pairs]: by place, its token
+  int32_t* starts;  // [experts + 1]: places where each expert's begin
+};
+Error Route(const RouteInput& input, const RouteOutput& out, Stream stream);
+
+// As Matmul and GateUpSilu of each row with its group's part of the weight. `product.out` is what
+// each part has.
+struct GroupedInput {
+  MatmulInput product;
+  const int32_t* starts;  // [groups + 1]
+  int64_t groups;
+};
+Error GroupedMatmul(const GroupedInput& input, const Rows& out, Stream stream);
+Error GenericGrouped(const GroupedInput& input, bool is_gated, const Rows& out, Stream stream);
+Error GroupedGateUpSilu(const GroupedInput& input, const Rows& out, Stream stream);
+
+struct CombineInput {
+  Rows made;  // by place
+  ElementType type;
+  const int32_t* place;  // [pairs]
+  const float* weight;   // [pairs]
+  Rows beside;           // [tokens, columns]; data null: nothing
+  int64_t tokens;
+  int64_t chosen;
+  int64_t columns;
+};
+Error Combine(const CombineInput& input, const Rows& out, Stream stream);
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_CSRC_CUDA_EXPERTS_H_

@@ -1,0 +1,120 @@
+// Exports of the ops of mixtures of experts.
+#include <algorithm>
+
+#include "decoder_arguments.h"
+#include "experts.h"
+
+namespace baton_ops {
+namespace {
+
+// Reads x, router, bias?, chosen, groups, chosen_groups, is_sigmoid, normalises, least_sum,
+// scaling, products, expert, weight, place, row, starts.
+void RunRoute(ArgumentReader args) {
+  const TensorView x = args.Tensor("x"), router = args.Tensor("router");
+  const auto bias = args.OptionalTensor("bias");
+  cuda::RouteInput in{};
+  in.chosen = args.Int("chosen");
+  in.groups = args.Int("groups");
+  in.chosen_groups = args.Int("chosen_groups");
+  in.is_sigmoid = args.Int("is_sigmoid") != 0;
+  in.normalises = args.Int("normalises") != 0;
+  in.least_sum = args.Float("least_sum");
+  in.scaling = args.Float("scaling");
+  const TensorView products = args.Tensor("products"), expert = args.Tensor("expert");
+  const TensorView weight = args.Tensor("weight"), place = args.Tensor("place");
+  const TensorView row = args.Tensor("row"), starts = args.Tensor("starts");
+  const Call call(x, "x");
+  in.type = call.type;
+  in.x = call.Rows(x, "x", -1, -1);
+  in.tokens = x.size(0);
+  in.hidden = x.size(1);
+  Checked(router, "router").HasRank(2);
+  in.experts = router.size(0);
+  in.router = Matrix<const float>(router, "router", kFloat32, in.experts, in.hidden, call.device);
+  in.bias = OptionalVector<const float>(bias, "bias", kFloat32, in.experts, call.device);
+  CheckRange("experts", 0, in.experts, 1, cuda::kMostExpertsOfLayer);
+  CheckRange("chosen", 0, in.chosen, 1, std::min(in.experts, cuda::kMostExpertsOfToken));
+  CheckRange("groups", 0, in.groups, 1, cuda::kMostExpertsOfToken);
+  CheckRange("chosen_groups", 0, in.chosen_groups, 1, in.groups);
+  if (in.experts % in.groups != 0) {
+    TVM_FFI_THROW(ValueError) << "groups must divide the " << in.experts << " experts, got "
+                              << in.groups;
+  }
+  const int64_t pairs = in.tokens * in.chosen;
+  const cuda::RouteOutput out{
+      Matrix<float>(products, "products", kFloat32, in.tokens, in.experts, call.device),
+      call.Ints<int32_t>(expert, "expert", pairs),
+      Vector<float>(weight, "weight", kFloat32, pairs, call.device),
+      call.Ints<int32_t>(place, "place", pairs),
+      call.Ints<int32_t>(row, "row", pairs),
+      call.Ints<int32_t>(starts, "starts", in.experts + 1)};
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("route", cuda::Route(in, out, StreamOf(call.device)));
+}
+
+// Reads x, starts, weight, out.
+void RunGrouped(ArgumentReader args, bool is_gated) {
+  const TensorView x = args.Tensor("x"), starts = args.Tensor("starts");
+  const TensorView weight = args.Tensor("weight"), out = args.Tensor("out");
+  const Call call(x, "x");
+  cuda::GroupedInput in{};
+  in.product.type = call.type;
+  in.product.x = call.Rows(x, "x", -1, -1);
+  in.product.rows = x.size(0);
+  in.product.in = x.size(1);
+  Checked(starts, "starts").HasRank(1).HasSizeAtLeast(0, 2);
+  in.groups = starts.size(0) - 1;
+  in.starts = call.Ints<const int32_t>(starts, "starts", in.groups + 1);
+  CheckRange("groups", 0, in.groups, 1, cuda::kMostExpertsOfLayer);
+  Checked(out, "out").HasRank(2);
+  in.product.out = out.size(1) * (is_gated ? 2 : 1);
+  in.product.weight = Matrix<const void>(weight, "weight", DtypeOf(call.type),
+                                         in.groups * in.product.out, in.product.in, call.device);
+  const cuda::Rows to = call.Rows(out, "out", in.product.rows, -1);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  if (is_gated) {
+    Raise("expert_gate_up_silu", cuda::GroupedGateUpSilu(in, to, StreamOf(call.device)));
+  } else {
+    Raise("expert_matmul", cuda::GroupedMatmul(in, to, StreamOf(call.device)));
+  }
+}
+
+void RunExpertMatmul(ArgumentReader args) { RunGrouped(args, false); }
+
+void RunExpertGateUpSilu(ArgumentReader args) { RunGrouped(args, true); }
+
+// Reads made, place, weight, beside?, out.
+void RunCombine(ArgumentReader args) {
+  const TensorView made = args.Tensor("made"), place = args.Tensor("place");
+  const TensorView weight = args.Tensor("weight");
+  const auto beside = args.OptionalTensor("beside");
+  const TensorView out = args.Tensor("out");
+  const Call call(made, "made");
+  cuda::CombineInput in{};
+  in.type = call.type;
+  Checked(out, "out").HasRank(2);
+  in.tokens = out.size(0);
+  in.columns = out.size(1);
+  Checked(made, "made").HasRank(2);
+  const int64_t pairs = made.size(0);
+  if (in.tokens == 0 ? pairs != 0 : pairs % in.tokens != 0) {
+    TVM_FFI_THROW(ValueError) << "made.shape[0] must be a multiple of out.shape[0] (" << in.tokens
+                              << "), got " << pairs;
+  }
+  in.chosen = in.tokens == 0 ? 0 : pairs / in.tokens;
+  in.made = call.Rows(made, "made", pairs, in.columns);
+  in.place = call.Ints<const int32_t>(place, "place", pairs);
+  in.weight = Vector<const float>(weight, "weight", kFloat32, pairs, call.device);
+  if (beside) in.beside = call.Rows(*beside, "beside", in.tokens, in.columns);
+  const cuda::Rows to = call.Rows(out, "out", in.tokens, in.columns);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("combine", cuda::Combine(in, to, StreamOf(call.device)));
+}
+
+}  // namespace
+}  // namespace baton_ops
+
+BATON_EXPORT_CUDA(cuda_route, 16, RunRoute)
+BATON_EXPORT_CUDA(cuda_expert_matmul, 4, RunExpertMatmul)
+BATON_EXPORT_CUDA(cuda_expert_gate_up_silu, 4, RunExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_combine, 5, RunCombine)

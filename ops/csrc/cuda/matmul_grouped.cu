@@ -1,0 +1,67 @@
+#include <algorithm>
+
+#include "baton_ops/matmul_grouped.cuh"
+#include "hopper_launch.h"
+#include "hopper_matmul.h"
+#include "matmul_output.h"
+
+namespace baton_ops::cuda {
+namespace {
+
+// A group's tiles read its part of the weight again, mostly from the L2 cache; rows of x that a
+// tile does not have are loaded for nothing. So a tile has room for half as many again as a group
+// has on average.
+int RowsOfTile(int64_t rows, int64_t groups) {
+  const int64_t wanted = DivideUp<int64_t>(3 * rows, 2 * groups);
+  return static_cast<int>(std::min<int64_t>(DivideUp<int64_t>(wanted, 8) * 8, kFewRows));
+}
+
+template <int kTileN, bool kGated>
+Error LaunchOne(const HopperGrouped& call, Stream stream) {
+  const MatmulInput& in = call.product.input;
+  const int rows = RowsOfTile(in.rows, call.groups);
+  CUtensorMap map_x, map_weight;
+  if (const Error error = Describe({in.x.data, in.rows, in.in, in.x.stride}, rows,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
+    return error;
+  }
+  if (const Error error =
+          Describe({in.weight, call.groups * in.out, in.in, in.in}, kGated ? kTileN / 2 : kTileN,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, &map_weight)) {
+    return error;
+  }
+  const MatmulOutput out = OutputOf(call.product);
+  constexpr int kOutN = GroupedShare<kTileN, kGated>::kOutN;
+  const int64_t row_tiles = std::min(in.rows, call.groups + in.rows / rows);
+  const int64_t tiles = DivideUp<int64_t>(out.n, kOutN) * row_tiles;
+  const int blocks = static_cast<int>(std::min<int64_t>(tiles, call.product.processors));
+  const HopperGrid grid{blocks, kFewThreads, kFewSharedBytes};
+  return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated>>(
+      grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
+      static_cast<int>(call.groups), rows, FewRing<kTileN>::StagesFor(rows, kGroupedHeadBytes));
+}
+
+template <int kTileN>
+Error Launch(const HopperGrouped& call, Stream stream) {
+  return call.product.is_gated ? LaunchOne<kTileN, true>(call, stream)
+                               : LaunchOne<kTileN, false>(call, stream);
+}
+
+}  // namespace
+
+Error MatmulGrouped(const HopperGrouped& call, MatmulWay way, Stream stream) {
+  switch (way) {
+    case MatmulWay::kFew32:
+      return Launch<32>(call, stream);
+    case MatmulWay::kFew64:
+      return Launch<64>(call, stream);
+    case MatmulWay::kFew128:
+      return Launch<128>(call, stream);
+    case MatmulWay::kFew256:
+      return Launch<256>(call, stream);
+    default:
+      return "no way for groups of rows";
+  }
+}
+
+}  // namespace baton_ops::cuda

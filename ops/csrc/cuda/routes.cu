@@ -1,0 +1,101 @@
+// Launches of what a mixture of experts does beside its products.
+#include "baton_ops/routes.cuh"
+#include "early_launch.h"
+#include "element_types.h"
+#include "experts.h"
+
+namespace baton_ops::cuda {
+namespace {
+
+static_assert(kMostExperts == kMostExpertsOfLayer && kMostChosen == kMostExpertsOfToken);
+constexpr int64_t kMostGridRows = 65535;
+
+template <class E>
+Error RunRouter(const RouteInput& in, float* products, Stream stream) {
+  const RouterParams<E> params{
+      static_cast<const E*>(in.x.data), in.router, products, in.x.stride, in.tokens, in.hidden,
+      static_cast<int>(in.experts)};
+  const int64_t across = DivideUp<int64_t>(in.experts, kRouterExperts);
+  const int64_t down = DivideUp<int64_t>(in.tokens, kRouterTokens);
+  if (down > kMostGridRows) return "x has too many rows";
+  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kRouterThreads};
+  const bool is_wide = AreVectors(in.x, in.hidden, ElementBytes(in.type)) &&
+                       IsOnVector(in.router) && in.hidden % kChunk == 0;
+  return is_wide ? LaunchEarly(RouterKernel<E, true>, grid, stream, params)
+                 : LaunchEarly(RouterKernel<E, false>, grid, stream, params);
+}
+
+Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
+  ChooseParams p{};
+  p.products = out.products;
+  p.bias = in.bias;
+  p.expert = out.expert;
+  p.weight = out.weight;
+  p.tokens = in.tokens;
+  p.experts = static_cast<int>(in.experts);
+  p.chosen = static_cast<int>(in.chosen);
+  p.groups = static_cast<int>(in.groups);
+  p.chosen_groups = static_cast<int>(in.chosen_groups);
+  p.is_sigmoid = in.is_sigmoid;
+  p.normalises = in.normalises;
+  p.least_sum = in.least_sum;
+  p.scaling = in.scaling;
+  const auto blocks = DivideUp<int64_t>(in.tokens, kChooseThreads / kWarp);
+  const Grid grid{dim3(static_cast<unsigned>(blocks)), kChooseThreads};
+  if (in.experts <= 2 * kWarp) return LaunchEarly(ChooseKernel<2>, grid, stream, p);
+  if (in.experts <= 4 * kWarp) return LaunchEarly(ChooseKernel<4>, grid, stream, p);
+  if (in.experts <= 8 * kWarp) return LaunchEarly(ChooseKernel<8>, grid, stream, p);
+  return LaunchEarly(ChooseKernel<16>, grid, stream, p);
+}
+
+template <class E>
+Error CombineOf(const CombineInput& in, const Rows& out, Stream stream) {
+  const CombineParams<E> params{static_cast<const E*>(in.made.data),
+                                in.place,
+                                in.weight,
+                                static_cast<const E*>(in.beside.data),
+                                static_cast<E*>(out.data),
+                                in.made.stride,
+                                in.beside.stride,
+                                out.stride,
+                                in.columns,
+                                static_cast<int>(in.chosen)};
+  const int64_t bytes = ElementBytes(in.type);
+  const bool is_beside_wide = in.beside.data == nullptr || AreVectors(in.beside, in.columns, bytes);
+  const bool is_wide = AreVectors(in.made, in.columns, bytes) &&
+                       AreVectors(out, in.columns, bytes) && is_beside_wide &&
+                       in.columns % kChunk == 0;
+  const Grid grid{RowGrid(in.tokens, in.columns, kCombineThreads * kChunk), kCombineThreads};
+  return is_wide ? LaunchEarly(CombineKernel<E, true>, grid, stream, params)
+                 : LaunchEarly(CombineKernel<E, false>, grid, stream, params);
+}
+
+}  // namespace
+
+Error Route(const RouteInput& in, const RouteOutput& out, Stream stream) {
+  if (in.tokens == 0) return nullptr;
+  if (in.experts > kMostExperts) return "more than 512 experts";
+  if (in.chosen > kMostChosen) return "a token takes more than 32 experts";
+  if (in.groups > kMostExpertGroups) return "experts stand in more than 32 groups";
+  const Error error = ForElement(in.type, [&](auto element) {
+    return RunRouter<decltype(element)>(in, out.products, stream);
+  });
+  if (error) return error;
+  if (const Error choosing = Choose(in, out, stream)) return choosing;
+  const OrderParams order{out.expert,
+                          out.place,
+                          out.row,
+                          out.starts,
+                          in.tokens * in.chosen,
+                          static_cast<int>(in.chosen)};
+  const Grid grid{dim3(static_cast<unsigned>(in.experts)), kOrderThreads};
+  return LaunchEarly(OrderKernel, grid, stream, order);
+}
+
+Error Combine(const CombineInput& in, const Rows& out, Stream stream) {
+  if (in.tokens == 0 || in.columns == 0) return nullptr;
+  return ForElement(in.type,
+                    [&](auto element) { return CombineOf<decltype(element)>(in, out, stream); });
+}
+
+}  // namespace baton_ops::cuda

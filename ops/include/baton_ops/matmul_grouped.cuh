@@ -1,0 +1,104 @@
+// Products of rows that lie group by group, each with its group's part of the weight: what the
+// experts of a mixture make of the tokens that chose them. In the order of matmul_tile.cuh, so that
+// a row's bits are those of a matmul of that row and that part alone.
+//
+// How many rows a group has is known on the device only. A block looks up where the groups begin,
+// counts their tiles, and then takes tiles as the matmul for few rows does, whose ring it fills.
+// Tiles of the same columns follow each other: where a group has several, its part of the weight is
+// read from memory once.
+#ifndef BATON_OPS_MATMUL_GROUPED_CUH_
+#define BATON_OPS_MATMUL_GROUPED_CUH_
+
+#include "baton_ops/matmul_few.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kMostGroups = 512, kLanes = 32;
+// Barriers, then how many tiles of rows lie before each group's, and all.
+constexpr int kGroupedHeadBytes = 4096;
+static_assert(kFewHeadBytes + (kMostGroups + 1) * sizeof(int) <= kGroupedHeadBytes);
+
+// Writes to before[0 .. groups] how many tiles of `rows` rows lie before each group's, by a warp.
+__device__ __forceinline__ void CountRowTiles(const int32_t* starts, int groups, int rows,
+                                              int* before) {
+  const int lane = threadIdx.x % kLanes, each = (groups + kLanes - 1) / kLanes;
+  const int first = min(lane * each, groups), last = min(first + each, groups);
+  int mine = 0;
+  for (int g = first; g < last; ++g) mine += (starts[g + 1] - starts[g] + rows - 1) / rows;
+  int sum = mine;
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, distance);
+    if (lane >= distance) sum += other;
+  }
+  int at = sum - mine;
+  for (int g = first; g < last; ++g) {
+    before[g] = at;
+    at += (starts[g + 1] - starts[g] + rows - 1) / rows;
+  }
+  if (lane == kLanes - 1) before[groups] = sum;
+}
+
+template <int kTileN, bool kGated>
+struct GroupedShare {
+  static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
+  const int32_t* starts;
+  const int* before;
+  int groups, row_tiles, tiles, steps, stages, rows, n;
+  __device__ GroupedShare(const int32_t* starts, const int* before, int groups, int n, int k,
+                          int stages, int rows)
+      : starts(starts),
+        before(before),
+        groups(groups),
+        row_tiles(before[groups]),
+        tiles(TilesOfBlock((n + kOutN - 1) / kOutN * row_tiles)),
+        steps(BoxesAlong(k) / kFewBoxes<kTileN>),
+        stages(stages),
+        rows(rows),
+        n(n) {}
+  __device__ bool IsWeightReadOnce() const { return false; }
+  // Of a tile behind the last, which nobody loads: any.
+  __device__ FewPlace Place(int tile) const {
+    if (row_tiles == 0) return {};
+    const int columns = tile / row_tiles, nth = tile - columns * row_tiles;
+    int group = 0, end = groups;  // before[group] <= nth < before[end]
+    while (end - group > 1) {
+      const int middle = (group + end) / 2;
+      (before[middle] <= nth ? group : end) = middle;
+    }
+    const int row = starts[group] + (nth - before[group]) * rows, column = columns * kOutN;
+    const int weight_rows = kGated ? 2 * n : n;
+    return {row, min(starts[group + 1], row + rows), column, group * weight_rows + column};
+  }
+};
+
+// Where the groups begin is written by an earlier grid, so nothing is loaded before that is over.
+template <int kTileN, bool kGated>
+__global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
+    const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
+    const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages) {
+#if BATON_HAS_WGMMA
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto* full = reinterpret_cast<uint64_t*>(shared);
+  auto* before = reinterpret_cast<int*>(shared + kFewHeadBytes);
+  const FewRing<kTileN> ring{shared + kGroupedHeadBytes, full, full + kFewMostStages, stages, rows};
+  if (threadIdx.x == 0) FewInit(ring);
+  if (threadIdx.x == kFewConsumers) {
+    PrefetchMap(&map_x);
+    PrefetchMap(&map_weight);
+  }
+  LetNextGridStart();
+  WaitForEarlierGrids();
+  if (threadIdx.x < kLanes) CountRowTiles(starts, groups, rows, before);
+  __syncthreads();
+  const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows);
+  if (threadIdx.x < kFewConsumers) {
+    FewConsume<kTileN, kGated>(ring, share, out);
+  } else if (threadIdx.x == kFewConsumers) {
+    FewProduce<kTileN, kGated>(ring, &map_x, &map_weight, share);
+  }
+#endif
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_MATMUL_GROUPED_CUH_

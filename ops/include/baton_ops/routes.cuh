@@ -1,0 +1,331 @@
+// Which experts tokens take, and where that puts them: the router's products, each token's choice,
+// and its pairs (a token and one of its experts) sorted by expert. And the sum of what experts
+// made.
+//
+// A token's choice and weights depend on that token alone. Pairs of an expert stand in the order of
+// their tokens; their own sums never depend on where they stand.
+#ifndef BATON_OPS_ROUTES_CUH_
+#define BATON_OPS_ROUTES_CUH_
+
+#include "baton_ops/grid_order.cuh"
+#include "baton_ops/values.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kRouterThreads = 256, kRouterTokens = 8, kRouterExperts = kRouterThreads / kWarp;
+
+template <class E>
+struct RouterParams {
+  const E* x;
+  const float* router;
+  float* products;
+  int64_t x_stride;
+  int64_t tokens;
+  int64_t hidden;
+  int experts;
+};
+
+// products[t, e] = x[t] . router[e]: a warp has an expert and some tokens, so that the router is
+// read once for these. Each lane sums its chunks in ascending order, then the lanes are added.
+// Grid: (experts, tokens).
+template <class E, bool kWide>
+__global__ void __launch_bounds__(kRouterThreads) RouterKernel(RouterParams<E> p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int lane = threadIdx.x % kWarp;
+  const int expert = static_cast<int>(blockIdx.x * kRouterExperts + threadIdx.x / kWarp);
+  if (expert >= p.experts) return;  // the whole warp
+  const int64_t first = blockIdx.y * static_cast<int64_t>(kRouterTokens);
+  const float* weights = p.router + expert * p.hidden;
+  float sum[kRouterTokens] = {};
+  for (int64_t at = lane * kChunk; at < p.hidden; at += kWarp * kChunk) {
+    const auto w = LoadChunk<float, kWide>(weights, at, p.hidden);
+#pragma unroll
+    for (int t = 0; t < kRouterTokens; ++t) {
+      const E* row = p.x + min(first + t, p.tokens - 1) * p.x_stride;
+      const auto x = LoadChunk<E, kWide>(row, at, p.hidden);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) sum[t] = __fmaf_rn(ToFloat(x.at[i]), w.at[i], sum[t]);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kRouterTokens; ++t) {
+    const float whole = SumOfWarp(sum[t]);
+    if (lane == 0 && first + t < p.tokens) p.products[(first + t) * p.experts + expert] = whole;
+  }
+}
+
+constexpr int kMostExperts = 512, kMostChosen = kWarp, kMostExpertGroups = kWarp;
+constexpr int kChooseThreads = 128;
+
+struct ChooseParams {
+  const float* products;  // [tokens, experts]
+  const float* bias;      // [experts] or null
+  int32_t* expert;        // [tokens, chosen]
+  float* weight;
+  int64_t tokens;
+  int experts, chosen, groups, chosen_groups;
+  bool is_sigmoid, normalises;
+  double least_sum, scaling;
+};
+
+__device__ __forceinline__ double AddLanes(double value) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kEveryLane, value, distance);
+  }
+  return value;
+}
+
+// A score and who has it; of equal ones the lower number is first.
+struct Ranked {
+  double value = -INFINITY;
+  int id = 1 << 30;
+
+  __device__ __forceinline__ void See(double other_value, int other_id) {
+    if (other_value < value || (other_value == value && other_id > id)) return;
+    value = other_value;
+    id = other_id;
+  }
+  // The first of all lanes'.
+  __device__ __forceinline__ void Meet() {
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      See(__shfl_xor_sync(kEveryLane, value, distance), __shfl_xor_sync(kEveryLane, id, distance));
+    }
+  }
+};
+
+// Scores of one token by a warp: lane l has experts l, l + 32, ...
+template <int kPer>
+struct Scores {
+  double score[kPer], wanted[kPer];
+  bool is_broken;  // whether any of the token's is NaN: no text may come of what is left
+
+  __device__ __forceinline__ void Read(const ChooseParams& p, const float* products, int lane) {
+    double most = -INFINITY, sum = 0.0;
+#pragma unroll
+    for (int v = 0; v < kPer; ++v) {
+      const int i = lane + v * kWarp;
+      score[v] = i < p.experts ? static_cast<double>(products[i]) : -INFINITY;
+      most = fmax(most, score[v]);
+    }
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      most = fmax(most, __shfl_xor_sync(kEveryLane, most, distance));
+    }
+#pragma unroll
+    for (int v = 0; v < kPer; ++v) {
+      const bool is_there = lane + v * kWarp < p.experts;
+      if (p.is_sigmoid) {
+        score[v] = 1.0 / (1.0 + exp(-score[v]));
+      } else {
+        score[v] = is_there ? exp(score[v] - most) : 0.0;
+        sum += score[v];
+      }
+    }
+    sum = AddLanes(sum);
+    bool has_nan = false;
+#pragma unroll
+    for (int v = 0; v < kPer; ++v) {
+      const int i = lane + v * kWarp;
+      if (!p.is_sigmoid) score[v] /= sum;
+      wanted[v] = i < p.experts ? score[v] : -INFINITY;
+      if (i < p.experts && p.bias != nullptr) wanted[v] += static_cast<double>(p.bias[i]);
+      if (!isnan(wanted[v])) continue;
+      has_nan = true;
+      wanted[v] = -INFINITY;
+    }
+    is_broken = __ballot_sync(kEveryLane, has_nan) != 0;
+  }
+
+  // Wants nobody but those of the best groups, by the sum of each one's two best.
+  __device__ __forceinline__ void KeepGroups(const ChooseParams& p, int lane) {
+    const int size = p.experts / p.groups;
+    double mine = -INFINITY;  // of the group with the lane's number
+    for (int g = 0; g < p.groups; ++g) {
+      double first = -INFINITY, second = -INFINITY;
+#pragma unroll
+      for (int v = 0; v < kPer; ++v) {
+        const int i = lane + v * kWarp;
+        if (i >= p.experts || i / size != g) continue;
+        second = fmax(second, fmin(first, wanted[v]));
+        first = fmax(first, wanted[v]);
+      }
+#pragma unroll
+      for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+        const double other = __shfl_xor_sync(kEveryLane, first, distance);
+        const double behind = __shfl_xor_sync(kEveryLane, second, distance);
+        second = fmax(fmin(first, other), fmax(second, behind));
+        first = fmax(first, other);
+      }
+      if (lane == g) mine = first + second;
+    }
+    unsigned kept = 0;
+    for (int n = 0; n < p.chosen_groups; ++n) {
+      Ranked best;
+      if (lane < p.groups && (kept >> lane & 1) == 0) best.See(mine, lane);
+      best.Meet();
+      kept |= 1u << best.id;
+    }
+#pragma unroll
+    for (int v = 0; v < kPer; ++v) {
+      const int i = lane + v * kWarp;
+      if (i < p.experts && (kept >> (i / size) & 1) == 0) wanted[v] = -INFINITY;
+    }
+  }
+};
+
+// A warp has a token. In float64, rounded once. Grid: (tokens by four).
+template <int kPer>
+__global__ void __launch_bounds__(kChooseThreads) ChooseKernel(ChooseParams p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int lane = threadIdx.x % kWarp;
+  const int64_t token =
+      blockIdx.x * static_cast<int64_t>(kChooseThreads / kWarp) + threadIdx.x / kWarp;
+  if (token >= p.tokens) return;  // the whole warp
+  Scores<kPer> scores;
+  scores.Read(p, p.products + token * p.experts, lane);
+  if (p.chosen_groups < p.groups) scores.KeepGroups(p, lane);
+  unsigned taken = 0;  // of the lane's experts
+  int mine = 0;        // what the token takes as the lane's number
+  double own = 0.0, total = 0.0;
+  for (int n = 0; n < p.chosen; ++n) {
+    Ranked best;
+#pragma unroll
+    for (int v = 0; v < kPer; ++v) {
+      const int i = lane + v * kWarp;
+      if (i < p.experts && (taken >> v & 1) == 0) best.See(scores.wanted[v], i);
+    }
+    best.Meet();
+    double score = 0.0;
+#pragma unroll
+    for (int v = 0; v < kPer; ++v) {
+      if (best.id != lane + v * kWarp) continue;
+      taken |= 1u << v;
+      score = scores.score[v];
+    }
+    score = __shfl_sync(kEveryLane, score, best.id % kWarp);
+    total += score;
+    if (lane == n) {
+      mine = best.id;
+      own = score;
+    }
+  }
+  if (lane >= p.chosen) return;
+  if (p.normalises) own /= total < p.least_sum ? p.least_sum : total;
+  p.expert[token * p.chosen + lane] = mine;
+  p.weight[token * p.chosen + lane] = scores.is_broken ? NAN : static_cast<float>(own * p.scaling);
+}
+
+constexpr int kOrderThreads = 256;
+
+struct OrderParams {
+  const int32_t* expert;  // [pairs]
+  int32_t* place;         // [pairs]: where a pair stands
+  int32_t* row;           // [pairs]: whose token stands there
+  int32_t* starts;        // [experts + 1]
+  int64_t pairs;
+  int chosen;
+};
+
+// A block has an expert: it counts those before it, and places its own pairs in their order.
+// Grid: (experts).
+__global__ void __launch_bounds__(kOrderThreads) OrderKernel(OrderParams p) {
+  constexpr int kWarps = kOrderThreads / kWarp;
+  __shared__ int of_others[kWarps];
+  __shared__ int of_warp[kWarps];
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int expert = static_cast<int>(blockIdx.x);
+  int before = 0, mine = 0;
+  for (int64_t i = threadIdx.x; i < p.pairs; i += kOrderThreads) {
+    before += p.expert[i] < expert;
+    mine += p.expert[i] == expert;
+  }
+  before = __reduce_add_sync(kEveryLane, before);
+  mine = __reduce_add_sync(kEveryLane, mine);
+  if (lane == 0) {
+    of_others[warp] = before;
+    of_warp[warp] = mine;
+  }
+  __syncthreads();
+  int start = 0, all = 0;
+  for (int w = 0; w < kWarps; ++w) {
+    start += of_others[w];
+    all += of_warp[w];
+  }
+  if (threadIdx.x == 0) {
+    p.starts[expert] = start;
+    if (blockIdx.x + 1 == gridDim.x) p.starts[expert + 1] = start + all;
+  }
+  if (all == 0) return;  // the whole block
+  for (int64_t first = 0; first < p.pairs; first += kOrderThreads) {
+    const int64_t pair = first + threadIdx.x;
+    const bool is_own = pair < p.pairs && p.expert[pair] == expert;
+    const unsigned own = __ballot_sync(kEveryLane, is_own);
+    __syncthreads();
+    if (lane == 0) of_warp[warp] = __popc(own);
+    __syncthreads();
+    int at = start;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp) at += of_warp[w];
+      start += of_warp[w];
+    }
+    if (!is_own) continue;
+    at += __popc(own & ((1u << lane) - 1));
+    p.place[pair] = at;
+    p.row[at] = static_cast<int32_t>(pair / p.chosen);
+  }
+}
+
+constexpr int kCombineThreads = 256;
+
+template <class E>
+struct CombineParams {
+  const E* made;  // by place
+  const int32_t* place;
+  const float* weight;
+  const E* beside;  // by token, or null
+  E* out;
+  int64_t made_stride, beside_stride, out_stride;
+  int64_t columns;
+  int chosen;
+};
+
+// out[t] = the sum of weight * made of a token's pairs from the first on, then of beside; products
+// and sums are rounded to fp32 one by one. Grid: (tokens, parts of a row).
+template <class E, bool kWide>
+__global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int64_t token = blockIdx.x;
+  const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
+  if (first >= p.columns) return;
+  float sum[kChunk] = {};
+  for (int64_t pair = token * p.chosen; pair < (token + 1) * p.chosen; ++pair) {
+    const E* row = p.made + p.place[pair] * p.made_stride;
+    const auto made = LoadChunk<E, kWide>(row, first, p.columns);
+    const float weight = p.weight[pair];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      sum[i] = __fadd_rn(sum[i], __fmul_rn(weight, ToFloat(made.at[i])));
+    }
+  }
+  if (p.beside != nullptr) {
+    const E* row = p.beside + token * p.beside_stride;
+    const auto beside = LoadChunk<E, kWide>(row, first, p.columns);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) sum[i] = __fadd_rn(sum[i], ToFloat(beside.at[i]));
+  }
+  Packed<E, kChunk> out;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) out.at[i] = Rounded<E>(sum[i]);
+  StoreChunk<E, kWide>(p.out + token * p.out_stride, first, p.columns, out);
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_ROUTES_CUH_

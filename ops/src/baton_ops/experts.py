@@ -1,0 +1,131 @@
+"""Mixtures of experts on CUDA: whom a token chooses, what each expert makes, and their sum.
+
+A pair is a token and one of its C experts: token t's are t * C to t * C + C - 1, the first wanted
+most. Pairs stand sorted by expert, in each by number, at places; so an expert's rows lie together
+and its weight is read once. A token's bits depend on the token alone, not on who else chose its
+experts. Owns the Python form of these ops. Knows no model.
+
+Shapes: N tokens, H hidden size, X experts of width I. E is bfloat16 or float32. Every function
+raises TypeError or ValueError where a dtype, shape or device is wrong; the message names it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton_ops._library import Tensor, launch
+
+
+class Rule(Protocol):
+    """How a token chooses."""
+
+    @property
+    def chosen(self) -> int:
+        """C, at most 32."""
+
+    @property
+    def scores(self) -> str:
+        """What the router's products become: "softmax" or "sigmoid"."""
+
+    @property
+    def n_groups(self) -> int:
+        """Groups that experts stand in, at most 32, dividing X."""
+
+    @property
+    def n_chosen_groups(self) -> int:
+        """Of how many groups a token's experts are: those whose two best add up to most."""
+
+    @property
+    def normalises(self) -> bool:
+        """Whether weights are divided by their sum, by at least `least_sum`."""
+
+    @property
+    def least_sum(self) -> float:
+        """See `normalises`."""
+
+    @property
+    def scaling(self) -> float:
+        """What weights are multiplied with."""
+
+
+class Routes(Protocol):
+    """Which experts N tokens take, and where their pairs stand."""
+
+    @property
+    def products(self) -> Tensor:
+        """f32[N, X], the router's."""
+
+    @property
+    def expert(self) -> Tensor:
+        """i32[N * C] of each pair."""
+
+    @property
+    def weight(self) -> Tensor:
+        """f32[N * C] of each pair."""
+
+    @property
+    def place(self) -> Tensor:
+        """i32[N * C]: where each pair stands."""
+
+    @property
+    def row(self) -> Tensor:
+        """i32[N * C]: whose token stands at each place."""
+
+    @property
+    def starts(self) -> Tensor:
+        """i32[X + 1]: places where each expert's pairs begin."""
+
+
+def route_into(x: Tensor, router: Tensor, bias: Tensor | None, rule: Rule, out: Routes) -> None:
+    """Choose for x E[N, H] by x @ router f32[X, H]^T, and sort the pairs; X is at most 512.
+
+    Products are summed in fp32, what follows is in fp64, rounded once. `bias` f32[X] counts for the
+    choice alone. Of equals the lower expert is taken; a token with NaN takes some, weighted NaN.
+    """
+    if rule.scores not in ("softmax", "sigmoid"):
+        raise ValueError(f'scores must be "softmax" or "sigmoid", got {rule.scores!r}')
+    launch("cuda_route")(
+        x,
+        router,
+        bias,
+        rule.chosen,
+        rule.n_groups,
+        rule.n_chosen_groups,
+        int(rule.scores == "sigmoid"),
+        int(rule.normalises),
+        float(rule.least_sum),
+        float(rule.scaling),
+        out.products,
+        out.expert,
+        out.weight,
+        out.place,
+        out.row,
+        out.starts,
+    )
+
+
+def expert_gate_up_silu_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write out E[P, I]: of each place `decoder.gate_up_silu_into` of its row of x E[P, H] and of
+    its expert's rows of weight E[X * 2 I, H].
+
+    Raises:
+        RuntimeError: as `decoder.gate_up_silu_into`.
+    """
+    launch("cuda_expert_gate_up_silu")(x, starts, weight, out)
+
+
+def expert_matmul_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write out E[P, H]: of each place `decoder.matmul_into` of its row of x E[P, I] and of its
+    expert's rows of weight E[X * H, I].
+
+    Raises:
+        RuntimeError: as `decoder.matmul_into`.
+    """
+    launch("cuda_expert_matmul")(x, starts, weight, out)
+
+
+def combine_into(made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
+    """Write out E[N, H]: of each token the sum of its pairs' rows of made E[N * C, H] times their
+    weights, from the first on, then of beside E[N, H] if there is one; each step rounded to fp32.
+    """
+    launch("cuda_combine")(made, routes.place, routes.weight, beside, out)

@@ -1,0 +1,72 @@
+// The launches of what a mixture of experts does beside its products under C names; arguments are
+// laid out by baton_testing/host_routes.py, eight bytes each. Returns null or what went wrong.
+#include "rewritten/experts.h"
+#include "shims/fibers.h"
+
+using namespace baton_ops::cuda;
+
+namespace {
+
+template <class T>
+T* At(const int64_t*& words) {
+  return reinterpret_cast<T*>(*words++);
+}
+
+ElementType TypeOf(int64_t is_bf16) {
+  return is_bf16 ? ElementType::kBFloat16 : ElementType::kFloat32;
+}
+
+}  // namespace
+
+extern "C" {
+
+void host_settings(uint64_t seed, int capability) {
+  host_cuda::settings.seed = seed;
+  host_cuda::settings.capability = capability;
+}
+
+Error host_route(const int64_t* words, double least_sum, double scaling) {
+  RouteInput in{};
+  in.least_sum = least_sum;
+  in.scaling = scaling;
+  in.x.data = At<void>(words);
+  in.x.stride = *words++;
+  in.type = TypeOf(*words++);
+  in.tokens = *words++;
+  in.hidden = *words++;
+  in.router = At<const float>(words);
+  in.bias = At<const float>(words);
+  in.experts = *words++;
+  in.chosen = *words++;
+  in.groups = *words++;
+  in.chosen_groups = *words++;
+  in.is_sigmoid = *words++ != 0;
+  in.normalises = *words++ != 0;
+  RouteOutput out{};
+  out.products = At<float>(words);
+  out.expert = At<int32_t>(words);
+  out.weight = At<float>(words);
+  out.place = At<int32_t>(words);
+  out.row = At<int32_t>(words);
+  out.starts = At<int32_t>(words);
+  return Route(in, out, nullptr);
+}
+
+Error host_combine(const int64_t* words) {
+  CombineInput in{};
+  in.made.data = At<void>(words);
+  in.made.stride = *words++;
+  in.type = TypeOf(*words++);
+  in.place = At<const int32_t>(words);
+  in.weight = At<const float>(words);
+  in.beside.data = At<void>(words);
+  in.beside.stride = *words++;
+  in.tokens = *words++;
+  in.chosen = *words++;
+  in.columns = *words++;
+  Rows out{};
+  out.data = At<void>(words);
+  out.stride = *words++;
+  return Combine(in, out, nullptr);
+}
+}

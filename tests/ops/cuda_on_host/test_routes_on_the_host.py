@@ -1,0 +1,168 @@
+"""Routing and combining on the host: the choice is the rule's, pairs stand by expert, in any order
+of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_testing import host_cuda, host_matmul, host_routes
+from baton_worker.engine.backends.device.expert_kernels import Routes
+from baton_worker.engine.model.experts import Experts, choose
+
+RULES = {
+    "qwen3": Experts(128, 8, 8, (0,)),
+    "not-normed": Experts(6, 2, 8, (0,), normalises=False),
+    "ernie": Experts(64, 6, 8, (0,), has_choice_bias=True, least_sum=1e-12),
+    "glm": Experts(160, 8, 8, (0,), scores="sigmoid", has_choice_bias=True, scaling=2.5),
+    "deepseek": Experts(
+        256, 8, 8, (0,), scores="sigmoid", has_choice_bias=True, n_groups=8, n_chosen_groups=4,
+        least_sum=1e-20,
+    ),
+    "all": Experts(7, 7, 8, (0,)),
+    "one-of-many": Experts(500, 1, 8, (0,), n_groups=5, n_chosen_groups=2),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def routes(tmp_path_factory: pytest.TempPathFactory) -> host_routes.HostRoutes:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("routes")
+    return host_routes.HostRoutes(host_cuda.build(compiler, folder, host_routes.UNIT))
+
+
+def aligned(values: Any) -> Any:
+    """Return a copy that begins where vectors may."""
+    raw = np.zeros(values.nbytes + 16, np.uint8)
+    start = -raw.ctypes.data % 16
+    out = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    out[...] = values
+    return out
+
+
+def room(n_tokens: int, rule: Experts) -> Routes:
+    pairs = n_tokens * rule.chosen
+    return Routes(
+        np.full((n_tokens, rule.count), np.nan, np.float32),
+        np.full(pairs, -7, np.int32),
+        np.full(pairs, np.nan, np.float32),
+        np.full(pairs, -7, np.int32),
+        np.full(pairs, -7, np.int32),
+        np.full(rule.count + 1, -7, np.int32),
+    )
+
+
+class Case:
+    """Tokens, and what routing them gave."""
+
+    def __init__(
+        self, routes: host_routes.HostRoutes, name: str, n_tokens: int, hidden: int, is_bf16: bool
+    ) -> None:
+        self.rule = RULES[name]
+        rng = np.random.default_rng([n_tokens, hidden, len(name)])
+        values = rng.standard_normal((n_tokens, hidden)).astype(np.float32)
+        self.x = aligned(host_matmul.bf16(values) if is_bf16 else values)
+        self.values = host_matmul.fp32(self.x) if is_bf16 else self.x
+        router = rng.standard_normal((self.rule.count, hidden)) * hidden**-0.5
+        self.router = aligned(router.astype(np.float32))
+        self.bias = None
+        if self.rule.has_choice_bias:
+            self.bias = aligned(rng.normal(0.0, 0.2, self.rule.count).astype(np.float32))
+        self.routes = routes
+
+    def routed(self, seed: int, rows: slice = slice(None)) -> Routes:
+        x = self.x[rows]
+        out = room(len(x), self.rule)
+        self.routes.set(seed)
+        self.routes.route(x, self.router, self.bias, self.rule, out)
+        return out
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("n_tokens", "hidden", "is_bf16"), [(1, 64, True), (37, 51, False), (9, 264, True)]
+)
+def test_choices_are_the_rules_and_pairs_stand_by_expert(
+    routes: host_routes.HostRoutes, name: str, n_tokens: int, hidden: int, is_bf16: bool
+) -> None:
+    case = Case(routes, name, n_tokens, hidden, is_bf16)
+    out = case.routed(seed=n_tokens)
+    wanted = case.values.astype(np.float64) @ case.router.T.astype(np.float64)
+    np.testing.assert_allclose(out.products, wanted, rtol=0, atol=2e-5)
+    chosen = choose(out.products, case.bias, case.rule)
+    np.testing.assert_array_equal(out.expert, chosen.expert.ravel())
+    np.testing.assert_allclose(out.weight, chosen.weight.ravel(), rtol=1e-6)
+    order = np.argsort(out.expert, kind="stable")
+    np.testing.assert_array_equal(out.place[order], np.arange(len(order)))
+    np.testing.assert_array_equal(out.row, order // case.rule.chosen)
+    counts = np.bincount(out.expert, minlength=case.rule.count)
+    np.testing.assert_array_equal(out.starts, np.cumsum([0, *counts]))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek"])
+def test_a_token_chooses_the_same_bits_alone(routes: host_routes.HostRoutes, name: str) -> None:
+    case = Case(routes, name, 21, 200, True)
+    together = case.routed(seed=3)
+    pairs = case.rule.chosen
+    for token in range(21):
+        alone = case.routed(seed=token, rows=slice(token, token + 1))
+        mine = slice(token * pairs, (token + 1) * pairs)
+        np.testing.assert_array_equal(alone.products[0], together.products[token])
+        np.testing.assert_array_equal(alone.expert, together.expert[mine])
+        np.testing.assert_array_equal(alone.weight, together.weight[mine])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm", "deepseek"])
+def test_a_token_with_a_number_that_is_none_is_broken_and_no_other(
+    routes: host_routes.HostRoutes, name: str
+) -> None:
+    case = Case(routes, name, 5, 64, False)
+    whole = case.routed(seed=1)
+    case.x[2, 3] = np.nan
+    out = case.routed(seed=1)
+    pairs = case.rule.chosen
+    assert np.isnan(out.weight[2 * pairs : 3 * pairs]).all()
+    assert len(set(out.expert[2 * pairs : 3 * pairs].tolist())) == pairs
+    others = [i for i in range(5 * pairs) if i // pairs != 2]
+    np.testing.assert_array_equal(out.expert[others], whole.expert[others])
+    np.testing.assert_array_equal(out.weight[others], whole.weight[others])
+
+
+def test_of_equals_the_lower_expert_is_taken(routes: host_routes.HostRoutes) -> None:
+    case = Case(routes, "qwen3", 3, 64, False)
+    case.router[...] = 1.0
+    out = case.routed(seed=2)
+    assert out.expert.reshape(3, -1).tolist() == [list(range(8))] * 3
+
+
+@pytest.mark.parametrize("is_bf16", [True, False])
+@pytest.mark.parametrize("columns", [8, 51, 2056])
+@pytest.mark.parametrize("has_beside", [True, False])
+def test_a_tokens_pairs_are_added_in_their_order(
+    routes: host_routes.HostRoutes, is_bf16: bool, columns: int, has_beside: bool
+) -> None:
+    rng = np.random.default_rng(columns)
+    n_tokens, chosen = 5, 4
+    made = rng.standard_normal((n_tokens * chosen, columns)).astype(np.float32)
+    beside = rng.standard_normal((n_tokens, columns)).astype(np.float32)
+    place = rng.permutation(n_tokens * chosen).astype(np.int32)
+    weight = rng.random(n_tokens * chosen).astype(np.float32)
+    stored = host_matmul.bf16 if is_bf16 else np.asarray
+    read = host_matmul.fp32 if is_bf16 else np.asarray
+    made, beside = aligned(stored(made)), aligned(stored(beside))
+    out = aligned(np.zeros((n_tokens, columns), made.dtype))
+    routes.set(seed=columns)
+    routes.combine(made, place, weight, beside if has_beside else None, out)
+    wanted = np.zeros((n_tokens, columns), np.float32)
+    for token in range(n_tokens):
+        for pair in range(token * chosen, (token + 1) * chosen):
+            wanted[token] += weight[pair] * read(made)[place[pair]]
+    wanted = wanted + read(beside) if has_beside else wanted
+    np.testing.assert_array_equal(out, stored(wanted))
