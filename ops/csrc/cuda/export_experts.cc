@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "decoder_arguments.h"
-#include "experts.h"
+#include "hopper_matmul.h"
 
 namespace baton_ops {
 namespace {
@@ -52,8 +52,8 @@ void RunRoute(ArgumentReader args) {
   Raise("route", cuda::Route(in, out, StreamOf(call.device)));
 }
 
-// Reads x, starts, weight, out.
-void RunGrouped(ArgumentReader args, bool is_gated) {
+// Reads x, starts, weight, out; `way`: what measures one way after the other, or null.
+void RunGrouped(ArgumentReader args, bool is_gated, const cuda::MatmulWay* way = nullptr) {
   const TensorView x = args.Tensor("x"), starts = args.Tensor("starts");
   const TensorView weight = args.Tensor("weight"), out = args.Tensor("out");
   const Call call(x, "x");
@@ -72,7 +72,9 @@ void RunGrouped(ArgumentReader args, bool is_gated) {
                                          in.groups * in.product.out, in.product.in, call.device);
   const cuda::Rows to = call.Rows(out, "out", in.product.rows, -1);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
-  if (is_gated) {
+  if (way) {
+    Raise("expert_by", cuda::GroupedBy(*way, in, is_gated, to, StreamOf(call.device)));
+  } else if (is_gated) {
     Raise("expert_gate_up_silu", cuda::GroupedGateUpSilu(in, to, StreamOf(call.device)));
   } else {
     Raise("expert_matmul", cuda::GroupedMatmul(in, to, StreamOf(call.device)));
@@ -82,6 +84,18 @@ void RunGrouped(ArgumentReader args, bool is_gated) {
 void RunExpertMatmul(ArgumentReader args) { RunGrouped(args, false); }
 
 void RunExpertGateUpSilu(ArgumentReader args) { RunGrouped(args, true); }
+
+// Reads way, and what RunGrouped does.
+void RunBy(ArgumentReader args, bool is_gated) {
+  const int64_t way = args.Int("way");
+  CheckRange("way", 0, way, 0, cuda::kMatmulWays - 1);
+  const auto by = static_cast<cuda::MatmulWay>(way);
+  RunGrouped(args, is_gated, &by);
+}
+
+void RunExpertMatmulBy(ArgumentReader args) { RunBy(args, false); }
+
+void RunExpertGateUpSiluBy(ArgumentReader args) { RunBy(args, true); }
 
 // Reads made, place, weight, beside?, out.
 void RunCombine(ArgumentReader args) {
@@ -116,5 +130,7 @@ void RunCombine(ArgumentReader args) {
 
 BATON_EXPORT_CUDA(cuda_route, 16, RunRoute)
 BATON_EXPORT_CUDA(cuda_expert_matmul, 4, RunExpertMatmul)
+BATON_EXPORT_CUDA(cuda_expert_matmul_by, 5, RunExpertMatmulBy)
+BATON_EXPORT_CUDA(cuda_expert_gate_up_silu_by, 5, RunExpertGateUpSiluBy)
 BATON_EXPORT_CUDA(cuda_expert_gate_up_silu, 4, RunExpertGateUpSilu)
 BATON_EXPORT_CUDA(cuda_combine, 5, RunCombine)

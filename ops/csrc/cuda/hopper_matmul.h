@@ -2,7 +2,7 @@
 #ifndef BATON_OPS_CSRC_CUDA_HOPPER_MATMUL_H_
 #define BATON_OPS_CSRC_CUDA_HOPPER_MATMUL_H_
 
-#include "decoder.h"
+#include "experts.h"
 
 namespace baton_ops::cuda {
 
@@ -58,6 +58,8 @@ bool HopperTakes(const MatmulInput& input);
 Error MatmulBy(MatmulWay way, const MatmulInput& input, const Rows& out, ElementType out_type,
                Stream stream);
 Error GateUpSiluBy(MatmulWay way, const MatmulInput& input, const Rows& out, Stream stream);
+Error GroupedBy(MatmulWay way, const GroupedInput& input, bool is_gated, const Rows& out,
+                Stream stream);
 
 }  // namespace baton_ops::cuda
 

@@ -125,14 +125,16 @@ MatmulWay GroupedWayFor(const GroupedInput& in, int processors) {
   return MatmulWay::kFew32;
 }
 
-Error RunGrouped(const GroupedInput& in, bool is_gated, const Rows& out, Stream stream) {
+// By one way, or by the quickest, or by the generic kernel.
+Error RunGrouped(const MatmulWay* way, const GroupedInput& in, bool is_gated, const Rows& out,
+                 Stream stream) {
   if (in.product.rows == 0 || in.product.out == 0) return nullptr;
   const HopperDevice device = CurrentHopper();
   if (!device.is_there || !Fits(in.product)) return GenericGrouped(in, is_gated, out, stream);
   const HopperMatmul product{in.product, out, false, is_gated, device.processors};
   if (const Error error = Check(product)) return error;
   const HopperGrouped call{product, in.starts, in.groups};
-  return MatmulGrouped(call, GroupedWayFor(in, device.processors), stream);
+  return MatmulGrouped(call, way ? *way : GroupedWayFor(in, device.processors), stream);
 }
 
 }  // namespace
@@ -151,11 +153,16 @@ Error MatmulBy(MatmulWay way, const MatmulInput& input, const Rows& out, Element
 }
 
 Error GroupedMatmul(const GroupedInput& input, const Rows& out, Stream stream) {
-  return RunGrouped(input, false, out, stream);
+  return RunGrouped(nullptr, input, false, out, stream);
 }
 
 Error GroupedGateUpSilu(const GroupedInput& input, const Rows& out, Stream stream) {
-  return RunGrouped(input, true, out, stream);
+  return RunGrouped(nullptr, input, true, out, stream);
+}
+
+Error GroupedBy(MatmulWay way, const GroupedInput& input, bool is_gated, const Rows& out,
+                Stream stream) {
+  return RunGrouped(&way, input, is_gated, out, stream);
 }
 
 Error GateUpSilu(const MatmulInput& input, const Rows& out, Stream stream) {

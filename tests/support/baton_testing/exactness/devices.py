@@ -71,7 +71,15 @@ class Known(NamedTuple):
     """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
     device: DeviceName
-    model: Literal["tiny", "small-mimo", "small-qwen2", "small-glm4_moe", "qwen3-8b", "mimo-7b"]
+    model: Literal[
+        "tiny",
+        "small-mimo",
+        "small-qwen2",
+        "small-glm4_moe",
+        "qwen3-8b",
+        "mimo-7b",
+        "qwen3-30b-a3b",
+    ]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
     n_layers: int = 0
@@ -90,10 +98,12 @@ KNOWN = {
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
     "gpu-small-qwen2": Known("gpu", "small-qwen2", "bfloat16", SMOKE),
+    "gpu-small-glm4_moe": Known("gpu", "small-glm4_moe", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
     "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
+    "gpu-qwen3-30b-a3b-8": Known("gpu", "qwen3-30b-a3b", "bfloat16", FEWER, 8),
 }
 EXACT = tuple(name for name in KNOWN if name != "numpy-tiny-bfloat16")
 """Which are held to the promise; the other one tells how far bfloat16 is from float64."""
@@ -205,12 +215,19 @@ def _on_gpu(known: Known) -> LoadedModel:
         return random_rank.over_ranks("gpu", "cut", chosen)
     device = TorchDevice()
     device.synchronise()  # its stream is this thread's from here on
-    if known.model in ("tiny", "small-mimo", "small-qwen2"):
+    if known.model == "tiny" or known.model.startswith("small-"):
         return LoadedModel(device, OpsKernels(device), *_of_a_folder(known, device))
-    from baton_testing.exactness.random_model import mimo_7b, qwen3_8b, random_weights
+    from baton_testing.exactness import random_model
 
-    model_shape = (mimo_7b if known.model == "mimo-7b" else qwen3_8b)(known.n_layers)
-    return LoadedModel(device, OpsKernels(device), model_shape, random_weights(torch, model_shape))
+    shapes = {
+        "qwen3-8b": random_model.qwen3_8b,
+        "mimo-7b": random_model.mimo_7b,
+        "qwen3-30b-a3b": random_model.qwen3_30b_a3b,
+    }
+    model_shape = shapes[known.model](known.n_layers)
+    return LoadedModel(
+        device, OpsKernels(device), model_shape, random_model.random_weights(torch, model_shape)
+    )
 
 
 def _of_a_folder(known: Known, device: Any) -> tuple[ModelShape, Any]:

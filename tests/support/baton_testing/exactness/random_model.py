@@ -10,7 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceMtp, DeviceWeights
+from baton_worker.engine.backends.device.weights import (
+    DeviceLayer,
+    DeviceMixture,
+    DeviceMtp,
+    DeviceWeights,
+)
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.shape import ModelShape
 
@@ -124,10 +129,11 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
     def norm(size: int) -> Any:
         return 1 + normal(size, scale=0.1)
 
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden = shape.hidden_size
     into_residual = 0.02 / (2 * shape.n_layers) ** 0.5
 
-    def layer() -> DeviceLayer:
+    def layer(index: int) -> DeviceLayer:
+        inner, experts = shape.mlp_size(index), shape.experts_of(index)
         heads = (norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None
         width = shape.q_size + 2 * shape.kv_size
         return DeviceLayer(
@@ -135,10 +141,11 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
             qkv=normal(width, hidden),
             o=normal(hidden, shape.q_size, scale=into_residual),
             post_norm=norm(hidden),
-            gate_up=normal(2 * inner, hidden),
-            down=normal(hidden, inner, scale=into_residual),
+            gate_up=normal(2 * inner, hidden) if inner else None,
+            down=normal(hidden, inner, scale=into_residual) if inner else None,
             qk_norm=heads,
             qkv_bias=normal(width, scale=1.0) if shape.has_qkv_bias else None,
+            mixture=_mixture(normal, hidden, experts, into_residual) if experts else None,
         )
 
     embed = normal(shape.vocab_size, hidden, scale=1.0)
@@ -146,21 +153,33 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
     head += PULL * embed[_before_in_cycle(torch, shape.vocab_size)]
     final_norm = norm(hidden)
 
-    def draft_layer() -> DeviceMtp:
+    def draft_layer(index: int) -> DeviceMtp:
         project = normal(hidden, 2 * hidden, scale=0.002)
         is_first = shape.mtp_order == "embedding_hidden"
         embedding = project[:, :hidden] if is_first else project[:, hidden:]
         embedding += torch.eye(hidden, **kind)
-        return DeviceMtp(norm(hidden), norm(hidden), project, layer(), final_norm)
+        return DeviceMtp(
+            norm(hidden), norm(hidden), project, layer(shape.n_layers + index), final_norm
+        )
 
     return DeviceWeights(
         dtype="bfloat16",
         embed=embed,
-        layers=tuple(layer() for _ in range(shape.n_layers)),
-        mtp=tuple(draft_layer() for _ in range(shape.n_mtp_layers)),
+        layers=tuple(map(layer, range(shape.n_layers))),
+        mtp=tuple(map(draft_layer, range(shape.n_mtp_layers))),
         final_norm=final_norm,
         lm_head=head,
         identity=f"random {shape.n_layers} {seed}",
+    )
+
+
+def _mixture(normal: Any, hidden: int, experts: Experts, into_residual: float) -> DeviceMixture:
+    count, width = experts.count, experts.intermediate_size
+    return DeviceMixture(
+        router=normal(count, hidden).float(),
+        choice_bias=normal(count).float() if experts.has_choice_bias else None,
+        gate_up=normal(count * 2 * width, hidden),
+        down=normal(count * hidden, width, scale=into_residual),
     )
 
 
