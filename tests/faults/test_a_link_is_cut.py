@@ -42,8 +42,8 @@ def test_a_cut_link_loses_no_request_and_heals(tmp_path: Path, name: str) -> Non
             between.set(weather)
             threading.Event().wait(seconds)
             # A busy machine may need longer: who has no time himself calls nobody silent.
-            for name in noticed(weather, seconds):
-                wait_until(f"{name} says so", partial(gateway.metric, name), partial(le, 1))
+            for counter in noticed(weather, seconds):
+                wait_until(f"{counter} says so", partial(gateway.metric, counter), partial(le, 1))
             carried = between.heal()
             healed_at = time.monotonic()
             running.wait_usable()
