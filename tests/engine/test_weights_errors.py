@@ -117,7 +117,8 @@ def test_unexpected_mtp_weights_are_unknown_keys(make_checkpoint: Callable[..., 
     config = made.config | {"num_nextn_predict_layers": 0}
     (made.path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        CheckpointError, match=r"mtp_block.*unknown key and 11 more .* 0 MTP layers"
+        CheckpointError,
+        match=r"mtp_block.*unknown key and 11 more .* 0 MTP layers: num_nextn_predict_layers is 0",
     ):
         load(made.path)
 

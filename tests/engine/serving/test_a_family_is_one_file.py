@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,5 +90,9 @@ def test_the_page_names_what_is_there() -> None:
     for name in modules:
         assert (ROOT / "worker/src/baton_worker" / name).exists(), name
     fields = re.findall(r"`Family\.(\w+)`", PAGE)
-    assert set(fields) <= set(Family.__dataclass_fields__)
-    assert {"rope_style", "has_qkv_bias", "mtp_order", "mtp_namings"} <= set(fields)
+    assert set(fields) == set(Family.__dataclass_fields__), "and all that a family may need"
+
+
+def test_a_mixture_that_reads_no_field_is_refused_where_it_is_written() -> None:
+    with pytest.raises(ValueError, match="nova: experts and expert_fields go together"):
+        replace(NOVA, experts=FAMILIES["qwen3_moe"].experts)

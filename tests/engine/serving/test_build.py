@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,6 +128,19 @@ def test_a_gpu_build_without_a_gpu_says_what_paddle_says(monkeypatch: pytest.Mon
     monkeypatch.setattr(framework.paddle, "is_compiled_with_cuda", lambda: True)
     with pytest.raises(DeviceError, match=r"engine\.device is 'gpu', but paddle 3\.3"):
         build_engine(_config(device="gpu", framework="paddle"))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_mixture_for_a_gpu_is_refused_where_there_is_none(
+    make_checkpoint: Callable[..., Any], size: int
+) -> None:
+    """Who has no CUDA is not told to install it for a model that it will not serve."""
+    config = ProcessConfig(
+        model=ModelConfig(path=str(make_checkpoint("qwen3_moe").path)),
+        engine=EngineConfig(device="gpu", framework="paddle", tensor_parallel_size=size),
+    )
+    with pytest.raises(DeviceError, match=r"qwen3_moe\) is a mixture of experts, .* 'cpu'"):
+        build_engine(config)
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:

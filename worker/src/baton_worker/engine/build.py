@@ -74,10 +74,14 @@ def _on_a_gpu(
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],
 ) -> StepEngine:
-    from baton_worker.engine.backends.device.start import start_engine
+    from baton_worker.engine.backends.device.start import refuse_unserved, start_engine
     from baton_worker.engine.backends.gpu import open_device
     from baton_worker.engine.backends.kernels import OpsKernels
     from baton_worker.engine.backends.ranked.start import start_over_ranks
+
+    # Before a device is looked for: nobody is to install one for a model it would not serve.
+    path = Path(config.model.path)
+    refuse_unserved(path, load_shape(path), OpsKernels.may_serve_experts)
 
     def opened() -> tuple[Device, Kernels]:
         device = open_device(config.engine.framework)

@@ -25,9 +25,9 @@ class RawExperts(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int | None = None
     num_local_experts: int | None = None
     moe_num_experts: int | list[int] | None = None
-    n_routed_experts: int | None = None
-    num_experts_per_tok: int | None = None
-    moe_k: int | None = None
+    n_routed_experts: int | list[int] | None = None
+    num_experts_per_tok: int | list[int] | None = None
+    moe_k: int | list[int] | None = None
     moe_intermediate_size: int | list[int] | None = None
     shared_expert_intermediate_size: int | None = None
     moe_num_shared_experts: int | None = None
@@ -105,18 +105,22 @@ def count_of(name: str, value: int | list[int] | None, default: int | None = Non
     return found
 
 
-def check_experts(experts: Experts, n_layers: int, told_by: str) -> Experts:
-    """Return a mixture that there can be; `told_by`: which field says where it is.
+def check_experts(
+    experts: Experts, n_layers: int, told_by: str, chosen_by: str = "num_experts_per_tok"
+) -> Experts:
+    """Return a mixture that there can be.
+
+    Args:
+        told_by, chosen_by: which fields say where it is, and how many experts a token takes.
 
     Raises:
         ModelShapeError: a size does not go with another.
     """
     if experts.chosen > experts.count:
-        refuse("num_experts_per_tok", experts.chosen, f"<= the {experts.count} experts")
-    if not experts.layers or not 0 <= experts.layers[0] <= experts.layers[-1] < n_layers:
+        refuse(chosen_by, experts.chosen, f"<= the {experts.count} experts")
+    if not experts.layers:
         raise ModelShapeError(
-            f"{told_by}: layers {list(experts.layers)} would have experts, supported are some of "
-            f"0..{n_layers - 1}"
+            f"{told_by}: no layer would have experts, supported are some of 0..{n_layers - 1}"
         )
     if not 0.0 < experts.scaling <= _MOST_SCALING:
         refuse("routed_scaling_factor", experts.scaling, f"a number > 0 and <= {_MOST_SCALING:g}")
@@ -131,5 +135,5 @@ def check_experts(experts: Experts, n_layers: int, told_by: str) -> Experts:
         refuse("n_group", experts.n_groups, "groups of two experts or more")
     if experts.chosen > size * experts.n_chosen_groups:
         room = size * experts.n_chosen_groups
-        refuse("num_experts_per_tok", experts.chosen, f"<= the {room} in topk_group groups")
+        refuse(chosen_by, experts.chosen, f"<= the {room} in topk_group groups")
     return experts

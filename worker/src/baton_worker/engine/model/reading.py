@@ -53,13 +53,7 @@ class CheckedReader:
             CheckpointError: a copy differs from its original.
         """
         model_shape = self._model_shape
-        keys = naming.present_mtp(
-            family_of(model_shape.model_type).mtp_namings,
-            index,
-            model_shape.n_layers,
-            self._checkpoint,
-            model_shape.tie_word_embeddings,
-        )
+        keys = self._mtp_keys(index)
         if keys.proj not in self._checkpoint:
             hint = "0 for a checkpoint without draft layers"
             raise CheckpointError(
@@ -69,6 +63,16 @@ class CheckedReader:
         for copy, original in keys.copies:
             self.check_copy(copy, original)
         return keys
+
+    def _mtp_keys(self, index: int) -> naming.MtpKeys:
+        model_shape = self._model_shape
+        return naming.present_mtp(
+            family_of(model_shape.model_type).mtp_namings,
+            index,
+            model_shape.n_layers,
+            self._checkpoint,
+            model_shape.tie_word_embeddings,
+        )
 
     def refuse_fused(self, keys: naming.LayerKeys) -> None:
         """Refuse experts that are stored in one tensor.
@@ -130,7 +134,16 @@ class CheckedReader:
         )
         if unknown:
             more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
-            raise CheckpointError(f"{unknown[0]}: unknown key{more} for {self._expectation()}")
+            raise CheckpointError(
+                f"{unknown[0]}: unknown key{more} for {self._expectation()}{self._draft_hint()}"
+            )
+
+    def _draft_hint(self) -> str:
+        """Say which field does not tell of a draft layer that the checkpoint has."""
+        told = self._model_shape.n_mtp_layers
+        if self._mtp_keys(told).proj not in self._checkpoint:
+            return ""
+        return f": num_nextn_predict_layers is {told}, and there are more draft layers"
 
     def _expectation(self) -> str:
         model_shape = self._model_shape

@@ -20,7 +20,7 @@ from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.device.sizing import check_weights, fitting_blocks
 from baton_worker.engine.backends.device.warm_up import warm_up
 from baton_worker.engine.model.checkpoint import open_checkpoint
-from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import WHOLE, Shard
 from baton_worker.engine.options import EngineOptions, resolve_options
 
@@ -52,6 +52,20 @@ def start_engine(
     return serve_from(config, prepare(config, device, kernels, clock), clock)
 
 
+def refuse_unserved(path: Path, shape: ModelShape, may_serve_experts: bool) -> None:
+    """Refuse a model that the kernels may not compute.
+
+    Raises:
+        DeviceError: it is a mixture, and they may serve none.
+    """
+    if shape.experts is not None and not may_serve_experts:
+        raise DeviceError(
+            f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) is a "
+            "mixture of experts, whose CUDA kernels no GPU has run yet: only engine.device 'cpu' "
+            "computes it"
+        )
+
+
 def prepare(
     config: ProcessConfig,
     device: Device,
@@ -66,12 +80,7 @@ def prepare(
     """
     path = Path(config.model.path)
     model_shape = load_shape(path)
-    if model_shape.experts is not None and not kernels.may_serve_experts:
-        raise DeviceError(
-            f"engine.device is 'gpu', but {path} (model_type {model_shape.model_type}) is a "
-            "mixture of experts, whose CUDA kernels no GPU has run yet: only engine.device 'cpu' "
-            "computes it"
-        )
+    refuse_unserved(path, model_shape, kernels.may_serve_experts)
     options = dataclasses.replace(
         resolve_options(config, model_shape), kv_bytes_per_step=_KV_BYTES_PER_STEP
     )

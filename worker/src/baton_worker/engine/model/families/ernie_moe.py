@@ -38,7 +38,9 @@ def _experts(raw: RawExperts, n_layers: int) -> Experts:
         has_choice_bias=True,
         least_sum=1e-12 if raw.moe_norm_min is None else raw.moe_norm_min,
     )
-    return check_experts(experts, n_layers, "moe_layer_start_index")
+    where = "moe_layer_start_index, moe_layer_end_index and moe_layer_interval"
+    chosen_by = "num_experts_per_tok" if raw.moe_k is None else "moe_k"
+    return check_experts(experts, n_layers, where, chosen_by)
 
 
 def _index(name: str, value: int | list[int] | None, default: int) -> int:

@@ -55,3 +55,10 @@ class Family:
     experts: Callable[[RawExperts, int], Experts] | None = None
     expert_fields: Mapping[str, object] = field(default_factory=dict)
     choice_bias: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a family whose mixture would be read from no field: each of them would be refused
+        in every config, as one that the family does not read.
+        """
+        if bool(self.experts) != bool(self.expert_fields):
+            raise ValueError(f"{self.model_type}: experts and expert_fields go together")

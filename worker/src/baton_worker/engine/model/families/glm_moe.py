@@ -21,6 +21,8 @@ from baton_worker.engine.model.refusals import refuse
 
 def _experts(raw: RawExperts, n_layers: int) -> Experts:
     n_dense = 1 if raw.first_k_dense_replace is None else raw.first_k_dense_replace
+    if n_dense < 0:
+        refuse("first_k_dense_replace", n_dense, ">= 0")
     width = count_of("moe_intermediate_size", raw.moe_intermediate_size)
     shared = 1 if raw.n_shared_experts is None else raw.n_shared_experts
     if shared < 0:
@@ -29,7 +31,7 @@ def _experts(raw: RawExperts, n_layers: int) -> Experts:
         count=count_of("n_routed_experts", agreed(raw, "n_routed_experts", "num_local_experts")),
         chosen=count_of("num_experts_per_tok", raw.num_experts_per_tok),
         intermediate_size=width,
-        layers=tuple(range(max(n_dense, 0), n_layers)),
+        layers=tuple(range(n_dense, n_layers)),
         shared_size=shared * width,
         scores="sigmoid",
         has_choice_bias=True,

@@ -13,11 +13,14 @@ from baton_worker.engine.model.expert_fields import (
 )
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family
+from baton_worker.engine.model.refusals import refuse
 
 
 def _experts(raw: RawExperts, n_layers: int) -> Experts:
     step = count_of("decoder_sparse_step", raw.decoder_sparse_step, 1)
     dense = set(raw.mlp_only_layers or ())
+    if not dense <= set(range(n_layers)):
+        refuse("mlp_only_layers", raw.mlp_only_layers, f"some of 0..{n_layers - 1}")
     experts = Experts(
         count=count_of("num_experts", agreed(raw, "num_experts", "num_local_experts")),
         chosen=count_of("num_experts_per_tok", raw.num_experts_per_tok),
