@@ -1,6 +1,9 @@
 # Sourced by scripts that ask others for something: a package index, a mirror of Debian or whoever
 # holds dpkg's lock may refuse for a moment, which must not end a run.
 
+# Who interrupts means the whole, also where the command catches it and fails, as pip does.
+trap 'exit 130' INT
+
 # Run a command up to three times, until it succeeds.
 thrice() {
   local pause

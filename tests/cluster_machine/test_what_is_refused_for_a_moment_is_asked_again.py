@@ -43,3 +43,17 @@ thrice attempt try
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == (0 if refusals < 3 else 7)
     assert done.stdout.split() == ["try"] * min(refusals + 1, 3)
+
+
+def test_what_is_interrupted_is_not_tried_again():
+    """Also where the command catches the signal and fails like any other."""
+    script = f"""set -euo pipefail
+source {TOOLS}/retry.sh
+sleep() {{ :; }}
+attempt() {{ echo try; bash -c 'trap "exit 1" INT; kill -INT 0'; }}
+thrice attempt
+"""
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, start_new_session=True
+    )
+    assert (done.returncode, done.stdout.split()) == (130, ["try"])

@@ -335,6 +335,27 @@ def test_a_key_revoked_in_place_and_within_a_tick_of_the_files_clock_is_revoked(
     assert keys.public["stranger"] in allowed
 
 
+@pytest.mark.parametrize("is_new_file", [False, True], ids=["in place", "anew"])
+def test_a_key_revoked_by_a_copy_that_keeps_the_files_time_is_revoked(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, is_new_file: bool
+) -> None:
+    """As cp -p and tar do; a file that is made anew may get the number of the one that went."""
+    monkeypatch.setattr(zap, "_SETTLED_SECONDS", 0.0)
+    keys.allowed.write_text(f"{keys.public['worker']}\n")
+    allowed = AllowedKeys("link.curve.allowed_keys_file", str(keys.allowed))
+    before = now = keys.allowed.stat()
+    while now.st_ctime_ns == before.st_ctime_ns:  # until the clock of files ticks
+        if is_new_file:
+            keys.allowed.unlink()
+        keys.allowed.write_text(f"{keys.public['gateway']}\n")
+        os.utime(keys.allowed, ns=(before.st_atime_ns, before.st_mtime_ns))
+        now = keys.allowed.stat()
+    assert (now.st_mtime_ns, now.st_size) == (before.st_mtime_ns, before.st_size)
+    allowed.refresh()
+    assert keys.public["worker"] not in allowed
+    assert keys.public["gateway"] in allowed
+
+
 def test_a_file_that_has_not_changed_for_a_while_is_not_read_again(
     keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

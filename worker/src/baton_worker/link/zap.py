@@ -29,11 +29,10 @@ log = logging.getLogger(__name__)
 
 ENDPOINT = "inproc://zeromq.zap.01"
 _FIELDS = 7
-_SETTLED_SECONDS = 0.02
-"""Two ticks of the slowest kernel's clock, which is where files get their times from: what is
-written in place within a tick changes none of them.
+_SETTLED_SECONDS = 2.0
+"""The coarsest times that file systems keep; most have those of a kernel's tick, 10 ms at most.
+What is written in place within one changes no time of the file.
 """
-
 
 _ROLE = "role="
 _ROLES = {role.label: role for role in Role}
@@ -66,7 +65,7 @@ class AllowedKeys:
         self._field = field
         self._path = Path(path)
         self._lock = threading.Lock()
-        self._stamp = (0, 0, 0)
+        self._stamp = (0, 0, 0, 0, 0)
         self._stamped_at = 0.0
         self._is_settled = False
         self._seldom = Seldom()
@@ -105,9 +104,13 @@ class AllowedKeys:
                     log.warning("allowed keys not reloaded", extra={"error": str(error)})
             return self.version
 
-    def _current_stamp(self) -> tuple[int, int, int]:
+    def _current_stamp(self) -> tuple[int, int, int, int, int]:
+        """Return what changes with the file. Copies may keep the time of writing (cp -p), and a
+        number is given to the next file; the time of change nobody sets.
+        """
         status = self._path.stat()
-        return status.st_mtime_ns, status.st_ino, status.st_size
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return *times, status.st_dev, status.st_ino, status.st_size
 
     def _load(self) -> None:
         try:
