@@ -1,5 +1,7 @@
 // Exports of the ops of mixtures of experts.
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include "decoder_arguments.h"
 #include "hopper_matmul.h"
@@ -40,6 +42,10 @@ void RunRoute(ArgumentReader args) {
     TVM_FFI_THROW(ValueError) << "groups must divide the " << in.experts << " experts, got "
                               << in.groups;
   }
+  // A group's worth is that of its two best; who chooses more than it may takes what it must not.
+  const int64_t size = in.experts / in.groups;
+  if (in.chosen_groups < in.groups) CheckRange("experts of a group", 0, size, 2, in.experts);
+  CheckRange("chosen", 0, in.chosen, 1, size * in.chosen_groups);
   const int64_t pairs = in.tokens * in.chosen;
   const cuda::RouteOutput out{
       Matrix<float>(products, "products", kFloat32, in.tokens, in.experts, call.device),
@@ -68,8 +74,11 @@ void RunGrouped(ArgumentReader args, bool is_gated, const cuda::MatmulWay* way =
   CheckRange("groups", 0, in.groups, 1, cuda::kMostExpertsOfLayer);
   Checked(out, "out").HasRank(2);
   in.product.out = out.size(1) * (is_gated ? 2 : 1);
-  in.product.weight = Matrix<const void>(weight, "weight", DtypeOf(call.type),
-                                         in.groups * in.product.out, in.product.in, call.device);
+  // A group's rows of the weight are addressed in 32 bits.
+  const int64_t weight_rows = in.groups * in.product.out;
+  CheckRange("weight.shape", 0, weight_rows, 0, std::numeric_limits<int32_t>::max() / 2);
+  in.product.weight = Matrix<const void>(weight, "weight", DtypeOf(call.type), weight_rows,
+                                         in.product.in, call.device);
   const cuda::Rows to = call.Rows(out, "out", in.product.rows, -1);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   if (way) {

@@ -81,6 +81,7 @@ def route_into(x: Tensor, router: Tensor, bias: Tensor | None, rule: Rule, out: 
 
     Products are summed in fp32, what follows is in fp64, rounded once. `bias` f32[X] counts for the
     choice alone. Of equals the lower expert is taken; a token with NaN takes some, weighted NaN.
+    Without tokens nothing is written.
     """
     if rule.scores not in ("softmax", "sigmoid"):
         raise ValueError(f'scores must be "softmax" or "sigmoid", got {rule.scores!r}')

@@ -25,7 +25,9 @@ from baton_testing.stub_device import (
     stub_weights,
 )
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
+from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.backends.device.scorer import TextScorer
+from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape
 from baton_worker.sampling import LogprobParams
@@ -107,3 +109,41 @@ def test_texts_that_a_trainer_scores(subject: Subject) -> None:
     scorer = TextScorer(subject.loaded, longest=400, at_once=96, most_top=3)
     scored = scorer.score(list(range(2, 302)), top=3)
     assert len(scored.logprob) == 299
+
+
+def routed(rule: Experts, n_tokens: int = 4, hidden: int = 64) -> None:
+    device, pairs = StubDevice(), n_tokens * rule.chosen
+    out = Routes(
+        device.empty((n_tokens, rule.count), "float32"),
+        device.empty((pairs,), "int32"),
+        device.empty((pairs,), "float32"),
+        device.empty((pairs,), "int32"),
+        device.empty((pairs,), "int32"),
+        device.empty((rule.count + 1,), "int32"),
+    )
+    x = device.empty((n_tokens, hidden), "bfloat16")
+    router = device.empty((rule.count, hidden), "float32")
+    JudgedKernels().route(x, router, None, rule, out)
+
+
+def test_a_choice_beyond_the_chosen_groups_is_refused() -> None:
+    """The schema of models refuses it; the op would take experts that it must not."""
+    rule = Experts(32, 8, 8, (0,), n_groups=8, n_chosen_groups=2)
+    routed(rule)
+    with pytest.raises(ValueError, match=r"chosen\[0\] must be in \[1, 8\], got 9"):
+        routed(replace(rule, chosen=9))
+    with pytest.raises(ValueError, match=r"experts of a group\[0\] must be in \[2, .*got 1"):
+        routed(replace(rule, n_groups=32, n_chosen_groups=8))
+
+
+def test_more_rows_of_experts_than_are_addressed_are_refused() -> None:
+    device, kernels = StubDevice(1 << 50), JudgedKernels()
+
+    def multiplied(width: int) -> None:
+        x, starts = device.empty((8, 8), "bfloat16"), device.empty((513,), "int32")
+        weight = device.empty((512 * width, 8), "bfloat16")
+        kernels.expert_matmul(x, starts, weight, device.empty((8, width), "bfloat16"))
+
+    multiplied(1 << 20)
+    with pytest.raises(ValueError, match=r"weight\.shape\[0\] must be in .*got 2147483648"):
+        multiplied(1 << 22)

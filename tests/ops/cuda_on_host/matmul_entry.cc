@@ -1,5 +1,7 @@
 // The launches of Hopper's matmuls under C names; arguments are laid out by
 // baton_testing/host_matmul.py. Returns null or what went wrong.
+#include <vector>
+
 #include "baton_ops/gate.cuh"
 #include "rewritten/hopper_matmul.h"
 #include "shims/hopper.h"
@@ -20,6 +22,7 @@ Error host_matmul(const HopperMatmul* call, int way) {
   host_cuda::written_before = x;
   host_cuda::readable[0] = {x, x + ((in.rows - 1) * in.x.stride + in.in) * 2};
   host_cuda::readable[1] = {weight, weight + in.out * in.in * 2};
+  host_cuda::late = {};
   return by <= MatmulWay::kFew256 ? MatmulFew(*call, by, nullptr) : MatmulMany(*call, by, nullptr);
 }
 
@@ -29,7 +32,9 @@ Error host_grouped(const HopperMatmul* call, const int32_t* starts, int64_t grou
   host_cuda::written_before = x;
   host_cuda::readable[0] = {x, x + ((in.rows - 1) * in.x.stride + in.in) * 2};
   host_cuda::readable[1] = {weight, weight + groups * in.out * in.in * 2};
-  return MatmulGrouped({*call, starts, groups}, static_cast<MatmulWay>(way), nullptr);
+  std::vector<int32_t> seen(static_cast<size_t>(groups + 1), -1);
+  host_cuda::late = {seen.data(), starts, groups + 1};
+  return MatmulGrouped({*call, seen.data(), groups}, static_cast<MatmulWay>(way), nullptr);
 }
 
 // As the op that takes gates and ups from memory computes it.

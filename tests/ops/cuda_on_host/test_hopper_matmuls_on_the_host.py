@@ -128,7 +128,7 @@ FOUND = {
 """By fault: a product and a way that show it."""
 
 
-@pytest.mark.parametrize("fault", host_matmul.FAULTS)
+@pytest.mark.parametrize("fault", FOUND)
 def test_a_planted_fault_is_found(matmuls: host_matmul.HostMatmul, fault: str) -> None:
     kind, way = FOUND[fault]
     case = Case(matmuls, kind, 129, 264, 264)
@@ -187,3 +187,13 @@ def test_rows_of_groups_have_the_bits_of_their_own_part_of_the_weight(
         case = Grouped(matmuls, kind, counts, n, k)
         differences = {way: case.differs(way, seed=n + way) for way in GROUPED_WAYS}
         assert {way: text for way, text in differences.items() if text} == {}, (n, k)
+
+
+OF_GROUPS = [fault for fault in host_matmul.FAULTS if fault not in FOUND]
+
+
+@pytest.mark.parametrize("fault", OF_GROUPS)
+def test_a_planted_fault_of_groups_is_found(matmuls: host_matmul.HostMatmul, fault: str) -> None:
+    case = Grouped(matmuls, "bf16", (8, 0, 9, 1), 40, 72)
+    assert not any(case.differs(2, seed) for seed in range(1, 4))
+    assert any(case.differs(2, seed, fault) for seed in range(1, 4))

@@ -47,6 +47,14 @@ def aligned(values: Any) -> Any:
     return out
 
 
+def apart(values: Any, between: int) -> Any:
+    """Return rows with so many NaN between one and the next."""
+    wide = np.full((len(values), values.shape[1] + between), np.nan, np.float32)
+    memory = aligned(host_matmul.bf16(wide) if values.dtype == np.uint16 else wide)
+    memory[:, : values.shape[1]] = values
+    return memory[:, : values.shape[1]]
+
+
 def room(n_tokens: int, rule: Experts) -> Routes:
     pairs = n_tokens * rule.chosen
     return Routes(
@@ -63,12 +71,18 @@ class Case:
     """Tokens, and what routing them gave."""
 
     def __init__(
-        self, routes: host_routes.HostRoutes, name: str, n_tokens: int, hidden: int, is_bf16: bool
+        self,
+        routes: host_routes.HostRoutes,
+        name: str,
+        n_tokens: int,
+        hidden: int,
+        is_bf16: bool,
+        between: int = 8,
     ) -> None:
         self.rule = RULES[name]
         rng = np.random.default_rng([n_tokens, hidden, len(name)])
         values = rng.standard_normal((n_tokens, hidden)).astype(np.float32)
-        self.x = aligned(host_matmul.bf16(values) if is_bf16 else values)
+        self.x = apart(host_matmul.bf16(values) if is_bf16 else values, between)
         self.values = host_matmul.fp32(self.x) if is_bf16 else self.x
         router = rng.standard_normal((self.rule.count, hidden)) * hidden**-0.5
         self.router = aligned(router.astype(np.float32))
@@ -87,12 +101,18 @@ class Case:
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize(
-    ("n_tokens", "hidden", "is_bf16"), [(1, 64, True), (37, 51, False), (9, 264, True)]
+    ("n_tokens", "hidden", "is_bf16", "between"),
+    [(1, 64, True, 8), (37, 51, False, 2), (9, 264, True, 3), (9, 264, True, 8), (6, 64, False, 1)],
 )
 def test_choices_are_the_rules_and_pairs_stand_by_expert(
-    routes: host_routes.HostRoutes, name: str, n_tokens: int, hidden: int, is_bf16: bool
+    routes: host_routes.HostRoutes,
+    name: str,
+    n_tokens: int,
+    hidden: int,
+    is_bf16: bool,
+    between: int,
 ) -> None:
-    case = Case(routes, name, n_tokens, hidden, is_bf16)
+    case = Case(routes, name, n_tokens, hidden, is_bf16, between)
     out = case.routed(seed=n_tokens)
     wanted = case.values.astype(np.float64) @ case.router.T.astype(np.float64)
     np.testing.assert_allclose(out.products, wanted, rtol=0, atol=2e-5)
@@ -135,6 +155,35 @@ def test_a_token_with_a_number_that_is_none_is_broken_and_no_other(
     np.testing.assert_array_equal(out.weight[others], whole.weight[others])
 
 
+@pytest.mark.parametrize("where", ["router", "bias"])
+def test_one_expert_with_a_number_that_is_none_breaks_all_of_a_tokens(
+    routes: host_routes.HostRoutes, where: str
+) -> None:
+    """Sigmoid tells experts nothing of each other: the others' scores are numbers."""
+    case = Case(routes, "glm", 3, 64, False)
+    {"router": case.router[:, 0], "bias": case.bias}[where][17] = np.nan
+    out = case.routed(seed=4)
+    assert np.isfinite(np.delete(out.products, 17, axis=1)).all()
+    assert np.isnan(out.weight).all()
+    chosen = out.expert.reshape(3, -1)
+    assert all(len({*row} & {*range(160)}) == case.rule.chosen for row in chosen.tolist())
+
+
+@pytest.mark.parametrize(("name", "factor", "shift"), [("qwen3", 800, 0), ("deepseek", 1, -70)])
+def test_scores_at_the_edges_of_exp_are_the_rules(
+    routes: host_routes.HostRoutes, name: str, factor: float, shift: float
+) -> None:
+    """Where exp alone overflows, and where a sum is below what it is divided by at least."""
+    case = Case(routes, name, 5, 64, False)
+    case.x[:, 0], case.router[:, 0] = 1.0, shift
+    case.router[:, 1:] *= factor
+    out = case.routed(seed=5)
+    chosen = choose(out.products, case.bias, case.rule)
+    assert np.isfinite(chosen.weight).all()
+    np.testing.assert_array_equal(out.expert, chosen.expert.ravel())
+    np.testing.assert_allclose(out.weight, chosen.weight.ravel(), rtol=1e-6)
+
+
 def test_of_equals_the_lower_expert_is_taken(routes: host_routes.HostRoutes) -> None:
     case = Case(routes, "qwen3", 3, 64, False)
     case.router[...] = 1.0
@@ -145,8 +194,9 @@ def test_of_equals_the_lower_expert_is_taken(routes: host_routes.HostRoutes) -> 
 @pytest.mark.parametrize("is_bf16", [True, False])
 @pytest.mark.parametrize("columns", [8, 51, 2056])
 @pytest.mark.parametrize("has_beside", [True, False])
+@pytest.mark.parametrize("between", [8, 3])
 def test_a_tokens_pairs_are_added_in_their_order(
-    routes: host_routes.HostRoutes, is_bf16: bool, columns: int, has_beside: bool
+    routes: host_routes.HostRoutes, is_bf16: bool, columns: int, has_beside: bool, between: int
 ) -> None:
     rng = np.random.default_rng(columns)
     n_tokens, chosen = 5, 4
@@ -156,8 +206,8 @@ def test_a_tokens_pairs_are_added_in_their_order(
     weight = rng.random(n_tokens * chosen).astype(np.float32)
     stored = host_matmul.bf16 if is_bf16 else np.asarray
     read = host_matmul.fp32 if is_bf16 else np.asarray
-    made, beside = aligned(stored(made)), aligned(stored(beside))
-    out = aligned(np.zeros((n_tokens, columns), made.dtype))
+    made, beside = apart(stored(made), between), apart(stored(beside), between + 8)
+    out = apart(np.zeros((n_tokens, columns), made.dtype), between + 16)
     routes.set(seed=columns)
     routes.combine(made, place, weight, beside if has_beside else None, out)
     wanted = np.zeros((n_tokens, columns), np.float32)

@@ -84,6 +84,12 @@ FAULTS = {
         "{matrix.stride, half * matrix.stride, 8 * matrix.stride}",
         "{matrix.stride, 8 * matrix.stride, half * matrix.stride}",
     ),
+    "groups are read before the grid that writes them is over": Fault(
+        "matmul_grouped.cuh", "WaitForEarlierGrids()", "void()"
+    ),
+    "rows of the next group are stored": Fault(
+        "matmul_grouped.cuh", "min(starts[group + 1], row + rows)", "row + rows"
+    ),
 }
 
 
