@@ -53,17 +53,19 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
 
     def layer(index: int) -> int:
         width, experts = local.mlp_size(index), local.experts_of(index)
-        router = 0
+        router_bytes = 0
         if experts is not None:
-            width, router = width + experts.count * experts.intermediate_size, experts.count
-        return hidden * (2 * local.q_size + 2 * local.kv_size + 3 * width + router)
+            width += experts.count * experts.intermediate_size
+            router_bytes = 4 * hidden * experts.count  # float32 in every model
+        items = hidden * (2 * local.q_size + 2 * local.kv_size + 3 * width)
+        return items * item_bytes + router_bytes
 
     vocabulary = model_shape.vocab_size * hidden
     if not model_shape.tie_word_embeddings:
         vocabulary += head_rows(model_shape.vocab_size, ranks) * hidden
     main = sum(map(layer, range(local.n_layers)))
-    draft = layer(local.n_layers) + 2 * hidden * hidden
-    return (main + n_mtp * draft + vocabulary) * item_bytes
+    draft = layer(local.n_layers) + 2 * hidden * hidden * item_bytes
+    return main + n_mtp * draft + vocabulary * item_bytes
 
 
 def fitting_blocks(
