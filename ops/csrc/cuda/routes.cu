@@ -1,4 +1,5 @@
 // Launches of what a mixture of experts does beside its products.
+#include "baton_ops/combine.cuh"
 #include "baton_ops/routes.cuh"
 #include "early_launch.h"
 #include "element_types.h"
@@ -10,19 +11,33 @@ namespace {
 static_assert(kMostExperts == kMostExpertsOfLayer && kMostChosen == kMostExpertsOfToken);
 constexpr int64_t kMostGridRows = 65535;
 
+// From so many tokens on the router's products are bound by reading x again for every few experts,
+// and from more on by reading the router again for every few tokens.
+constexpr int64_t kSomeTokens = 192, kManyTokens = 768;
+
+template <int kTokens, int kExperts, int kAcross, class E>
+Error RunRouterBy(const RouterParams<E>& params, bool is_wide, Stream stream) {
+  const int64_t across = DivideUp<int64_t>(params.experts, kAcross * kExperts);
+  const int64_t down = DivideUp<int64_t>(params.tokens, kRouterWarps / kAcross * kTokens);
+  if (down > kMostGridRows) return "x has too many rows";
+  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kRouterThreads};
+  return is_wide
+             ? LaunchEarly(RouterKernel<E, true, kTokens, kExperts, kAcross>, grid, stream, params)
+             : LaunchEarly(RouterKernel<E, false, kTokens, kExperts, kAcross>, grid, stream,
+                           params);
+}
+
 template <class E>
 Error RunRouter(const RouteInput& in, float* products, Stream stream) {
   const RouterParams<E> params{
       static_cast<const E*>(in.x.data), in.router, products, in.x.stride, in.tokens, in.hidden,
       static_cast<int>(in.experts)};
-  const int64_t across = DivideUp<int64_t>(in.experts, kRouterExperts);
-  const int64_t down = DivideUp<int64_t>(in.tokens, kRouterTokens);
-  if (down > kMostGridRows) return "x has too many rows";
-  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kRouterThreads};
   const bool is_wide = AreVectors(in.x, in.hidden, ElementBytes(in.type)) &&
                        IsOnVector(in.router) && in.hidden % kChunk == 0;
-  return is_wide ? LaunchEarly(RouterKernel<E, true>, grid, stream, params)
-                 : LaunchEarly(RouterKernel<E, false>, grid, stream, params);
+  if (in.tokens == 1) return RunRouterBy<1, 1, kRouterWarps>(params, is_wide, stream);
+  if (in.tokens < kSomeTokens) return RunRouterBy<8, 1, kRouterWarps>(params, is_wide, stream);
+  if (in.tokens < kManyTokens) return RunRouterBy<8, 4, kRouterWarps>(params, is_wide, stream);
+  return RunRouterBy<8, 8, 2>(params, is_wide, stream);
 }
 
 Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
@@ -89,7 +104,8 @@ Error Route(const RouteInput& in, const RouteOutput& out, Stream stream) {
                           in.tokens * in.chosen,
                           static_cast<int>(in.chosen)};
   const Grid grid{dim3(static_cast<unsigned>(in.experts)), kOrderThreads};
-  return LaunchEarly(OrderKernel, grid, stream, order);
+  return IsOnVector(out.expert) ? LaunchEarly(OrderKernel<true>, grid, stream, order)
+                                : LaunchEarly(OrderKernel<false>, grid, stream, order);
 }
 
 Error Combine(const CombineInput& in, const Rows& out, Stream stream) {

@@ -41,32 +41,34 @@ class DecodeMerge {
         merged_(contexts.InFirstRun(run)),
         parts_(run.splits - merged_ + 1) {}
 
-  // Calls store(row, lane, the four elements of the lane) with each used row.
+  // Calls store(row, lane, the four elements of the lane) with each used row. What takes time is
+  // waiting for memory and for instructions, which a step's other kernels have driven out: so few
+  // rows are merged one after the other by the same ones.
   template <class Store>
   __device__ __forceinline__ void ForEachRow(Store store) const {
-    for (int row = threadIdx.x / 32; row < used_; row += 16) {
-      if (used_ > 8) {
-        MergeRows<4, 4>(row, store);
-      } else if (used_ > 4) {
-        MergeRows<2, 8>(row, store);
-      } else if (parts_ > 8) {
-        MergeRows<1, 16>(row, store);
-      } else {
-        MergeRows<1, 8>(row, store);
-      }
+    const int warp = threadIdx.x / 32;
+    if (used_ > 8) {
+      for (int row = warp; row < used_; row += 16) MergeRows<4, 4>(row, store);
+    } else if (parts_ > 8) {
+#pragma unroll 1
+      for (int row = warp; row < used_; row += 4) MergeRows<1, 16>(row, store);
+    } else {
+#pragma unroll 1
+      for (int row = warp; row < used_; row += 4) MergeRows<1, 8>(row, store);
     }
   }
 
  private:
-  __device__ __forceinline__ uint32_t Place(int part, int row) const {
+  // The place of a part's first row.
+  __device__ __forceinline__ uint32_t Place(int part) const {
     const int item = item_ + (part ? merged_ + part - 1 : 0), block = contexts_.BlockOf(item);
     const int slot = part ? item - contexts_.FirstOf(block) : left_.slots - 1;
-    return left_.Place(block, slot, used_, min(row, used_ - 1));
+    return left_.Place(block, slot, used_, 0);
   }
 
-  // Every fourth row from one on, kRows of them, by a warp: four elements of each a lane. What
-  // takes time is waiting for memory, so loads of all rows of `kAtOnce` splits are under way
-  // together.
+  // Every fourth row from one on, kRows of them, by a warp: four elements of each a lane. Loads of
+  // all rows of `kAtOnce` splits are under way together, and each lane looks up one part's place
+  // for all.
   template <int kRows, int kAtOnce, class Store>
   __device__ __forceinline__ void MergeRows(int first_row, Store store) const {
     const int lane = threadIdx.x % 32;
@@ -74,11 +76,13 @@ class DecodeMerge {
     float4 made_so_far[kRows]{};
 #pragma unroll 1
     for (int from = 0; from < parts_; from += kAtOnce) {
+      const uint32_t place = Place(min(from + lane % kAtOnce, parts_ - 1));
       SoftmaxRow next[kAtOnce * kRows];
       float4 next_made[kAtOnce * kRows];
 #pragma unroll
       for (int i = 0; i < kAtOnce * kRows; ++i) {
-        const uint32_t at = Place(min(from + i / kRows, parts_ - 1), first_row + i % kRows * 4);
+        const int row = min(first_row + i % kRows * 4, used_ - 1);
+        const uint32_t at = __shfl_sync(~0u, place, i / kRows) + row;
         next[i].top = __ldcg(left_.tops + at);
         next[i].sum = __ldcg(left_.sums + at * 4 + lane % 4);
         next_made[i] = __ldcg(reinterpret_cast<float4*>(left_.made) + at * (kHeadDim / 4) + lane);

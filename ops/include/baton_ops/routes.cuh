@@ -1,6 +1,5 @@
 // Which experts tokens take, and where that puts them: the router's products, each token's choice,
-// and its pairs (a token and one of its experts) sorted by expert. And the sum of what experts
-// made.
+// and its pairs (a token and one of its experts) sorted by expert.
 //
 // A token's choice and weights depend on that token alone. Pairs of an expert stand in the order of
 // their tokens; their own sums never depend on where they stand.
@@ -12,7 +11,15 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kRouterThreads = 256, kRouterTokens = 8, kRouterExperts = kRouterThreads / kWarp;
+// Asks for a row of weights, which no earlier grid writes, to be brought near: by a warp.
+__device__ __forceinline__ void PrefetchRow(const float* row, int64_t columns, int lane) {
+  constexpr int kLine = 128 / sizeof(float);
+  for (int64_t at = lane * kLine; at < columns; at += kWarp * kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+  }
+}
+
+constexpr int kRouterThreads = 256, kRouterWarps = kRouterThreads / kWarp;
 
 template <class E>
 struct RouterParams {
@@ -25,33 +32,54 @@ struct RouterParams {
   int experts;
 };
 
-// products[t, e] = x[t] . router[e]: a warp has an expert and some tokens, so that the router is
-// read once for these. Each lane sums its chunks in ascending order, then the lanes are added.
-// Grid: (experts, tokens).
-template <class E, bool kWide>
+// products[t, e] = x[t] . router[e]: a warp has some experts and some tokens, and kAcross warps of
+// a block the same tokens, so that the router is read once for these tokens and x for these
+// experts. Each lane sums its chunks in ascending order, then the lanes are added, however many of
+// each a warp has. Grid: (experts, tokens).
+template <class E, bool kWide, int kTokens, int kExperts, int kAcross>
 __global__ void __launch_bounds__(kRouterThreads) RouterKernel(RouterParams<E> p) {
+  constexpr int kDown = kRouterWarps / kAcross;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int first_expert = static_cast<int>(blockIdx.x * kAcross + warp % kAcross) * kExperts;
+  const float* weights[kExperts];
+#pragma unroll
+  for (int e = 0; e < kExperts; ++e) {
+    weights[e] = p.router + min(first_expert + e, p.experts - 1) * p.hidden;
+  }
+  if constexpr (kTokens * kExperts == 1) PrefetchRow(weights[0], p.hidden, lane);
   WaitForEarlierGrids();
   LetNextGridStart();
-  const int lane = threadIdx.x % kWarp;
-  const int expert = static_cast<int>(blockIdx.x * kRouterExperts + threadIdx.x / kWarp);
-  if (expert >= p.experts) return;  // the whole warp
-  const int64_t first = blockIdx.y * static_cast<int64_t>(kRouterTokens);
-  const float* weights = p.router + expert * p.hidden;
-  float sum[kRouterTokens] = {};
+  const int64_t first = (blockIdx.y * static_cast<int64_t>(kDown) + warp / kAcross) * kTokens;
+  if (first_expert >= p.experts || first >= p.tokens) return;  // the whole warp
+  float sum[kExperts][kTokens] = {};
+#pragma unroll(kTokens* kExperts == 1 ? 4 : 1)
   for (int64_t at = lane * kChunk; at < p.hidden; at += kWarp * kChunk) {
-    const auto w = LoadChunk<float, kWide>(weights, at, p.hidden);
+    float x[kTokens][kChunk];
 #pragma unroll
-    for (int t = 0; t < kRouterTokens; ++t) {
+    for (int t = 0; t < kTokens; ++t) {
       const E* row = p.x + min(first + t, p.tokens - 1) * p.x_stride;
-      const auto x = LoadChunk<E, kWide>(row, at, p.hidden);
+      const auto chunk = LoadChunk<E, kWide>(row, at, p.hidden);
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) sum[t] = __fmaf_rn(ToFloat(x.at[i]), w.at[i], sum[t]);
+      for (int i = 0; i < kChunk; ++i) x[t][i] = ToFloat(chunk.at[i]);
+    }
+#pragma unroll
+    for (int e = 0; e < kExperts; ++e) {
+      const auto w = LoadChunk<float, kWide>(weights[e], at, p.hidden);
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) sum[e][t] = __fmaf_rn(x[t][i], w.at[i], sum[e][t]);
+      }
     }
   }
 #pragma unroll
-  for (int t = 0; t < kRouterTokens; ++t) {
-    const float whole = SumOfWarp(sum[t]);
-    if (lane == 0 && first + t < p.tokens) p.products[(first + t) * p.experts + expert] = whole;
+  for (int e = 0; e < kExperts; ++e) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      const float whole = SumOfWarp(sum[e][t]);
+      if (lane > 0 || first + t >= p.tokens || first_expert + e >= p.experts) continue;
+      p.products[(first + t) * p.experts + first_expert + e] = whole;
+    }
   }
 }
 
@@ -219,7 +247,7 @@ __global__ void __launch_bounds__(kChooseThreads) ChooseKernel(ChooseParams p) {
   p.weight[token * p.chosen + lane] = scores.is_broken ? NAN : static_cast<float>(own * p.scaling);
 }
 
-constexpr int kOrderThreads = 256;
+constexpr int kOrderThreads = 256, kOrderEach = 4;
 
 struct OrderParams {
   const int32_t* expert;  // [pairs]
@@ -230,100 +258,86 @@ struct OrderParams {
   int chosen;
 };
 
-// A block has an expert: it counts those before it, and places its own pairs in their order.
-// Grid: (experts).
+struct alignas(16) FourExperts {
+  int32_t at[kOrderEach];
+};
+
+// The experts of pairs first .. first + 3, -1 behind the last.
+template <bool kWide>
+__device__ __forceinline__ FourExperts ReadExperts(const OrderParams& p, int64_t first) {
+  if (kWide && first + kOrderEach <= p.pairs) {
+    return *reinterpret_cast<const FourExperts*>(p.expert + first);
+  }
+  FourExperts four;
+#pragma unroll
+  for (int i = 0; i < kOrderEach; ++i) four.at[i] = first + i < p.pairs ? p.expert[first + i] : -1;
+  return four;
+}
+
+// A block has an expert: it counts those before it, and places its own pairs in their order, of
+// which a thread has four in a row at a time. Grid: (experts).
+template <bool kWide>
 __global__ void __launch_bounds__(kOrderThreads) OrderKernel(OrderParams p) {
-  constexpr int kWarps = kOrderThreads / kWarp;
+  constexpr int kWarps = kOrderThreads / kWarp, kAtOnce = kOrderThreads * kOrderEach;
   __shared__ int of_others[kWarps];
-  __shared__ int of_warp[kWarps];
+  __shared__ int of_warp[2 * kWarps];
   WaitForEarlierGrids();
   LetNextGridStart();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int expert = static_cast<int>(blockIdx.x);
   int before = 0, mine = 0;
-  for (int64_t i = threadIdx.x; i < p.pairs; i += kOrderThreads) {
-    before += p.expert[i] < expert;
-    mine += p.expert[i] == expert;
+#pragma unroll 4
+  for (int64_t first = threadIdx.x * kOrderEach; first < p.pairs; first += kAtOnce) {
+    const FourExperts four = ReadExperts<kWide>(p, first);
+#pragma unroll
+    for (int i = 0; i < kOrderEach; ++i) {
+      before += four.at[i] >= 0 && four.at[i] < expert;
+      mine += four.at[i] == expert;
+    }
   }
   before = __reduce_add_sync(kEveryLane, before);
   mine = __reduce_add_sync(kEveryLane, mine);
   if (lane == 0) {
     of_others[warp] = before;
-    of_warp[warp] = mine;
+    of_warp[kWarps + warp] = mine;
   }
   __syncthreads();
   int start = 0, all = 0;
   for (int w = 0; w < kWarps; ++w) {
     start += of_others[w];
-    all += of_warp[w];
+    all += of_warp[kWarps + w];
   }
+  const int end = start + all;
   if (threadIdx.x == 0) {
     p.starts[expert] = start;
-    if (blockIdx.x + 1 == gridDim.x) p.starts[expert + 1] = start + all;
+    if (blockIdx.x + 1 == gridDim.x) p.starts[expert + 1] = end;
   }
-  if (all == 0) return;  // the whole block
-  for (int64_t first = 0; first < p.pairs; first += kOrderThreads) {
-    const int64_t pair = first + threadIdx.x;
-    const bool is_own = pair < p.pairs && p.expert[pair] == expert;
-    const unsigned own = __ballot_sync(kEveryLane, is_own);
+  int* counts = of_warp;  // of two places, of which one is read while the other is written
+  for (int64_t from = 0; start < end; from += kAtOnce) {
+    const int64_t first = from + threadIdx.x * kOrderEach;
+    const FourExperts four = ReadExperts<kWide>(p, first);
+    int of_lanes = 0, before_lane = 0;
+#pragma unroll
+    for (int i = 0; i < kOrderEach; ++i) {
+      const unsigned own = __ballot_sync(kEveryLane, four.at[i] == expert);
+      of_lanes += __popc(own);
+      before_lane += __popc(own & ((1u << lane) - 1));
+    }
+    if (lane == 0) counts[warp] = of_lanes;
     __syncthreads();
-    if (lane == 0) of_warp[warp] = __popc(own);
-    __syncthreads();
-    int at = start;
+    int at = start + before_lane;
     for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) at += of_warp[w];
-      start += of_warp[w];
+      if (w < warp) at += counts[w];
+      start += counts[w];
     }
-    if (!is_own) continue;
-    at += __popc(own & ((1u << lane) - 1));
-    p.place[pair] = at;
-    p.row[at] = static_cast<int32_t>(pair / p.chosen);
-  }
-}
-
-constexpr int kCombineThreads = 256;
-
-template <class E>
-struct CombineParams {
-  const E* made;  // by place
-  const int32_t* place;
-  const float* weight;
-  const E* beside;  // by token, or null
-  E* out;
-  int64_t made_stride, beside_stride, out_stride;
-  int64_t columns;
-  int chosen;
-};
-
-// out[t] = the sum of weight * made of a token's pairs from the first on, then of beside; products
-// and sums are rounded to fp32 one by one. Grid: (tokens, parts of a row).
-template <class E, bool kWide>
-__global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
-  WaitForEarlierGrids();
-  LetNextGridStart();
-  const int64_t token = blockIdx.x;
-  const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
-  if (first >= p.columns) return;
-  float sum[kChunk] = {};
-  for (int64_t pair = token * p.chosen; pair < (token + 1) * p.chosen; ++pair) {
-    const E* row = p.made + p.place[pair] * p.made_stride;
-    const auto made = LoadChunk<E, kWide>(row, first, p.columns);
-    const float weight = p.weight[pair];
+    counts = counts == of_warp ? of_warp + kWarps : of_warp;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      sum[i] = __fadd_rn(sum[i], __fmul_rn(weight, ToFloat(made.at[i])));
+    for (int i = 0; i < kOrderEach; ++i) {
+      if (four.at[i] != expert) continue;
+      p.place[first + i] = at;
+      p.row[at++] = static_cast<int32_t>((first + i) / p.chosen);
     }
   }
-  if (p.beside != nullptr) {
-    const E* row = p.beside + token * p.beside_stride;
-    const auto beside = LoadChunk<E, kWide>(row, first, p.columns);
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) sum[i] = __fadd_rn(sum[i], ToFloat(beside.at[i]));
-  }
-  Packed<E, kChunk> out;
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) out.at[i] = Rounded<E>(sum[i]);
-  StoreChunk<E, kWide>(p.out + token * p.out_stride, first, p.columns, out);
 }
 
 }  // namespace baton_ops::cuda

@@ -99,10 +99,22 @@ class Case:
         return out
 
 
-@pytest.mark.parametrize("name", RULES)
+SHAPES = [
+    (1, 64, True, 8),
+    (1, 51, False, 2),
+    (37, 51, False, 2),
+    (9, 264, True, 3),
+    (9, 264, True, 8),
+    (6, 64, False, 1),
+]
+MANY = [(197, 16, True, 8), (197, 13, False, 1), (771, 16, True, 8), (771, 13, False, 1)]
+"""Enough for the kernels that have several experts a warp."""
+
+
 @pytest.mark.parametrize(
-    ("n_tokens", "hidden", "is_bf16", "between"),
-    [(1, 64, True, 8), (37, 51, False, 2), (9, 264, True, 3), (9, 264, True, 8), (6, 64, False, 1)],
+    ("name", "n_tokens", "hidden", "is_bf16", "between"),
+    [(name, *shape) for name in RULES for shape in SHAPES]
+    + [(name, *shape) for name in ("not-normed", "ernie") for shape in MANY],
 )
 def test_choices_are_the_rules_and_pairs_stand_by_expert(
     routes: host_routes.HostRoutes,
@@ -126,12 +138,17 @@ def test_choices_are_the_rules_and_pairs_stand_by_expert(
     np.testing.assert_array_equal(out.starts, np.cumsum([0, *counts]))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "deepseek"])
-def test_a_token_chooses_the_same_bits_alone(routes: host_routes.HostRoutes, name: str) -> None:
-    case = Case(routes, name, 21, 200, True)
+@pytest.mark.parametrize(
+    ("name", "n_tokens", "hidden"),
+    [("qwen3", 21, 200), ("deepseek", 21, 200), ("ernie", 197, 264), ("not-normed", 777, 16)],
+)
+def test_a_token_chooses_the_same_bits_alone(
+    routes: host_routes.HostRoutes, name: str, n_tokens: int, hidden: int
+) -> None:
+    case = Case(routes, name, n_tokens, hidden, True)
     together = case.routed(seed=3)
     pairs = case.rule.chosen
-    for token in range(21):
+    for token in {*range(0, n_tokens, n_tokens // 20), 1, 7, n_tokens - 1}:
         alone = case.routed(seed=token, rows=slice(token, token + 1))
         mine = slice(token * pairs, (token + 1) * pairs)
         np.testing.assert_array_equal(alone.products[0], together.products[token])

@@ -18,7 +18,10 @@ from baton_worker.engine.model.experts import Experts
 
 Array = npt.NDArray[Any]
 
-UNIT = host_cuda.Unit(("routes.cu",), "routes_entry.cc", lambda _, text: host_cuda.rewritten(text))
+INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"prefetch.global.L2 [%0];": "Prefetch"}
+UNIT = host_cuda.Unit(
+    ("routes.cu",), "routes_entry.cc", lambda _, text: host_cuda.rewritten(text, INSTRUCTIONS)
+)
 
 
 class HostRoutes:

@@ -144,21 +144,136 @@ FAMILIES: dict[str, Published] = {
 }
 
 
+TWO_LAYERS = {"num_hidden_layers": 2, "max_position_embeddings": 2048}
+REAL: dict[str, dict[str, Any]] = {
+    "llama-llama3": {
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14_336,
+        "rms_norm_eps": 1e-5,
+    },
+    "qwen2": {
+        "vocab_size": 152_064,
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18_944,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen3": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12_288,
+        "rms_norm_eps": 1e-6,
+    },
+    "ernie4_5": {
+        "vocab_size": 103_424,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "rms_norm_eps": 1e-5,
+    },
+    "qwen3_moe": {
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "mlp_only_layers": [],
+        "rms_norm_eps": 1e-6,
+    },
+    "ernie4_5_moe": {
+        "vocab_size": 103_424,
+        "hidden_size": 2560,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "intermediate_size": 12_288,
+        "moe_num_experts": 64,
+        "moe_k": 6,
+        "moe_intermediate_size": 1536,
+        "moe_num_shared_experts": 2,
+        "rms_norm_eps": 1e-5,
+    },
+    "glm4_moe": {
+        "vocab_size": 151_552,
+        "hidden_size": 4096,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 10_944,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "use_qk_norm": False,
+        "rms_norm_eps": 1e-5,
+    },
+}
+"""Sizes of Llama-3.1-8B, Qwen2.5-7B, Qwen3-8B, ERNIE-4.5-0.3B, Qwen3-30B-A3B, ERNIE-4.5-21B-A3B and
+GLM-4.5-Air, as their config.json have them.
+"""
+
+
 def published_model(family: str, shape: str, folder: Path, seed: int = 0) -> Any:
     """Return transformers' float32 model of random weights, which it has also saved in `folder`.
 
     Biases and norms are random too: as initialised they would be zeros and ones, and prove nothing.
     Weights are large enough that the likeliest token is seldom a near-tie.
     """
+    fields = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
+    model = _random_model(family, fields | SHAPES[shape] | FAMILIES[family].fields, "cpu", seed)
+    model.save_pretrained(folder)
+    return model
+
+
+def published_two_layers(family: str, folder: Path, device: str) -> Any:
+    """Return transformers' float32 model of two layers in the real shape, whose weights are exact
+    in bfloat16; the folder has them so.
+    """
+    import torch
+
+    fields = FAMILIES[family].fields | REAL[family] | TWO_LAYERS
+    model = _random_model(family, fields, device, seed=0)
+    with torch.no_grad():  # one by one: rotation's frequencies are no weights, and stay float32
+        for weight in model.parameters():
+            weight.copy_(weight.bfloat16())
+    rounded = {name: weight.bfloat16() for name, weight in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=rounded)
+    return model
+
+
+def published_in_bfloat16(folder: Path, device: str) -> Any:
+    """Return transformers' model of a folder, computing in bfloat16."""
     import torch
     import transformers
 
-    published = FAMILIES[family]
-    config = getattr(transformers, published.config_class)(
-        max_position_embeddings=2048, rms_norm_eps=1e-6, **SHAPES[shape] | published.fields
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, attn_implementation="eager"
     )
-    source = torch.Generator().manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return model.to(device).eval()
+
+
+def _random_model(family: str, fields: dict[str, Any], device: str, seed: int) -> Any:
+    import torch
+    import transformers
+
+    config = getattr(transformers, FAMILIES[family].config_class)(**fields)
+    source = torch.Generator(device).manual_seed(seed)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model = model.float().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -168,7 +283,6 @@ def published_model(family: str, shape: str, folder: Path, seed: int = 0) -> Any
                 weight.normal_(0.0, 0.1, generator=source)
             else:
                 weight.normal_(0.0, 1.5 * weight.shape[-1] ** -0.5, generator=source)
-    model.save_pretrained(folder)
     return model
 
 

@@ -128,6 +128,7 @@ inline T ClusterLoad(uint32_t at) {
 }
 inline float MaxOrNan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 inline float Reciprocal(float x) { return 1.0f / x; }
+inline void Prefetch(const void*) {}
 inline void WaitForGrids() { Me().waited_for_grids = true; }
 inline void LetGridsStart() {
   if (!Me().waited_for_grids) Fail("lets grids start before it waited for those before", 0);

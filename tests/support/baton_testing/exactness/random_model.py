@@ -89,6 +89,31 @@ def qwen3_30b_a3b(n_layers: int = 48) -> ModelShape:
     )
 
 
+def ernie_21b_a3b(n_layers: int = 28) -> ModelShape:
+    """Return the shape as published: 64 experts, 6 a token, 2 for all, a dense draft layer."""
+    return replace(
+        qwen3_8b(n_layers),
+        model_type="ernie4_5_moe",
+        vocab_size=103_424,
+        hidden_size=2560,
+        n_heads=20,
+        n_kv_heads=4,
+        rope_style="interleaved",
+        rope_theta=500_000.0,
+        rms_norm_eps=1e-5,
+        has_qk_norm=False,
+        experts=Experts(
+            64,
+            6,
+            1536,
+            tuple(range(1, n_layers)),
+            shared_size=3072,
+            has_choice_bias=True,
+            least_sum=1e-12,
+        ),
+    )
+
+
 def glm_45_air(n_layers: int = 46) -> ModelShape:
     """Return the shape as published, with fewer layers if asked for."""
     experts = Experts(

@@ -44,7 +44,7 @@ class OpsKernels:
             are weights on it.
     """
 
-    may_serve_experts = False  # their kernels have run on the host alone, as C++
+    may_serve_experts = True
 
     def __init__(self, device: Device) -> None:
         self._device = device

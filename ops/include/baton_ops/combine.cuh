@@ -1,0 +1,68 @@
+// The sum of what a token's experts made of it, in the order of the token's own list, so that it
+// does not depend on who shares them.
+#ifndef BATON_OPS_COMBINE_CUH_
+#define BATON_OPS_COMBINE_CUH_
+
+#include "baton_ops/grid_order.cuh"
+#include "baton_ops/values.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kCombineThreads = 256, kCombineAtOnce = 4;
+
+template <class E>
+struct CombineParams {
+  const E* made;  // by place
+  const int32_t* place;
+  const float* weight;
+  const E* beside;  // by token, or null
+  E* out;
+  int64_t made_stride, beside_stride, out_stride;
+  int64_t columns;
+  int chosen;
+};
+
+// out[t] = the sum of weight * made of a token's pairs from the first on, then of beside; products
+// and sums are rounded to fp32 one by one. Grid: (tokens, parts of a row).
+template <class E, bool kWide>
+__global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int64_t token = blockIdx.x;
+  const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
+  if (first >= p.columns) return;
+  float sum[kChunk] = {};
+  // What takes time is waiting for memory, so loads of some pairs are under way together.
+  for (int from = 0; from < p.chosen; from += kCombineAtOnce) {
+    Packed<E, kChunk> made[kCombineAtOnce];
+    float weight[kCombineAtOnce];
+#pragma unroll
+    for (int n = 0; n < kCombineAtOnce; ++n) {
+      const int64_t pair = token * p.chosen + min(from + n, p.chosen - 1);
+      made[n] = LoadChunk<E, kWide>(p.made + p.place[pair] * p.made_stride, first, p.columns);
+      weight[n] = p.weight[pair];
+    }
+#pragma unroll
+    for (int n = 0; n < kCombineAtOnce; ++n) {
+      if (from + n >= p.chosen) break;
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        sum[i] = __fadd_rn(sum[i], __fmul_rn(weight[n], ToFloat(made[n].at[i])));
+      }
+    }
+  }
+  if (p.beside != nullptr) {
+    const E* row = p.beside + token * p.beside_stride;
+    const auto beside = LoadChunk<E, kWide>(row, first, p.columns);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) sum[i] = __fadd_rn(sum[i], ToFloat(beside.at[i]));
+  }
+  Packed<E, kChunk> out;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) out.at[i] = Rounded<E>(sum[i]);
+  StoreChunk<E, kWide>(p.out + token * p.out_stride, first, p.columns, out);
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_COMBINE_CUH_

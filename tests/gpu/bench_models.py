@@ -1,0 +1,221 @@
+"""Measure steps of published shapes on a GPU, dense ones and mixtures, against memory's roof.
+
+    python3 tools/gpu.py run tests/gpu/bench_models.py [--models NAME ...] [--json FILE]
+
+Random bfloat16 weights in the real shape, all layers. A step is a replayed graph with greedy
+sampling and no logprobs, its inputs made up (see bench_steps), 2,048 tokens of context. The roof is
+what the step must read once - of a mixture the experts that its rows choose, counted in that step,
+layer by layer - and its KV, at the rate of a kernel that copies, measured in the same run. A pool
+that does not fit holds fewer sequences, and the row says how many were measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "bench" / "gpu"), str(HERE.parents[1] / "tools")]
+
+import bench_cases  # noqa: E402
+import bench_profile  # noqa: E402
+import bench_steps  # noqa: E402
+import roof  # noqa: E402
+import torch  # noqa: E402
+from bench_steps import Case  # noqa: E402
+
+import gpu  # noqa: E402
+from baton_testing.exactness import devices, random_model  # noqa: E402
+from baton_worker.engine.backends.device.weights import DeviceLayer, DeviceWeights  # noqa: E402
+from baton_worker.engine.model.experts import Experts  # noqa: E402
+from baton_worker.engine.model.shape import ModelShape  # noqa: E402
+
+BYTES = 2
+BLOCK_TOKENS = 16
+CONTEXT = 2048
+SPARE_BYTES = 6 << 30
+"""Beside weights and pool: the workspace, graphs, the copies of the roof."""
+MODELS: dict[str, Callable[[], ModelShape]] = {
+    "mimo-7b": random_model.mimo_7b,
+    "qwen3-30b-a3b": random_model.qwen3_30b_a3b,
+    "ernie-4.5-21b-a3b": random_model.ernie_21b_a3b,
+}
+CASES = [Case(batch, CONTEXT) for batch in (1, 8, 64, 256)]
+CASES += [Case(1, n, prefill=n) for n in (2048, 8192)]
+
+
+class Bench(NamedTuple):
+    """What bench_steps asks of a model under measurement."""
+
+    loaded: devices.LoadedModel
+    block_size: int
+    n_blocks: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens."""
+        return self.loaded.model_shape.vocab_size
+
+
+class CountingKernels:
+    """Kernels that note of each mixture, while `counts` is a list, how many experts are chosen."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self.counts: list[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def route(self, x: Any, router: Any, bias: Any, experts: Experts, out: Any) -> None:
+        """See `ExpertKernels.route`."""
+        self._kernels.route(x, router, bias, experts, out)
+        if self.counts is not None:
+            self.counts.append((out.starts[1:] > out.starts[:-1]).sum())
+
+
+def layer_bytes(layer: DeviceLayer, experts: Experts | None, chosen: int) -> float:
+    """Return what a step reads of a layer's weights, of so many experts."""
+    dense = [part for part in (layer.qkv, layer.o, layer.gate_up, layer.down) if part is not None]
+    read = float(BYTES * sum(part.numel() for part in dense))
+    if (mixture := layer.mixture) is not None and experts is not None:
+        of_all = BYTES * (mixture.gate_up.numel() + mixture.down.numel())
+        read += of_all * chosen / experts.count + 4 * mixture.router.numel()
+    return read
+
+
+def read_bytes(
+    shape: ModelShape, weights: DeviceWeights, case: Case, chosen: Sequence[int]
+) -> float:
+    """Return what a step must read: weights and, of sequences that decode, KV.
+
+    Args:
+        chosen: how many experts of each mixture the step's rows chose.
+    """
+    counts = iter(chosen)
+    read = sum(
+        layer_bytes(layer, shape.experts, next(counts) if layer.mixture is not None else 0)
+        for layer in weights.layers
+    )
+    kv = 0 if case.prefill else case.batch * case.context
+    kv_bytes = kv * shape.kv_size * 2 * BYTES * shape.n_layers
+    return read + BYTES * weights.lm_head.numel() + kv_bytes
+
+
+def flops(shape: ModelShape, weights: DeviceWeights, n: int) -> float:
+    """Return the operations of a prompt of n tokens: products and causal attention."""
+    total = 0.0
+    for index, layer in enumerate(weights.layers):
+        dense = [p for p in (layer.qkv, layer.o, layer.gate_up, layer.down) if p is not None]
+        total += 2 * n * sum(part.numel() for part in dense)
+        if layer.mixture is not None and (experts := shape.experts_of(index)) is not None:
+            total += 2 * n * 3 * experts.chosen * experts.intermediate_size * shape.hidden_size
+    return total + 2 * 2 * n * n / 2 * shape.q_size * shape.n_layers
+
+
+def load(make: Callable[[], ModelShape]) -> devices.LoadedModel:
+    """Return the random model on the GPU, without its draft layer, with the engine's kernels."""
+    from dataclasses import replace
+
+    from baton_worker.engine.backends.kernels import OpsKernels
+    from baton_worker.engine.backends.torch.device import TorchDevice
+
+    device = TorchDevice()
+    device.synchronise()
+    shape = replace(make(), n_mtp_layers=0)
+    weights = random_model.random_weights(torch, shape)
+    return devices.LoadedModel(device, CountingKernels(OpsKernels(device)), shape, weights)
+
+
+def pool_tokens(shape: ModelShape) -> int:
+    """Return how many tokens of KV are measured with: all cases', or what memory is left for."""
+    free, _ = torch.cuda.mem_get_info()
+    each = shape.kv_size * 2 * BYTES * shape.n_layers
+    most = max(free - SPARE_BYTES, 0) // each
+    return int(min(most, bench_cases.POOL_TOKENS)) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def chosen_experts(bench: Bench, program: Any) -> list[int]:
+    """Return how many experts of each mixture a launch of the step chooses."""
+    kernels: Any = bench.loaded.kernels
+    kernels.counts = []
+    program._launch()
+    found = [int(count) for count in kernels.counts]
+    kernels.counts = None
+    return found
+
+
+def measured(bench: Bench, programs: Any, case: Case, memory: roof.Roof) -> dict[str, Any]:
+    """Time a case and the kernels in it."""
+    shape, weights = bench.loaded.model_shape, bench.loaded.weights
+    with bench_steps.launched(programs, case, bench) as program:
+        run = bench_steps.alone(program)
+        spread = bench_steps.timed(run, bench_steps.back(program, bench.loaded.device))
+        kernels = [kernel._asdict() for kernel in bench_profile.kernels(run)]
+        chosen = chosen_experts(bench, program)
+    record: dict[str, Any] = {"batch": case.batch, "prefill": case.prefill, "context": case.context}
+    record |= {"us": spread.median, "low_us": spread.low, "high_us": spread.high}
+    record["roof_us"] = read_bytes(shape, weights, case, chosen) / memory.copy * 1e6
+    record["experts"] = sum(chosen) / len(chosen) if chosen else 0.0
+    if case.prefill:
+        record["tflops"] = flops(shape, weights, case.prefill) / spread.median / 1e6
+    return record | {"kernels": kernels}
+
+
+def steps(name: str, memory: roof.Roof) -> Iterator[dict[str, Any]]:
+    """Yield a record of each case of a model."""
+    loaded = load(MODELS[name])
+    tokens = pool_tokens(loaded.model_shape)
+    options = bench_cases.options(use_mtp=False, n_blocks=tokens // BLOCK_TOKENS)
+    engine: Any = devices.engine_of(loaded, options)
+    engine.pool.tensor.normal_()
+    bench = Bench(loaded, BLOCK_TOKENS, tokens // BLOCK_TOKENS)
+    for case in CASES:
+        if case.context > tokens - 2 * BLOCK_TOKENS:
+            continue
+        batch = case.batch if case.prefill else min(case.batch, tokens // case.context)
+        fits = Case(batch, case.context, prefill=case.prefill)
+        yield {"model": name} | measured(bench, engine.runner._programs, fits, memory)
+    engine.close()
+    vars(engine).clear()
+
+
+def line(record: dict[str, Any]) -> str:
+    """Return a record as a row of a table."""
+    what = f"a prompt of {record['prefill']:,}" if record["prefill"] else f"batch {record['batch']}"
+    share = f"{100 * record['roof_us'] / record['us']:.0f} %"
+    speed = f"{record['tflops']:.0f} TFLOP/s" if record["prefill"] else share
+    times = f"{record['us'] / 1e3:.3f} | {record['roof_us'] / 1e3:.3f}"
+    experts = f"{record['experts']:.0f}" if record["experts"] else "-"
+    return f"| {record['model']} | {what} | {experts} | {times} | {speed} |"
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--json", type=Path, default=Path("out/bench/gpu-models.json"))
+    options = parser.parse_args()
+    memory = roof.measured()
+    record: dict[str, Any] = {"machine": gpu.machine(), "commit": gpu.commit()}
+    record |= {"roof": {"read": memory.read, "copy": memory.copy}, "steps": []}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    print(
+        "| model | step | experts | ms | roof, ms | share |\n|---|---|---|---|---|---|", flush=True
+    )
+    for name in options.models:
+        gc.collect()
+        torch.cuda.empty_cache()
+        for found in steps(name, memory):
+            record["steps"].append(found)
+            print(line(found), flush=True)
+            options.json.write_text(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()
