@@ -21,6 +21,7 @@
 #define __syncwarp(...) host_cuda::Meet(host_cuda::MyWarp().meeting, __LINE__)
 #define __shfl_sync(mask, v, lane) host_cuda::Shuffle(mask, v, lane, __LINE__)
 #define __shfl_xor_sync(mask, v, d) host_cuda::Shuffle(mask, v, host_cuda::Lane() ^ (d), __LINE__)
+#define __shfl_down_sync(mask, v, d) host_cuda::Shuffle(mask, v, host_cuda::LaneBehind(d), __LINE__)
 #define __shfl_up_sync(mask, v, d) host_cuda::Shuffle(mask, v, host_cuda::LaneBefore(d), __LINE__)
 #define __ballot_sync(mask, p) host_cuda::Ballot(mask, p, __LINE__)
 #define __all_sync(mask, p) (host_cuda::Ballot(mask, p, __LINE__) == 0xffffffffu)
@@ -51,6 +52,7 @@ inline int SyncThreadsCount(bool holds, int line) {
 
 inline unsigned Lane() { return Me().thread % kWarpThreads; }
 inline unsigned LaneBefore(unsigned d) { return Lane() < d ? Lane() : Lane() - d; }
+inline unsigned LaneBehind(unsigned d) { return Lane() + d > 31 ? Lane() : Lane() + d; }
 
 // All lanes put a value; returns the lanes' values, which stay until all have met again.
 template <class T>
