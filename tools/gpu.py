@@ -8,8 +8,8 @@
 Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with
 the command that installs them. Everything is built under ops/build/gpu; nothing is installed.
 `test` leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp); with options of
-pytest's the suite is not whole, and the stamp says so. Its processes share the GPU, `--jobs` of
-them at once (see gpu_jobs). `run` is for the benchmarks in tests/gpu and tests/bench/gpu: a program
+pytest's the suite is not whole, and the stamp says so. Its processes share the GPUs, `--jobs` of
+them at once on each of `--gpus` (see gpu_jobs). `run` is for the benchmarks in tests/gpu and tests/bench/gpu: a program
 of this checkout over that library, its options as it takes them. `lay-out` needs no GPU: it makes a
 folder in which Python finds a library before one that is installed.
 """
@@ -221,8 +221,16 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def gpu_names(wanted: int) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES calls so many GPUs, [] for one: that is whoever is first."""
+    if wanted == 1:
+        return []
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (seen.split(",") if seen else [str(number) for number in range(wanted)])[:wanted]
+
+
 def at_once(
-    plain: Sequence[str], suites: Sequence[str], folder: Path, most: int
+    plain: Sequence[str], suites: Sequence[str], folder: Path, most: int, gpus: int
 ) -> list[tuple[str, str]]:
     """Run the suite as several processes, tell how each ended, and return the cases of all."""
     try:
@@ -230,9 +238,11 @@ def at_once(
     except RuntimeError as error:
         sys.exit(f"[gpu] the suite cannot be collected\n{error}")
     jobs = gpu_jobs.jobs_of(tests)
-    say(f"{len(tests)} tests in {len(jobs)} processes, at most {most} at once")
+    say(f"{len(tests)} tests in {len(jobs)} processes, at most {most} at once on a GPU")
     cases: list[tuple[str, str]] = []
-    running = gpu_jobs.Running(plain, folder, ROOT, environment(), gpu_memory_bytes())
+    running = gpu_jobs.Running(
+        plain, folder, ROOT, environment(), gpu_memory_bytes(), gpus=gpu_names(gpus)
+    )
     for ended in gpu_jobs.run(running, jobs, most):
         cases += gpu_jobs.cases_of_job(ended)
         say(f"{ended.job.name}: {ended.seconds:.0f} s: {gpu_jobs.last_words(ended)}")
@@ -262,7 +272,7 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         cases = gpu_jobs.cases_of(report)
         cases += gpu_jobs.unexplained("pytest", code, cases)
     else:
-        code, cases = 0, at_once(plain, suites, folder, options.jobs)
+        code, cases = 0, at_once(plain, suites, folder, options.jobs, options.gpus)
     kept, torn = gpu_jobs.digests_of(digests)
     cases += [(f"two processes of this run::{name} is told otherwise", "failed") for name in torn]
     files = gpu_stamp.hashes()
@@ -352,7 +362,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--jobs",
         type=at_least_one,
         default=gpu_jobs.JOBS,
-        help="processes of `test` at once; 1, as with options of pytest's: one for all",
+        help="processes of `test` at once on a GPU; 1, as with options of pytest's: one for all",
     )
     parser.add_argument("--library", type=a_file, help="a libbaton_ops.so with CUDA, built before")
     parser.add_argument("--stamp", type=Path, default=gpu_stamp.STAMP, help="where the stamp goes")

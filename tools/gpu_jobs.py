@@ -1,7 +1,8 @@
-"""The GPU suite as several processes at once, on one GPU.
+"""The GPU suite as several processes at once, on one GPU or on several of a kind.
 
-Owns which tests may share the GPU's memory and time with others and which may not, how processes
-are started and ended, and what becomes of their reports. Knows nothing of what the tests are.
+Owns which tests may share a GPU's memory and time with others and which may not, whose first GPU is
+which, how processes are started and ended, and what becomes of their reports. Knows nothing of what
+the tests are.
 """
 
 from __future__ import annotations
@@ -37,22 +38,28 @@ LONGEST = (
     "test_the_same_bits_any_way_it_is_served-gpu-tiny-float32",
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-12",
     "test_the_same_bits_any_way_it_is_served-gpu-mimo-7b-12",
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-30b-a3b-8",
+    "test_real_shapes_are_transformers",
     "cuda",
 )
 """Jobs that take longest or hold most, so they begin first; the others in their tests' order."""
 JOBS = 4
-"""Processes at once."""
+"""Processes at once, on each GPU."""
 GIB = 1 << 30
 MOST_GIB = {
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b": 85,
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-12": 35,
     "test_the_same_bits_any_way_it_is_served-gpu-mimo-7b-12": 35,
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-30b-a3b-8": 35,
+    "test_real_shapes_are_transformers": 45,
     "test_two_processes_say_the_same": 30,
     "test_the_suite_finds_what_is_not_exact": 30,
     "test_a_deployment_on_the_gpu_is_exact": 20,
 }
 """What jobs hold at most of the GPU's memory: weights, and pools for 256 requests at once."""
 OTHERS_GIB = 4
+ON_ALL = ("test_two_processes_say_the_same", "test_a_deployment_on_the_gpu_is_exact", "cuda")
+"""Jobs that use what other GPUs there are beside their own."""
 POLL_S = 0.2
 STOP_S = 10.0
 SILENT_S = 900.0
@@ -122,12 +129,21 @@ def collected(words: Sequence[str], root: Path, environment: Mapping[str, str]) 
     return [line for line in done.stdout.splitlines() if "::" in line and not line.startswith(" ")]
 
 
-class Running:
-    """Processes of jobs; `folder` takes reports and logs, `memory_bytes` is what they share.
+class _Going(NamedTuple):
+    """A job under way: when it began, and the number of its own GPU."""
 
-    Each is told of each test as it ends; one that says nothing for `silent_s` is killed, with what
-    it has started: a call that never comes back, of CUDA's say, keeps Python from its signals, and
-    so pytest's timeout from ending the test.
+    process: subprocess.Popen[bytes]
+    began: float
+    gpu: int
+
+
+class Running:
+    """Processes of jobs; `folder` takes reports and logs, each GPU has `memory_bytes`.
+
+    A job sees all of `gpus`, its own first; without names it sees what there is. Each is told of
+    each test as it ends; one that says nothing for `silent_s` is killed, with what it has started:
+    a call that never comes back, of CUDA's say, keeps Python from its signals, and so pytest's
+    timeout from ending the test.
     """
 
     def __init__(
@@ -138,48 +154,67 @@ class Running:
         environment: Mapping[str, str],
         memory_bytes: int,
         silent_s: float = SILENT_S,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._words, self._folder = words, folder
         self._root = root
         self._environment = dict(environment) | {"PYTHONUNBUFFERED": "1"}
         self._memory_bytes = memory_bytes
         self._silent_s = silent_s
-        self._going: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
+        self._gpus = tuple(gpus)
+        self._going: dict[Job, _Going] = {}
 
-    def start(self, job: Job) -> None:
-        """Begin a job."""
+    def start(self, job: Job, gpu: int = 0) -> None:
+        """Begin a job on the GPU of this number."""
         listed = self._folder / f"{job.name}.tests"
         listed.write_text("\n".join(job.tests) + "\n")
         report = f"--junitxml={self._folder / job.name}.xml"
         command = [sys.executable, "-m", "pytest", *self._words, report, f"@{listed}"]
+        seen = ",".join([*self._gpus[gpu:], *self._gpus[:gpu]])
+        environment = self._environment | ({"CUDA_VISIBLE_DEVICES": seen} if seen else {})
         with (self._folder / f"{job.name}.log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=self._root, env=self._environment, stdout=log, stderr=log,
+                command, cwd=self._root, env=environment, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        self._going[job] = process, time.monotonic()
+        self._going[job] = _Going(process, time.monotonic(), gpu)
 
     @property
     def any(self) -> bool:
         """Whether a job has not ended."""
         return bool(self._going)
 
-    def has_room(self, job: Job, most: int) -> bool:
-        """Return whether a job may begin now, where so many may share the GPU.
+    def gpu_for(self, job: Job, most: int) -> int | None:
+        """Return on which GPU a job may begin now, where so many may share each: that of which
+        least is held; None for none.
 
         One that needs more memory than there is begins where no other goes on, and tells so itself.
         """
         if not self._going:
-            return True
+            return 0
         if job.alone or any(other.alone for other in self._going):
-            return False
-        held = sum(other.most_bytes for other in self._going)
-        return len(self._going) < most and held + job.most_bytes <= self._memory_bytes
+            return None
+        all_gpus = range(max(len(self._gpus), 1))
+        held = [self._held_bytes(gpu) for gpu in all_gpus]
+        counts = [sum(going.gpu == gpu for going in self._going.values()) for gpu in all_gpus]
+        has_memory = [bytes_ + job.most_bytes <= self._memory_bytes for bytes_ in held]
+        if job.name in ON_ALL and not all(has_memory):
+            return None
+        fit = [gpu for gpu in all_gpus if has_memory[gpu] and counts[gpu] < most]
+        return min(fit, key=held.__getitem__, default=None)
+
+    def _held_bytes(self, gpu: int) -> int:
+        """Return what jobs hold at most of a GPU's memory."""
+        return sum(
+            job.most_bytes
+            for job, going in self._going.items()
+            if going.gpu == gpu or job.name in ON_ALL
+        )
 
     def ended(self) -> list[Ended]:
         """Return the jobs that have ended since the last call."""
         found = []
-        for job, (process, began) in list(self._going.items()):
+        for job, (process, began, _) in list(self._going.items()):
             place, seconds = self._folder / job.name, time.monotonic() - began
             if process.poll() is None and not self._ended_for_silence(process, place):
                 continue
@@ -202,14 +237,14 @@ class Running:
 
     def stop(self) -> None:
         """End what still runs, and what that has started."""
-        for process, _ in self._going.values():
-            _signalled(process, signal.SIGTERM)
-        for process, _ in self._going.values():
+        for going in self._going.values():
+            _signalled(going.process, signal.SIGTERM)
+        for going in self._going.values():
             try:
-                process.wait(STOP_S)
+                going.process.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                _signalled(process, signal.SIGKILL)
-                process.wait()
+                _signalled(going.process, signal.SIGKILL)
+                going.process.wait()
 
 
 def _signalled(process: subprocess.Popen[bytes], which: signal.Signals) -> None:
@@ -222,7 +257,8 @@ def _named(place: Path, kind: str) -> Path:
 
 
 def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
-    """Yield jobs as they end: those that run alone by themselves, of the others so many at once.
+    """Yield jobs as they end: those that run alone by themselves, of the others so many at once on
+    each GPU.
 
     A job for which memory is short lets others go before it.
     """
@@ -231,9 +267,9 @@ def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
         stack.callback(running.stop)
         while waiting or running.any:
             for job in list(waiting):
-                if running.has_room(job, most):
+                if (gpu := running.gpu_for(job, most)) is not None:
                     waiting.remove(job)
-                    running.start(job)
+                    running.start(job, gpu)
             told = running.ended()
             yield from told
             if not told:

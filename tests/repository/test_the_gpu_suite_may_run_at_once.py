@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gpu_jobs
 import pytest
 from gpu_jobs import Ended, Job
 
+import gpu
 from baton_testing.processes import wait_until
 
 EXACT = "tests/gpu/test_the_same_bits_any_way_it_is_served.py"
@@ -33,6 +36,11 @@ SUITE = {
     "test_two.py": "import pytest\n@pytest.mark.skip(reason='why')\ndef test_later(): pass\n",
     "test_three.py": "import os\ndef test_before(): pass\ndef test_gone(): os._exit(7)\n",
 }
+
+
+def going(number: int | None) -> Any:
+    """A job under way on the GPU of this number."""
+    return SimpleNamespace(gpu=number)
 
 
 def test_each_test_is_in_one_job_and_a_model_is_loaded_by_one() -> None:
@@ -62,9 +70,9 @@ def test_the_files_that_are_named_are_there() -> None:
 
 def test_jobs_share_no_more_memory_than_there_is_and_the_rest_go_first(tmp_path: Path) -> None:
     class Taken(gpu_jobs.Running):
-        def start(self, job: Job) -> None:
+        def start(self, job: Job, on: int = 0) -> None:
             began.append(job.name)
-            self._going[job] = None  # type: ignore[assignment]
+            self._going[job] = going(on)
 
         def ended(self) -> list[Ended]:
             held.append(sum(job.most_bytes for job in self._going) // gpu_jobs.GIB)
@@ -81,7 +89,54 @@ def test_jobs_share_no_more_memory_than_there_is_and_the_rest_go_first(tmp_path:
     assert began[:3] == [names[0], "small", names[1]]
     assert 85 < max(held) <= 90
     running = Taken((), tmp_path, tmp_path, {}, 80 * gpu_jobs.GIB)
-    assert running.has_room(Job(names[0], ()), 3), "it may tell itself that memory is short"
+    assert running.gpu_for(Job(names[0], ()), 3) == 0, "it may tell itself that memory is short"
+
+
+def test_jobs_go_where_least_is_held_and_those_that_use_all_gpus_where_all_have_room(
+    tmp_path: Path,
+) -> None:
+    large = Job(next(iter(gpu_jobs.MOST_GIB)), ())
+    small, other, third = (Job(name, ()) for name in ("small", "other", "third"))
+    on_all = Job(gpu_jobs.ON_ALL[0], ())
+    running = gpu_jobs.Running((), tmp_path, tmp_path, {}, 90 * gpu_jobs.GIB, gpus=("4", "7"))
+    running._going[large] = going(running.gpu_for(large, 2))
+    assert running.gpu_for(small, 2) == 1
+    assert running.gpu_for(on_all, 2) is None, "the first GPU has no memory for it"
+    running._going[small] = going(1)
+    running._going[other] = going(1)
+    assert running.gpu_for(third, 2) == 0, "as many as may share it are on the second"
+    assert running.gpu_for(third, 3) == 1
+    del running._going[large]
+    assert running.gpu_for(on_all, 2) == 0
+    running._going[on_all] = going(0)
+    assert running.gpu_for(large, 3) is None, "what uses all holds memory of either"
+
+
+def test_a_process_sees_its_own_gpu_first(tmp_path: Path) -> None:
+    (tmp_path / "test_seen.py").write_text(
+        "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == '7,4'\n"
+    )
+    running = gpu_jobs.Running(
+        ["-q", "-p", "no:cacheprovider"], tmp_path, tmp_path, os.environ, 1, gpus=("4", "7")
+    )
+    running.start(Job("seen", (str(tmp_path / "test_seen.py"),)), 1)
+    ended: list[Ended] = []
+    while not ended:
+        ended = running.ended()
+    assert ended[0].code == 0, ended[0].log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "names"),
+    [(1, "4,7", []), (2, None, ["0", "1"]), (2, "4,7,9", ["4", "7"])],
+)
+def test_gpus_are_named_as_the_process_was_told(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, seen: str | None, names: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert gpu.gpu_names(wanted) == names
 
 
 def test_jobs_of_which_the_memory_is_told_are_there() -> None:
@@ -92,19 +147,19 @@ def test_jobs_of_which_the_memory_is_told_are_there() -> None:
 
 def test_a_job_that_runs_alone_shares_the_device_with_none(tmp_path: Path) -> None:
     class Taken(gpu_jobs.Running):
-        def start(self, job: Job) -> None:
-            self._going[job] = None  # type: ignore[assignment]
+        def start(self, job: Job, on: int = 0) -> None:
+            self._going[job] = going(on)
 
     running = Taken((), tmp_path, tmp_path, {}, ENOUGH_BYTES)
     alone, some, other = (Job(name, (), name == "alone") for name in ("alone", "some", "other"))
-    assert running.has_room(alone, 2)
+    assert running.gpu_for(alone, 2) == 0
     running.start(alone)
-    assert not running.has_room(some, 2)
+    assert running.gpu_for(some, 2) is None
     running._going.clear()
     running.start(some)
-    assert not running.has_room(alone, 2)
-    assert running.has_room(other, 2)
-    assert not running.has_room(other, 1)
+    assert running.gpu_for(alone, 2) is None
+    assert running.gpu_for(other, 2) == 0
+    assert running.gpu_for(other, 1) is None
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -1,5 +1,5 @@
-// The generic products under C names; arguments are laid out by baton_testing/host_generic.py, eight
-// bytes each. Returns null or what went wrong.
+// The generic products under C names; arguments are laid out by baton_testing/host_generic.py,
+// eight bytes each. Returns null or what went wrong.
 #include "rewritten/experts.h"
 #include "shims/fibers.h"
 
