@@ -9,9 +9,10 @@ Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that 
 the command that installs them. Everything is built under ops/build/gpu; nothing is installed.
 `test` leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp); with options of
 pytest's the suite is not whole, and the stamp says so. Its processes share the GPUs, `--jobs` of
-them at once on each of `--gpus` (see gpu_jobs). `run` is for the benchmarks in tests/gpu and tests/bench/gpu: a program
-of this checkout over that library, its options as it takes them. `lay-out` needs no GPU: it makes a
-folder in which Python finds a library before one that is installed.
+them at once on each of `--gpus` (see gpu_jobs). `run` is for the benchmarks in tests/gpu and
+tests/bench/gpu: a program of this checkout over that library, its options as it takes them.
+`lay-out` needs no GPU: it makes a folder in which Python finds a library before one that is
+installed.
 """
 
 from __future__ import annotations
