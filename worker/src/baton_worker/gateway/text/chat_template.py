@@ -109,7 +109,8 @@ class _Compiled:
         content as an empty one, unless it knows either.
         """
         content = message.get("content", "")
-        if isinstance(content, list) and not self._takes_parts:
+        is_result = message.get("role") == "tool"  # templates have other parts there, if any
+        if isinstance(content, list) and (is_result or not self._takes_parts):
             content = "\n".join(part["text"] for part in content)
         if content is None and not self._asks_for_null:
             content = ""
@@ -118,7 +119,7 @@ class _Compiled:
     def render(self, values: Mapping[str, Any]) -> str:
         """Return the text."""
         try:
-            with self._environment.bounded():
+            with self._environment.bounded(values):
                 return self._template.render(values)
         except ChatTemplateError:
             raise

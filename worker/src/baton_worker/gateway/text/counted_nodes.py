@@ -61,6 +61,26 @@ class Counted(NodeTransformer):
                 operand.expr = self._call(node, "count_shown", operand.expr)
         return node
 
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        """Count what a new list holds: one that holds another twice is twice as large."""
+        return self._counted_literal(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        """Count what a new tuple holds."""
+        return self._counted_literal(node) if node.ctx == "load" else node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        """Count what a new mapping holds."""
+        return self._counted_literal(node)
+
+    def _counted_literal(self, node: nodes.Literal) -> nodes.Node:
+        self.generic_visit(node)
+        if all(isinstance(part, nodes.Const | nodes.Pair) for part in node.iter_child_nodes()):
+            pairs = [part for part in node.iter_child_nodes() if isinstance(part, nodes.Pair)]
+            if all(isinstance(pair.value, nodes.Const) for pair in pairs):
+                return node
+        return self._call(node, "count_shown", node)
+
     def _call(self, at: nodes.Node, name: str, *given: nodes.Expr) -> nodes.Call:
         function = nodes.EnvironmentAttribute(name)
         return self._own(nodes.Call(function, list(given), [], None, None), at)

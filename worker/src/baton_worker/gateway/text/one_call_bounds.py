@@ -42,7 +42,7 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
         bits = bits + right.bit_length() if operator == "*" else bits * max(right, 1)
         _refuse_if(bits > _MAX_INTEGER_BITS, f"{operator} of numbers that large")
     if operator == "%" and isinstance(left, str):
-        _check_format(left)
+        check_format(left)
 
 
 def check_method(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -78,14 +78,23 @@ def check_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str
         _refuse_if(bool(deep), f"the filter {name} with an indent above {_MAX_INDENT}")
 
 
+def check_format(text: str) -> None:
+    """Refuse a text whose formatting makes much of little.
+
+    Raises:
+        HugeResultError: it may.
+    """
+    _refuse_if(_WIDE_FORMAT.search(text) is not None, "a format with a width of five digits")
+
+
 def _check_call(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     given = [*args, *kwargs.values()]
     _refuse_if(
         any(isinstance(item, int) and abs(item) > _MAX_NUMBER for item in given),
         f"{name} with a number above {_MAX_NUMBER}",
     )
-    if name in ("format", "format_map") and isinstance(value, str):
-        _check_format(value)
+    if name == "format" and isinstance(value, str):
+        check_format(value)
     if name == "indent" and isinstance(value, str):
         width = max((len(item) for item in given if isinstance(item, str)), default=0)
         _check_size(name, value.count("\n") * width)
@@ -98,10 +107,6 @@ def _check_join(separator: Any, items: Any) -> None:
     if isinstance(items, list | tuple | dict | str):
         texts = sum(len(item) for item in items if isinstance(item, str))
         _check_size("join", texts + len(items) * len(str(separator)))
-
-
-def _check_format(text: str) -> None:
-    _refuse_if(_WIDE_FORMAT.search(text) is not None, "a format with a width of five digits")
 
 
 def _check_size(what: str, size: int) -> None:

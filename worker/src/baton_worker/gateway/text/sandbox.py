@@ -18,17 +18,29 @@ from typing import Any, Final
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton_worker.gateway.text.counted_nodes import Counted
-from baton_worker.gateway.text.one_call_bounds import check_filter, check_method, check_operation
+from baton_worker.gateway.text.one_call_bounds import (
+    check_filter,
+    check_format,
+    check_method,
+    check_operation,
+)
 
-BUDGET: Final = 1 << 20
-"""Steps of one rendering, about a second's. The longest conversations need a tenth."""
+STEPS: Final = 1 << 17
+"""Of one rendering, some tenths of a second's."""
+STEPS_OF_INPUT: Final = 16
+"""As many more for each step that it takes to look once at all that a template is given."""
+_STEPS_OF_MACRO: Final = 4
+_UNBOUNDED: Final = 1 << 62
 _CHARACTERS_BITS: Final = 6
 """64 characters, or items of a list, are looked at in one step."""
 _CHEAP: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length"})
 """Filters that take as long for a long list as for a short one."""
+_OF_JINJA: Final = frozenset({"_loop_vars", "_block_vars"})
+"""What it tells with each call of the block that the call stands in."""
 _SHALLOW: Final = frozenset({
     "batch", "items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice",
@@ -36,9 +48,9 @@ _SHALLOW: Final = frozenset({
 """Those that look at a list's items, and not into them."""
 _COMPARING: Final = frozenset({
     "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le",
-    "lessthan", "lt", "ne",
+    "lessthan", "lower", "lt", "ne", "upper",
 })  # fmt: skip
-"""Tests that compare whole values."""
+"""Tests that look at whole values."""
 
 
 class TooMuchWorkError(ValueError):
@@ -46,10 +58,10 @@ class TooMuchWorkError(ValueError):
 
 
 class _Budget:
-    __slots__ = ("left",)
+    __slots__ = ("given", "left")
 
     def __init__(self) -> None:
-        self.left = BUDGET
+        self.given = self.left = _UNBOUNDED
 
 
 class GenerationTag(Extension):
@@ -88,10 +100,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters[name] = self._charged(name, function)
 
     @contextmanager
-    def bounded(self) -> Iterator[None]:
-        """Give what is rendered within a budget of its own."""
-        token = self._budget.set(_Budget())
+    def bounded(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Give what is rendered within a budget of its own, by the size of what it is given."""
+        budget = _Budget()
+        token = self._budget.set(budget)
         try:
+            self.weigh(values)
+            budget.given = STEPS + STEPS_OF_INPUT * (_UNBOUNDED - budget.left)
+            budget.left = budget.given
             yield
         finally:
             self._budget.reset(token)
@@ -107,7 +123,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return
         budget.left -= steps
         if budget.left < 0:
-            raise TooMuchWorkError(f"it takes more than {BUDGET} steps for these messages")
+            raise TooMuchWorkError(f"it takes more than {budget.given} steps for these messages")
 
     def weigh(self, value: Any) -> None:
         """Charge for all that a value holds, as often as it holds it: what shows or compares it
@@ -119,9 +135,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.charge(1 + len(value))
             for item in value.values():
                 self.weigh(item)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | range):
             self.charge(1 + len(value))
-            for item in value:
+            for item in value if not isinstance(value, range) else ():
                 self.weigh(item)
 
     def count_turn(self, constant_characters: int) -> bool:
@@ -150,13 +166,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Call for a template."""
         if getattr(__obj, "__self__", None) is __self:
             return __obj(*args)  # what else Jinja tells is of the loop that the call stands in
-        __self.charge(1)
-        check_method(__obj, args, kwargs)
-        for value in args:
-            __self._charge_size(value)
+        if isinstance(__obj, Macro):  # what it does is counted where it does it
+            __self.charge(_STEPS_OF_MACRO)
+        else:
+            __self._count_call(__obj, args, kwargs)
         found = super().call(__context, __obj, *args, **kwargs)
         __self._charge_size(found)
         return found
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return what stands for a text's method `format`, None for other values."""
+        made = super().wrap_str_format(value)
+        if made is not None:
+            check_format(value.__self__)
+        return made
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute for a template."""
@@ -170,6 +193,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = Counted(self).visit(super()._parse(source, name, filename))
         return tree
+
+    def _count_call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        given = {name: value for name, value in kwargs.items() if name not in _OF_JINJA}
+        check_method(function, args, given)
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str | list | tuple):
+            self.weigh(owner)
+        self.weigh(args)
+        self.weigh(given)  # and one step at least for each
 
     def _charge_size(self, value: Any) -> None:
         if isinstance(value, str | list | tuple | dict):
@@ -193,10 +225,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _weighing(self, test: Callable[..., bool]) -> Callable[..., bool]:
         @wraps(test)
-        def weighed(value: Any, other: Any) -> bool:
-            self.weigh(value)
-            self.weigh(other)
-            return test(value, other)
+        def weighed(*values: Any) -> bool:
+            self.weigh(values)
+            return test(*values)
 
         return weighed
 
