@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from baton_worker.compatibility import chat_source
 from baton_worker.config import ConfigError
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.request import ModelLimits
+from baton_worker.gateway.text.detokenise import Detokeniser
 from baton_worker.gateway.text.tokenizer import load_tokenizer
 
 Prompt = Callable[..., str]
@@ -432,3 +434,28 @@ def test_rare_special_tokens_make_no_model_another_one(tmp_path: Path) -> None:
     source = chat_source(tmp_path)
     assert source is not None
     assert source.special_tokens == {"bos_token": "<s>"}
+
+
+MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>")
+"""Added tokens that are not special: Qwen3's, MiMo's and GLM's."""
+
+
+@pytest.fixture
+def model_folder_with_markup(model_folder: Path, tmp_path: Path) -> Path:
+    """A folder whose tokenizer has these, and one that is special, as `<|python_tag|>` is."""
+    folder = tmp_path / "markup"
+    shutil.copytree(model_folder, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKUP])
+    tokenizer.add_special_tokens(["<|python_tag|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_markup_of_an_answer_is_text(model_folder_with_markup: Path) -> None:
+    tokenizer = load_tokenizer(model_folder_with_markup)
+    text = '<think>hm</think><tool_call>{"name": "f"}<arg_key></tool_call>'
+    ids = tokenizer.encode(f"<|python_tag|>{text}", add_special_tokens=False)
+    assert set(map(tokenizer.vocabulary.names.__getitem__, ids)) >= {*MARKUP, "<|python_tag|>"}
+    output = Detokeniser(tokenizer.vocabulary.text_bytes)
+    assert output.feed(ids) + output.flush() == text, "what is special is no text"

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from baton_worker.gateway.answers.answer import GenerationAnswer
 from baton_worker.gateway.answers.formats import format_for
 from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.request import Endpoint
@@ -44,6 +45,7 @@ class HttpParts:
     model: str
     started_unix_seconds: int
     tokenizer: GatewayTokenizer
+    sampling_defaults: SamplingDefaults
     intake: Intake
     dispatcher: Dispatcher
     workers: LinkedWorkers
@@ -154,6 +156,7 @@ class _Routes:
             "created": self._parts.started_unix_seconds,
             "owned_by": "baton",
             "max_model_len": self._context_tokens(),
+            "sampling_defaults": self._parts.sampling_defaults,
         }
 
 
