@@ -98,7 +98,7 @@ def test_what_asks_for_nothing_is_no_cause_for_a_word(
     assert not_taken_over(tmp_path) == {}
     assert not_taken_over(told(QWEN | NOTHING)) == {}
     folder = told([])
-    with pytest.raises(ConfigError, match="generation_config.json"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
         not_taken_over(folder)
 
 

@@ -1,4 +1,4 @@
-"""A hostile template, or hostile variables for a good one, run no code and end (see `text/sandbox`)."""
+"""A hostile template, or hostile variables for a good one, run no code and end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ HUGE = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_would_not_end_is_refused(name: str) -> None:
     template = ChatTemplate(ENDLESS[name], {})
-    with pytest.raises(ChatTemplateError, match="it takes more than [0-9]+ steps"):
+    with pytest.raises(ChatTemplateError, match=r"it takes more than [0-9]+ steps"):
         template.render(USER)
 
 

@@ -18,9 +18,9 @@ from baton_worker.gateway.intake.body import (
     read_object,
     too_many_tokens,
 )
+from baton_worker.gateway.intake.conversation import Conversation, shown_tools, turns
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import bad_word_tokens
-from baton_worker.gateway.intake.conversation import Conversation, shown_tools, turns
 from baton_worker.gateway.intake.schema import (
     ChatBody,
     CompletionBody,
@@ -141,7 +141,8 @@ class Intake:
         if asked.tools and not template.shows_tools:
             raise bad_request(
                 "tools",
-                f"tools: the chat template of {self._model!r} shows none; describe them in a message",
+                f"tools: the chat template of {self._model!r} shows none; describe them in a"
+                " message",
                 "unsupported_parameter",
             )
         try:

@@ -34,7 +34,7 @@ class Counted(NodeTransformer):
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
         """Count text that is captured."""
         self.generic_visit(node)
-        node.filter = self._own(nodes.Filter(node.filter, "counted", [], [], None, None), node)  # type: ignore[arg-type]
+        node.filter = self._own(nodes.Filter(node.filter, "counted", [], [], None, None), node)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -83,7 +83,8 @@ class Counted(NodeTransformer):
 
     def _call(self, at: nodes.Node, name: str, *given: nodes.Expr) -> nodes.Call:
         function = nodes.EnvironmentAttribute(name)
-        return self._own(nodes.Call(function, list(given), [], None, None), at)
+        call: nodes.Call = self._own(nodes.Call(function, list(given), [], None, None), at)
+        return call
 
     def _own(self, node: Any, at: nodes.Node) -> Any:
         return node.set_lineno(at.lineno).set_environment(self._environment)

@@ -52,7 +52,7 @@ def check_method(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         HugeResultError: it would be, or it is one that no template needs.
     """
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-    if isinstance(owner, str | int | float) and not isinstance(owner, type):
+    if isinstance(owner, str | int | float):
         _refuse_if(name in _REFUSED, f"the method {name}")
         _check_call(name, owner, args, kwargs)
         if name == "join" and args:

@@ -67,7 +67,7 @@ class _Budget:
 class GenerationTag(Extension):
     """`{% generation %}`, which marks for training what the model says: its text, and no more."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - the base class's type
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """Return what stands between the tags."""
@@ -92,7 +92,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.add_filter(name, function)
         self.add_filter("counted", _same)
         for name in _COMPARING:
-            self.tests[name] = self._weighing(self.tests[name])
+            self.tests[name] = self._weighing(self.tests[name])  # type: ignore[arg-type]
         self.finalize = self.count_shown
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
@@ -162,7 +162,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._charge_size(found)
         return found
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - a template's own arguments may be called self
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call for a template."""
         if getattr(__obj, "__self__", None) is __self:
             return __obj(*args)  # what else Jinja tells is of the loop that the call stands in
@@ -223,11 +223,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         return charged
 
-    def _weighing(self, test: Callable[..., bool]) -> Callable[..., bool]:
+    def _weighing(self, test: Callable[..., Any]) -> Callable[..., bool]:
         @wraps(test)
         def weighed(*values: Any) -> bool:
             self.weigh(values)
-            return test(*values)
+            return bool(test(*values))
 
         return weighed
 

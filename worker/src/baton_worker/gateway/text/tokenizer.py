@@ -23,7 +23,6 @@ from baton_worker.gateway.text.vocabulary import (
     read_vocabulary,
 )
 
-
 _SENTENCEPIECE_ALONE = (
     "; the folder has tokenizer.model alone: load it with transformers' AutoTokenizer and save it"
     " with save_pretrained, which writes tokenizer.json"

@@ -2,7 +2,7 @@
 
 OpenAI's clients send them as JSON text. Templates are written for one or the other: some walk
 through a mapping (Qwen3-Coder, GLM-4.5) or make JSON of it (Llama 3, Qwen2.5), some put a text
-between texts (DeepSeek-V3). So it is a mapping that is the client's own text where a text is wanted.
+between texts (DeepSeek-V3). So it is a mapping that is the client's own text where one is wanted.
 """
 
 from __future__ import annotations
