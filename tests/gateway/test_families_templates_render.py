@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from baton_testing.scripted_link import EOS
 from baton_worker.compatibility import chat_source
 from baton_worker.config import ConfigError
 from baton_worker.gateway.errors import ApiError
@@ -346,3 +347,38 @@ def test_markup_of_an_answer_is_text(model_folder_with_markup: Path) -> None:
     assert set(map(tokenizer.vocabulary.names.__getitem__, ids)) >= {*MARKUP, "<|python_tag|>"}
     output = Detokeniser(tokenizer.vocabulary.text_bytes)
     assert output.feed(ids) + output.flush() == text, "what is special is no text"
+    whole = Detokeniser(tokenizer.vocabulary.as_text(skip_special=False).text_bytes)
+    assert whole.feed(ids) + whole.flush() == f"<|python_tag|>{text}"
+
+
+SPECIAL = 3
+"""`<|assistant|>` of the small tokenizer."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("skip", "text"), [(None, "hi"), (True, "hi"), (False, "<|assistant|>hi<|assistant|>")]
+)
+def test_special_tokens_are_text_where_a_request_wants_them(
+    start_gateway: Any, tokenizer: Any, stream: bool, skip: bool | None, text: str
+) -> None:
+    """The end of sequence is none in any case."""
+    said = tokenizer.encode("hi", add_special_tokens=False)
+    gateway = start_gateway(lambda submit: [SPECIAL, *said, SPECIAL, EOS])
+    asked = {"prompt": "a", "max_tokens": 20, "stream": stream, "skip_special_tokens": skip}
+    with gateway.http() as client:
+        answer = client.post("/v1/completions", json=asked)
+    if stream:
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        choices = [json.loads(line)["choices"] for line in lines if line.startswith("{")]
+        assert "".join(choice["text"] for (choice,) in filter(None, choices)) == text
+    else:
+        assert answer.json()["choices"][0]["text"] == text
+
+
+def test_an_echoed_prompt_has_its_special_tokens_as_text_too(start_gateway: Any) -> None:
+    with start_gateway().http() as client:
+        asked = {"prompt": "a", "echo": True, "max_tokens": 1, "skip_special_tokens": False}
+        assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"][:4] == "<s>a"
+        asked["skip_special_tokens"] = True
+        assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"][0] == "a"

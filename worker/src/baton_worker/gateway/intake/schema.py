@@ -58,6 +58,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
     include_draft_logprobs: bool | None = None
     include_step_details: bool | None = None
     user: str | None = None

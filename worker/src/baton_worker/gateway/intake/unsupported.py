@@ -53,7 +53,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "return_token_offsets": _EMPTY,
     "return_tokens_as_token_ids": _EMPTY,
     "routed_experts_prompt_start": (None, 0),
-    "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
     "structural_tag": _NO_OBJECT,
     "structured_outputs": _NO_OBJECT,

@@ -140,7 +140,8 @@ class _Routes:
         client = client_of(request.scope)
         starting = parts.dispatcher.start(wanted, arrived, context, request_id, client)
         generation = await unless_gone(request.receive, starting)
-        form = format_for(wanted, parts.tokenizer.vocabulary, request_id, parts.model, now)
+        vocabulary = parts.tokenizer.vocabulary.as_text(skip_special=wanted.skip_special_tokens)
+        form = format_for(wanted, vocabulary, request_id, parts.model, now)
         seconds = parts.sse_comment_seconds
         cancel = parts.dispatcher.cancel
         return GenerationAnswer(generation, form, cancel, comment_seconds=seconds)
