@@ -79,7 +79,35 @@ BAD_CHAT = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"logprobs": 3}, "logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    ({"tools": {"type": "function"}}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"type": "x", "function": {"name": "f"}}]}
+            ]
+        },
+        "messages[0].tool_calls[0].type",
+    ),
+    ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0].content"),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "content": "", "reasoning": "a", "reasoning_content": "b"}
+            ]
+        },
+        "messages[0].reasoning",
+    ),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_completion_tokens": 10_000}, "max_completion_tokens"),
     ({"echo": True}, "echo"),

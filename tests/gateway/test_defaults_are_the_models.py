@@ -12,7 +12,11 @@ import msgspec
 import pytest
 
 from baton_worker.config import ConfigError
-from baton_worker.gateway.intake.defaults import SamplingDefaults, read_defaults
+from baton_worker.gateway.intake.defaults import (
+    SamplingDefaults,
+    not_taken_over,
+    read_defaults,
+)
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer, load_tokenizer
 from baton_worker.messages import Submit
 
@@ -75,12 +79,35 @@ def test_a_value_that_no_request_could_ask_for_is_named(
     assert str(folder / "generation_config.json") in str(caught.value)
 
 
+OTHERS = {"max_new_tokens": 2048, "presence_penalty": 1.5, "num_beams": 4, "do_sample": False}
+
+
+def test_what_is_not_taken_over_is_known_by_name(told: Callable[[Any], Path]) -> None:
+    assert not_taken_over(told(QWEN | OTHERS)) == OTHERS
+
+
+NOTHING = {
+    "do_sample": True, "max_length": 20, "num_beams": 1, "presence_penalty": 0.0, "typical_p": 1.0,
+    "max_new_tokens": None, "bad_words_ids": [], "pad_token_id": 3, "use_cache": False,
+}  # fmt: skip
+
+
+def test_what_asks_for_nothing_is_no_cause_for_a_word(
+    told: Callable[[Any], Path], tmp_path: Path
+) -> None:
+    assert not_taken_over(tmp_path) == {}
+    assert not_taken_over(told(QWEN | NOTHING)) == {}
+    folder = told([])
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        not_taken_over(folder)
+
+
 @pytest.fixture(scope="module")
 def model_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tokenizer's folder, and Qwen's defaults beside it."""
     folder = tmp_path_factory.mktemp("with-defaults") / "model"
     shutil.copytree(model_folder, folder)
-    (folder / "generation_config.json").write_bytes(msgspec.json.encode(QWEN))
+    (folder / "generation_config.json").write_bytes(msgspec.json.encode(QWEN | OTHERS))
     return folder
 
 
@@ -115,3 +142,28 @@ def test_none_keeps_the_apis(start_gateway: Any) -> None:
     plain = asked(start_gateway(generation_config="none"), "/v1/completions")
     assert (plain.temperature, plain.top_p, plain.top_k) == (1.0, 1.0, 0)
     assert plain.repetition_penalty == 1.0
+
+
+def test_the_defaults_are_shown_and_what_is_left_out_is_logged(
+    start_gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), start_gateway().http() as client:
+        (card,) = client.get("/v1/models").json()["data"]
+        assert client.get(f"/v1/models/{card['id']}").json() == card
+    assert card["sampling_defaults"] == {
+        "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.05,
+    }  # fmt: skip
+    (warning,) = [record for record in caplog.records if "is not taken over" in record.message]
+    assert warning.levelname == "WARNING"
+    assert {name: getattr(warning, name) for name in OTHERS} == OTHERS
+    assert any("sampling defaults" in record.message for record in caplog.records)
+
+
+def test_with_none_the_apis_are_shown(start_gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), start_gateway(generation_config="none").http() as client:
+        (card,) = client.get("/v1/models").json()["data"]
+    assert (card["sampling_defaults"]["temperature"], card["sampling_defaults"]["top_k"]) == (
+        1.0,
+        0,
+    )
+    assert not any("is not taken over" in record.message for record in caplog.records)

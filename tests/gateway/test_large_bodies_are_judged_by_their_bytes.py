@@ -88,6 +88,17 @@ PROMPTS = (
     | st.lists(st.lists(st.integers(0, 900), max_size=5), max_size=5)
     | st.lists(st.text(max_size=5), max_size=5)
 )
+CALLS = st.none() | st.lists(
+    st.fixed_dictionaries(
+        {
+            "function": st.fixed_dictionaries(
+                {"name": st.text(max_size=3)},
+                optional={"arguments": st.text(max_size=3) | st.dictionaries(st.text(), VALUES)},
+            )
+        }
+    ),
+    max_size=2,
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
         {
@@ -99,7 +110,7 @@ MESSAGES = st.lists(
                 max_size=3,
             ),
         },
-        optional={"name": st.text(max_size=3), "tool_calls": VALUES, "other": VALUES},
+        optional={"name": st.text(max_size=3), "tool_calls": CALLS, "other": VALUES},
     ),
     max_size=4,
 )

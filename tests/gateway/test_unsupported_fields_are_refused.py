@@ -125,6 +125,12 @@ def test_a_value_that_asks_for_something_is_refused_by_name(endpoint, name):
         assert refusal(endpoint, **{name: value}).param == name
 
 
+@pytest.mark.parametrize("name", ["tools", "tool_choice"])
+def test_a_completion_has_no_template_that_would_show_tools(name):
+    assert refusal(Endpoint.COMPLETION, **{name: ["something"]}).param == name
+    refuse_unsupported(Endpoint.CHAT, {name: ["something"]})
+
+
 @pytest.mark.parametrize("endpoint", Endpoint)
 def test_a_value_that_asks_for_nothing_is_taken(endpoint):
     for name, values in NEUTRAL.items():
@@ -162,7 +168,7 @@ def test_special_tokens_are_a_completions_own_choice():
         refuse_unsupported(Endpoint.COMPLETION, {"add_special_tokens": value})
 
 
-@pytest.mark.parametrize("name", ["tool_calls", "function_call", "reasoning_content", "refusal"])
+@pytest.mark.parametrize("name", ["audio", "function_call", "refusal"])
 def test_a_part_of_a_conversation_that_no_template_is_given_is_refused(name):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", name: [{"id": "x"}]}]
     assert refusal(Endpoint.CHAT, messages=messages).param == f"messages[1].{name}"

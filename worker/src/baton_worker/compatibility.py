@@ -47,35 +47,58 @@ class _NamedTemplate(msgspec.Struct, frozen=True):
 
 
 class ChatSource(NamedTuple):
-    """A model's chat template as its folder has it, with the special tokens that it may name."""
+    """A model's chat template as its folder has it, with the special tokens that it may name, and
+    the other one, if there is one, for requests with tools.
+    """
 
     template: str
     special_tokens: dict[str, str]
+    tool_use: str | None = None
 
 
 def chat_source(folder: Path) -> ChatSource | None:
     """Return the chat template of the model in `folder`, or None when it has none.
 
-    The template's own file, as newer exports write it, comes before the one in the configuration.
+    The template's own file, as newer exports write it, comes before the one in the configuration;
+    one for tools is then in a folder beside it.
 
     Raises:
         ConfigError: tokenizer_config.json or chat_template.jinja cannot be read.
     """
-    config, template_path = tokenizer_config(folder), folder / "chat_template.jinja"
+    config = tokenizer_config(folder)
+    named = _templates_of_files(folder) or _templates_of(config, folder)
+    default, tool_use = named.get("default"), named.get("tool_use")
+    if not default:
+        return None
+    tokens = _special_tokens(config, default + (tool_use or ""))
+    return ChatSource(default, tokens, tool_use)
+
+
+def _templates_of_files(folder: Path) -> dict[str, str]:
+    """Return templates that have files of their own, by name; none without the main one."""
+    path = folder / "chat_template.jinja"
+    found = {}
     try:
-        source = (
-            template_path.read_text() if template_path.exists() else config.get("chat_template")
-        )
+        if path.exists():
+            found["default"] = path.read_text()
+            path = folder / "additional_chat_templates" / "tool_use.jinja"
+            if path.exists():
+                found["tool_use"] = path.read_text()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {template_path}: {error}") from error
+        raise ConfigError(f"model.path: {path}: {error}") from error
+    return found
+
+
+def _templates_of(config: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Return the templates of tokenizer_config.json by name."""
     try:
-        source = msgspec.convert(source, str | list[_NamedTemplate] | None)
+        source = msgspec.convert(config.get("chat_template"), str | list[_NamedTemplate] | None)
     except msgspec.ValidationError as error:
         path = folder / _TOKENIZER_CONFIG
         raise ConfigError(f"model.path: {path}: chat_template: {error}") from error
     if isinstance(source, list):
-        source = next((item.template for item in source if item.name == "default"), None)
-    return ChatSource(source, _special_tokens(config)) if source else None
+        return {item.name: item.template for item in source}
+    return {"default": source} if source else {}
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -102,18 +125,25 @@ def chat_template_hash(config: ProcessConfig) -> str:
     source = chat_source(Path(config.model.path))
     if source is None:
         return ""
-    return hashlib.blake2b(msgspec.json.encode(source, order="sorted"), digest_size=16).hexdigest()
+    parts = source if source.tool_use else source[:2]
+    return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and its like; each is a string or an object with `content`."""
-    found = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[name] = value
-    return found
+def special_token(config: dict[str, Any], name: str) -> str | None:
+    """Return `bos_token` or its like: in the file a string, or an object with `content`."""
+    value = config.get(name)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: dict[str, Any], template: str) -> dict[str, str]:
+    """Return the special tokens that have a value. Those that few templates know are left out
+    where this one does not name them, so that they make no model another one.
+    """
+    rare = [name for name in ("cls_token", "mask_token", "sep_token") if name in template]
+    names = ("bos_token", "eos_token", "unk_token", "pad_token", *rare)
+    found = {name: special_token(config, name) for name in names}
+    return {name: token for name, token in found.items() if token is not None}
 
 
 def process_semantic_hash(config: ProcessConfig) -> int:

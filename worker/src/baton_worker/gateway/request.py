@@ -73,6 +73,7 @@ class GenerationRequest:
         prompt_logprobs_k: as `params.logprobs_k`, for the prompt's tokens.
         echo: the prompt stands before the output (completions).
         scores_only: there is no output; workers make one token, which nobody is given.
+        skip_special_tokens: special tokens add nothing to the text.
     """
 
     endpoint: Endpoint
@@ -87,6 +88,7 @@ class GenerationRequest:
     prompt_logprobs_k: int = -1
     echo: bool = False
     scores_only: bool = False
+    skip_special_tokens: bool = True
 
     @property
     def shows_tokens(self) -> bool:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.intake.body import (
@@ -19,11 +18,11 @@ from baton_worker.gateway.intake.body import (
     read_object,
     too_many_tokens,
 )
+from baton_worker.gateway.intake.conversation import Conversation, shown_tools, turns
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import bad_word_tokens
 from baton_worker.gateway.intake.schema import (
     ChatBody,
-    ChatMessage,
     CompletionBody,
     DetokenizeBody,
     Prompt,
@@ -36,8 +35,7 @@ from baton_worker.gateway.request import Endpoint, GenerationRequest, ModelLimit
 from baton_worker.gateway.text.chat_template import ChatTemplateError
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 
-_ROLES = ("system", "developer", "user", "assistant")
-_FIELDS_OF_TEMPLATES = ("messages", "add_generation_prompt")
+_FIELDS_OF_TEMPLATES = ("messages", "tools", "add_generation_prompt")
 """What templates see of a request's own fields: told in their variables too, one would be lost."""
 _SEED_BITS = 63
 _OFF_LOOP_BYTES = 16_384
@@ -45,7 +43,6 @@ _OFF_LOOP_BYTES = 16_384
 _OFF_LOOP_BAD_WORDS_BYTES = 4096
 """Of all of them: each is tokenised twice, alone."""
 _BYTES_OF_A_CHARACTER = 4
-_OFF_LOOP_MESSAGES = 256
 _OFF_LOOP_TEXTS = 256
 _CHECKED_IDS = 4096
 """Token ids that are looked at between two turns of the event loop."""
@@ -91,7 +88,12 @@ class Intake:
             self.check_model(chat.model)
             options, limits = chat_options(chat, seed, self._defaults), self._limits()
             text = await self._rendered(
-                chat.messages, chat.add_generation_prompt, chat.chat_template_kwargs
+                Conversation(
+                    chat.messages,
+                    shown_tools(chat.tools, chat.tool_choice),
+                    chat.add_generation_prompt,
+                    chat.chat_template_kwargs,
+                )
             )
             self._check_length("messages", text, limits.context_tokens)
             prompts: Sequence[Sequence[int]] = await self.encode([text], add_special_tokens=False)
@@ -123,30 +125,32 @@ class Intake:
             message = f"the model {model!r} does not exist: this gateway serves {self._model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def render(
-        self,
-        messages: Sequence[ChatMessage],
-        add_generation_prompt: bool | None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, asked: Conversation) -> str:
         """Return the prompt text of a conversation.
 
         Raises:
-            ApiError: 400: no chat template, a message it cannot take.
+            ApiError: 400: no chat template, a message or tools that it cannot take.
         """
         template = self._tokenizer.chat_template
         if template is None:
             raise bad_request("messages", f"the model {self._model!r} has no chat template")
         for name in _FIELDS_OF_TEMPLATES:
-            if name in (variables or {}):
+            if name in (asked.variables or {}):
                 field = f"chat_template_kwargs.{name}"
                 raise bad_request(field, f"{field}: it is a field of the request itself")
-        turns = [_turn(i, message) for i, message in enumerate(messages)]
+        if asked.tools and not template.shows_tools:
+            raise bad_request(
+                "tools",
+                f"tools: the chat template of {self._model!r} shows none; describe them in a"
+                " message",
+                "unsupported_parameter",
+            )
         try:
             return template.render(
-                turns,
-                add_generation_prompt=add_generation_prompt is not False,
-                variables=variables,
+                turns(asked.messages),
+                tools=asked.tools,
+                add_generation_prompt=asked.add_generation_prompt is not False,
+                variables=asked.variables,
             )
         except ChatTemplateError as error:
             raise bad_request("messages", f"messages: {error}") from error
@@ -181,7 +185,12 @@ class Intake:
             raise bad_request("prompt", "give either prompt or messages")
         if body.messages is not None:
             text = await self._rendered(
-                body.messages, body.add_generation_prompt, body.chat_template_kwargs
+                Conversation(
+                    body.messages,
+                    shown_tools(body.tools, None),
+                    body.add_generation_prompt,
+                    body.chat_template_kwargs,
+                )
             )
             special = False
         else:
@@ -237,16 +246,11 @@ class Intake:
                 "bad_words", f"bad_words is not valid Unicode: {error.reason}"
             ) from error
 
-    async def _rendered(
-        self,
-        messages: Sequence[ChatMessage],
-        add_generation_prompt: bool | None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    async def _rendered(self, asked: Conversation) -> str:
         """Return `render`'s text, made off the event loop when there is much to do."""
-        if len(messages) > _OFF_LOOP_MESSAGES:
-            return await asyncio.to_thread(self.render, messages, add_generation_prompt, variables)
-        return self.render(messages, add_generation_prompt, variables)
+        if asked.is_long:
+            return await asyncio.to_thread(self.render, asked)
+        return self.render(asked)
 
     def _check_length(self, name: str, text: str, context_tokens: int) -> None:
         """Refuse a text that cannot fit even if every token were the longest one, before it costs
@@ -270,29 +274,6 @@ class Intake:
         for text in texts:
             self._check_length("prompt", text, limits.context_tokens)
         return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
-
-
-def _turn(i: int, message: ChatMessage) -> dict[str, Any]:
-    if message.role not in _ROLES:
-        raise bad_request(
-            f"messages[{i}].role", f"messages[{i}].role is {message.role!r}: not one of {_ROLES}"
-        )
-    turn: dict[str, Any] = {"role": message.role, "content": _content(i, message)}
-    if message.name is not None:
-        turn["name"] = message.name
-    return turn
-
-
-def _content(i: int, message: ChatMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    if message.content is None:
-        raise bad_request(f"messages[{i}].content", f"messages[{i}].content is missing")
-    for j, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            field = f"messages[{i}].content[{j}]"
-            raise bad_request(field, f"{field}: only parts of type text are supported")
-    return "\n".join(part.text or "" for part in message.content)
 
 
 def _bytes_at_most(texts: Sequence[str]) -> int:

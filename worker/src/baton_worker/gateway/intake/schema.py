@@ -58,6 +58,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
     include_draft_logprobs: bool | None = None
     include_step_details: bool | None = None
     user: str | None = None
@@ -70,12 +71,31 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+class ToolFunction(msgspec.Struct, frozen=True):
+    """What a model called: `arguments` is JSON text, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that an earlier answer made."""
+
+    function: ToolFunction
+    id: str | None = None
+    type: str | None = None
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     """One turn of a conversation."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
@@ -85,6 +105,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -104,6 +126,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

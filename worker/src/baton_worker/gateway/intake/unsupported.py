@@ -53,14 +53,11 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "return_token_offsets": _EMPTY,
     "return_tokens_as_token_ids": _EMPTY,
     "routed_experts_prompt_start": (None, 0),
-    "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
     "structural_tag": _NO_OBJECT,
     "structured_outputs": _NO_OBJECT,
     "suffix": _EMPTY,
     "thinking_token_budget": (None, -1),
-    "tool_choice": (*_EMPTY, "none", "auto"),
-    "tools": _EMPTY,
     "truncate_prompt_tokens": (None,),
     "typical_p": (*_EMPTY, 1, 1.0),
     "use_beam_search": _EMPTY,
@@ -73,13 +70,14 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 
 NEUTRAL_AT: Final[Mapping[Endpoint, Mapping[str, tuple[Any, ...]]]] = {
     Endpoint.CHAT: {"add_special_tokens": (None, False)},
-    Endpoint.COMPLETION: {},
+    Endpoint.COMPLETION: {"tool_choice": (*_EMPTY, "none", "auto"), "tools": _EMPTY},
 }
-"""The same for fields that only the other endpoint implements: a chat's template has them all."""
+"""The same for fields that only the other endpoint implements: a chat's template has all special
+tokens, and shows the tools."""
 
 HARMLESS: Final = frozenset({
     "metadata",
-    "parallel_tool_calls",  # there are no tools
+    "parallel_tool_calls",  # what a model writes of calls is text of the answer
     "prompt_cache_key",  # where to look for known prompts; they are looked for everywhere
     "prompt_cache_options",
     "prompt_cache_retention",
@@ -99,11 +97,7 @@ _OF_STREAM_OPTIONS: Final = {"continuous_usage_stats": _EMPTY}
 _OF_MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": _EMPTY,
     "function_call": _EMPTY,
-    "reasoning": _EMPTY,
-    "reasoning_content": _EMPTY,
     "refusal": _EMPTY,
-    "tool_call_id": _EMPTY,
-    "tool_calls": _EMPTY,
 }
 """Parts of a conversation that templates are not given: without them it would be another one."""
 

@@ -181,6 +181,7 @@ def _options(
         step_details=bool(body.include_step_details),
         prompt_logprobs_k=_prompt_logprobs_k(body),
         echo=_has_echo(body),
+        skip_special_tokens=body.skip_special_tokens is not False,
     )
     return Options(
         request=request,

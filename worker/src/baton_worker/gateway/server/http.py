@@ -23,6 +23,7 @@ from starlette.routing import Route
 from baton_worker.gateway.answers.answer import GenerationAnswer
 from baton_worker.gateway.answers.formats import format_for
 from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.request import Endpoint
@@ -44,6 +45,7 @@ class HttpParts:
     model: str
     started_unix_seconds: int
     tokenizer: GatewayTokenizer
+    sampling_defaults: SamplingDefaults
     intake: Intake
     dispatcher: Dispatcher
     workers: LinkedWorkers
@@ -138,7 +140,8 @@ class _Routes:
         client = client_of(request.scope)
         starting = parts.dispatcher.start(wanted, arrived, context, request_id, client)
         generation = await unless_gone(request.receive, starting)
-        form = format_for(wanted, parts.tokenizer.vocabulary, request_id, parts.model, now)
+        vocabulary = parts.tokenizer.vocabulary.as_text(skip_special=wanted.skip_special_tokens)
+        form = format_for(wanted, vocabulary, request_id, parts.model, now)
         seconds = parts.sse_comment_seconds
         cancel = parts.dispatcher.cancel
         return GenerationAnswer(generation, form, cancel, comment_seconds=seconds)
@@ -154,6 +157,7 @@ class _Routes:
             "created": self._parts.started_unix_seconds,
             "owned_by": "baton",
             "max_model_len": self._context_tokens(),
+            "sampling_defaults": self._parts.sampling_defaults,
         }
 
 

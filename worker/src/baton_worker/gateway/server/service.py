@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from baton_worker.compatibility import chat_template_hash, tokenizer_hash
 from baton_worker.config import ProcessConfig
-from baton_worker.gateway.intake.defaults import SamplingDefaults, read_defaults
+from baton_worker.gateway.intake.defaults import SamplingDefaults, not_taken_over, read_defaults
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output.merge import MAX_GAP_SECONDS
@@ -210,14 +212,13 @@ class GatewayService:
         health: HealthParts,
     ) -> HttpParts:
         model, dispatcher = config.served_name, self.dispatcher
-        top_k = config.logprobs.max_top_k
+        top_k, defaults = config.logprobs.max_top_k, _sampling_defaults(config)
         return HttpParts(
             model=model,
             started_unix_seconds=int(time.time()),
             tokenizer=tokenizer,
-            intake=Intake(
-                model, tokenizer, dispatcher.worker_limits, top_k, _sampling_defaults(config)
-            ),
+            sampling_defaults=defaults,
+            intake=Intake(model, tokenizer, dispatcher.worker_limits, top_k, defaults),
             dispatcher=dispatcher,
             workers=workers,
             metrics=self._metrics,
@@ -231,7 +232,13 @@ class GatewayService:
 def _sampling_defaults(config: ProcessConfig) -> SamplingDefaults:
     if config.gateway.generation_config == "none":
         return SamplingDefaults()
-    return read_defaults(Path(config.model.path))
+    folder = Path(config.model.path)
+    defaults, others = read_defaults(folder), not_taken_over(folder)
+    if defaults != SamplingDefaults():
+        log.info("sampling defaults are the model's", extra=msgspec.structs.asdict(defaults))
+    if others:
+        log.warning("generation_config.json asks for what is not taken over", extra=others)
+    return defaults
 
 
 def _limits(config: ProcessConfig) -> DispatchLimits:

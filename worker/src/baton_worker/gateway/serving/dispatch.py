@@ -326,7 +326,7 @@ class Dispatcher:
         kind = PromptAlone if request.scores_only else SequenceOutput
         output = kind(
             choice.choice_index,
-            self._vocabulary,
+            self._vocabulary.as_text(skip_special=request.skip_special_tokens),
             stops=request.stops,
             min_tokens=params.sampling.min_tokens,
             logprobs_k=params.logprobs_k,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
-from baton_worker.compatibility import chat_source, tokenizer_config
+from baton_worker.compatibility import chat_source, special_token, tokenizer_config
 from baton_worker.config import ConfigError
 from baton_worker.gateway.text.chat_template import ChatTemplate
 from baton_worker.gateway.text.tokenizer_info import tokenizer_info
@@ -21,6 +21,11 @@ from baton_worker.gateway.text.vocabulary import (
     UnsupportedTokenizerError,
     Vocabulary,
     read_vocabulary,
+)
+
+_SENTENCEPIECE_ALONE = (
+    "; the folder has tokenizer.model alone: load it with transformers' AutoTokenizer and save it"
+    " with save_pretrained, which writes tokenizer.json"
 )
 
 
@@ -76,7 +81,8 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
         document = json.loads(text)
         tokenizer = Tokenizer.from_str(text)
     except OSError as error:
-        raise ConfigError(f"model.path: {path}: {error.strerror}") from error
+        hint = _SENTENCEPIECE_ALONE if (folder / "tokenizer.model").exists() else ""
+        raise ConfigError(f"model.path: {path}: {error.strerror}{hint}") from error
     except Exception as error:  # the library raises bare Exception for every malformed file
         raise ConfigError(f"model.path: {path}: {error}") from error
     tokenizer.no_padding()
@@ -85,10 +91,40 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
         vocabulary = _vocabulary(tokenizer, document)
     except UnsupportedTokenizerError as error:
         raise ConfigError(f"model.path: {path}: {error}") from error
-    source = chat_source(folder)
+    config, source = tokenizer_config(folder), chat_source(folder)
+    _set_ends(tokenizer, config, folder)
     template = ChatTemplate(*source) if source else None
-    info = tokenizer_info(tokenizer_config(folder), source.template if source else None)
+    info = tokenizer_info(config, source.template if source else None)
     return GatewayTokenizer(tokenizer, vocabulary, template, info)
+
+
+def _set_ends(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
+    """Put before and behind every text what `add_bos_token` and `add_eos_token` say, as
+    transformers does: where the configuration says either, what tokenizer.json adds is no longer
+    looked at. DeepSeek's adds nothing, and its models need the first token.
+
+    Raises:
+        ConfigError: the token is none of the tokenizer's.
+    """
+    if not {"add_bos_token", "add_eos_token"} & config.keys():
+        return
+    ends: dict[str, int] = {}
+    parts = ["$A"]
+    for name, place in (("bos", 0), ("eos", len(parts) + 1)):
+        token = special_token(config, f"{name}_token")
+        if not config.get(f"add_{name}_token") or token is None:
+            continue
+        token_id = tokenizer.token_to_id(token)
+        if token_id is None:
+            raise ConfigError(
+                f"model.path: {folder / 'tokenizer_config.json'}: {name}_token is {token!r}, which"
+                " is no token of tokenizer.json"
+            )
+        ends[token] = token_id
+        parts.insert(place, token)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=parts, special_tokens=list(ends.items())
+    )
 
 
 def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -61,7 +62,7 @@ class Vocabulary:
         longest: bytes of the longest token: a text of more than `n * longest` has more than n.
     """
 
-    __slots__ = ("byte_lists", "longest", "names", "size", "text_bytes")
+    __slots__ = ("_with_special", "byte_lists", "longest", "names", "size", "text_bytes")
 
     def __init__(self, full_bytes: Mapping[int, bytes], special: frozenset[int]) -> None:
         """Build from each token's bytes, special tokens' literal text included."""
@@ -72,6 +73,12 @@ class Vocabulary:
         )
         self.size = max(full_bytes, default=-1) + 1
         self.longest = max(map(len, full_bytes.values()), default=0)
+        self._with_special = copy(self)
+        self._with_special.text_bytes = _TextBytes(full_bytes)
+
+    def as_text(self, *, skip_special: bool) -> Vocabulary:
+        """Return this one, or the same one whose special tokens add their names to the text."""
+        return self if skip_special else self._with_special
 
 
 def read_vocabulary(

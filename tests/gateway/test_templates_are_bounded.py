@@ -1,0 +1,166 @@
+"""A hostile template, or hostile variables for a good one, run no code and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
+
+USER = [{"role": "user", "content": "hi " * 1000}]
+MILLION = "{% set s = 'a' * 1000000 %}"
+LAUGHS = (
+    "{% set ns = namespace(l=[1], m=[1]) %}{% for i in range(60) %}"
+    "{% set ns.l = [ns.l, ns.l] %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}"
+)
+"""Sixty small lists that stand for 2^60 numbers."""
+
+ENDLESS = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "turns left out": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}"
+    "{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+    "calls": "{% set c = cycler(1) %}{% for i in range(99999) %}{% for j in range(99) %}"
+    "{{ c.next() }}{% endfor %}{% endfor %}",
+    "filters": "{% for i in range(99999) %}{% set x = range(99999)|sum %}{% endfor %}",
+    "generators": "{{ range(99999)|map('string')|map('upper')|join|length }}" * 9,
+    "tests": MILLION + "{% for i in range(99999) %}{% set x = s is lower %}{% endfor %}",
+    "searches": MILLION + "{% for i in range(99999) %}{% set x = ('b' ~ i) in s %}{% endfor %}",
+    "methods": MILLION + "{% for i in range(99999) %}{% set x = s.count('b') %}{% endfor %}",
+    "slices": "{% set l = range(99999)|list %}{% for i in range(99999) %}{% set x = l[1:] %}"
+    "{% endfor %}",
+    "doubling by ~": "{% set ns = namespace(s='ab') %}{% for i in range(99) %}"
+    "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "doubling by +": "{% set ns = namespace(s='ab') %}{% for i in range(99) %}"
+    "{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "doubling by capture": "{% set ns = namespace(s='ab') %}{% for i in range(99) %}"
+    "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
+    "output": "{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}",
+    "constant text": "{% for i in range(99999) %}" + "x" * 60_000 + "{% endfor %}",
+    "lists within lists": LAUGHS,
+    "many texts joined": MILLION + "{{ [s, s, s, s, s, s, s, s, s, s, s, s]|join|length }}",
+}
+HUGE = {
+    "text": "{{ 'a' * 10000000000 }}",
+    "list": "{{ [1] * 10000000000 }}",
+    "power": "{{ 9 ** 9 ** 9 }}" * 2 + "{{ 9 ** 99999 }}",
+    "product": "{% set ns = namespace(n=9) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}"
+    "{% endfor %}",
+    "filter": "{{ 'a'|center(10000000000) }}",
+    "method": "{{ 'a'.ljust(10000000000) }}",
+    "format": "{{ '%10000000000d'|format(1) }}",
+    "modulo": "{{ '%10000000000d' % 1 }}",
+    "width from elsewhere": "{{ '%*d' % (10000000000, 1) }}",
+    "format method": "{{ '{:10000000000}'.format(1) }}",
+    "nested format": "{{ '{:{w}}'.format(1, w=10000000000) }}",
+    "replaced": MILLION + "{{ s.replace('a', s) }}",
+    "filter replaced": MILLION + "{{ s|replace('a', s) }}",
+    "joined": MILLION + "{{ s.join(s) }}",
+    "padding": "{{ [1]|batch(10000000000, 'x')|list }}",
+    "precision": "{{ 1|round(1000000000) }}",
+    "indent": "{{ ('\\n' * 1000000)|indent(60000) }}",
+    "indented JSON": "{{ [[[1]]]|tojson(indent=60000) }}",
+    "bytes": "{{ (1).to_bytes(10000000000, 'big') }}",
+    "tabs": "{{ ('\\t' * 1000000).expandtabs(60000) }}",
+    "lists added": "{{ [[1], [2]]|sum(start=[]) }}",
+    "prose": "{{ lipsum(n=1000000) }}",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_that_would_not_end_is_refused(name: str) -> None:
+    template = ChatTemplate(ENDLESS[name], {})
+    with pytest.raises(ChatTemplateError, match=r"it takes more than [0-9]+ steps"):
+        template.render(USER)
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_what_would_be_huge_is_refused_before_it_is_made(name: str) -> None:
+    template = ChatTemplate(HUGE[name], {})
+    with pytest.raises(ChatTemplateError):
+        template.render(USER)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ self.__init__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ x.format.__self__ }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ ('{0.__class__.__mro__}'|format)(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os }}",
+        "{{ messages.append({}) }}",
+        "{{ messages[0].update({}) }}",
+        "{{ count_turn(0) }}",
+    ],
+)
+@pytest.mark.parametrize("x", ["text", {"format": {"__self__": 1}}])
+def test_a_template_reaches_nothing_but_what_it_is_given(template: str, x: Any) -> None:
+    try:
+        text = ChatTemplate(template, {}).render(USER, variables={"x": x})
+    except ChatTemplateError:
+        return
+    assert text in ("", "1"), "a name that is not there, or a value of the request's own"
+
+
+KIND = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role ~ ': ' ~ m.content }}{% endfor %}"
+    "{% for key in extra %}{{ extra[key]|tojson }}{% endfor %}{{ thinking }}"
+)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"raise_exception": 1, "strftime_now": None, "range": [], "namespace": "x"},
+        {"environment": 1, "context": 2, "self": 3, "loop": 4, "resolve": 5, "undefined": 6},
+        {"bos_token": {"a": 1}, "extra": {"__class__": "{{ 1 / 0 }}"}},
+        {"extra": {str(i): i for i in range(3000)}},
+        {"thinking": "{% for %}"},
+        {"": 1, "a b": 2, "{{": 3, "é": 4},
+    ],
+)
+def test_a_requests_variables_are_values_and_no_code(variables: dict[str, Any]) -> None:
+    text = ChatTemplate(KIND, {"bos_token": "<s>"}).render(USER, variables=variables)
+    assert "user: hi hi" in text
+    for value in variables.values():
+        if isinstance(value, str) and "{" in value:
+            assert value in text
+
+
+def test_what_a_request_asks_of_a_loop_is_bounded() -> None:
+    template = ChatTemplate(
+        "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}", {}
+    )
+    assert template.render(USER, variables={"n": 100}) == ""
+    for n in (2000, 10**30, "x", None, []):
+        with pytest.raises(ChatTemplateError):
+            template.render(USER, variables={"n": n})
+
+
+def test_the_longest_conversations_have_room() -> None:
+    """The bounds grow with what there is to say: a million tokens, or the most messages."""
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'user' and not m.content.startswith('<') %}"
+        "{{ '<user>' + m.content|trim }}{% elif '</think>' in m.content %}"
+        "{{ m.content.split('</think>')[-1].lstrip() }}{% else %}{{ m.content }}{% endif %}"
+        "{{ '\\n' ~ loop.index0 }}{% endfor %}",
+        {},
+    )
+    long = [{"role": "user", "content": "word " * 1_000_000}]
+    assert len(template.render(long)) > 4_000_000
+    many = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b</think>c"}] * 4096
+    assert template.render(many).count("\n") == 8192
+
+
+def test_one_rendering_takes_nothing_from_the_next() -> None:
+    template = ChatTemplate("{% for i in range(90000) %}{% endfor %}x", {})
+    assert [template.render(USER) for _ in range(3)] == ["x"] * 3

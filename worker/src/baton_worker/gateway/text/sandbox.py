@@ -1,0 +1,253 @@
+"""Where a template of a model's folder runs: it reaches nothing, changes nothing, and ends.
+
+Jinja's immutable sandbox keeps a template from what it was not given. It does not keep one from
+loops without end, nor from texts that double until memory is full. So everything that costs more
+than a moment is charged to one budget of a rendering: turns of loops, calls, and what filters,
+slices, comparisons and outputs look at. No clock is read: what is refused once is refused always.
+Knows nothing of messages and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Final
+
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from baton_worker.gateway.text.counted_nodes import Counted
+from baton_worker.gateway.text.one_call_bounds import (
+    check_filter,
+    check_format,
+    check_method,
+    check_operation,
+)
+
+STEPS: Final = 1 << 17
+"""Of one rendering, some tenths of a second's."""
+STEPS_OF_INPUT: Final = 16
+"""As many more for each step that it takes to look once at all that a template is given."""
+_STEPS_OF_MACRO: Final = 4
+_UNBOUNDED: Final = 1 << 62
+_CHARACTERS_BITS: Final = 6
+"""64 characters, or items of a list, are looked at in one step."""
+_CHEAP: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length"})
+"""Filters that take as long for a long list as for a short one."""
+_OF_JINJA: Final = frozenset({"_loop_vars", "_block_vars"})
+"""What it tells with each call of the block that the call stands in."""
+_SHALLOW: Final = frozenset({
+    "batch", "items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr",
+    "slice",
+})  # fmt: skip
+"""Those that look at a list's items, and not into them."""
+_COMPARING: Final = frozenset({
+    "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le",
+    "lessthan", "lower", "lt", "ne", "upper",
+})  # fmt: skip
+"""Tests that look at whole values."""
+
+
+class TooMuchWorkError(ValueError):
+    """A rendering has used its budget, or asked for something huge in one go."""
+
+
+class _Budget:
+    __slots__ = ("given", "left")
+
+    def __init__(self) -> None:
+        self.given = self.left = _UNBOUNDED
+
+
+class GenerationTag(Extension):
+    """`{% generation %}`, which marks for training what the model says: its text, and no more."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class's type
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what stands between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """The environment of chat templates, with whitespace as transformers has it."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", GenerationTag],
+        )
+        self._budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
+        self.globals.pop("lipsum")
+        for name, function in list(self.filters.items()):
+            self.add_filter(name, function)
+        self.add_filter("counted", _same)
+        for name in _COMPARING:
+            self.tests[name] = self._weighing(self.tests[name])  # type: ignore[arg-type]
+        self.finalize = self.count_shown
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Let templates use a filter, at a charge."""
+        self.filters[name] = self._charged(name, function)
+
+    @contextmanager
+    def bounded(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Give what is rendered within a budget of its own, by the size of what it is given."""
+        budget = _Budget()
+        token = self._budget.set(budget)
+        try:
+            self.weigh(values)
+            budget.given = STEPS + STEPS_OF_INPUT * (_UNBOUNDED - budget.left)
+            budget.left = budget.given
+            yield
+        finally:
+            self._budget.reset(token)
+
+    def charge(self, steps: int) -> None:
+        """Take steps from the budget; constants that are made at compilation are free.
+
+        Raises:
+            TooMuchWorkError: it is used up.
+        """
+        budget = self._budget.get()
+        if budget is None:
+            return
+        budget.left -= steps
+        if budget.left < 0:
+            raise TooMuchWorkError(f"it takes more than {budget.given} steps for these messages")
+
+    def weigh(self, value: Any) -> None:
+        """Charge for all that a value holds, as often as it holds it: what shows or compares it
+        looks at that much.
+        """
+        if isinstance(value, str):
+            self.charge(len(value) >> _CHARACTERS_BITS)
+        elif isinstance(value, Mapping):
+            self.charge(1 + len(value))
+            for item in value.values():
+                self.weigh(item)
+        elif isinstance(value, list | tuple | range):
+            self.charge(1 + len(value))
+            for item in value if not isinstance(value, range) else ():
+                self.weigh(item)
+
+    def count_turn(self, constant_characters: int) -> bool:
+        """Charge for one turn of a loop whose body has that much constant text."""
+        self.charge(1 + (constant_characters >> _CHARACTERS_BITS))
+        return True
+
+    def count_shown(self, value: Any) -> Any:
+        """Charge for an output."""
+        self.weigh(value)
+        return value
+
+    def joined(self, *values: Any) -> str:
+        """Return what `~` makes of values."""
+        for value in values:
+            self.weigh(value)
+        return "".join(map(str, values))
+
+    def part(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        """Return a slice."""
+        found = value[start:stop:step]
+        self._charge_size(found)
+        return found
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call for a template."""
+        if getattr(__obj, "__self__", None) is __self:
+            return __obj(*args)  # what else Jinja tells is of the loop that the call stands in
+        if isinstance(__obj, Macro):  # what it does is counted where it does it
+            __self.charge(_STEPS_OF_MACRO)
+        else:
+            __self._count_call(__obj, args, kwargs)
+        found = super().call(__context, __obj, *args, **kwargs)
+        __self._charge_size(found)
+        return found
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return what stands for a text's method `format`, None for other values."""
+        made = super().wrap_str_format(value)
+        if made is not None:
+            check_format(value.__self__)
+        return made
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute for a template."""
+        check_operation(operator, left, right)
+        if operator == "%":
+            self.weigh(right)
+        found = super().call_binop(context, operator, left, right)
+        self._charge_size(found)
+        return found
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = Counted(self).visit(super()._parse(source, name, filename))
+        return tree
+
+    def _count_call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        given = {name: value for name, value in kwargs.items() if name not in _OF_JINJA}
+        check_method(function, args, given)
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str | list | tuple):
+            self.weigh(owner)
+        self.weigh(args)
+        self.weigh(given)  # and one step at least for each
+
+    def _charge_size(self, value: Any) -> None:
+        if isinstance(value, str | list | tuple | dict):
+            self.charge(len(value) >> _CHARACTERS_BITS)
+
+    def _charged(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a filter that charges for what it is given and what it returns."""
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @wraps(function)
+        def charged(*args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            if name not in _CHEAP:
+                given[first] = self._counted(given[first], is_shallow=name in _SHALLOW)
+            check_filter(name, given[first], given[first + 1 :], kwargs)
+            found = function(*given, **kwargs)
+            self._charge_size(found)
+            return found
+
+        return charged
+
+    def _weighing(self, test: Callable[..., Any]) -> Callable[..., bool]:
+        @wraps(test)
+        def weighed(*values: Any) -> bool:
+            self.weigh(values)
+            return bool(test(*values))
+
+        return weighed
+
+    def _counted(self, value: Any, *, is_shallow: bool) -> Any:
+        """Return a filter's input, charged for; of what is still to come when it does."""
+        self.charge(1)
+        if hasattr(value, "__next__"):
+            return self._items(value)
+        if is_shallow and isinstance(value, list | tuple | dict):
+            self.charge(len(value))
+        else:
+            self.weigh(value)
+        return value
+
+    def _items(self, items: Iterator[Any]) -> Iterator[Any]:
+        for item in items:
+            self.charge(1)
+            self.weigh(item)
+            yield item
+
+
+def _same(value: Any) -> Any:
+    return value
