@@ -1,4 +1,4 @@
-"""A folder of families with biases or experts serves a pair over HTTP, as its own files say."""
+"""A folder of families with biases, experts or MLA serves a pair over HTTP, as its files say."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ DRAFTED = {
     "mimo": ("-k", "2"),
     "qwen2": ("-k", "3", "--speculative-method", "ngram"),
     "glm4_moe": ("-k", "2"),
+    "deepseek_v3": ("-k", "2"),
 }
 
 

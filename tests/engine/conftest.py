@@ -72,7 +72,9 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., M
     ) -> MadeCheckpoint:
         folder = tmp_path_factory.mktemp("checkpoint")
         full = _config(family) | config
-        naming = {"mimo": "mimo", "glm4_moe": "deepseek"}.get(family, mtp)
+        naming = {"mimo": "mimo", "glm4_moe": "deepseek", "deepseek_v3": "deepseek"}.get(
+            family, mtp
+        )
         tensors = _random_tensors(full, naming, np.random.default_rng(seed))
         if edit is not None:
             edit(tensors)
@@ -86,6 +88,7 @@ COUNTS = {
     "qwen3_moe": "num_experts",
     "ernie4_5_moe": "moe_num_experts",
     "glm4_moe": "n_routed_experts",
+    "deepseek_v3": "n_routed_experts",
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
@@ -119,6 +122,25 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "attention_bias": True,
         "use_qk_norm": True,
+    },
+    "deepseek_v3": {
+        "num_hidden_layers": 3,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 10,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
     },
 }
 
@@ -187,6 +209,8 @@ def _random_tensors(config: Mapping[str, Any], mtp: str, rng: np.random.Generato
 
 def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden = config["hidden_size"]
+    if config.get("kv_lora_rank"):
+        return _latent_shapes(prefix, config) | _mlp_shapes(prefix, config)
     head_dim = config["head_dim"] or hidden // config["num_attention_heads"]
     q = config["num_attention_heads"] * head_dim
     kv = config["num_key_value_heads"] * head_dim
@@ -208,12 +232,38 @@ def _layer_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int
     }
 
 
+def _latent_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """MLA's: queries compressed or not, one row for keys and values."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    q_rank, kv_rank = config["q_lora_rank"], config["kv_lora_rank"]
+    nope, turning = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    value, query = config["v_head_dim"], heads * (nope + turning)
+    attention: dict[str, tuple[int, ...]] = {"q_proj": (query, hidden)}
+    if q_rank:
+        attention = {
+            "q_a_proj": (q_rank, hidden),
+            "q_a_layernorm": (q_rank,),
+            "q_b_proj": (query, q_rank),
+        }
+    attention |= {
+        "kv_a_proj_with_mqa": (kv_rank + turning, hidden),
+        "kv_a_layernorm": (kv_rank,),
+        "kv_b_proj": (heads * (nope + value), kv_rank),
+        "o_proj": (hidden, heads * value),
+    }
+    return {
+        f"{prefix}.input_layernorm.weight": (hidden,),
+        **{f"{prefix}.self_attn.{name}.weight": shape for name, shape in attention.items()},
+        f"{prefix}.post_attention_layernorm.weight": (hidden,),
+    }
+
+
 def _mlp_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Layer 0 and ERNIE's draft layers are dense, others have a mixture if the family has one."""
     name, hidden = config["model_type"], config["hidden_size"]
     widths = {f"{prefix}.mlp": config["intermediate_size"]}
     extra: dict[str, tuple[int, ...]] = {}
-    if name.endswith("_moe") and prefix.startswith("model.layers.") and prefix[-2:] != ".0":
+    if name in COUNTS and prefix.startswith("model.layers.") and prefix[-2:] != ".0":
         count = config[COUNTS[name]]
         width = config["moe_intermediate_size"]
         widths = {f"{prefix}.mlp.experts.{i}": width for i in range(count)}
@@ -221,7 +271,7 @@ def _mlp_shapes(prefix: str, config: Mapping[str, Any]) -> dict[str, tuple[int, 
         if name == "ernie4_5_moe":
             widths[f"{prefix}.mlp.shared_experts"] = 2 * width
             extra[f"{prefix}.mlp.moe_statics.e_score_correction_bias"] = (1, count)
-        if name == "glm4_moe":
+        if name in ("glm4_moe", "deepseek_v3"):
             widths[f"{prefix}.mlp.shared_experts"] = width
             extra[f"{prefix}.mlp.gate.e_score_correction_bias"] = (count,)
     for mlp, width in widths.items():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.rope import Llama3Scaling, YarnScaling
 from baton_worker.engine.model.shape import ModelShape, fingerprint, load_shape
 
@@ -97,6 +98,98 @@ def test_mimo_drafts_from_normed_states_that_come_first(
     assert (shape.mtp_hidden, shape.mtp_order) == ("post_norm", "hidden_embedding")
     switched = load_shape(make_checkpoint("mimo", baton_mtp_hidden="pre_norm").path)
     assert (switched.mtp_hidden, switched.mtp_order) == ("pre_norm", "hidden_embedding")
+
+
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "max_position_embeddings": 163840,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "bfloat16",
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "moe_layer_freq": 1,
+    "ep_size": 1,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+"""What deepseek-ai publishes for V3 and R1, the quantisation of their weights aside."""
+
+
+def test_deepseek_keeps_one_row_of_576_and_scales_scores_by_what_stretches(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
+    shape = load_shape(tmp_path)
+    assert shape.mla is not None
+    grown = 0.1 * np.log(40) + 1.0
+    assert shape.mla.score_scale == pytest.approx(192**-0.5 * grown**2, rel=1e-15)
+    assert dataclasses.replace(shape.mla, score_scale=1.0) == Mla(1536, 512, 128, 64, 128, 1.0)
+    assert (shape.n_heads, shape.n_kv_heads, shape.head_dim) == (128, 1, 576)
+    assert (shape.projected_sizes, shape.o_size) == ((1536, 576), 16384)
+    assert (shape.rope_style, shape.rope_head_size) == ("interleaved", 64)
+    assert isinstance(shape.rope_scaling, YarnScaling)
+    assert shape.rope_scaling.attention_factor == 1.0
+    assert (shape.mtp_hidden, shape.mtp_order) == ("post_norm", "embedding_hidden")
+    experts = shape.experts
+    assert experts is not None
+    assert (experts.layers[0], experts.layers[-1], experts.has_mtp) == (3, 60, True)
+    assert (experts.n_groups, experts.n_chosen_groups, experts.scaling) == (8, 4, 2.5)
+    left_out = ("first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor")
+    shorter = {name: value for name, value in DEEPSEEK.items() if name not in left_out}
+    (tmp_path / "config.json").write_text(json.dumps(shorter | {"rope_interleave": False}))
+    assert load_shape(tmp_path) == dataclasses.replace(shape, rope_style="half"), "its defaults"
+
+
+@pytest.mark.parametrize(
+    ("fields", "grown"),
+    [
+        ({}, 1.0),
+        ({"mscale": 0.7}, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 0.7}, 0.07 * np.log(4) + 1.0),
+        ({"mscale_all_dim": 0.7}, 0.07 * np.log(4) + 1.0),
+    ],
+)
+def test_scores_grow_by_mscale_all_dim_alone(
+    make_checkpoint: Callable[..., Any], fields: dict[str, float], grown: float
+) -> None:
+    block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    for name in ("rope_scaling", "rope_parameters"):
+        shape = load_shape(make_checkpoint("deepseek_v3", **{name: block | fields}).path)
+        assert shape.mla is not None
+        assert shape.mla.score_scale == pytest.approx(14**-0.5 * grown**2, rel=1e-15)
 
 
 def test_llama3_scaling_is_read(write_config: Callable[..., Path]) -> None:
@@ -235,6 +328,7 @@ def test_fields_that_decide_nothing_are_ignored(write_config: Callable[..., Path
         {"has_qkv_bias": True},
         {"mtp_order": "hidden_embedding"},
         {"rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 128)},
+        {"mla": Mla(0, 16, 8, 4, 8, 0.25)},
     ],
 )
 def test_the_fingerprint_follows_what_decides_kv(

@@ -39,7 +39,11 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
             "bloom",
             f"model_type is 'bloom', supported is one of {sorted(FAMILIES)}",
         ),
-        ("model_type", "deepseek_v3", "for it Baton lacks: MLA attention"),
+        ("model_type", "deepseek_v2", "for it Baton lacks: its choice of experts"),
+        ("kv_lora_rank", 512, "kv_lora_rank is 512, supported is unset or false"),
+        ("q_lora_rank", 1536, "q_lora_rank is 1536, supported is unset or false"),
+        ("v_head_dim", 128, "v_head_dim is 128"),
+        ("rope_interleave", True, "rope_interleave is True"),
         ("model_type", "gpt_oss", "sliding windows, attention sinks"),
         ("model_type", "mixtral", "for it Baton lacks: its names of experts"),
         ("use_sliding_window", True, "use_sliding_window is True"),
@@ -191,6 +195,28 @@ def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
             "moe_k is 3, supported is unset or 1, as num_e",
         ),
         ("qwen3_moe", {"num_local_experts": 4}, "num_experts is 8, supported is unset or 4, as"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank is None, supported is a number >= 1"),
+        ("deepseek_v3", {"v_head_dim": 0}, "v_head_dim is 0"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, supported is an even"),
+        ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank is 8192, supported is <= 4090"),
+        (
+            "deepseek_v3",
+            {"q_lora_rank": 0},
+            "q_lora_rank is 0, supported is a number >= 1, or null",
+        ),
+        ("deepseek_v3", {"qk_head_dim": 13}, "qk_head_dim is 13, supported is unset or 14"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads is 2, supported is unset"),
+        ("deepseek_v3", {"head_dim": 8}, "head_dim is 8, supported is unset or 6"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias is True"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        (
+            "deepseek_v3",
+            {"rope_scaling": YARN | {"mscale_all_dim": 1e4, "mscale": 1e4, "factor": 40.0}},
+            "rope_scaling.mscale_all_dim is 10000.0",
+        ),
         ("glm4_moe", {"num_local_experts": 4}, "n_routed_experts is 8, supported is unset or 4"),
         ("glm4_moe", {"num_experts": 16}, "num_experts is 16, supported is unset"),
         (
@@ -261,6 +287,15 @@ def test_what_published_configs_say_beside_is_no_reason_to_refuse_them(
     plain = load_shape(made.path)
     (made.path / "config.json").write_text(json.dumps(made.config | fields))
     assert load_shape(made.path) == plain
+
+
+def test_whether_queries_are_compressed_must_be_said(make_checkpoint: Callable[..., Any]) -> None:
+    """Null says no; what transformers takes for an absent one is one model's own size."""
+    made = make_checkpoint("deepseek_v3")
+    config = {name: value for name, value in made.config.items() if name != "q_lora_rank"}
+    (made.path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelShapeError, match=r"q_lora_rank is absent, .* or null for queries"):
+        load_shape(made.path)
 
 
 def test_an_absent_config_is_named(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def put(key: str, *shape: int) -> Edit:
         pytest.param("qwen3_moe", 80, marks=pytest.mark.slow),
         pytest.param("ernie4_5_moe", 94, marks=pytest.mark.slow),
         pytest.param("glm4_moe", 140, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", 132, marks=pytest.mark.slow),
     ],
 )
 def test_every_single_missing_key_is_named(
@@ -86,6 +87,32 @@ def test_every_single_wrong_shape_is_named_with_both_shapes(
 def test_an_unknown_key_is_named(make_checkpoint: Callable[..., Any], key: str) -> None:
     made = make_checkpoint(edit=put(key, 32))
     with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: unknown key for ernie4_5"):
+        load(made.path)
+
+
+@pytest.mark.parametrize("q_rank", [20, None])
+def test_every_key_of_compressed_rows_is_named_missing_or_of_another_shape(
+    make_checkpoint: Callable[..., Any], q_rank: int | None
+) -> None:
+    sizes = {"num_hidden_layers": 2, "q_lora_rank": q_rank}
+    tensors = make_checkpoint("deepseek_v3", **sizes).tensors
+    keys = [key for key in tensors if ".2.self_attn." in key]
+    assert len(keys) == (7 if q_rank else 5)
+    for key in keys:
+        with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: missing key"):
+            load(make_checkpoint("deepseek_v3", edit=drop(key), **sizes).path)
+        found = (*tensors[key].shape[:-1], 9)
+        made = make_checkpoint("deepseek_v3", edit=put(key, *found), **sizes)
+        message = f"{key}: expected shape {tensors[key].shape}, found {found}"
+        with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
+            load(made.path)
+
+
+@pytest.mark.parametrize("key", ["q_proj.weight", "q_a_proj.bias", "kv_b_proj.weight_scale_inv"])
+def test_an_unknown_key_of_deepseek_is_named(make_checkpoint: Callable[..., Any], key: str) -> None:
+    key = f"model.layers.1.self_attn.{key}"
+    made = make_checkpoint("deepseek_v3", edit=put(key, 32))
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(key)}: unknown key for deepseek_v3"):
         load(made.path)
 
 

@@ -125,7 +125,48 @@ def test_mimos_mtp_names_fill_the_mtp_layer_with_its_own_norm(
     assert len(weights.mtp) == 2
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "ernie4_5_moe", "glm4_moe"])
+@pytest.mark.parametrize("storage", ["F32", "BF16"])
+@pytest.mark.parametrize("q_rank", [20, None])
+def test_what_makes_compressed_rows_is_where_it_belongs(
+    make_checkpoint: Callable[..., Any], q_rank: int | None, storage: str
+) -> None:
+    made = make_checkpoint("deepseek_v3", q_lora_rank=q_rank, storage=storage)
+    weights = load(made)
+    layers = [*weights.layers, weights.mtp[0].layer]
+    assert len(layers) == 4
+    for i, layer in enumerate(layers):
+        of = {
+            key.removeprefix(f"model.layers.{i}.self_attn.").removesuffix(".weight"): value
+            for key, value in made.tensors.items()
+        }
+        query = of["q_a_proj"] if q_rank else of["q_proj"]
+        both = np.concatenate([query, of["kv_a_proj_with_mqa"]]).T
+        np.testing.assert_array_equal(layer.qkv, both)
+        np.testing.assert_array_equal(layer.latent.kv_norm, of["kv_a_layernorm"])
+        np.testing.assert_array_equal(layer.latent.kv_up, of["kv_b_proj"].reshape(4, 8 + 10, 16))
+        np.testing.assert_array_equal(layer.o, of["o_proj"].T)
+        assert (layer.latent.q_up is None) == (layer.latent.q_norm is None) == (q_rank is None)
+        if q_rank:
+            np.testing.assert_array_equal(layer.latent.q_norm, of["q_a_layernorm"])
+            np.testing.assert_array_equal(layer.latent.q_up, of["q_b_proj"].T)
+
+
+def test_deepseeks_draft_layer_may_repeat_embedding_and_head(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """As the published checkpoint does, at layer 61."""
+
+    def add(tensors: dict[str, Any]) -> None:
+        prefix = "model.layers.3"
+        tensors[f"{prefix}.shared_head.norm.weight"] = np.full(32, 0.5, np.float32)
+        tensors[f"{prefix}.shared_head.head.weight"] = tensors["lm_head.weight"].copy()
+        tensors[f"{prefix}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+
+    (mtp,) = load(make_checkpoint("deepseek_v3", edit=add)).mtp
+    np.testing.assert_array_equal(mtp.final_norm, np.full(32, 0.5, np.float32))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "ernie4_5_moe", "glm4_moe", "deepseek_v3"])
 def test_each_expert_and_its_router_are_where_they_belong(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:
@@ -139,10 +180,14 @@ def test_each_expert_and_its_router_are_where_they_belong(
         np.testing.assert_array_equal(found.down, made.tensors[f"{prefix}.down_proj.weight"].T)
 
     layers = {f"model.layers.{i}": layer for i, layer in enumerate(weights.layers)}
-    draft = {"ernie4_5_moe": "model.mtp_block.0", "glm4_moe": "model.layers.3"}.get(family)
+    draft = {
+        "ernie4_5_moe": "model.mtp_block.0",
+        "glm4_moe": "model.layers.3",
+        "deepseek_v3": "model.layers.3",
+    }.get(family)
     if draft is not None:
         layers[draft] = weights.mtp[0].layer
-    mixed = {"qwen3_moe": (1, 2), "ernie4_5_moe": (1, 2), "glm4_moe": (1, 2, 3)}[family]
+    mixed = {"qwen3_moe": (1, 2), "ernie4_5_moe": (1, 2)}.get(family, (1, 2, 3))
     assert sorted(i for i, layer in enumerate(layers.values()) if layer.mixture) == sorted(mixed)
     for prefix, layer in layers.items():
         if layer.mixture is None:
@@ -156,7 +201,7 @@ def test_each_expert_and_its_router_are_where_they_belong(
         assert (layer.mlp is None) == (mixture.choice_bias is None) == (family == "qwen3_moe")
         if layer.mlp is not None:
             is_mlp(layer.mlp, f"{prefix}.mlp.shared_experts")
-            name = {"ernie4_5_moe": "moe_statics", "glm4_moe": "gate"}[family]
+            name = {"ernie4_5_moe": "moe_statics"}.get(family, "gate")
             bias = made.tensors[f"{prefix}.mlp.{name}.e_score_correction_bias"]
             np.testing.assert_array_equal(mixture.choice_bias, bias.ravel())
 
@@ -225,14 +270,14 @@ def test_rope_tables_of_old_exporters_are_ignored(make_checkpoint: Callable[...,
     assert load(make_checkpoint(family="llama", edit=add)).layers
 
 
-@pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
 def test_draft_layers_that_nobody_wants_are_checked_and_not_kept(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:
     made = make_checkpoint(family, num_nextn_predict_layers=3)
     shape = load_shape(made.path)
     assert [len(load_weights(made.path, shape, n_mtp=n).mtp) for n in (0, 1, 3)] == [0, 1, 3]
-    prefix = {"mimo": "model.mtp_layers.2", "glm4_moe": "model.layers.5"}[family]
+    prefix = {"mimo": "model.mtp_layers.2"}.get(family, "model.layers.5")
     key = f"{prefix}.input_layernorm.weight"
     broken = make_checkpoint(
         family, num_nextn_predict_layers=3, edit=lambda tensors: tensors.pop(key)

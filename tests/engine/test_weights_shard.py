@@ -58,6 +58,29 @@ def test_two_shards_put_together_are_the_whole(
         assert half.identity == whole.identity
 
 
+@pytest.mark.parametrize("q_rank", [20, None])
+def test_shards_split_heads_and_share_what_heads_share(
+    make_checkpoint: Callable[..., Any], q_rank: int | None
+) -> None:
+    path = make_checkpoint("deepseek_v3", q_lora_rank=q_rank).path
+    shape = load_shape(path)
+    whole = load_weights(path, shape)
+    halves = [load_weights(path, shape, Shard(rank, 2)) for rank in (0, 1)]
+    for i, layer in enumerate(all_layers(whole)):
+        parts = [all_layers(half)[i] for half in halves]
+        np.testing.assert_array_equal(np.concatenate([part.o for part in parts]), layer.o)
+        up = np.concatenate([part.latent.kv_up for part in parts])
+        np.testing.assert_array_equal(up, layer.latent.kv_up)
+        query, row = np.split(layer.qkv, [shape.projected_sizes[0]], axis=1)
+        own = [query] * 2 if q_rank else np.split(query, 2, axis=1)
+        for part, wanted in zip(parts, own, strict=True):
+            np.testing.assert_array_equal(part.qkv, np.concatenate([wanted, row], axis=1))
+            np.testing.assert_array_equal(part.latent.kv_norm, layer.latent.kv_norm)
+        if q_rank:
+            up = np.concatenate([part.latent.q_up for part in parts], axis=1)
+            np.testing.assert_array_equal(up, layer.latent.q_up)
+
+
 @pytest.mark.parametrize(
     ("size", "config", "field"),
     [

@@ -90,7 +90,7 @@ def test_a_thousand_greedy_tokens_are_transformers(
     assert published.our_greedy(load(tmp_path), prompt, TOKENS) == wanted
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "ernie4_5"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "ernie4_5", "deepseek_v3"])
 def test_a_weight_that_is_changed_is_seen(
     load: Callable[..., LoadedModel], tmp_path: Path, family: str
 ) -> None:
@@ -101,17 +101,23 @@ def test_a_weight_that_is_changed_is_seen(
     tokens = text(theirs.config.vocab_size, 40)
     with torch.no_grad():
         attention: Any = theirs.model.layers[1].self_attn
-        part = attention.q_proj.bias if family == "qwen2" else theirs.model.norm.weight
+        part = {
+            "qwen2": lambda: attention.q_proj.bias,
+            "deepseek_v3": lambda: attention.kv_a_layernorm.weight,
+        }.get(family, lambda: theirs.model.norm.weight)()
         part[3] += 0.02
     wanted = published.published_logits(theirs, tokens)
     assert np.abs(published.our_logits(load(tmp_path), tokens) - wanted).max() > TOLERANCE
 
 
-def test_glms_draft_layer_is_transformers(load: Callable[..., LoadedModel], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_a_draft_layer_under_deepseeks_names_is_transformers(
+    load: Callable[..., LoadedModel], tmp_path: Path, family: str
+) -> None:
     """The float64 oracle, to which both engines' drafts are held, against a second opinion."""
     import transformers
 
-    published.published_model("glm4_moe", "gqa", tmp_path)
+    published.published_model(family, "gqa", tmp_path)
     published.add_draft_layer(tmp_path, load_shape(tmp_path))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))

@@ -259,7 +259,23 @@ def test_a_mixture_that_may_not_be_served_is_refused_before_it_is_loaded(
     assert device.memory().peak == 0
 
 
-@pytest.mark.parametrize("family", ["ernie4_5_moe", "glm4_moe"])
+def test_compressed_rows_without_kernels_are_refused_before_they_are_loaded(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    path, device = make_checkpoint("deepseek_v3").path, NumpyDevice()
+    chosen = msgspec.structs.replace(config(), model=ModelConfig(path=str(path)))
+    kernels = NumpyKernels(device)
+    kernels.latent = OpsKernels.latent
+    message = r"deepseek_v3\) has MLA attention, for which there are no CUDA .* 'cpu' computes it"
+    with pytest.raises(DeviceError, match=message):
+        start_engine(chosen, device, kernels, time.monotonic)
+    assert device.memory().peak == 0
+    chosen = msgspec.structs.replace(config(device="gpu"), model=ModelConfig(path=str(path)))
+    with pytest.raises(DeviceError, match=message):
+        build_engine(chosen)
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_moe", "glm4_moe", "deepseek_v3"])
 def test_a_mixture_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:

@@ -77,4 +77,4 @@ def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_draf
     asked = {name for name in ops if not name.endswith("_bytes")}
     of_ranks = {"rank_sum", "rank_gather"}  # test_every_call_fits_the_cuda_ops has several
     of_mixtures = {"may_serve_experts", "route", "expert_gate_up_silu", "expert_matmul", "combine"}
-    assert asked - set(kernels.passed) <= unused | of_ranks | of_mixtures | {"advance"}
+    assert asked - set(kernels.passed) <= unused | of_ranks | of_mixtures | {"advance", "latent"}

@@ -134,10 +134,12 @@ def test_a_vocabulary_that_ranks_do_not_divide(
     near(said[2], said[0])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mimo", "ernie4_5", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "mimo", "ernie4_5", "qwen3_moe", "glm4_moe", "deepseek_v3"]
+)
 def test_every_family(make_checkpoint: Callable[..., Any], family: str) -> None:
     """Biases of query, key and value are the heads', so each rank adds its own; of each expert a
-    rank has a part of the width.
+    rank has a part of the width. Compressed rows are on every rank, their heads are split.
     """
     made = make_checkpoint(family=family)
     said = []
@@ -190,10 +192,14 @@ def spoil(model: LoadedModel, block: int) -> None:
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 4), (4, 1)])
-def test_kv_is_the_same_bits_whoever_holds_its_heads(prefill: int, decode: int) -> None:
-    """What one pool gives out another takes, however many ranks have a part of each."""
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["heads", "compressed"])
+def test_kv_is_the_same_bits_whoever_holds_its_heads(
+    make_checkpoint: Callable[..., Any], prefill: int, decode: int, is_compressed: bool
+) -> None:
+    """What one pool gives out another takes, however many ranks have a part of each, or all."""
     blocks, n_positions = [5, 9, 3], 41
-    with model_over(prefill) as first, model_over(decode) as second:
+    folder = make_checkpoint("deepseek_v3").path if is_compressed else TINY_MODEL
+    with model_over(prefill, folder) as first, model_over(decode, folder) as second:
         engines = [DeviceEngine(model, options(), Clock()) for model in (first, second)]
         source, target = (engine.pool for engine in engines)
         assert source.shape == target.shape

@@ -57,6 +57,18 @@ def mixtures(ours: Any, theirs: Any) -> list[tuple[NumpyTensor, npt.NDArray[Any]
     return found
 
 
+def latents(ours: Any, theirs: Any) -> list[tuple[NumpyTensor, npt.NDArray[Any]]]:
+    assert (ours is None) == (theirs is None)
+    if theirs is None:
+        return []
+    assert (ours.q_up is None) == (ours.q_norm is None) == (theirs.q_up is None)
+    found = [(ours.kv_norm, theirs.kv_norm)]
+    found.append((ours.kv_up, theirs.kv_up.reshape(-1, theirs.kv_up.shape[2])))
+    if theirs.q_up is not None:
+        found += [(ours.q_up, theirs.q_up.T), (ours.q_norm, theirs.q_norm)]
+    return found
+
+
 def pairs(
     device: DeviceWeights, host: Weights, shape: ModelShape
 ) -> list[tuple[NumpyTensor, npt.NDArray[Any]]]:
@@ -78,6 +90,7 @@ def pairs(
         norms = [heads_in_order(norm, shape) for norm in theirs.qk_norm or ()]
         found += list(zip(ours.qk_norm or (), norms, strict=True))
         assert (ours.qkv_bias is None) == (theirs.qkv_bias is None)
+        found += latents(ours.latent, theirs.latent)
         if theirs.qkv_bias is not None:
             found.append((ours.qkv_bias, heads_in_order(theirs.qkv_bias, shape)))
     return found
@@ -93,6 +106,7 @@ def pairs(
         "mimo",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "ernie4_5_moe")),
         "glm4_moe",
+        "deepseek_v3",
     ],
 )
 @pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
@@ -135,12 +149,22 @@ def test_routers_and_their_biases_stay_float32(make_checkpoint: Callable[..., An
     np.testing.assert_array_equal(on_device(mixture.choice_bias), theirs.choice_bias)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "ernie4_5_moe", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("qwen3", {}),
+        ("qwen3_moe", {}),
+        ("ernie4_5_moe", {}),
+        ("glm4_moe", {}),
+        ("deepseek_v3", {}),
+        ("deepseek_v3", {"q_lora_rank": None}),
+    ],
+)
 @pytest.mark.parametrize("item_bytes", [2, 4])
 def test_what_weights_take_is_known_before_they_are_there(
-    make_checkpoint: Callable[..., Any], family: str, item_bytes: int
+    make_checkpoint: Callable[..., Any], family: str, fields: dict[str, Any], item_bytes: int
 ) -> None:
-    made = make_checkpoint(family)
+    made = make_checkpoint(family, **fields)
     n_bytes = 0
     for key, value in made.tensors.items():
         if min(value.shape) > 1 < value.ndim:
@@ -199,6 +223,35 @@ def test_the_parts_of_ranks_put_together_are_the_whole(
                 bias = [query_bias[shard.part(shape.q_size)], key_bias[kv], value_bias[kv]]
                 np.testing.assert_array_equal(values(part.qkv_bias), np.concatenate(bias))
             np.testing.assert_array_equal(values(part.post_norm), whole.post_norm)
+
+
+@pytest.mark.parametrize("q_rank", [20, None])
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_have_their_heads_matrices_and_all_of_what_heads_share(
+    make_checkpoint: Callable[..., Any], size: int, q_rank: int | None
+) -> None:
+    """Compressed rows and what makes them are on every rank, as compressed queries are."""
+    made = make_checkpoint("deepseek_v3", q_lora_rank=q_rank)
+    shape, host = load_shape(made.path), on_host(made)
+    parts = [
+        load_device_weights(
+            NumpyDevice(), open_checkpoint(made.path), shape, "float32", 1, Shard(rank, size)
+        )
+        for rank in range(size)
+    ]
+    for index, whole in enumerate((*host.layers, host.mtp[0].layer)):
+        of = [(*part.layers, part.mtp[0].layer)[index] for part in parts]
+        np.testing.assert_array_equal(np.concatenate([values(p.o) for p in of], 1), whole.o.T)
+        up = np.concatenate([values(p.latent.kv_up) for p in of])
+        np.testing.assert_array_equal(up, whole.latent.kv_up.reshape(-1, 16))
+        query, row = np.split(whole.qkv.T, [shape.projected_sizes[0]])
+        own = [query] * size if q_rank else np.split(query, size)
+        for part, wanted in zip(of, own, strict=True):
+            np.testing.assert_array_equal(values(part.qkv), np.concatenate([wanted, row]))
+            np.testing.assert_array_equal(values(part.latent.kv_norm), whole.latent.kv_norm)
+        if q_rank:
+            up = np.concatenate([values(p.latent.q_up) for p in of])
+            np.testing.assert_array_equal(up, whole.latent.q_up.T)
 
 
 @pytest.mark.parametrize("piece", [1, 200, 1000])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.mla import Mla
 
 ENGINES = ("paddle", "device")
 
@@ -126,6 +127,36 @@ def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench
     prompts = [tuple(range(2, 4 + 3 * n)) for n in range(12)]
     alone = _run(make_bench(model, max_running=1), prompts)
     assert _run(make_bench(model, n_draft=3, prefill_tokens=33), prompts) == alone
+
+
+@pytest.mark.parametrize(
+    "mla",
+    [
+        Mla(q_rank=20, kv_rank=16, nope_size=8, rope_size=6, value_size=10, score_scale=0.3),
+        Mla(q_rank=0, kv_rank=6, nope_size=3, rope_size=2, value_size=5, score_scale=0.4),
+        Mla(q_rank=13, kv_rank=21, nope_size=7, rope_size=6, value_size=7, score_scale=0.3),
+    ],
+    ids=["compressed", "whole-queries", "odd"],
+)
+def test_compressed_rows_are_the_same_bits_in_any_batch(
+    make_model: Any, make_bench: Any, mla: Mla
+) -> None:
+    """Products by heads, and values that are a part of their keys; beyond one product's keys."""
+    model = make_model(mla=mla, n_heads=3, n_kv_heads=1, head_dim=mla.row_size)
+    rng = np.random.default_rng(6)
+    sizes = (1, 2, 3, 5, 9, 17, 41, 130, 257)
+    prompts = [tuple(rng.integers(2, 64, n).tolist()) for n in sizes]
+    alone = _run(make_bench(model, max_running=1, max_model_len=288, prefill_tokens=50), prompts)
+    for options in (
+        {"n_draft": 3, "prefill_tokens": 65},
+        {"max_running": 9},
+        {"n_draft": 1, "n_blocks": 24, "max_running": 7},
+    ):
+        bench = make_bench(model, max_model_len=288, **options)
+        assert _run(bench, prompts) == alone
+        bench.reader.streams.clear()
+        bench.reader.ended.clear()
+        assert _run(bench, prompts) == alone, "rows that another batch left in the cache"
 
 
 @pytest.mark.parametrize(("scores", "width"), [("softmax", 24), ("sigmoid", 27), ("sigmoid", 7)])

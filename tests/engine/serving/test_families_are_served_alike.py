@@ -1,6 +1,7 @@
 """Each family's own checkpoint: the reference's tokens for any K, in one engine and in a pair.
 
-MiMo, ERNIE and GLM draft with a layer of their own, Qwen2 and Qwen3 have none and look drafts up.
+MiMo, ERNIE, GLM and DeepSeek draft with a layer of their own, Qwen2 and Qwen3 have none and look
+drafts up.
 The checkpoints are random, in the families' own names, and stored as bfloat16.
 """
 
@@ -22,6 +23,13 @@ TOLERANCE = 5e-5
 TOKENS = 14
 LOOKUP = DraftSources(0, NgramSizes(1, 3))
 
+STRETCHED = {
+    "type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 CASES = {
     "qwen2": ("qwen2", {"num_nextn_predict_layers": 0, "tie_word_embeddings": False}),
     "qwen2-tied": ("qwen2", {"num_nextn_predict_layers": 0, "tie_word_embeddings": True}),
@@ -30,8 +38,10 @@ CASES = {
     "qwen3_moe": ("qwen3_moe", {"tie_word_embeddings": False}),
     "ernie4_5_moe": ("ernie4_5_moe", {}),
     "glm4_moe": ("glm4_moe", {}),
+    "deepseek_v3": ("deepseek_v3", {"rope_scaling": STRETCHED}),
+    "deepseek_v3-whole-queries": ("deepseek_v3", {"q_lora_rank": None}),
 }
-DRAFTS_ITSELF = ("mimo", "ernie4_5_moe", "glm4_moe")
+DRAFTS_ITSELF = ("mimo", "ernie4_5_moe", "glm4_moe", "deepseek_v3")
 
 
 def drafting(family: str, k: int) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from baton_testing import numpy_reference as reference
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.rope import Llama3Scaling, YarnScaling
 
 ENGINES = ("paddle", "device")
@@ -50,6 +52,29 @@ SHAPES += [
 ]
 
 
+MLA = Mla(q_rank=20, kv_rank=16, nope_size=8, rope_size=6, value_size=10, score_scale=0.3)
+SHAPES += [
+    pytest.param(
+        {
+            "n_heads": 3,
+            "n_kv_heads": 1,
+            "head_dim": mla.row_size,
+            "rope_style": style,
+            "rope_scaling": YARN,
+            "mla": mla,
+        },
+        id=f"mla-{style}-{name}",
+    )
+    for style in ("half", "interleaved")
+    for name, mla in (
+        ("compressed", MLA),
+        ("whole-queries", replace(MLA, q_rank=0)),
+        ("published-heads", Mla(48, 512, 128, 64, 128, score_scale=192**-0.5)),
+        ("narrow", replace(MLA, kv_rank=6, rope_size=2, norm_eps=1e-2)),
+    )
+]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emitted_tokens_and_logprobs_are_the_references(
     make_model: Any, make_bench: Any, make_prompts: Any, shape: dict[str, Any]
@@ -85,12 +110,23 @@ def test_drafts_are_the_references(
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "ernie4_5", "qwen2", "qwen3", "mimo", "qwen3_moe", "ernie4_5_moe", "glm4_moe"],
+    [
+        "llama",
+        "ernie4_5",
+        "qwen2",
+        "qwen3",
+        "mimo",
+        "qwen3_moe",
+        "ernie4_5_moe",
+        "glm4_moe",
+        "deepseek_v3",
+    ],
 )
 def test_a_checkpoint_is_served_by_its_hugging_face_names(
     load_model: Any, make_checkpoint: Any, make_bench: Any, make_prompts: Any, family: str
 ) -> None:
-    model = load_model(make_checkpoint(family, head_dim=12).path)
+    sizes = {"qk_rope_head_dim": 4} if family == "deepseek_v3" else {"head_dim": 12}
+    model = load_model(make_checkpoint(family, **sizes).path)
     bench = make_bench(model, n_draft=2 * model.shape.n_mtp_layers)
     for number, prompt in enumerate(make_prompts(4, vocab_size=96)):
         key = bench.submit(number, prompt, temperature=0.0, max_tokens=12, logprobs_k=0)

@@ -20,6 +20,7 @@ import pytest
 
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.api import RankDiedError
+from baton_worker.engine.backends.parallel import orders
 from baton_worker.engine.backends.parallel.group import RankGroup
 from baton_worker.engine.backends.parallel.shard import ShardSizes
 from baton_worker.engine.build import build_engine
@@ -174,6 +175,50 @@ def test_a_handoff_is_whole_whatever_the_ranks_of_either_side(
     assert prefill.engine.load().kv_blocks_used == decode.engine.load().kv_blocks_used == 0
 
 
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 1), (1, 2), (2, 4)])
+def test_compressed_rows_are_handed_over_exactly_whatever_the_ranks(
+    make_checkpoint: Any,
+    bench_of: Any,
+    make_prompts: Any,
+    prefill_ranks: int,
+    decode_ranks: int,
+) -> None:
+    """Every rank keeps the rows that all heads share: decode's have the bits of prefill's."""
+    path = make_checkpoint("deepseek_v3", max_position_embeddings=128).path
+    prompts = make_prompts(7, seed=48, longest=60, vocab_size=96)
+
+    def over(ranks: int, reader: Any = None) -> Any:
+        return bench_of(stack.enter_context(closing(build(ranks))), reader)
+
+    def build(ranks: int) -> Any:
+        return build_engine(_config(path, tensor_parallel_size=ranks))
+
+    with ExitStack() as stack:
+        one, prefill = over(1), over(prefill_ranks)
+        decode = over(decode_ranks, reader=prefill.reader)
+        others = _submit_all(one, prompts, start=0)
+        one.drain()
+        keys = _submit_all(prefill, prompts, start=0, hand_over=True)
+        handoffs = prefill.handoffs()
+        pool = decode.engine._parts.pool
+        for handoff in handoffs:
+            assert (handoff.state.dtype, handoff.state.kv_heads) == ("float32-compressed", 1)
+            blocks = tuple(range(2, 2 + len(handoff.kv[0])))
+            pool.import_blocks(blocks, handoff.kv)
+            kept = [pool.export_blocks(blocks, handoff.state.n_cached)]
+            if decode_ranks > 1:
+                asked = pool._ranks.ask(orders.Export(blocks, handoff.state.n_cached))
+                assert len(asked) == decode_ranks - 1
+                kept += [answer.arrays for answer in asked]
+            for arrays in kept:
+                assert [bytes(a) for a in arrays] == [a.tobytes() for a in handoff.kv]
+        for handoff in handoffs:
+            decode.engine.admit_handoff(handoff)
+            prefill.engine.release_handoff(RequestKey(handoff.state.handle, 0))
+        decode.drain()
+        _assert_same(prefill.reader, keys, one.reader, others)
+
+
 def test_ranks_tell_prompts_and_drafts_as_one_does(
     two: Any, make_bench: Any, make_prompts: Any
 ) -> None:
@@ -208,7 +253,9 @@ def test_ranks_tell_prompts_and_drafts_as_one_does(
                 np.testing.assert_allclose(x.logprobs, y.logprobs, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("family", "ranks"), [("llama", 4), ("qwen3", 2)])
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("llama", 4), ("qwen3", 2), ("deepseek_v3", 2), ("deepseek_v3", 4)]
+)
 def test_other_families_and_more_ranks_say_the_same(
     make_checkpoint: Any, bench_of: Any, make_prompts: Any, family: str, ranks: int
 ) -> None:

@@ -5,7 +5,7 @@ Knows `StepEngine` and the records' columns, no framework: each area brings its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,11 @@ from baton_testing import numpy_reference as reference
 from baton_worker.engine.api import Handoff, StepResult
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import (
     ExpertWeights,
+    LatentWeights,
     LayerWeights,
     MlpWeights,
     MtpWeights,
@@ -261,16 +263,17 @@ def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
         )
 
     def layer(index: int) -> LayerWeights:
-        width, experts = shape.q_size + 2 * shape.kv_size, shape.experts_of(index)
+        width, experts = sum(shape.projected_sizes), shape.experts_of(index)
         return LayerWeights(
             input_norm=norm(),
             qkv=matrix(shape.hidden_size, width),
-            o=matrix(shape.q_size, shape.hidden_size),
+            o=matrix(shape.o_size, shape.hidden_size),
             post_norm=norm(),
             mlp=mlp(shape.mlp_size(index)) if shape.mlp_size(index) else None,
             qk_norm=(norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None,
             qkv_bias=bias(width) if shape.has_qkv_bias else None,
             mixture=mixture(experts) if experts else None,
+            latent=_latent(shape.n_heads, shape.mla, matrix, norm) if shape.mla else None,
         )
 
     final_norm = norm()
@@ -291,4 +294,16 @@ def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
         final_norm=final_norm,
         lm_head=matrix(shape.hidden_size, shape.vocab_size),
         identity="random",
+    )
+
+
+def _latent(
+    n_heads: int, mla: Mla, matrix: Callable[[int, int], Any], norm: Callable[[int], Any]
+) -> LatentWeights:
+    width = mla.unfolded_size
+    return LatentWeights(
+        q_norm=norm(mla.q_rank) if mla.q_rank else None,
+        q_up=matrix(mla.q_rank, n_heads * mla.query_size) if mla.q_rank else None,
+        kv_norm=norm(mla.kv_rank),
+        kv_up=matrix(mla.kv_rank, n_heads * width).T.reshape(n_heads, width, -1).copy(),
     )

@@ -17,6 +17,7 @@ from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.backends.device.seam import Device, Tensor
 from baton_worker.engine.backends.device.steps import DeviceModel, Steps
 from baton_worker.engine.backends.device.weights import (
+    DeviceLatent,
     DeviceLayer,
     DeviceMixture,
     DeviceMtp,
@@ -27,7 +28,13 @@ from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape, fingerprint
-from baton_worker.engine.model.weights import ExpertWeights, LayerWeights, MtpWeights, Weights
+from baton_worker.engine.model.weights import (
+    ExpertWeights,
+    LatentWeights,
+    LayerWeights,
+    MtpWeights,
+    Weights,
+)
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
@@ -39,8 +46,10 @@ def heads_in_order(
 ) -> npt.NDArray[np.float32]:
     """Return a projection's rows, or a head's values, in the order in which a device rotates them.
 
-    Rows are of query, key and value heads; the last are not rotated.
+    Rows are of query, key and value heads; the last are not rotated. With MLA they stay.
     """
+    if model_shape.mla is not None:
+        return rows
     rotated = model_shape.rotated_size if model_shape.rope_style == "half" else 0
     order = np.concatenate(
         [np.arange(model_shape.head_dim)[s] for s in stretches(model_shape.head_dim, rotated)]
@@ -64,7 +73,7 @@ def uploaded(
         return tensor
 
     def layer(source: LayerWeights) -> DeviceLayer:
-        norms = source.qk_norm
+        norms, bias = source.qk_norm, source.qkv_bias
         mlp, mixed = source.mlp, source.mixture
         return DeviceLayer(
             input_norm=put(source.input_norm),
@@ -79,10 +88,9 @@ def uploaded(
                 put(heads_in_order(norms[0], model_shape)),
                 put(heads_in_order(norms[1], model_shape)),
             ),
-            qkv_bias=None
-            if source.qkv_bias is None
-            else put(heads_in_order(source.qkv_bias, model_shape)),
+            qkv_bias=None if bias is None else put(heads_in_order(bias, model_shape)),
             mixture=None if mixed is None else mixture(mixed),
+            latent=_latent(source.latent, put),
         )
 
     def mixture(source: ExpertWeights) -> DeviceMixture:
@@ -114,6 +122,19 @@ def uploaded(
     )
 
 
+def _latent(
+    source: LatentWeights | None, put: Callable[[npt.NDArray[np.float32]], Tensor]
+) -> DeviceLatent | None:
+    if source is None:
+        return None
+    return DeviceLatent(
+        q_norm=None if source.q_norm is None else put(source.q_norm),
+        q_up=None if source.q_up is None else put(source.q_up.T),
+        kv_norm=put(source.kv_norm),
+        kv_up=put(source.kv_up.reshape(-1, source.kv_up.shape[2])),
+    )
+
+
 class NumpyEngine(StepEngine):
     """`Engine` whose steps run on a `NumpyDevice`."""
 
@@ -138,6 +159,7 @@ def _parts(
         head_dim=model_shape.head_dim,
         n_blocks=options.n_blocks,
         is_by_block=True,
+        is_compressed=model_shape.mla is not None,
     )
     pool = DevicePool(device, shape, options.kv_bytes_per_step, options.share_kv)
     allocator, name = BlockAllocator(options.n_blocks), fingerprint(model_shape, weights.identity)

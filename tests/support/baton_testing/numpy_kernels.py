@@ -16,6 +16,8 @@ import numpy.typing as npt
 import baton_ops
 from baton_testing import numpy_experts, numpy_ranks
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
+from baton_testing.numpy_latent import NumpyLatentKernels
+from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
     Accepted,
@@ -50,6 +52,7 @@ class NumpyKernels:
 
     def __init__(self, device: NumpyDevice) -> None:
         self._launch = device.launch
+        self.latent: LatentKernels | None = NumpyLatentKernels(device.launch)
 
     def embed(self, table: NumpyTensor, tokens: NumpyTensor, out: NumpyTensor) -> None:
         """See `Kernels.embed`."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.rope import Llama3Scaling, RopeScaling, YarnScaling
 from baton_worker.engine.model.shape import ModelShape, RopeStyle
 from baton_worker.engine.model.weights import ExpertWeights, LayerWeights, MlpWeights, Weights
@@ -115,8 +116,12 @@ def greedy(
 
 def rms_norm(x: Float64Array, weight: FloatArray, shape: ModelShape) -> Float64Array:
     """`x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, arXiv 1910.07467)."""
+    return _rms_norm(x, weight, shape.rms_norm_eps)
+
+
+def _rms_norm(x: Float64Array, weight: FloatArray, eps: float) -> Float64Array:
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    return np.asarray(x / np.sqrt(mean_square + shape.rms_norm_eps) * weight)
+    return np.asarray(x / np.sqrt(mean_square + eps) * weight)
 
 
 def _rotated(x: Float64Array, positions: npt.NDArray[np.int64], shape: ModelShape) -> Float64Array:
@@ -204,7 +209,11 @@ def _head(x: Float64Array, norm: FloatArray, weights: Weights, shape: ModelShape
 
 def decoder_layer(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float64Array:
     """Return f64[T, H]: attention, then the gated MLP, each added to what it was given."""
-    x = x + _attention(rms_norm(x, layer.input_norm, shape), layer, shape)
+    normed = rms_norm(x, layer.input_norm, shape)
+    if shape.mla is None:
+        x = x + _attention(normed, layer, shape)
+    else:
+        x = x + _latent_attention(normed, layer, shape, shape.mla)
     normed = rms_norm(x, layer.post_norm, shape)
     if layer.mlp is not None:
         x = x + mlp(normed, layer.mlp)
@@ -270,4 +279,39 @@ def _attention(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float
         group = head * shape.n_kv_heads // shape.n_heads
         scores = q[:, head] @ k[:, group].T / np.sqrt(shape.head_dim) + future
         heads.append(np.exp(log_softmax(scores)) @ v[:, group])
+    return np.asarray(np.concatenate(heads, axis=-1) @ layer.o)
+
+
+def _latent_attention(
+    x: Float64Array, layer: LayerWeights, shape: ModelShape, mla: Mla
+) -> Float64Array:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, equations 37 to 47), not folded:
+    keys and values of every head are made of the compressed rows, and attended to one by one.
+    """
+    length, latent = x.shape[0], layer.latent
+    assert latent is not None
+    positions = np.arange(length)
+    query, row, key = np.split(
+        x @ layer.qkv.astype(np.float64),
+        np.cumsum([mla.q_rank or shape.n_heads * mla.query_size, mla.kv_rank]),
+        axis=-1,
+    )
+    if latent.q_up is not None and latent.q_norm is not None:
+        query = _rms_norm(query, latent.q_norm, mla.norm_eps) @ latent.q_up
+    query = query.reshape(length, shape.n_heads, mla.query_size)
+    row = _rms_norm(row, latent.kv_norm, mla.norm_eps)
+
+    def turned(part: Float64Array) -> Float64Array:
+        return rope(part, positions, shape.rope_theta, shape.rope_style, shape.rope_scaling)
+
+    shared = turned(key[:, None])[:, 0]
+    rotated = turned(query[..., mla.nope_size :])
+    future = np.triu(np.full((length, length), -np.inf), k=1)
+    heads = []
+    for head in range(shape.n_heads):
+        unfolded = row @ latent.kv_up[head].T.astype(np.float64)
+        keys = np.concatenate([unfolded[:, : mla.nope_size], shared], axis=-1)
+        queries = np.concatenate([query[:, head, : mla.nope_size], rotated[:, head]], axis=-1)
+        scores = mla.score_scale * (queries @ keys.T) + future
+        heads.append(np.exp(log_softmax(scores)) @ unfolded[:, mla.nope_size :])
     return np.asarray(np.concatenate(heads, axis=-1) @ layer.o)

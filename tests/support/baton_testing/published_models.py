@@ -75,6 +75,26 @@ YARN = {
 }
 
 
+STRETCHED = YARN | {"factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.8}
+DEEPSEEK: dict[str, Any] = {
+    "tie_word_embeddings": False,
+    "num_key_value_heads": None,  # as many as there are heads
+    "head_dim": 8,  # what rotates: transformers' name for the size that angles are made for
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_nextn_predict_layers": 0,
+}
+
+
 @dataclass(frozen=True)
 class Published:
     """A family as transformers has it, and what its config says beside the sizes."""
@@ -140,6 +160,10 @@ FAMILIES: dict[str, Published] = {
             "use_qk_norm": True,
             "num_nextn_predict_layers": 0,
         },
+    ),
+    "deepseek_v3": Published("DeepseekV3Config", DEEPSEEK | {"rope_parameters": STRETCHED}),
+    "deepseek_v3-whole-queries": Published(
+        "DeepseekV3Config", DEEPSEEK | {"q_lora_rank": None, "rope_interleave": False}
     ),
 }
 
@@ -324,8 +348,7 @@ def our_logits(model: LoadedModel, tokens: list[int]) -> npt.NDArray[np.float32]
     space = Workspace(
         device, kernels, model_shape, weights.dtype, Sizes(n, 1, n, width * _BLOCK, n)
     )
-    block = (model_shape.n_layers, 2, model_shape.n_kv_heads, _BLOCK, model_shape.head_dim)
-    kv = device.zeros((TRASH_BLOCK + 1 + width, *block), weights.dtype)
+    kv = device.zeros((TRASH_BLOCK + 1 + width, *model_shape.kv_block(_BLOCK)), weights.dtype)
     decoder = Decoder(device, kernels, model_shape, weights, kv, space.attention, width * _BLOCK)
 
     def put(values: Any) -> Any:

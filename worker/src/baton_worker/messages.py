@@ -186,7 +186,8 @@ class HandoffState(RequestParams, frozen=True, omit_defaults=False):
     KV frames follow in layer order, K then V, MTP layers last: 2 * n_layers arrays of
     `[ceil(n_cached / block_size), kv_heads, block_size, head_dim]`, dtype `dtype`, unused tail of
     the last block zeroed. Where `dtype` ends in "-by-block" they are one array
-    `[blocks, n_layers, 2, kv_heads, block_size, head_dim]` instead.
+    `[blocks, n_layers, 2, kv_heads, block_size, head_dim]` instead. Where "-compressed" stands
+    behind the name of the numbers, one array or part is in place of K and V.
 
     Attributes:
         model_fingerprint: hash of the weights' identity and shapes; decode refuses another.

@@ -76,6 +76,7 @@ class Known(NamedTuple):
         "small-mimo",
         "small-qwen2",
         "small-glm4_moe",
+        "small-deepseek_v3",
         "qwen3-8b",
         "mimo-7b",
         "qwen3-30b-a3b",
@@ -94,6 +95,7 @@ KNOWN = {
     "numpy-small-mimo": Known("numpy", "small-mimo", "float32", SMOKE),
     "numpy-small-qwen2": Known("numpy", "small-qwen2", "float32", BRIEF),
     "numpy-small-glm4_moe": Known("numpy", "small-glm4_moe", "float32", BRIEF),
+    "numpy-small-deepseek_v3": Known("numpy", "small-deepseek_v3", "float32", BRIEF),
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
@@ -107,7 +109,7 @@ KNOWN = {
 }
 EXACT = tuple(name for name in KNOWN if name != "numpy-tiny-bfloat16")
 """Which are held to the promise; the other one tells how far bfloat16 is from float64."""
-CONTROLLED = ("numpy-tiny", "gpu-qwen3-8b-12")
+CONTROLLED = ("numpy-tiny", "numpy-small-deepseek_v3", "gpu-qwen3-8b-12")
 """On which kernels that are not exact are found."""
 
 
@@ -119,7 +121,8 @@ def parameters(names: Sequence[str]) -> list[Any]:
 def _marks(known: Known) -> list[Any]:
     if known.device == "gpu":
         return [pytest.mark.gpu]
-    return [pytest.mark.slow] if known.ranks > 1 or known.model == "small-glm4_moe" else []
+    is_slow = known.ranks > 1 or known.model in ("small-glm4_moe", "small-deepseek_v3")
+    return [pytest.mark.slow] if is_slow else []
 
 
 def of_model(model: str) -> list[Any]:

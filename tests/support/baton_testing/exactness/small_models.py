@@ -16,6 +16,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from baton_worker.engine.model import naming
+from baton_worker.engine.model.families.deepseek_v3 import DEEPSEEK_V3, GROUPED_BIAS
 from baton_worker.engine.model.families.family import Family
 from baton_worker.engine.model.families.glm_moe import GLM_MOE
 from baton_worker.engine.model.families.registry import FAMILIES
@@ -25,21 +26,40 @@ Array = npt.NDArray[np.float32]
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 512, 64, 4, 2, 16, 96, 3
 CYCLE, PULL = 8, 0.15
 EXPERTS, EXPERT_INNER = 16, 32
-GLM_FIELDS = {
+GROUPED_FIELDS = {
     "n_routed_experts": EXPERTS,
     "num_experts_per_tok": 4,
     "moe_intermediate_size": EXPERT_INNER,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
-    "attention_bias": True,
 }
+Q_RANK, KV_RANK, NOPE, TURNING, VALUE = 48, 32, 16, 8, 16
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "glm4_moe": GROUPED_FIELDS | {"attention_bias": True},
+    "deepseek_v3": GROUPED_FIELDS
+    | {
+        "num_key_value_heads": HEADS,
+        "head_dim": TURNING,
+        "q_lora_rank": Q_RANK,
+        "kv_lora_rank": KV_RANK,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": TURNING,
+        "v_head_dim": VALUE,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+}
+
+
+GROUPED = (GLM_MOE, DEEPSEEK_V3)
+"""Those with a mixture of DeepSeek-V3's form, and a draft layer that has one too."""
 
 
 def write_small_model(folder: Path, model_type: str, seed: int = 0) -> Path:
     """Write `config.json` and `model.safetensors` of a family; return the folder."""
     family = FAMILIES[model_type]
-    n_mtp = int(family.mtp_order == "hidden_embedding" or family is GLM_MOE)
+    n_mtp = int(family.mtp_order == "hidden_embedding" or family in GROUPED)
     config = {
         "architectures": [family.architecture],
         "model_type": model_type,
@@ -57,7 +77,7 @@ def write_small_model(folder: Path, model_type: str, seed: int = 0) -> Path:
         "tie_word_embeddings": False,
         "eos_token_id": 1,
         "torch_dtype": "float32",
-        **(GLM_FIELDS if family is GLM_MOE else {}),
+        **OF_FAMILY.get(model_type, {}),
     }
     (folder / "config.json").write_text(json.dumps(config))
     save_file(_tensors(family, n_mtp, np.random.default_rng(seed)), folder / "model.safetensors")
@@ -80,21 +100,36 @@ class _Random:
         return 1 + self.normal(size, scale=0.1)
 
     def mixture(self, keys: naming.LayerKeys, into_residual: float) -> dict[str, Any]:
-        """Of DeepSeek-V3's form, as GLM has it."""
+        """Of DeepSeek-V3's form."""
         found: dict[str, Any] = {keys.router: self.matrix(EXPERTS, HIDDEN)}
-        found[f"{keys.prefix}.{GLM_MOE.choice_bias}"] = self.normal(EXPERTS, scale=0.1)
+        found[f"{keys.prefix}.{GROUPED_BIAS}"] = self.normal(EXPERTS, scale=0.1)
         for mlp in (keys.shared, *map(keys.expert, range(EXPERTS))):
             found |= {key: self.matrix(EXPERT_INNER, HIDDEN) for key in mlp.gate_up}
             found[mlp.down] = self.matrix(HIDDEN, EXPERT_INNER, into_residual)
         return found
 
-    def layer(self, keys: naming.LayerKeys, is_mixed: bool) -> dict[str, Any]:
+    def latent(self, keys: naming.LayerKeys) -> dict[str, Any]:
+        """Of multi-head latent attention, the output's projection aside."""
+        return {
+            keys.query_down: self.matrix(Q_RANK, HIDDEN),
+            keys.query_norm: self.norm(Q_RANK),
+            keys.query_up: self.matrix(HEADS * (NOPE + TURNING), Q_RANK),
+            keys.kv_down: self.matrix(KV_RANK + TURNING, HIDDEN),
+            keys.kv_norm: self.norm(KV_RANK),
+            keys.kv_up: self.matrix(HEADS * (NOPE + VALUE), KV_RANK),
+        }
+
+    def layer(self, keys: naming.LayerKeys, family: Family, is_mixed: bool) -> dict[str, Any]:
         q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
         into_residual = (2 * LAYERS) ** -0.5
         found = {keys.input_norm: self.norm(HIDDEN), keys.post_norm: self.norm(HIDDEN)}
-        for weight, bias, width in zip(keys.qkv, keys.qkv_bias, (q, kv, kv), strict=True):
-            found[weight] = self.matrix(width, HIDDEN)
-            found[bias] = self.normal(width, scale=1.0)
+        if family.has_mla:
+            found |= self.latent(keys)
+            q = HEADS * VALUE
+        else:
+            for weight, bias, width in zip(keys.qkv, keys.qkv_bias, (q, kv, kv), strict=True):
+                found[weight] = self.matrix(width, HIDDEN)
+                found[bias] = self.normal(width, scale=1.0)
         if is_mixed:
             found[keys.o] = self.matrix(HIDDEN, q, into_residual)
             return found | self.mixture(keys, into_residual)
@@ -116,13 +151,13 @@ def _tensors(family: Family, n_mtp: int, rng: np.random.Generator) -> dict[str, 
         naming.LM_HEAD: random.matrix(VOCAB, HIDDEN) + np.float32(PULL) * embed[before],
     }
     for index in range(LAYERS):
-        tensors |= random.layer(naming.main_layer(index), family is GLM_MOE and index > 0)
+        tensors |= random.layer(naming.main_layer(index), family, family in GROUPED and index > 0)
     for index in range(n_mtp):
         keys = family.mtp_namings[0](index, LAYERS, False)
         proj = random.matrix(HIDDEN, 2 * HIDDEN, 0.1)
         side = slice(HIDDEN) if family.mtp_order == "embedding_hidden" else slice(HIDDEN, None)
         proj[:, side] += np.eye(HIDDEN, dtype=np.float32)
-        tensors |= random.layer(keys.layer, family is GLM_MOE) | {
+        tensors |= random.layer(keys.layer, family, family in GROUPED) | {
             keys.proj: proj,
             keys.final_norm: final_norm.copy(),
         }

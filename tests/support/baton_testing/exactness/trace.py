@@ -93,6 +93,7 @@ class TracingKernels:
         self._fed: Array = np.zeros(0, np.int32)
         self._places: tuple[Array, Array, Array] | None = None
         self._gathered: Array | None = None
+        self._spreads = False
         self._taken: Notes | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -142,18 +143,37 @@ class TracingKernels:
     ) -> None:
         """A layer begins; the step's places are known by now."""
         self._kernels.rope_store(qkv, rotation, places, kv, layer, query)
+        self.begin_layer(places, layer)
+        self.write_of_layer("rotated queries", query)
+
+    @property
+    def latent(self) -> Any:
+        """Those of compressed rows, if there are some."""
+        return self._kernels.latent and _TracingLatent(self._kernels.latent, self)
+
+    def begin_layer(self, places: Any, layer: int) -> None:
+        """Note that what comes is of this layer, and of tokens that stand there."""
         if self._taken is None:
             return
         self._places = tuple(map(self._peek, places))  # type: ignore[assignment]
         self._drafts = self._layer is None and layer > 0
         self._layer, self._counts = layer, {}
-        self._write(f"layer {layer}: rotated queries", query)
+
+    def write_of_layer(self, name: str, out: Any) -> None:
+        """Note what was written in a layer that has begun."""
+        self._write(f"layer {self._layer}: {name}", out)
+
+    def route(self, *given: Any) -> None:
+        """A mixture begins: what it gathers are tokens for its experts."""
+        self._kernels.route(*given)
+        self._spreads = True
 
     def gather(self, x: Any, rows: Any, out: Any) -> None:
-        """From here on rows are those that were gathered."""
+        """From here on rows are those that were gathered, unless a mixture did that."""
         self._kernels.gather(x, rows, out)
-        if self._taken is not None:
+        if self._taken is not None and not self._spreads:
             self._gathered = self._peek(rows)
+        self._spreads = False
 
     def _name(self, kind: str) -> str:
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -194,6 +214,32 @@ class TracingKernels:
             for call, (name, array) in enumerate(written):
                 if row < len(array) and not np.isnan(np.ravel(array[row])[:1]).all():
                     noted[Spot(call, kind + name)] = np.array(array[row])
+
+
+class _TracingLatent:
+    """`LatentKernels` that notes a layer's beginning, its queries and what was attended."""
+
+    def __init__(self, kernels: Any, notes: TracingKernels) -> None:
+        self._kernels = kernels
+        self._notes = notes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def store(self, row: Any, norm: Any, rotation: Any, places: Any, kv: Any, layer: int) -> None:
+        """See `LatentKernels.store`: the first of a layer's."""
+        self._kernels.store(row, norm, rotation, places, kv, layer)
+        self._notes.begin_layer(places, layer)
+
+    def rotate(self, queries: Any, rotation: Any, places: Any, mla: Any, query: Any) -> None:
+        """See `LatentKernels.rotate`: behind what folds."""
+        self._kernels.rotate(queries, rotation, places, mla, query)
+        self._notes.write_of_layer("folded and rotated queries", query)
+
+    def unfold(self, attended: Any, kv_up: Any, mla: Any, out: Any) -> None:
+        """See `LatentKernels.unfold`."""
+        self._kernels.unfold(attended, kv_up, mla, out)
+        self._notes.write_of_layer("what was attended", attended)
 
 
 def first_differing(one: Notes, other: Notes, text: Sequence[int], past: Iterable[int] = ()) -> str:

@@ -2,7 +2,8 @@
 
 An offer is a ZeroMQ multipart message: `[b"BKV1", HandoffState as msgpack, one frame per KV
 array]`, arrays in layer order, K then V, MTP layers last, each C-contiguous in the state's dtype;
-or, where the dtype's name ends in "-by-block", one array of whole blocks (`engine.kv.payload`).
+or, where the dtype's name ends in "-by-block", one array of whole blocks; with "-compressed" behind
+the dtype there is one row in place of K and V (`engine.kv.payload`).
 KV that stays in prefill's pool is told by its blocks:
 `[b"BKP1", HandoffState, PoolRef as msgpack]`, and while the prompt is computed what is filled of
 them by `[b"BKF1", Filled as msgpack]`, which nobody answers.
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
-from baton_worker.engine.kv.payload import BY_BLOCK
+from baton_worker.engine.kv.payload import BY_BLOCK, COMPRESSED
 from baton_worker.handoff.pool_words import POOL_ID_BYTES
 from baton_worker.identity import RequestKey
 from baton_worker.messages import MAX_TOP_K, HandoffState
@@ -38,7 +39,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
-_FORMS = (*_DTYPES, *(dtype + BY_BLOCK for dtype in _DTYPES))
+_KINDS = (*_DTYPES, *(dtype + COMPRESSED for dtype in _DTYPES))
+_FORMS = (*_KINDS, *(kind + BY_BLOCK for kind in _KINDS))
 _MAX_LAYERS = 1024
 _MAX_HEADS = 1024
 _MAX_HEAD_DIM = 4096
@@ -325,13 +327,15 @@ def _kv_of(ref: PoolRef) -> KvInPool:
 def _views(state: HandoffState, frames: Sequence[Any]) -> tuple[npt.NDArray[Any], ...]:
     n_blocks = math.ceil(state.n_cached / state.block_size)
     block: tuple[int, ...] = (state.kv_heads, state.block_size, state.head_dim)
-    n_frames = 2 * state.n_layers
+    kind = state.dtype.removesuffix(BY_BLOCK)
+    n_parts = 1 if kind.endswith(COMPRESSED) else 2
+    n_frames = n_parts * state.n_layers
     if state.dtype.endswith(BY_BLOCK):
-        block, n_frames = (state.n_layers, 2, *block), 1
+        block, n_frames = (state.n_layers, n_parts, *block), 1
     if len(frames) != n_frames:
         raise HandoffFormatError(f"{len(frames)} KV frames, expected {n_frames}")
     shape = (n_blocks, *block)
-    dtype = _DTYPES[state.dtype.removesuffix(BY_BLOCK)]
+    dtype = _DTYPES[kind.removesuffix(COMPRESSED)]
     want_bytes = math.prod(shape) * dtype.itemsize
     for index, frame in enumerate(frames):
         if memoryview(frame).nbytes != want_bytes:

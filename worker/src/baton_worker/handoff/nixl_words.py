@@ -8,14 +8,13 @@ has it read its pool. Pure: no socket.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import Region
-from baton_worker.handoff.pool_words import POOL_ID_BYTES, KvShapeWords
+from baton_worker.handoff.pool_words import POOL_ID_BYTES, KvShapeWords, words_of
 
 VERSION = 1
 INTRODUCTION_MAGIC = b"BKI1"
@@ -99,7 +98,7 @@ def introduction_of(
         device=HOST if pool.device is None else pool.device,
         lease_address=leases.address,
         lease_bytes=leases.n_bytes,
-        **asdict(shape),
+        **words_of(shape),
     )
 
 

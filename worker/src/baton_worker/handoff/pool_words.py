@@ -7,12 +7,11 @@ end of the connection is the end of prefill. Pure: no socket.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from baton_worker.engine.kv.payload import KvDtype, KvShape
+from baton_worker.engine.kv.payload import COMPRESSED, KvKind, KvShape
 
 VERSION = 1
 MOST_BYTES = 4096
@@ -29,14 +28,17 @@ class PoolWordsError(ValueError):
 
 
 class KvShapeWords(msgspec.Struct, frozen=True):
-    """A pool's `KvShape`, field by field, as whoever introduces one says it."""
+    """A pool's `KvShape`, field by field, as whoever introduces one says it.
+
+    `dtype` says whether it is compressed too, so that who knows of no such pool refuses it.
+    """
 
     n_layers: _Count
     kv_heads: _Count
     block_size: _Count
     head_dim: _Count
     n_blocks: _Count
-    dtype: KvDtype
+    dtype: KvKind
     is_by_block: bool
 
     @property
@@ -48,9 +50,23 @@ class KvShapeWords(msgspec.Struct, frozen=True):
             block_size=self.block_size,
             head_dim=self.head_dim,
             n_blocks=self.n_blocks,
-            dtype=self.dtype,
+            dtype="bfloat16" if self.dtype.startswith("bfloat16") else "float32",
             is_by_block=self.is_by_block,
+            is_compressed=self.dtype.endswith(COMPRESSED),
         )
+
+
+def words_of(shape: KvShape) -> dict[str, Any]:
+    """Return the fields of `KvShapeWords` that say a shape."""
+    return {
+        "n_layers": shape.n_layers,
+        "kv_heads": shape.kv_heads,
+        "block_size": shape.block_size,
+        "head_dim": shape.head_dim,
+        "n_blocks": shape.n_blocks,
+        "dtype": shape.kind,
+        "is_by_block": shape.is_by_block,
+    }
 
 
 class Introduction(KvShapeWords, frozen=True):
@@ -93,7 +109,7 @@ def introduction_of(
         transport=transport,
         n_bytes=n_bytes,
         lease_bytes=lease_bytes,
-        **asdict(shape),
+        **words_of(shape),
     )
 
 

@@ -11,6 +11,7 @@ import baton_ops
 from baton_ops import cuda, decoder, ranks, sampling
 from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
     Accepted,
@@ -45,6 +46,7 @@ class OpsKernels:
     """
 
     may_serve_experts = True
+    latent: LatentKernels | None = None  # no kernel attends to compressed rows yet
 
     def __init__(self, device: Device) -> None:
         self._device = device

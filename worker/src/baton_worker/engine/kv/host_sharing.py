@@ -60,7 +60,7 @@ class HostSharing:
         self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
     ) -> npt.NDArray[np.int64]:
         """See `KvSharing.pieces`: a block is one piece in each array of each layer."""
-        n_arrays = 2 * self._shape.n_layers
+        n_arrays = self._shape.n_parts * self._shape.n_layers
         size = self._shape.block_bytes // n_arrays
         runs = runs_of(theirs, blocks) * size
         strides = [(pool.n_blocks + self._n_reserved) * size for pool in (shape, self._shape)]

@@ -2,8 +2,10 @@
 
 Two forms. Layered: two float32 arrays a layer, K and V, `[blocks, kv_heads, block_size, head_dim]`,
 MTP layers last. By block: one array `[blocks, layers, 2, kv_heads, block_size, head_dim]` of the
-model's dtype, as a device keeps it, so that a block is one copy. Pools of two forms exchange
-nothing, and refuse each other by the form's name. Knows no pool and no wire.
+model's dtype, as a device keeps it, so that a block is one copy. Either may be compressed (MLA):
+one row a token that all heads share is in place of its keys and values, so there is one part where
+there are two. Pools of two forms exchange nothing, and refuse each other by the form's name. Knows
+no pool and no wire.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 KvDtype = Literal["float32", "bfloat16"]
+KvKind = Literal["float32", "bfloat16", "float32-compressed", "bfloat16-compressed"]
+"""A dtype, and whether rows are compressed: one word of what workers say to each other."""
 
 KV_MAGNITUDE = 1e15
 """Largest |value| taken in a handoff. A masked position keeps a weight of 1.6e-28 on the CPU, so
@@ -23,6 +27,9 @@ larger values (or NaN) left in a block could disturb that block's next owner."""
 
 BY_BLOCK = "-by-block"
 """What the name of a form by block ends in, behind the dtype."""
+
+COMPRESSED = "-compressed"
+"""What stands behind the dtype in the name of a compressed form."""
 
 _STORED_AS: dict[KvDtype, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
 _SIGNLESS = np.uint16(0x7FFF)
@@ -44,6 +51,7 @@ class KvShape:
     Attributes:
         dtype: of keys and values.
         is_by_block: which of the two forms; layered KV is float32.
+        is_compressed: a token's row is there once, in place of its key and its value.
     """
 
     n_layers: int
@@ -53,17 +61,31 @@ class KvShape:
     n_blocks: int
     dtype: KvDtype = "float32"
     is_by_block: bool = False
+    is_compressed: bool = False
+
+    @property
+    def kind(self) -> KvKind:
+        """Its dtype, and whether it is compressed."""
+        if self.dtype == "float32":
+            return "float32-compressed" if self.is_compressed else "float32"
+        return "bfloat16-compressed" if self.is_compressed else "bfloat16"
 
     @property
     def form(self) -> str:
         """The name of its form."""
-        return self.dtype + BY_BLOCK if self.is_by_block else self.dtype
+        return self.kind + BY_BLOCK if self.is_by_block else self.kind
+
+    @property
+    def n_parts(self) -> int:
+        """How many arrays or rows each layer has: keys and values, or one in their place."""
+        return 1 if self.is_compressed else 2
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, K and V of every layer."""
+        """Bytes of one block, all parts of every layer."""
         values = self.kv_heads * self.block_size * self.head_dim
-        return 2 * self.n_layers * values * np.dtype(_STORED_AS[self.dtype]).itemsize
+        itemsize = np.dtype(_STORED_AS[self.dtype]).itemsize
+        return self.n_parts * self.n_layers * values * itemsize
 
     def blocks_for(self, n_positions: int) -> int:
         """Return how many blocks hold so many positions."""
@@ -78,8 +100,8 @@ class KvShape:
         block = (self.kv_heads, self.block_size, self.head_dim)
         dtype = np.dtype(_STORED_AS[self.dtype])
         if self.is_by_block:
-            return (ArrayForm((n_blocks, self.n_layers, 2, *block), dtype),)
-        return (ArrayForm((n_blocks, *block), dtype),) * (2 * self.n_layers)
+            return (ArrayForm((n_blocks, self.n_layers, self.n_parts, *block), dtype),)
+        return (ArrayForm((n_blocks, *block), dtype),) * (self.n_parts * self.n_layers)
 
     def zeros(self, n_blocks: int) -> tuple[npt.NDArray[Any], ...]:
         """Return the arrays of so many blocks that hold nothing."""

@@ -259,13 +259,18 @@ def clear_blocks(pool: KvStore, blocks: Sequence[int]) -> None:
 
 
 class KvPool:
-    """KV storage, `[n_blocks + 2, kv_heads, block_size, head_dim]` float32 per layer for K and V.
+    """KV storage, `[n_blocks + 2, kv_heads, block_size, head_dim]` float32 per layer for K and V,
+    or one of compressed rows in their place.
 
     Zero-initialised: attention gives masked positions weight 1.6e-28 instead of 0, so a stale NaN
     or Inf in a block would poison its next owner.
 
     Args:
         is_shared: other processes may map it.
+
+    Attributes:
+        layers: of each layer its arrays.
+        keys, values: of each layer; compressed rows are `keys`, and there are no values.
     """
 
     def __init__(self, shape: KvShape, is_shared: bool = False) -> None:
@@ -277,7 +282,12 @@ class KvPool:
         else:
             forms = shape.arrays(shape.n_blocks + FIRST_BLOCK)
             arrays = tuple(np.zeros(form.shape, form.dtype) for form in forms)
-        self.keys, self.values = arrays[::2], arrays[1::2]
+        n_parts = shape.n_parts
+        self.layers = tuple(
+            arrays[start : start + n_parts] for start in range(0, len(arrays), n_parts)
+        )
+        self.keys = arrays[::n_parts]
+        self.values = () if shape.is_compressed else arrays[1::2]
 
     @property
     def shape(self) -> KvShape:
@@ -299,15 +309,15 @@ class KvPool:
         """Copy the first `n_positions` positions out of `blocks`.
 
         Returns:
-            2 * n_layers arrays `[ceil(n_positions / block_size), kv_heads, block_size, head_dim]`
-            in layer order, K then V; the last block's unused tail is zero.
+            The arrays of `KvShape.arrays`, for `ceil(n_positions / block_size)` blocks, in layer
+            order, K then V; the last block's unused tail is zero.
         """
         count = self.shape.blocks_for(n_positions)
         index = np.asarray(blocks[:count], np.int64)
         tail = n_positions - (count - 1) * self.shape.block_size
         arrays = []
-        for pair in zip(self.keys, self.values, strict=True):
-            for pool in pair:
+        for own in self.layers:
+            for pool in own:
                 copy = pool[index]
                 copy[-1, :, tail:] = 0.0  # behind the last position are rejected drafts' values
                 arrays.append(copy)
@@ -317,11 +327,11 @@ class KvPool:
         """Write what `export_blocks` gave into `blocks`, bit for bit.
 
         Raises:
-            ValueError: not 2 * n_layers arrays, or fewer blocks than they fill.
+            ValueError: not as many arrays as layers have, or fewer blocks than they fill.
         """
-        if len(arrays) != 2 * self.shape.n_layers:
+        if len(arrays) != self.shape.n_parts * self.shape.n_layers:
             raise ValueError(f"{len(arrays)} KV arrays for {self.shape.n_layers} layers")
         index = np.asarray(blocks[: len(arrays[0])], np.int64)
-        for layer in range(self.shape.n_layers):
-            self.keys[layer][index] = arrays[2 * layer]
-            self.values[layer][index] = arrays[2 * layer + 1]
+        own = [array for layer in self.layers for array in layer]
+        for array, values in zip(own, arrays, strict=True):
+            array[index] = values

@@ -11,16 +11,17 @@ from typing import TypeVar
 
 import msgspec
 
-from baton_worker.engine.model.expert_fields import RawExperts, refuse_others
+from baton_worker.engine.model.expert_fields import refuse_others
 from baton_worker.engine.model.families.family import Family, MtpHidden
 from baton_worker.engine.model.families.registry import FAMILIES, LACKS
+from baton_worker.engine.model.mla_fields import RawMla, refuse_mla
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
 from baton_worker.engine.model.rope import MAX_POSITIONS
 
 _T = TypeVar("_T")
 
 
-class RawConfig(RawExperts, frozen=True, kw_only=True):
+class RawConfig(RawMla, frozen=True, kw_only=True):
     """The fields of config.json that decide something; others (dropout, versions) are ignored."""
 
     model_type: str
@@ -59,7 +60,6 @@ class RawConfig(RawExperts, frozen=True, kw_only=True):
     quantization_config: dict[str, object] | None = None
     compression_config: dict[str, object] | None = None
     dual_chunk_attention_config: dict[str, object] | None = None
-    rope_interleave: bool | None = None
     swiglu_limit: float | None = None
     logits_soft_cap: float | None = None
     attn_logit_softcapping: float | None = None
@@ -84,7 +84,6 @@ _MUST_BE_OFF = (
     "quantization_config",
     "compression_config",
     "dual_chunk_attention_config",
-    "rope_interleave",
     "swiglu_limit",
     "logits_soft_cap",
     "attn_logit_softcapping",
@@ -171,6 +170,8 @@ def _refuse_unsupported(raw: RawConfig, family: Family) -> None:
         refuse("hidden_act", raw.hidden_act, "'silu'")
     if family.experts is not None:
         refuse_others(raw, family.expert_fields)
+    if not family.has_mla:
+        refuse_mla(raw)
     for name in _MUST_BE_OFF if family.experts else _MUST_BE_OFF + _COUNTS_OF_EXPERTS:
         if getattr(raw, name):
             refuse(name, getattr(raw, name), "unset or false")

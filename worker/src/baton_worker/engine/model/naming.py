@@ -63,8 +63,43 @@ class LayerKeys:
         return f"{base}.q_norm.weight", f"{base}.k_norm.weight"
 
     @property
+    def query(self) -> str:
+        """`[heads * query_size, H]`, of MLA whose queries are not compressed."""
+        return f"{self.prefix}.self_attn.q_proj.weight"
+
+    @property
+    def query_down(self) -> str:
+        """`[q_rank, H]`, of MLA."""
+        return f"{self.prefix}.self_attn.q_a_proj.weight"
+
+    @property
+    def query_norm(self) -> str:
+        """`[q_rank]`, of MLA."""
+        return f"{self.prefix}.self_attn.q_a_layernorm.weight"
+
+    @property
+    def query_up(self) -> str:
+        """`[heads * query_size, q_rank]`, of MLA."""
+        return f"{self.prefix}.self_attn.q_b_proj.weight"
+
+    @property
+    def kv_down(self) -> str:
+        """`[row_size, H]`, of MLA: the compressed row, then the key that all heads share."""
+        return f"{self.prefix}.self_attn.kv_a_proj_with_mqa.weight"
+
+    @property
+    def kv_norm(self) -> str:
+        """`[kv_rank]`, of MLA."""
+        return f"{self.prefix}.self_attn.kv_a_layernorm.weight"
+
+    @property
+    def kv_up(self) -> str:
+        """`[heads * unfolded_size, kv_rank]`, of MLA: of each head its key, then its value."""
+        return f"{self.prefix}.self_attn.kv_b_proj.weight"
+
+    @property
     def o(self) -> str:
-        """`[H, n_heads * head_dim]`."""
+        """`[H, n_heads * head_dim]`; with MLA `[H, n_heads * value_size]`."""
         return f"{self.prefix}.self_attn.o_proj.weight"
 
     @property

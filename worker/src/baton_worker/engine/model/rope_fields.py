@@ -112,6 +112,23 @@ def read_scaling(rope_scaling: Block | None, parameters: Block | None) -> RopeSc
     return _scaling(name, block)
 
 
+def read_score_factor(rope_scaling: Block | None, parameters: Block | None) -> float:
+    """Return what DeepSeek's scores are multiplied with, which must have been read as scaling:
+    YaRN's growth by `mscale_all_dim`, squared, for it is not in the cosines then.
+
+    Raises:
+        ModelShapeError: a field is no number.
+    """
+    for name, block in zip(_NAMES, (rope_scaling or {}, parameters or {}), strict=True):
+        if _kind(block) == "yarn":
+            fields = _Fields(name, block)
+            grown = _grown(fields.factor(), fields.number("mscale_all_dim", 0.0))
+            if grown**2 > _MOST_ATTENTION:
+                fields.refuse("mscale_all_dim", block.get("mscale_all_dim"), "a smaller number")
+            return grown**2
+    return 1.0
+
+
 def _kind(block: Block) -> object:
     kind = block.get("rope_type")
     return block.get("type") if kind is None else kind

@@ -24,9 +24,16 @@ from baton_worker.engine.model.config import (
 )
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family, MtpHidden, MtpOrder, RopeStyle
+from baton_worker.engine.model.mla import Mla
+from baton_worker.engine.model.mla_fields import read_mla
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
 from baton_worker.engine.model.rope import RopeScaling, YarnScaling
-from baton_worker.engine.model.rope_fields import read_rotated_part, read_scaling, read_theta
+from baton_worker.engine.model.rope_fields import (
+    read_rotated_part,
+    read_scaling,
+    read_score_factor,
+    read_theta,
+)
 
 __all__ = [
     "ModelShape",
@@ -62,6 +69,8 @@ class ModelShape:
         rotated_size: how many elements of each head rotate, the first ones; 0 for all.
         rope_scaling: how rotation is stretched to longer contexts, None for not at all.
         experts: the mixture that some layers have in place of their MLP, None for dense models.
+        mla: attention is over compressed rows, None for not. Then `n_kv_heads` and `head_dim` are
+            those of what is kept and attended to: one head, the row that all query heads share.
     """
 
     model_type: str
@@ -88,6 +97,7 @@ class ModelShape:
     rope_scaling: RopeScaling | None = None
     rotated_size: int = 0
     experts: Experts | None = None
+    mla: Mla | None = None
 
     @property
     def q_size(self) -> int:
@@ -95,9 +105,35 @@ class ModelShape:
         return self.n_heads * self.head_dim
 
     @property
+    def projected_sizes(self) -> tuple[int, ...]:
+        """Widths of what a layer's input is projected to: queries, keys, values; with MLA queries,
+        compressed or not, and the compressed row.
+        """
+        if self.mla is not None:
+            return self.mla.input_sizes(self.n_heads)
+        return self.q_size, self.kv_size, self.kv_size
+
+    @property
+    def o_size(self) -> int:
+        """Width of what attention gives to the output's projection."""
+        return self.q_size if self.mla is None else self.n_heads * self.mla.value_size
+
+    @property
+    def rope_head_size(self) -> int:
+        """Width of that of a head for which angles are tabulated."""
+        return self.head_dim if self.mla is None else self.mla.rope_size
+
+    @property
     def kv_size(self) -> int:
         """Width of all key heads together, and of all value heads."""
         return self.n_kv_heads * self.head_dim
+
+    def kv_block(self, block_size: int) -> tuple[int, int, int, int, int]:
+        """Return `[layers, parts, heads, block_size, size]` of a block of the main layers: keys and
+        values, or one compressed row in their place.
+        """
+        n_parts = 2 if self.mla is None else 1
+        return self.n_layers, n_parts, self.n_kv_heads, block_size, self.head_dim
 
     @property
     def n_kv_layers(self) -> int:
@@ -125,6 +161,7 @@ _LATER = {
     "rope_scaling": None,
     "rotated_size": 0,
     "experts": None,
+    "mla": None,
 }
 """Fields that came after the first release, and what models without them have: left out there, so
 that workers of both versions name such a model alike."""
@@ -170,7 +207,10 @@ def fingerprint(shape: ModelShape, weights_identity: str) -> str:
 
 def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> ModelShape:
     scaling = read_scaling(raw.rope_scaling, raw.rope_parameters)
+    mla = _mla(raw) if family.has_mla else None
     head_dim = raw.head_dim or raw.hidden_size // raw.num_attention_heads
+    if mla is not None:
+        head_dim = mla.row_size
     part = read_rotated_part(
         raw.partial_rotary_factor, raw.rope_scaling, raw.rope_parameters, family.rotated_part
     )
@@ -181,10 +221,10 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         n_layers=raw.num_hidden_layers,
         n_mtp_layers=raw.num_nextn_predict_layers or 0,
         n_heads=raw.num_attention_heads,
-        n_kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
+        n_kv_heads=1 if mla else raw.num_key_value_heads or raw.num_attention_heads,
         head_dim=head_dim,
         intermediate_size=raw.intermediate_size,
-        rope_style=family.rope_style,
+        rope_style=_rope_style(raw, family),
         rope_theta=read_theta(
             raw.rope_theta, raw.rope_scaling, raw.rope_parameters, family.rope_theta
         ),
@@ -201,7 +241,19 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         rope_scaling=scaling,
         rotated_size=_rotated_size(part, head_dim),
         experts=family.experts(raw, raw.num_hidden_layers) if family.experts else None,
+        mla=mla,
     )
+
+
+def _mla(raw: RawConfig) -> Mla:
+    sizes = read_mla(raw, raw.num_attention_heads, raw.num_key_value_heads, raw.head_dim)
+    grown = read_score_factor(raw.rope_scaling, raw.rope_parameters)
+    return dataclasses.replace(sizes, score_scale=sizes.score_scale * grown)
+
+
+def _rope_style(raw: RawConfig, family: Family) -> RopeStyle:
+    """Return the family's, unless a family with MLA is told otherwise."""
+    return "half" if family.has_mla and raw.rope_interleave is False else family.rope_style
 
 
 def _rotated_size(part: float, head_dim: int) -> int:

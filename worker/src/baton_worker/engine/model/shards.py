@@ -75,6 +75,8 @@ def cut_sizes(shape: ModelShape) -> dict[str, int]:
         "num_key_value_heads": shape.n_kv_heads,
         "intermediate_size": shape.intermediate_size,
     }
+    if shape.mla is not None:  # every rank has the one row that all heads share
+        del sizes["num_key_value_heads"]
     if shape.experts is not None:
         sizes["moe_intermediate_size"] = shape.experts.intermediate_size
         sizes["width of shared experts"] = shape.experts.shared_size

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import StoredTensor, identity, open_checkpoint
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import WHOLE, Shard, cut_sizes
@@ -51,19 +52,39 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """What MLA makes of compressed rows, see `mla.Mla`; heads are this shard's.
+
+    Attributes:
+        q_norm: `[q_rank]`, q_up: `[q_rank, n_heads * query_size]`: of compressed queries; None for
+            models whose queries are not.
+        kv_norm: `[kv_rank]`.
+        kv_up: `[n_heads, unfolded_size, kv_rank]`: each head's matrix, its key's rows first.
+    """
+
+    q_norm: Float32Array | None
+    q_up: Float32Array | None
+    kv_norm: Float32Array
+    kv_up: Float32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """One decoder layer; all arrays float32 and C-contiguous. Sizes are this shard's.
 
     Attributes:
         input_norm: `[H]`, before attention.
         qkv: `[H, (n_heads + 2 * n_kv_heads) * head_dim]`: all query heads, then keys, then values.
-        o: `[n_heads * head_dim, H]`.
+            With MLA `[H, sum of ModelShape.projected_sizes]`: compressed queries, whole on every
+            shard, or query heads, then the compressed row and the key that all heads share.
+        o: `[n_heads * head_dim, H]`; with MLA `[n_heads * value_size, H]`.
         post_norm: `[H]`, before the MLP.
         mlp: what every token takes: of a mixture the shared experts; None where it has none.
         qk_norm: `[head_dim]` each, of query and key heads; None for families without.
         qkv_bias: `[(n_heads + 2 * n_kv_heads) * head_dim]`, as `qkv`'s columns; None for families
             without.
         mixture: of the tokens' own experts; None for layers without.
+        latent: of MLA; None for families without.
     """
 
     input_norm: Float32Array
@@ -74,6 +95,7 @@ class LayerWeights:
     qk_norm: tuple[Float32Array, Float32Array] | None = None
     qkv_bias: Float32Array | None = None
     mixture: ExpertWeights | None = None
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,16 +199,47 @@ class _Reader:
     def layer(self, keys: naming.LayerKeys, index: int) -> LayerWeights:
         model_shape = self._model_shape
         experts, width = model_shape.experts_of(index), model_shape.mlp_size(index)
-        widths = (model_shape.q_size, model_shape.kv_size, model_shape.kv_size)
+        widths = model_shape.projected_sizes
         return LayerWeights(
             input_norm=self.norm(keys.input_norm),
-            qkv=self._fused_columns(keys.qkv, widths),
-            o=self._row_split(keys.o, model_shape.q_size),
+            qkv=self._latent_columns(keys, widths)
+            if model_shape.mla
+            else self._fused_columns(keys.qkv, widths),
+            o=self._row_split(keys.o, model_shape.o_size),
             post_norm=self.norm(keys.post_norm),
             mlp=self._mlp(keys.shared if experts else keys.mlp, width) if width else None,
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
             qkv_bias=self._joined(keys.qkv_bias, widths) if model_shape.has_qkv_bias else None,
             mixture=self._mixture(keys, experts) if experts else None,
+            latent=self._latent(keys, model_shape.mla) if model_shape.mla else None,
+        )
+
+    def _latent_columns(self, keys: naming.LayerKeys, widths: tuple[int, ...]) -> Float32Array:
+        mla, hidden = self._model_shape.mla, self._model_shape.hidden_size
+        assert mla is not None, "of a model that has it"
+        query, (q_width, row_width) = keys.query_down if mla.q_rank else keys.query, widths
+        own = slice(None) if mla.q_rank else self._shard.part(q_width)
+        parts = [
+            self._stored(query, (q_width, hidden)).float32(rows=own),
+            self.matrix(keys.kv_down, (row_width, hidden)),
+        ]
+        return np.ascontiguousarray(np.concatenate(parts).T)
+
+    def _latent(self, keys: naming.LayerKeys, mla: Mla) -> LatentWeights:
+        n_heads = self._model_shape.n_heads
+        q_norm = q_up = None
+        if mla.q_rank:
+            width = n_heads * mla.query_size
+            stored = self._stored(keys.query_up, (width, mla.q_rank))
+            q_norm = self._stored(keys.query_norm, (mla.q_rank,)).float32()
+            q_up = np.ascontiguousarray(stored.float32(rows=self._shard.part(width)).T)
+        width = n_heads * mla.unfolded_size
+        kv_up = self._stored(keys.kv_up, (width, mla.kv_rank)).float32(rows=self._shard.part(width))
+        return LatentWeights(
+            q_norm=q_norm,
+            q_up=q_up,
+            kv_norm=self._stored(keys.kv_norm, (mla.kv_rank,)).float32(),
+            kv_up=kv_up.reshape(-1, mla.unfolded_size, mla.kv_rank),
         )
 
     def _mlp(self, keys: naming.MlpKeys, width: int) -> MlpWeights:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
 from baton_worker.engine.backends.device.weights import (
+    DeviceLatent,
     DeviceLayer,
     DeviceMixture,
     DeviceMtp,
@@ -43,7 +44,8 @@ class Decoder:
     """A model over its KV pool.
 
     Args:
-        kv: E[blocks, layers, 2, Hkv, block_size, D], the MTP layer's last.
+        kv: E[blocks, layers, 2, Hkv, block_size, D], the MTP layer's last; with MLA
+            E[blocks, layers, 1, 1, block_size, D].
         scratch: attention's.
         n_positions: rotation angles are tabulated for positions below this.
         collective: of a rank whose weights are a part of the model's; then `model_shape` is too.
@@ -123,11 +125,10 @@ class Decoder:
         kernels, eps = self._kernels, self._model_shape.rms_norm_eps
         kernels.add_norm(added, space.residual, layer.input_norm, eps, space.normed)
         kernels.matmul(space.normed, layer.qkv, space.qkv)
-        style = self._model_shape.rope_style
-        rotation = Rotation(layer.qk_norm, eps, *self._angles, style, layer.qkv_bias)
-        kernels.rope_store(space.qkv, rotation, fed.places, self._kv, index, space.query)
-        for group in fed.groups:
-            self._attend(group, index, space)
+        if layer.latent is not None:
+            self._attend_rows(layer.latent, index, fed, space)
+        else:
+            self._attend_heads(layer, index, fed, space)
         self._project(space.attended_rows, layer.o, space.added)
         kernels.add_norm(space.added, space.residual, layer.post_norm, eps, space.normed)
         if layer.mixture is None:
@@ -136,6 +137,51 @@ class Decoder:
         else:
             self._mix(layer, layer.mixture, space)
         return space.added
+
+    def _attend_heads(self, layer: DeviceLayer, index: int, fed: Fed, space: TokenSpace) -> None:
+        model_shape = self._model_shape
+        rotation = Rotation(
+            layer.qk_norm,
+            model_shape.rms_norm_eps,
+            *self._angles,
+            model_shape.rope_style,
+            layer.qkv_bias,
+        )
+        self._kernels.rope_store(space.qkv, rotation, fed.places, self._kv, index, space.query)
+        for group in fed.groups:
+            self._attend(group, index, space)
+
+    def _attend_rows(self, own: DeviceLatent, index: int, fed: Fed, space: TokenSpace) -> None:
+        """Attend to compressed rows: queries folded, what comes of it unfolded."""
+        device, kernels, room = self._device, self._kernels, space.latent
+        mla, latent = self._model_shape.mla, kernels.latent
+        assert mla is not None, "the shape tells of no compressed rows"
+        assert room is not None, "memory was made for another shape"
+        assert latent is not None, "such a model is refused where it is prepared"
+        width, row_size = mla.input_sizes(self._model_shape.n_heads)
+        queries = device.columns(space.qkv, 0, width)
+        if own.q_up is not None:
+            latent.norm(queries, own.q_norm, mla.norm_eps, room.normed)
+            kernels.matmul(room.normed, own.q_up, room.queries)
+            queries = room.queries
+        row = device.columns(space.qkv, width, width + row_size)
+        style = self._model_shape.rope_style
+        rotation = Rotation(None, mla.norm_eps, *self._angles, style)
+        latent.store(row, own.kv_norm, rotation, fed.places, self._kv, index)
+        latent.fold(queries, own.kv_up, mla, space.query)
+        latent.rotate(queries, rotation, fed.places, mla, space.query)
+        for group in fed.groups:
+            latent.attend(
+                device.rows(space.query, group.start, group.stop),
+                self._kv,
+                index,
+                group.tables,
+                group.contexts,
+                mla.score_scale,
+                device.rows(room.attended, group.start, group.stop),
+                self._scratch,
+            )
+        latent.unfold(room.attended, own.kv_up, mla, space.attended_rows)
 
     def _mix(self, layer: DeviceLayer, mixture: DeviceMixture, space: TokenSpace) -> None:
         """Add what each token's own experts make of it, and those that all tokens share."""
@@ -185,9 +231,9 @@ class Decoder:
 def _rope_tables(
     device: Device, model_shape: ModelShape, n_positions: int
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, f32[n_positions, head_dim / 2]."""
+    """Return cos and sin, f32[n_positions, rope_head_size / 2]."""
     host = rope_tables(
-        model_shape.head_dim,
+        model_shape.rope_head_size,
         model_shape.rope_theta,
         model_shape.rope_scaling,
         n_positions,

@@ -155,6 +155,7 @@ def kv_shape(model: LoadedModel, options: EngineOptions) -> KvShape:
         n_blocks=options.n_blocks,
         dtype=dtype,
         is_by_block=True,
+        is_compressed=model.model_shape.mla is not None,
     )
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.device.seam import Device, DType, Event, Tensor
 from baton_worker.engine.backends.device.weights import (
+    DeviceLatent,
     DeviceLayer,
     DeviceMixture,
     DeviceMtp,
@@ -27,6 +28,7 @@ from baton_worker.engine.backends.device.weights import (
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import StoredTensor, identity
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape
@@ -147,16 +149,38 @@ class _Layers:
         model_shape = self._model_shape
         experts, width = model_shape.experts_of(index), model_shape.mlp_size(index)
         mlp = keys.shared if experts else keys.mlp
+        mla = model_shape.mla
         return DeviceLayer(
             input_norm=self.norm(keys.input_norm),
-            qkv=self._qkv(keys),
-            o=self.columns(keys.o, model_shape.q_size),
+            qkv=self._latent_input(keys, mla) if mla else self._qkv(keys),
+            o=self.columns(keys.o, model_shape.o_size),
             post_norm=self.norm(keys.post_norm),
             gate_up=self.rows(*self._gate_up(mlp, width)) if width else None,
             down=self.columns(mlp.down, width) if width else None,
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
             qkv_bias=self._qkv_bias(keys) if model_shape.has_qkv_bias else None,
             mixture=self._mixture(keys, experts) if experts else None,
+            latent=self._latent(keys, mla) if mla else None,
+        )
+
+    def _latent_input(self, keys: naming.LayerKeys, mla: Mla) -> Tensor:
+        hidden, (query, row) = self._model_shape.hidden_size, self._model_shape.projected_sizes
+        kept = (keys.kv_down, (row, hidden), slice(0, row))
+        if mla.q_rank:
+            return self.rows((keys.query_down, (query, hidden), slice(0, query)), kept)
+        return self.rows((keys.query, (query, hidden), self._shard.part(query)), kept)
+
+    def _latent(self, keys: naming.LayerKeys, mla: Mla) -> DeviceLatent:
+        def heads(key: str, size: int, rank: int) -> Tensor:
+            width = self._model_shape.n_heads * size
+            return self.rows((key, (width, rank), self._shard.part(width)))
+
+        rank = mla.q_rank
+        return DeviceLatent(
+            q_norm=self.tensor(keys.query_norm, (rank,)) if rank else None,
+            q_up=heads(keys.query_up, mla.query_size, rank) if rank else None,
+            kv_norm=self.tensor(keys.kv_norm, (mla.kv_rank,)),
+            kv_up=heads(keys.kv_up, mla.unfolded_size, mla.kv_rank),
         )
 
     def _gate_up(self, keys: naming.MlpKeys, width: int) -> list[_Rows]:

@@ -1,9 +1,10 @@
 """The paged KV pool in the device's memory, and its way to and from the host.
 
-Owns one tensor E[blocks + 2, layers, 2, kv_heads, block_size, head_dim]: a block of all layers is
-one run of memory, so it travels as one copy. Copies are staged through page-locked memory and stand
-in the stream like kernels: an import is there before any later step reads it, and an export is what
-the block held behind the steps before. Knows no request.
+Owns one tensor E[blocks + 2, layers, 2, kv_heads, block_size, head_dim], with compressed rows one
+part where there are two: a block of all layers is one run of memory, so it travels as one copy.
+Copies are staged through page-locked memory and stand in the stream like kernels: an import is
+there before any later step reads it, and an export is what the block held behind the steps before.
+Knows no request.
 """
 
 from __future__ import annotations

@@ -45,8 +45,9 @@ class TextScorer:
         n_blocks = -(-longest // _BLOCK_SIZE)
         sizes = Sizes(at_once, 1, _PROMPT_ROWS, n_blocks * _BLOCK_SIZE, _PROMPT_ROWS)
         self._space = Workspace(device, kernels, model_shape, weights.dtype, sizes)
-        block = (model_shape.n_layers, 2, model_shape.n_kv_heads, _BLOCK_SIZE, model_shape.head_dim)
-        kv = device.zeros((TRASH_BLOCK + 1 + n_blocks, *block), weights.dtype)
+        kv = device.zeros(
+            (TRASH_BLOCK + 1 + n_blocks, *model_shape.kv_block(_BLOCK_SIZE)), weights.dtype
+        )
         self._decoder = Decoder(
             device, kernels, model_shape, weights, kv, self._space.attention, sizes.positions
         )

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.expert_kernels import ExpertKernels, Routes
+from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.operands import (
     Accepted,
     DraftRows,
@@ -218,6 +219,8 @@ class Kernels(RankKernels, ExpertKernels, Protocol):
     """The arithmetic of a step. The order of every sum is fixed by a weight's or head's shape
     alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
     """
+
+    latent: LatentKernels | None  # of multi-head latent attention; None where there are none
 
     # -- the decoder -------------------------------------------------------------------------
 

@@ -57,7 +57,10 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
         if experts is not None:
             width += experts.count * experts.intermediate_size
             router_bytes = 4 * hidden * experts.count  # float32 in every model
-        items = hidden * (2 * local.q_size + 2 * local.kv_size + 3 * width)
+        items = hidden * (sum(local.projected_sizes) + local.o_size + 3 * width)
+        if local.mla is not None:
+            items += local.n_heads * local.mla.q_rank * local.mla.query_size
+            items += local.n_heads * local.mla.kv_rank * local.mla.unfolded_size
         return items * item_bytes + router_bytes
 
     vocabulary = model_shape.vocab_size * hidden

@@ -52,12 +52,20 @@ def start_engine(
     return serve_from(config, prepare(config, device, kernels, clock), clock)
 
 
-def refuse_unserved(path: Path, shape: ModelShape, may_serve_experts: bool) -> None:
+def refuse_unserved(
+    path: Path, shape: ModelShape, may_serve_experts: bool, has_latent: bool
+) -> None:
     """Refuse a model that the kernels may not compute.
 
     Raises:
-        DeviceError: it is a mixture, and they may serve none.
+        DeviceError: it is a mixture, and they may serve none; or it has MLA, and there are none for
+            that.
     """
+    if shape.mla is not None and not has_latent:
+        raise DeviceError(
+            f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) has MLA "
+            "attention, for which there are no CUDA kernels: only engine.device 'cpu' computes it"
+        )
     if shape.experts is not None and not may_serve_experts:
         raise DeviceError(
             f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) is a "
@@ -80,7 +88,9 @@ def prepare(
     """
     path = Path(config.model.path)
     model_shape = load_shape(path)
-    refuse_unserved(path, model_shape, kernels.may_serve_experts)
+    refuse_unserved(
+        path, model_shape, kernels.may_serve_experts, has_latent=kernels.latent is not None
+    )
     options = dataclasses.replace(
         resolve_options(config, model_shape), kv_bytes_per_step=_KV_BYTES_PER_STEP
     )

@@ -29,13 +29,32 @@ class DeviceMixture:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceLatent:
+    """What MLA makes of compressed rows, see `model.mla.Mla`; all of it E.
+
+    Attributes:
+        q_norm: `[q_rank]`, q_up: `[n_heads * query_size, q_rank]`; None where queries are not
+            compressed.
+        kv_norm: `[kv_rank]`.
+        kv_up: `[n_heads * unfolded_size, kv_rank]`: each head's key, then its value.
+    """
+
+    q_norm: Tensor | None
+    q_up: Tensor | None
+    kv_norm: Tensor
+    kv_up: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     """One decoder layer, all of it E and contiguous.
 
     Attributes:
         input_norm: `[H]`, before attention.
         qkv: `[(n_heads + 2 * n_kv_heads) * head_dim, H]`: all query heads, then keys, then values.
-        o: `[H, n_heads * head_dim]`.
+            With MLA `[sum of ModelShape.projected_sizes, H]`: queries, compressed or not, then the
+            compressed row and the key that all heads share.
+        o: `[H, n_heads * head_dim]`; with MLA `[H, n_heads * value_size]`.
         post_norm: `[H]`, before the MLP.
         gate_up: `[2 * I, H]`: gate, then up, of what every token takes: of a mixture the shared
             experts; None where it has none.
@@ -44,6 +63,7 @@ class DeviceLayer:
         qkv_bias: `[(n_heads + 2 * n_kv_heads) * head_dim]`, as `qkv`'s rows; None for families
             without.
         mixture: of the tokens' own experts; None for layers without.
+        latent: of MLA; None for families without.
     """
 
     input_norm: Tensor
@@ -55,6 +75,7 @@ class DeviceLayer:
     qk_norm: tuple[Tensor, Tensor] | None
     qkv_bias: Tensor | None = None
     mixture: DeviceMixture | None = None
+    latent: DeviceLatent | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,8 +47,10 @@ class TokenSpace(NamedTuple):
         final: [N, H], the main model's output behind its final norm.
         pair: [N, 2 H], what the MTP layer projects.
         qkv: [N, (Hq + 2 Hkv) D]. query, attended: [N, Hq, D]; attended_rows: [N, Hq D], the same.
+            With MLA what its input is projected to, its folded queries, and its values.
         activated: [N, I], behind the gate.
         experts: of models that have some.
+        latent: of models with MLA.
     """
 
     residual: Tensor
@@ -62,6 +64,20 @@ class TokenSpace(NamedTuple):
     attended_rows: Tensor
     activated: Tensor
     experts: ExpertSpace | None = None
+    latent: LatentSpace | None = None
+
+
+class LatentSpace(NamedTuple):
+    """Memory of N flat tokens in multi-head latent attention, E.
+
+    Attributes:
+        normed: [N, q_rank]; queries: [N, Hq * query_size]; None where queries are not compressed.
+        attended: [N, Hq, kv_rank].
+    """
+
+    normed: Tensor | None
+    queries: Tensor | None
+    attended: Tensor
 
 
 class ExpertSpace(NamedTuple):
@@ -154,6 +170,7 @@ class Workspace:
         self.sizes = sizes
         self._tokens = _token_space(device, model_shape, dtype, sizes.tokens)
         self._experts = _expert_space(device, model_shape, dtype, sizes.tokens)
+        self._latent = _latent_space(device, model_shape, dtype, sizes.tokens)
         self._n_chosen = model_shape.experts.chosen if model_shape.experts else 0
         self._sequences = _sequence_space(device, model_shape, dtype, sizes.sequences)
         self._hidden = device.empty((sizes.rows, model_shape.hidden_size), dtype)
@@ -173,8 +190,16 @@ class Workspace:
 
     def tokens(self, count: int) -> TokenSpace:
         """Return the memory of so many flat tokens."""
-        parts = [self._device.rows(t, 0, count) for t in self._tokens[:-1]]
-        return TokenSpace(*parts)._replace(experts=self._experts_of(count))
+        parts = [self._device.rows(t, 0, count) for t in self._tokens[:-2]]
+        return TokenSpace(*parts)._replace(
+            experts=self._experts_of(count), latent=self._latent_of(count)
+        )
+
+    def _latent_of(self, count: int) -> LatentSpace | None:
+        space = self._latent
+        if space is None:
+            return None
+        return LatentSpace(*(t if t is None else self._device.rows(t, 0, count) for t in space))
 
     def _experts_of(self, count: int) -> ExpertSpace | None:
         space, rows, n_pairs = self._experts, self._device.rows, count * self._n_chosen
@@ -235,20 +260,34 @@ def _token_space(device: Device, model_shape: ModelShape, dtype: DType, count: i
     def rows(width: int) -> Tensor:
         return device.empty((count, width), dtype)
 
-    n_bytes = count * model_shape.q_size * (2 if dtype == "bfloat16" else 4)
+    n_bytes = count * model_shape.o_size * (2 if dtype == "bfloat16" else 4)
     attended = device.empty((n_bytes,), "uint8")
-    heads = (count, model_shape.n_heads, model_shape.head_dim)
+    n_heads = model_shape.n_heads
     return TokenSpace(
         residual=rows(model_shape.hidden_size),
         normed=rows(model_shape.hidden_size),
         added=rows(model_shape.hidden_size),
         final=rows(model_shape.hidden_size),
         pair=rows(2 * model_shape.hidden_size),
-        qkv=rows(model_shape.q_size + 2 * model_shape.kv_size),
-        query=device.empty(heads, dtype),
-        attended=device.view(attended, 0, heads, dtype),
-        attended_rows=device.view(attended, 0, (count, model_shape.q_size), dtype),
+        qkv=rows(sum(model_shape.projected_sizes)),
+        query=device.empty((count, n_heads, model_shape.head_dim), dtype),
+        attended=device.view(attended, 0, (count, n_heads, model_shape.o_size // n_heads), dtype),
+        attended_rows=device.view(attended, 0, (count, model_shape.o_size), dtype),
         activated=rows(model_shape.intermediate_size),
+    )
+
+
+def _latent_space(
+    device: Device, model_shape: ModelShape, dtype: DType, count: int
+) -> LatentSpace | None:
+    mla, n_heads = model_shape.mla, model_shape.n_heads
+    if mla is None:
+        return None
+    width = n_heads * mla.query_size
+    return LatentSpace(
+        normed=device.empty((count, mla.q_rank), dtype) if mla.q_rank else None,
+        queries=device.empty((count, width), dtype) if mla.q_rank else None,
+        attended=device.empty((count, n_heads, mla.kv_rank), dtype),
     )
 
 

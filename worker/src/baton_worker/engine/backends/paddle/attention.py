@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
+from baton_worker.engine.backends.paddle.products import COLUMN_MULTIPLE
 from baton_worker.engine.kv.layout import KEYS_AT_ONCE, MIN_KEYS, TokenGroup, kv_slots, n_rows
 from baton_worker.engine.kv.pool import KvPool
 
@@ -31,15 +32,18 @@ class AttentionBackend(Protocol[PlanT]):
     def plan(self, groups: tuple[TokenGroup, ...]) -> PlanT:
         """Return what all layers share for these tokens."""
 
-    def attend(self, plan: PlanT, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, plan: PlanT, layer: int, query: Tensor, key: Tensor, value: Tensor | None
+    ) -> Tensor:
         """Store `key` and `value`, then attend causally over each token's own sequence.
 
         Args:
             query: f32[N, n_heads, head_dim], scaled and rotated.
-            key, value: f32[N, kv_heads, head_dim].
+            key, value: f32[N, kv_heads, head_dim]. None: of a compressed pool, where a value is the
+                first elements of its key.
 
         Returns:
-            f32[N, n_heads * head_dim].
+            f32[N, n_heads * head_dim]; of a compressed pool [N, n_heads * value_size].
         """
 
 
@@ -79,16 +83,20 @@ class CpuPagedAttention:
     """Gathers whole pages and multiplies: matmul, softmax, matmul.
 
     Head-major blocks make the gathered keys contiguous per head, so no transpose follows.
+
+    Args:
+        value_size: how many elements of a compressed pool's rows are the value, the first ones; 0
+            for values of their own.
     """
 
-    def __init__(self, pool: KvPool, n_heads: int) -> None:
+    def __init__(self, pool: KvPool, n_heads: int, value_size: int = 0) -> None:
         shape = pool.shape
+        self._value_size = value_size or shape.head_dim
         self._shape = shape
         self._queries_per_head = n_heads // shape.kv_heads
         page = shape.block_size * shape.head_dim
-        arrays = tuple(zip(pool.keys, pool.values, strict=True))
-        self._rows = [tuple(_alias(a, shape.head_dim) for a in pair) for pair in arrays]
-        self._pages = [tuple(_alias(a, page) for a in pair) for pair in arrays]
+        self._rows = [tuple(_alias(a, shape.head_dim) for a in own) for own in pool.layers]
+        self._pages = [tuple(_alias(a, page) for a in own) for own in pool.layers]
 
     def plan(self, groups: tuple[TokenGroup, ...]) -> CpuPlan:
         """See `AttentionBackend.plan`."""
@@ -103,13 +111,12 @@ class CpuPagedAttention:
         )
 
     def attend(
-        self, plan: CpuPlan, layer: int, query: Tensor, key: Tensor, value: Tensor
+        self, plan: CpuPlan, layer: int, query: Tensor, key: Tensor, value: Tensor | None
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
-        key_rows, value_rows = self._rows[layer]
-        head_dim = self._shape.head_dim
-        paddle.scatter_(key_rows, plan.write_rows, key.reshape([-1, head_dim]))
-        paddle.scatter_(value_rows, plan.write_rows, value.reshape([-1, head_dim]))
+        parts = (key,) if value is None else (key, value)
+        for rows, part in zip(self._rows[layer], parts, strict=True):
+            paddle.scatter_(rows, plan.write_rows, part.reshape([-1, self._shape.head_dim]))
         if len(plan.groups) == 1 and not plan.n_padding:
             return self._attend_group(plan.groups[0], layer, query)
         outputs, start = [], 0
@@ -148,7 +155,7 @@ class CpuPagedAttention:
     def _attend_group(self, group: _GroupPlan, layer: int, query: Tensor) -> Tensor:
         shape, n, q_len = self._shape, group.n_sequences, group.q_len
         batch = n * shape.kv_heads
-        key_pages, value_pages = self._pages[layer]
+        key_pages, value_pages = self._pages[layer][0], self._pages[layer][-1]
         keys = paddle.gather(key_pages, group.pages).reshape([batch, -1, shape.head_dim])
         if q_len > 1:
             query = query.reshape([n, q_len, -1, shape.head_dim]).transpose([0, 2, 1, 3])
@@ -157,14 +164,17 @@ class CpuPagedAttention:
             query = paddle.concat([query, group.query_padding], axis=1)
         weights = self._weights(paddle.matmul(query, keys, transpose_y=True), group)
         output = self._weighted_sum(weights, value_pages, group)
+        if output.shape[2] > self._value_size:
+            output = output[:, :, : self._value_size]
         if group.weight_padding is not None:
             output = output[:, : group.n_queries]
         if q_len > 1:
-            output = output.reshape([n, -1, q_len, shape.head_dim]).transpose([0, 2, 1, 3])
+            output = output.reshape([n, -1, q_len, self._value_size]).transpose([0, 2, 1, 3])
         return output.reshape([n * q_len, -1])
 
     def _weighted_sum(self, weights: Tensor, value_pages: Tensor, group: _GroupPlan) -> Tensor:
-        """Return f32[batch, rows, head_dim]: the values by their weights f32[batch, rows, T].
+        """Return f32[batch, rows, *]: the values by their weights f32[batch, rows, T], and what
+        zeros there are behind them.
 
         Keys are summed from the first on, so that those behind a sequence's own add exact zeros,
         however many the longest sequence beside it brings.
@@ -173,12 +183,23 @@ class CpuPagedAttention:
         for n, pages in enumerate(group.value_pages):
             values = paddle.gather(value_pages, pages)
             values = values.reshape([weights.shape[0], -1, self._shape.head_dim])
+            if self._value_size < self._shape.head_dim:
+                values = self._values_of(values)
             part = weights
             if len(group.value_pages) > 1:
                 part = weights[:, :, n * KEYS_AT_ONCE : (n + 1) * KEYS_AT_ONCE]
             found = paddle.matmul(part, values)
             total = found if total is None else total + found
         return total
+
+    def _values_of(self, rows: Tensor) -> Tensor:
+        """Return f32[batch, T, *]: what of compressed rows f32[batch, T, head_dim] is the value,
+        and zeros behind it, see `products.COLUMN_MULTIPLE`.
+        """
+        values, missing = rows[:, :, : self._value_size], -self._value_size % COLUMN_MULTIPLE
+        if not missing:
+            return values
+        return paddle.concat([values, paddle.zeros([*rows.shape[:2], missing])], axis=2)
 
     def _weights(self, scores: Tensor, group: _GroupPlan) -> Tensor:
         """Mask and normalise scores f32[batch, rows, T]; padding rows stay out of the softmax.

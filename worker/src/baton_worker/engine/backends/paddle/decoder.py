@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.paddle.attention import AttentionBackend
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
+from baton_worker.engine.backends.paddle.latent import Latent, rewrite_input, rotate
 from baton_worker.engine.backends.paddle.mixture import Mixture
 from baton_worker.engine.backends.paddle.norm import rms_norm
 from baton_worker.engine.backends.paddle.products import Mlp, Product
@@ -41,6 +42,7 @@ class _Layer(NamedTuple):
     qk_norm: tuple[Tensor, Tensor] | None
     qkv_bias: Tensor | None
     mixture: Mixture | None
+    latent: Latent | None
 
 
 class _Mtp(NamedTuple):
@@ -55,7 +57,11 @@ class _Mtp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPlan:
-    """What every layer shares: rotation `cos`, `sin` f32[P, heads, head_dim], and attention's."""
+    """What every layer shares: rotation's `cos` and `sin`, and attention's.
+
+    Attributes:
+        cos, sin: f32[P, heads, rope_head_size].
+    """
 
     cos: Tensor
     sin: Tensor
@@ -174,12 +180,22 @@ class Model:
         projected = layer.qkv(normed)
         if layer.qkv_bias is not None:
             projected = projected + layer.qkv_bias
+        if layer.latent is not None:
+            query, row = layer.latent.rows(projected, plan.cos, plan.sin)
+            attended = self._attention.attend(plan.attention, index, query, row, None)
+            return self._behind_attention(x, layer.latent.values(attended), layer)
         qk, value = paddle.split(projected, [shape.q_size + shape.kv_size, shape.kv_size], axis=1)
         qk = qk.reshape([-1, shape.n_heads + shape.n_kv_heads, shape.head_dim])
         if layer.qk_norm is not None:
             qk = self._norm_heads(qk, layer.qk_norm)
-        query, key = paddle.split(_rotate(qk, plan), [shape.n_heads, shape.n_kv_heads], axis=1)
+        query, key = paddle.split(
+            rotate(qk, plan.cos, plan.sin), [shape.n_heads, shape.n_kv_heads], axis=1
+        )
         attended = self._attention.attend(plan.attention, index, query, key, value)
+        return self._behind_attention(x, attended, layer)
+
+    def _behind_attention(self, x: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
+        shape = self.shape
         x = x + self._reduce(layer.o(attended))
         normed = rms_norm(x, layer.post_norm, shape.rms_norm_eps)
         return x + self._reduce(_feed_forward(normed, layer))
@@ -206,18 +222,16 @@ def _whole(x: Tensor) -> Tensor:
     return x
 
 
-def _rotate(qk: Tensor, plan: ForwardPlan) -> Tensor:
-    """Half-style RoPE: the signed sine turns a roll by half the head into the rotated pair."""
-    half = qk.shape[2] // 2
-    return qk * plan.cos + paddle.roll(qk, half, 2) * plan.sin
-
-
 def _rope_tables(
     shape: ModelShape, max_positions: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cos and signed sin, f32[max_positions, head_dim]."""
+    """Return cos and signed sin, f32[max_positions, rope_head_size]."""
     cos, sin = rope_tables(
-        shape.head_dim, shape.rope_theta, shape.rope_scaling, max_positions, shape.rotated_size
+        shape.rope_head_size,
+        shape.rope_theta,
+        shape.rope_scaling,
+        max_positions,
+        shape.rotated_size,
     )
     return np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
 
@@ -234,9 +248,11 @@ def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
 
 def _load_layer(shape: ModelShape, layer: LayerWeights, index: int) -> _Layer:
     experts, mixture = shape.experts_of(index), layer.mixture
+    mla, latent = shape.mla, layer.latent
+    rewritten = rewrite_input(shape, mla, layer.qkv) if mla else _rewrite_qkv(shape, layer.qkv)
     return _Layer(
         input_norm=as_tensor(layer.input_norm),
-        qkv=Product.of(_rewrite_qkv(shape, layer.qkv)),
+        qkv=Product.of(rewritten),
         o=Product.of(layer.o),
         post_norm=as_tensor(layer.post_norm),
         mlp=Mlp.of(layer.mlp) if layer.mlp is not None else None,
@@ -245,6 +261,7 @@ def _load_layer(shape: ModelShape, layer: LayerWeights, index: int) -> _Layer:
         if layer.qkv_bias is None
         else as_tensor(_rewrite_qkv(shape, layer.qkv_bias[None])),
         mixture=Mixture(experts, mixture) if experts and mixture is not None else None,
+        latent=Latent(shape, mla, latent) if mla and latent is not None else None,
     )
 
 

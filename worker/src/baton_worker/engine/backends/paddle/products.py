@@ -29,7 +29,7 @@ class Product(NamedTuple):
     @classmethod
     def of(cls, weight: Float32Array) -> Product:
         """Return a weight's; where its width is a multiple it shares the array's memory."""
-        return cls(as_tensor(_padded(weight, axis=1)), weight.shape[1])
+        return cls(as_tensor(padded(weight, axis=1)), weight.shape[1])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return f32[P, O] of f32[P, I]."""
@@ -49,8 +49,8 @@ class Mlp(NamedTuple):
         width = len(weights.down)
         if width % COLUMN_MULTIPLE:
             halves = (weights.gate_up[:, :width], weights.gate_up[:, width:])
-            joined = np.concatenate([_padded(half, axis=1) for half in halves], axis=1)
-            return cls(Product.of(joined), Product.of(_padded(weights.down, axis=0)))
+            joined = np.concatenate([padded(half, axis=1) for half in halves], axis=1)
+            return cls(Product.of(joined), Product.of(padded(weights.down, axis=0)))
         return cls(Product.of(weights.gate_up), Product.of(weights.down))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -58,11 +58,11 @@ class Mlp(NamedTuple):
         return self.down(paddle.nn.functional.swiglu(self.gate_up(x)))
 
 
-def _padded(weight: Float32Array, axis: int) -> Float32Array:
+def padded(weight: Float32Array, axis: int) -> Float32Array:
     """Return a weight with zeros behind it up to a multiple."""
     missing = -weight.shape[axis] % COLUMN_MULTIPLE
     if not missing:
         return weight
-    behind = [(0, 0), (0, 0)]
+    behind = [(0, 0)] * weight.ndim
     behind[axis] = (0, missing)
     return np.pad(weight, behind)

@@ -89,13 +89,16 @@ class MirroredModel:
 class MirroredPool:
     """A `KvStore` of whole heads over pools that each hold a part: rank r the r-th run of heads.
 
-    So a handoff looks the same whatever the number of ranks on either side.
+    So a handoff looks the same whatever the number of ranks on either side. Compressed rows have no
+    heads: every rank keeps all of them, and rank 0 gives out its own.
     """
 
     def __init__(self, pool: KvPool, ranks: RankGroup) -> None:
         self._pool = pool
         self._ranks = ranks
-        self._shape = replace(pool.shape, kv_heads=pool.shape.kv_heads * ranks.size)
+        self._shape = pool.shape
+        if not pool.shape.is_compressed:
+            self._shape = replace(pool.shape, kv_heads=pool.shape.kv_heads * ranks.size)
 
     @property
     def shape(self) -> KvShape:
@@ -116,6 +119,8 @@ class MirroredPool:
         self, blocks: Sequence[int], n_positions: int
     ) -> tuple[npt.NDArray[np.float32], ...]:
         """See `KvPool.export_blocks`; heads of all ranks, in order."""
+        if self._shape.is_compressed:
+            return self._pool.export_blocks(blocks, n_positions)
         answers = self._ranks.ask(orders.Export(tuple(blocks), n_positions))
         own = self._pool.export_blocks(blocks, n_positions)
         return tuple(
@@ -131,6 +136,11 @@ class MirroredPool:
 
     def import_blocks(self, blocks: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
         """See `KvPool.import_blocks`; each rank gets its heads."""
+        if self._shape.is_compressed:
+            whole = tuple(orders.as_bytes(array) for array in arrays)
+            self._ranks.tell(orders.Import(tuple(blocks), whole))
+            self._pool.import_blocks(blocks, arrays)
+            return
         local = self._pool.shape.kv_heads
         parts = [
             [array[:, rank * local : (rank + 1) * local] for array in arrays]

@@ -56,6 +56,7 @@ def kv_shape(shape: ModelShape, sizes: ShardSizes) -> KvShape:
         block_size=sizes.block_size,
         head_dim=shape.head_dim,
         n_blocks=sizes.n_blocks,
+        is_compressed=shape.mla is not None,
     )
 
 
@@ -77,6 +78,7 @@ def build_shard(
     """
     local = local_shape(shape, size)
     pool = KvPool(kv_shape(local, sizes), is_shared)
-    attention = CpuPagedAttention(pool, local.n_heads)
+    value_size = local.mla.kv_rank if local.mla else 0
+    attention = CpuPagedAttention(pool, local.n_heads, value_size)
     model = Model(local, weights, attention, sizes.max_positions, sizes.use_mtp, reduce)
     return ModelShard(model, pool)

@@ -29,6 +29,7 @@ class Family:
             says, not if it is absent.
         has_qkv_bias: query, key and value projections have biases, the output's has none; None:
             `attention_bias` says, not if it is absent.
+        has_mla: attention is over compressed rows, see `mla.Mla`.
         rotated_part: how much of each head rotates where `partial_rotary_factor` does not say.
         needs: fields without a safe default: HF's own does not follow from the other sizes.
         mtp_hidden, mtp_order: what the family's draft layers are fed, see `ModelShape`.
@@ -44,6 +45,7 @@ class Family:
     rope_style: RopeStyle = "half"
     has_qk_norm: bool | None = False
     has_qkv_bias: bool | None = False
+    has_mla: bool = False
     rotated_part: float = 1.0
     ties_embeddings: bool = False
     rope_theta: float = 10000.0

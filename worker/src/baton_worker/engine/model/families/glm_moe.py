@@ -7,43 +7,15 @@ behind the final norm, then its own behind its norm, as transformers computes it
 
 from __future__ import annotations
 
-from baton_worker.engine.model.expert_fields import (
-    RawExperts,
-    agreed,
-    check_experts,
-    count_of,
+from functools import partial
+
+from baton_worker.engine.model.families.deepseek_v3 import (
+    GROUPED_BIAS,
+    GROUPED_FIELDS,
+    grouped_experts,
 )
-from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family
 from baton_worker.engine.model.naming import deepseek_mtp
-from baton_worker.engine.model.refusals import refuse
-
-
-def _experts(raw: RawExperts, n_layers: int) -> Experts:
-    n_dense = 1 if raw.first_k_dense_replace is None else raw.first_k_dense_replace
-    if n_dense < 0:
-        refuse("first_k_dense_replace", n_dense, ">= 0")
-    width = count_of("moe_intermediate_size", raw.moe_intermediate_size)
-    shared = 1 if raw.n_shared_experts is None else raw.n_shared_experts
-    if shared < 0:
-        refuse("n_shared_experts", shared, ">= 0")
-    experts = Experts(
-        count=count_of("n_routed_experts", agreed(raw, "n_routed_experts", "num_local_experts")),
-        chosen=count_of("num_experts_per_tok", raw.num_experts_per_tok),
-        intermediate_size=width,
-        layers=tuple(range(n_dense, n_layers)),
-        shared_size=shared * width,
-        scores="sigmoid",
-        has_choice_bias=True,
-        n_groups=count_of("n_group", raw.n_group, 1),
-        n_chosen_groups=count_of("topk_group", raw.topk_group, 1),
-        normalises=raw.norm_topk_prob is not False,
-        least_sum=1e-20,
-        scaling=1.0 if raw.routed_scaling_factor is None else raw.routed_scaling_factor,
-        has_mtp=True,
-    )
-    return check_experts(experts, n_layers, "first_k_dense_replace")
-
 
 GLM_MOE = Family(
     model_type="glm4_moe",
@@ -55,21 +27,7 @@ GLM_MOE = Family(
     needs=("num_key_value_heads", "head_dim"),
     mtp_hidden="post_norm",
     mtp_namings=(deepseek_mtp,),
-    experts=_experts,
-    expert_fields=dict.fromkeys(
-        (
-            "n_routed_experts",
-            "num_local_experts",
-            "num_experts_per_tok",
-            "moe_intermediate_size",
-            "n_shared_experts",
-            "first_k_dense_replace",
-            "n_group",
-            "topk_group",
-            "norm_topk_prob",
-            "routed_scaling_factor",
-        )
-    )
-    | {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    choice_bias="mlp.gate.e_score_correction_bias",
+    experts=partial(grouped_experts, n_dense=1),
+    expert_fields=GROUPED_FIELDS,
+    choice_bias=GROUPED_BIAS,
 )

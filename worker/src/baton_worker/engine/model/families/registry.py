@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton_worker.engine.model.families.deepseek_v3 import DEEPSEEK_V3
 from baton_worker.engine.model.families.ernie import ERNIE
 from baton_worker.engine.model.families.ernie_moe import ERNIE_MOE
 from baton_worker.engine.model.families.family import Family
@@ -12,12 +13,11 @@ from baton_worker.engine.model.families.qwen2 import QWEN2
 from baton_worker.engine.model.families.qwen3 import QWEN3
 from baton_worker.engine.model.families.qwen3_moe import QWEN3_MOE
 
-_ALL = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, ERNIE, ERNIE_MOE, MIMO, GLM_MOE)
+_ALL = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, ERNIE, ERNIE_MOE, MIMO, GLM_MOE, DEEPSEEK_V3)
 FAMILIES = {family.model_type: family for family in _ALL}
 
 LACKS = {
-    "deepseek_v2": "MLA attention",
-    "deepseek_v3": "MLA attention",
+    "deepseek_v2": "its choice of experts",
     "gpt_oss": "sliding windows, attention sinks",
     "mimo_v2_flash": "sliding windows, attention sinks",
     "mixtral": "its names of experts",
