@@ -11,8 +11,9 @@ import pytest
 
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor, on_device
 from baton_testing.numpy_engine import heads_in_order
+from baton_worker.engine import load_progress
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device import loading
+from baton_worker.engine.backends.device import staging
 from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
 from baton_worker.engine.backends.device.seam import DType
 from baton_worker.engine.backends.device.sizing import weight_bytes
@@ -206,7 +207,7 @@ def test_pieces_of_any_size_give_the_same(
     make_checkpoint: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     made = make_checkpoint()
-    monkeypatch.setattr(loading, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(staging, "PIECE_BYTES", piece)
     for ours, theirs in pairs(streamed(made), on_host(made), load_shape(made.path)):
         np.testing.assert_array_equal(values(ours), theirs)
 
@@ -222,12 +223,12 @@ def test_a_long_load_tells_how_far_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = make_checkpoint()
-    monkeypatch.setattr(loading, "_TOLD_SECONDS", 0.0)
-    with caplog.at_level("INFO", logger=loading.__name__):
+    monkeypatch.setattr(load_progress, "TOLD_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger=load_progress.__name__):
         streamed(made)
-    told = [vars(record)["percent"] for record in caplog.records]
+    told = [vars(record)["bytes_read"] for record in caplog.records]
     assert told == sorted(told)
-    assert told[-1] == 100
+    assert told[-2:] == [vars(caplog.records[0])["bytes"]] * 2, "all of it, and that it is over"
 
 
 @pytest.mark.parametrize(
