@@ -19,6 +19,7 @@ from baton_worker.engine.backends.device.loading import load_device_weights, mod
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.device.sizing import check_weights, fitting_blocks
 from baton_worker.engine.backends.device.warm_up import warm_up
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import WHOLE, Shard
@@ -39,9 +40,16 @@ class Prepared(NamedTuple):
 
 
 def start_engine(
-    config: ProcessConfig, device: Device, kernels: Kernels, clock: Callable[[], float]
+    config: ProcessConfig,
+    device: Device,
+    kernels: Kernels,
+    clock: Callable[[], float],
+    progress: LoadProgress | None = None,
 ) -> DeviceEngine:
     """Load the model that `config` names onto the device and return its engine.
+
+    Args:
+        progress: is told how far the weights are.
 
     Raises:
         ConfigError: a limit does not fit the model.
@@ -49,7 +57,8 @@ def start_engine(
         CheckpointError: the checkpoint does not match it.
         DeviceError: the device has too little memory, or cannot do what a step needs.
     """
-    return serve_from(config, prepare(config, device, kernels, clock), clock)
+    prepared = prepare(config, device, kernels, clock, progress=progress)
+    return serve_from(config, prepared, clock)
 
 
 def refuse_unserved(path: Path, shape: ModelShape, may_serve_experts: bool) -> None:
@@ -72,6 +81,7 @@ def prepare(
     kernels: Kernels,
     clock: Callable[[], float],
     shard: Shard = WHOLE,
+    progress: LoadProgress | None = None,
 ) -> Prepared:
     """Load a rank's part of the model.
 
@@ -91,7 +101,7 @@ def prepare(
     dtype = model_dtype(checkpoint, config.engine.dtype)
     check_weights(device.memory(), model_shape, n_mtp, 4 if dtype == "float32" else 2, shard.size)
     started = clock()
-    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp, shard)
+    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp, shard, progress)
     use = device.memory()
     log.info(
         "weights are on the device",
