@@ -59,6 +59,7 @@ def build_engine(
             "device": device,
             "fingerprint": engine.model_fingerprint,
             "kv_blocks": engine.options.n_blocks,
+            "kv_tokens": engine.options.n_blocks * engine.options.block_size,
             "max_model_len": engine.options.max_model_len,
             "num_speculative_tokens": engine.options.n_draft,
             "tensor_parallel_size": engine.options.tensor_parallel_size,
