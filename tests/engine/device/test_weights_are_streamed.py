@@ -259,6 +259,15 @@ def test_rounding_is_to_the_nearest_and_ties_to_even() -> None:
     ]  # fmt: skip
 
 
+def test_each_float16_is_rounded_as_its_float32_is() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    out, expected = np.empty((2, 1 << 16), np.uint16)
+    StoredTensor("x", "F16", halves.shape, halves).write_to(out, slice(None))
+    wide = halves.astype(np.float32)
+    StoredTensor("x", "F32", wide.shape, wide).write_to(expected, slice(None))
+    np.testing.assert_array_equal(out, expected)
+
+
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFC00000])
 def test_a_nan_stays_one(bits: int) -> None:
     stored = np.array([bits], "<u4").view("<f4")
