@@ -7,6 +7,7 @@ memory. So views of the map only say where something lies. Knows no format and n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ class MappedFile:
             ReadError: the file ends before, or the storage fails.
         """
         at, left = self._offset(view), out.reshape(-1).view(np.uint8).data
+        if len(left) >= BLOCK_BYTES:
+            self._advise(at, len(left))
         while left:
             try:
                 n_read = os.preadv(self._descriptor, [left], at)
@@ -88,6 +91,13 @@ class MappedFile:
         at = self._offset(view)
         self.read_to(memory[:n_bytes], self.map[at : at + n_bytes])
         return np.ndarray(view.shape, view.dtype, memory, strides=view.strides)
+
+    def _advise(self, at: int, n_bytes: int) -> None:
+        """Have the disk asked for all of it at once: the kernel asks for 128 KiB at a time, and
+        cannot tell what is next of a descriptor that several threads read.
+        """
+        with contextlib.suppress(OSError):  # a file system that takes no advice reads as well
+            os.posix_fadvise(self._descriptor, at, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def _offset(self, view: npt.NDArray[Any]) -> int:
         """Return the byte of the file at which a view of the map begins."""
