@@ -82,12 +82,12 @@ class EngineMetrics:
 
 
 class WeightMetrics:
-    """How far the weights are, of this process: of a tensor-parallel worker, rank 0's part."""
+    """How far the weights are, of this process: of several GPUs, rank 0's part."""
 
     def __init__(self, factory: MetricFactory) -> None:
         self._total = factory.gauge(
             "baton_weights_bytes",
-            "Bytes of the checkpoint that this process reads (of several ranks, the first's part); "
+            "Bytes of the checkpoint that this process reads (of several GPUs, the first's part); "
             "0 before they are known, and for a simulated model",
         )
         self._read = factory.gauge("baton_weights_read_bytes", "Of those bytes, the ones passed on")

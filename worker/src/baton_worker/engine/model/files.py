@@ -8,6 +8,7 @@ memory. So views of the map only say where something lies. Knows no format and n
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import weakref
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class MappedFile:
 
     Raises:
         OSError: it cannot be opened.
+        ValueError: it is empty.
 
     Attributes:
         map: all its bytes, read-only.
@@ -39,8 +41,8 @@ class MappedFile:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-        self.map: npt.NDArray[np.uint8] = mapped.view(np.ndarray)
+        mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        self.map: npt.NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
 
     def read_to(self, out: npt.NDArray[Any], view: npt.NDArray[Any]) -> None:
         """Read what a contiguous view of the map shows to `out`, contiguous and of as many bytes.
