@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_operator.metrics import OperatorMetrics
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.metrics import EngineMetrics
+from baton_worker.engine.metrics import EngineMetrics, WeightMetrics
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -47,7 +47,7 @@ link:
 ```""".splitlines()
 
 PROCESSES = {
-    "Worker: engine": [EngineMetrics],
+    "Worker: engine": [EngineMetrics, WeightMetrics],
     "Worker: role": [RoleMetrics],
     "Worker: KV handoff": [HandoffMetrics],
     "Worker: record link": [WorkerLinkMetrics],

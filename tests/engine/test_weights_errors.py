@@ -27,8 +27,10 @@ def load(folder: Path) -> object:
     try:
         return load_weights(folder, shape)
     except CheckpointError as error:
+        device = NumpyDevice()
         with pytest.raises(CheckpointError, match=f"^{re.escape(str(error))}$"):
-            load_device_weights(NumpyDevice(), open_checkpoint(folder), shape, "float32", 0)
+            load_device_weights(device, open_checkpoint(folder), shape, "float32", 0)
+        assert device.memory().peak == 0, "it is refused before anything is copied"
         raise
 
 
@@ -70,7 +72,8 @@ def test_every_single_wrong_shape_is_named_with_both_shapes(
     for key, value in make_checkpoint().tensors.items():
         made = make_checkpoint(edit=put(key, *value.shape[:-1], 7))
         found = (*value.shape[:-1], 7)
-        expected = f"{key}: expected shape {value.shape}, found {found}"
+        file = made.path / "model.safetensors"
+        expected = f"{key}: expected shape {value.shape}, found {found} ({file})"
         with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}$"):
             load(made.path)
 
@@ -134,7 +137,7 @@ def test_an_unknown_key_of_mimo_is_named(make_checkpoint: Callable[..., Any], ke
 def test_a_wrong_bias_is_named_with_both_shapes(make_checkpoint: Callable[..., Any]) -> None:
     key = "model.mtp_layers.0.self_attn.k_proj.bias"
     made = make_checkpoint("mimo", edit=put(key, 32))
-    expected = f"{key}: expected shape (16,), found (32,)"
+    expected = f"{key}: expected shape (16,), found (32,) ({made.path / 'model.safetensors'})"
     with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}$"):
         load(made.path)
 
@@ -179,11 +182,31 @@ def test_a_storage_dtype_that_is_no_plain_float_is_named(
         load(made.path)
 
 
-def test_a_truncated_file_is_refused_by_name(make_checkpoint: Callable[..., Any]) -> None:
-    path = make_checkpoint().path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+@pytest.mark.parametrize("n_bytes", [1, 5000])
+def test_a_truncated_file_is_refused_with_the_tensor_that_is_cut(
+    make_checkpoint: Callable[..., Any], n_bytes: int
+) -> None:
+    path = make_checkpoint(shards=2).path / "model-00002-of-00002.safetensors"
+    sizes = [(tensor.nbytes, key, tensor) for key, tensor in load_file(path).items()]
+    path.write_bytes(path.read_bytes()[:-n_bytes])
+    with pytest.raises(CheckpointError) as refused:
         load(path.parent)
+    told = re.fullmatch(
+        rf"{re.escape(str(path))}: .*: (\S+), F32 (\(.*\)), ends (\d+) bytes behind the file's end:"
+        " it was cut off",
+        str(refused.value),
+    )
+    assert told, refused.value
+    size, shape = next((size, tensor.shape) for size, key, tensor in sizes if key == told[1])
+    assert told[2] == str(shape)
+    assert 0 < int(told[3]) <= min(n_bytes, size), "the first that is cut"
+
+
+def test_a_missing_key_tells_where_it_was_looked_for(make_checkpoint: Callable[..., Any]) -> None:
+    one, two = (make_checkpoint(edit=drop("model.norm.weight"), shards=n).path for n in (1, 2))
+    for folder, told in ((one, f"({one / 'model.safetensors'})"), (two, f"({two}, 2 files)")):
+        with pytest.raises(CheckpointError, match=f"{re.escape(told)}$"):
+            load(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 7, b"\xff" * 64, b"\x02" + b"\x00" * 7 + b"[]"])

@@ -312,7 +312,9 @@ def test_it_is_unready_while_it_seems_to_hang_and_dead_when_its_time_is_over(
         is_suspect=lambda: is_suspect,
         is_overdue=lambda: is_overdue,
     )
-    client = TestClient(build_app(CollectorRegistry(), sources), base_url="http://localhost")
+    client = TestClient(
+        build_app(CollectorRegistry(), lambda: sources), base_url="http://localhost"
+    )
     assert client.get("/healthz").status_code == alive
     assert client.get("/readyz").status_code == ready
     assert client.get("/readyz").json()["engine_suspect"] is is_suspect

@@ -46,7 +46,7 @@ def call() -> Callable[[Any], Call]:
     """`call(worker)(method, **request)` sends to the worker's /speculative, in memory."""
 
     def bind(worker: Any) -> Call:
-        app = build_app(sources(worker.loop), orders(worker.loop))
+        app = build_app(lambda: sources(worker.loop), orders(worker.loop))
 
         async def once(method: str, request: dict[str, Any]) -> httpx.Response:
             transport = httpx.ASGITransport(app=app)

@@ -169,9 +169,9 @@ def test_a_pool_too_small_for_all_at_once_does_not_hold_up_the_start() -> None:
 @pytest.mark.parametrize(
     ("total", "engine", "message"),
     [
-        (MIB // 4, {}, r"weights take .* MiB, the device has 0\.25 MiB free of 0\.25 MiB"),
+        (MIB // 4, {}, r"weights take 736\.0 KiB, the device has 256\.0 KiB free of 256\.0 KiB"),
         (MIB, {}, r"engine\.max_running 3 and engine\.prefill_chunk_tokens 32"),
-        (16 * MIB, {"gpu_memory_utilization": 0.1}, r"gpu_memory_utilization 0\.1,.*96 needs"),
+        (16 * MIB, {"gpu_memory_utilization": 0.1}, r"gpu_memory_utilization 0\.1 of .*96 needs"),
         (64 * MIB, {"kv_blocks": 100_000}, r"no room for 100000 KV blocks.*engine\.kv_blocks"),
     ],
 )

@@ -11,8 +11,9 @@ import pytest
 
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor, on_device
 from baton_testing.numpy_engine import heads_in_order
+from baton_worker.engine import load_progress
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device import loading
+from baton_worker.engine.backends.device import staging
 from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
 from baton_worker.engine.backends.device.seam import DType
 from baton_worker.engine.backends.device.sizing import weight_bytes
@@ -259,7 +260,7 @@ def test_pieces_of_any_size_give_the_same(
     make_checkpoint: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     made = make_checkpoint()
-    monkeypatch.setattr(loading, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(staging, "PIECE_BYTES", piece)
     for ours, theirs in pairs(streamed(made), on_host(made), load_shape(made.path)):
         np.testing.assert_array_equal(values(ours), theirs)
 
@@ -275,12 +276,12 @@ def test_a_long_load_tells_how_far_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = make_checkpoint()
-    monkeypatch.setattr(loading, "_TOLD_SECONDS", 0.0)
-    with caplog.at_level("INFO", logger=loading.__name__):
+    monkeypatch.setattr(load_progress, "TOLD_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger=load_progress.__name__):
         streamed(made)
-    told = [vars(record)["percent"] for record in caplog.records]
+    told = [vars(record)["bytes_read"] for record in caplog.records]
     assert told == sorted(told)
-    assert told[-1] == 100
+    assert told[-2:] == [vars(caplog.records[0])["bytes"]] * 2, "all of it, and that it is over"
 
 
 @pytest.mark.parametrize(
@@ -309,6 +310,15 @@ def test_rounding_is_to_the_nearest_and_ties_to_even() -> None:
     assert [hex(value) for value in out.tolist()] == [
         "0x3f80", "0x3f80", "0x3f80", "0x3f81", "0x3f82", "0x7f80", "0xff80",
     ]  # fmt: skip
+
+
+def test_each_float16_is_rounded_as_its_float32_is() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    out, expected = np.empty((2, 1 << 16), np.uint16)
+    StoredTensor("x", "F16", halves.shape, halves).write_to(out, slice(None))
+    wide = halves.astype(np.float32)
+    StoredTensor("x", "F32", wide.shape, wide).write_to(expected, slice(None))
+    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFC00000])

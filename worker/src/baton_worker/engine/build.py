@@ -15,6 +15,7 @@ from baton_worker.config import ProcessConfig
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import Shard
 from baton_worker.engine.model.weights import load_weights
@@ -27,12 +28,14 @@ def build_engine(
     config: ProcessConfig,
     clock: Callable[[], float] = time.monotonic,
     on_rank_death: Callable[[Exception], None] = lambda error: None,
+    progress: LoadProgress | None = None,
 ) -> StepEngine:
     """Load the model that `config` names, or pretend to (device sim), and return its engine.
 
     Args:
         on_rank_death: told on another thread when a tensor-parallel rank dies, which no step
             survives.
+        progress: is told how far the weights are, None for the log alone.
 
     Raises:
         ConfigError: a limit does not fit the model.
@@ -42,19 +45,21 @@ def build_engine(
         RankDiedError: a tensor-parallel rank did not start.
     """
     device = config.engine.device
+    progress = progress or LoadProgress()
     match device:
         case "sim":
             engine: StepEngine = _simulated(config, clock)
         case "cpu":
-            engine = _loaded(config, clock, on_rank_death)
+            engine = _loaded(config, clock, on_rank_death, progress)
         case "gpu":
-            engine = _on_a_gpu(config, clock, on_rank_death)
+            engine = _on_a_gpu(config, clock, on_rank_death, progress)
     log.info(
         "engine ready",
         extra={
             "device": device,
             "fingerprint": engine.model_fingerprint,
             "kv_blocks": engine.options.n_blocks,
+            "kv_tokens": engine.options.n_blocks * engine.options.block_size,
             "max_model_len": engine.options.max_model_len,
             "num_speculative_tokens": engine.options.n_draft,
             "tensor_parallel_size": engine.options.tensor_parallel_size,
@@ -73,6 +78,7 @@ def _on_a_gpu(
     config: ProcessConfig,
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],
+    progress: LoadProgress,
 ) -> StepEngine:
     from baton_worker.engine.backends.device.start import refuse_unserved, start_engine
     from baton_worker.engine.backends.gpu import open_device
@@ -89,14 +95,15 @@ def _on_a_gpu(
         return device, OpsKernels(device)
 
     if config.engine.tensor_parallel_size > 1:
-        return start_over_ranks(config, opened, clock, on_rank_death)
-    return start_engine(config, *opened(), clock)
+        return start_over_ranks(config, opened, clock, on_rank_death, progress=progress)
+    return start_engine(config, *opened(), clock, progress)
 
 
 def _loaded(
     config: ProcessConfig,
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],
+    progress: LoadProgress,
 ) -> StepEngine:
     from baton_worker.engine.backends.paddle.framework import require_device
 
@@ -109,8 +116,8 @@ def _loaded(
     if shape.n_mtp_layers > 1:
         log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
     if options.tensor_parallel_size > 1:
-        return _over_ranks(path, shape, options, clock, on_rank_death)
-    weights = load_weights(path, shape, n_mtp=int(options.use_mtp))
+        return _over_ranks(path, shape, options, clock, on_rank_death, progress)
+    weights = load_weights(path, shape, n_mtp=int(options.use_mtp), progress=progress)
     return PaddleEngine(shape, weights, options, clock)
 
 
@@ -120,6 +127,7 @@ def _over_ranks(
     options: EngineOptions,
     clock: Callable[[], float],
     on_rank_death: Callable[[Exception], None],
+    progress: LoadProgress,
 ) -> StepEngine:
     """Start the other ranks first: they load their shards while this one loads its own."""
     from baton_worker.engine.backends.paddle.engine import PaddleEngine, TensorParallel
@@ -129,7 +137,7 @@ def _over_ranks(
     size = options.tensor_parallel_size
     ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)
     try:
-        weights = load_weights(path, shape, Shard(0, size), int(options.use_mtp))
+        weights = load_weights(path, shape, Shard(0, size), int(options.use_mtp), progress)
         parallel = TensorParallel(ranks, ranks.join(weights.identity))
         return PaddleEngine(shape, weights, options, clock, parallel)
     except BaseException:

@@ -20,6 +20,7 @@ from baton_worker.engine.api import (
     LaunchKind,
     StepStats,
 )
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.options import MAX_DRAFTS
 from baton_worker.metrics import MetricFactory
 
@@ -78,6 +79,27 @@ class EngineMetrics:
         self._load.observe(load)
         if load.device is not None:
             self._device.observe(load.device)
+
+
+class WeightMetrics:
+    """How far the weights are, of this process: of several GPUs, rank 0's part."""
+
+    def __init__(self, factory: MetricFactory) -> None:
+        self._total = factory.gauge(
+            "baton_weights_bytes",
+            "Bytes of the checkpoint that this process reads (of several GPUs, the first's part); "
+            "0 before they are known, and for a simulated model",
+        )
+        self._read = factory.gauge("baton_weights_read_bytes", "Of those bytes, the ones passed on")
+        self._seconds = factory.gauge(
+            "baton_weights_load_seconds", "Time that reading them has taken, or takes so far"
+        )
+
+    def follow(self, progress: LoadProgress) -> None:
+        """Tell how far it is whenever somebody asks, from whatever thread."""
+        self._total.set_function(lambda: progress.now().n_bytes)
+        self._read.set_function(lambda: progress.now().n_read)
+        self._seconds.set_function(lambda: progress.now().seconds)
 
 
 class _TokenMetrics:

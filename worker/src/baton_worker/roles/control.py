@@ -86,14 +86,15 @@ def _suspicion(headers: Headers) -> str:
     return "" if name in _HOSTS else f"the host is {host!r}, not localhost"
 
 
-def build_app(sources: HealthSources, orders: Orders) -> Starlette:
-    """Return the control application.
+def build_app(current: Callable[[], HealthSources], orders: Orders) -> Starlette:
+    """Return the control application; it asks where answers come from at each request.
 
     An order is taken up by the engine's next turn: its answer, 202, tells what was asked for, and
     only a later GET what is.
     """
 
     async def drain(request: Request) -> Response:
+        sources = current()
         if request.method == "GET":
             return JSONResponse(sources.drain_status())
         is_wanted = request.method == "POST"
@@ -101,6 +102,9 @@ def build_app(sources: HealthSources, orders: Orders) -> Starlette:
         return JSONResponse({**sources.drain_status(), "draining": is_wanted}, 202)
 
     async def speculative(request: Request) -> Response:
+        sources = current()
+        if told := sources.loading():
+            return JSONResponse({"error": told}, 503)
         if request.method == "GET":
             return JSONResponse(sources.draft_count())
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -137,9 +141,19 @@ class ControlServer:
 
     def start(self, sources: HealthSources, orders: Orders) -> None:
         """Serve until `close`."""
+        self.become(sources)
         if self._socket is not None:
-            app = build_app(sources, orders)
+            app = build_app(lambda: self._sources, orders)
             self._server = ThreadServer(app, self._socket, self._gate, "control")
+
+    def become(self, sources: HealthSources) -> None:
+        """Answer from others from now on."""
+        self._sources = sources
+
+    def remove(self) -> None:
+        """Remove the socket's file; who has it open is served on."""
+        if self._socket is not None:
+            Path(self.path).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Stop serving and remove the socket's file."""
@@ -147,7 +161,7 @@ class ControlServer:
             self._server.close()
         if self._socket is not None:
             self._socket.close()
-            Path(self.path).unlink(missing_ok=True)
+        self.remove()
 
 
 def _listen(path: str) -> socket.socket:

@@ -44,6 +44,7 @@ class HealthSources:
         refusals: why gateways are not linked, by address; see `link.refusals`.
         is_linked: whether gateways can give work; see `linked`.
         open_requests: requests and unpulled handoffs that still need this process.
+        loading: how far the engine is that is not there yet, in words; "" once it is.
         num_speculative_tokens: K as it is set now; `max_speculative_tokens`: the largest allowed.
     """
 
@@ -59,6 +60,7 @@ class HealthSources:
     refusals: Callable[[], Mapping[str, str]] = dict
     kv_ways: Callable[[], Mapping[str, str]] = dict
     kv_rates: Callable[[], Mapping[str, Mapping[str, float]]] = dict
+    loading: Callable[[], str] = lambda: ""
 
     def drain_status(self) -> dict[str, object]:
         """Return the answer of `/drain`."""
@@ -72,10 +74,11 @@ class HealthSources:
         }
 
 
-def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
-    """Return the health application."""
+def build_app(registry: CollectorRegistry, current: Callable[[], HealthSources]) -> Starlette:
+    """Return the health application; it asks where answers come from at each request."""
 
     async def healthz(request: Request) -> Response:
+        sources = current()
         # Not from suspicion on: who probes would end a first step before its time.
         alive = not sources.is_overdue()
         silence = round(sources.engine_silence_seconds(), 3)
@@ -83,12 +86,14 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
         return JSONResponse(body, status_code=200 if alive else 503)
 
     async def readyz(request: Request) -> Response:
+        sources = current()
         gateways = sources.linked_gateways()
         draining = sources.is_draining()
         is_suspect = sources.is_suspect()
         ready = sources.is_linked() and not draining and not is_suspect
         body = {
             "ready": ready,
+            "message": sources.loading(),
             "linked_gateways": gateways,
             "draining": draining,
             "engine_suspect": is_suspect,
@@ -102,9 +107,12 @@ def build_app(registry: CollectorRegistry, sources: HealthSources) -> Starlette:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     async def drain(request: Request) -> Response:
-        return JSONResponse(sources.drain_status())
+        return JSONResponse(current().drain_status())
 
     async def speculative(request: Request) -> Response:
+        sources = current()
+        if told := sources.loading():
+            return JSONResponse({"error": told}, 503)
         return JSONResponse(sources.draft_count())
 
     async def no_orders(request: Request, error: Exception) -> Response:
@@ -129,8 +137,8 @@ class HealthServer:
     """The application on a listening socket, in a thread.
 
     The socket listens from construction, so that the address is known before the parts that the
-    answers come from are built; `start` names those. `advertised`: the host that others call it by,
-    where it listens on every address.
+    answers come from are built; `start` names those, and `become` others. `advertised`: the host
+    that others call it by, where it listens on every address.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -156,9 +164,14 @@ class HealthServer:
 
     def start(self, sources: HealthSources) -> None:
         """Serve until `close`."""
-        app = build_app(self._registry, sources)
+        self.become(sources)
+        app = build_app(self._registry, lambda: self._sources)
         self._server = ThreadServer(app, self._socket, self._gate, "health")
         log.info("answering probes", extra={"url": self.url})
+
+    def become(self, sources: HealthSources) -> None:
+        """Answer from others from now on."""
+        self._sources = sources
 
     def close(self) -> None:
         """Stop serving."""

@@ -17,7 +17,6 @@ from functools import partial
 
 import msgspec
 import zmq
-from prometheus_client import CollectorRegistry
 
 from baton_worker.compatibility import (
     chat_template_hash,
@@ -29,6 +28,7 @@ from baton_worker.config import ConfigError, ProcessConfig
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.engine.model.checkpoint import CheckpointError
 from baton_worker.engine.model.shape import ModelShapeError
@@ -40,27 +40,23 @@ from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.pool_visits import PoolOwner
 from baton_worker.handoff.security import check_keys, kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
-from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import Role
 from baton_worker.link.api import GatewayUp, WorkerLinkEvent
 from baton_worker.link.endpoints import static_endpoints
 from baton_worker.link.worker import ZmqWorkerLink
 from baton_worker.messages import FEATURES, WorkerInfo
-from baton_worker.metrics import MetricFactory
 from baton_worker.readiness import Ready
 from baton_worker.records.layout import MAJOR
 from baton_worker.roles.announced import Announced
-from baton_worker.roles.control import ControlServer, Orders
 from baton_worker.roles.event_queue import (
-    DraftCountRequested,
-    DrainRequested,
     EventQueue,
     StopRequested,
 )
-from baton_worker.roles.health import HealthServer, HealthSources
+from baton_worker.roles.health import HealthSources
 from baton_worker.roles.linked import LinkedReadiness
 from baton_worker.roles.loop import LoopParts, WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.starting import SIGNALS, Starting
 from baton_worker.roles.traces import RequestTraces
 from baton_worker.roles.watchdog import Watchdog
 from baton_worker.tracing.build import build_tracing
@@ -76,8 +72,6 @@ class _Assembled:
     loop: WorkerLoop
     link: ZmqWorkerLink
     transport: ZmqKvTransport
-    health: HealthServer
-    control: ControlServer
     watchdog: Watchdog
 
 
@@ -98,16 +92,16 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
         ConfigError: the configuration cannot be served (model, keys, addresses).
     """
     _check(config, role)  # before the weights, which may take minutes
-    engine = _load_engine(config)
-    worker = _assemble(config, role, engine)
+    starting = Starting(config, role)
+    with starting.ending_on_signal():
+        engine = _load_engine(config, starting.progress)
+        worker = _assemble(config, role, engine, starting)
     end_on_thread_fault()
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Paddle's import: it sets its own
-        signal.signal(number, lambda *_: worker.loop.inbox.put(StopRequested("shutting down")))
-    metrics_url = f"{worker.health.url}/metrics"
-    ready = Ready(role.label, os.getpid(), metrics_url, control=worker.control.path)
-    sources = _health_sources(worker)
-    worker.health.start(sources)
-    worker.control.start(sources, _orders(worker.loop))
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: starting.inbox.put(StopRequested("shutting down")))
+    metrics_url = f"{starting.health.url}/metrics"
+    ready = Ready(role.label, os.getpid(), metrics_url, control=starting.control.path)
+    starting.serve(_health_sources(worker))
     worker.transport.start(worker.loop.inbox.put)
     worker.link.start(_announcing(worker.loop.inbox, partial(on_ready, ready)))
     worker.watchdog.start()
@@ -116,8 +110,7 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     worker.watchdog.close()
     worker.link.close(_CLOSE_SECONDS)
     worker.transport.close()
-    worker.control.close()
-    worker.health.close()
+    starting.close()
     worker.loop.parts.traces.tracing.close()
     engine.close()
     return 0
@@ -160,9 +153,9 @@ def _check_sharing(config: ProcessConfig) -> None:
         )
 
 
-def _load_engine(config: ProcessConfig) -> StepEngine:
+def _load_engine(config: ProcessConfig, progress: LoadProgress) -> StepEngine:
     try:
-        return build_engine(config, on_rank_death=_end_on_rank_death)
+        return build_engine(config, on_rank_death=_end_on_rank_death, progress=progress)
     except (ModelShapeError, CheckpointError) as error:
         raise ConfigError(f"model.path: {error}") from error
     except DeviceError as error:
@@ -183,14 +176,11 @@ def _announcing(
     return on_event
 
 
-def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembled:
-    registry = CollectorRegistry()
-    factory = MetricFactory(registry, config.served_name, role.label)
-    inbox = EventQueue()
-    http = HttpMetrics(factory)
-    health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
+def _assemble(
+    config: ProcessConfig, role: Role, engine: StepEngine, starting: Starting
+) -> _Assembled:
+    factory, health = starting.factory, starting.health
     config = with_name(config, role, health.port)
-    control = ControlServer(config.control, http)
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory), engine)
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)
@@ -216,14 +206,14 @@ def _assemble(config: ProcessConfig, role: Role, engine: StepEngine) -> _Assembl
             build_tracing(config.tracing, f"baton-{role.label}", config.worker_id)
         ),
     )
-    loop = WorkerLoop(parts, inbox)
+    loop = WorkerLoop(parts, starting.inbox)
 
     def on_suspect(is_suspect: bool) -> None:
         role_metrics.suspect(is_suspect)
         announced.set_suspect(is_suspect)
 
     watchdog = Watchdog(engine.progress, loop.live.all, on_suspect)
-    return _Assembled(loop, link, transport, health, control, watchdog)
+    return _Assembled(loop, link, transport, watchdog)
 
 
 def with_name(config: ProcessConfig, role: Role, health_port: int) -> ProcessConfig:
@@ -287,13 +277,6 @@ def _health_sources(worker: _Assembled) -> HealthSources:
         is_draining=lambda: loop.is_draining,
         num_speculative_tokens=lambda: loop.parts.engine.num_speculative_tokens,
         max_speculative_tokens=loop.parts.engine.max_speculative_tokens,
-    )
-
-
-def _orders(loop: WorkerLoop) -> Orders:
-    return Orders(
-        set_draining=lambda is_wanted: loop.inbox.put(DrainRequested(is_wanted)),
-        set_num_speculative_tokens=lambda count: loop.inbox.put(DraftCountRequested(count)),
     )
 
 

@@ -6,9 +6,10 @@ go. Knows no layout of weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
@@ -21,12 +22,23 @@ _COMPARED_VALUES = 1 << 24
 
 
 class CheckedReader:
-    """Hands out stored tensors of expected shapes and remembers which keys were asked for."""
+    """Hands out stored tensors of expected shapes and remembers which keys were asked for.
 
-    def __init__(self, checkpoint: Mapping[str, StoredTensor], model_shape: ModelShape) -> None:
+    Args:
+        on_asked: told of each tensor's bytes when it is asked for first.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Mapping[str, StoredTensor],
+        model_shape: ModelShape,
+        on_asked: Callable[[int], None] = lambda n_bytes: None,
+    ) -> None:
         self._checkpoint = checkpoint
         self._model_shape = model_shape
+        self._on_asked = on_asked
         self._read: set[str] = set()
+        self._compared: set[tuple[str, str]] = set()
 
     def stored(self, key: str, shape: tuple[int, ...]) -> StoredTensor:
         """Return a tensor that must be there.
@@ -36,10 +48,14 @@ class CheckedReader:
         """
         stored = self._checkpoint.get(key)
         if stored is None:
-            raise CheckpointError(f"{key}: missing key for {self._expectation()}")
-        self._read.add(key)
+            raise CheckpointError(f"{key}: missing key for {self._expectation()}{self._files()}")
+        if key not in self._read:
+            self._read.add(key)
+            self._on_asked(stored.raw.nbytes)
         if stored.shape != shape:
-            raise CheckpointError(f"{key}: expected shape {shape}, found {stored.shape}")
+            raise CheckpointError(
+                f"{key}: expected shape {shape}, found {stored.shape}{stored.where}"
+            )
         return stored
 
     def skip(self, key: str) -> None:
@@ -58,7 +74,7 @@ class CheckedReader:
             hint = "0 for a checkpoint without draft layers"
             raise CheckpointError(
                 f"{keys.proj}: missing key for {self._expectation()}: num_nextn_predict_layers is "
-                f"{model_shape.n_mtp_layers}; {hint}"
+                f"{model_shape.n_mtp_layers}; {hint}{self._files()}"
             )
         for copy, original in keys.copies:
             self.check_copy(copy, original)
@@ -113,15 +129,18 @@ class CheckedReader:
         Raises:
             CheckpointError: it does, or one of them is of another shape.
         """
-        if copy not in self._checkpoint:
+        if copy not in self._checkpoint or (copy, original) in self._compared:
             return
         shape = (self._model_shape.vocab_size, self._model_shape.hidden_size)
         first, second = self.stored(copy, shape), self.stored(original, shape)
         step = max(_COMPARED_VALUES // shape[1], 1)
         for start in range(0, shape[0], step):
             rows = slice(start, start + step)
-            if not np.array_equal(first.float32(rows), second.float32(rows)):
-                raise CheckpointError(f"{copy}: must equal {original}, and does not")
+            if not _are_equal(first.part(rows), second.part(rows)):
+                raise CheckpointError(
+                    f"{copy}: must equal {original}, and does not{first.where}{second.where}"
+                )
+        self._compared.add((copy, original))
 
     def refuse_unread(self) -> None:
         """Refuse a checkpoint with more than what was asked for.
@@ -136,6 +155,7 @@ class CheckedReader:
             more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
             raise CheckpointError(
                 f"{unknown[0]}: unknown key{more} for {self._expectation()}{self._draft_hint()}"
+                f"{self._checkpoint[unknown[0]].where}"
             )
 
     def _draft_hint(self) -> str:
@@ -145,7 +165,27 @@ class CheckedReader:
             return ""
         return f": num_nextn_predict_layers is {told}, and there are more draft layers"
 
+    def _files(self) -> str:
+        """Name the files, for the end of a message about what is in none."""
+        paths = {tensor.file.path for tensor in self._checkpoint.values() if tensor.file}
+        if len(paths) < 2:
+            return "".join(f" ({path})" for path in paths)
+        return f" ({min(paths).parent}, {len(paths)} files)"
+
     def _expectation(self) -> str:
         model_shape = self._model_shape
         layers = f"{model_shape.n_layers} layers and {model_shape.n_mtp_layers} MTP layers"
         return f"{model_shape.model_type} with {layers}"
+
+
+def _are_equal(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two tensors have the same values, which is dear to tell unless the bits are."""
+    if first.dtype == second.dtype == "BF16" and np.array_equal(_bits(first), _bits(second)):
+        return True
+    return np.array_equal(first.float32(), second.float32())
+
+
+def _bits(stored: StoredTensor) -> npt.NDArray[np.uint16]:
+    bits = np.empty(stored.shape, np.uint16)
+    stored.write_to(bits, slice(None))
+    return bits

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import StoredTensor, identity, open_checkpoint
 from baton_worker.engine.model.experts import Experts
@@ -140,13 +141,18 @@ class Weights:
 
 
 def load_weights(
-    model_dir: Path, model_shape: ModelShape, shard: Shard = WHOLE, n_mtp: int | None = None
+    model_dir: Path,
+    model_shape: ModelShape,
+    shard: Shard = WHOLE,
+    n_mtp: int | None = None,
+    progress: LoadProgress | None = None,
 ) -> Weights:
     """Read the checkpoint in `model_dir` into fused float32 arrays; only the shard's part is read.
 
     Args:
         n_mtp: how many of the model's MTP layers are wanted, None for all; the others are only
             checked.
+        progress: is told of each tensor, as a whole, when it is begun with.
 
     Raises:
         CheckpointError: unreadable files, or a key that is missing, unknown, of another shape than
@@ -157,7 +163,9 @@ def load_weights(
         if size % shard.size:
             raise ValueError(f"{name} {size} does not divide by {shard.size} shards")
     checkpoint = open_checkpoint(model_dir)
-    checked = CheckedReader(checkpoint, model_shape)
+    progress = progress or LoadProgress()
+    progress.begin(sum(stored.raw.nbytes for stored in checkpoint.values()))
+    checked = CheckedReader(checkpoint, model_shape, progress.add)
     reader = _Reader(checked, model_shape, shard)
     wanted = model_shape.n_mtp_layers if n_mtp is None else min(n_mtp, model_shape.n_mtp_layers)
     embed = reader.matrix(naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size))
@@ -174,6 +182,7 @@ def load_weights(
     for index in range(wanted, model_shape.n_mtp_layers):
         unwanted.mtp(index, final_norm)
     checked.refuse_unread()
+    progress.finish()
     return weights
 
 

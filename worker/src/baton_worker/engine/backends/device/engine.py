@@ -18,7 +18,7 @@ from baton_worker.engine.backends.device.orders import Followers
 from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.ranked_pool import RankedPool
 from baton_worker.engine.backends.device.runner import DeviceRunner
-from baton_worker.engine.backends.device.seam import Device, Kernels, MemoryUse
+from baton_worker.engine.backends.device.seam import Device, DType, Kernels, MemoryUse
 from baton_worker.engine.backends.device.steps import DeviceModel, Steps
 from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.engine import StepEngine
@@ -145,13 +145,17 @@ class _Memory:
 
 def kv_shape(model: LoadedModel, options: EngineOptions) -> KvShape:
     """Return the shape of the pool that an engine of these options keeps on each rank."""
-    dtype = model.weights.dtype
+    return kv_form(model.model_shape, options, model.weights.dtype, model.n_ranks)
+
+
+def kv_form(model_shape: ModelShape, options: EngineOptions, dtype: DType, ranks: int) -> KvShape:
+    """Return that shape for a model whose weights will be E on so many ranks."""
     assert dtype in ("bfloat16", "float32"), "E is one of the two"
     return KvShape(
-        n_layers=model.model_shape.n_layers + int(options.use_mtp),
-        kv_heads=local_shape(model.model_shape, model.n_ranks).n_kv_heads,
+        n_layers=model_shape.n_layers + int(options.use_mtp),
+        kv_heads=local_shape(model_shape, ranks).n_kv_heads,
         block_size=options.block_size,
-        head_dim=model.model_shape.head_dim,
+        head_dim=model_shape.head_dim,
         n_blocks=options.n_blocks,
         dtype=dtype,
         is_by_block=True,

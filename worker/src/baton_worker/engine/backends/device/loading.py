@@ -1,23 +1,19 @@
-"""A checkpoint's tensors on their way to the device, one after the other.
+"""A checkpoint's tensors on their way to the device: what goes where, asked for twice.
 
-Owns the copy: from the mapped file through two pieces of page-locked memory, converted on the way,
-while the device takes the piece before. So the host never holds more of a model than those, and
-what is fused is written in parts into its place. Knows no framework.
+Owns the order. At first nothing is copied: each key is looked up, so that what does not fit is
+refused before the device is given a byte, and the bytes are counted. Then each tensor is made on
+the device and what belongs into it is sent through `staging`; what is fused is written in parts
+into its place. Knows no framework.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from baton_worker.engine.backends.device.seam import Device, DType, Event, Tensor
+from baton_worker.engine.backends.device.seam import Device, DType, Tensor
+from baton_worker.engine.backends.device.staging import Staging
 from baton_worker.engine.backends.device.weights import (
     DeviceLatent,
     DeviceLayer,
@@ -25,6 +21,7 @@ from baton_worker.engine.backends.device.weights import (
     DeviceMtp,
     DeviceWeights,
 )
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import StoredTensor, identity
 from baton_worker.engine.model.experts import Experts
@@ -34,15 +31,8 @@ from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import WHOLE, Shard, head_rows
 
-log = logging.getLogger(__name__)
-
-_PIECE_BYTES = 32 << 20
-_THREADS = 4
-_TOLD_SECONDS = 5.0
 _Rows = tuple[str, tuple[int, ...], slice]
 """A key, the shape that its tensor must have, and which rows of it."""
-
-_HOST_TYPES: dict[DType, type[np.generic]] = {"bfloat16": np.uint16, "float32": np.float32}
 
 
 def model_dtype(checkpoint: Mapping[str, StoredTensor], wanted: str) -> DType:
@@ -63,40 +53,55 @@ def load_device_weights(
     dtype: DType,
     n_mtp: int,
     shard: Shard = WHOLE,
+    progress: LoadProgress | None = None,
 ) -> DeviceWeights:
     """Copy a checkpoint, or a rank's part of it, to the device as E.
 
     Args:
         dtype: E, bfloat16 or float32.
         n_mtp: how many of the model's MTP layers are wanted there; the others are only checked.
-        shard: which part; nothing else of what is cut is read.
+        shard: which part. Of what is cut by rows nothing else is read. What is cut by columns is
+            read in whole rows, for its gaps lie between: all ranks are of one host, whose page
+            cache has them once.
+        progress: is told how far it has come, None for the log alone.
 
     Raises:
         CheckpointError: a key is missing, unknown or of another shape than `model_shape` says, or
-            a copy differs from its original; the message names it.
+            a copy differs from its original, before anything is copied; or a file cannot be read.
+            The message names key and file.
         DeviceError: the device has no memory left for a tensor.
     """
     checked = CheckedReader(checkpoint, model_shape)
-    pieces = _Pieces(device, _Progress(sum(t.raw.nbytes for t in checkpoint.values())))
-    main = _Layers(checked, model_shape, shard, _Copies(device, dtype, pieces))
-    embed = main.tensor(naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size))
-    final_norm = main.norm(naming.FINAL_NORM)
-    weights = DeviceWeights(
+    counted = _Counted()
+    _read_all(_Layers(checked, model_shape, shard, counted), model_shape, n_mtp, dtype)
+    unwanted = _Layers(checked, model_shape, shard, _Counted())
+    for index in range(n_mtp, model_shape.n_mtp_layers):
+        unwanted.mtp(index, None)
+    checked.refuse_unread()
+    progress = progress or LoadProgress()
+    progress.begin(counted.n_bytes)
+    with Staging(device, progress.add) as staging:
+        copies = _Copies(device, dtype, staging)
+        weights = _read_all(_Layers(checked, model_shape, shard, copies), model_shape, n_mtp, dtype)
+        staging.finish()
+    weights = dataclasses.replace(weights, identity=identity(checkpoint))
+    progress.finish()
+    return weights
+
+
+def _read_all(layers: _Layers, model_shape: ModelShape, n_mtp: int, dtype: DType) -> DeviceWeights:
+    """Have everything placed that is wanted; the identity is not told yet."""
+    embed = layers.tensor(naming.EMBED, (model_shape.vocab_size, model_shape.hidden_size))
+    final_norm = layers.norm(naming.FINAL_NORM)
+    return DeviceWeights(
         dtype=dtype,
         embed=embed,
-        layers=tuple(main.layer(naming.main_layer(i), i) for i in range(model_shape.n_layers)),
-        mtp=tuple(main.mtp(i, final_norm) for i in range(min(n_mtp, model_shape.n_mtp_layers))),
+        layers=tuple(layers.layer(naming.main_layer(i), i) for i in range(model_shape.n_layers)),
+        mtp=tuple(layers.mtp(i, final_norm) for i in range(min(n_mtp, model_shape.n_mtp_layers))),
         final_norm=final_norm,
-        lm_head=main.head(embed, device),
-        identity=identity(checkpoint),
+        lm_head=layers.head(embed),
+        identity="",
     )
-    unwanted = _Layers(checked, model_shape, shard, _nowhere)
-    for index in range(n_mtp, model_shape.n_mtp_layers):
-        unwanted.mtp(index, final_norm)
-    checked.refuse_unread()
-    device.synchronise()
-    pieces.close()
-    return weights
 
 
 class Place(Protocol):
@@ -108,6 +113,9 @@ class Place(Protocol):
         """Return them joined by rows, and rows of zeros behind them up to so many; E if no dtype
         is told.
         """
+
+    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Return rows of one that was made."""
 
 
 class _Layers:
@@ -245,7 +253,7 @@ class _Layers:
             final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
         )
 
-    def head(self, embed: Tensor, device: Device) -> Tensor:
+    def head(self, embed: Tensor) -> Tensor:
         model_shape = self._model_shape
         whole, size = (model_shape.vocab_size, model_shape.hidden_size), self._shard.size
         ids, n_rows = self._shard.vocabulary(whole[0]), head_rows(whole[0], size)
@@ -255,7 +263,7 @@ class _Layers:
             if size == 1:
                 return embed
             if ids.stop - ids.start == n_rows:
-                return device.rows(embed, ids.start, ids.stop)
+                return self._place.rows(embed, ids.start, ids.stop)
             key = naming.EMBED
         return self._place((self._checked.stored(key, whole).part(ids),), n_rows)
 
@@ -272,19 +280,30 @@ class _Layers:
         )
 
 
-def _nowhere(
-    parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
-) -> Tensor:
-    return None
+class _Counted:
+    """Places nothing, and counts the bytes in the files of what it was to place."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+
+    def __call__(
+        self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
+    ) -> Tensor:
+        for part in parts:
+            part.require_float()
+        self.n_bytes += sum(part.raw.nbytes for part in parts)
+
+    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        return tensor
 
 
 class _Copies:
     """Places stored tensors in new memory of the device."""
 
-    def __init__(self, device: Device, dtype: DType, pieces: _Pieces) -> None:
+    def __init__(self, device: Device, dtype: DType, staging: Staging) -> None:
         self._device = device
         self._dtype = dtype
-        self._pieces = pieces
+        self._staging = staging
 
     def __call__(
         self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
@@ -297,90 +316,9 @@ class _Copies:
         start = 0
         for part in parts:
             stop = start + part.shape[0]
-            self._pieces.send(part, self._device.rows(tensor, start, stop), dtype)
+            self._staging.send(part, self._device.rows(tensor, start, stop), dtype)
             start = stop
         return tensor
 
-
-class _Piece(NamedTuple):
-    """Page-locked memory, and the point at which its last content has been taken."""
-
-    memory: npt.NDArray[np.uint8]
-    taken: Event
-
-
-class _Pieces:
-    """Sends stored tensors to memory of the device, in turns from two pieces of the host's."""
-
-    def __init__(self, device: Device, progress: _Progress) -> None:
-        self._device = device
-        self._progress = progress
-        self._threads = ThreadPoolExecutor(_THREADS, "weights")
-        self._next, self._after = (
-            _Piece(device.host(_PIECE_BYTES), device.record()) for _ in range(2)
-        )
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown()
-
-    def send(self, stored: StoredTensor, to: Tensor, dtype: DType) -> None:
-        stored.require_float()
-        kind = np.dtype(_HOST_TYPES[dtype])
-        n_rows, width = stored.shape[0], math.prod(stored.shape[1:])
-        row_bytes = width * kind.itemsize
-        if row_bytes > self._next.memory.nbytes:
-            self._grow(row_bytes)
-        step = self._next.memory.nbytes // row_bytes
-        for start in range(0, n_rows, step):
-            rows = slice(start, min(start + step, n_rows))
-            self._send_rows(stored, rows, self._device.rows(to, rows.start, rows.stop), kind)
-        self._progress.add(stored.raw.nbytes)
-
-    def _send_rows(
-        self, stored: StoredTensor, rows: slice, to: Tensor, kind: np.dtype[Any]
-    ) -> None:
-        piece = self._next
-        piece.taken.wait()
-        size = stored.raw[rows].size
-        host = piece.memory[: size * kind.itemsize].view(kind)
-        host = host.reshape(-1, *stored.shape[1:])
-        self._fill(host, stored, rows)
-        self._device.upload(host, to)
-        sent = _Piece(piece.memory, self._device.record())
-        self._next, self._after = self._after, sent
-
-    def _fill(self, host: npt.NDArray[Any], stored: StoredTensor, rows: slice) -> None:
-        """Write rows to host memory, a part on each thread: NumPy and page faults need no GIL."""
-        step = -(-len(host) // _THREADS)
-        starts = range(0, len(host), step)
-        parts = [slice(rows.start + at, min(rows.start + at + step, rows.stop)) for at in starts]
-        places = [host[at : at + step] for at in starts]
-        list(self._threads.map(stored.write_to, places, parts))
-
-    def _grow(self, n_bytes: int) -> None:
-        self._device.synchronise()
-        self._next, self._after = (
-            _Piece(self._device.host(n_bytes), self._device.record()) for _ in range(2)
-        )
-
-
-class _Progress:
-    """Tells the log how far a long load has come."""
-
-    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._total = total
-        self._done = 0
-        self._told_at = clock()
-
-    def add(self, n_bytes: int) -> None:
-        self._done += n_bytes
-        now = self._clock()
-        if now - self._told_at >= _TOLD_SECONDS:
-            self._told_at = now
-            share = round(100 * self._done / max(self._total, 1))
-            log.info(
-                "loading weights",
-                extra={"bytes_read": self._done, "bytes": self._total, "percent": share},
-            )
+    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        return self._device.rows(tensor, start, stop)

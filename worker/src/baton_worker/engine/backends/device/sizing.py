@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import orders
-from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel, kv_shape
+from baton_worker.engine.backends.device.budget import Budget, told
+from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
 from baton_worker.engine.model.shape import ModelShape
@@ -22,29 +23,38 @@ from baton_worker.engine.options import EngineOptions
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
-MOST_BLOCKS = 1 << 20
-"""Blocks of tiny models: more of them would serve nobody, and the host keeps lists of them."""
-
 _BESIDE_THE_CHUNK = 4
 """Requests that decode in the step that is measured; all that is sized by requests is there
 whatever their number."""
 
 
-def check_weights(
-    use: MemoryUse, model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1
-) -> None:
-    """Refuse weights that do not fit, before gigabytes of them have been copied.
+def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
+    """Refuse a model that does not fit, before gigabytes of it have been copied.
+
+    Args:
+        budget: what is known by then.
+        free: bytes of the device.
+        n_blocks: of KV, that the pool is to have; 0: what fits.
 
     Raises:
-        DeviceError: with what they take and what there is.
+        DeviceError: with what is needed and what there is.
     """
-    wanted = weight_bytes(model_shape, n_mtp, item_bytes, ranks)
-    if wanted > use.free:
+    has = f"the device has {told(free)} free of {told(budget.total)}"
+    if budget.weights > free:
         raise DeviceError(
-            f"the model's weights take {_told(wanted)}, the device has {_told(use.free)} free of "
-            f"{_told(use.total)}: choose engine.dtype bfloat16, a smaller model or a larger "
-            "device, or raise engine.tensor_parallel_size"
+            f"the model's weights take {told(budget.weights)}, {has}: choose engine.dtype "
+            "bfloat16, a smaller model or a larger device, or raise engine.tensor_parallel_size"
         )
+    pool = (n_blocks + RESERVED_BLOCKS) * budget.block_bytes
+    if n_blocks and budget.weights + pool > free:
+        most = (free - budget.weights) // budget.block_bytes - RESERVED_BLOCKS
+        raise DeviceError(
+            f"no room for {n_blocks} KV blocks of {told(budget.block_bytes)}, {told(pool)}: {has}, "
+            f"and the model's weights take {told(budget.weights)}: lower engine.kv_blocks below "
+            f"{max(most, 0)}, or set it to 0 for what fits"
+        )
+    if not n_blocks and not budget.is_enough:
+        raise DeviceError(f"{budget.refusal()} (a step's working memory comes on top)")
 
 
 def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1) -> int:
@@ -71,41 +81,34 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
     return main + n_mtp * draft + vocabulary * item_bytes
 
 
-def fitting_blocks(
+def measured_budget(
     model: LoadedModel,
     options: EngineOptions,
-    share: float,
+    known: Budget,
     clock: Callable[[], float] = time.monotonic,
-) -> int:
-    """Return how many blocks fit when the engine takes no more than a share of the device, on the
-    fullest of all ranks'.
+) -> Budget:
+    """Return the budget of the fullest of all ranks when a step as large as any has been taken.
 
     Args:
         options: of the engine to be; its `n_blocks` is not looked at.
-        share: of the device's memory, for all that is on it.
+        known: rank 0's, before.
 
     Raises:
         DeviceError: not even the largest step fits, or no request of `max_model_len`.
     """
-    block_bytes = kv_shape(model, options).block_bytes
     uses, probe_blocks = _measured(model, options, clock)
     gc.collect()  # the probe's memory is given back
-    probed = (probe_blocks + RESERVED_BLOCKS) * block_bytes
-    left, taken, use = min(
-        (int(share * use.total) - (taken := use.total - use.free - probed), taken, use)
-        for use in uses
-    )
-    n_blocks = min(max(left // block_bytes - RESERVED_BLOCKS, 0), MOST_BLOCKS)
-    needed = -(-options.max_model_len // options.block_size)
-    if n_blocks < needed:
-        raise DeviceError(
-            f"{_told(max(left, 0))} of the device's {_told(use.total)} are left for KV within "
-            f"engine.gpu_memory_utilization {share:g}, after {_told(taken)} for weights, working "
-            f"memory and others; one request of engine.max_model_len {options.max_model_len} needs "
-            f"{_told((needed + RESERVED_BLOCKS) * block_bytes)}: lower it, engine.max_running or "
-            "engine.prefill_chunk_tokens, or raise the share"
-        )
-    return n_blocks
+    probed = (probe_blocks + RESERVED_BLOCKS) * known.block_bytes
+    budget = min((_with_taken(known, use, probed) for use in uses), key=lambda each: each.kv)
+    if not budget.is_enough:
+        raise DeviceError(budget.refusal())
+    return budget
+
+
+def _with_taken(known: Budget, use: MemoryUse, probed: int) -> Budget:
+    taken = use.total - use.free - probed
+    working = max(taken - known.others - known.weights, 0)
+    return dataclasses.replace(known, total=use.total, working=working)
 
 
 def _measured(
@@ -174,9 +177,3 @@ def _request(number: int, n_tokens: int, max_tokens: int, max_top_k: int) -> Sub
         sampling=sampling,
         logprobs_k=max_top_k,
     )
-
-
-def _told(n_bytes: int) -> str:
-    if n_bytes >= 1 << 30:
-        return f"{n_bytes / (1 << 30):.1f} GiB"
-    return f"{n_bytes / (1 << 20):.2f} MiB"

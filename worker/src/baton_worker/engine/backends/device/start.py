@@ -14,11 +14,22 @@ from typing import NamedTuple
 
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel, kv_shape
+from baton_worker.engine.backends.device.budget import Budget
+from baton_worker.engine.backends.device.engine import (
+    DeviceEngine,
+    LoadedModel,
+    kv_form,
+    kv_shape,
+)
 from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
-from baton_worker.engine.backends.device.seam import Device, Kernels
-from baton_worker.engine.backends.device.sizing import check_weights, fitting_blocks
+from baton_worker.engine.backends.device.seam import Device, DType, Kernels, MemoryUse
+from baton_worker.engine.backends.device.sizing import (
+    check_memory,
+    measured_budget,
+    weight_bytes,
+)
 from baton_worker.engine.backends.device.warm_up import warm_up
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import WHOLE, Shard
@@ -32,16 +43,28 @@ computes."""
 
 
 class Prepared(NamedTuple):
-    """What a rank has before it meets the others, or an engine of one before its pool."""
+    """What a rank has before it meets the others, or an engine of one before its pool.
+
+    Attributes:
+        budget: of its device, with the weights on it; None where nobody will size a pool by it.
+    """
 
     model: LoadedModel
     options: EngineOptions
+    budget: Budget | None = None
 
 
 def start_engine(
-    config: ProcessConfig, device: Device, kernels: Kernels, clock: Callable[[], float]
+    config: ProcessConfig,
+    device: Device,
+    kernels: Kernels,
+    clock: Callable[[], float],
+    progress: LoadProgress | None = None,
 ) -> DeviceEngine:
     """Load the model that `config` names onto the device and return its engine.
+
+    Args:
+        progress: is told how far the weights are.
 
     Raises:
         ConfigError: a limit does not fit the model.
@@ -49,7 +72,8 @@ def start_engine(
         CheckpointError: the checkpoint does not match it.
         DeviceError: the device has too little memory, or cannot do what a step needs.
     """
-    return serve_from(config, prepare(config, device, kernels, clock), clock)
+    prepared = prepare(config, device, kernels, clock, progress=progress)
+    return serve_from(config, prepared, clock)
 
 
 def refuse_unserved(
@@ -80,6 +104,7 @@ def prepare(
     kernels: Kernels,
     clock: Callable[[], float],
     shard: Shard = WHOLE,
+    progress: LoadProgress | None = None,
 ) -> Prepared:
     """Load a rank's part of the model.
 
@@ -99,9 +124,11 @@ def prepare(
     n_mtp = int(options.use_mtp)
     checkpoint = open_checkpoint(path)
     dtype = model_dtype(checkpoint, config.engine.dtype)
-    check_weights(device.memory(), model_shape, n_mtp, 4 if dtype == "float32" else 2, shard.size)
+    before = device.memory()
+    budget = _expected(config, model_shape, options, dtype, shard.size, before)
+    check_memory(budget, before.free, config.engine.kv_blocks)
     started = clock()
-    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp, shard)
+    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp, shard, progress)
     use = device.memory()
     log.info(
         "weights are on the device",
@@ -114,7 +141,30 @@ def prepare(
             "total_bytes": use.total,
         },
     )
-    return Prepared(LoadedModel(device, kernels, model_shape, weights), options)
+    budget = dataclasses.replace(budget, weights=max(before.free - use.free, 0))
+    return Prepared(LoadedModel(device, kernels, model_shape, weights), options, budget)
+
+
+def _expected(
+    config: ProcessConfig,
+    model_shape: ModelShape,
+    options: EngineOptions,
+    dtype: DType,
+    ranks: int,
+    use: MemoryUse,
+) -> Budget:
+    """Return the budget of a device that a model is to come to."""
+    item_bytes = 4 if dtype == "float32" else 2
+    return Budget(
+        total=use.total,
+        share=config.engine.gpu_memory_utilization,
+        others=use.total - use.free,
+        weights=weight_bytes(model_shape, int(options.use_mtp), item_bytes, ranks),
+        working=None,
+        block_bytes=kv_form(model_shape, options, dtype, ranks).block_bytes,
+        block_size=options.block_size,
+        max_model_len=options.max_model_len,
+    )
 
 
 def serve_from(
@@ -125,10 +175,12 @@ def serve_from(
     Raises:
         As `start_engine` does.
     """
-    model, options = prepared
+    model, options, known = prepared
     if not config.engine.kv_blocks:
-        n_blocks = fitting_blocks(model, options, config.engine.gpu_memory_utilization, clock)
-        options = dataclasses.replace(options, n_blocks=n_blocks)
+        assert known is not None, "whoever loads a model keeps it"
+        budget = measured_budget(model, options, known, clock)
+        log.info("memory: %s", budget.told(), extra=budget.facts())
+        options = dataclasses.replace(options, n_blocks=budget.n_blocks)
     engine = _engine(model, options, clock)
     warm_up(engine, clock)
     return engine

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
+import threading
 import warnings
 from typing import Any, Literal
 
@@ -72,6 +74,16 @@ def _require_cuda(version: str) -> None:
         )
 
 
+def _take_signals_back() -> None:
+    """Undo Paddle's handlers. It leaves the system's defaults, also where Python had others."""
+    paddle.disable_signal_handler()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handler = signal.getsignal(number)
+            if handler is not None:
+                signal.signal(number, handler)
+
+
 def require_device(device: Literal["cpu", "gpu"]) -> None:
     """Select `device` and take signal handling back from Paddle.
 
@@ -86,7 +98,7 @@ def require_device(device: Literal["cpu", "gpu"]) -> None:
         raise DeviceError(f"paddle {version} is installed, Baton supports {SUPPORTED_VERSION}x")
     if device == "gpu":
         _require_cuda(version)
-    paddle.disable_signal_handler()
+    _take_signals_back()
     try:
         paddle.set_device(device)
     except (ValueError, RuntimeError, OSError) as error:

@@ -82,7 +82,7 @@ def decode_answered(data: bytes) -> Answered:
 
 def exchange_sizes(prepared: Prepared, size: int) -> ExchangeSizes:
     """Return the sizes of the ranks' exchange, the same on each."""
-    model, options = prepared
+    model, options = prepared.model, prepared.options
     n_tokens = sizes_of(options).tokens
     return ExchangeSizes.of(model.model_shape, size, n_tokens, _ITEM_BYTES[model.weights.dtype])
 
@@ -108,7 +108,7 @@ def collective_of(
     Raises:
         DeviceError: a buffer cannot be mapped: the GPUs have no way to each other, say.
     """
-    model, options = prepared
+    model, options = prepared.model, prepared.options
     limit_seconds = max(options.stuck_seconds / 2, _LEAST_SECONDS)
     with contextlib.ExitStack() as stack:
         for descriptor in (own.descriptor, *(descriptor for descriptor, _ in others)):

@@ -14,6 +14,7 @@ from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.device.start import prepare, serve_from
 from baton_worker.engine.backends.ranked.group import COMMAND, DeviceRanks
+from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.shards import Shard
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ def start_over_ranks(
     clock: Callable[[], float],
     on_rank_death: Callable[[RankDiedError], None],
     command: Sequence[str] = COMMAND,
+    progress: LoadProgress | None = None,
 ) -> DeviceEngine:
     """Start `engine.tensor_parallel_size` ranks, of which the caller is the first.
 
@@ -32,6 +34,7 @@ def start_over_ranks(
         opened: returns rank 0's device.
         on_rank_death: told on another thread when another rank dies, which no step survives.
         command: starts another rank, whose pipe's descriptor is added to it.
+        progress: is told how far rank 0's weights are.
 
     Raises:
         RankDiedError: another rank did not start.
@@ -40,7 +43,7 @@ def start_over_ranks(
     ranks = DeviceRanks(config, on_rank_death, command)
     try:
         shard = Shard(0, config.engine.tensor_parallel_size)
-        prepared = prepare(config, *opened(), clock, shard)
+        prepared = prepare(config, *opened(), clock, shard, progress)
         model = prepared.model._replace(team=ranks.meet(prepared))
         engine = serve_from(config, prepared._replace(model=model), clock)
     except BaseException:
