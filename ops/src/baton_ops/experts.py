@@ -15,6 +15,9 @@ from typing import Protocol
 
 from baton_ops._library import Tensor, launch
 
+MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
+"""Of a layer, of a token, and groups of experts, that `route_into` takes."""
+
 
 class Rule(Protocol):
     """How a token chooses."""

@@ -23,6 +23,7 @@ from baton_worker.config import (
 from baton_worker.engine.api import DeviceError, LaunchKind
 from baton_worker.engine.backends.device import program, start
 from baton_worker.engine.backends.device.engine import DeviceEngine
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.engine.backends.kernels import OpsKernels
@@ -242,20 +243,23 @@ def test_what_the_device_does_is_counted() -> None:
     assert value(registry, "baton_device_memory_peak_bytes") == use.peak
 
 
-def test_a_mixture_that_may_not_be_served_is_refused_before_it_is_loaded(
-    make_checkpoint: Callable[..., Any],
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (ExpertLimits(7, 32, 32), r"glm4_moe\) has 8 experts in a layer, .* at most 7"),
+        (ExpertLimits(512, 2, 32), r"glm4_moe\) has 3 experts a token, .* at most 2"),
+        (ExpertLimits(512, 32, 3), r"glm4_moe\) has 4 groups of experts, .* at most 3"),
+    ],
+)
+def test_a_mixture_larger_than_kernels_take_is_refused_before_it_is_loaded(
+    make_checkpoint: Callable[..., Any], limits: ExpertLimits, message: str
 ) -> None:
-    """No GPU has run what CUDA has for it."""
-
-    class Dense(NumpyKernels):
-        may_serve_experts = OpsKernels.may_serve_experts
-
-    path, device = make_checkpoint("qwen3_moe").path, NumpyDevice()
+    path, device = make_checkpoint("glm4_moe").path, NumpyDevice()
     chosen = msgspec.structs.replace(config(), model=ModelConfig(path=str(path)))
-    with pytest.raises(
-        DeviceError, match=r"qwen3_moe\) is a mixture of experts, .* 'cpu' computes it"
-    ):
-        start_engine(chosen, device, Dense(device), time.monotonic)
+    kernels = NumpyKernels(device)
+    kernels.expert_limits = limits
+    with pytest.raises(DeviceError, match=f"{message}: only engine.device 'cpu' computes it"):
+        start_engine(chosen, device, kernels, time.monotonic)
     assert device.memory().peak == 0
 
 

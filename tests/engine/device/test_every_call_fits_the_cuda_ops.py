@@ -80,7 +80,7 @@ def test_steps_of_every_kind(subject: Subject) -> None:
     of_mixtures = {"route", "expert_gate_up_silu", "expert_matmul", "combine"}
     is_mixture = subject.loaded.model_shape.experts is not None
     assert kernels - called - (set() if is_mixture else of_mixtures) <= {
-        "attention_scratch_bytes", "logprob_workspace_bytes", "may_serve_experts", "latent",
+        "attention_scratch_bytes", "logprob_workspace_bytes", "expert_limits", "latent",
         "exchange_head_bytes", "rank_sum", "rank_gather",
     }  # fmt: skip
 

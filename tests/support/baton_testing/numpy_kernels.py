@@ -17,6 +17,7 @@ import baton_ops
 from baton_testing import numpy_experts, numpy_ranks
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_testing.numpy_latent import NumpyLatentKernels
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
@@ -48,7 +49,7 @@ Product = Callable[[Array, Array, Array], None]
 class NumpyKernels:
     """See `seam.Kernels`; each call goes on the device's stream."""
 
-    may_serve_experts = True
+    expert_limits = ExpertLimits(1 << 20, 1 << 20, 1 << 20)
 
     def __init__(self, device: NumpyDevice) -> None:
         self._launch = device.launch

@@ -11,6 +11,7 @@ import baton_ops
 from baton_ops import cuda, decoder, ranks, sampling
 from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
@@ -45,7 +46,7 @@ class OpsKernels:
             are weights on it.
     """
 
-    may_serve_experts = True
+    expert_limits = ExpertLimits(mixtures.MOST_EXPERTS, mixtures.MOST_CHOSEN, mixtures.MOST_GROUPS)
     latent: LatentKernels | None = None  # no kernel attends to compressed rows yet
 
     def __init__(self, device: Device) -> None:

@@ -30,14 +30,22 @@ class Routes(NamedTuple):
     starts: Tensor
 
 
+class ExpertLimits(NamedTuple):
+    """What kernels take at most: experts of a layer, those that a token takes, groups."""
+
+    experts: int
+    chosen: int
+    groups: int
+
+
 class ExpertKernels(Protocol):
     """A token's bits depend on the token alone, not on who else chose its experts.
 
     Attributes:
-        may_serve_experts: whether a mixture may be served with them.
+        expert_limits: what they take of a mixture.
     """
 
-    may_serve_experts: bool
+    expert_limits: ExpertLimits
 
     def route(
         self, x: Tensor, router: Tensor, bias: Tensor | None, experts: Experts, out: Routes

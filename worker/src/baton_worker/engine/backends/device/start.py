@@ -76,26 +76,31 @@ def start_engine(
     return serve_from(config, prepared, clock)
 
 
-def refuse_unserved(
-    path: Path, shape: ModelShape, may_serve_experts: bool, has_latent: bool
-) -> None:
-    """Refuse a model that the kernels may not compute.
+def refuse_unserved(path: Path, shape: ModelShape, limits: ExpertLimits, has_latent: bool) -> None:
+    """Refuse a model that the kernels do not compute.
 
     Raises:
-        DeviceError: it is a mixture, and they may serve none; or it has MLA, and there are none for
+        DeviceError: its mixture is larger than they take; or it has MLA, and there are none for
             that.
     """
+    what = f"engine.device is 'gpu', but {path} (model_type {shape.model_type})"
     if shape.mla is not None and not has_latent:
         raise DeviceError(
-            f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) has MLA "
-            "attention, for which there are no CUDA kernels: only engine.device 'cpu' computes it"
+            f"{what} has MLA attention, for which there are no CUDA kernels: only engine.device "
+            "'cpu' computes it"
         )
-    if shape.experts is not None and not may_serve_experts:
-        raise DeviceError(
-            f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) is a "
-            "mixture of experts, whose CUDA kernels no GPU has run yet: only engine.device 'cpu' "
-            "computes it"
-        )
+    if (experts := shape.experts) is None:
+        return
+    for name, has, most in (
+        ("experts in a layer", experts.count, limits.experts),
+        ("experts a token", experts.chosen, limits.chosen),
+        ("groups of experts", experts.n_groups, limits.groups),
+    ):
+        if has > most:
+            raise DeviceError(
+                f"{what} has {has} {name}, and the CUDA kernels take at most {most}: only "
+                "engine.device 'cpu' computes it"
+            )
 
 
 def prepare(
@@ -113,9 +118,7 @@ def prepare(
     """
     path = Path(config.model.path)
     model_shape = load_shape(path)
-    refuse_unserved(
-        path, model_shape, kernels.may_serve_experts, has_latent=kernels.latent is not None
-    )
+    refuse_unserved(path, model_shape, kernels.expert_limits, has_latent=kernels.latent is not None)
     options = dataclasses.replace(
         resolve_options(config, model_shape), kv_bytes_per_step=_KV_BYTES_PER_STEP
     )
