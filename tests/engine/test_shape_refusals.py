@@ -58,7 +58,11 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
         ("n_routed_experts", 256, "n_routed_experts is 256"),
         ("use_mrope", True, "use_mrope is True"),
         ("compression_config", {"format": "pack"}, "compression_config is {'format': 'pack'}"),
-        ("quantization_config", {"bits": 8}, "quantization_config is {'bits': 8}"),
+        (
+            "quantization_config",
+            {"quant_method": "gptq", "bits": 4},
+            "quantization_config.quant_method is 'gptq', supported is 'fp8'",
+        ),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5"),
         ("compression_ratio", 2.0, "compression_ratio is 2.0"),
         ("rope_scaling", {"type": "linear"}, "rope_scaling.rope_type is 'linear'"),

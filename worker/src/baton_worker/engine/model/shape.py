@@ -24,6 +24,8 @@ from baton_worker.engine.model.config import (
 )
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family, MtpHidden, MtpOrder, RopeStyle
+from baton_worker.engine.model.quantisation import Fp8
+from baton_worker.engine.model.quantisation_fields import read_quantisation
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
 from baton_worker.engine.model.rope import RopeScaling, YarnScaling
 from baton_worker.engine.model.rope_fields import read_rotated_part, read_scaling, read_theta
@@ -62,6 +64,7 @@ class ModelShape:
         rotated_size: how many elements of each head rotate, the first ones; 0 for all.
         rope_scaling: how rotation is stretched to longer contexts, None for not at all.
         experts: the mixture that some layers have in place of their MLP, None for dense models.
+        quantisation: how the matrices of decoder layers are quantised, None for not at all.
     """
 
     model_type: str
@@ -88,6 +91,7 @@ class ModelShape:
     rope_scaling: RopeScaling | None = None
     rotated_size: int = 0
     experts: Experts | None = None
+    quantisation: Fp8 | None = None
 
     @property
     def q_size(self) -> int:
@@ -125,6 +129,7 @@ _LATER = {
     "rope_scaling": None,
     "rotated_size": 0,
     "experts": None,
+    "quantisation": None,
 }
 """Fields that came after the first release, and what models without them have: left out there, so
 that workers of both versions name such a model alike."""
@@ -201,6 +206,7 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         rope_scaling=scaling,
         rotated_size=_rotated_size(part, head_dim),
         experts=family.experts(raw, raw.num_hidden_layers) if family.experts else None,
+        quantisation=read_quantisation(raw.quantization_config),
     )
 
 
