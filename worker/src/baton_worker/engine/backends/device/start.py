@@ -56,8 +56,14 @@ def refuse_unserved(path: Path, shape: ModelShape, may_serve_experts: bool) -> N
     """Refuse a model that the kernels may not compute.
 
     Raises:
-        DeviceError: it is a mixture, and they may serve none.
+        DeviceError: it is quantised, or a mixture, and they may serve none.
     """
+    if shape.quantisation is not None:
+        raise DeviceError(
+            f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) is quantised to "
+            "FP8 (quantization_config), for which there are no CUDA kernels: only engine.device "
+            "'cpu' computes it"
+        )
     if shape.experts is not None and not may_serve_experts:
         raise DeviceError(
             f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) is a "
