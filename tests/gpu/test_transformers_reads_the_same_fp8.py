@@ -3,6 +3,7 @@
 So what it makes of the files is compared where it runs everywhere: the weights, which it multiplies
 out without a GPU. Activations are then quantised in front of each of its projections by the
 published formula in plain PyTorch (groups of 128, their largest / 448), whose float8 is not ours.
+What `compressed-tensors` says runs there whole, activations too, where that package is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 
 from baton_testing import numpy_reference as reference
 from baton_testing import published_models as published
-from baton_testing.fp8_folder import quantise_folder
+from baton_testing.fp8_folder import Scheme, quantise_folder
 from baton_worker.engine.model.matrices import Matrix, ScaledMatrix
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import LayerWeights, MlpWeights, Weights, load_weights
@@ -44,11 +45,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns that the
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """`folder(family)`: one that transformers wrote, quantised afterwards."""
+    """`folder(family, **how)`: one that transformers wrote, quantised afterwards."""
     pytest.importorskip("torch", reason="PyTorch, which transformers computes with, is absent")
     pytest.importorskip("transformers", reason="transformers, which is compared with, is absent")
 
-    def made(family: str, kept: tuple[str, ...] = ()) -> Path:
+    def made(family: str, **how: Any) -> Path:
         fields = published.FAMILIES[family].fields
         more = EXPERTS if "moe_intermediate_size" in fields else {}
         monkeypatch.setitem(published.SHAPES, "blocks", SIZES)
@@ -58,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
             dataclasses.replace(published.FAMILIES[family], fields=fields | more),
         )
         published.published_model(family, "blocks", tmp_path)
-        quantise_folder(tmp_path, kept=kept)
+        quantise_folder(tmp_path, **how)
         return tmp_path
 
     return made
@@ -110,7 +111,7 @@ def multiplied_out(weights: Weights) -> Weights:
 def test_weights_are_transformers(
     folder: Callable[..., Path], family: str, kept: tuple[str, ...]
 ) -> None:
-    path = folder(family, kept)
+    path = folder(family, kept=kept)
     theirs, shape = read_by_transformers(path), load_shape(path)
     tokens = text(shape.vocab_size, 60)
     wanted = published.published_logits(theirs, tokens)
@@ -148,7 +149,27 @@ def test_products_are_the_published_formula_over_transformers_weights(
     tokens = text(shape.vocab_size, 60)
     wanted = published.published_logits(theirs, tokens)
     found = reference.forward(load_weights(path, shape), shape, tokens).logits
+    assert_near(found, wanted, family)
+
+
+@pytest.mark.parametrize("scheme", ["channel", "block"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_compressed_tensors_computes_the_same(
+    folder: Callable[..., Path], family: str, scheme: Scheme
+) -> None:
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is absent")
+    path = folder(family, scheme=scheme)
+    theirs, shape = read_by_transformers(path), load_shape(path)
+    tokens = text(shape.vocab_size, 60)
+    wanted = published.published_logits(theirs, tokens)
+    weights = load_weights(path, shape)
+    assert_near(reference.forward(weights, shape, tokens).logits, wanted, f"{family} {scheme}")
+    plain = reference.forward(multiplied_out(weights), shape, tokens).logits
+    assert np.median(np.abs(plain - wanted)) > 100 * TOLERANCE, "their activations are quantised"
+
+
+def assert_near(found: npt.NDArray[np.float64], wanted: npt.NDArray[np.float32], of: str) -> None:
     misses = np.abs(found - wanted)
-    print(f"{family}: median {np.median(misses):.2g}, largest {misses.max():.2g}")
+    print(f"{of}: median {np.median(misses):.2g}, largest {misses.max():.2g}")
     assert np.median(misses) < TOLERANCE
     assert misses.max() < STEP

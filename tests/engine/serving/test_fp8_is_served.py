@@ -117,6 +117,7 @@ def test_what_is_said_is_the_oracles_with_any_k_and_in_a_pair(
         for stream, prompt in zip(alone, prompts, strict=True)
         for miss in off(model, prompt, stream)
     ]
+    print(f"{case}: median {np.median(misses):.2g}, largest {max(misses):.2g}")
     assert np.median(misses) < TOLERANCE
     assert max(misses) < STEP
     for k in (0, 1, 3):
@@ -149,6 +150,7 @@ def test_the_oracle_would_miss_activations_that_are_not_quantised(
     layers = tuple(plain(layer) for layer in model.weights.layers)
     other = LoadedModel(model.shape, dataclasses.replace(model.weights, layers=layers))
     misses = [m for s, prompt in zip(said, prompts, strict=True) for m in off(other, prompt, s)]
+    print(f"{case}: median {np.median(misses):.2g}")
     assert np.median(misses) > 100 * TOLERANCE
 
 
