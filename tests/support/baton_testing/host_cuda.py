@@ -70,7 +70,7 @@ def _call(match: re.Match[str], instructions: Mapping[str, str]) -> str:
 
 
 def _shared(match: re.Match[str]) -> str:
-    kind, name, bounds = match[1], match[2], match[3] or ""
+    kind, name, bounds = match.groups()
     return f"auto& {name} = host_cuda::Shared<{kind}{bounds}>({next(_numbers)});"
 
 
@@ -82,7 +82,7 @@ def rewritten(source: str, instructions: Mapping[str, str] = INSTRUCTIONS) -> st
     """
     dynamic = r"auto* \2 = host_cuda::DynamicShared<\1>();"
     source = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];", dynamic, source)
-    source = re.sub(r"__shared__ ([\w:<> ]+?) (\w+)(\[[^\]]*\])?;", _shared, source)
+    source = re.sub(r"__shared__ ([\w:<> ]+?) (\w+)((?:\[[^\]]*\])*);", _shared, source)
     source = re.sub(
         r'\basm(?: volatile)?\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)(.*?)\);',
         lambda match: _call(match, instructions),
