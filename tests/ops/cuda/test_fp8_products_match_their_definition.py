@@ -58,14 +58,3 @@ def test_products_are_as_defined_and_the_same_in_any_company(
         few = torch.full((count, outputs), torch.nan, device="cuda")
         scaled.scaled_matmul_into(x[0][:count], x[1][:count], *weight, few)
         assert torch.equal(few, out[:count])
-
-
-def test_wrong_arguments_are_named(torch: ModuleType) -> None:
-    values, scales = quantised(torch, torch.randn(4, 256, device="cuda"), False)
-    out = torch.empty(4, 4, device="cuda")
-    with pytest.raises(ValueError, match=r"x_scales.shape\[1\] must be 1, or 2"):
-        scaled.scaled_matmul_into(values, out, values, scales, out)
-    with pytest.raises(ValueError, match="weight_scales"):
-        scaled.scaled_matmul_into(values, scales, values, scales[:, :1].contiguous(), out)
-    with pytest.raises(TypeError, match="values"):
-        scaled.quantise_rows_into(torch.randn(4, 256, device="cuda"), out, scales)

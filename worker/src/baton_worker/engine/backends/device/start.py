@@ -61,7 +61,7 @@ def refuse_unserved(path: Path, shape: ModelShape, may_serve_experts: bool) -> N
     if shape.quantisation is not None:
         raise DeviceError(
             f"engine.device is 'gpu', but {path} (model_type {shape.model_type}) is quantised to "
-            "FP8 (quantization_config), for which there are no CUDA kernels: only engine.device "
+            "FP8 (quantization_config), whose CUDA kernels no GPU has run yet: only engine.device "
             "'cpu' computes it"
         )
     if shape.experts is not None and not may_serve_experts:
