@@ -21,6 +21,7 @@ target_sources(
           csrc/cuda/rank_sum.cu
           csrc/cuda/routes.cu
           csrc/cuda/sampling.cu
+          csrc/cuda/scaled.cu
           csrc/cuda/step.cu
           csrc/cuda/tensor_map.cc
           csrc/cuda/export_decoder.cc
@@ -28,6 +29,7 @@ target_sources(
           csrc/cuda/export_matmul.cc
           csrc/cuda/export_ranks.cc
           csrc/cuda/export_sampling.cc
+          csrc/cuda/export_scaled.cc
           csrc/cuda/export_step.cc)
 set_target_properties(
   baton_ops

@@ -1,4 +1,4 @@
-"""A folder of families with biases, experts or MLA serves a pair over HTTP, as its files say."""
+"""A folder with biases, experts or MLA, or in FP8, serves a pair over HTTP as it says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from baton_testing.exactness.small_models import VOCAB, write_small_model
+from baton_testing.fp8_folder import quantise_folder
 from baton_testing.model_folder import write_tokenizer
 
 TEXTS = ["Who may copy this, and who may copy this?", "The", "1. Definitions. 2. Grant. 1."]
@@ -30,11 +31,15 @@ def said(deployment: Any, **body: Any) -> list[tuple[list[int], list[float]]]:
     return [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in ordered]
 
 
-@pytest.mark.parametrize("family", DRAFTED)
+@pytest.mark.parametrize(
+    ("family", "is_fp8"), [*((family, False) for family in DRAFTED), ("glm4_moe", True)]
+)
 def test_a_pair_that_drafts_says_what_a_plain_process_says(
-    start_deployment: Callable[..., Any], tmp_path: Path, family: str
+    start_deployment: Callable[..., Any], tmp_path: Path, family: str, is_fp8: bool
 ) -> None:
     write_small_model(tmp_path, family)
+    if is_fp8:
+        quantise_folder(tmp_path, with_drafts=True)
     write_tokenizer(tmp_path, VOCAB)
     defaults = {"temperature": 0.7, "top_p": 0.9, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(defaults))

@@ -62,7 +62,11 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
         ("n_routed_experts", 256, "n_routed_experts is 256"),
         ("use_mrope", True, "use_mrope is True"),
         ("compression_config", {"format": "pack"}, "compression_config is {'format': 'pack'}"),
-        ("quantization_config", {"bits": 8}, "quantization_config is {'bits': 8}"),
+        (
+            "quantization_config",
+            {"quant_method": "gptq", "bits": 4},
+            "quantization_config.quant_method is 'gptq', supported is 'fp8'",
+        ),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5"),
         ("compression_ratio", 2.0, "compression_ratio is 2.0"),
         ("rope_scaling", {"type": "linear"}, "rope_scaling.rope_type is 'linear'"),
@@ -197,6 +201,18 @@ def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
         ("qwen3_moe", {"num_local_experts": 4}, "num_experts is 8, supported is unset or 4, as"),
         ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank is None, supported is a number >= 1"),
         ("deepseek_v3", {"v_head_dim": 0}, "v_head_dim is 0"),
+        (
+            "deepseek_v3",
+            {
+                "quantization_config": {
+                    "quant_method": "fp8",
+                    "fmt": "e4m3",
+                    "weight_block_size": [128, 128],
+                    "activation_scheme": "dynamic",
+                }
+            },
+            "supported is absent from models with MLA",
+        ),
         ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, supported is an even"),
         ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank is 8192, supported is <= 4090"),
         (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton_testing.fp8_folder import quantise_folder
 from baton_testing.numpy_device import SECONDS_PER_LAUNCH, NumpyDevice, on_device
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.tiny_model import TINY_MODEL
@@ -275,6 +276,21 @@ def test_compressed_rows_without_kernels_are_refused_before_they_are_loaded(
         start_engine(chosen, device, kernels, time.monotonic)
     assert device.memory().peak == 0
     chosen = msgspec.structs.replace(config(device="gpu"), model=ModelConfig(path=str(path)))
+    with pytest.raises(DeviceError, match=message):
+        build_engine(chosen)
+
+
+def test_a_quantised_model_is_refused_before_it_is_loaded(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """By the kernels of tests too: no device has them, and none is looked for."""
+    path, device = make_checkpoint("qwen3", num_nextn_predict_layers=0).path, NumpyDevice()
+    quantise_folder(path)
+    chosen = msgspec.structs.replace(config(device="gpu"), model=ModelConfig(path=str(path)))
+    message = r"qwen3\) is quantised to FP8 \(quantization_config\), .* 'cpu' computes it"
+    with pytest.raises(DeviceError, match=message):
+        start_engine(chosen, device, NumpyKernels(device), time.monotonic)
+    assert device.memory().peak == 0
     with pytest.raises(DeviceError, match=message):
         build_engine(chosen)
 

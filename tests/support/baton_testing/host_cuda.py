@@ -70,7 +70,7 @@ def _call(match: re.Match[str], instructions: Mapping[str, str]) -> str:
 
 
 def _shared(match: re.Match[str]) -> str:
-    kind, name, bounds = match[1], match[2], match[3] or ""
+    kind, name, bounds = match.groups()
     return f"auto& {name} = host_cuda::Shared<{kind}{bounds}>({next(_numbers)});"
 
 

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from baton_testing.e4m3_numbers import nearest
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.matrices import Matrix, ScaledMatrix
 from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.rope import Llama3Scaling, RopeScaling, YarnScaling
 from baton_worker.engine.model.shape import ModelShape, RopeStyle
@@ -79,7 +81,7 @@ def mtp_forward(
         "hidden": rms_norm(hidden, mtp.hidden_norm, shape),
     }
     both = np.concatenate([parts[name] for name in shape.mtp_order.split("_")], axis=-1)
-    x = decoder_layer(both @ mtp.proj, mtp.layer, shape)
+    x = decoder_layer(product(both, mtp.proj), mtp.layer, shape)
     return _head(x, mtp.final_norm, weights, shape)
 
 
@@ -223,10 +225,27 @@ def decoder_layer(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Fl
     return x
 
 
+def product(x: Float64Array, weight: Matrix) -> Float64Array:
+    """`x @ weight`; of a quantised weight, both in e4m3 with scales for each group of elements.
+
+    A group's activations are divided by their largest / 448 and rounded (DeepSeek-V3, arXiv
+    2412.19437, section 3.3.2); the groups' products, times both scales, are added.
+    """
+    if not isinstance(weight, ScaledMatrix):
+        return np.asarray(x @ weight)
+    out = np.zeros((*x.shape[:-1], weight.shape[1]))
+    for n, start in enumerate(range(0, x.shape[-1], weight.group)):
+        part = x[..., start : start + weight.group]
+        scale = np.abs(part).max(axis=-1, keepdims=True) / 448.0
+        rounded = nearest(part / np.where(scale == 0.0, 1.0, scale))
+        out += rounded @ weight.values[start : start + weight.group] * scale * weight.scales[n]
+    return out
+
+
 def mlp(x: Float64Array, weights: MlpWeights) -> Float64Array:
     """`(silu(x gate) * (x up)) down` (Shazeer, arXiv 2002.05202)."""
-    gate, up = np.split(x @ weights.gate_up, 2, axis=-1)
-    return np.asarray((gate / (1.0 + np.exp(-gate)) * up) @ weights.down)
+    gate, up = np.split(product(x, weights.gate_up), 2, axis=-1)
+    return product(gate / (1.0 + np.exp(-gate)) * up, weights.down)
 
 
 def mixture(x: Float64Array, weights: ExpertWeights, experts: Experts) -> Float64Array:
@@ -265,7 +284,7 @@ def _attention(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float
     """
     length = x.shape[0]
     positions = np.arange(length)
-    projected = x @ layer.qkv
+    projected = product(x, layer.qkv)
     if layer.qkv_bias is not None:
         projected = projected + layer.qkv_bias
     flat = np.split(projected, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
@@ -279,7 +298,7 @@ def _attention(x: Float64Array, layer: LayerWeights, shape: ModelShape) -> Float
         group = head * shape.n_kv_heads // shape.n_heads
         scores = q[:, head] @ k[:, group].T / np.sqrt(shape.head_dim) + future
         heads.append(np.exp(log_softmax(scores)) @ v[:, group])
-    return np.asarray(np.concatenate(heads, axis=-1) @ layer.o)
+    return product(np.concatenate(heads, axis=-1), layer.o)
 
 
 def _latent_attention(
@@ -292,7 +311,7 @@ def _latent_attention(
     assert latent is not None
     positions = np.arange(length)
     query, row, key = np.split(
-        x @ layer.qkv.astype(np.float64),
+        product(x, layer.qkv),
         np.cumsum([mla.q_rank or shape.n_heads * mla.query_size, mla.kv_rank]),
         axis=-1,
     )
@@ -314,4 +333,4 @@ def _latent_attention(
         queries = np.concatenate([query[:, head, : mla.nope_size], rotated[:, head]], axis=-1)
         scores = mla.score_scale * (queries @ keys.T) + future
         heads.append(np.exp(log_softmax(scores)) @ unfolded[:, mla.nope_size :])
-    return np.asarray(np.concatenate(heads, axis=-1) @ layer.o)
+    return product(np.concatenate(heads, axis=-1), layer.o)

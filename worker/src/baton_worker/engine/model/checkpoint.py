@@ -24,12 +24,15 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
+from baton_worker.engine.model.e4m3 import decoded
 from baton_worker.engine.model.files import MappedFile, ReadError
+from baton_worker.engine.model.quantisation import E4M3
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_MAPPED_AS = _STORED_AS | {E4M3: "u1"}
 _WHOLE_HASH_BYTES = 256 << 10
 _HASH_PAGES = 16
 _HASH_PAGE_BYTES = 4096
@@ -43,8 +46,8 @@ class CheckpointError(ValueError):
 class StoredTensor:
     """One tensor in its file.
 
-    `raw` is a read-only map of `shape`: uint16 for bfloat16, flat bytes for an unknown dtype.
-    `file`: whose map that is, and who reads it; None for values that are in memory.
+    `raw` is a read-only map of `shape`: uint16 for bfloat16, uint8 for e4m3, flat bytes for an
+    unknown dtype. `file`: whose map that is, and who reads it; None for values that are in memory.
     """
 
     key: str
@@ -65,6 +68,18 @@ class StoredTensor:
         out = np.empty(part.shape, np.float32)
         part.write_to(out, slice(None))
         return out
+
+    def e4m3(
+        self, rows: slice = slice(None), columns: slice = slice(None)
+    ) -> npt.NDArray[np.float32]:
+        """Return the numbers of these rows and columns of an e4m3 matrix, without scales.
+
+        Raises:
+            CheckpointError: the storage dtype is another.
+        """
+        if self.dtype != E4M3:
+            raise CheckpointError(f"{self.key}: stored as {self.dtype}, wanted is {E4M3}")
+        return decoded(self.raw[rows, columns])
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> StoredTensor:
         """Return these rows (and columns, of a matrix) as a tensor of their own; nothing is read.
@@ -260,8 +275,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             continue
         info = _decode(bytes(entry), _TensorInfo, path)
         stored = body[slice(*info.data_offsets)]
-        if info.dtype in _STORED_AS:
-            stored = stored.view(_STORED_AS[info.dtype]).reshape(info.shape)
+        if info.dtype in _MAPPED_AS:
+            stored = stored.view(_MAPPED_AS[info.dtype]).reshape(info.shape)
         yield key, StoredTensor(key, info.dtype, info.shape, stored, file)
 
 

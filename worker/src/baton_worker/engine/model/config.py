@@ -81,7 +81,6 @@ _MUST_BE_OFF = (
     "mlp_bias",
     "use_mrope",
     "use_sliding_window",
-    "quantization_config",
     "compression_config",
     "dual_chunk_attention_config",
     "swiglu_limit",

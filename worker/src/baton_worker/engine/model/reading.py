@@ -15,6 +15,7 @@ from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.registry import family_of
+from baton_worker.engine.model.quantisation import E4M3, module_of
 from baton_worker.engine.model.shape import ModelShape
 
 _COMPARED_VALUES = 1 << 24
@@ -39,6 +40,8 @@ class CheckedReader:
         self._on_asked = on_asked
         self._read: set[str] = set()
         self._compared: set[tuple[str, str]] = set()
+        quantisation = model_shape.quantisation
+        self._kept = quantisation.patterns() if quantisation is not None else ()
 
     def stored(self, key: str, shape: tuple[int, ...]) -> StoredTensor:
         """Return a tensor that must be there.
@@ -57,6 +60,37 @@ class CheckedReader:
                 f"{key}: expected shape {shape}, found {stored.shape}{stored.where}"
             )
         return stored
+
+    def scales(
+        self, key: str, shape: tuple[int, ...], as_stored: bool = False
+    ) -> StoredTensor | None:
+        """Return the scales of a decoder's matrix `[out, in]`, None for one that is not quantised.
+
+        Args:
+            as_stored: whether it is quantised is what its dtype says, and no promise of the
+                config's: of projections that drafts alone need.
+
+        Raises:
+            CheckpointError: the matrix is stored otherwise than the config says, or scales are
+                missing, of another shape, negative, or not finite.
+        """
+        quantisation = self._model_shape.quantisation
+        if quantisation is None:
+            return None
+        found = self.stored(key, shape).dtype
+        is_kept = any(pattern.match(module_of(key)) for pattern in self._kept)
+        if found != E4M3 and (is_kept or as_stored):
+            return None
+        if (found == E4M3) == is_kept:
+            wanted = "as floats" if is_kept else f"as {E4M3}, or in its list of what is not"
+            raise CheckpointError(
+                f"{key}: stored as {found}, quantization_config wants it {wanted}"
+            )
+        scales = self.stored(quantisation.scale_key(key), quantisation.scale_shape(shape))
+        values = scales.float32()
+        if not (np.isfinite(values) & (values >= 0.0)).all():
+            raise CheckpointError(f"{scales.key}: scales must be finite and >= 0, and are not")
+        return scales
 
     def skip(self, key: str) -> None:
         """Count a key as read that somebody else reads."""

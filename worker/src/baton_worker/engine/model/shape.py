@@ -26,6 +26,8 @@ from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.family import Family, MtpHidden, MtpOrder, RopeStyle
 from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.mla_fields import read_mla
+from baton_worker.engine.model.quantisation import Fp8
+from baton_worker.engine.model.quantisation_fields import read_quantisation
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
 from baton_worker.engine.model.rope import RopeScaling, YarnScaling
 from baton_worker.engine.model.rope_fields import (
@@ -71,6 +73,7 @@ class ModelShape:
         experts: the mixture that some layers have in place of their MLP, None for dense models.
         mla: attention is over compressed rows, None for not. Then `n_kv_heads` and `head_dim` are
             those of what is kept and attended to: one head, the row that all query heads share.
+        quantisation: how the matrices of decoder layers are quantised, None for not at all.
     """
 
     model_type: str
@@ -98,6 +101,7 @@ class ModelShape:
     rotated_size: int = 0
     experts: Experts | None = None
     mla: Mla | None = None
+    quantisation: Fp8 | None = None
 
     @property
     def q_size(self) -> int:
@@ -162,6 +166,7 @@ _LATER = {
     "rotated_size": 0,
     "experts": None,
     "mla": None,
+    "quantisation": None,
 }
 """Fields that came after the first release, and what models without them have: left out there, so
 that workers of both versions name such a model alike."""
@@ -242,6 +247,7 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         rotated_size=_rotated_size(part, head_dim),
         experts=family.experts(raw, raw.num_hidden_layers) if family.experts else None,
         mla=mla,
+        quantisation=_quantisation(raw, mla),
     )
 
 
@@ -249,6 +255,13 @@ def _mla(raw: RawConfig) -> Mla:
     sizes = read_mla(raw, raw.num_attention_heads, raw.num_key_value_heads, raw.head_dim)
     grown = read_score_factor(raw.rope_scaling, raw.rope_parameters)
     return dataclasses.replace(sizes, score_scale=sizes.score_scale * grown)
+
+
+def _quantisation(raw: RawConfig, mla: Mla | None) -> Fp8 | None:
+    found = read_quantisation(raw.quantization_config)
+    if found is not None and mla is not None:
+        refuse("quantization_config", raw.quantization_config, "absent from models with MLA")
+    return found
 
 
 def _rope_style(raw: RawConfig, family: Family) -> RopeStyle:

@@ -83,6 +83,27 @@ def cut_sizes(shape: ModelShape) -> dict[str, int]:
     return sizes
 
 
+def split_groups(shape: ModelShape, size: int) -> str:
+    """Say what a rank of `size` would have parts of groups of, "" for nothing.
+
+    Of the products whose inputs are cut, attention's output and an MLP's second, ranks must have
+    whole groups: a group has one scale, of its largest element, which no rank would know alone.
+    """
+    quantisation = shape.quantisation
+    if size == 1 or quantisation is None:
+        return ""
+    cut = {"num_attention_heads x head_dim": shape.q_size} | cut_sizes(shape)
+    del cut["num_attention_heads"], cut["num_key_value_heads"]
+    for name, width in cut.items():
+        if width and (not quantisation.group or width // size % quantisation.group):
+            of = quantisation.group or "all"
+            return (
+                f"{name} {width} over {size} ranks: the FP8 scales of activations are of {of} "
+                "elements, which ranks must not share"
+            )
+    return ""
+
+
 def check_divides(shape: ModelShape, size: int, may_repeat_heads: bool) -> None:
     """Refuse a number of ranks that a model cannot be cut for.
 
@@ -90,9 +111,12 @@ def check_divides(shape: ModelShape, size: int, may_repeat_heads: bool) -> None:
         may_repeat_heads: whether several ranks may have the same KV head.
 
     Raises:
-        ValueError: naming what does not divide.
+        ValueError: naming what does not divide, or whose groups of FP8 numbers would be cut.
     """
     for name, count in cut_sizes(shape).items():
         repeats = may_repeat_heads and name == "num_key_value_heads" and size % count == 0
         if count % size and not repeats:
             raise ValueError(f"{size}, which does not divide the model's {name} {count}")
+    shared = split_groups(shape, size)
+    if shared:
+        raise ValueError(f"{size}, which cuts {shared}")

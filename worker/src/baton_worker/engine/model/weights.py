@@ -1,5 +1,7 @@
 """A model's weights as the engine wants them: fused, `[in, out]`, float32, framework-free.
 
+Where a model is quantised, its matrices are e4m3 numbers, as float32, with their scales.
+
 Owns the dataclasses and the step from a checkpoint's tensors to them. Which key holds what is
 `naming`'s business, how bytes are read is `checkpoint`'s.
 """
@@ -10,18 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model import naming
-from baton_worker.engine.model.checkpoint import StoredTensor, identity, open_checkpoint
+from baton_worker.engine.model.checkpoint import (
+    CheckpointError,
+    StoredTensor,
+    identity,
+    open_checkpoint,
+)
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.matrices import Float32Array, Matrix, ScaledMatrix, joined
 from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
-from baton_worker.engine.model.shards import WHOLE, Shard, cut_sizes
+from baton_worker.engine.model.shards import WHOLE, Shard, cut_sizes, split_groups
 
-Float32Array = npt.NDArray[np.float32]
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,8 +40,8 @@ class MlpWeights:
         down: `[I, H]`.
     """
 
-    gate_up: Float32Array
-    down: Float32Array
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +96,8 @@ class LayerWeights:
     """
 
     input_norm: Float32Array
-    qkv: Float32Array
-    o: Float32Array
+    qkv: Matrix
+    o: Matrix
     post_norm: Float32Array
     mlp: MlpWeights | None
     qk_norm: tuple[Float32Array, Float32Array] | None = None
@@ -115,7 +122,7 @@ class MtpWeights:
 
     emb_norm: Float32Array
     hidden_norm: Float32Array
-    proj: Float32Array
+    proj: Matrix
     layer: LayerWeights
     final_norm: Float32Array
 
@@ -157,11 +164,15 @@ def load_weights(
     Raises:
         CheckpointError: unreadable files, or a key that is missing, unknown, of another shape than
             `model_shape` says, or a copy that differs from its original; the message names it.
-        ValueError: the model_shape's heads or intermediate width do not divide by `shard.size`.
+        ValueError: the model_shape's heads or intermediate width do not divide by `shard.size`, or
+            its shards would cut groups that share a scale.
     """
     for name, size in cut_sizes(model_shape).items():
         if size % shard.size:
             raise ValueError(f"{name} {size} does not divide by {shard.size} shards")
+    shared = split_groups(model_shape, shard.size)
+    if shared:
+        raise ValueError(shared)
     checkpoint = open_checkpoint(model_dir)
     progress = progress or LoadProgress()
     progress.begin(sum(stored.raw.nbytes for stored in checkpoint.values()))
@@ -275,8 +286,8 @@ class _Reader:
         return MtpWeights(
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
-            proj=self._transposed(
-                keys.proj, (model_shape.hidden_size, 2 * model_shape.hidden_size)
+            proj=self._matrix(
+                keys.proj, (model_shape.hidden_size, 2 * model_shape.hidden_size), as_stored=True
             ),
             layer=self.layer(keys.layer, model_shape.n_layers + index),
             final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
@@ -302,14 +313,16 @@ class _Reader:
     def matrix(self, key: str, shape: tuple[int, ...]) -> Float32Array:
         return self._stored(key, shape).float32()
 
-    def _fused_columns(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
+    def _fused_columns(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Matrix:
+        hidden = self._model_shape.hidden_size
         parts = [
-            self._stored(key, (width, self._model_shape.hidden_size)).float32(
-                rows=self._shard.part(width)
-            )
+            self._matrix(key, (width, hidden), rows=self._shard.part(width))
             for key, width in zip(keys, widths, strict=True)
         ]
-        return np.ascontiguousarray(np.concatenate(parts).T)
+        if len({type(part) for part in parts}) > 1:
+            told = ", ".join(keys)
+            raise CheckpointError(f"{told}: quantised in part, supported is all of them or none")
+        return joined(parts)
 
     def _joined(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
         parts = [
@@ -318,9 +331,35 @@ class _Reader:
         ]
         return np.concatenate(parts)
 
-    def _row_split(self, key: str, width: int) -> Float32Array:
-        stored = self._stored(key, (self._model_shape.hidden_size, width))
-        return np.ascontiguousarray(stored.float32(columns=self._shard.part(width)).T)
+    def _row_split(self, key: str, width: int) -> Matrix:
+        shape = (self._model_shape.hidden_size, width)
+        return self._matrix(key, shape, columns=self._shard.part(width))
+
+    def _matrix(
+        self,
+        key: str,
+        shape: tuple[int, int],
+        rows: slice = _ALL,
+        columns: slice = _ALL,
+        as_stored: bool = False,
+    ) -> Matrix:
+        """Return these rows and columns of a matrix stored `[out, in]`, as `[in, out]`."""
+        scales = self._checked.scales(key, shape, as_stored)
+        if scales is None:
+            return np.ascontiguousarray(self._stored(key, shape).float32(rows, columns).T)
+        stored = self._checked.stored(key, shape)
+        rows = rows if self._is_wanted else slice(0, 0)
+        quantisation = self._model_shape.quantisation
+        assert quantisation is not None, "what has scales is quantised"
+        group = quantisation.group_of(shape[1])
+        first, last, _ = columns.indices(shape[1])
+        of_groups = scales.float32(columns=slice(first // group, -(-last // group)))
+        of_outputs = np.repeat(of_groups, quantisation.rows, axis=0)[: shape[0]][rows]
+        return ScaledMatrix(
+            values=np.ascontiguousarray(stored.e4m3(rows, columns).T),
+            scales=np.ascontiguousarray(of_outputs.T),
+            group=group,
+        )
 
     def _transposed(self, key: str, shape: tuple[int, ...]) -> Float32Array:
         return np.ascontiguousarray(self.matrix(key, shape).T)

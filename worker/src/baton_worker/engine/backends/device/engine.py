@@ -159,7 +159,7 @@ def kv_form(model_shape: ModelShape, options: EngineOptions, dtype: DType, ranks
         n_blocks=options.n_blocks,
         dtype=dtype,
         is_by_block=True,
-        is_compressed=model.model_shape.mla is not None,
+        is_compressed=model_shape.mla is not None,
     )
 
 

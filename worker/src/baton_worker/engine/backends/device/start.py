@@ -21,6 +21,7 @@ from baton_worker.engine.backends.device.engine import (
     kv_form,
     kv_shape,
 )
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
 from baton_worker.engine.backends.device.seam import Device, DType, Kernels, MemoryUse
 from baton_worker.engine.backends.device.sizing import (
@@ -80,10 +81,15 @@ def refuse_unserved(path: Path, shape: ModelShape, limits: ExpertLimits, has_lat
     """Refuse a model that the kernels do not compute.
 
     Raises:
-        DeviceError: its mixture is larger than they take; or it has MLA, and there are none for
-            that.
+        DeviceError: it is quantised, and there are none for that; or has MLA, likewise; or its
+            mixture is larger than they take.
     """
     what = f"engine.device is 'gpu', but {path} (model_type {shape.model_type})"
+    if shape.quantisation is not None:
+        raise DeviceError(
+            f"{what} is quantised to FP8 (quantization_config), whose CUDA kernels no step calls "
+            "yet: only engine.device 'cpu' computes it"
+        )
     if shape.mla is not None and not has_latent:
         raise DeviceError(
             f"{what} has MLA attention, for which there are no CUDA kernels: only engine.device "

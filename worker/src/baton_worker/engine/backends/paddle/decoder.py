@@ -3,8 +3,8 @@
 Owns the forward pass of the main model and of its MTP layer, as functions of weights, tokens and an
 attention plan. Knows no requests, no sampling and no block allocation. Two rewrites happen once, at
 load: interleaved and partial RoPE become the half style of whole heads by permuting query and key
-columns alike (scores do not change), and 1/sqrt(head_dim) moves into the query projection, or into
-the query heads' norm, which would undo it there.
+columns alike (scores do not change), and 1/sqrt(head_dim) moves into the query projection (of a
+quantised one into its scales), or into the query heads' norm, which would undo it there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, pad
 from baton_worker.engine.backends.paddle.latent import Latent, rewrite_input, rotate
 from baton_worker.engine.backends.paddle.mixture import Mixture
 from baton_worker.engine.backends.paddle.norm import rms_norm
-from baton_worker.engine.backends.paddle.products import Mlp, Product
+from baton_worker.engine.backends.paddle.products import Mlp, Product, product_of
+from baton_worker.engine.backends.paddle.scaled_products import ScaledProduct
 from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
+from baton_worker.engine.model.matrices import Matrix, ScaledMatrix
 from baton_worker.engine.model.rope import rope_tables, stretches
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import LayerWeights, MtpWeights, Weights
@@ -35,8 +37,8 @@ class _Layer(NamedTuple):
     """`LayerWeights` as Paddle tensors, in the rewritten form."""
 
     input_norm: Tensor
-    qkv: Product
-    o: Product
+    qkv: Product | ScaledProduct
+    o: Product | ScaledProduct
     post_norm: Tensor
     mlp: Mlp | None
     qk_norm: tuple[Tensor, Tensor] | None
@@ -50,7 +52,7 @@ class _Mtp(NamedTuple):
 
     emb_norm: Tensor
     hidden_norm: Tensor
-    proj: Product
+    proj: Product | ScaledProduct
     layer: _Layer
     final_norm: Tensor
 
@@ -240,7 +242,7 @@ def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
     return _Mtp(
         emb_norm=as_tensor(mtp.emb_norm),
         hidden_norm=as_tensor(mtp.hidden_norm),
-        proj=Product.of(mtp.proj),
+        proj=product_of(mtp.proj),
         layer=_load_layer(shape, mtp.layer, shape.n_layers),
         final_norm=as_tensor(mtp.final_norm),
     )
@@ -249,11 +251,16 @@ def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
 def _load_layer(shape: ModelShape, layer: LayerWeights, index: int) -> _Layer:
     experts, mixture = shape.experts_of(index), layer.mixture
     mla, latent = shape.mla, layer.latent
-    rewritten = rewrite_input(shape, mla, layer.qkv) if mla else _rewrite_qkv(shape, layer.qkv)
+    rewritten: Matrix
+    if mla is None:
+        rewritten = _rewrite_matrix(shape, layer.qkv)
+    else:
+        assert not isinstance(layer.qkv, ScaledMatrix), "refused by shape.load_shape"
+        rewritten = rewrite_input(shape, mla, layer.qkv)
     return _Layer(
         input_norm=as_tensor(layer.input_norm),
-        qkv=Product.of(rewritten),
-        o=Product.of(layer.o),
+        qkv=product_of(rewritten),
+        o=product_of(layer.o),
         post_norm=as_tensor(layer.post_norm),
         mlp=Mlp.of(layer.mlp) if layer.mlp is not None else None,
         qk_norm=_rewrite_qk_norm(shape, layer.qk_norm) if layer.qk_norm is not None else None,
@@ -265,16 +272,29 @@ def _load_layer(shape: ModelShape, layer: LayerWeights, index: int) -> _Layer:
     )
 
 
+def _rewrite_matrix(shape: ModelShape, qkv: Matrix) -> Matrix:
+    if not isinstance(qkv, ScaledMatrix):
+        return _rewrite_qkv(shape, qkv)
+    values = _order_heads(shape, qkv.values)
+    return ScaledMatrix(values, _rewrite_qkv(shape, qkv.scales), qkv.group)
+
+
 def _rewrite_qkv(shape: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the columns f32[*, (n_heads + 2 * n_kv_heads) * head_dim] in the rewritten form."""
+    out = _order_heads(shape, qkv)
+    if not shape.has_qk_norm:
+        out[:, : shape.q_size] *= np.float32(shape.head_dim**-0.5)
+    return out
+
+
+def _order_heads(shape: ModelShape, qkv: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a copy of these columns in which pairs that rotate are half a head apart."""
     rotated = shape.q_size + shape.kv_size
     out = qkv.copy()
     order = _head_order(shape)
     if order is not None:
         heads = np.arange(rotated).reshape(-1, shape.head_dim)
         out[:, :rotated] = qkv[:, heads[:, order].ravel()]
-    if not shape.has_qk_norm:
-        out[:, : shape.q_size] *= np.float32(shape.head_dim**-0.5)
     return out
 
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
 from baton_worker.engine.backends.paddle.norm import rms_norm
-from baton_worker.engine.backends.paddle.products import Product, padded
+from baton_worker.engine.backends.paddle.products import COLUMN_MULTIPLE, Product
+from baton_worker.engine.model.matrices import filled_array
 from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import LatentWeights
@@ -75,7 +76,8 @@ class _HeadProduct(NamedTuple):
 
     @classmethod
     def of(cls, weight: Float32Array) -> _HeadProduct:
-        return cls(as_tensor(np.ascontiguousarray(padded(weight, axis=2))), weight.shape[2])
+        whole = filled_array(weight, COLUMN_MULTIPLE, axis=2)
+        return cls(as_tensor(np.ascontiguousarray(whole)), weight.shape[2])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return f32[P, heads, O] of f32[P, heads, I]."""

@@ -1,0 +1,76 @@
+// Exports of the ops of FP8.
+#include <cstdint>
+#include <limits>
+
+#include "decoder_arguments.h"
+#include "scaled.h"
+
+namespace baton_ops {
+namespace {
+
+constexpr int64_t kMostColumns = std::numeric_limits<int32_t>::max();
+
+// How many columns have a scale of their own, of how many scales a row has.
+int64_t GroupOf(const TensorView& scales, const char* name, int64_t columns) {
+  Checked(scales, name).HasRank(2);
+  const int64_t groups = (columns + cuda::kScaledGroup - 1) / cuda::kScaledGroup;
+  if (scales.size(1) == 1) return columns;
+  if (scales.size(1) == groups) return cuda::kScaledGroup;
+  TVM_FFI_THROW(ValueError) << name << ".shape[1] must be 1, or " << groups
+                            << " for a scale for each " << cuda::kScaledGroup << " columns, got "
+                            << scales.size(1);
+}
+
+cuda::ScaledRows ReadRows(const TensorView& values, const TensorView& scales, const char* name,
+                          const char* scales_name, int64_t rows, int64_t columns, int64_t group,
+                          DLDevice device) {
+  const int64_t groups = (columns + group - 1) / group;
+  return {Matrix<uint8_t>(values, name, kUInt8, rows, columns, device),
+          Matrix<float>(scales, scales_name, kFloat32, rows, groups, device)};
+}
+
+// Reads x, values, scales.
+void RunQuantiseRows(ArgumentReader args) {
+  const TensorView x = args.Tensor("x");
+  const TensorView values = args.Tensor("values"), scales = args.Tensor("scales");
+  const Call call(x, "x");
+  cuda::QuantiseInput in{};
+  in.type = call.type;
+  in.x = call.Rows(x, "x", -1, -1);
+  in.rows = x.size(0);
+  in.columns = x.size(1);
+  CheckRange("x.shape", 1, in.columns, 1, kMostColumns);
+  in.group = GroupOf(scales, "scales", in.columns);
+  const cuda::ScaledRows out =
+      ReadRows(values, scales, "values", "scales", in.rows, in.columns, in.group, call.device);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("quantise_rows", cuda::QuantiseRows(in, out, StreamOf(call.device)));
+}
+
+// Reads x, x_scales, weight, weight_scales, out.
+void RunScaledMatmul(ArgumentReader args) {
+  const TensorView x = args.Tensor("x"), x_scales = args.Tensor("x_scales");
+  const TensorView weight = args.Tensor("weight"), weight_scales = args.Tensor("weight_scales");
+  const TensorView out = args.Tensor("out");
+  const Call call(out, "out");
+  Checked(x, "x").HasRank(2);
+  Checked(weight, "weight").HasRank(2);
+  cuda::ScaledMatmulInput in{};
+  in.rows = x.size(0);
+  in.in = x.size(1);
+  in.out = weight.size(0);
+  CheckRange("x.shape", 1, in.in, 1, kMostColumns);
+  in.group = GroupOf(x_scales, "x_scales", in.in);
+  in.x = ReadRows(x, x_scales, "x", "x_scales", in.rows, in.in, in.group, call.device);
+  in.weight = ReadRows(weight, weight_scales, "weight", "weight_scales", in.out, in.in, in.group,
+                       call.device);
+  const cuda::Rows to = call.Rows(out, "out", in.rows, in.out);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("scaled_matmul", cuda::ScaledMatmul(in, to, call.type, StreamOf(call.device)));
+}
+
+}  // namespace
+}  // namespace baton_ops
+
+BATON_EXPORT_CUDA(cuda_quantise_rows, 3, RunQuantiseRows)
+BATON_EXPORT_CUDA(cuda_scaled_matmul, 5, RunScaledMatmul)

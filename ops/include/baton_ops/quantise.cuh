@@ -1,0 +1,57 @@
+// Rows to e4m3, with a scale for each group of columns: the group's largest / 448. A warp has a
+// group. Where the scale is 0 the numbers are; a NaN or an infinity breaks the group's scale and no
+// other.
+#ifndef BATON_OPS_QUANTISE_CUH_
+#define BATON_OPS_QUANTISE_CUH_
+
+#include "baton_ops/e4m3.cuh"
+#include "baton_ops/grid_order.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kQuantiseWarps = 8;
+
+template <class E>
+struct QuantiseParams {
+  const E* x;
+  E4m3* values;   // [rows, columns]
+  float* scales;  // [rows, groups]
+  int64_t x_stride;
+  int64_t columns;
+  int64_t group;  // columns of each, the last maybe fewer
+  int64_t groups;
+};
+
+// The larger, or NaN if one is.
+__device__ __forceinline__ float LargerOrNan(float a, float b) { return b > a || b != b ? b : a; }
+
+// Grid: (groups, kQuantiseWarps a block; rows).
+template <class E>
+__global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(QuantiseParams<E> p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int lane = threadIdx.x % kWarp;
+  const int64_t group = blockIdx.x * static_cast<int64_t>(kQuantiseWarps) + threadIdx.x / kWarp;
+  if (group >= p.groups) return;  // the whole warp
+  const int64_t row = blockIdx.y, first = group * p.group;
+  const int64_t end = min(first + p.group, p.columns);
+  const E* x = p.x + row * p.x_stride;
+  float largest = 0.0f;
+  for (int64_t i = first + lane; i < end; i += kWarp) {
+    largest = LargerOrNan(largest, fabsf(ToFloat(x[i])));
+  }
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    largest = LargerOrNan(largest, __shfl_xor_sync(kEveryLane, largest, distance));
+  }
+  const float scale = __fdiv_rn(largest, kLargestE4m3);
+  if (lane == 0) p.scales[row * p.groups + group] = scale;
+  E4m3* values = p.values + row * p.columns;
+  for (int64_t i = first + lane; i < end; i += kWarp) {
+    values[i] = scale == 0.0f ? E4m3{0} : ToE4m3(__fdiv_rn(ToFloat(x[i]), scale));
+  }
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_QUANTISE_CUH_

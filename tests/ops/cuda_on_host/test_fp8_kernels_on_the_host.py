@@ -1,0 +1,144 @@
+"""FP8 on the host: rows become the engine's e4m3 numbers, products the sums in the one order, in
+any order of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from baton_testing import host_cuda, host_matmul, host_scaled
+from baton_testing.e4m3_numbers import nearest_bits, number
+from baton_testing.host_scaled import HostScaled, ScaledRows
+from baton_worker.engine.model.e4m3 import quantised
+
+Array = npt.NDArray[Any]
+
+NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
+GUARD = np.float32(-7.5)
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> HostScaled:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("scaled")
+    found = HostScaled(host_cuda.build(compiler, folder, host_scaled.UNIT))
+    found.set(seed=3)
+    return found
+
+
+def same_numbers(bits: Array, wanted: Array) -> None:
+    """Bits may tell of any NaN, and of either zero only the one."""
+    np.testing.assert_array_equal(NUMBERS[bits], wanted)
+    there = ~np.isnan(wanted)
+    np.testing.assert_array_equal((bits >> 7 == 1)[there], np.signbit(wanted)[there])
+
+
+@pytest.mark.parametrize("columns", [1, 40, 128, 129, 640])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+@pytest.mark.parametrize("is_bf16", [False, True], ids=["fp32", "bf16"])
+def test_rows_become_what_the_engine_makes_of_them(
+    scaled: HostScaled, columns: int, is_whole: bool, is_bf16: bool
+) -> None:
+    rng = np.random.default_rng(columns)
+    wide = (rng.standard_normal((5, columns + 3)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
+    wide[2] = 0.0
+    given = host_matmul.bf16(wide) if is_bf16 else wide
+    x = host_matmul.fp32(given) if is_bf16 else wide
+    group = columns if is_whole else 128
+    wanted = quantised(np.ascontiguousarray(x[:, :columns]), group)
+    for seed in (1, 2):
+        scaled.set(seed)
+        found = scaled.quantise(given[:, :columns], group)
+        np.testing.assert_array_equal(found.scales, wanted.scales)
+        same_numbers(found.values, wanted.values)
+
+
+def test_every_number_and_every_halfway_is_rounded_as_defined(scaled: HostScaled) -> None:
+    """In a group whose scale is 1."""
+    every = NUMBERS[:0x7F]
+    halves = (every[1:] + every[:-1]) / 2
+    near = [np.nextafter(halves, np.float32(far)) for far in (0, np.inf)]
+    line = np.concatenate([[448.0], every, halves, *near, [2.0**-11, 2.0**-10, 3 * 2.0**-10]])
+    x = np.stack([line, -line]).astype(np.float32)
+    found = scaled.quantise(x, x.shape[1])
+    assert found.scales.tolist() == [[1.0], [1.0]]
+    np.testing.assert_array_equal(found.values, nearest_bits(x))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_broken_number_breaks_its_group_as_on_the_cpu(scaled: HostScaled, broken: float) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 300)).astype(np.float32)
+    x[1, 150] = broken
+    found, wanted = scaled.quantise(x, 128), quantised(x, 128)
+    np.testing.assert_array_equal(found.scales, wanted.scales)
+    same_numbers(found.values, wanted.values)
+
+
+def rows_of(rng: np.random.Generator, rows: int, columns: int, group: int) -> ScaledRows:
+    bits = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
+    bits[(bits & 0x7F) == 0x7F] = 0x7E
+    scales = rng.uniform(1e-4, 1e-2, (rows, -(-columns // group))).astype(np.float32)
+    return ScaledRows(bits, scales)
+
+
+def in_order(x: ScaledRows, weight: ScaledRows, group: int) -> Array:
+    """Return f32: a group's ranges of 128, each number by number; products are exact."""
+    a, b = NUMBERS[x.values], NUMBERS[weight.values].T
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    for n, start in enumerate(range(0, a.shape[1], group)):
+        end, of_group = min(start + group, a.shape[1]), np.zeros_like(total)
+        for first in range(start, end, 128):
+            one = np.zeros_like(total)
+            for k in range(first, min(first + 128, end)):
+                one += a[:, k : k + 1] * b[k]
+            of_group += one
+        total += of_group * x.scales[:, n : n + 1] * weight.scales[:, n]
+    return total
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 70])
+@pytest.mark.parametrize(("columns", "outputs"), [(40, 5), (128, 64), (300, 70), (512, 33)])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+def test_products_are_the_sums_in_order_whatever_the_rows(
+    scaled: HostScaled, rows: int, columns: int, outputs: int, is_whole: bool
+) -> None:
+    rng = np.random.default_rng([rows, columns])
+    group = columns if is_whole else 128
+    x, weight = rows_of(rng, rows, columns, group), rows_of(rng, outputs, columns, group)
+    wanted = in_order(x, weight, group)
+    out = np.full((rows, outputs + 3), GUARD, np.float32)
+    scaled.set(seed=rows)
+    scaled.matmul(x, weight, group, out[:, :outputs])
+    np.testing.assert_array_equal(out[:, :outputs], wanted)
+    assert (out[:, outputs:] == GUARD).all()
+    half = np.zeros((rows, outputs), np.uint16)
+    scaled.matmul(x, weight, group, half)
+    np.testing.assert_array_equal(half, host_matmul.bf16(wanted))
+
+
+def test_a_broken_row_is_broken_and_no_other_is(scaled: HostScaled) -> None:
+    rng = np.random.default_rng(0)
+    x, weight = rows_of(rng, 9, 256, 128), rows_of(rng, 20, 256, 128)
+    x.values[4, 200] = 0x7F
+    out = np.zeros((9, 20), np.float32)
+    scaled.matmul(x, weight, 128, out)
+    assert np.isnan(out[4]).all()
+    assert np.isfinite(np.delete(out, 4, axis=0)).all()
+
+
+def test_other_groups_are_refused(scaled: HostScaled) -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(RuntimeError, match="a group must be 128 columns or a whole row"):
+        scaled.quantise(rng.standard_normal((1, 256)).astype(np.float32), 64)
+    x = rows_of(rng, 2, 256, 64)
+    with pytest.raises(RuntimeError, match="a group must be 128 columns or a whole row"):
+        scaled.matmul(x, x, 64, np.zeros((2, 2), np.float32))

@@ -1,0 +1,90 @@
+"""What does not fit an op of FP8 is refused by name; what fits comes as far as the driver.
+
+Needs a library with CUDA code, and no driver: see `baton_testing.stub_device`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from baton_ops import scaled
+from baton_testing.stub_device import FIT, StubDevice, has_cuda_code
+
+pytestmark = pytest.mark.skipif(
+    not has_cuda_code(), reason="needs baton_ops with CUDA code on a machine without a GPU"
+)
+
+ROWS, COLUMNS, OUTPUTS = 5, 300, 40
+
+
+def tensor(dtype: Any, *shape: int) -> Any:
+    return StubDevice().empty(shape, dtype)
+
+
+def quantise(**changed: Any) -> None:
+    given = {
+        "x": tensor("bfloat16", ROWS, COLUMNS),
+        "values": tensor("uint8", ROWS, COLUMNS),
+        "scales": tensor("float32", ROWS, 3),
+    } | changed
+    scaled.quantise_rows_into(*given.values())
+
+
+def multiply(**changed: Any) -> None:
+    given = {
+        "x": tensor("uint8", ROWS, COLUMNS),
+        "x_scales": tensor("float32", ROWS, 3),
+        "weight": tensor("uint8", OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.scaled_matmul_into(*given.values())
+
+
+WHOLE = {
+    "x_scales": tensor("float32", ROWS, 1),
+    "weight_scales": tensor("float32", OUTPUTS, 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "changed"),
+    [
+        (quantise, {}),
+        (quantise, {"x": tensor("float32", ROWS, COLUMNS)}),
+        (quantise, {"scales": tensor("float32", ROWS, 1)}),
+        (multiply, {}),
+        (multiply, WHOLE),
+        (multiply, {"out": tensor("float32", ROWS, OUTPUTS)}),
+    ],
+)
+def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match=FIT):
+        op(**changed)
+
+
+@pytest.mark.parametrize(
+    ("op", "changed", "message"),
+    [
+        (quantise, {"x": tensor("uint8", ROWS, COLUMNS)}, "x must be bfloat16 or float32"),
+        (quantise, {"values": tensor("float32", ROWS, COLUMNS)}, "values"),
+        (quantise, {"values": tensor("uint8", ROWS, 299)}, "values.shape[1]"),
+        (quantise, {"scales": tensor("float32", ROWS, 2)}, "scales.shape[1] must be 1, or 3 for"),
+        (quantise, {"scales": tensor("float32", 4, 3)}, "scales.shape[0]"),
+        (quantise, {"scales": tensor("float32", ROWS)}, "scales"),
+        (quantise, {"x": tensor("float32", ROWS, 0)}, "x.shape[1] must be in [1,"),
+        (multiply, {"x": tensor("bfloat16", ROWS, COLUMNS)}, "x"),
+        (multiply, {"x_scales": tensor("float32", ROWS, 4)}, "x_scales.shape[1] must be 1, or 3"),
+        (multiply, {"weight": tensor("uint8", OUTPUTS, 299)}, "weight.shape[1]"),
+        (multiply, {"weight_scales": tensor("float32", OUTPUTS, 1)}, "weight_scales.shape[1]"),
+        (multiply, {"weight_scales": tensor("float32", 39, 3)}, "weight_scales.shape[0]"),
+        (multiply, {"out": tensor("bfloat16", ROWS, 39)}, "out.shape[1]"),
+        (multiply, {"out": tensor("uint8", ROWS, OUTPUTS)}, "out must be bfloat16 or float32"),
+    ],
+)
+def test_what_does_not_fit_is_named(op: Any, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        op(**changed)

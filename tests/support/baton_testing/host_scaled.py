@@ -1,0 +1,68 @@
+"""The ops of FP8 as functions of the host over NumPy arrays.
+
+Owns the layout of the calls. E is float32, or bfloat16 as uint16; e4m3 numbers are their bits.
+Knows no test.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_testing import host_cuda
+
+Array = npt.NDArray[Any]
+
+UNIT = host_cuda.Unit(("scaled.cu",), "scaled_entry.cc", lambda _, text: host_cuda.rewritten(text))
+
+
+class ScaledRows(NamedTuple):
+    """Rows of e4m3 numbers: values uint8[N, K], scales f32[N, groups]."""
+
+    values: Array
+    scales: Array
+
+
+class HostScaled:
+    """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.host_quantise.restype = ctypes.c_char_p
+        self._library.host_scaled_matmul.restype = ctypes.c_char_p
+
+    def set(self, seed: int) -> None:
+        """Set the order of threads."""
+        self._library.host_settings(ctypes.c_uint64(seed), 9)
+
+    def quantise(self, x: Array, group: int) -> ScaledRows:
+        """Quantise rows of E, at any distance, in groups of so many columns."""
+        rows, columns = x.shape
+        out = ScaledRows(
+            np.full((rows, columns), 0x55, np.uint8),
+            np.full((rows, -(-columns // group)), np.nan, np.float32),
+        )
+        is_bf16 = int(x.dtype == np.uint16)
+        stride = x.strides[0] // x.itemsize
+        _check(self._library.host_quantise(_words(x, stride, is_bf16, rows, columns, group, *out)))
+        return out
+
+    def matmul(self, x: ScaledRows, weight: ScaledRows, group: int, out: Array) -> None:
+        """Multiply into `out`, of E, its rows at any distance."""
+        sizes = *x.values.shape, len(weight.values), group
+        to = out, out.strides[0] // out.itemsize, int(out.dtype == np.uint16)
+        _check(self._library.host_scaled_matmul(_words(*x, *weight, *sizes, *to)))
+
+
+def _words(*values: Any) -> Any:
+    words = [int(v.ctypes.data) if hasattr(v, "ctypes") else int(v) for v in values]
+    return (ctypes.c_int64 * len(words))(*words)
+
+
+def _check(error: bytes | None) -> None:
+    if error is not None:
+        raise RuntimeError(error.decode())
