@@ -106,8 +106,8 @@ def test_every_key_of_compressed_rows_is_named_missing_or_of_another_shape(
             load(make_checkpoint("deepseek_v3", edit=drop(key), **sizes).path)
         found = (*tensors[key].shape[:-1], 9)
         made = make_checkpoint("deepseek_v3", edit=put(key, *found), **sizes)
-        message = f"{key}: expected shape {tensors[key].shape}, found {found}"
-        with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
+        message = f"{key}: expected shape {tensors[key].shape}, found {found} ({made.path}"
+        with pytest.raises(CheckpointError, match=f"^{re.escape(message)}"):
             load(made.path)
 
 
