@@ -55,7 +55,7 @@ class Retrier:
         max_wait_seconds: float,
         reserve_seconds: float,
     ) -> None:
-        self._link, self._workers, self._requests, self._metrics, _ = parts
+        self._link, self._workers, self._requests, self._metrics, _, self._listened = parts
         self._max_retries = max_retries
         self._max_wait_seconds = max_wait_seconds
         self._reserve_seconds = reserve_seconds
@@ -74,9 +74,13 @@ class Retrier:
         self._metrics.waiting_retries.set(len(self._waiting))
         return is_done
 
-    def expire(self, now: float) -> None:
-        """End those that have waited for too long, and forget those that ended otherwise."""
-        for one in self._waiting.take(lambda one: not _is_live(one.live) or now >= one.until):
+    def expire(self, listened: float) -> None:
+        """End those that have waited for too long, and forget those that ended otherwise.
+
+        Args:
+            listened: a reading of the clock that waits are timed by, `ServingParts.listened`.
+        """
+        for one in self._waiting.take(lambda one: not _is_live(one.live) or listened >= one.until):
             with going_on("waiting_retries"):  # each has left already: one must not cost the others
                 if _is_live(one.live):
                     self._end(one)
@@ -183,7 +187,7 @@ class Retrier:
             self._metrics.not_retried("no_workers")
             return error
         self._requests.end_attempt(live)
-        until = self._workers.now() + self._max_wait_seconds
+        until = self._listened() + self._max_wait_seconds
         self._waiting.join(Waiting(live, blamed, error, until))
         self._metrics.waiting_retries.set(len(self._waiting))
         facts = {"request": live.generation.request_id, "why": error.message}

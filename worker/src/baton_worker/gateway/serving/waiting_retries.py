@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
     """A choice between two attempts.
 
     `blamed`: which workers the next one may have to do without. `error`: what its client is told
-    when none comes. `until`: how long it waits, by the workers' clock.
+    when none comes. `until`: how long it waits, by `ServingParts.listened`.
     """
 
     live: LiveRequest
