@@ -3,8 +3,9 @@
 While a process stands still it hears nobody, and that time is no one else's lateness. Pure: told
 whenever what hears has its turn (`look`), with the caller's steady clock. Three rules:
 
-1. From one look to the next `most_seconds` count at most; more is a stall. So what began at one
-   reading has been waited for as long as the difference to another says, whatever stood still.
+1. From one look to the next it goes on with the caller's clock, and by `most_seconds` at most; more
+   is a stall. So what began at one reading has been waited for as long as the difference to another
+   says, whatever stood still.
 2. What was said before a look is heard before the next one. So who is late is judged by a reading
    of one look ago (`judged`), and nobody is blamed for what lay there unheard.
 3. Behind a stall there is more to catch up with: connections that it broke, credit that was not
@@ -20,16 +21,15 @@ class ListeningClock:
     """See the module.
 
     Attributes:
-        seconds: for how long there has been listening, as of the last look.
+        seconds: the reading at the last look; at first it is the caller's time.
         judged: the reading by which somebody may be late.
     """
 
     def __init__(self, now: float, *, most_seconds: float, catch_up_seconds: float = 0.0) -> None:
-        self.seconds = self.judged = 0.0
+        self.seconds = self.judged = now
         self._most_seconds = most_seconds
         self._catch_up_seconds = catch_up_seconds
-        self._caught_up_at = 0.0
-        self._looked_at = now
+        self._caught_up_at = self._looked_at = now
 
     def at(self, now: float) -> float:
         """Return the reading at a time that is no earlier than the last look."""
