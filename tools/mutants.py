@@ -79,6 +79,14 @@ CORES: dict[str, tuple[str, str]] = {
         f"{WORKER}/gateway/serving/retry.py",
         "tests/gateway/test_what_is_tried*.py tests/gateway/test_retries*.py",
     ),
+    "listening": (
+        f"{WORKER}/listening.py",
+        "tests/process/test_others_are_late_by_the_time_that_one_listened.py",
+    ),
+    "precedence": (
+        f"{WORKER}/gateway/serving/precedence.py",
+        "tests/gateway/test_the_interrupted_come_before_the_line.py",
+    ),
     "ejection": (
         f"{WORKER}/gateway/serving/ejection.py",
         "tests/gateway/test_failures_in_a_row.py",

@@ -19,8 +19,21 @@ thrice() {
 apt_install() { thrice _apt_install "$@"; }
 
 # One try. An index that cannot be had is a warning to apt, so each try asks for all of them again.
-_apt_install() {
-  local options=(-qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300)
-  apt-get "${options[@]}" update \
-    && DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" install -y --no-install-recommends "$@" >/dev/null
+_apt_install() { _apt_get update && _apt_get install -y --no-install-recommends "$@"; }
+
+# apt-get, quiet. It waits for dpkg's lock if it is told to, for those of its lists and archives never:
+# somebody else's update, as of a second set-up, is waited for here.
+_apt_get() {
+  local options=(-qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300) said="" waited
+  for ((waited = 0; ; waited++)); do
+    if said=$(LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" "$@" 2>&1 >/dev/null); then
+      break
+    elif [[ $said != *"Could not get lock"* ]] || ((waited >= 300)); then
+      echo "$said" >&2
+      return 1
+    fi
+    ((waited)) || echo "waiting for another process: $said" >&2
+    sleep 1
+  done
+  [[ -z $said ]] || echo "$said" >&2
 }

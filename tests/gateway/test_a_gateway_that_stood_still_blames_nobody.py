@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from baton_testing.scripted_link import RowSpec
+from baton_worker.gateway.server import service
 from baton_worker.identity import Role
 from baton_worker.messages import Submit
 from baton_worker.records.columns import Finish
@@ -18,6 +19,8 @@ OUTPUT = [100 + n for n in range(6)]
 BODY = {"model": "tiny", "max_tokens": len(OUTPUT), "return_token_ids": True}
 ONE_PLACE = {"max_running": 1, "max_waiting": 0}
 PAUSE_SECONDS = 30.0
+TICK_SECONDS = 0.01
+"""Of the machine's time: the gateway's own is the test's, and each turn of it costs that much."""
 
 
 class Poster(threading.Thread):
@@ -78,7 +81,8 @@ PAUSES = pytest.mark.parametrize("pause", [Stopped.pass_by, Stopped.pass_in_a_tu
 
 
 @pytest.fixture
-def stopped(start_gateway):
+def stopped(start_gateway, monkeypatch):
+    monkeypatch.setattr(service, "_TICK_SECONDS", TICK_SECONDS)
     gateway = start_gateway(
         lambda submit: OUTPUT, workers="m", info=ONE_PLACE, max_wait_seconds=PAUSE_SECONDS / 2
     )
@@ -131,8 +135,29 @@ def test_a_gap_that_stays_open_afterwards_ends_as_ever(stopped, pause):
     assert stopped.gateway.metric("baton_gateway_gap_timeouts_total") == 1
 
 
-@PAUSES
-def test_a_request_that_waits_for_a_worker_takes_the_room_that_came_meanwhile(stopped, pause):
+def test_a_gap_that_stays_open_ends_though_the_loop_stands_still_again_and_again(stopped):
+    poster, _ = with_a_gap(stopped)
+    for _ in range(10):
+        stopped.pass_by(1.5)
+    assert stopped.gateway.metric("baton_gateway_gap_timeouts_total") == 1
+    assert poster.result().status_code == 500
+
+
+def test_a_row_that_came_while_it_stood_still_once_more_closes_its_gap(stopped):
+    """It comes when the gap has been open for as long as it may, of what the gateway listened."""
+    poster, submit = with_a_gap(stopped)
+    for _ in range(3):
+        stopped.pass_by(1.5)
+    gateway = stopped.gateway
+    gateway.link.publish("mixed-0", RowSpec(submit.handle, 0, OUTPUT[:2]))
+    gateway.link.publish("mixed-0", RowSpec(submit.handle, 4, OUTPUT[4:], Finish.LENGTH))
+    stopped.pass_by(1.5)
+    assert poster.result().json()["choices"][0]["token_ids"] == OUTPUT
+    assert gateway.metric("baton_gateway_gap_timeouts_total") == 0
+
+
+def waiting_for_a_worker(stopped):
+    """One request whose worker is lost, behind one that keeps the only other."""
     gateway = stopped.gateway
     lost = Poster(gateway, 70)
     submit_of(gateway, 0)
@@ -141,7 +166,25 @@ def test_a_request_that_waits_for_a_worker_takes_the_room_that_came_meanwhile(st
     assert submit_of(gateway, 1)[0] == "mixed-1"
     gateway.link.down("mixed-0", "disconnected")
     wait_for(gateway, "baton_gateway_waiting_retries", 1)
+    return lost, busy
+
+
+def test_a_request_waits_no_longer_for_a_worker_where_the_loop_stands_still_again_and_again(
+    stopped,
+):
+    lost, busy = waiting_for_a_worker(stopped)
+    for _ in range(25):
+        stopped.pass_by(1.5)
+    assert stopped.gateway.metric("baton_gateway_waiting_retries") == 0
+    assert lost.result().json()["error"]["code"] == "worker_lost"
+    stopped.gateway.link.resume()
+    assert busy.result().json()["choices"][0]["token_ids"] == OUTPUT
+
+
+@PAUSES
+def test_a_request_that_waits_for_a_worker_takes_the_room_that_came_meanwhile(stopped, pause):
+    lost, busy = waiting_for_a_worker(stopped)
     pause(stopped, PAUSE_SECONDS)
-    gateway.link.resume()
+    stopped.gateway.link.resume()
     for poster in (lost, busy):
         assert poster.result().json()["choices"][0]["token_ids"] == OUTPUT

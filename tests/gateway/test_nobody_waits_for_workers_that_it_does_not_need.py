@@ -184,7 +184,8 @@ class Fleet:
             self.table.up(name, 1, worker_info(name, Role.MIXED, **facts))
         self.requests = LiveRequests(link, self.table, metrics)
         limits = DispatchLimits(n_slots, 3600, 1000, 100, 1000, 3600)
-        parts = ServingParts(link, self.table, self.requests, metrics, time.monotonic)
+        clock = time.monotonic
+        parts = ServingParts(link, self.table, self.requests, metrics, clock, clock)
         retrier = Retrier(parts, max_retries=0, max_wait_seconds=3600, reserve_seconds=3600)
         self.dispatcher = Dispatcher(parts, retrier, vocabulary, limits, GatewayIdentity(1))
         self.tasks, self.begun, self.passed = [], [], []

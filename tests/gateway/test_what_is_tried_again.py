@@ -424,13 +424,13 @@ def test_one_that_waited_and_fits_no_message_ends_by_its_own_fault(new):
     assert gateway.metric(ENDED, endpoint="completion", outcome="error") == 1
 
 
-def test_of_many_alike_that_wait_one_is_tried_in_a_turn(new, monkeypatch):
+def test_of_many_alike_that_wait_one_is_tried_for_all_in_a_turn(new, monkeypatch):
     gateway = new()
-    gateway.up("m0", "m1", max_running=15, max_waiting=0)
-    for _ in range(30):
+    gateway.up("m0", "m1", max_running=60, max_waiting=0)
+    for _ in range(120):
         gateway.ask()
     gateway.down("m0")
-    assert len(gateway.retrier) == 15
+    assert len(gateway.retrier) == 60
     tried, assign = [], gateway.workers.assign
 
     def counted(needs, *args):
@@ -438,10 +438,10 @@ def test_of_many_alike_that_wait_one_is_tried_in_a_turn(new, monkeypatch):
         return assign(needs, *args)
 
     monkeypatch.setattr(gateway.workers, "assign", counted)
-    assert gateway.retrier.serve()
+    assert gateway.retrier.serve(), "that turn was all of theirs"
     assert len(tried) <= 2, "with whom it blames, or without"
     running = [g for g in gateway.requests.generations() if any(x.holders for x in g.live.values())]
     for generation in running[:3]:
         gateway.leave(generation)
     assert gateway.retrier.serve()
-    assert len(gateway.retrier) == 12, "all that there is room for go on"
+    assert len(gateway.retrier) == 57, "all that there is room for go on"

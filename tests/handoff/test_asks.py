@@ -52,6 +52,22 @@ def test_a_place_may_be_long_in_coming_once_decode_has_answered():
     assert answer(book, AnswerKind.GRANTED, 501.0) is None
 
 
+def test_decode_is_silent_about_an_ask_after_a_second_or_when_the_connection_broke():
+    book = opened(KEY, SECOND)
+    say_all(book)
+    assert [book.is_unanswered(KEY, now) for now in (0.9, 1.0)] == [False, True]
+    answer(book, AnswerKind.QUEUED, 0.5)
+    assert not book.is_unanswered(KEY, 500.0)
+    assert not book.is_unanswered(RequestKey(1 << 41, 0), 500.0), "it is none"
+    book.connection_lost(AT, 0.7)
+    assert book.is_unanswered(KEY, 0.7)
+    assert book.is_unanswered(SECOND, 0.7)
+    answer(book, AnswerKind.GRANTED, 0.8)
+    book.leave(SECOND, 0.8)
+    assert not book.is_unanswered(KEY, 500.0)
+    assert not book.is_unanswered(SECOND, 500.0), "it is over, and was counted"
+
+
 def test_decodes_silence_ends_an_ask_and_decode_is_told():
     book = opened(KEY)
     say_all(book)

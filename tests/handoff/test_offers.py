@@ -271,6 +271,33 @@ def test_a_cancelled_offers_bytes_count_until_decode_has_them(sized):
     assert book.addresses() == frozenset()
 
 
+def test_decode_is_silent_about_an_offer_after_a_second_and_what_its_bytes_take(sized):
+    book = OfferBook(64 * MB)
+    assert not book.is_unanswered(key(1), 99.0), "it is none"
+    book.open(HERE, sized(1, 32 * MB), 10.0, 5.0)
+    book.open(HERE, sized(2, 48 * MB), 10.0, 6.0)
+    flush(book, AT, 6.0)
+    assert [book.is_unanswered(key(1), now) for now in (7.9, 8.0)] == [False, True]
+    assert [book.is_unanswered(key(2), now) for now in (11.9, 12.0)] == [False, True]
+    say(book, 1, AnswerKind.RECEIVED, 20.0)
+    assert not book.is_unanswered(key(1), 1000.0), "decode has it: the rest is its own line"
+    assert [book.is_unanswered(key(2), now) for now in (23.9, 24.0)] == [False, True]
+
+
+def test_an_offer_whose_connection_broke_is_unanswered_until_decode_has_it(sized):
+    book = OfferBook(64 * MB)
+    for n in (1, 2):
+        book.open(HERE, sized(n, 1), 10.0, 0.0)
+    flush(book, AT, 0.0)
+    say(book, 1, AnswerKind.RECEIVED, 0.1)
+    book.connection_lost(AT, 0.2)
+    assert all(book.is_unanswered(key(n), 0.2) for n in (1, 2))
+    book.connected(AT, 0.3)
+    flush(book, AT, 0.3)
+    say(book, 2, AnswerKind.RECEIVED, 0.4)
+    assert [book.is_unanswered(key(n), 0.4) for n in (1, 2)] == [True, False]
+
+
 def test_what_a_turn_costs_does_not_grow_with_what_waits(sized, counted_time):
     book = OfferBook(1 << 40)
     book.connected(AT, 0.0)

@@ -14,6 +14,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import CurveConfig, HandoffConfig
+from baton_worker.handoff import asks, offers
 from baton_worker.handoff.api import (
     HandoffArrived,
     HandoffDelivered,
@@ -24,6 +25,7 @@ from baton_worker.handoff.frames import encode_offer
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.offers import address_of
 from baton_worker.handoff.places import PlaceLimits
+from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import RequestKey
@@ -192,6 +194,28 @@ def test_a_cancelled_offer_has_no_event(prefill, decode, make_handoff):
     decode.next()
     assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 1
     assert prefill.value("baton_handoff_outcomes_total", outcome="delivered") == 1
+
+
+def test_what_ends_while_decode_is_silent_about_it_is_told_apart_and_logged(
+    prefill, decode, make_handoff, monkeypatch, caplog
+):
+    """As when the gateway gives up a decode worker that stands still, before prefill does."""
+    for module in (offers, asks):
+        monkeypatch.setattr(module, "PROMPT_SECONDS", -1.0)  # as if more had passed
+    nobody = DecodeTarget("decode-9", "tcp://127.0.0.1:9")
+    prefill.transport.offer(nobody, make_handoff(), 60.0)
+    prefill.transport.ask(nobody, RequestKey(KEY.handle + 1, 0), Wish(10, 10), 60.0)
+    prefill.transport.cancel(KEY)
+    for n in (0, 1, 1):
+        prefill.transport.leave(RequestKey(KEY.handle + n, 0))
+    arrived = make_handoff(handle=KEY.handle + 2)
+    prefill.transport.offer(decode.target, arrived, 60.0)
+    decode.next()
+    decode.transport.acknowledge(arrived.state.key)
+    assert isinstance(prefill.next(), HandoffDelivered)
+    assert prefill.value("baton_handoff_outcomes_total", outcome="unanswered") == 2
+    assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 0
+    assert "a request ended before decode had answered" in caplog.messages
 
 
 def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_handoff):

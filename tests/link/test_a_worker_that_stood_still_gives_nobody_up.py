@@ -74,10 +74,24 @@ def test_a_gateway_that_is_silent_afterwards_is_lost_as_ever(bench: Bench) -> No
     assert bench.turns(LOST_SECONDS + 2.0) == [GatewayLost(INCARNATION, "silent")]
 
 
+def test_a_gateway_that_is_silent_is_lost_though_the_worker_stands_still_again_and_again(
+    bench: Bench,
+) -> None:
+    events, seen = [], []
+    for _ in range(round(LOST_SECONDS) + 10):
+        bench.now += 1.5
+        events += bench.peer.tick()
+        if not events:
+            seen.append(bench.peer.pressure())
+    assert events == [GatewayLost(INCARNATION, "silent")]
+    assert len(seen) > LOST_SECONDS
+    assert set(seen) == {Pressure.OPEN}
+
+
 def test_one_that_takes_nothing_while_the_link_is_served_stalls(bench: Bench) -> None:
     seen = set()
     for _ in range(round(LOST_SECONDS / TURN_SECONDS) + 5):
         bench.now += TURN_SECONDS
         seen.add(bench.peer.pressure())
-        bench.peer._ticked_at = bench.now
+        bench.peer._listening.look(bench.now)
     assert seen == {Pressure.OPEN, Pressure.STALLED}

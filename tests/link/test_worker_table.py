@@ -398,29 +398,9 @@ def test_a_connection_ends_once(bench: Bench, count) -> None:
     assert count("disconnects") == 1
 
 
-@pytest.mark.parametrize("is_cut_first", [True, False])
-def test_connections_cut_for_this_processs_silence_get_the_time_of_a_silent_worker(
-    bench: Bench, is_cut_first: bool
-) -> None:
-    bench.hello()
-    if is_cut_first:
-        bench.table.cut_off(ROUTE, 10.0)
-    bench.table.excuse(10.0)
-    bench.table.cut_off(ROUTE, 10.1)
-    assert bench.table.tick(12.9, judge_silence=True) == []
-    assert len(bench.table.tick(13.0, judge_silence=True)) == 1
-
-
 def test_by_default_a_dead_process_is_given_up_within_a_second() -> None:
     config = LinkConfig()
     assert config.reconnect_seconds + LOOK_SECONDS < 1.0 < config.dead_after_seconds
-
-
-def test_silence_counts_from_when_this_process_listened_again(bench: Bench) -> None:
-    bench.hello()
-    bench.table.excuse(10.0)
-    assert bench.table.tick(12.9, judge_silence=True) == []
-    assert len(bench.table.tick(13.0, judge_silence=True)) == 1
 
 
 def test_a_link_that_ends_takes_every_worker_down(bench: Bench) -> None:

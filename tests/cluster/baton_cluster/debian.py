@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from baton_cluster.progress import step
-from baton_cluster.retry import APT_OPTIONS, thrice
+from baton_cluster.retry import apt_get, thrice
 
 DEBIAN_PROGRAMS = {
     "etcd": ("etcd-server", "usr/bin/etcd"),
@@ -44,7 +44,7 @@ def _unpack(package: str, folder: Path) -> None:
 
 def _download_anew(package: str, folder: Path) -> None:
     """Download what apt's lists may name otherwise by now."""
-    subprocess.run(["apt-get", *APT_OPTIONS, "update"], check=False, capture_output=True)
+    apt_get("update")
     if not _download(package, folder):
         raise OSError(f"apt-get download {package} failed: see `apt-cache policy {package}`")
 
@@ -52,8 +52,4 @@ def _download_anew(package: str, folder: Path) -> None:
 def _download(package: str, folder: Path) -> bool:
     # As root, apt reads the file as another user unless told otherwise, and warns.
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
-    done = subprocess.run(
-        ["apt-get", *APT_OPTIONS, *options, "download", package],
-        cwd=folder, check=False, capture_output=True,
-    )  # fmt: skip
-    return done.returncode == 0
+    return apt_get(*options, "download", package, folder=folder).returncode == 0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from baton_cluster.programs import cache_folder
 from baton_cluster.progress import step
-from baton_cluster.retry import APT_OPTIONS, thrice
+from baton_cluster.retry import apt_get, thrice
 
 SUITE = "bookworm"
 RUNTIME_PACKAGES = "python3,python3-venv,ca-certificates"
@@ -178,8 +178,8 @@ def _install_tools() -> None:
 
 def _apt_install(packages: Sequence[str]) -> None:
     """Try once. To apt an index that cannot be had is a warning, so each try asks for them anew."""
-    _checked(["apt-get", *APT_OPTIONS, "update"])
-    _checked(["apt-get", *APT_OPTIONS, "install", "-y", "--no-install-recommends", *packages])
+    for words in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        _check(apt_get(*words))
 
 
 def _bootstrap(root: Path, packages: str) -> None:
@@ -203,9 +203,13 @@ def _mirror() -> str:
 
 
 def _checked(words: Sequence[str]) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return _check(subprocess.run(words, capture_output=True, text=True, check=False))
+
+
+def _check(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
-        raise ImageError(f"{' '.join(words[:8])}: {(done.stdout + done.stderr)[-3000:]}")
+        said = (done.stdout + done.stderr)[-3000:]
+        raise ImageError(f"{' '.join(done.args[:8])}: {said}")
     return done.stdout
 
 

@@ -65,7 +65,8 @@ class Books:
         self.workers = LinkedWorkers("tiny", clock=lambda: self.now)
         self.requests = LiveRequests(self.wire, self.workers, metrics)
         options = {"max_retries": 3, "max_wait_seconds": 30.0, "reserve_seconds": 60.0} | options
-        parts = ServingParts(self.wire, self.workers, self.requests, metrics, lambda: self.now)
+        clocks = (lambda: self.now, lambda: self.now)
+        parts = ServingParts(self.wire, self.workers, self.requests, metrics, *clocks)
         self.retrier = Retrier(parts, **options)
 
     def up(self, *names, **facts):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from baton_worker.handoff.api import HandoffFailed, HandoffGranted
 from baton_worker.handoff.frames import Answer, AnswerKind, Ask, Withdrawal
-from baton_worker.handoff.offers import Address, address_of
+from baton_worker.handoff.offers import PROMPT_SECONDS, Address, address_of
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey
@@ -38,6 +38,7 @@ class _Entry:
     deadline_seconds: float
     standing: _Standing = _Standing.ASKING
     was_said: bool = False
+    was_cut: bool = False
 
 
 class AskBook:
@@ -68,6 +69,15 @@ class AskBook:
             return
         entry.standing = _Standing.LEAVING
         self._say_later(entry, now)
+
+    def is_unanswered(self, key: RequestKey, now: float) -> bool:
+        """Whether decode should have said something to an ask by now, and has not; or the
+        connection broke by which it did.
+        """
+        entry = self._entries.get(key)
+        if entry is None or entry.standing is not _Standing.ASKING:
+            return False
+        return entry.was_cut or now - entry.asked_at_seconds >= PROMPT_SECONDS
 
     def asked(self, key: RequestKey) -> tuple[DecodeTarget, Wish]:
         """Return whom an open ask is for, and what was asked."""
@@ -129,6 +139,7 @@ class AskBook:
         for entry in self._at.get(address, {}).values():
             if entry.standing in (_Standing.ASKING, _Standing.QUEUED):
                 entry.standing = _Standing.ASKING
+                entry.was_cut = True
                 self._say_later(entry, now)
 
     def addresses(self) -> frozenset[Address]:

@@ -204,10 +204,17 @@ class HandoffMetrics:
         self.open_offers = factory.gauge("baton_handoff_open_offers", "Offers without an outcome")
         self._outcomes = factory.counter(
             "baton_handoff_outcomes",
-            "Offers by outcome (cancelled: the request ended before decode's answer was read)",
+            "Offers by outcome, and asks for a place that came to none (cancelled: the request"
+            " ended before decode's answer was read; unanswered: the same, and decode was silent"
+            " about it for a second or more, or the connection to it had broken)",
             labels=("outcome",),
         )
-        for outcome in ("delivered", "cancelled", *(code.name.lower() for code in FAILURES)):
+        for outcome in (
+            "delivered",
+            "cancelled",
+            "unanswered",
+            *(code.name.lower() for code in FAILURES),
+        ):
             self._outcomes.labels(*factory.values(outcome))
         self._handshakes = factory.counter(
             "baton_handoff_handshakes_refused",
@@ -233,6 +240,10 @@ class HandoffMetrics:
     def cancelled(self) -> None:
         """Count an offer whose request ended while it was open."""
         self._outcomes.labels(*self._factory.values("cancelled")).inc()
+
+    def unanswered(self) -> None:
+        """Count an offer or an ask whose request ended while decode was silent about it."""
+        self._outcomes.labels(*self._factory.values("unanswered")).inc()
 
     def failed(self, code: ErrorCode) -> None:
         """Count an offer that ended without delivery."""

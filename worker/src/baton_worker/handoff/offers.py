@@ -28,6 +28,12 @@ from baton_worker.records.columns import ErrorCode
 SLOWEST_BYTES_PER_SECOND = 1 << 20
 """What a connection carries at least while it works; a slower one counts as silent."""
 
+PROMPT_SECONDS = 1.0
+"""How long decode is silent at most while all is well: it answers at once, whatever it computes."""
+
+_USUAL_BYTES_PER_SECOND = 16 << 20
+"""What it may be silent for longer for: a slower connection is not well, though it works."""
+
 _BLOCKED_RETRY_SECONDS = 0.005
 _ABOUT_OFFERS = (AnswerKind.RECEIVED, AnswerKind.IMPORTED, AnswerKind.REFUSED)
 
@@ -46,7 +52,9 @@ def address_of(target: DecodeTarget) -> Address:
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """One handoff under way; `kv_bytes` is what it carries, `serial` its place among all."""
+    """One handoff under way; `kv_bytes` is what it carries, `serial` its place among all.
+    `was_cut`: a connection broke under it.
+    """
 
     key: RequestKey
     target: DecodeTarget
@@ -57,6 +65,7 @@ class Offer:
     deadline_seconds: float
     received_at_seconds: float | None = None
     sends: int = 0
+    was_cut: bool = False
 
     @property
     def address(self) -> Address:
@@ -129,6 +138,16 @@ class OfferBook:
             return False
         self._close(offer)
         return True
+
+    def is_unanswered(self, key: RequestKey, now: float) -> bool:
+        """Whether an offer is open to which decode should have said something by now: its end, if
+        it is cancelled, hides that.
+        """
+        offer = self._offers.get(key)
+        if offer is None or offer.is_received:
+            return False
+        allowed = PROMPT_SECONDS + self._under_way(offer) / _USUAL_BYTES_PER_SECOND
+        return offer.was_cut or now - self._silent_since(offer) >= allowed
 
     def waiting_at(self) -> list[Address]:
         """Return where something waits to be sent."""
@@ -207,6 +226,7 @@ class OfferBook:
         carried = [self._offers[key] for key in lane.flying if key in self._offers]
         for offer in (*carried, *lane.received.values()):
             offer.received_at_seconds = None
+            offer.was_cut = True
             self._deadlines.set(offer.key, now + offer.deadline_seconds)
         again = {offer.key: offer for offer in (*carried, *lane.received.values())}
         in_order = sorted((again | lane.waiting).values(), key=lambda offer: offer.serial)
@@ -272,12 +292,18 @@ class OfferBook:
         return HandoffFailed(offer.key, answer.error, answer.message)
 
     def _patience_ends(self, offer: Offer, is_connected: bool) -> float:
-        lane = self._lanes[offer.address]
-        since = max(lane.heard_at_seconds, offer.offered_at_seconds)
+        ends_at = self._silent_since(offer) + offer.deadline_seconds
         if not is_connected:
-            return since + offer.deadline_seconds
-        under_way = lane.flying_bytes + (offer.kv_bytes if offer.key in lane.waiting else 0)
-        return since + offer.deadline_seconds + under_way / SLOWEST_BYTES_PER_SECOND
+            return ends_at
+        return ends_at + self._under_way(offer) / SLOWEST_BYTES_PER_SECOND
+
+    def _silent_since(self, offer: Offer) -> float:
+        return max(self._lanes[offer.address].heard_at_seconds, offer.offered_at_seconds)
+
+    def _under_way(self, offer: Offer) -> int:
+        """Return the bytes that decode has to take before it can answer this offer."""
+        lane = self._lanes[offer.address]
+        return lane.flying_bytes + (offer.kv_bytes if offer.key in lane.waiting else 0)
 
     def _close(self, offer: Offer) -> None:
         """Forget an offer; what is in the socket of it stays counted until it is confirmed."""

@@ -122,8 +122,12 @@ class Sender:
 
     def cancel(self, key: RequestKey) -> None:
         """See `KvTransport.cancel`."""
+        is_unanswered = self._offers.is_unanswered(key, time.monotonic())
         if self._offers.cancel(key):
-            self._metrics.cancelled()
+            if is_unanswered:
+                self._left_unanswered(key)
+            else:
+                self._metrics.cancelled()
 
     def asked(self, key: RequestKey) -> tuple[DecodeTarget, Wish]:
         """Return who gave a place that was told just now, and what was asked."""
@@ -131,7 +135,10 @@ class Sender:
 
     def leave(self, key: RequestKey) -> None:
         """See `KvTransport.leave`."""
-        self._asks.leave(key, time.monotonic())
+        now = time.monotonic()
+        if self._asks.is_unanswered(key, now):
+            self._left_unanswered(key)
+        self._asks.leave(key, now)
 
     def next_event_at(self) -> float | None:
         """Return when something is due next; None when nothing is."""
@@ -168,6 +175,12 @@ class Sender:
         """Close every connection."""
         self._asking.close()
         self._carrying.close()
+
+    def _left_unanswered(self, key: RequestKey) -> None:
+        """Count and tell that decode was silent, which the request's end would hide."""
+        self._metrics.unanswered()
+        if self._seldom.is_due("unanswered"):
+            log.warning("a request ended before decode had answered", extra={"key": key})
 
     def _introduce(self, nixl: NixlVisits) -> None:
         nixl.end_overdue(time.monotonic())

@@ -229,9 +229,9 @@ class GatewayEnd:
         """
         return self.is_cut_off and now - self._cut_at >= LOOK_SECONDS
 
-    def is_given_up(self, now: float) -> bool:
-        """Whether it is up, cut off, and not back in time."""
-        is_late = now >= self.back_by and self.is_cut_read_out(now)
+    def is_given_up(self, now: float, judged: float) -> bool:
+        """Whether it is up, cut off, and not back in time, which is judged by its own reading."""
+        is_late = judged >= self.back_by and self.is_cut_read_out(now)
         return self.standing is LinkState.UP and is_late
 
     def fall(self, standing: LinkState) -> int:

@@ -208,10 +208,6 @@ class Outbox(Generic[PartT]):
             self._seek(seq + 1)
         return len(freed)
 
-    def excuse(self, now: float) -> None:
-        """Count from here what is waited for: nobody listened to whether it came."""
-        self.progress_at = max(self.progress_at, now)
-
     def is_overdue(self, now: float, seconds: float) -> bool:
         """Whether frames have been out for `seconds` without any acknowledgement."""
         return self.oldest < self.sent_until and now - self.progress_at >= seconds

@@ -37,6 +37,7 @@ from baton_worker.link.sockets import (
     monitor,
 )
 from baton_worker.link.worker_end import EndEvent, FrameRefused, State, WorkerEnd
+from baton_worker.listening import ListeningClock
 from baton_worker.logs import Seldom
 from baton_worker.records.coalesce import split_rows
 from baton_worker.records.columns import StepColumns
@@ -86,7 +87,22 @@ class GatewayPeer:
         self._seldom = Seldom(clocks.now)
         self._no_handshake = ""
         self._ticked_at = clocks.now()
+        self._listening = ListeningClock(
+            self._ticked_at, most_seconds=FROZEN_SECONDS, catch_up_seconds=end.dead_after_seconds
+        )
         socket.connect(end.endpoint)
+
+    def now(self) -> float:
+        """Return the time by which this gateway is timed, and what waits for it: what stood still
+        here is nobody's silence. Other threads than the link's hold the lock.
+        """
+        return self._listening.at(self._clocks.now())
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the gateway has welcomed this connection and is not silent."""
+        with self._lock:
+            return self.end.is_linked(self.now())
 
     @property
     def refusal(self) -> str:
@@ -103,8 +119,8 @@ class GatewayPeer:
         pieces = [(columns, weight)]
         if not weight.within(TAIL_LIMIT):
             pieces = [(piece, weigh(piece)) for piece in split_rows(columns)]
-        now = self._clocks.now()
         with self._lock:
+            now = self.now()
             if self.end.incarnation != incarnation:
                 return False
             for piece, weight in pieces:
@@ -116,7 +132,7 @@ class GatewayPeer:
         """Return the rung of the ladder."""
         with self._lock:
             # Since the link was last served nobody heard whether the gateway takes anything.
-            return self.end.pressure(min(self._clocks.now(), self._ticked_at + FROZEN_SECONDS))
+            return self.end.pressure(self._listening.judged)
 
     def read_connection(self) -> None:
         """Take what the monitor has to say."""
@@ -133,9 +149,9 @@ class GatewayPeer:
                 break
             with self._lock:
                 try:
-                    events += self.end.receive(decode_control(frame), self._clocks.now())
+                    events += self.end.receive(decode_control(frame), self.now())
                 except RecordError as error:
-                    lost = self.end.malformed(error, self._clocks.now())
+                    lost = self.end.malformed(error, self.now())
                     if lost is not None:
                         self._call_anew()
                         return events + lost
@@ -145,7 +161,7 @@ class GatewayPeer:
         """End the connection, because this gateway meddles with what is not its own."""
         with self._lock:
             error = RecordError(RefusalReason.FIELD_RANGE, what)
-            lost = self.end.malformed(error, self._clocks.now()) or []
+            lost = self.end.malformed(error, self.now()) or []
             self._call_anew()
         return lost
 
@@ -153,15 +169,14 @@ class GatewayPeer:
         """Do what time asks for, and take over what `publish` could not settle."""
         now = self._clocks.now()
         with self._lock:
-            if now - self._ticked_at >= FROZEN_SECONDS:
+            if self._listening.look(now):
                 facts = {"endpoint": self.end.endpoint, "seconds": now - self._ticked_at}
                 log.warning("link was not served", extra=facts)
-                self.end.excuse(now)
             self._ticked_at = now
-            events = self.end.tick(now)
+            events = self.end.tick(self._listening.seconds, self._listening.judged)
             if self._is_overrun:
                 self._is_overrun = False
-                events += self.end.lose("ring_overrun", now)
+                events += self.end.lose("ring_overrun", self._listening.seconds)
         while self._local:
             events.append(self._local.popleft())
         return events
@@ -189,11 +204,16 @@ class GatewayPeer:
     def lose(self, reason: str) -> list[EndEvent]:
         """Give the gateway up."""
         with self._lock:
-            return self.end.lose(reason, self._clocks.now())
+            return self.end.lose(reason, self.now())
 
     def is_drained(self) -> bool:
         """Whether nothing waits for an acknowledgement."""
         return len(self.end.outbox) == 0
+
+    def announce(self, info: bytes) -> None:
+        """Tell the gateway new facts about this worker."""
+        with self._lock:
+            self.end.announce(info, self.now())
 
     def say(self, message: Callable[[WorkerEnd], None]) -> None:
         """Change the end under the lock."""
@@ -249,7 +269,7 @@ class GatewayPeer:
             if event.change is Change.UP:
                 self._no_handshake = ""
                 self._metrics.connects.inc()
-                self.end.connected(self._clocks.now())
+                self.end.connected(self.now())
             elif self.end.state is not State.DOWN:
                 self.end.disconnected()
                 self._metrics.disconnects.inc()

@@ -24,6 +24,7 @@ from baton_worker.link.pace import Pace
 from baton_worker.link.sockets import Change, Socket, close, connection_events, monitor
 from baton_worker.link.strangers import Strangers
 from baton_worker.link.worker_table import WorkerTable
+from baton_worker.listening import ListeningClock
 from baton_worker.logs import Seldom
 from baton_worker.records.control import Bye, Control, Hello, decode_control, encode_control
 from baton_worker.records.errors import RecordError
@@ -84,6 +85,15 @@ class Switchboard:
         self._hang_ups: deque[tuple[float, bytes]] = deque()
         self._ticked_at = 0.0
         self._drained_at = self._turned_at = time.monotonic()
+        self._listening = ListeningClock(
+            self._drained_at,
+            most_seconds=_FROZEN_SECONDS,
+            catch_up_seconds=table.dead_after_seconds,
+        )
+
+    def _listened(self) -> float:
+        """Return the time by which workers are timed: what stood still here is nobody's silence."""
+        return self._listening.at(time.monotonic())
 
     def read_connections(self) -> None:
         """Count failed handshakes, and tell the table whose connection ended."""
@@ -99,7 +109,7 @@ class Switchboard:
                 route = self._route_of_fd.pop(event.fd, None)
                 if route is not None:
                     self._connections.pop(route, None)
-                    self._table.cut_off(route, time.monotonic())
+                    self._table.cut_off(route, self._listened())
 
     def receive(self) -> list[GatewayLinkEvent]:
         """Take the messages that have arrived, up to a batch."""
@@ -116,7 +126,7 @@ class Switchboard:
 
     def apply(self, reports: Iterable[tuple[str, AppliedUpTo]]) -> None:
         """Note what consumers have applied; reports about replaced processes mean nothing."""
-        now = time.monotonic()
+        now = self._listened()
         for worker_id, report in reports:
             end = self._table.ends.get(worker_id)
             if end is None or end.epoch != report.epoch:
@@ -129,7 +139,7 @@ class Switchboard:
     def command(self, queue: deque[QueuedCommand]) -> list[GatewayLinkEvent]:
         """Number the commands that wait, and send them with the next `flush`."""
         events: list[GatewayLinkEvent] = []
-        now = time.monotonic()
+        now = self._listened()
         while queue:
             end, body = queue.popleft()
             if end.standing is not LinkState.UP:
@@ -145,21 +155,22 @@ class Switchboard:
         """Acknowledge where it is due; look at every worker only once in a while."""
         now = time.monotonic()
         events: list[GatewayLinkEvent] = []
-        if now - self._turned_at >= _FROZEN_SECONDS:
-            # Connections may have been cut meanwhile for our silence, not theirs.
+        # While it stands still connections may be cut, for our silence and not theirs.
+        if self._listening.look(now):
             log.warning("link was not served", extra={"seconds": now - self._turned_at})
-            self._table.excuse(now)
         self._turned_at = now
         self._hang_up(now)
         self._metrics.expelled.inc(self._strangers.review(now))
         if now - self._ticked_at >= self.wait_seconds:
             self._ticked_at = now
             drained = self._drained_at >= now - LOOK_SECONDS
-            events = self._table.tick(now, judge_silence=drained)
+            events = self._table.tick(
+                self._listening.seconds, judge_silence=drained, judged=self._listening.judged
+            )
             self._active.update(self._table.ends.values())
         for end in self._active:
             if end.standing is LinkState.UP:
-                end.tick(self._table.lag_seconds, now)
+                end.tick(self._table.lag_seconds, self._listening.seconds)
         return events
 
     def flush(self) -> None:
@@ -210,7 +221,7 @@ class Switchboard:
             return []
         events: list[GatewayLinkEvent] = []
         if len(frames) == 1:
-            events = self._understand(route, frames[0], now)
+            events = self._understand(route, frames[0], self._listened())
         else:
             self._metrics.malformed_messages.inc("frames")
         # What the table had use for is bounded by credit.
@@ -291,7 +302,7 @@ class Switchboard:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._metrics.send_blocked.inc("unreachable")
-            self._table.cut_off(route, time.monotonic())
+            self._table.cut_off(route, self._listened())
         else:
             return True
         return False

@@ -151,8 +151,7 @@ class ZmqWorkerLink:
         """See `api.WorkerLink.linked_gateways`; 0 once the link's thread has ended."""
         if not self._thread.is_alive():
             return 0
-        now = self._clocks.now()
-        return sum(peer.end.is_linked(now) for peer in tuple(self._peers.values()))
+        return sum(peer.is_linked for peer in tuple(self._peers.values()))
 
     def refusals(self) -> dict[str, str]:
         """See `api.WorkerLink.refusals`."""
@@ -181,7 +180,7 @@ class ZmqWorkerLink:
     def _announce(self, body: bytes) -> None:
         self._info = body
         for peer in self._peers.values():
-            peer.say(lambda end: end.announce(body, self._clocks.now()))
+            peer.announce(body)
 
     def _begin_drain(self, seconds: float) -> None:
         self._drain_until = self._clocks.now() + seconds
@@ -233,7 +232,7 @@ class ZmqWorkerLink:
         now = self._clocks.now()
         if now - self._gauges_at >= 1.0:
             self._gauges_at = now
-            self._set_gauges(now)
+            self._set_gauges()
 
     def _tell(self, peer: GatewayPeer, events: list[EndEvent]) -> None:
         for event in events:
@@ -279,11 +278,10 @@ class ZmqWorkerLink:
     def _meet_wanted(self, contexts: Contexts) -> None:
         for endpoint in self._wanted - self._peers.keys():
             self._peers = {**self._peers, endpoint: self._new_peer(contexts, endpoint)}
-        now = self._clocks.now()
         for endpoint in self._peers.keys() - self._wanted:
             peer = self._peers[endpoint]
             # A gateway that left the name but still answers is draining: let it.
-            if not peer.end.is_linked(now):
+            if not peer.is_linked:
                 self._tell(peer, peer.lose("unlisted"))
                 peer.close(0)
                 contexts.leave(endpoint)
@@ -325,12 +323,14 @@ class ZmqWorkerLink:
             peer.say(lambda end: end.say_bye())
             peer.flush()
 
-    def _set_gauges(self, now: float) -> None:
-        boxes = [peer.end.outbox for peer in self._peers.values()]
+    def _set_gauges(self) -> None:
+        peers = self._peers.values()
+        boxes = [peer.end.outbox for peer in peers]
+        ages = [peer.end.outbox.oldest_age_seconds(peer.now()) for peer in peers]
         gauges = self._metrics
         gauges.ring_bytes.set(sum(box.n_bytes for box in boxes))
         gauges.ring_frames.set(sum(len(box) for box in boxes))
-        gauges.oldest_age_seconds.set(max((b.oldest_age_seconds(now) for b in boxes), default=0))
+        gauges.oldest_age_seconds.set(max(ages, default=0))
         gauges.credit_frames.set(sum(box.credit_frames() for box in boxes))
         gauges.pressure.set(max((peer.pressure() for peer in self._peers.values()), default=0))
         gauges.linked_gateways.set(self.linked_gateways())

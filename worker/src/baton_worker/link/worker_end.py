@@ -101,11 +101,6 @@ class WorkerEnd:
         """Return the rung of the ladder."""
         return self.outbox.pressure(now)
 
-    def excuse(self, now: float) -> None:
-        """Count the gateway as heard of: it was this process that was not listening."""
-        self._heard_at = max(self._heard_at, now)
-        self.outbox.excuse(now)
-
     def connected(self, now: float) -> None:
         """Greet over a new connection; nothing else is sent before the WELCOME."""
         self.outbox.revoke()
@@ -172,9 +167,19 @@ class WorkerEnd:
         self.disconnected()
         return events
 
-    def tick(self, now: float) -> list[EndEvent]:
-        """Do what time asks for: repeat a HELLO, acknowledge, keep alive, or give up."""
-        if self.incarnation and now - self._heard_at >= self._settings.lost_seconds:
+    @property
+    def dead_after_seconds(self) -> float:
+        """How long a gateway may be silent and is linked."""
+        return self._settings.dead_after_seconds
+
+    def tick(self, now: float, judged: float | None = None) -> list[EndEvent]:
+        """Do what time asks for: repeat a HELLO, acknowledge, keep alive, or give up.
+
+        Whether the gateway is silent is judged by `judged`, which is before `now` where this
+        process did not listen.
+        """
+        judged = now if judged is None else judged
+        if self.incarnation and judged - self._heard_at >= self._settings.lost_seconds:
             return self.lose("silent", now)
         if self.state is State.CALLING and now - self._hello_at >= self._settings.hello_seconds:
             self._say_hello(now)
@@ -182,7 +187,7 @@ class WorkerEnd:
             self.state = State.CALLING
             self._say_hello(now)
         elif self.state is State.LINKED:
-            self._tick_linked(now)
+            self._tick_linked(now, judged)
         return []
 
     def lose(self, reason: str, now: float) -> list[EndEvent]:
@@ -220,8 +225,8 @@ class WorkerEnd:
             return message.epoch == self.incarnation
         return message.epoch == self.epoch
 
-    def _tick_linked(self, now: float) -> None:
-        is_silent = not self.is_linked(now)
+    def _tick_linked(self, now: float, judged: float) -> None:
+        is_silent = not self.is_linked(judged)
         if is_silent and not self._was_silent:
             self._metrics.heartbeat_timeouts.inc()
             log.warning("gateway silent", extra={"endpoint": self.endpoint})

@@ -80,7 +80,11 @@ class WorkerTable:
         self._door = Door(admit)
         self._seldom = Seldom()
         self._asked: OrderedDict[bytes, float] = OrderedDict()
-        self._excused_until = -math.inf
+
+    @property
+    def dead_after_seconds(self) -> float:
+        """How long a worker may be silent."""
+        return self._settings.dead_after_seconds
 
     def end_of(self, route: bytes) -> GatewayEnd | None:
         """Return whose connection this is."""
@@ -136,17 +140,6 @@ class WorkerTable:
                 events += self._retire(end, reason)
         return events
 
-    def excuse(self, now: float) -> None:
-        """Count everybody as heard of: it was this process that was not listening.
-
-        Workers that gave it up meanwhile close their connections, and call again when they will.
-        """
-        self._excused_until = now + self._settings.dead_after_seconds
-        for end in self.ends.values():
-            end.heard_at = max(end.heard_at, now)
-            if end.is_cut_off:
-                end.back_by = self._excused_until
-
     def cut_off(self, route: bytes, now: float) -> None:
         """Note that a connection has ended.
 
@@ -157,7 +150,7 @@ class WorkerTable:
         end = self._routes.get(route)
         if end is None or end.is_cut_off:
             return
-        end.cut_off(max(now + self._settings.reconnect_seconds, self._excused_until), now)
+        end.cut_off(now + self._settings.reconnect_seconds, now)
 
     def abandon(self) -> list[GatewayLinkEvent]:
         """Take every worker down, because the link itself ends."""
@@ -210,9 +203,12 @@ class WorkerTable:
                 self._metrics.stale_messages.inc()
         return []
 
-    def tick(self, now: float, *, judge_silence: bool) -> list[GatewayLinkEvent]:
+    def tick(
+        self, now: float, *, judge_silence: bool, judged: float | None = None
+    ) -> list[GatewayLinkEvent]:
         """Acknowledge, keep alive, and declare silent and disconnected workers down.
 
+        Who is late is judged by `judged`, which is before `now` where this process did not listen.
         `judge_silence` must be False while received messages still wait, that is unless all were
         read at some time in the last `LOOK_SECONDS`: a worker is not silent because this process
         was slow to read, and what one said before it died counts.
@@ -222,18 +218,18 @@ class WorkerTable:
             if end.standing is LinkState.UP:
                 end.tick(self.lag_seconds, now)
                 if judge_silence:
-                    events += self._judge(end, now)
+                    events += self._judge(end, now, now if judged is None else judged)
             elif now - end.heard_at > _FORGET_SECONDS:
                 del self.ends[end.worker_id]
         return events
 
-    def _judge(self, end: GatewayEnd, now: float) -> list[GatewayLinkEvent]:
+    def _judge(self, end: GatewayEnd, now: float, judged: float) -> list[GatewayLinkEvent]:
         if end.is_cut_read_out(now):
             self._tell_of_cut(end)
-        if end.is_silent(now):
+        if end.is_silent(judged):
             self._metrics.heartbeat_timeouts.inc()
             return self._take_down(end, "silent", LinkState.DOWN)
-        if end.is_given_up(now):
+        if end.is_given_up(now, judged):
             return self._take_down(end, "disconnected", LinkState.DOWN)
         return []
 

@@ -19,6 +19,7 @@ from functools import partial
 from baton_worker.engine.progress import Activity, Progress
 from baton_worker.faults import EXIT_FAULT
 from baton_worker.identity import RequestKey
+from baton_worker.listening import ListeningClock
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +49,9 @@ class Watch:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._listening: ListeningClock | None = None
         self._seen: Activity | None = None
-        self._waited_seconds = 0.0
-        self._looked_at: float | None = None
+        self._since = 0.0
 
     @property
     def phase(self) -> Activity | None:
@@ -60,20 +61,20 @@ class Watch:
     @property
     def waited_seconds(self) -> float:
         """How long, as far as that was seen."""
-        return self._waited_seconds
+        return self._listening.seconds - self._since if self._listening else 0.0
 
     def look(self, now: float) -> EngineHealth:
         """Return how it does."""
-        passed = 0.0 if self._looked_at is None else now - self._looked_at
-        self._looked_at = now
+        if self._listening is None:
+            self._listening = ListeningClock(now, most_seconds=_MOST_SEEN_SECONDS)
+        self._listening.look(now)
         current = self._progress.current
         if current is None or current is not self._seen:
-            self._seen, self._waited_seconds = current, 0.0
+            self._seen, self._since = current, self._listening.seconds
             return EngineHealth.FINE
-        self._waited_seconds += min(passed, _MOST_SEEN_SECONDS)
-        if self._waited_seconds >= current.limit_seconds:
+        if self.waited_seconds >= current.limit_seconds:
             return EngineHealth.STUCK
-        is_late = self._waited_seconds >= current.limit_seconds / 2
+        is_late = self.waited_seconds >= current.limit_seconds / 2
         return EngineHealth.SUSPECT if is_late else EngineHealth.FINE
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,6 @@ from baton_worker.config import ProcessConfig
 from baton_worker.gateway.intake.defaults import SamplingDefaults, not_taken_over, read_defaults
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
-from baton_worker.gateway.output.merge import MAX_GAP_SECONDS
 from baton_worker.gateway.server.api_key import read_api_keys
 from baton_worker.gateway.server.health import HealthParts, build_health_app
 from baton_worker.gateway.server.http import HttpParts, build_app
@@ -37,6 +35,7 @@ from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLink, GatewayLinkEvent
+from baton_worker.listening import ListeningClock
 from baton_worker.metrics import MetricFactory
 from baton_worker.supervision import begin, going_on
 from baton_worker.tracing.build import build_tracing
@@ -45,6 +44,10 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.1
 _STOOD_STILL_SECONDS = 1.0
+_CATCH_UP_SECONDS = 2.0
+"""How long what came while the loop stood still may take to be heard: a link that broke is made
+anew, a worker without credit sends what it held back.
+"""
 _QUIET_SECONDS = 1.0
 """How long after its last request a gateway that leaves may be asked for the next one: who asks
 again on the same connection, whose stream began before he could be told to go elsewhere, needs a
@@ -83,7 +86,9 @@ class GatewayService:
         self._link = link
         self._clock = clock
         self._worst_lag_seconds = 0.0
-        self._judges_from = -math.inf
+        self._listening = ListeningClock(
+            clock(), most_seconds=_STOOD_STILL_SECONDS, catch_up_seconds=_CATCH_UP_SECONDS
+        )
         self._is_closed = False
         self._idle = asyncio.Event()
         self.broken = asyncio.Event()
@@ -100,7 +105,9 @@ class GatewayService:
         )
         self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
         self.requests = LiveRequests(link, workers, self._metrics, self._tracing)
-        parts = ServingParts(link, workers, self.requests, self._metrics, clock)
+        parts = ServingParts(
+            link, workers, self.requests, self._metrics, clock, self._listened_seconds
+        )
         self.retrier = Retrier(
             parts,
             max_retries=config.gateway.max_retries,
@@ -161,6 +168,9 @@ class GatewayService:
         await asyncio.to_thread(self._link.close)
         await asyncio.to_thread(self._tracing.close)
 
+    def _listened_seconds(self) -> float:
+        return self._listening.at(self._clock())
+
     def _on_fatal(self) -> None:
         self.broken.set()
         self._idle.set()  # nobody may look after it any more
@@ -178,10 +188,12 @@ class GatewayService:
         retries that waited in vain; notice workers that are due to be tried, and when nobody asks
         any more.
 
-        Each turn has one time: who is late is judged by it, and the next turn's lag begins at it.
-        A pause of this process, wherever it falls, is the lag of one turn and nobody's lateness.
+        Each turn has one time, at which the next turn's lag begins: a pause of this process,
+        wherever it falls, is the lag of one turn. It is nobody's lateness: who is late is judged by
+        the time in which this process listened.
         """
         before = self._clock()
+        self._listening.look(before)  # nothing could be heard before
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = self._clock()
@@ -190,15 +202,12 @@ class GatewayService:
             self._worst_lag_seconds = 0.0
             with going_on("report_lag"):
                 self._link.set_lag(lag)
-            if lag >= _STOOD_STILL_SECONDS:
+            if self._listening.look(now, lag):
                 log.warning("the event loop stood still", extra={"seconds": lag})
-                self._judges_from = now + MAX_GAP_SECONDS
-            # What came while this process did not listen may close a gap, or be room.
-            if now >= self._judges_from:
-                with going_on("expire_gaps"):
-                    self.applier.expire_gaps(now)
-                with going_on("expire_retries"):
-                    self.retrier.expire(now)
+            with going_on("expire_gaps"):
+                self.applier.expire_gaps(self._listening.judged)
+            with going_on("expire_retries"):
+                self.retrier.expire(self._listening.judged)
             with going_on("look_at_workers"):
                 self.workers.look()
             if self.dispatcher.quiet_seconds() >= _QUIET_SECONDS:

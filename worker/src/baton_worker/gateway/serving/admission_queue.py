@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from baton_worker.gateway.errors import ApiError, full, internal
 from baton_worker.gateway.metrics import GatewayMetrics
+from baton_worker.gateway.serving.precedence import Precedence
 from baton_worker.gateway.serving.slots import Slots, Ticket
 from baton_worker.supervision import begin as begin_task
 from baton_worker.supervision import going_on
@@ -52,7 +53,9 @@ class Ahead(Protocol):
         """Return how many wait."""
 
     def serve(self) -> bool:
-        """Give them what room there is; False when this has to go on in another turn."""
+        """Look at a part of them, and give them what room there is; False when this has to go on
+        in another turn.
+        """
 
 
 Begin = Callable[[frozenset[str]], T | Lack]
@@ -93,8 +96,7 @@ class AdmissionQueue(Generic[T]):
         self._clock = clock
         self._is_due = self._is_fresh = False
         self._is_under_way = False  # a look at the line, of which a turn does a part
-        self._is_half_tried = self._is_news = False  # who is ahead; what came since they began
-        self._is_ahead_next = True  # they come before each look at the line
+        self._precedence = Precedence()
         self._kept: frozenset[str] = frozenset()
         self._lacking: set[Hashable] = set()  # kinds that were passed
         self._n_keeping = self._n_kept_for = 0
@@ -136,16 +138,23 @@ class AdmissionQueue(Generic[T]):
         dropped = self._slots.join(ticket)
         if dropped is not None:
             _fail(dropped, full("the waiting line is full", "line_full"))
-        self.room()  # it may stand before those that there is no room for
+        self._look_again()  # it may stand before those that there is no room for
         return await self._wait(ticket, undo)
 
     def room(self) -> None:
-        """Somebody may have room now: see to the line in the next turn of the event loop.
+        """Workers may have room now: see to those ahead and to the line in the next turn of the
+        event loop.
+        """
+        self._precedence.room()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Others in line may begin now.
 
         A look that is under way is gone on with first: where something comes in each turn, who
         stands behind others that are passed would never be tried.
         """
-        self._is_fresh = self._is_news = True
+        self._is_fresh = True
         self._serve_soon()
 
     def _serve_soon(self) -> None:
@@ -177,20 +186,30 @@ class AdmissionQueue(Generic[T]):
             made.cancel()
             self._metrics.in_line.set(self._slots.n_waiting)
             self._metrics.line_seconds.observe(self._clock() - since)
-            self.room()  # who stood behind a request that gave up may fit
+            self._look_again()  # who stood behind a request that gave up may fit
 
     def _serve(self) -> None:
+        """A turn: a part of those ahead, and where the line may look, a part of it behind them."""
         self._is_due = False
-        is_theirs = self._is_ahead_next
-        if len(self._ahead) and (is_theirs or self._is_news):
-            is_served = self._serve_ahead()
-            if is_theirs:
-                self._serve_soon()  # a turn for them, and one for the line, if anybody is in it
-                self._is_ahead_next = not (is_served and self._is_due)
-                return
-            # Room came between their turn and the line's, which has its look behind them all the
-            # same: where something comes in each turn, it would otherwise have none.
-        self._is_ahead_next = True
+        if self._serve_ahead():
+            self._serve_line()
+        is_more_ahead = len(self._ahead) > 0 and self._precedence.is_theirs
+        if self._is_fresh or self._is_under_way or is_more_ahead:
+            self._serve_soon()
+
+    def _serve_ahead(self) -> bool:
+        """Give a part of those ahead what room there is; whether the line may look now."""
+        if not len(self._ahead):
+            self._precedence.forget()
+        if not self._precedence.is_theirs:
+            return True
+        is_last = True
+        self._precedence.begin_part()
+        with going_on("waiting_retries"):
+            is_last = self._ahead.serve()
+        return self._precedence.end_part(is_last=is_last)
+
+    def _serve_line(self) -> None:
         if self._is_fresh and not self._is_under_way:
             self._is_fresh = False
             self._slots.pass_nobody()
@@ -200,19 +219,6 @@ class AdmissionQueue(Generic[T]):
         self._is_under_way = True
         is_over = self._look()
         self._is_under_way = not is_over and self._slots.n_waiting > 0
-        is_more_ahead = len(self._ahead) > 0 and (self._is_news or self._is_half_tried)
-        if self._is_fresh or self._is_under_way or is_more_ahead:
-            self._serve_soon()
-
-    def _serve_ahead(self) -> bool:
-        """Give those ahead what room there is; False while some of them are still to be tried."""
-        if not self._is_half_tried:
-            self._is_news = False
-        is_served = True
-        with going_on("waiting_retries"):
-            is_served = self._ahead.serve()
-        self._is_half_tried = not is_served
-        return is_served
 
     def _look(self) -> bool:
         """Begin a part of those who can; True when that was the last part, or what is kept for
@@ -238,7 +244,7 @@ class AdmissionQueue(Generic[T]):
         """What is kept for those that were passed has to be found anew: there is less room."""
         if self._n_keeping:
             self._is_under_way = False
-            self.room()
+            self._look_again()
 
     def _try(self, ticket: Ticket[_Waiting[T]]) -> bool:
         """Begin a request, or end it; False if nobody behind it may begin now."""

@@ -47,7 +47,8 @@ class Applier:
     """Turns link events into what clients and accounts see."""
 
     def __init__(self, parts: ServingParts, retrier: Retrier) -> None:
-        self._link, self._workers, self._requests, self._metrics, self._clock = parts
+        self._link, self._workers, self._requests, self._metrics, *clocks = parts
+        self._clock, self._listened = clocks
         self._retrier = retrier
 
     def apply(self, events: Sequence[GatewayLinkEvent]) -> None:
@@ -85,9 +86,13 @@ class Applier:
         else:
             self._lost(event)
 
-    def expire_gaps(self, now: float) -> None:
-        """End the requests whose rows have waited too long for a gap to close."""
-        for live in self._requests.with_expired_gap(now):
+    def expire_gaps(self, listened: float) -> None:
+        """End the requests whose rows have waited too long for a gap to close.
+
+        Args:
+            listened: a reading of the clock that gaps are timed by, `ServingParts.listened`.
+        """
+        for live in self._requests.with_expired_gap(listened):
             with going_on("gaps", partial(self._break_off, live)):
                 self._fault(live, Fault.GAP_TIMEOUT)
 
@@ -208,7 +213,7 @@ class Applier:
         """Merge a row and deliver what it adds; whether its worker did what it should."""
         if row.n_reused and row.attempt == live.key.attempt:
             live.n_reused = row.n_reused
-        merged = live.merge.offer(row, now)
+        merged = live.merge.offer(row, self._listened())
         if merged.held:
             self._requests.note_held(live, merged.held)
         if merged.stale:

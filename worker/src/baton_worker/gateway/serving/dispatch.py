@@ -97,7 +97,7 @@ class Dispatcher:
         limits: DispatchLimits,
         identity: GatewayIdentity,
     ) -> None:
-        self._link, self._workers, self._requests, self._metrics, self._clock = parts
+        self._link, self._workers, self._requests, self._metrics, self._clock, _ = parts
         self._retrier = retrier
         self._vocabulary = vocabulary
         self._limits = limits

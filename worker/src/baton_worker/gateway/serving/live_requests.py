@@ -207,9 +207,11 @@ class LiveRequests:
             self._holding.pop(live.key.handle, None)
         self._metrics.held_rows.inc(change)
 
-    def with_expired_gap(self, now: float) -> list[LiveRequest]:
-        """Return the requests whose rows have waited too long for a gap to close."""
-        return [live for live in self._holding.values() if live.merge.gap_expired(now)]
+    def with_expired_gap(self, listened: float) -> list[LiveRequest]:
+        """Return the requests whose rows have waited too long for a gap to close, by the clock that
+        they were offered by.
+        """
+        return [live for live in self._holding.values() if live.merge.gap_expired(listened)]
 
     def finish(self, live: LiveRequest, reported_by: str | None) -> None:
         """End a choice whose last delta is queued; `reported_by` ended it and needs no telling."""

@@ -12,10 +12,13 @@ from baton_worker.link.api import GatewayLink
 
 
 class ServingParts(NamedTuple):
-    """The link, the workers on it, the requests that are alive; `clock` counts seconds."""
+    """The link, the workers on it, the requests that are alive; `clock` counts seconds, `listened`
+    those in which this process listened: what others are late by.
+    """
 
     link: GatewayLink
     workers: LinkedWorkers
     requests: LiveRequests
     metrics: GatewayMetrics
     clock: Callable[[], float]
+    listened: Callable[[], float]

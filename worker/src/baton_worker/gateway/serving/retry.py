@@ -31,7 +31,7 @@ from baton_worker.gateway.serving.live_requests import LiveRequest
 from baton_worker.gateway.serving.pairing import weights_of
 from baton_worker.gateway.serving.parts import ServingParts
 from baton_worker.gateway.serving.suspects import Suspects
-from baton_worker.gateway.serving.waiting_retries import Waiting, WaitingRetries
+from baton_worker.gateway.serving.waiting_retries import Tried, Waiting, WaitingRetries
 from baton_worker.identity import Role
 from baton_worker.sampling import RESUME
 from baton_worker.supervision import going_on
@@ -55,7 +55,7 @@ class Retrier:
         max_wait_seconds: float,
         reserve_seconds: float,
     ) -> None:
-        self._link, self._workers, self._requests, self._metrics, _ = parts
+        self._link, self._workers, self._requests, self._metrics, _, self._listened = parts
         self._max_retries = max_retries
         self._max_wait_seconds = max_wait_seconds
         self._reserve_seconds = reserve_seconds
@@ -74,9 +74,13 @@ class Retrier:
         self._metrics.waiting_retries.set(len(self._waiting))
         return is_done
 
-    def expire(self, now: float) -> None:
-        """End those that have waited for too long, and forget those that ended otherwise."""
-        for one in self._waiting.take(lambda one: not _is_live(one.live) or now >= one.until):
+    def expire(self, listened: float) -> None:
+        """End those that have waited for too long, and forget those that ended otherwise.
+
+        Args:
+            listened: a reading of the clock that waits are timed by, `ServingParts.listened`.
+        """
+        for one in self._waiting.take(lambda one: not _is_live(one.live) or listened >= one.until):
             with going_on("waiting_retries"):  # each has left already: one must not cost the others
                 if _is_live(one.live):
                     self._end(one)
@@ -183,41 +187,42 @@ class Retrier:
             self._metrics.not_retried("no_workers")
             return error
         self._requests.end_attempt(live)
-        until = self._workers.now() + self._max_wait_seconds
+        until = self._listened() + self._max_wait_seconds
         self._waiting.join(Waiting(live, blamed, error, until))
         self._metrics.waiting_retries.set(len(self._waiting))
         facts = {"request": live.generation.request_id, "why": error.message}
         log.warning("a request waits to be tried again: every worker is full", extra=facts)
         return None
 
-    def _go_on_or_end(self, one: Waiting) -> bool:
+    def _go_on_or_end(self, one: Waiting) -> Tried:
         """As `_go_on`; a request that this gateway has a defect with ends, and harms no other."""
+        tried = Tried.OVER
         with going_on("waiting_retries", partial(self._break_off, one.live)):
-            if not self._go_on(one):
-                return False
-        self._lacking.clear()  # where a request ends there is room
-        return True
+            tried = self._go_on(one)
+        if tried is Tried.OVER:
+            self._lacking.clear()  # where a request ends there is room
+        return tried
 
     def _break_off(self, live: LiveRequest) -> None:
         with going_on("break_off"):
             error = internal("the gateway failed to try the request again")
             self._requests.fail(live.generation, error)
 
-    def _go_on(self, one: Waiting) -> bool:
-        """Begin an attempt that has waited; False when there is no room yet."""
+    def _go_on(self, one: Waiting) -> Tried:
+        """Begin an attempt that has waited, if there is room for it now."""
         live, blamed, error, _ = one
         if not _is_live(live):
-            return True
+            return Tried.OVER
         kind = self._kind_of(live, blamed)
         if kind in self._lacking:
-            return False
+            return Tried.NOT
         pair = self._assign(live, blamed)
         if pair is None:
             if self._may_have_room(live, blamed):
                 self._lacking.add(kind)
-                return False
+                return Tried.IN_VAIN
             self._end(one)
-            return True
+            return Tried.OVER
         unsent = self._begin(live, pair, error.message)
         if unsent is not None:
             ended: ApiError | None = unsent.error
@@ -225,7 +230,7 @@ class Retrier:
                 ended = self._retry(live, (unsent.worker_id,), error)
             if ended is not None:
                 self._requests.fail(live.generation, ended, outcome=_outcome(ended))
-        return True
+        return Tried.OVER
 
     def _kind_of(self, live: LiveRequest, blamed: tuple[str, ...]) -> Hashable:
         """Return what is equal of choices of which all lack room where one does."""
@@ -261,7 +266,7 @@ def _is_live(live: LiveRequest) -> bool:
 
 def _needs(live: LiveRequest) -> Needs:
     """Return what the next attempt asks of its workers."""
-    if not live.merge.delivered:
+    if not live.merge.next_position:
         return live.needs
     features = (*live.needs.features, RESUME)
     return live.needs._replace(features=features, weights=live.weights)

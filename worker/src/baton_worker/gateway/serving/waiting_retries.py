@@ -7,6 +7,7 @@ the order; what it takes to begin an attempt is `retry`'s. Knows no loop and no 
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,18 +18,36 @@ from baton_worker.gateway.serving.live_requests import LiveRequest
 _TRIES_PER_TURN = 16
 """Each looks at every worker some times over: a third of a millisecond for 64 of them."""
 
+_LOOKS_PER_TURN = 256
+"""Choices that a turn comes to at all. One that lacks what another was just tried in vain for is
+not tried itself: that costs some 10 microseconds.
+"""
+
 
 class Waiting(NamedTuple):
     """A choice between two attempts.
 
     `blamed`: which workers the next one may have to do without. `error`: what its client is told
-    when none comes. `until`: how long it waits, by the workers' clock.
+    when none comes. `until`: how long it waits, by `ServingParts.listened`.
     """
 
     live: LiveRequest
     blamed: tuple[str, ...]
     error: ApiError
     until: float
+
+
+class Tried(enum.Enum):
+    """What became of a choice whose turn it was."""
+
+    OVER = enum.auto()
+    """It waits no longer: its attempt has begun, or it has ended."""
+
+    IN_VAIN = enum.auto()
+    """No worker has room for it."""
+
+    NOT = enum.auto()
+    """The same, and no worker was looked at for it: another one's try told."""
 
 
 class WaitingRetries:
@@ -45,14 +64,16 @@ class WaitingRetries:
         """Let a choice wait behind those that do already."""
         self._line.append(one)
 
-    def serve(self, begin: Callable[[Waiting], bool]) -> bool:
-        """Try a part of the line; False while some of it is still to be tried.
-
-        `begin` returns False when there is no room for it yet.
-        """
-        for _ in range(min(len(self._line), _TRIES_PER_TURN)):
+    def serve(self, begin: Callable[[Waiting], Tried]) -> bool:
+        """Come to a part of the line; False while some of it is still to come."""
+        n_tries = 0
+        for _ in range(min(len(self._line), _LOOKS_PER_TURN)):
+            if n_tries == _TRIES_PER_TURN:
+                break
             one = self._line.popleft()
-            if not begin(one):
+            tried = begin(one)
+            n_tries += tried is not Tried.NOT
+            if tried is not Tried.OVER:
                 self._tried.append(one)
         if self._line:
             return False
