@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton_testing.processes import wait_until
 from baton_worker.config import (
     ConfigError,
     CurveConfig,
@@ -139,8 +140,10 @@ def test_a_process_is_started_with_the_environment_of_its_plan(tmp_path):
     supervisor = Supervisor([plan], reports, [], tmp_path)
     (child,) = supervisor.children
     supervisor._start(child)
+    environ = Path(f"/proc/{child.process.pid}/environ")
     try:
-        seen = Path(f"/proc/{child.process.pid}/environ").read_bytes().split(b"\0")
+        # Popen returns when exec is under way, and the kernel shows no environment before its end.
+        seen = wait_until("an environment", environ.read_bytes, bool).split(b"\0")
     finally:
         supervisor._end_all()
     assert b"CUDA_VISIBLE_DEVICES=7" in seen
