@@ -32,6 +32,7 @@ OVER_RANKS = "-ranks"
 BY_PARAMETER = ("tests/gpu/test_the_same_bits_any_way_it_is_served.py",)
 """Whose tests take a model that is loaded once for all of them, by its name."""
 LONGEST = (
+    "test_transformers_computes_the_same",
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b",
     "test_two_processes_say_the_same",
     "test_the_same_bits_any_way_it_is_served-gpu-tiny",

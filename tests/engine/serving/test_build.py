@@ -131,15 +131,15 @@ def test_a_gpu_build_without_a_gpu_says_what_paddle_says(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_mixture_for_a_gpu_is_refused_where_there_is_none(
+def test_a_model_that_no_gpu_serves_is_refused_where_there_is_none(
     make_checkpoint: Callable[..., Any], size: int
 ) -> None:
     """Who has no CUDA is not told to install it for a model that it will not serve."""
     config = ProcessConfig(
-        model=ModelConfig(path=str(make_checkpoint("qwen3_moe").path)),
+        model=ModelConfig(path=str(make_checkpoint("deepseek_v3").path)),
         engine=EngineConfig(device="gpu", framework="paddle", tensor_parallel_size=size),
     )
-    with pytest.raises(DeviceError, match=r"qwen3_moe\) is a mixture of experts, .* 'cpu'"):
+    with pytest.raises(DeviceError, match=r"deepseek_v3\) has MLA attention, .* 'cpu'"):
         build_engine(config)
 
 

@@ -36,7 +36,9 @@ def test_rows_become_e4m3_as_pytorch_rounds(torch: ModuleType, dtype: str, is_wh
     x = (torch.randn(33, 640, device="cuda") * 3).to(getattr(torch, dtype))
     values, scales = quantised(torch, x, is_whole)
     groups = x.float().unflatten(1, (scales.shape[1], -1))
-    wanted = groups.abs().amax(2) / 448.0
+    largest = groups.abs().amax(2)
+    # By a tensor: PyTorch's CUDA kernels multiply by a number's reciprocal, which rounds otherwise.
+    wanted = largest / torch.full_like(largest, 448.0)
     assert torch.equal(scales, wanted)
     rounded = (groups / wanted[..., None]).to(torch.float8_e4m3fn).flatten(1)
     assert torch.equal(values, rounded.view(torch.uint8))
@@ -54,7 +56,7 @@ def test_products_are_as_defined_and_the_same_in_any_company(
     scaled.scaled_matmul_into(*x, *weight, out)
     a, b = plain(torch, x), plain(torch, weight)
     assert ((out - a @ b.T).abs() <= 1e-5 * (a.abs() @ b.abs().T)).all()
-    for count in {1, 2, rows // 2 or 1}:
+    for count in {1, min(2, rows), rows // 2 or 1}:
         few = torch.full((count, outputs), torch.nan, device="cuda")
         scaled.scaled_matmul_into(x[0][:count], x[1][:count], *weight, few)
         assert torch.equal(few, out[:count])
