@@ -5,14 +5,14 @@
     python3 tools/gpu.py run PROGRAM [the program's options]
     python3 tools/gpu.py lay-out --library FILE --site FOLDER
 
-Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with
-the command that installs them. Everything is built under ops/build/gpu; nothing is installed.
-`test` leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp); with options of
-pytest's the suite is not whole, and the stamp says so. Its processes share the GPUs, `--jobs` of
-them at once on each of `--gpus` (see gpu_jobs). `run` is for the benchmarks in tests/gpu and
-tests/bench/gpu: a program of this checkout over that library, its options as it takes them.
-`lay-out` needs no GPU: it makes a folder in which Python finds a library before one that is
-installed.
+Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with the
+command that installs them. Everything is built under ops/build/gpu; nothing is installed. `test`
+leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp), one of what has run so far
+behind each process; with options of pytest's, or ended before its end, the suite is not whole, and
+the stamp says so. Its processes share the GPUs, `--jobs` of them at once on each of `--gpus` (see
+gpu_jobs). `run` is for the benchmarks in tests/gpu and tests/bench/gpu: a program of this checkout
+over that library, its options as it takes them. `lay-out` needs no GPU: it makes a folder in which
+Python finds a library before one that is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,24 +230,54 @@ def gpu_names(wanted: int) -> list[str]:
     return (seen.split(",") if seen else [str(number) for number in range(wanted)])[:wanted]
 
 
+Cases = list[tuple[str, str]]
+"""Each test's id and its outcome."""
+
+
 def at_once(
-    plain: Sequence[str], suites: Sequence[str], folder: Path, most: int, gpus: int
-) -> list[tuple[str, str]]:
-    """Run the suite as several processes, tell how each ended, and return the cases of all."""
+    plain: Sequence[str],
+    suites: Sequence[str],
+    folder: Path,
+    most: int,
+    gpus: int,
+    keep: Callable[[Cases], object] = lambda cases: None,
+) -> Cases:
+    """Run the suite as several processes, tell how each ended, and return the cases of all.
+
+    Args:
+        keep: is given all cases so far behind each process: who is ended meanwhile loses no more
+            than what is under way.
+    """
     try:
         tests = gpu_jobs.collected([*plain, *suites], ROOT, environment())
     except RuntimeError as error:
         sys.exit(f"[gpu] the suite cannot be collected\n{error}")
     jobs = gpu_jobs.jobs_of(tests)
     say(f"{len(tests)} tests in {len(jobs)} processes, at most {most} at once on a GPU")
-    cases: list[tuple[str, str]] = []
+    cases: Cases = []
     running = gpu_jobs.Running(
         plain, folder, ROOT, environment(), gpu_memory_bytes(), gpus=gpu_names(gpus)
     )
     for ended in gpu_jobs.run(running, jobs, most):
         cases += gpu_jobs.cases_of_job(ended)
         say(f"{ended.job.name}: {ended.seconds:.0f} s: {gpu_jobs.last_words(ended)}")
+        keep(cases)
     return cases
+
+
+def stamp_of(cases: Cases, digests: Path, whole: bool) -> gpu_stamp.Stamp:
+    """Return the stamp of what has run, on this machine and of this code."""
+    kept, torn = gpu_jobs.digests_of(digests)
+    told = [(f"two processes of this run::{name} is told otherwise", "failed") for name in torn]
+    files = gpu_stamp.hashes()
+    return gpu_stamp.Stamp(
+        commit=commit(),
+        content=gpu_stamp.content_of(files),
+        files=files,
+        results=results_of([*cases, *told], whole=whole),
+        machine=machine(),
+        digests=kept,
+    )
 
 
 def test(options: argparse.Namespace, more: Sequence[str]) -> int:
@@ -273,19 +303,13 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         cases = gpu_jobs.cases_of(report)
         cases += gpu_jobs.unexplained("pytest", code, cases)
     else:
-        code, cases = 0, at_once(plain, suites, folder, options.jobs, options.gpus)
-    kept, torn = gpu_jobs.digests_of(digests)
-    cases += [(f"two processes of this run::{name} is told otherwise", "failed") for name in torn]
-    files = gpu_stamp.hashes()
-    results = results_of(cases, whole=not more)
-    stamp = gpu_stamp.Stamp(
-        commit=commit(),
-        content=gpu_stamp.content_of(files),
-        files=files,
-        results=results,
-        machine=machine(),
-        digests=kept,
-    )
+
+        def keep(cases: Cases) -> None:
+            gpu_stamp.write(stamp_of(cases, digests, whole=False), options.stamp)
+
+        code, cases = 0, at_once(plain, suites, folder, options.jobs, options.gpus, keep)
+    stamp = stamp_of(cases, digests, whole=not more)
+    results = stamp.results
     others = gpu_stamp.unlike(before, stamp) if before else []
     gpu_stamp.write(stamp, options.stamp)
     sys.stdout.write(table(cases) + "\n")

@@ -184,3 +184,24 @@ def test_a_suite_that_ended_early_in_one_process_leaves_no_stamp_without_failure
     left = gpu_stamp.read(stamp)
     assert left is not None
     assert left.results.names_failed == ("pytest::status 3",)
+
+
+def test_a_suite_that_is_ended_leaves_a_stamp_of_what_had_run(monkeypatch, tmp_path: Path) -> None:
+    """As the time that a machine is lent for ends it."""
+
+    def ended(_plain, _suites, _folder, _most, _gpus, keep) -> None:
+        keep([("a.py::test_x", "passed")])
+        keep([("a.py::test_x", "passed"), ("b.py::test_y", "failed")])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(gpu, "at_once", ended)
+    monkeypatch.setattr(gpu, "machine", lambda: {"gpu": "x"})
+    monkeypatch.setenv("BATON_GPU_DIGESTS", "")
+    stamp = tmp_path / "stamp.json"
+    with pytest.raises(KeyboardInterrupt):
+        gpu.test(argparse.Namespace(stamp=stamp, jobs=2, gpus=2), [])
+    left = gpu_stamp.read(stamp)
+    assert left is not None
+    assert (left.results.passed, left.results.failed) == (1, 1)
+    assert not left.results.whole
