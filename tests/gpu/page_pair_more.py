@@ -5,6 +5,7 @@ Owns their goals. Knows no file.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -278,18 +279,18 @@ def ratios(told: Record, where: str, results: str) -> str:
         some = [one for one in told["ratios"] if one["mix"]["name"] == mix["name"]]
         rows = [
             [one["name"], one["gpus"], f"{one['at_once']['tokens_per_s']:,.0f}",
-             f"{one['at_once']['prompt_tokens_per_s']:,.0f}",
+             f"{one['at_once']['prompt_tokens_per_s']:,.0f}", _asked(one),
              *(_plain_ms(one["arriving"][name])
                for name in ("ttft_p50", "ttft_p99", "gap_p50", "gap_p99"))]
             for one in some
         ]  # fmt: skip
-        head = ["", "GPUs", "tokens/s", "of prompts", "first token p50, ms", "p99", "gap p50, ms",
-                "p99"]  # fmt: skip
+        head = ["", "GPUs", "tokens/s", "of prompts", "sent of that", "first token p50, ms", "p99",
+                "gap p50, ms", "p99"]  # fmt: skip
         arriving = some[0]["arriving"]
         parts.append(
             f"### {mix['name'].capitalize()}: {mix['prompt']:,} tokens in, {mix['tokens']:,} out"
             f"\n\n{mix['burst']} at once; then {arriving['requests']} by chance, "
-            f"{arriving['requests_per_s']:.2f} a second.\n\n{table(head, rows)}"
+            f"{arriving['requests_per_s']:.2f} a second. {_best(some)}\n\n{table(head, rows)}"
         )
     failed = "".join(f"\n- {line}" for line in told.get("unmeasured") or ())
     lacks = f"\n\nNot measured:\n{failed}" if failed else ""
@@ -297,11 +298,36 @@ def ratios(told: Record, where: str, results: str) -> str:
     return f"""## Which ratio
 
 `make gpu-bench-4` on {where}, commit {told["commit"]}; [its numbers]({results}). Every deployment
-stood alone on the GPUs. Tokens a second are those of requests that came all at once; first tokens
-and gaps those of requests that came by chance, at {share(told["load"])} of the requests a second
-that the first deployment of the table served at once, the same for all.
+stood alone on the GPUs: {told["model"]}, {told["layers"]} layers, chunks of 2,048 tokens, KV by
+{told["kv"]}. Tokens a second are those of requests that came all at once; first tokens and gaps
+those of requests that came by chance, at {share(told["load"])} of the requests a second that the
+first deployment of the table served at once, the same for all. *Sent of that*: what came by chance
+over what the row's own deployment served at once. Above 100 % requests only queue, and first
+tokens say how long the run was.
 
 {tables}{lacks}"""
+
+
+def _best(some: Sequence[Record]) -> str:
+    """Say who serves most, and of those that were not sent more than they serve whose gaps are
+    shortest.
+    """
+    most = max(some, key=lambda one: one["at_once"]["tokens_per_s"])
+    kept_up = [one for one in some if _sent(one) <= 1]
+    quickest = min(kept_up, key=lambda one: one["arriving"]["gap_p99"]["value"] or math.inf)
+    return (
+        f"Most tokens a second: {most['name']}. Shortest gaps (p99) of those that keep up: "
+        f"{quickest['name']}."
+    )
+
+
+def _sent(one: Record) -> float:
+    return float(one["arriving"]["requests_per_s"] / one["at_once"]["requests_per_s"])
+
+
+def _asked(one: Record) -> str:
+    """Return what was sent by chance, of what was served at once."""
+    return share(_sent(one))
 
 
 def _plain_ms(told: Record) -> str:

@@ -159,8 +159,13 @@ class StoredTensor:
             CheckpointError: the storage dtype is not F32, F16 or BF16.
         """
         if self.dtype not in _STORED_AS:
+            hint = (
+                ""
+                if self.dtype != E4M3
+                else ("; matrices may be FP8 where quantization_config of config.json says so")
+            )
             raise CheckpointError(
-                f"{self.key}: stored as {self.dtype}, supported are {sorted(_STORED_AS)}"
+                f"{self.key}: stored as {self.dtype}, supported are {sorted(_STORED_AS)}{hint}"
                 f"{self.where}"
             )
 

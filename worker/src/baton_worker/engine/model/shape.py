@@ -260,7 +260,11 @@ def _mla(raw: RawConfig) -> Mla:
 def _quantisation(raw: RawConfig, mla: Mla | None) -> Fp8 | None:
     found = read_quantisation(raw.quantization_config)
     if found is not None and mla is not None:
-        refuse("quantization_config", raw.quantization_config, "absent from models with MLA")
+        raise ModelShapeError(
+            f"quantization_config says FP8, which no engine computes for models with MLA "
+            f"({raw.model_type}): convert the weights to bfloat16 and take the field out; a GPU "
+            "does not compute MLA either, so engine.device must be 'cpu'"
+        )
     return found
 
 
