@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import gpu_jobs
+import gpu_needs
 import gpu_stamp
 import pytest
 
@@ -60,8 +61,8 @@ def test_what_is_laid_out_is_found_before_what_is_installed(tmp_path: Path) -> N
 
 
 def test_packages_that_are_missing_are_named_by_their_distributions(monkeypatch) -> None:
-    monkeypatch.setattr(gpu, "NEEDS", {"json": "json", "no_such_module": "its-distribution"})
-    assert gpu.missing_modules() == ["its-distribution"]
+    monkeypatch.setattr(gpu_needs, "NEEDS", {"json": "json", "no_such_module": "its-distribution"})
+    assert gpu_needs.missing_modules() == ["its-distribution"]
 
 
 @pytest.mark.parametrize(
@@ -117,24 +118,24 @@ def test_a_machine_with_too_few_gpus_is_told_so(
 ) -> None:
     cuda = types.SimpleNamespace(device_count=lambda: len(names), get_device_name=names.__getitem__)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
-    said = gpu.too_few_gpus(2)
+    said = gpu_needs.too_few_gpus(2)
     assert told in said
     assert bool(said) == bool(told)
 
 
 def test_a_machine_without_pytorch_is_told_so(monkeypatch) -> None:
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    assert "PyTorch" in gpu.what_is_missing(builds=True)
+    monkeypatch.setattr(gpu_needs.importlib.util, "find_spec", lambda name: None)
+    assert "PyTorch" in gpu_needs.what_is_missing(builds=True)
 
 
 def test_all_that_is_missing_is_told_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(gpu, "missing_device", lambda: "no device")
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
-    monkeypatch.setattr(gpu, "NEEDS", {"no_such_module": "its-distribution"})
-    told = gpu.what_is_missing(builds=True)
-    for what in ("no device", *gpu.PROGRAMS.values(), "its-distribution"):
+    monkeypatch.setattr(gpu_needs, "missing_device", lambda: "no device")
+    monkeypatch.setattr(gpu_needs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(gpu_needs, "NEEDS", {"no_such_module": "its-distribution"})
+    told = gpu_needs.what_is_missing(builds=True)
+    for what in ("no device", *gpu_needs.PROGRAMS.values(), "its-distribution"):
         assert what in told
-    assert gpu.PROGRAMS["cmake"] not in gpu.what_is_missing(builds=False)
+    assert gpu_needs.PROGRAMS["cmake"] not in gpu_needs.what_is_missing(builds=False)
 
 
 def test_a_program_runs_beside_its_neighbours_with_the_options_that_are_its_own(
@@ -145,7 +146,7 @@ def test_a_program_runs_beside_its_neighbours_with_the_options_that_are_its_own(
         "import neighbour, sys, baton_testing, pathlib\n"
         "pathlib.Path(sys.argv[-1]).write_text(' '.join(sys.argv[1:-1]))\n"
     )
-    monkeypatch.setattr(gpu, "what_is_missing", lambda builds: "")
+    monkeypatch.setattr(gpu_needs, "what_is_missing", lambda builds: "")
     monkeypatch.setattr(gpu, "lay_out", lambda library: None)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     library, told = tmp_path / "a.so", tmp_path / "told"
