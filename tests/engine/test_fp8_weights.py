@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -291,3 +292,14 @@ def test_fp8_without_a_word_of_it_in_the_config_is_refused(make: Make) -> None:
         match=r"q_proj.weight: stored as F8_E4M3, supported are .*quantization_config of",
     ):
         load(folder)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_told_by_key(make: Make) -> None:
+    """And does not end the process, as a read through a map would."""
+    path = make("qwen2") / "model.safetensors"
+    stored = open_checkpoint(path.parent)[f"{UP}.weight"]
+    whole = stored.e4m3()
+    assert (stored.e4m3(slice(3, 9), slice(1, 5)) == whole[3:9, 1:5]).all()
+    os.truncate(path, 4096)
+    with pytest.raises(CheckpointError, match=rf"^{UP}.weight: F8_E4M3 .* it was longer when"):
+        stored.e4m3()

@@ -186,6 +186,7 @@ def test_all_are_tried_in_their_order_and_none_is_lost(arrivals, answers, otherw
             assert sum(costs) == 16 or len(costs) == 256, "the loop has its turn"
             costs.clear()
         assert sum(costs) <= 16
+        assert len(costs) <= 256
         assert tried == before
         assert len(line) == len(expected)
     assert line.take(lambda one: True) == list(expected)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton_worker.config import ConfigError
 from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
 
 USER = [{"role": "user", "content": "hi " * 1000}]
@@ -159,6 +160,12 @@ def test_the_longest_conversations_have_room() -> None:
     assert len(template.render(long)) > 4_000_000
     many = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b</think>c"}] * 4096
     assert template.render(many).count("\n") == 8192
+
+
+@pytest.mark.parametrize("name", ["wordwrap(1)", "urlize"])
+def test_filters_that_take_the_square_of_a_text_are_not_there(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"No filter named '{name.partition('(')[0]}'"):
+        ChatTemplate("{{ messages[0].content|" + name + " }}", {})
 
 
 def test_one_rendering_takes_nothing_from_the_next() -> None:

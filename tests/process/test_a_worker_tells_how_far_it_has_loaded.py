@@ -49,8 +49,8 @@ StoredTensor.write_to = gated
 sys.exit(main(["mixed", "--config", config]))
 """
 AT = main_layer(0).input_norm
-READ_BEFORE = (EMBED, FINAL_NORM, AT)
-"""What the loader of the host has begun with when it comes to the gate."""
+READ_BEFORE = (EMBED, FINAL_NORM)
+"""What the loader of the host is done with when it comes to the gate."""
 
 
 @dataclass

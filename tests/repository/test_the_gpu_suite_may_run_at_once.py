@@ -108,8 +108,12 @@ def test_jobs_go_where_least_is_held_and_those_that_use_all_gpus_where_all_have_
     assert running.gpu_for(third, 3) == 1
     del running._going[large]
     assert running.gpu_for(on_all, 2) == 0
+    running._going.clear()
     running._going[on_all] = going(0)
+    running._going[third] = going(0)
     assert running.gpu_for(large, 3) is None, "what uses all holds memory of either"
+    del running._going[on_all]
+    assert running.gpu_for(large, 3) == 1
 
 
 def test_a_process_sees_its_own_gpu_first(tmp_path: Path) -> None:

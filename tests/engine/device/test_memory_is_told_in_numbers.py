@@ -17,10 +17,11 @@ from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device import start
+from baton_worker.engine.backends.device import sizing, start
 from baton_worker.engine.backends.device.budget import Budget, told
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
+from baton_worker.engine.backends.device.seam import MemoryUse
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
@@ -68,6 +69,17 @@ def test_a_card_of_80_gib_holds_an_8b_model_and_several_requests_of_128k_tokens(
         "KV, which is 442336 tokens of 128.0 KiB"
     )
     assert budget().facts()["longest_requests"] == 3
+
+
+def test_the_fullest_of_all_ranks_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [20 << 30, 12 << 30, 16 << 30]
+    uses = [MemoryUse(free=each, total=80 << 30, peak=0) for each in free]
+    monkeypatch.setattr(sizing, "_measured", lambda *_: (uses, 16_000))
+    known = budget(working=None)
+    nobody: Any = None
+    found = sizing.measured_budget(nobody, nobody, known)
+    probed = (16_000 + RESERVED_BLOCKS) * known.block_bytes
+    assert found.working == (80 << 30) - (12 << 30) - probed - known.others - known.weights
 
 
 def test_what_does_not_fit_is_refused_with_the_tokens_that_would() -> None:

@@ -114,7 +114,8 @@ MANY = [(197, 16, True, 8), (197, 13, False, 1), (771, 16, True, 8), (771, 13, F
 @pytest.mark.parametrize(
     ("name", "n_tokens", "hidden", "is_bf16", "between"),
     [(name, *shape) for name in RULES for shape in SHAPES]
-    + [(name, *shape) for name in ("not-normed", "ernie") for shape in MANY],
+    + [(name, *shape) for name in ("not-normed", "ernie") for shape in MANY]
+    + [("all", 450, 16, True, 8)],  # a block sorts its pairs in four rounds
 )
 def test_choices_are_the_rules_and_pairs_stand_by_expert(
     routes: host_routes.HostRoutes,
@@ -211,12 +212,17 @@ def test_of_equals_the_lower_expert_is_taken(routes: host_routes.HostRoutes) -> 
 @pytest.mark.parametrize("is_bf16", [True, False])
 @pytest.mark.parametrize("columns", [8, 51, 2056])
 @pytest.mark.parametrize("has_beside", [True, False])
-@pytest.mark.parametrize("between", [8, 3])
+@pytest.mark.parametrize(("between", "chosen"), [(8, 4), (3, 4), (8, 1), (3, 6), (8, 7), (8, 8)])
 def test_a_tokens_pairs_are_added_in_their_order(
-    routes: host_routes.HostRoutes, is_bf16: bool, columns: int, has_beside: bool, between: int
+    routes: host_routes.HostRoutes,
+    is_bf16: bool,
+    columns: int,
+    has_beside: bool,
+    between: int,
+    chosen: int,
 ) -> None:
     rng = np.random.default_rng(columns)
-    n_tokens, chosen = 5, 4
+    n_tokens = 5
     made = rng.standard_normal((n_tokens * chosen, columns)).astype(np.float32)
     beside = rng.standard_normal((n_tokens, columns)).astype(np.float32)
     place = rng.permutation(n_tokens * chosen).astype(np.int32)

@@ -6,6 +6,7 @@ as `key=value` (text) or as one JSON object a line. Logs go to stderr: stdout be
 
 from __future__ import annotations
 
+import _thread
 import logging
 import sys
 import threading
@@ -182,3 +183,23 @@ def configure_logging(process: str, level: str, style: LogFormat) -> None:
     handler.addFilter(Bounded())
     handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def say_within(line: Callable[[], None], seconds: float) -> None:
+    """Say a line and return when it is said, or after so long: who ends a process must not wait for
+    a log that nobody reads, nor for a lock of logging's that is his own.
+
+    A signal's handler may call it: it takes none of the locks of `threading`, which the interrupted
+    thread may have.
+    """
+    said = _thread.allocate_lock()
+    said.acquire()
+
+    def say() -> None:
+        try:
+            line()
+        finally:
+            said.release()
+
+    _thread.start_new_thread(say, ())
+    said.acquire(timeout=seconds)

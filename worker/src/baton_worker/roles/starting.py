@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 
 from prometheus_client import CollectorRegistry
@@ -22,6 +23,7 @@ from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.metrics import WeightMetrics
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.identity import Role
+from baton_worker.logs import say_within
 from baton_worker.metrics import MetricFactory
 from baton_worker.roles.control import ControlServer, Orders
 from baton_worker.roles.event_queue import DraftCountRequested, DrainRequested, EventQueue
@@ -30,6 +32,10 @@ from baton_worker.roles.health import HealthServer, HealthSources
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SAY_SECONDS = 1.0
+"""For which a log that takes no line holds up who ends: a pipe that nobody reads, or a lock that
+the interrupted thread has.
+"""
 
 
 class Starting:
@@ -85,9 +91,11 @@ class Starting:
             raise
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        facts = {"signal": signal.Signals(number).name, "was_at": self.progress.now().told()}
-        log.info("ending before the engine was there", extra=facts)
         self.control.remove()
+        facts = {"signal": signal.Signals(number).name, "was_at": self.progress.now().told()}
+        say_within(
+            partial(log.info, "ending before the engine was there", extra=facts), SAY_SECONDS
+        )
         os._exit(0)
 
     def _sources(self) -> HealthSources:

@@ -20,6 +20,7 @@ from baton_worker.engine.progress import Activity, Progress
 from baton_worker.faults import EXIT_FAULT
 from baton_worker.identity import RequestKey
 from baton_worker.listening import ListeningClock
+from baton_worker.logs import say_within
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +154,4 @@ class Watchdog:
 
 
 def _say(line: Callable[[], None]) -> None:
-    speaker = threading.Thread(target=line, name="watchdog-log", daemon=True)
-    speaker.start()
-    speaker.join(SAY_SECONDS)
+    say_within(line, SAY_SECONDS)

@@ -75,11 +75,18 @@ class StoredTensor:
         """Return the numbers of these rows and columns of an e4m3 matrix, without scales.
 
         Raises:
-            CheckpointError: the storage dtype is another.
+            CheckpointError: the storage dtype is another, or the file cannot be read.
         """
         if self.dtype != E4M3:
             raise CheckpointError(f"{self.key}: stored as {self.dtype}, wanted is {E4M3}")
-        return decoded(self.raw[rows, columns])
+        part = self.raw[rows, columns]
+        if self.file is None:
+            return decoded(part)
+        out = np.empty(part.shape, np.float32)
+        with self._telling():
+            for block, values in self.file.blocks(part):
+                out[block] = decoded(values)
+        return out
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> StoredTensor:
         """Return these rows (and columns, of a matrix) as a tensor of their own; nothing is read.

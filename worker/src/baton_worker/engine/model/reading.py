@@ -26,18 +26,19 @@ class CheckedReader:
     """Hands out stored tensors of expected shapes and remembers which keys were asked for.
 
     Args:
-        on_asked: told of each tensor's bytes when it is asked for first.
+        on_passed: told of each tensor's bytes when the next one is asked for.
     """
 
     def __init__(
         self,
         checkpoint: Mapping[str, StoredTensor],
         model_shape: ModelShape,
-        on_asked: Callable[[int], None] = lambda n_bytes: None,
+        on_passed: Callable[[int], None] = lambda n_bytes: None,
     ) -> None:
         self._checkpoint = checkpoint
         self._model_shape = model_shape
-        self._on_asked = on_asked
+        self._on_passed = on_passed
+        self._asked_bytes = 0
         self._read: set[str] = set()
         self._compared: set[tuple[str, str]] = set()
         quantisation = model_shape.quantisation
@@ -54,7 +55,8 @@ class CheckedReader:
             raise CheckpointError(f"{key}: missing key for {self._expectation()}{self._files()}")
         if key not in self._read:
             self._read.add(key)
-            self._on_asked(stored.raw.nbytes)
+            self._on_passed(self._asked_bytes)
+            self._asked_bytes = stored.raw.nbytes
         if stored.shape != shape:
             raise CheckpointError(
                 f"{key}: expected shape {shape}, found {stored.shape}{stored.where}"

@@ -39,6 +39,8 @@ _CHARACTERS_BITS: Final = 6
 """64 characters, or items of a list, are looked at in one step."""
 _CHEAP: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length"})
 """Filters that take as long for a long list as for a short one."""
+_QUADRATIC: Final = ("urlize", "wordwrap")
+"""Filters that take the square of a text's length, and that no chat needs."""
 _OF_JINJA: Final = frozenset({"_loop_vars", "_block_vars"})
 """What it tells with each call of the block that the call stands in."""
 _SHALLOW: Final = frozenset({
@@ -88,6 +90,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         )
         self._budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
         self.globals.pop("lipsum")
+        for name in _QUADRATIC:
+            self.filters.pop(name)
         for name, function in list(self.filters.items()):
             self.add_filter(name, function)
         self.add_filter("counted", _same)
