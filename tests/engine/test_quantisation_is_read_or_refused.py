@@ -105,13 +105,21 @@ FP8_REFUSED: list[tuple[str, Any, str]] = [
     ("kv_cache_quant", {"bits": 8}, "unset"),
     ("modules_to_not_convert", "lm_head", "a list of names"),
     ("modules_to_not_convert", [3], "a list of names"),
+    (
+        "modules_to_not_convert",
+        ["((\\w|\\.)+)+!"],
+        "an expression with 4 repetitions at most, of no group",
+    ),
+    ("modules_to_not_convert", [".*a.*b.*c.*d.*"], "an expression with 4 repetitions"),
+    ("modules_to_not_convert", ["a{99999999999999999999}"], "a name or a regular expression"),
+    ("modules_to_not_convert", ["(" * 5000], "a name or a regular expression"),
     ("ignored_layers", ["(lm_head"], "a name or a regular expression"),
 ]
 
 
 @pytest.mark.parametrize(("field", "value", "supported"), FP8_REFUSED)
 def test_what_fp8_says_otherwise_is_refused(field: str, value: Any, supported: str) -> None:
-    shown = value[0] if supported.startswith("a name") else value
+    shown = value[0] if supported.startswith(("a name", "an expression")) else value
     message = f"quantization_config.{field} is {shown!r}, supported is {supported}"
     with pytest.raises(ModelShapeError, match=f"^{re.escape(message)}"):
         read_quantisation(DEEPSEEK | {field: value})

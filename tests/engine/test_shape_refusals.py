@@ -215,6 +215,24 @@ def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
         ),
         ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, supported is an even"),
         ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank is 8192, supported is <= 4090"),
+        ("deepseek_v3", {"kv_lora_rank": 33}, "kv_lora_rank is 33, supported is an even number"),
+        (
+            "deepseek_v3",
+            {"qk_rope_head_dim": 8192},
+            "qk_rope_head_dim is 8192, supported is < 4096",
+        ),
+        (
+            "deepseek_v3",
+            {
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "mscale_all_dim": 1e160,
+                }
+            },
+            "mscale_all_dim is 1e+160, supported is a smaller number",
+        ),
         (
             "deepseek_v3",
             {"q_lora_rank": 0},

@@ -233,6 +233,17 @@ def test_an_absent_shard_is_named(make_checkpoint: Callable[..., Any]) -> None:
         load(made.path)
 
 
+def test_an_index_that_cannot_be_read_is_named(make_checkpoint: Callable[..., Any]) -> None:
+    path = make_checkpoint(shards=2).path / "model.safetensors.index.json"
+    path.write_text('{"metadata":' + "[" * 20_000)
+    with pytest.raises(CheckpointError, match=f"^{re.escape(str(path))}: "):
+        load(path.parent)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointError, match=f"^{re.escape(str(path))}: Is a directory"):
+        load(path.parent)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -204,7 +204,11 @@ def open_checkpoint(model_dir: Path) -> Mapping[str, StoredTensor]:
     index_path = model_dir / INDEX_FILE
     if not index_path.exists():
         raise CheckpointError(f"{model_dir}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
-    index = _decode(index_path.read_bytes(), _Index, index_path)
+    try:
+        encoded = index_path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{index_path}: {error.strerror}") from error
+    index = _decode(encoded, _Index, index_path)
     return _sharded(model_dir, index.weight_map)
 
 
@@ -324,5 +328,5 @@ def _cut_off(path: Path) -> str:
 def _decode(encoded: bytes, kind: Any, path: Path) -> Any:
     try:
         return msgspec.json.decode(encoded, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error

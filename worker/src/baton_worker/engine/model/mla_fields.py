@@ -75,7 +75,11 @@ def read_mla(raw: RawMla, n_heads: int, kv_heads: int | None, head_dim: int | No
     if sizes.rope_size % 2:
         refuse("qk_rope_head_dim", sizes.rope_size, "an even number")
     if sizes.row_size > MOST_ROW:
+        if sizes.rope_size >= MOST_ROW:
+            refuse("qk_rope_head_dim", sizes.rope_size, f"< {MOST_ROW}")
         refuse("kv_lora_rank", sizes.kv_rank, f"<= {MOST_ROW - sizes.rope_size}")
+    if sizes.row_size % 2:
+        refuse("kv_lora_rank", sizes.kv_rank, "an even number")
     _refuse_others("qk_head_dim", raw.qk_head_dim, sizes.query_size)
     _refuse_others("num_key_value_heads", kv_heads, n_heads)
     _refuse_others("head_dim", head_dim, sizes.rope_size)

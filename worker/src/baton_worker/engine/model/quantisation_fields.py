@@ -130,18 +130,30 @@ def _mapping(path: str, value: object) -> Fields:
     return value
 
 
+_REPEATED = re.compile(r"[*+{]")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_MOST_REPEATED = 4
+"""Of a pattern: each one more may take as many tries as a module's name has characters."""
+
+
 def _patterns(fields: Fields, field: str, pattern_of: Callable[[str], str]) -> list[str]:
     names = fields.get(field)
     if names is None:
         return []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         refuse(f"{FIELD}.{field}", names, "a list of names")
-    for name in names:
-        try:
-            re.compile(pattern_of(name))
-        except re.error as error:
-            refuse(f"{FIELD}.{field}", name, f"a name or a regular expression ({error})")
-    return [pattern_of(name) for name in names]
+    return [_checked(f"{FIELD}.{field}", name, pattern_of(name)) for name in names]
+
+
+def _checked(path: str, name: str, pattern: str) -> str:
+    """Refuse what is no regular expression, or one that may try for ever on a name."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        refuse(path, name, f"a name or a regular expression ({error})")
+    if _REPEATED_GROUP.search(name) or len(_REPEATED.findall(name)) > _MOST_REPEATED:
+        refuse(path, name, f"an expression with {_MOST_REPEATED} repetitions at most, of no group")
+    return pattern
 
 
 def _module_pattern(name: str) -> str:

@@ -123,7 +123,7 @@ def read_score_factor(rope_scaling: Block | None, parameters: Block | None) -> f
         if _kind(block) == "yarn":
             fields = _Fields(name, block)
             grown = _grown(fields.factor(), fields.number("mscale_all_dim", 0.0))
-            if grown**2 > _MOST_ATTENTION:
+            if grown > _MOST_ATTENTION**0.5:
                 fields.refuse("mscale_all_dim", block.get("mscale_all_dim"), "a smaller number")
             return grown**2
     return 1.0
