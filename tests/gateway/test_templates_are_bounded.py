@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_worker.config import ConfigError
 from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from baton_worker.gateway.text.format_size import brace_format, percent_format
 
 USER = [{"role": "user", "content": "hi " * 1000}]
 MILLION = "{% set s = 'a' * 1000000 %}"
@@ -41,6 +44,15 @@ ENDLESS = {
     "output": "{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}",
     "constant text": "{% for i in range(99999) %}" + "x" * 60_000 + "{% endfor %}",
     "lists within lists": LAUGHS,
+    "a width in a format": "{{ '%10000000000d'|format(1) }}",
+    "a width after %": "{{ '%10000000000d' % 1 }}",
+    "a width in braces": "{{ '{:10000000000}'.format(1) }}",
+    "a format of many widths": "{{ ('%(a)9999s' * 500000 % {'a': 1})|length }}",
+    "a value shown often by %": MILLION + "{{ ('%(a)s' * 5000 % {'a': s})|length }}",
+    "a value shown often in braces": MILLION + "{{ ('{a}' * 5000).format(a=s)|length }}",
+    "a value shown often by a filter": MILLION + "{{ ('%(a)s' * 5000)|format(a=s)|length }}",
+    "a format without fields": LAUGHS + "{{ 'a'.format(ns.l) }}",
+    "a list that shows as a format": "{{ ['%10000000000d']|format(1) }}",
     "many texts joined": MILLION + "{{ [s, s, s, s, s, s, s, s, s, s, s, s]|join|length }}",
 }
 HUGE = {
@@ -51,10 +63,8 @@ HUGE = {
     "{% endfor %}",
     "filter": "{{ 'a'|center(10000000000) }}",
     "method": "{{ 'a'.ljust(10000000000) }}",
-    "format": "{{ '%10000000000d'|format(1) }}",
-    "modulo": "{{ '%10000000000d' % 1 }}",
     "width from elsewhere": "{{ '%*d' % (10000000000, 1) }}",
-    "format method": "{{ '{:10000000000}'.format(1) }}",
+    "width within a key": "{{ '%((a))10000000000d' % {'(a)': 1} }}",
     "nested format": "{{ '{:{w}}'.format(1, w=10000000000) }}",
     "replaced": MILLION + "{{ s.replace('a', s) }}",
     "filter replaced": MILLION + "{{ s|replace('a', s) }}",
@@ -82,6 +92,50 @@ def test_what_would_be_huge_is_refused_before_it_is_made(name: str) -> None:
     template = ChatTemplate(HUGE[name], {})
     with pytest.raises(ChatTemplateError):
         template.render(USER)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("""{{ '{{"name": "{}"}}'.format(x) }}""", '{"name": "hi"}'),
+        ("""{{ '{"a": {"b": "%s"}}' % x }}""", '{"a": {"b": "hi"}}'),
+        ("""{{ '{"a": {"b": "%s"}}'|format(x) }}""", '{"a": {"b": "hi"}}'),
+        ("{{ 'Cutoff 20240630: %s' % x }}", "Cutoff 20240630: hi"),
+        ("{{ '%s%%*' % x }}", "hi%*"),
+        ("{{ '%5.1f %% * '|format(3) }}", "  3.0 % * "),
+        ("{{ '%(a).2f %(b)-4s.'|format(a=1.5, b='*') }}", "1.50 *   ."),
+        ("{{ '{:>4}{a:.1f}{{9999999}}'.format(x, a=1) }}", "  hi1.0{9999999}"),
+        ("{{ x|truncate(100000) }}", "hi"),
+        ("{{ x.find('h', 0, 100000) }}", "0"),
+    ],
+)
+def test_digits_and_braces_of_a_text_are_no_widths(template: str, text: str) -> None:
+    assert ChatTemplate(template, {}).render(USER, variables={"x": "hi"}) == text
+
+
+def python_says(text: str, way: str) -> str:
+    if "format" in way:
+        return text.format("hi", r="hi")
+    return text % (("hi", "hi") if "," in way else "hi")
+
+
+@given(
+    st.text(alphabet="%()*.{}:!<0123456789#- rs", max_size=12),
+    st.sampled_from(["{{ f % x }}", "{{ f % (x, x) }}", "{{ f.format(x, r=x) }}"]),
+)
+def test_a_format_says_what_python_says_or_is_refused(text: str, way: str) -> None:
+    template = ChatTemplate(way, {})
+    size = brace_format if "format" in way else percent_format
+    try:
+        made = template.render(USER, variables={"f": text, "x": "hi"})
+    except ChatTemplateError:
+        return
+    try:
+        assert made == python_says(text, way)
+    except AttributeError:  # Jinja shows nothing for it
+        assert "." in text
+    fields, characters = size(text)
+    assert len(made) <= characters + 2 * fields
 
 
 @pytest.mark.parametrize(

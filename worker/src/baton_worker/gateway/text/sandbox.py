@@ -22,9 +22,9 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton_worker.gateway.text.counted_nodes import Counted
+from baton_worker.gateway.text.format_size import FormatSize, brace_format, percent_format
 from baton_worker.gateway.text.one_call_bounds import (
     check_filter,
-    check_format,
     check_method,
     check_operation,
 )
@@ -117,7 +117,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._budget.reset(token)
 
     def charge(self, steps: int) -> None:
-        """Take steps from the budget; constants that are made at compilation are free.
+        """Take steps from the budget.
 
         Raises:
             TooMuchWorkError: it is used up.
@@ -129,20 +129,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if budget.left < 0:
             raise TooMuchWorkError(f"it takes more than {budget.given} steps for these messages")
 
-    def weigh(self, value: Any) -> None:
+    def weigh(self, value: Any, times: int = 1) -> None:
         """Charge for all that a value holds, as often as it holds it: what shows or compares it
-        looks at that much.
+        looks at that much, and some do so several times.
         """
         if isinstance(value, str):
-            self.charge(len(value) >> _CHARACTERS_BITS)
+            self.charge(times * (len(value) >> _CHARACTERS_BITS))
         elif isinstance(value, Mapping):
-            self.charge(1 + len(value))
+            self.charge(times * (1 + len(value)))
             for item in value.values():
-                self.weigh(item)
+                self.weigh(item, times)
         elif isinstance(value, list | tuple | range):
-            self.charge(1 + len(value))
+            self.charge(times * (1 + len(value)))
             for item in value if not isinstance(value, range) else ():
-                self.weigh(item)
+                self.weigh(item, times)
 
     def count_turn(self, constant_characters: int) -> bool:
         """Charge for one turn of a loop whose body has that much constant text."""
@@ -181,15 +181,21 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return what stands for a text's method `format`, None for other values."""
         made = super().wrap_str_format(value)
-        if made is not None:
-            check_format(value.__self__)
-        return made
+        if made is None:
+            return None
+
+        @wraps(made)
+        def counted(*args: Any, **kwargs: Any) -> str:
+            self._charge_format(brace_format(value.__self__), (args, kwargs))
+            return made(*args, **kwargs)
+
+        return counted
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute for a template."""
         check_operation(operator, left, right)
-        if operator == "%":
-            self.weigh(right)
+        if operator == "%" and isinstance(left, str):
+            self._charge_format(percent_format(left), right)
         found = super().call_binop(context, operator, left, right)
         self._charge_size(found)
         return found
@@ -211,6 +217,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(value, str | list | tuple | dict):
             self.charge(len(value) >> _CHARACTERS_BITS)
 
+    def _charge_format(self, size: FormatSize, given: Any) -> None:
+        """Charge as if each field showed all that the format is given."""
+        self.charge(size.characters >> _CHARACTERS_BITS)
+        self.weigh(given, max(size.fields, 1))
+
     def _charged(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter that charges for what it is given and what it returns."""
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -221,6 +232,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             if name not in _CHEAP:
                 given[first] = self._counted(given[first], is_shallow=name in _SHALLOW)
             check_filter(name, given[first], given[first + 1 :], kwargs)
+            if name == "format":
+                shown = kwargs or given[first + 1 :]
+                self._charge_format(percent_format(str(given[first])), shown)
             found = function(*given, **kwargs)
             self._charge_size(found)
             return found
