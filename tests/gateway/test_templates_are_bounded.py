@@ -20,6 +20,13 @@ LAUGHS = (
 )
 """Sixty small lists that stand for 2^60 numbers."""
 
+VALUES = st.none() | st.booleans() | st.integers(0, 1) | st.floats(0, 1) | st.sampled_from("ab")
+
+
+def within(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(values, max_size=2) | st.dictionaries(st.sampled_from("ab"), values)
+
+
 ENDLESS = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "turns left out": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}"
@@ -31,6 +38,15 @@ ENDLESS = {
     "filters": "{% for i in range(99999) %}{% set x = range(99999)|sum %}{% endfor %}",
     "generators": "{{ range(99999)|map('string')|map('upper')|join|length }}" * 9,
     "tests": MILLION + "{% for i in range(99999) %}{% set x = s is lower %}{% endfor %}",
+    "equal texts": MILLION + "{% set t = 'a' * 1000000 %}"
+    "{% for i in range(99999) %}{% set x = s == t %}{% endfor %}",
+    "unequal texts of one length": MILLION + "{% set t = 'a' * 999999 ~ 'b' %}"
+    "{% for i in range(99999) %}{% set x = {'a': [s]} != {'a': [t]} %}{% endfor %}",
+    "tests of equality": MILLION + "{% set t = 'a' * 1000000 %}"
+    "{% for i in range(99999) %}{% set x = s is eq(t) %}{% endfor %}",
+    "a list compared with itself": "{% set l = range(99999)|list %}"
+    "{% for i in range(99999) %}{% set x = l == l %}{% endfor %}",
+    "lists of lists compared": LAUGHS + "{{ ns.l == ns.m }}",
     "searches": MILLION + "{% for i in range(99999) %}{% set x = ('b' ~ i) in s %}{% endfor %}",
     "methods": MILLION + "{% for i in range(99999) %}{% set x = s.count('b') %}{% endfor %}",
     "slices": "{% set l = range(99999)|list %}{% for i in range(99999) %}{% set x = l[1:] %}"
@@ -214,6 +230,29 @@ def test_the_longest_conversations_have_room() -> None:
     assert len(template.render(long)) > 4_000_000
     many = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b</think>c"}] * 4096
     assert template.render(many).count("\n") == 8192
+
+
+MISTRAL = (
+    "{% set users = messages|selectattr('role', 'equalto', 'user')|list %}{% for m in messages %}"
+    "{% if m.role == 'user' and m == users[-1] %}{{ tools|tojson }}{% endif %}{{ m.content }}"
+    "{% endfor %}"
+)
+
+
+def test_a_short_side_makes_a_comparison_cheap() -> None:
+    """Mistral's template looks in each turn whether the message is the last of the user's."""
+    turns = [USER[0], {"role": "assistant", "content": "so"}] * 100
+    messages = [*turns, {"role": "user", "content": "word " * 80_000}]
+    made = ChatTemplate(MISTRAL, {}).render(messages, tools=[{"type": "function"}])
+    assert made.count('[{"type": "function"}]') == 1
+    assert made.endswith("word ")
+
+
+@given(st.recursive(VALUES, within), st.recursive(VALUES, within))
+def test_equality_is_pythons(left: Any, right: Any) -> None:
+    template = ChatTemplate("{{ l == r }}{{ l != r }}{{ l is eq(r) }}{{ l is ne(r) }}", {})
+    made = template.render(USER, variables={"l": left, "r": right})
+    assert made == f"{left == right}{left != right}" * 2
 
 
 @pytest.mark.parametrize("name", ["wordwrap(1)", "urlize"])

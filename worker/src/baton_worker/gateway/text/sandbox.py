@@ -9,7 +9,7 @@ Knows nothing of messages and tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -49,10 +49,10 @@ _SHALLOW: Final = frozenset({
 })  # fmt: skip
 """Those that look at a list's items, and not into them."""
 _COMPARING: Final = frozenset({
-    "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le",
-    "lessthan", "lower", "lt", "ne", "upper",
+    "<", "<=", ">", ">=", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lower", "lt", "upper",
 })  # fmt: skip
 """Tests that look at whole values."""
+_EQUALITY: Final = frozenset({"!=", "==", "eq", "equalto", "ne"})
 
 
 class TooMuchWorkError(ValueError):
@@ -95,8 +95,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         for name, function in list(self.filters.items()):
             self.add_filter(name, function)
         self.add_filter("counted", _same)
+        tests: dict[str, Any] = self.tests
         for name in _COMPARING:
-            self.tests[name] = self._weighing(self.tests[name])  # type: ignore[arg-type]
+            tests[name] = _after(self.weigh_all, tests[name])
+        for name in _EQUALITY:
+            tests[name] = _after(self.weigh_equality, tests[name])
         self.finalize = self.count_shown
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
@@ -144,6 +147,27 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             for item in value if not isinstance(value, range) else ():
                 self.weigh(item, times)
 
+    def weigh_all(self, *values: Any) -> None:
+        """Charge for several values."""
+        self.weigh(values)
+
+    def weigh_equality(self, left: Any, right: Any) -> None:
+        """Charge for a comparison of two values: what identity, kind or length decides is free, and
+        what one of them has alone is not looked at.
+        """
+        if isinstance(left, str):
+            if isinstance(right, str) and len(left) == len(right):
+                self.weigh(left)
+        elif isinstance(left, Mapping):
+            if isinstance(right, Mapping) and len(left) == len(right):
+                names = left.keys() & right.keys()
+                self._weigh_pairs(len(left), ((left[name], right[name]) for name in names))
+        elif isinstance(left, list | tuple):
+            if isinstance(right, list | tuple):
+                self._weigh_pairs(len(left), zip(left, right, strict=False))
+        else:
+            self.weigh(left)
+
     def count_turn(self, constant_characters: int) -> bool:
         """Charge for one turn of a loop whose body has that much constant text."""
         self.charge(1 + (constant_characters >> _CHARACTERS_BITS))
@@ -153,6 +177,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Charge for an output."""
         self.weigh(value)
         return value
+
+    def equal(self, left: Any, right: Any) -> bool:
+        """Return `left == right`."""
+        self.weigh_equality(left, right)
+        return bool(left == right)
 
     def joined(self, *values: Any) -> str:
         """Return what `~` makes of values."""
@@ -217,6 +246,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(value, str | list | tuple | dict):
             self.charge(len(value) >> _CHARACTERS_BITS)
 
+    def _weigh_pairs(self, most: int, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self.charge(1 + most)
+        for left, right in pairs:
+            if left is not right:
+                self.weigh_equality(left, right)
+
     def _charge_format(self, size: FormatSize, given: Any) -> None:
         """Charge as if each field showed all that the format is given."""
         self.charge(size.characters >> _CHARACTERS_BITS)
@@ -241,14 +276,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         return charged
 
-    def _weighing(self, test: Callable[..., Any]) -> Callable[..., bool]:
-        @wraps(test)
-        def weighed(*values: Any) -> bool:
-            self.weigh(values)
-            return bool(test(*values))
-
-        return weighed
-
     def _counted(self, value: Any, *, is_shallow: bool) -> Any:
         """Return a filter's input, charged for; of what is still to come when it does."""
         self.charge(1)
@@ -269,3 +296,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _after(count: Callable[..., None], test: Callable[..., Any]) -> Callable[..., bool]:
+    """Return a test that is counted before it is made."""
+
+    @wraps(test)
+    def counted(*values: Any) -> bool:
+        count(*values)
+        return bool(test(*values))
+
+    return counted
