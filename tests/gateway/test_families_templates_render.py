@@ -173,9 +173,36 @@ def test_arguments_that_are_no_json_stay_text_or_are_refused(prompt: Prompt) -> 
     call = {"name": "f", "arguments": '{"broken'}
     message = {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}
     assert '"arguments": {"broken}' in prompt(QWEN3, [USER, message])
-    error = refused(prompt, GLM, [USER, message])
-    assert error.param == "messages"
+    error = refused(prompt, GLM, [USER, CALLED, message], tools=[WEATHER])
+    assert error.param == "messages[2].tool_calls[0].function.arguments"
+    assert error.message.startswith(f"{error.param}: it is no JSON object, and ")
     assert "items" in error.message
+
+
+def test_arguments_that_are_no_json_are_not_at_fault_for_something_else(prompt: Prompt) -> None:
+    call = {"function": {"name": "f", "arguments": '{"broken'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    error = refused(prompt, LLAMA, [USER, message])
+    assert (error.param, error.message) == ("messages", "messages: one call at a time")
+
+
+WALKING = (
+    "{% for t in tools or [] %}{% for n in t.function.parameters.properties.items() %}{{ n }}"
+    "{% endfor %}{% endfor %}{% for i in range(n or 1) %}{% endfor %}{{ messages[0].content }}"
+)
+
+
+def test_what_fails_in_a_template_is_about_all_that_it_was_given(prompt: Prompt) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": [1]}}]
+    error = refused(prompt, WALKING, [USER], tools=tools)
+    assert (error.param, error.message.partition(": ")[0]) == (None, "messages, tools")
+    error = refused(prompt, WALKING, [USER], chat_template_kwargs={"n": "x"})
+    assert error.param is None
+    assert error.message.startswith("messages, chat_template_kwargs: the chat template failed: ")
+    error = refused(
+        prompt, "{{ raise_exception('no') }}", [USER], tools=[], chat_template_kwargs={}
+    )
+    assert (error.param, error.message) == ("messages", "messages: no")
 
 
 def test_glm_writes_json_that_is_not_ascii(prompt: Prompt) -> None:
