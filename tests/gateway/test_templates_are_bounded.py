@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateEr
 from baton_worker.gateway.text.format_size import brace_format, percent_format
 
 USER = [{"role": "user", "content": "hi " * 1000}]
+MEMORY_BYTES = 1 << 26
 MILLION = "{% set s = 'a' * 1000000 %}"
 LAUGHS = (
     "{% set ns = namespace(l=[1], m=[1]) %}{% for i in range(60) %}"
@@ -60,13 +64,23 @@ ENDLESS = {
     "output": "{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}",
     "constant text": "{% for i in range(99999) %}" + "x" * 60_000 + "{% endfor %}",
     "lists within lists": LAUGHS,
+    "searches in what runs": "{% for i in range(40000) %}{% set x = 'z' in [1]|slice(65536) %}"
+    "{% endfor %}",
+    "views": "{% set ns = namespace(d={'a': 'x'}) %}{% for i in range(30) %}"
+    "{% set ns.d = {'a': ns.d.values(), 'b': ns.d.values()} %}{% endfor %}{{ ns.d|string }}",
+    "namespaces": "{% set o = namespace(n=namespace(a='x')) %}{% for i in range(28) %}"
+    "{% set o.n = namespace(a=o.n, b=o.n) %}{% endfor %}{{ o.n|string }}",
+    "keys": MILLION + "{% set d = {s: 1} %}{{ ([d]*5000)|string }}",
+    "backward searches": "{{ ('a'*1000000).rfind('a' ~ 'b' ~ 'a'*500000) }}",
+    "backward splits": "{{ ('a'*1000000).rsplit('a' ~ 'b' ~ 'a'*500000) }}",
+    "strips": "{{ ('a'*1000000).strip('b'*1000000 ~ 'a') }}",
+    "strips by a filter": "{{ ('a'*1000000)|trim('b'*1000000 ~ 'a') }}",
+    "arguments of filters": MILLION + "{% for i in range(15000) %}{{ ''|replace(s, '') }}"
+    "{% endfor %}",
     "a width in a format": "{{ '%10000000000d'|format(1) }}",
     "a width after %": "{{ '%10000000000d' % 1 }}",
     "a width in braces": "{{ '{:10000000000}'.format(1) }}",
     "a format of many widths": "{{ ('%(a)9999s' * 500000 % {'a': 1})|length }}",
-    "a value shown often by %": MILLION + "{{ ('%(a)s' * 5000 % {'a': s})|length }}",
-    "a value shown often in braces": MILLION + "{{ ('{a}' * 5000).format(a=s)|length }}",
-    "a value shown often by a filter": MILLION + "{{ ('%(a)s' * 5000)|format(a=s)|length }}",
     "a format without fields": LAUGHS + "{{ 'a'.format(ns.l) }}",
     "a list that shows as a format": "{{ ['%10000000000d']|format(1) }}",
     "many texts joined": MILLION + "{{ [s, s, s, s, s, s, s, s, s, s, s, s]|join|length }}",
@@ -85,6 +99,21 @@ HUGE = {
     "replaced": MILLION + "{{ s.replace('a', s) }}",
     "filter replaced": MILLION + "{{ s|replace('a', s) }}",
     "joined": MILLION + "{{ s.join(s) }}",
+    "replaced by name": MILLION + "{{ s|replace(old='a', new=s) }}",
+    "replaced half by name": MILLION + "{{ s|replace('a', new=s) }}",
+    "joined as it runs": MILLION + "{{ range(5000)|map('string')|join(s) }}",
+    "joined as it runs, by name": MILLION + "{{ range(5000)|map('string')|join(d=s) }}",
+    "joined by a method as it runs": MILLION + "{{ s.join(range(5000)|map('string')) }}",
+    "joined keys": MILLION + "{{ s.join({'a': 1, 'b': 2, 'c': 3}.keys()) }}" * 9,
+    "JSON with long separators": MILLION + "{{ ([1]*5000)|tojson(separators=(s, ':')) }}",
+    "JSON with a long indent": MILLION + "{{ ([1]*5000)|tojson(indent=s) }}",
+    "lines with a long indent": MILLION + "{{ ('\r'*5000)|indent(s) }}",
+    "digits": "{{ ('9'*4000000)|int(base=16) }}",
+    "a value shown often by %": MILLION + "{{ ('%(a)s' * 5000 % {'a': s})|length }}",
+    "a value shown often in braces": MILLION + "{{ ('{a}' * 5000).format(a=s)|length }}",
+    "a value shown often by a filter": MILLION + "{{ ('%(a)s' * 5000)|format(a=s)|length }}",
+    "a number shown often": "{{ '%(a)x' * 100000 % {'a': ('f'*4096)|int(base=16)} }}",
+    "digits from bytes": "{% set x = (1).from_bytes([255]*1000, 'big') %}",
     "padding": "{{ [1]|batch(10000000000, 'x')|list }}",
     "precision": "{{ 1|round(1000000000) }}",
     "indent": "{{ ('\\n' * 1000000)|indent(60000) }}",
@@ -103,11 +132,31 @@ def test_a_template_that_would_not_end_is_refused(name: str) -> None:
         template.render(USER)
 
 
+@contextmanager
+def within_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("name", HUGE)
 def test_what_would_be_huge_is_refused_before_it_is_made(name: str) -> None:
     template = ChatTemplate(HUGE[name], {})
-    with pytest.raises(ChatTemplateError):
+    with within_memory(), pytest.raises(ChatTemplateError):
         template.render(USER)
+
+
+def test_lines_deep_in_json_are_refused_before_they_are_made() -> None:
+    deep: list[Any] = [1] * 50_000
+    for _ in range(350):
+        deep = [deep]
+    template = ChatTemplate("{{ tools|tojson(indent=4) }}", {})
+    with within_memory(), pytest.raises(ChatTemplateError, match="it takes more than"):
+        template.render(USER, tools=[{"deep": deep}])
+    assert len(template.render(USER, tools=[{"flat": [1] * 50_000}])) > 100_000
 
 
 @pytest.mark.parametrize(
@@ -127,6 +176,26 @@ def test_what_would_be_huge_is_refused_before_it_is_made(name: str) -> None:
 )
 def test_digits_and_braces_of_a_text_are_no_widths(template: str, text: str) -> None:
     assert ChatTemplate(template, {}).render(USER, variables={"x": "hi"}) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ ', '.join(x.keys()) }}/{{ '-'.join(x.values()|map('upper')) }}", "a, b/C-D"),
+        ("{{ x|join('+') }}{{ x.items()|map('last')|join(d='+') }}", "a+bc+d"),
+        ("{{ x|items|list }}{{ x|reverse|list }}", "[('a', 'c'), ('b', 'd')]['b', 'a']"),
+        ("{{ 'c' in x.values() }}{{ 'c' in x|map('upper') }}", "TrueFalse"),
+        (
+            "{{ [x]|tojson(indent='\t', separators=(',', ':')) }}",
+            '[\n\t{\n\t\t"a":"c",\n\t\t"b":"d"\n\t}\n]',
+        ),
+        ("{{ ' a</think>\nb '.rsplit('</think>', 1)[-1].strip('\n ') }}", "b"),
+        ("{{ ' a '|trim }}{{ '--a'|trim('-') }}{{ '12'|int + '1f'|int(base=16) }}", "aa43"),
+        ("{{ 'abab'|replace('a', new='c') }}{{ 'a\nb'|indent(2, first=true) }}", "cbcb  a\n  b"),
+    ],
+)
+def test_what_templates_do_with_texts_and_lists_is_jinjas(template: str, text: str) -> None:
+    assert ChatTemplate(template, {}).render(USER, variables={"x": {"a": "c", "b": "d"}}) == text
 
 
 def python_says(text: str, way: str) -> str:

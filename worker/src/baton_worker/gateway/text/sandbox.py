@@ -9,7 +9,7 @@ Knows nothing of messages and tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -18,8 +18,9 @@ from typing import Any, Final
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from baton_worker.gateway.text.counted_nodes import Counted
 from baton_worker.gateway.text.format_size import FormatSize, brace_format, percent_format
@@ -27,6 +28,8 @@ from baton_worker.gateway.text.one_call_bounds import (
     check_filter,
     check_method,
     check_operation,
+    deepest_indent,
+    times_looked_at,
 )
 
 STEPS: Final = 1 << 17
@@ -37,6 +40,8 @@ _STEPS_OF_MACRO: Final = 4
 _UNBOUNDED: Final = 1 << 62
 _CHARACTERS_BITS: Final = 6
 """64 characters, or items of a list, are looked at in one step."""
+_NUMBER_BITS: Final = 8
+"""As 64 digits have them."""
 _CHEAP: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length"})
 """Filters that take as long for a long list as for a short one."""
 _QUADRATIC: Final = ("urlize", "wordwrap")
@@ -138,11 +143,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """
         if isinstance(value, str):
             self.charge(times * (len(value) >> _CHARACTERS_BITS))
+        elif isinstance(value, int):
+            self.charge(times * (value.bit_length() >> _NUMBER_BITS))
+        elif isinstance(value, Namespace):
+            self.weigh(value._Namespace__attrs, times)
         elif isinstance(value, Mapping):
             self.charge(times * (1 + len(value)))
-            for item in value.values():
+            for name, item in value.items():
+                self.weigh(name, times)
                 self.weigh(item, times)
-        elif isinstance(value, list | tuple | range):
+        elif isinstance(value, Collection):
             self.charge(times * (1 + len(value)))
             for item in value if not isinstance(value, range) else ():
                 self.weigh(item, times)
@@ -202,6 +212,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(__obj, Macro):  # what it does is counted where it does it
             __self.charge(_STEPS_OF_MACRO)
         else:
+            if getattr(__obj, "__name__", "") == "join":
+                args = tuple(map(_held, args))
             __self._count_call(__obj, args, kwargs)
         found = super().call(__context, __obj, *args, **kwargs)
         __self._charge_size(found)
@@ -238,7 +250,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         check_method(function, args, given)
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str | list | tuple):
-            self.weigh(owner)
+            self.weigh(owner, times_looked_at(function.__name__, args, given))
         self.weigh(args)
         self.weigh(given)  # and one step at least for each
 
@@ -255,7 +267,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _charge_format(self, size: FormatSize, given: Any) -> None:
         """Charge as if each field showed all that the format is given."""
         self.charge(size.characters >> _CHARACTERS_BITS)
-        self.weigh(given, max(size.fields, 1))
+        self._weigh_again(given, size.fields)
+
+    def _weigh_again(self, value: Any, times: int) -> None:
+        if times:
+            self.weigh(value, times)
 
     def _charged(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter that charges for what it is given and what it returns."""
@@ -263,28 +279,34 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         @wraps(function)
         def charged(*args: Any, **kwargs: Any) -> Any:
-            given = list(args)
+            given, others = list(args), args[first + 1 :]
             if name not in _CHEAP:
-                given[first] = self._counted(given[first], is_shallow=name in _SHALLOW)
-            check_filter(name, given[first], given[first + 1 :], kwargs)
+                self.weigh([*others, *kwargs.values()])
+                times = times_looked_at(name, others, kwargs)
+                given[first] = self._counted(given[first], times, is_shallow=name in _SHALLOW)
+            if name == "tojson":
+                indent = deepest_indent(given[first], others, kwargs)
+                self._weigh_again(given[first], indent >> _CHARACTERS_BITS)
+            if name == "join":
+                given[first] = _held(given[first])
+            check_filter(name, given[first], others, kwargs)
             if name == "format":
-                shown = kwargs or given[first + 1 :]
-                self._charge_format(percent_format(str(given[first])), shown)
+                self._charge_format(percent_format(str(given[first])), kwargs or others)
             found = function(*given, **kwargs)
             self._charge_size(found)
-            return found
+            return self._items(found) if hasattr(found, "__next__") else found
 
         return charged
 
-    def _counted(self, value: Any, *, is_shallow: bool) -> Any:
-        """Return a filter's input, charged for; of what is still to come when it does."""
+    def _counted(self, value: Any, times: int, *, is_shallow: bool) -> Any:
+        """Return a filter's input, charged for; an iterator is charged for when it runs."""
         self.charge(1)
-        if hasattr(value, "__next__"):
+        if isinstance(value, LoopContext):  # the one that no filter made
             return self._items(value)
         if is_shallow and isinstance(value, list | tuple | dict):
             self.charge(len(value))
         else:
-            self.weigh(value)
+            self.weigh(value, times)
         return value
 
     def _items(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -296,6 +318,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _held(value: Any) -> Any:
+    """Return a value whose length is known."""
+    return list(value) if hasattr(value, "__next__") else value
 
 
 def _after(count: Callable[..., None], test: Callable[..., Any]) -> Callable[..., bool]:
