@@ -83,6 +83,7 @@ ENDLESS = {
     "a format of many widths": "{{ ('%(a)9999s' * 500000 % {'a': 1})|length }}",
     "a format without fields": LAUGHS + "{{ 'a'.format(ns.l) }}",
     "a list that shows as a format": "{{ ['%10000000000d']|format(1) }}",
+    "lists within lists as a text": LAUGHS + "{{ 'a'.replace(ns.l, 'b') }}",
     "many texts joined": MILLION + "{{ [s, s, s, s, s, s, s, s, s, s, s, s]|join|length }}",
 }
 HUGE = {
@@ -114,6 +115,7 @@ HUGE = {
     "a value shown often by a filter": MILLION + "{{ ('%(a)s' * 5000)|format(a=s)|length }}",
     "a number shown often": "{{ '%(a)x' * 100000 % {'a': ('f'*4096)|int(base=16)} }}",
     "digits from bytes": "{% set x = (1).from_bytes([255]*1000, 'big') %}",
+    "constants": '{{ "' + "%(a)60000s" * 2000 + '"|format(a=1)|length }}',
     "padding": "{{ [1]|batch(10000000000, 'x')|list }}",
     "precision": "{{ 1|round(1000000000) }}",
     "indent": "{{ ('\\n' * 1000000)|indent(60000) }}",
@@ -144,9 +146,8 @@ def within_memory() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", HUGE)
 def test_what_would_be_huge_is_refused_before_it_is_made(name: str) -> None:
-    template = ChatTemplate(HUGE[name], {})
     with within_memory(), pytest.raises(ChatTemplateError):
-        template.render(USER)
+        ChatTemplate(HUGE[name], {}).render(USER)
 
 
 def test_lines_deep_in_json_are_refused_before_they_are_made() -> None:

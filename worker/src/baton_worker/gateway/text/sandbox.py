@@ -247,12 +247,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _count_call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = {name: value for name, value in kwargs.items() if name not in _OF_JINJA}
-        check_method(function, args, given)
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str | list | tuple):
             self.weigh(owner, times_looked_at(function.__name__, args, given))
         self.weigh(args)
         self.weigh(given)  # and one step at least for each
+        check_method(function, args, given)
 
     def _charge_size(self, value: Any) -> None:
         if isinstance(value, str | list | tuple | dict):
