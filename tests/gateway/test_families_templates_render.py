@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -173,9 +174,36 @@ def test_arguments_that_are_no_json_stay_text_or_are_refused(prompt: Prompt) -> 
     call = {"name": "f", "arguments": '{"broken'}
     message = {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}
     assert '"arguments": {"broken}' in prompt(QWEN3, [USER, message])
-    error = refused(prompt, GLM, [USER, message])
-    assert error.param == "messages"
+    error = refused(prompt, GLM, [USER, CALLED, message], tools=[WEATHER])
+    assert error.param == "messages[2].tool_calls[0].function.arguments"
+    assert error.message.startswith(f"{error.param}: it is no JSON object, and ")
     assert "items" in error.message
+
+
+def test_arguments_that_are_no_json_are_not_at_fault_for_something_else(prompt: Prompt) -> None:
+    call = {"function": {"name": "f", "arguments": '{"broken'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    error = refused(prompt, LLAMA, [USER, message])
+    assert (error.param, error.message) == ("messages", "messages: one call at a time")
+
+
+WALKING = (
+    "{% for t in tools or [] %}{% for n in t.function.parameters.properties.items() %}{{ n }}"
+    "{% endfor %}{% endfor %}{% for i in range(n or 1) %}{% endfor %}{{ messages[0].content }}"
+)
+
+
+def test_what_fails_in_a_template_is_about_all_that_it_was_given(prompt: Prompt) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": [1]}}]
+    error = refused(prompt, WALKING, [USER], tools=tools)
+    assert (error.param, error.message.partition(": ")[0]) == (None, "messages, tools")
+    error = refused(prompt, WALKING, [USER], chat_template_kwargs={"n": "x"})
+    assert error.param is None
+    assert error.message.startswith("messages, chat_template_kwargs: the chat template failed: ")
+    error = refused(
+        prompt, "{{ raise_exception('no') }}", [USER], tools=[], chat_template_kwargs={}
+    )
+    assert (error.param, error.message) == ("messages", "messages: no")
 
 
 def test_glm_writes_json_that_is_not_ascii(prompt: Prompt) -> None:
@@ -282,8 +310,13 @@ def test_json_may_be_written_in_each_way(prompt: Prompt) -> None:
         ({"add_bos_token": True}, "<s>hi"),
         ({"add_bos_token": False}, "hi"),
         ({"add_bos_token": True, "add_eos_token": True}, "<s>hi</s>"),
-        ({"add_bos_token": True, "bos_token": None}, "hi"),
+        ({"add_bos_token": False, "bos_token": None}, "hi"),
+        ({"add_bos_token": None}, "<s>hi"),
+        ({"add_bos_token": None, "add_eos_token": True}, "hi</s>"),
         ({"add_bos_token": True, "bos_token": "<|user|>"}, "<|user|>hi"),
+        ({"add_bos_token": True, "bos_token": ":"}, ":hi"),
+        ({"add_bos_token": True, "bos_token": "$"}, "$hi"),
+        ({"add_bos_token": True, "add_eos_token": True, "eos_token": "<s>"}, "<s>hi<s>"),
     ],
 )
 def test_a_plain_prompt_gets_the_ends_that_the_configuration_says(
@@ -299,13 +332,25 @@ def test_a_plain_prompt_gets_the_ends_that_the_configuration_says(
         assert tokenizer.decode(encode("hi", add_special_tokens=False)) == "hi"
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"add_bos_token": True, "bos_token": "<other>"}, "bos_token is '<other>', which is no"),
+        ({"add_bos_token": True, "bos_token": "$A"}, "bos_token is '$A', which is no token"),
+        ({"add_bos_token": True, "bos_token": ""}, "bos_token is '', which is no token"),
+        ({"add_bos_token": True, "bos_token": None}, "bos_token is None, which is no token"),
+        ({"add_eos_token": True, "eos_token": ["x"]}, "eos_token is ['x'], which is no token"),
+        ({"add_eos_token": True}, "eos_token is None, which is no token"),
+        ({"add_bos_token": "false", "bos_token": "<s>"}, "add_bos_token is 'false': it must be"),
+        ({"add_bos_token": 1, "bos_token": "<s>"}, "add_bos_token is 1: it must be true or false"),
+    ],
+)
 def test_an_end_that_is_no_token_is_a_configuration_error(
-    model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path, flags: dict[str, Any], reason: str
 ) -> None:
     shutil.copy(model_folder / "tokenizer.json", tmp_path)
-    config = {"add_bos_token": True, "bos_token": "<other>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="bos_token is '<other>', which is no token"):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(flags))
+    with pytest.raises(ConfigError, match=rf"tokenizer_config\.json: {re.escape(reason)}"):
         load_tokenizer(tmp_path)
 
 

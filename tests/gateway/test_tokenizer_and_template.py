@@ -205,6 +205,22 @@ def test_a_template_with_a_syntax_error_is_a_configuration_error():
         ChatTemplate("x\n{% if %}", {})
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% break %}", "'break' outside loop"),
+        ("{% for a in [1] %}" * 21 + "{% endfor %}" * 21, "too many statically nested blocks"),
+        ("{% if 1 %}" * 101 + "{% endif %}" * 101, "too many levels of indentation"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "recursion"),
+        ("{{ f(a=1, a=2) }}", "keyword argument repeated: a"),
+        ("{{ " + "1" * 5000 + " }}", "4300 digits"),
+    ],
+)
+def test_a_template_that_python_cannot_compile_is_a_configuration_error(source, reason):
+    with pytest.raises(ConfigError, match=rf"model\.path: chat template: .*{reason}"):
+        ChatTemplate(source, {})
+
+
 def test_the_templates_own_file_comes_first(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / "chat_template.jinja").write_text("own {{ eos_token }}")

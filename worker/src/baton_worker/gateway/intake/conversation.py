@@ -36,6 +36,12 @@ class Conversation:
     variables: Mapping[str, Any] | None
 
     @property
+    def fields(self) -> list[str]:
+        """Those of a request that have values which a template looks at."""
+        others = {"tools": self.tools, "chat_template_kwargs": self.variables}
+        return ["messages", *(name for name, value in others.items() if value)]
+
+    @property
     def is_long(self) -> bool:
         """Whether a template may have much to do."""
         left = _LONG_VALUES - len(self.messages)
@@ -78,6 +84,25 @@ def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         ApiError: 400: an unknown role, a message without content, a part that is not text.
     """
     return [_turn(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def without_text_arguments(
+    made: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return `turns` with an empty object for the arguments of a call that are none, and the paths
+    of those.
+    """
+    found, paths = [], []
+    for i, turn in enumerate(made):
+        calls = []
+        for j, call in enumerate(turn.get("tool_calls", ())):
+            function = call["function"]
+            if isinstance(function["arguments"], str):
+                paths.append(f"messages[{i}].tool_calls[{j}].function.arguments")
+                function = {**function, "arguments": tool_arguments(None)}
+            calls.append({**call, "function": function})
+        found.append({**turn, "tool_calls": calls} if calls else turn)
+    return found, paths
 
 
 def _turn(place: str, message: ChatMessage) -> dict[str, Any]:

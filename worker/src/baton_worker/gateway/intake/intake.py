@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from baton_worker.gateway.errors import ApiError, bad_request
 from baton_worker.gateway.intake.body import (
@@ -18,7 +20,12 @@ from baton_worker.gateway.intake.body import (
     read_object,
     too_many_tokens,
 )
-from baton_worker.gateway.intake.conversation import Conversation, shown_tools, turns
+from baton_worker.gateway.intake.conversation import (
+    Conversation,
+    shown_tools,
+    turns,
+    without_text_arguments,
+)
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import bad_word_tokens
 from baton_worker.gateway.intake.schema import (
@@ -32,7 +39,7 @@ from baton_worker.gateway.intake.schema import (
 from baton_worker.gateway.intake.unsupported import refuse_unsupported
 from baton_worker.gateway.intake.validate import bind, chat_options, check_ids, completion_options
 from baton_worker.gateway.request import Endpoint, GenerationRequest, ModelLimits
-from baton_worker.gateway.text.chat_template import ChatTemplateError
+from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 
 _FIELDS_OF_TEMPLATES = ("messages", "tools", "add_generation_prompt")
@@ -145,15 +152,11 @@ class Intake:
                 " message",
                 "unsupported_parameter",
             )
+        made = turns(asked.messages)
         try:
-            return template.render(
-                turns(asked.messages),
-                tools=asked.tools,
-                add_generation_prompt=asked.add_generation_prompt is not False,
-                variables=asked.variables,
-            )
+            return _text(template, asked, made)
         except ChatTemplateError as error:
-            raise bad_request("messages", f"messages: {error}") from error
+            raise _at_fault(template, asked, made, error) from error
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Return each text's token ids, off the event loop when there is much to do.
@@ -274,6 +277,31 @@ class Intake:
         for text in texts:
             self._check_length("prompt", text, limits.context_tokens)
         return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _text(template: ChatTemplate, asked: Conversation, made: Sequence[dict[str, Any]]) -> str:
+    return template.render(
+        made,
+        tools=asked.tools,
+        add_generation_prompt=asked.add_generation_prompt is not False,
+        variables=asked.variables,
+    )
+
+
+def _at_fault(
+    template: ChatTemplate, asked: Conversation, made: Sequence[dict[str, Any]], error: Exception
+) -> ApiError:
+    """Return an error of a template as one of what it was given: the field that it is about, where
+    that is known.
+    """
+    mended, paths = without_text_arguments(made)
+    fields = asked.fields
+    param = fields[0] if len(fields) == 1 else None
+    if paths:
+        with suppress(ChatTemplateError):
+            _text(template, asked, mended)
+            return bad_request(paths[0], f"{paths[0]}: it is no JSON object, and {error}")
+    return bad_request(param, f"{', '.join(fields)}: {error}")
 
 
 def _bytes_at_most(texts: Sequence[str]) -> int:

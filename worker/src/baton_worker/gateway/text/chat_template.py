@@ -42,7 +42,7 @@ class ChatTemplate:
         """Compile; `special_tokens` (`bos_token`, ...) are among the variables.
 
         Raises:
-            ConfigError: a template has a syntax error.
+            ConfigError: a template has a syntax error, or cannot be compiled.
         """
         self._special_tokens = dict(special_tokens)
         self._default = _Compiled(source, self._special_tokens)
@@ -96,10 +96,13 @@ class _Compiled:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._environment = _environment()
         try:
-            tree = self._environment.parse(source)
-            self._template = self._environment.from_string(source)
+            with self._environment.bounded({}):  # constants are made while it is compiled
+                tree = self._environment.parse(source)
+                self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"model.path: chat template, line {error.lineno}: {error}") from error
+        except Exception as error:  # Python's own compiler comes behind Jinja's
+            raise ConfigError(f"model.path: chat template: {_reason(error)}") from error
         self.names_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
         self._asks_for_null = any(map(_is_about_null_content, tree.find_all(nodes.Test)))
         self._takes_parts = self._is_the_same_in_parts(special_tokens)
@@ -146,6 +149,11 @@ def _environment() -> TemplateSandbox:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong, without a line of the code that Jinja made of a template."""
+    return f"{error.msg if isinstance(error, SyntaxError) else error}"
 
 
 def _is_about_null_content(test: nodes.Test) -> bool:

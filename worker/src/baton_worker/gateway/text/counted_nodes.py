@@ -54,12 +54,18 @@ class Counted(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         """Count what is compared, unless one side is a constant: then it is short."""
         self.generic_visit(node)
-        if isinstance(node.expr, nodes.Const) and all(op.op in ("eq", "ne") for op in node.ops):
-            return node
+        if len(node.ops) == 1 and node.ops[0].op in ("eq", "ne"):
+            return self._counted_equality(node, node.ops[0])
         for operand in node.ops:
             if operand.op in _LONG_COMPARISONS and not isinstance(operand.expr, nodes.Const):
                 operand.expr = self._call(node, "count_shown", operand.expr)
         return node
+
+    def _counted_equality(self, node: nodes.Compare, operand: nodes.Operand) -> nodes.Node:
+        if isinstance(node.expr, nodes.Const) or isinstance(operand.expr, nodes.Const):
+            return node
+        equal = self._call(node, "equal", node.expr, operand.expr)
+        return equal if operand.op == "eq" else self._own(nodes.Not(equal), node)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         """Count what a new list holds: one that holds another twice is twice as large."""

@@ -6,8 +6,7 @@ of little is looked at before it runs. Pure.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 MAX_CHARACTERS: Final = 1 << 24
@@ -15,12 +14,23 @@ MAX_CHARACTERS: Final = 1 << 24
 _MAX_NUMBER: Final = 1 << 16
 """Of a width, a count or a precision."""
 _MAX_INDENT: Final = 16
+"""Of an indent as a number or as a text, and of a separator of JSON."""
+_MAX_DIGITS: Final = 4096
 _MAX_INTEGER_BITS: Final = 4096
-_REFUSED: Final = frozenset({"encode", "expandtabs", "maketrans", "to_bytes", "translate"})
+_REFUSED: Final = frozenset({
+    "encode", "expandtabs", "from_bytes", "maketrans", "to_bytes", "translate",
+})  # fmt: skip
 """Methods of texts and numbers that no template needs."""
-_ANY_NUMBER: Final = frozenset({"d", "default"})
-_WIDE_FORMAT: Final = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
-"""A width of five digits, or one that stands elsewhere."""
+_MAKING_MUCH: Final = frozenset({
+    "batch", "center", "ljust", "rjust", "round", "slice", "zfill",
+})  # fmt: skip
+"""What makes as much as a number says."""
+_TRYING_EACH_PLACE: Final = frozenset({
+    "lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim",
+})  # fmt: skip
+"""What looks at all of an argument for each character of a text."""
+_SHORT_ARGUMENT_BITS: Final = 4
+"""That takes no longer for 16 characters than for one."""
 
 
 class HugeResultError(ValueError):
@@ -41,8 +51,6 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
         bits = left.bit_length()
         bits = bits + right.bit_length() if operator == "*" else bits * max(right, 1)
         _refuse_if(bits > _MAX_INTEGER_BITS, f"{operator} of numbers that large")
-    if operator == "%" and isinstance(left, str):
-        check_format(left)
 
 
 def check_method(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -52,11 +60,19 @@ def check_method(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         HugeResultError: it would be, or it is one that no template needs.
     """
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-    if isinstance(owner, str | int | float):
+    if isinstance(owner, str | int | float | type):
         _refuse_if(name in _REFUSED, f"the method {name}")
         _check_call(name, owner, args, kwargs)
         if name == "join" and args:
             _check_join(owner, args[0])
+
+
+def times_looked_at(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Return how often a method or filter goes through a text."""
+    if name not in _TRYING_EACH_PLACE:
+        return 1
+    texts = (item for item in (*args, *kwargs.values()) if isinstance(item, str))
+    return 1 + (max(map(len, texts), default=0) >> _SHORT_ARGUMENT_BITS)
 
 
 def check_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -65,48 +81,77 @@ def check_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str
     Raises:
         HugeResultError: it would be.
     """
-    if name not in _ANY_NUMBER:
-        _check_call(name, value, args, kwargs)
+    _check_call(name, value, args, kwargs)
     if name == "join":
-        _check_join(args[0] if args else kwargs.get("d", ""), value)
+        _check_join(_given(0, "d", "", args, kwargs), value)
+    if name == "int" and isinstance(value, str):
+        _refuse_if(len(value) > _MAX_DIGITS, f"a number of more than {_MAX_DIGITS} digits")
     if name == "sum":
-        start = args[1] if len(args) > 1 else kwargs.get("start", 0)
+        start = _given(1, "start", 0, args, kwargs)
         _refuse_if(not isinstance(start, int | float), "the filter sum of other than numbers")
     if name in ("indent", "tojson"):
         widths = [*args, *kwargs.values()]
-        deep = [width for width in widths if isinstance(width, int) and width > _MAX_INDENT]
-        _refuse_if(bool(deep), f"the filter {name} with an indent above {_MAX_INDENT}")
+        separators = [text for item in widths if isinstance(item, tuple | list) for text in item]
+        wide = any(_width(item) > _MAX_INDENT for item in (*widths, *separators))
+        _refuse_if(wide, f"the filter {name} with an indent or separator above {_MAX_INDENT}")
 
 
-def check_format(text: str) -> None:
-    """Refuse a text whose formatting makes much of little.
-
-    Raises:
-        HugeResultError: it may.
+def deepest_indent(value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Return the most characters that `tojson` puts before what a value holds, 0 where it is not
+    told to.
     """
-    _refuse_if(_WIDE_FORMAT.search(text) is not None, "a format with a width of five digits")
+    width = _width(_given(1, "indent", 0, args, kwargs))
+    return width * _depth(value) if width > 0 else 0
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [item for outer in level for item in _inner(outer)]
+    return depth
+
+
+def _inner(value: Any) -> Collection[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _check_call(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     given = [*args, *kwargs.values()]
-    _refuse_if(
-        any(isinstance(item, int) and abs(item) > _MAX_NUMBER for item in given),
-        f"{name} with a number above {_MAX_NUMBER}",
-    )
-    if name == "format" and isinstance(value, str):
-        check_format(value)
-    if name == "indent" and isinstance(value, str):
-        width = max((len(item) for item in given if isinstance(item, str)), default=0)
-        _check_size(name, value.count("\n") * width)
-    if name == "replace" and isinstance(value, str) and len(args) > 1:
-        old, new = str(args[0]), str(args[1])
-        _check_size(name, len(value) + value.count(old) * len(new))
+    if name in _MAKING_MUCH:
+        wide = any(isinstance(item, int) and abs(item) > _MAX_NUMBER for item in given)
+        _refuse_if(wide, f"{name} with a number above {_MAX_NUMBER}")
+    if name == "replace":
+        text, old, new = (
+            str(item)
+            for item in (
+                value,
+                _given(0, "old", "", args, kwargs),
+                _given(1, "new", "", args, kwargs),
+            )
+        )
+        _check_size(name, len(text) + text.count(old) * len(new))
 
 
 def _check_join(separator: Any, items: Any) -> None:
-    if isinstance(items, list | tuple | dict | str):
+    if isinstance(items, Collection):
         texts = sum(len(item) for item in items if isinstance(item, str))
         _check_size("join", texts + len(items) * len(str(separator)))
+
+
+def _given(
+    place: int, name: str, default: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return an argument, given by its place or by its name."""
+    return args[place] if len(args) > place else kwargs.get(name, default)
+
+
+def _width(indent: Any) -> int:
+    if isinstance(indent, str):
+        return len(indent)
+    return indent if isinstance(indent, int) else 0
 
 
 def _check_size(what: str, size: int) -> None:

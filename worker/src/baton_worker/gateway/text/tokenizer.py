@@ -104,27 +104,42 @@ def _set_ends(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
     looked at. DeepSeek's adds nothing, and its models need the first token.
 
     Raises:
-        ConfigError: the token is none of the tokenizer's.
+        ConfigError: a flag is no boolean, or its token none of the tokenizer's.
     """
-    if not {"add_bos_token", "add_eos_token"} & config.keys():
+    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
         return
-    ends: dict[str, int] = {}
-    parts = ["$A"]
-    for name, place in (("bos", 0), ("eos", len(parts) + 1)):
-        token = special_token(config, f"{name}_token")
-        if not config.get(f"add_{name}_token") or token is None:
-            continue
-        token_id = tokenizer.token_to_id(token)
-        if token_id is None:
-            raise ConfigError(
-                f"model.path: {folder / 'tokenizer_config.json'}: {name}_token is {token!r}, which"
-                " is no token of tokenizer.json"
-            )
-        ends[token] = token_id
-        parts.insert(place, token)
+    try:
+        bos, eos = (_end(tokenizer, config, name) for name in ("bos", "eos"))
+    except ValueError as error:
+        path = folder / "tokenizer_config.json"
+        raise ConfigError(f"model.path: {path}: {error}") from error
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=parts, special_tokens=list(ends.items())
+        single=[*(end["id"] for end in bos), "$A", *(end["id"] for end in eos)],
+        special_tokens=[*bos, *eos],
     )
+
+
+def _end(tokenizer: Any, config: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the token that one flag adds, none where it is off, by its id: the library would read
+    some tokens' texts as instructions.
+
+    Raises:
+        ValueError: see `_set_ends`.
+    """
+    flag, field = f"add_{name}_token", f"{name}_token"
+    is_added, token = config.get(flag), special_token(config, field)
+    if not isinstance(is_added, bool | None):
+        raise ValueError(f"{flag} is {is_added!r}: it must be true or false")
+    if not is_added:
+        return []
+    token_id = None if token is None else tokenizer.token_to_id(token)
+    if token_id is None:
+        told = repr(config.get(field) if token is None else token)
+        raise ValueError(
+            f"{field} is {told}, which is no token of tokenizer.json: name one, or make {flag}"
+            " false"
+        )
+    return [{"id": name, "ids": [token_id], "tokens": [token]}]
 
 
 def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:
