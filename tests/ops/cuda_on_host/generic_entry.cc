@@ -1,23 +1,18 @@
 // The generic products under C names; arguments are laid out by baton_testing/host_generic.py,
 // eight bytes each. Returns null or what went wrong.
 #include "rewritten/experts.h"
-#include "shims/fibers.h"
+#include "words.h"
 
 using namespace baton_ops::cuda;
 
 namespace {
-
-template <class T>
-T* At(const int64_t*& words) {
-  return reinterpret_cast<T*>(*words++);
-}
 
 MatmulInput ReadProduct(const int64_t*& words) {
   MatmulInput in{};
   in.x.data = At<void>(words);
   in.x.stride = *words++;
   in.weight = At<const void>(words);
-  in.type = *words++ ? ElementType::kBFloat16 : ElementType::kFloat32;
+  in.type = TypeOf(*words++);
   in.rows = *words++;
   in.in = *words++;
   in.out = *words++;
@@ -34,11 +29,6 @@ Rows ReadRows(const int64_t*& words) {
 }  // namespace
 
 extern "C" {
-
-void host_settings(uint64_t seed, int capability) {
-  host_cuda::settings.seed = seed;
-  host_cuda::settings.capability = capability;
-}
 
 // Reads the product, out, is_gated.
 Error host_product(const int64_t* words) {

@@ -1,29 +1,11 @@
 // The launches of the ops of FP8 under C names; arguments are laid out by
 // baton_testing/host_scaled.py, eight bytes each. Returns null or what went wrong.
 #include "rewritten/scaled.h"
-#include "shims/fibers.h"
+#include "words.h"
 
 using namespace baton_ops::cuda;
 
-namespace {
-
-template <class T>
-T* At(const int64_t*& words) {
-  return reinterpret_cast<T*>(*words++);
-}
-
-ElementType TypeOf(int64_t is_bf16) {
-  return is_bf16 ? ElementType::kBFloat16 : ElementType::kFloat32;
-}
-
-}  // namespace
-
 extern "C" {
-
-void host_settings(uint64_t seed, int capability) {
-  host_cuda::settings.seed = seed;
-  host_cuda::settings.capability = capability;
-}
 
 Error host_quantise(const int64_t* words) {
   QuantiseInput in{};
