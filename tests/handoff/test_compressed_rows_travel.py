@@ -82,7 +82,7 @@ def test_another_process_pulls_them_bit_for_bit(is_by_block: bool) -> None:
     given = rows_of(shape, 2)
     other.import_blocks([5, 2], given)
     exported(other, [5, 2], 8)  # all that its owner launched has landed, as before an offer
-    peer = own.sharing.attach(other.sharing.descriptor, other.sharing.n_bytes, other.shape)
+    peer = own.sharing.attach(other.sharing.descriptors, other.sharing.n_bytes, other.shape)
     own.sharing.begin_pull([4, 3], peer, [5, 2]).wait()
     for array, wanted in zip(exported(own, [4, 3], 8), given, strict=True):
         assert array.tobytes() == wanted.tobytes()
@@ -120,7 +120,7 @@ def test_pools_of_heads_and_of_rows_refuse_each_other_by_name(is_by_block: bool)
     heads = pool_of(dataclasses.replace(HEADS, is_by_block=is_by_block))
     for own, other in ((rows, heads), (heads, rows)):
         with pytest.raises(CannotAttachError, match=f"its form is '{other.shape.form}'"):
-            own.sharing.attach(other.sharing.descriptor, other.sharing.n_bytes, other.shape)
+            own.sharing.attach(other.sharing.descriptors, other.sharing.n_bytes, other.shape)
     assert rows.shape.form.startswith("float32-compressed")
 
 

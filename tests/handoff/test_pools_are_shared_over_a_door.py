@@ -265,11 +265,37 @@ def test_two_descriptors_are_needed_and_all_are_closed(door: Door, count: int) -
     before = open_descriptors()
     pool = KvPool(SHAPE, is_shared=True)
     assert pool.sharing is not None
-    caller, answer = say(door, pool_words.encode(words()), [pool.sharing.descriptor] * count)
+    caller, answer = say(door, pool_words.encode(words()), [*pool.sharing.descriptors] * count)
     assert f"{count} descriptors" in pool_words.decode(answer, Welcome).why_not
     caller.close()
     del pool
     door.wait("baton_handoff_pools_refused_total", 1, reason="unfit")
+    wait_until("all are closed", open_descriptors, lambda count: count <= before)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "count", "told"),
+    [
+        (2, 1, "2 descriptors came with it, 3 are needed"),
+        (2, 2, "it is in 2 parts, one of each rank"),
+        (pool_words.MOST_RANKS, pool_words.MOST_RANKS, "it is in 64 parts"),
+        (pool_words.MOST_RANKS + 1, 1, "no Introduction"),
+        (0, 1, "no Introduction"),
+    ],
+)
+def test_a_pool_that_ranks_have_parts_of_has_a_descriptor_of_each(
+    door: Door, ranks: int, count: int, told: str
+) -> None:
+    """This worker's is in one piece of the host's memory, which pulls out of no parts."""
+    before = open_descriptors()
+    pool, leases = KvPool(SHAPE, is_shared=True), Leases(4)
+    assert pool.sharing is not None
+    said = pool_words.encode(words(n_bytes=pool.sharing.n_bytes, ranks=ranks))
+    given = [*pool.sharing.descriptors] * count
+    caller, answer = say(door, said, [*given, leases.descriptor])
+    assert told in pool_words.decode(answer, Welcome).why_not
+    caller.close()
+    del pool, leases
     wait_until("all are closed", open_descriptors, lambda count: count <= before)
 
 
@@ -278,7 +304,7 @@ def test_who_says_more_than_one_thing_is_cut_off(door: Door) -> None:
     assert pool.sharing is not None
     said = pool_words.encode(words(n_bytes=pool.sharing.n_bytes))
     leases = Leases(4)
-    caller, answer = say(door, said, [pool.sharing.descriptor, leases.descriptor])
+    caller, answer = say(door, said, [*pool.sharing.descriptors, leases.descriptor])
     assert pool_words.decode(answer, Welcome).why_not == ""
     caller.send(b"and another thing")
     assert caller.recv(1) == b""
@@ -292,7 +318,7 @@ def test_a_name_that_is_taken_is_refused(door: Door, prefill: Prefill) -> None:
     assert sharing is not None
     said = pool_words.encode(words(pool_id=prefill.visits.pool_id, n_bytes=sharing.n_bytes))
     leases = prefill.leases
-    caller, answer = say(door, said, [sharing.descriptor, leases.descriptor])
+    caller, answer = say(door, said, [*sharing.descriptors, leases.descriptor])
     assert "is mapped" in pool_words.decode(answer, Welcome).why_not
     caller.close()
     assert door.door.find(prefill.visits.pool_id) is not None

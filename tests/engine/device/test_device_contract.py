@@ -17,6 +17,7 @@ import pytest
 
 from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.pieces import Rows
 from baton_worker.engine.backends.device.seam import Device, DType, Mapped, Shared, Tensor
 
 HOST_TYPES: dict[DType, type[np.generic]] = {
@@ -386,6 +387,48 @@ def test_pieces_are_pulled_from_where_they_lie_to_where_they_belong(device: Devi
     back = np.empty(3000, np.uint8)
     device.download(to, back).wait()
     np.testing.assert_array_equal(back, wanted)
+
+
+@pytest.mark.usefixtures("sharing")
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["own", "another's"])
+def test_rows_are_pulled_from_where_they_lie_apart(device: Device, is_mapped: bool) -> None:
+    """Into one's own memory, or memory that is mapped as another process's would be."""
+    shared, behind = device.shared(4096), device.shared(3000)
+    values = np.random.default_rng(2).integers(0, 256, 4096).astype(np.uint8)
+    device.upload(values, shared.tensor)
+    device.synchronise()
+    to = device.map(behind.descriptor, behind.n_bytes) if is_mapped else behind.tensor
+    os.close(behind.descriptor)
+    pieces, rows = np.array([[16, 32, 5], [2000, 1000, 1]]), Rows(48, 160, 64)
+    mapped = taken(device, shared)
+    device.pull(mapped, to, pieces, rows).wait()
+    wanted = np.zeros(3000, np.uint8)
+    for at, into, count in pieces.tolist():
+        for row in range(count):
+            there, here = at + row * 160, into + row * 64
+            wanted[here : here + 48] = values[there : there + 48]
+    back = np.empty(3000, np.uint8)
+    device.download(behind.tensor, back).wait()
+    np.testing.assert_array_equal(back, wanted)
+
+
+@pytest.mark.usefixtures("sharing")
+@pytest.mark.parametrize(
+    ("piece", "rows", "told"),
+    [
+        ([0, 0, 3], Rows(16, 16, 32), "pull 80 bytes at byte 0 of a target of 64"),
+        ([0, 0, 3], Rows(16, 1 << 40, 16), "of a source"),
+        ([0, 0, 0], Rows(16, 16, 16), "of a source"),
+        ([0, 0, 1], Rows(16, 8, 16), "lie over each other"),
+        ([0, 0, 1], Rows(0, 8, 8), "lie over each other"),
+    ],
+)
+def test_rows_outside_of_the_memory_are_refused(
+    device: Device, piece: list[int], rows: Rows, told: str
+) -> None:
+    mapped, to = taken(device, device.shared(64)), device.zeros((64,), "uint8")
+    with pytest.raises(DeviceError, match=told):
+        device.pull(mapped, to, np.array([piece]), rows)
 
 
 @pytest.mark.usefixtures("sharing")

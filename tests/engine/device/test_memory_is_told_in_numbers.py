@@ -20,7 +20,7 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import sizing, start
 from baton_worker.engine.backends.device.budget import Budget, told
 from baton_worker.engine.backends.device.engine import DeviceEngine
-from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
+from baton_worker.engine.backends.device.pool_sharing import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.messages import Submit

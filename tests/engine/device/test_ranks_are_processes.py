@@ -10,18 +10,26 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
 import pytest
 
+from baton_testing.engine_bench import Bench, Reader
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_rank import COMMAND, TOTAL, opened
+from baton_testing.pool_pair import OPTIONS, Pair, said
 from baton_testing.processes import stand_still
 from baton_testing.tiny_model import TINY_MODEL
-from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
+from baton_worker.config import (
+    EngineConfig,
+    HandoffConfig,
+    ModelConfig,
+    ProcessConfig,
+    SpeculativeConfig,
+)
 from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.start import start_engine
@@ -35,13 +43,14 @@ TOLERANCE = 5e-5
 PATIENCE_SECONDS = 120.0
 
 
-def config(ranks: int, **engine: Any) -> ProcessConfig:
+def config(ranks: int, shared_dir: str = "", **engine: Any) -> ProcessConfig:
     limits = {"max_model_len": 96, "max_running": 3, "prefill_chunk_tokens": 32, "kv_blocks": 30}
     given = limits | {"stuck_seconds": 2 * PATIENCE_SECONDS} | engine
     return ProcessConfig(
         model=ModelConfig(path=str(TINY_MODEL)),
         speculative=SpeculativeConfig(num_speculative_tokens=2),
         engine=EngineConfig(device="gpu", dtype="float32", tensor_parallel_size=ranks, **given),
+        handoff=HandoffConfig(shared_dir=shared_dir),
     )
 
 
@@ -103,6 +112,34 @@ def test_the_pool_is_what_fits_on_each_rank() -> None:
     with closing(over(2, **sizes)) as ranks, closing(over(1, **sizes)) as alone:
         assert ranks.options.n_blocks > 1.5 * alone.options.n_blocks
         assert ranks.kv.shape.block_bytes == alone.kv.shape.block_bytes, "of all heads"
+
+
+def test_kv_goes_from_the_ranks_of_one_worker_to_those_of_another(two: DeviceEngine) -> None:
+    """Descriptors of each rank's pool come to rank 0, which copies between them all."""
+    with ExitStack() as stack:
+
+        def make(reader: Reader | None = None, **_: Any) -> Bench:
+            engine = stack.enter_context(closing(over(2, shared_dir="/shared")))
+            return Bench(engine, reader or Reader())
+
+        pair = Pair(make)
+        prompt = tuple(5 + (7 * j) % 60 for j in range(70))
+        keys = [pair.submit(number, prompt[number:]) for number in (1, 2)]
+        while pair.prefill.engine.has_work():
+            for handoff in pair.compute():
+                pair.offer(handoff)
+        pair.finish()
+        assert sum(pair.pulled()) == 2 * 5
+        pair.check_nothing_is_left()
+        ours = [said(pair.decode, key) for key in keys]
+    alone = Bench(two, Reader())
+    theirs = []
+    for number in (1, 2):
+        told = OPTIONS | {"temperature": 0.9 * (number % 2), "seed": number}
+        key = alone.submit(number, prompt[number:], **told)
+        alone.drain()
+        theirs.append(said(alone, key))
+    assert ours == theirs
 
 
 def test_a_step_goes_on_while_nobody_takes_an_answer() -> None:

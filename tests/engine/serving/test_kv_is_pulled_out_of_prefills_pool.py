@@ -39,7 +39,7 @@ def peer_of(prefill: Any, decode: Any) -> PeerPool:
     """Return prefill's pool as decode has it."""
     theirs = prefill.engine.kv.sharing
     peer = decode.engine.kv.sharing.attach(
-        theirs.descriptor, theirs.n_bytes, prefill.engine.kv.shape
+        theirs.descriptors, theirs.n_bytes, prefill.engine.kv.shape
     )
     leases = prefill.engine.leases
     return peer._replace(leases=mapped_leases(leases.descriptor, leases.n_bytes))
@@ -273,7 +273,7 @@ def blocks_of(bench: Any) -> npt.NDArray[np.float32]:
 
 def memory_of(bench: Any) -> npt.NDArray[np.uint8]:
     sharing = bench.engine.kv.sharing
-    return np.frombuffer(mmap.mmap(sharing.descriptor, sharing.n_bytes), np.uint8)
+    return np.frombuffer(mmap.mmap(*sharing.descriptors, sharing.n_bytes), np.uint8)
 
 
 def test_a_lease_holds_until_it_is_ended_and_its_place_is_used_again() -> None:
@@ -323,25 +323,25 @@ def test_a_pool_of_other_blocks_is_not_attached(is_by_block: bool, field: str) -
     own, other = pools(is_by_block)
     shape = dataclasses.replace(other.shape, **{field: 1})
     with pytest.raises(CannotAttachError, match=f"its {field} is 1"):
-        own.sharing.attach(other.sharing.descriptor, other.sharing.n_bytes, shape)
+        own.sharing.attach(other.sharing.descriptors, other.sharing.n_bytes, shape)
 
 
 @pytest.mark.parametrize("is_by_block", [False, True])
 def test_a_pool_that_is_smaller_than_it_says_is_not_attached(is_by_block: bool) -> None:
     own, other = pools(is_by_block)
     larger = dataclasses.replace(other.shape, n_blocks=10_000)
-    descriptor, n_bytes = other.sharing.descriptor, other.sharing.n_bytes
+    descriptors, n_bytes = other.sharing.descriptors, other.sharing.n_bytes
     with pytest.raises(CannotAttachError, match="10000 blocks"):
-        own.sharing.attach(descriptor, n_bytes, larger)
+        own.sharing.attach(descriptors, n_bytes, larger)
     with pytest.raises(CannotAttachError):
-        own.sharing.attach(descriptor, 1 << 40, larger)
+        own.sharing.attach(descriptors, 1 << 40, larger)
 
 
 @pytest.mark.parametrize("is_by_block", [False, True])
 def test_what_is_no_pool_is_not_attached(is_by_block: bool) -> None:
     own, other = pools(is_by_block)
     with open("/dev/null") as nothing, pytest.raises(CannotAttachError):  # noqa: PTH123
-        own.sharing.attach(nothing.fileno(), other.sharing.n_bytes, other.shape)
+        own.sharing.attach([nothing.fileno()], other.sharing.n_bytes, other.shape)
 
 
 @given(

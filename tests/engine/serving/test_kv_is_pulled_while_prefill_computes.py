@@ -215,7 +215,7 @@ def test_what_a_device_pulled_and_nobody_took_is_cleared_before_the_next_holder(
 
 def memory_of(sharing: Any) -> Any:
 
-    return np.frombuffer(mmap.mmap(sharing.descriptor, sharing.n_bytes), np.uint8)
+    return np.frombuffer(mmap.mmap(*sharing.descriptors, sharing.n_bytes), np.uint8)
 
 
 @pytest.mark.parametrize("way", ["abort", "fail"])

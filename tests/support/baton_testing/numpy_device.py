@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import garbage
-from baton_worker.engine.backends.device.seam import DType, Host, MemoryUse, Shared, check_pieces
+from baton_worker.engine.backends.device.pieces import Rows, check_pieces
+from baton_worker.engine.backends.device.seam import DType, Host, MemoryUse, Shared
 
 FILLER = 0xA5
 """What host memory is filled with until a download has come, and new memory of the device."""
@@ -161,13 +162,19 @@ class _Pull:
     """
 
     def __init__(
-        self, device: NumpyDevice, source: _Mapped, to: NumpyTensor, pieces: npt.NDArray[np.int64]
+        self,
+        device: NumpyDevice,
+        source: _Mapped,
+        to: NumpyTensor | _Mapped,
+        pieces: npt.NDArray[np.int64],
+        rows: Rows | None,
     ) -> None:
         self._device = device
         self._at = device.n_launched
         self._source = weakref.ref(source)
-        self._to = _Weak(to)
+        self._to = _Weak(to) if isinstance(to, NumpyTensor) else weakref.ref(to)
         self._pieces = pieces.copy()
+        self._rows = rows
         self._patience = ASKED_IN_VAIN
         self._has_come = False
 
@@ -198,11 +205,17 @@ class _Pull:
 
     def _copy(self) -> None:
         source = self._source()
-        if source is None:
-            raise DeviceError("memory is unmapped that is pulled from")
-        into = _bytes_of(on_device(self._to.tensor()), "pull")
-        for at, to, n_bytes in self._pieces.tolist():
-            into[to : to + n_bytes] = source.bytes[at : at + n_bytes]
+        target = self._to.tensor() if isinstance(self._to, _Weak) else self._to()
+        if source is None or target is None:
+            raise DeviceError("memory is unmapped that is pulled from or into")
+        into, rows = _flat(target), self._rows
+        for at, to, count in self._pieces.tolist():
+            if rows is None:
+                into[to : to + count] = source.bytes[at : at + count]
+                continue
+            for row in range(count):
+                there, here = at + row * rows.apart_there, to + row * rows.apart_here
+                into[here : here + rows.n_bytes] = source.bytes[there : there + rows.n_bytes]
 
 
 class _Graph:
@@ -375,12 +388,18 @@ class NumpyDevice:
         array = memory.bytes if isinstance(memory, _Mapped) else on_device(memory)
         return int(array.ctypes.data)
 
-    def pull(self, source: _Mapped, to: NumpyTensor, pieces: npt.NDArray[np.int64]) -> _Pull:
+    def pull(
+        self,
+        source: _Mapped,
+        to: NumpyTensor | _Mapped,
+        pieces: npt.NDArray[np.int64],
+        rows: Rows | None = None,
+    ) -> _Pull:
         """See `Device.pull`."""
-        self._refuse_in_capture(what := f"pull {len(pieces)} pieces")
-        check_pieces(pieces, source.n_bytes, _bytes_of(on_device(to), what).nbytes)
+        self._refuse_in_capture(f"pull {len(pieces)} pieces")
+        check_pieces(pieces, source.n_bytes, len(_flat(to)), rows)
         with self._lock:
-            self._pulls.append(pull := _Pull(self, source, to, pieces))
+            self._pulls.append(pull := _Pull(self, source, to, pieces, rows))
             return pull
 
     def record(self) -> _Event:
@@ -450,6 +469,11 @@ class NumpyDevice:
 
     def _give_back(self, n_bytes: int) -> None:
         self._used -= n_bytes
+
+
+def _flat(memory: NumpyTensor | _Mapped) -> npt.NDArray[np.uint8]:
+    """Return the bytes of memory that is pulled into."""
+    return memory.bytes if isinstance(memory, _Mapped) else _bytes_of(on_device(memory), "pull")
 
 
 def _bytes_of(array: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint8]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_worker.engine.api import RankDiedError
@@ -54,11 +56,18 @@ class _Member:
             try:
                 answering = follower.obey(orders.decode_order(data))
                 if answering is not None:
-                    self.answers.put(orders.encode(answering()))
+                    self.answers.put(orders.encode(_given(answering())))
             except Exception as error:  # noqa: BLE001 - rank 0 is told
                 self.error = error
                 self.answers.put(None)
                 return
+
+
+def _given(answer: orders.Answer) -> orders.Answer:
+    """Return an answer as over a pipe, where a descriptor arrives as another one."""
+    if isinstance(answer, orders.Opened):
+        return msgspec.structs.replace(answer, descriptor=os.dup(answer.descriptor))
+    return answer
 
 
 class ThreadFollowers:

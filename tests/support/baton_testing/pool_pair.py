@@ -24,7 +24,7 @@ class Pair:
         self.decode = make_bench(share_kv=True, reader=reader or self.prefill.reader, **limits)
         theirs, leases = self.prefill.engine.kv.sharing, self.prefill.engine.leases
         peer = self.decode.engine.kv.sharing.attach(
-            theirs.descriptor, theirs.n_bytes, self.prefill.engine.kv.shape
+            theirs.descriptors, theirs.n_bytes, self.prefill.engine.kv.shape
         )
         words = mapped_leases(leases.descriptor, leases.n_bytes)
         self.peer: PeerPool = peer._replace(leases=words)

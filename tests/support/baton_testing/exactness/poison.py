@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from baton_worker.engine.backends.device.engine import DeviceEngine
-from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS, DevicePool
+from baton_worker.engine.backends.device.pool import DevicePool
+from baton_worker.engine.backends.device.pool_sharing import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import DType
 from baton_worker.engine.kv.pool import NULL_BLOCK
 

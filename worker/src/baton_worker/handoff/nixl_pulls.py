@@ -157,13 +157,14 @@ class NixlPulls:
         self, agent: NixlAgent, own: KvSharing, deadline_seconds: float, tells: Tells
     ) -> None:
         self.agent = agent
-        self._own = own
+        assert own.region is not None, "NIXL reads into no pool of several ranks"
+        self._own, self._region = own, own.region
         self._deadline_seconds = deadline_seconds
         self._tells = tells
         self._scratch = HostMemory(_SCRATCH_WORDS * LEASE_BYTES)
         self._words = self._scratch.bytes.view(np.uint64)
         self._free_words = list(range(_SCRATCH_WORDS))
-        for region in (own.region, self._scratch.region):
+        for region in (self._region, self._scratch.region):
             agent.register(region)
         self._orders = deque[Order]()
         self._active: list[Iterator[None]] = []
@@ -259,7 +260,7 @@ class NixlPulls:
         self, pool: NixlPool, blocks: list[int], theirs: list[int]
     ) -> Generator[None, None, float]:
         """Read blocks; returns at how many bytes per second."""
-        own = self._own.region
+        own = self._region
         pieces = self._own.pieces(blocks, theirs, pool.shape)
         pieces = pieces + np.array([pool.words.address, own.address, 0])
         started = time.monotonic()
@@ -298,7 +299,7 @@ class NixlPulls:
         reading.close()
 
     def _expected(self, pool: NixlPool) -> float:
-        own = self._own.region
+        own = self._region
         n_bytes = min(pool.words.n_bytes, own.n_bytes, _ESTIMATED_BYTES)
         pieces = np.array([[pool.words.address, own.address, n_bytes]], np.int64)
         reading = self.agent.read(pool.place, own.device, pieces)

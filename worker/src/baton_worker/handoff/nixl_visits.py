@@ -59,6 +59,7 @@ class NixlVisits:
         leases: Leases,
     ) -> None:
         self._agent = agent  # which others read from as long as it is there
+        assert sharing.region is not None, "NIXL reads no pool of several ranks"
         regions = (sharing.region, leases.region)
         for region in regions:
             agent.register(region)

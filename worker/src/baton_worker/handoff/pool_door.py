@@ -36,7 +36,8 @@ SILENCE_SECONDS = 10.0
 """How long a caller may hold a place without a word of its pool."""
 _LONGEST_PATH = 107
 _CREDENTIALS = struct.Struct("3i")
-_DESCRIPTORS, _MOST_DESCRIPTORS = 2, 4
+_MOST_DESCRIPTORS = pool_words.MOST_RANKS + 2
+"""That are taken with a message: one more than any has."""
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SHORT_SECONDS = 0.1
 
@@ -178,17 +179,20 @@ class PoolDoor:
         caller.socket.send(pool_words.encode(Welcome()))
 
     def _attached(self, words: Introduction, descriptors: list[int]) -> PeerPool:
-        if len(descriptors) != _DESCRIPTORS:
-            raise PoolWordsError(f"{len(descriptors)} descriptors came with it, 2 are needed")
+        if len(descriptors) != words.n_ranks + 1:
+            raise PoolWordsError(
+                f"{len(descriptors)} descriptors came with it, {words.n_ranks + 1} are needed"
+            )
         if words.transport != self._sharing.transport:
             raise PoolWordsError(
                 f"its transport is {words.transport}, this worker's is {self._sharing.transport}"
             )
         if self.find(words.pool_id) is not None:
             raise PoolWordsError("a pool of this name is mapped")
-        pool = self._sharing.attach(descriptors[0], words.n_bytes, words.shape)
+        *parts, leases = descriptors
+        pool = self._sharing.attach(parts, words.n_bytes, words.shape)
         told = partial(self._metrics.pulled, words.transport, words.worker_id)
-        return pool._replace(leases=mapped_leases(descriptors[1], words.lease_bytes), told=told)
+        return pool._replace(leases=mapped_leases(leases, words.lease_bytes), told=told)
 
     def _hang_up(self, caller: _Caller) -> None:
         self._callers.discard(caller)

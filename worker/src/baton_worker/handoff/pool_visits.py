@@ -85,8 +85,8 @@ class PoolVisits:
         name = target.kv_door
         if not name:
             why_not = (
-                f"{target.worker_id} has no door: its handoff.shared_dir is empty, or it has "
-                "several ranks"
+                f"{target.worker_id} has no door: its handoff.shared_dir is empty, or its pool is "
+                "of several ranks of a CPU"
             )
             then(why_not)
             return
@@ -152,7 +152,7 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
     if Path(name).name != name:
         return None, f"{name!r} is no name of a door"
     sharing = owner.sharing
-    assert sharing.descriptor is not None, "a pool that is mapped has one"
+    assert sharing.descriptors, "a pool that is mapped has some"
     try:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:  # no descriptor is left
@@ -169,8 +169,9 @@ def _introduced(owner: PoolOwner, pool_id: bytes, name: str) -> tuple[socket.soc
             sharing.transport,
             sharing.n_bytes,
             owner.leases.n_bytes,
+            len(sharing.descriptors),
         )
-        descriptors = array.array("i", [sharing.descriptor, owner.leases.descriptor])
+        descriptors = array.array("i", [*sharing.descriptors, owner.leases.descriptor])
         beside = (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)
         _allow_until(ends_at, connection)
         connection.sendmsg([pool_words.encode(words)], [beside])

@@ -16,6 +16,7 @@ from baton_worker.engine.kv.payload import COMPRESSED, KvKind, KvShape
 VERSION = 1
 MOST_BYTES = 4096
 POOL_ID_BYTES = 16
+MOST_RANKS = 64
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
@@ -76,8 +77,9 @@ class Introduction(KvShapeWords, frozen=True):
         pool_id: names the pool in offers; nobody can guess it.
         worker_id: whose it is, for the log.
         transport: how its bytes can be read, `KvSharing.transport`.
-        n_bytes: what the first descriptor stands for.
-        lease_bytes: what the second stands for: the pool's `Leases`.
+        n_bytes: what each of the first descriptors stands for.
+        lease_bytes: what the last stands for: the pool's `Leases`.
+        ranks: how many have a part of the pool, each of which has a descriptor; not said of one.
     """
 
     pool_id: Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
@@ -86,6 +88,12 @@ class Introduction(KvShapeWords, frozen=True):
     n_bytes: _Bytes
     lease_bytes: _Bytes
     version: int = VERSION
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def n_ranks(self) -> int:
+        """How many have a part of the pool."""
+        return 1 if isinstance(self.ranks, msgspec.UnsetType) else self.ranks
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -101,6 +109,7 @@ def introduction_of(
     transport: str,
     n_bytes: int,
     lease_bytes: int,
+    ranks: int = 1,
 ) -> Introduction:
     """Return what a pool's owner says."""
     return Introduction(
@@ -109,6 +118,7 @@ def introduction_of(
         transport=transport,
         n_bytes=n_bytes,
         lease_bytes=lease_bytes,
+        ranks=ranks if ranks > 1 else msgspec.UNSET,
         **words_of(shape),
     )
 

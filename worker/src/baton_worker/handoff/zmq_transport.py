@@ -87,7 +87,9 @@ class ZmqKvTransport:
         self._owner = owner
         self._pools, self._ways = PeerPools(None, None), None
         pool_id, nixl_visits = secrets.token_bytes(POOL_ID_BYTES), None
-        agent = None if owner is None else _agent(config, pool_id)
+        agent = None
+        if owner is not None and owner.sharing.region is not None:
+            agent = _agent(config, pool_id)
         if owner is not None and places is not None:
             self._pools = self._peer_pools(owner, agent)
         elif owner is not None:

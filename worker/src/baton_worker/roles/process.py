@@ -130,6 +130,7 @@ def _check(config: ProcessConfig, role: Role) -> None:
 def _check_sharing(config: ProcessConfig) -> None:
     """Refuse to demand a way for KV that this worker has not."""
     device, require = config.engine.device, config.handoff.require
+    ranks = config.engine.tensor_parallel_size
     if require == "rdma" and config.handoff.nixl != "rdma":
         raise ConfigError(
             f"handoff.require is 'rdma', but handoff.nixl is {config.handoff.nixl!r}: set it to "
@@ -140,11 +141,11 @@ def _check_sharing(config: ProcessConfig) -> None:
             f"handoff.require is {require!r}, but handoff.shared_dir is empty: name a folder that "
             "the prefill and decode workers of a host share"
         )
-    if require != "any" and config.engine.tensor_parallel_size > 1:
+    if require == "rdma" and ranks > 1:
         raise ConfigError(
-            f"handoff.require is {require!r}, but engine.tensor_parallel_size is "
-            f"{config.engine.tensor_parallel_size}: a pool that ranks have parts of is not read "
-            "where it lies; set handoff.require to 'any'"
+            f"handoff.require is 'rdma', but engine.tensor_parallel_size is {ranks}: NIXL reads no "
+            "pool that ranks have parts of; set handoff.require to 'any', or to 'nvlink' where "
+            "both workers are on one host"
         )
     if require == "nvlink" and device != "gpu":
         raise ConfigError(
@@ -249,12 +250,16 @@ def _kv_transport(
 
 def _pool_owner(config: ProcessConfig, role: Role, engine: StepEngine) -> PoolOwner | None:
     sharing = engine.kv.sharing
-    wanted = config.handoff.shared_dir or config.handoff.nixl != "off"
+    ranks, is_mapped = config.engine.tensor_parallel_size, config.handoff.shared_dir
+    wanted = is_mapped or config.handoff.nixl != "off"
     if sharing is None and wanted and role is not Role.MIXED:
         log.warning(
-            "this worker's KV is sent, not read where it lies: its ranks have parts of the pool",
-            extra={"ranks": config.engine.tensor_parallel_size},
+            "this worker's KV is sent, not read where it lies: its ranks have parts of the pool, "
+            "which are mapped on GPUs of one host alone (handoff.shared_dir)",
+            extra={"ranks": ranks},
         )
+    elif ranks > 1 and config.handoff.nixl != "off" and role is not Role.MIXED:
+        log.warning("NIXL is not used: it reads no pool that ranks have parts of")
     if sharing is None or engine.leases is None or role is Role.MIXED:
         return None
     folder, leases = config.handoff.shared_dir, engine.leases

@@ -15,9 +15,11 @@ import numpy.typing as npt
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, KvShape, is_tame
 from baton_worker.engine.kv.sharing import (
     Arrived,
+    CannotAttachError,
     Copy,
     HostMemory,
     PeerPool,
+    Region,
     UnfitKvError,
     check_blocks_alike,
     mapped,
@@ -43,12 +45,15 @@ class HostSharing:
         self._n_reserved = n_reserved
         self._memory = HostMemory((shape.n_blocks + n_reserved) * shape.block_bytes)
         self.arrays = self._arrays_in(self._memory.bytes, shape)
-        self.descriptor: int | None = self._memory.descriptor
+        self.descriptors: tuple[int, ...] = (self._memory.descriptor,)
         self.n_bytes = self._memory.n_bytes
-        self.region = self._memory.region
+        self.region: Region | None = self._memory.region
 
-    def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
-        """See `KvSharing.attach`."""
+    def attach(self, descriptors: Sequence[int], n_bytes: int, shape: KvShape) -> PeerPool:
+        """See `KvSharing.attach`; of the host's there is none in parts."""
+        if len(descriptors) != 1:
+            raise CannotAttachError(f"it is in {len(descriptors)} parts, one of each rank")
+        (descriptor,) = descriptors
         self.check_fits(shape, n_bytes)
         return PeerPool(shape, self._arrays_in(mapped(descriptor, n_bytes), shape))
 

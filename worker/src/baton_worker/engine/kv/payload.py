@@ -11,7 +11,7 @@ no pool and no wire.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -86,6 +86,10 @@ class KvShape:
         values = self.kv_heads * self.block_size * self.head_dim
         itemsize = np.dtype(_STORED_AS[self.dtype]).itemsize
         return self.n_parts * self.n_layers * values * itemsize
+
+    def part(self, ranks: int) -> KvShape:
+        """Return the shape of each rank's pool where so many share the heads, or have one each."""
+        return replace(self, kv_heads=max(self.kv_heads // ranks, 1))
 
     def blocks_for(self, n_positions: int) -> int:
         """Return how many blocks hold so many positions."""

@@ -239,21 +239,26 @@ class KvSharing(Protocol):
 
     Attributes:
         transport: the name of the way that bytes go.
-        descriptor: stands for the memory; the pool's own, closed with it. None for memory that can
-            only be read by others' means.
-        n_bytes: what there is to map.
+        descriptors: stand for the memory, one for each rank that has a part of all heads; the
+            pool's own, closed with it. None for memory that can only be read by others' means.
+        n_bytes: what there is to map by each.
         goes_beside: whether a pull goes on beside steps; else it has come when it has begun.
-        region: the same memory, for who reads it by address.
+        region: the same memory, for who reads it by address; None where ranks have parts of it.
     """
 
     transport: str
-    descriptor: int | None
+    descriptors: tuple[int, ...]
     n_bytes: int
     goes_beside: bool
-    region: Region
+    region: Region | None
 
-    def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
+    def attach(self, descriptors: Sequence[int], n_bytes: int, shape: KvShape) -> PeerPool:
         """Map another process's pool. May be called on any thread.
+
+        Args:
+            descriptors: one for each of its ranks.
+            n_bytes: what each stands for.
+            shape: of all ranks together.
 
         Raises:
             CannotAttachError: it is none, or its blocks are not of this pool's form.
@@ -276,7 +281,7 @@ class KvSharing(Protocol):
         """
 
     def check_fits(self, shape: KvShape, n_bytes: int) -> None:
-        """Look at what another pool says of itself.
+        """Look at what another pool says of itself, which is in one piece.
 
         Raises:
             CannotAttachError: its blocks are not of this pool's form, or it has too few bytes.
@@ -295,8 +300,13 @@ class KvSharing(Protocol):
         """
 
 
-def check_blocks_alike(own: KvShape, other: KvShape, n_bytes: int, n_reserved: int) -> None:
+def check_blocks_alike(
+    own: KvShape, other: KvShape, n_bytes: int, n_reserved: int, ranks: int = 1
+) -> None:
     """Refuse a pool whose blocks are not this one's, or that is smaller than its shape says.
+
+    Args:
+        ranks: how many have a part of `n_bytes` each.
 
     Raises:
         CannotAttachError: naming what differs.
@@ -305,7 +315,9 @@ def check_blocks_alike(own: KvShape, other: KvShape, n_bytes: int, n_reserved: i
         theirs, ours = getattr(other, name), getattr(own, name)
         if theirs != ours:
             raise CannotAttachError(f"its {name} is {theirs!r}, this worker's is {ours!r}")
-    needed = (other.n_blocks + n_reserved) * other.block_bytes
+    if other.kv_heads % ranks and ranks % other.kv_heads:
+        raise CannotAttachError(f"{ranks} ranks cannot have parts of its {other.kv_heads} KV heads")
+    needed = (other.n_blocks + n_reserved) * other.part(ranks).block_bytes
     if n_bytes < needed:
         raise CannotAttachError(f"it has {n_bytes} bytes, {needed} for its {other.n_blocks} blocks")
 

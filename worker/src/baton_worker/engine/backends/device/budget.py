@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
+from baton_worker.engine.backends.device.pool_sharing import RESERVED_BLOCKS
 
 MOST_BLOCKS = 1 << 20
 """Blocks of tiny models: more of them would serve nobody, and the host keeps lists of them."""

@@ -90,8 +90,8 @@ class DeviceEngine(StepEngine):
         own = local_pool(model, options)
         self.pool: DevicePool | RankedPool = own
         if self._followers is not None:
-            kv_heads = model.model_shape.n_kv_heads
-            self.pool = RankedPool(own, kv_heads, model.n_ranks, self._followers)
+            shape = dataclasses.replace(own.shape, kv_heads=model.model_shape.n_kv_heads)
+            self.pool = RankedPool(model.device, own, shape, model.n_ranks, self._followers)
         steps = Steps(local_model(model, own), options)
         self.runner = DeviceRunner(steps, options, self._followers)
         self.model = model
@@ -164,9 +164,9 @@ def kv_form(model_shape: ModelShape, options: EngineOptions, dtype: DType, ranks
 
 
 def local_pool(model: LoadedModel, options: EngineOptions) -> DevicePool:
-    """Return a rank's pool; one of several is shared with nobody."""
-    is_shared = options.share_kv and model.team is None
+    """Return a rank's pool; one of several is shared only with who maps it."""
     staged_bytes, is_mapped = options.kv_bytes_per_step // model.n_ranks, options.map_kv
+    is_shared = options.share_kv and (is_mapped or model.team is None)
     return DevicePool(model.device, kv_shape(model, options), staged_bytes, is_shared, is_mapped)
 
 

@@ -48,7 +48,9 @@ class Follower:
         """
         match order:
             case orders.Open():
-                self._open(order)
+                return self._open(order)
+            case orders.Settle():
+                return self._settled
             case orders.Shut():
                 del self._engines[order.engine]
             case orders.Step():
@@ -69,10 +71,14 @@ class Follower:
                 return self._measured
         return None
 
-    def _open(self, order: orders.Open) -> None:
+    def _open(self, order: orders.Open) -> Answering | None:
         pool = local_pool(self._model, order.options)
         steps = Steps(local_model(self._model, pool), order.options)
         self._engines[order.engine] = _Engine(pool, steps, [None] * N_LANES)
+        if pool.sharing is None:
+            return None
+        (descriptor,), n_bytes = pool.sharing.descriptors, pool.sharing.n_bytes
+        return lambda: orders.Opened(n_bytes, descriptor)
 
     def _step(self, engine: _Engine, order: orders.Step) -> None:
         program = engine.steps.programs.of(order.shape)
@@ -96,6 +102,10 @@ class Follower:
             return orders.Exported(array.tobytes())
 
         return answer
+
+    def _settled(self) -> orders.Answer:
+        self._model.device.synchronise()
+        return orders.Settled()
 
     def _measured(self) -> orders.Answer:
         self._model.device.synchronise()

@@ -5,6 +5,7 @@ Owns which order each thing is. Knows no pipe.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class EngineFollowers:
         self._engine = followers.new_number()
         self._is_open = True
         self._n_exporting = 0  # `export_blocks` that `exported` has not returned yet
+        self._early: deque[list[orders.Answer]] = deque()  # those of them that came before
         followers.tell([orders.Open(self._engine, options)])
 
     def step(self, shape: StepShape, lane: int, is_ahead: bool, inputs: Host) -> None:
@@ -51,9 +53,23 @@ class EngineFollowers:
 
     def exported(self) -> list[bytes]:
         """Return what the oldest `export_blocks` read, rank 1's first."""
-        told = self._followers.answers()
+        told = self._early.popleft() if self._early else self._followers.answers()
         self._n_exporting -= 1
         return [answer.data for answer in told if isinstance(answer, orders.Exported)]
+
+    def shares(self) -> list[orders.Opened]:
+        """Return what each rank's pool is mapped by, rank 1's first; to be asked once, before
+        anything else, of an engine whose pool is shared.
+        """
+        told = self._followers.answers()
+        return [answer for answer in told if isinstance(answer, orders.Opened)]
+
+    def settle(self) -> None:
+        """Wait until all has been done there that was told."""
+        self._tell(orders.Settle())
+        while len(self._early) < self._n_exporting:
+            self._early.append(self._followers.answers())
+        self._followers.answers()
 
     def close(self) -> None:
         """Give back what the engine has there, and take what it has asked for and not read: the

@@ -19,10 +19,16 @@ from baton_worker.engine.options import EngineOptions
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """Make the pool, memory and programs of an engine."""
+    """Make the pool, memory and programs of an engine; answered by `Opened` if others are to map
+    the pool.
+    """
 
     engine: int
     options: EngineOptions
+
+
+class Settle(msgspec.Struct, frozen=True, tag="settle"):
+    """Finish what was told before; answered by `Settled`."""
 
 
 class Shut(msgspec.Struct, frozen=True, tag="shut"):
@@ -79,7 +85,20 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """Finish all work and tell what is used; answered by `Measured`."""
 
 
-Order = Open | Shut | Step | Penalise | Score | Import | Export | Measure
+Order = Open | Settle | Shut | Step | Penalise | Score | Import | Export | Measure
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The pool can be mapped by a descriptor, which goes over with this and is whoever's to close
+    that has received it.
+    """
+
+    n_bytes: int
+    descriptor: int
+
+
+class Settled(msgspec.Struct, frozen=True, tag="settled"):
+    """All that was told before has been done."""
 
 
 class Exported(msgspec.Struct, frozen=True, tag="exported"):
@@ -100,7 +119,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Answer = Exported | Measured | Failed
+Answer = Opened | Settled | Exported | Measured | Failed
 
 
 class Followers(Protocol):

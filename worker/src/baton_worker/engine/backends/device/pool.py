@@ -9,30 +9,18 @@ Knows no request.
 
 from __future__ import annotations
 
-import math
-import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Tensor
-from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import (
-    CannotAttachError,
-    Copy,
-    KvSharing,
-    PeerPool,
-    Region,
-    check_blocks_alike,
-    runs_of,
+from baton_worker.engine.backends.device.pool_sharing import (
+    RESERVED_BLOCKS,
+    DeviceSharing,
+    SharedParts,
 )
-
-RESERVED_BLOCKS = 2
-"""The null block and the trash block, which are handed to nobody."""
+from baton_worker.engine.backends.device.seam import Device, Event, Tensor
+from baton_worker.engine.kv.payload import KvShape
 
 
 class _Stage(NamedTuple):
@@ -78,11 +66,13 @@ class DevicePool:
         self._device = device
         self._shape = shape
         (form,) = shape.arrays(shape.n_blocks + RESERVED_BLOCKS)
-        self.sharing: KvSharing | None = None
+        self.sharing: DeviceSharing | None = None
         if is_shared:
             memory = _memory(device, form.shape[0] * shape.block_bytes, is_mapped)
             self.tensor = device.view(memory.tensor, 0, form.shape, shape.dtype)
-            self.sharing = _DeviceSharing(device, shape, self.tensor, memory)
+            descriptors = () if memory.descriptor is None else (memory.descriptor,)
+            parts = SharedParts((memory.tensor,), descriptors, memory.n_bytes)
+            self.sharing = DeviceSharing(device, shape, parts)
         else:
             self.tensor = device.zeros(form.shape, shape.dtype)
         n_staged = max(staged_bytes // shape.block_bytes, 1)
@@ -159,75 +149,6 @@ class DevicePool:
         (form,) = self._shape.arrays(count)
         memory = self._device.host(count * self._shape.block_bytes)
         return memory.view(form.dtype).reshape(form.shape)
-
-
-class _DeviceSharing:
-    """`KvSharing` of a device's pool: its blocks are pulled by copies beside the steps."""
-
-    transport = "nvlink"
-    goes_beside = True
-
-    def __init__(self, device: Device, shape: KvShape, tensor: Tensor, memory: _Memory) -> None:
-        self._device = device
-        self._shape = shape
-        self._tensor = tensor
-        self.descriptor, self.n_bytes = memory.descriptor, memory.n_bytes
-        self.region = Region(device.address(memory.tensor), memory.n_bytes, device.index)
-        if memory.descriptor is not None:
-            weakref.finalize(self, os.close, memory.descriptor)
-
-    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
-        """See `KvSharing.check_fits`."""
-        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS)
-
-    def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
-    ) -> npt.NDArray[np.int64]:
-        """See `KvSharing.pieces`: a block of all layers is one."""
-        return runs_of(theirs, blocks) * self._shape.block_bytes
-
-    def fence(self) -> Copy:
-        """See `KvSharing.fence`."""
-        return _DeviceCopy(*[self._device.record()] * 2)
-
-    def check_values(self, blocks: Sequence[int]) -> None:
-        """See `KvSharing.check_values`; they are not looked at, see `begin_pull`."""
-
-    def attach(self, descriptor: int, n_bytes: int, shape: KvShape) -> PeerPool:
-        """See `KvSharing.attach`."""
-        self.check_fits(shape, n_bytes)
-        try:
-            return PeerPool(shape, self._device.map(descriptor, n_bytes))
-        except DeviceError as error:
-            raise CannotAttachError(str(error)) from error
-
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
-        """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
-        its context had no first token.
-        """
-        memory: Mapped = peer.memory
-        pieces = self.pieces(blocks, theirs, peer.shape)
-        begun = self._device.record()
-        return _DeviceCopy(begun, self._device.pull(memory, self._tensor, pieces))
-
-
-class _DeviceCopy(NamedTuple):
-    """A `Copy` by the device's copy engines, which take milliseconds."""
-
-    begun: Event
-    copied: Event
-
-    def has_come(self) -> bool:
-        """See `Copy.has_come`."""
-        return self.copied.has_come()
-
-    def wait(self, most_seconds: float = math.inf) -> None:
-        """See `Copy.wait`."""
-        self.copied.wait()
-
-    def seconds(self) -> float:
-        """See `Copy.seconds`: since all was done that was launched before it."""
-        return self.copied.seconds_since(self.begun)
 
 
 def _memory(device: Device, n_bytes: int, is_mapped: bool) -> _Memory:

@@ -1,20 +1,23 @@
 """A KV pool of whole heads over pools that hold a part each: a handoff looks alike at any ranks.
 
-Owns which heads are whose on their way in and out. Where several ranks have the same head, all of
-them are given it, and the first of them gives it out.
+Owns which heads are whose on their way in and out, and where the parts lie for who maps them. Where
+several ranks have the same head, all of them are given it, and the first of them gives it out.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.backends.device.following import EngineFollowers
+from baton_worker.engine.backends.device.orders import Opened
 from baton_worker.engine.backends.device.pool import DevicePool
+from baton_worker.engine.backends.device.pool_sharing import DeviceSharing, SharedParts
+from baton_worker.engine.backends.device.seam import Device
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.model.shards import Shard
 
@@ -27,20 +30,32 @@ class RankedPool:
 
     Args:
         own: this rank's pool.
-        kv_heads: of the whole model.
+        shape: of all ranks together.
         size: ranks.
+
+    Raises:
+        DeviceError: another rank's pool, which is shared, cannot be mapped.
     """
 
     exports_later = True
-    sharing = None  # no rank has all heads
 
     def __init__(
-        self, own: DevicePool, kv_heads: int, size: int, followers: EngineFollowers
+        self,
+        device: Device,
+        own: DevicePool,
+        shape: KvShape,
+        size: int,
+        followers: EngineFollowers,
     ) -> None:
         self.own = own
         self._followers = followers
-        self._shape = replace(own.shape, kv_heads=kv_heads)
-        self._heads = [Shard(rank, size).kv_heads(kv_heads) for rank in range(size)]
+        self._shape = shape
+        self._heads = [Shard(rank, size).kv_heads(shape.kv_heads) for rank in range(size)]
+        self._is_settled = True  # nothing was imported since it was asked
+        self.sharing: DeviceSharing | None = None
+        if own.sharing is not None:
+            parts = _parts(device, own.sharing, followers.shares())
+            self.sharing = DeviceSharing(device, shape, parts, self._settle)
 
     @property
     def shape(self) -> KvShape:
@@ -71,5 +86,25 @@ class RankedPool:
         if array.ndim <= _HEADS or array.shape[_HEADS] != self._shape.kv_heads:
             raise ValueError(f"{list(array.shape)} for {self._shape.kv_heads} KV heads")
         parts = [np.ascontiguousarray(array[:, :, :, heads]) for heads in self._heads]
+        self._is_settled = False
         self._followers.import_blocks(blocks, parts[1:])
         self.own.import_blocks(blocks, [parts[0]])
+
+    def _settle(self) -> None:
+        """Wait for what the other ranks write beside steps: who pulls cannot see its end."""
+        if not self._is_settled:
+            self._followers.settle()
+            self._is_settled = True
+
+
+def _parts(device: Device, own: DeviceSharing, others: Sequence[Opened]) -> SharedParts:
+    """Map the other ranks' pools beside one's own.
+
+    Raises:
+        DeviceError: one cannot be.
+    """
+    assert all(other.n_bytes == own.n_bytes for other in others), "each has as much"
+    memory = [device.map(other.descriptor, other.n_bytes) for other in others]
+    descriptors = [os.dup(descriptor) for descriptor in own.descriptors]
+    descriptors += [other.descriptor for other in others]
+    return SharedParts((*own.parts.memory, *memory), tuple(descriptors), own.n_bytes)

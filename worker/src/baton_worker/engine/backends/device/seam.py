@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.expert_kernels import ExpertKernels, Routes
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.operands import (
@@ -39,6 +38,7 @@ from baton_worker.engine.backends.device.operands import (
     Seeds,
     Tensor,
 )
+from baton_worker.engine.backends.device.pieces import Rows
 from baton_worker.engine.backends.device.rank_kernels import RankKernels
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "Routes",
     "RowMap",
     "RowParams",
+    "Rows",
     "Rules",
     "ScoreColumns",
     "ScorePlan",
@@ -185,15 +186,22 @@ class Device(Protocol):
     def address(self, memory: Tensor | Mapped) -> int:
         """Return where contiguous memory begins for kernels of this device, in this process."""
 
-    def pull(self, source: Mapped, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
+    def pull(
+        self,
+        source: Mapped,
+        to: Tensor | Mapped,
+        pieces: npt.NDArray[np.int64],
+        rows: Rows | None = None,
+    ) -> Event:
         """Begin to copy pieces of other memory, and return their end.
 
         They are read and written behind all that was launched up to now and beside all that is
         launched later, in any order. Never during a capture.
 
         Args:
-            to: contiguous.
-            pieces: [pieces, 3]: the byte of `source`, the byte of `to`, how many.
+            to: contiguous; memory of another device is written as well as one's own.
+            pieces: [pieces, 3]: the byte of `source`, the byte of `to`, how many bytes.
+            rows: of what a piece's third number counts rows instead.
         """
 
     def record(self) -> Event:
@@ -384,17 +392,3 @@ class Kernels(RankKernels, ExpertKernels, Protocol):
         all sequences after the other; `starts` i32[S] is -1 for who is not there: its tokens and
         positions are 0. `fed` (`first` and `draws` are read) may be `out`.
         """
-
-
-def check_pieces(pieces: npt.NDArray[np.int64], source_bytes: int, to_bytes: int) -> None:
-    """Refuse what `Device.pull` cannot copy.
-
-    Raises:
-        DeviceError: a piece is empty, or lies outside.
-    """
-    for name, column, size in (("source", 0, source_bytes), ("target", 1, to_bytes)):
-        starts = pieces[:, column]
-        bad = (pieces[:, 2] < 1) | (starts < 0) | (starts > size - pieces[:, 2])
-        if bad.any():
-            at, n_bytes = pieces[bad][0, [column, 2]].tolist()
-            raise DeviceError(f"pull {n_bytes} bytes at byte {at} of a {name} of {size}")

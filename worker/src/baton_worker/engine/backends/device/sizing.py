@@ -15,7 +15,7 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import orders
 from baton_worker.engine.backends.device.budget import Budget, told
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
-from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
+from baton_worker.engine.backends.device.pool_sharing import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import garbage
+from baton_worker.engine.backends.device.pieces import Rows
 from baton_worker.engine.backends.device.seam import (
     DType,
     Event,
@@ -142,7 +143,13 @@ class PaddleDevice:
         """See `Device.map`; refused."""
         raise DeviceError(f"cannot map {n_bytes} bytes: {_NOT_SHARED}")
 
-    def pull(self, source: Mapped, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
+    def pull(
+        self,
+        source: Mapped,
+        to: Tensor | Mapped,
+        pieces: npt.NDArray[np.int64],
+        rows: Rows | None = None,
+    ) -> Event:
         """See `Device.pull`; refused."""
         raise DeviceError(f"cannot pull {len(pieces)} pieces: {_NOT_SHARED}")
 

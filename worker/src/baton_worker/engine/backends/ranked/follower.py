@@ -80,13 +80,13 @@ class _Answers:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[orders.Answer | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
         self._thread.start()
 
     def send(self, answer: orders.Answer) -> None:
         """Send behind those before it."""
-        self._queue.put(orders.encode(answer))
+        self._queue.put(answer)
 
     def close(self) -> None:
         """Return when all has been sent."""
@@ -95,8 +95,10 @@ class _Answers:
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # rank 0 is gone: whoever reads orders finds out too
-            while (data := self._queue.get()) is not None:
-                self._pipe.send_bytes(data)
+            while (answer := self._queue.get()) is not None:
+                self._pipe.send_bytes(orders.encode(answer))
+                if isinstance(answer, orders.Opened):
+                    meeting.give(self._pipe, answer.descriptor)
 
 
 def _serve(pipe: Connection, follower: Follower) -> int:

@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends.device import orders
@@ -90,6 +92,9 @@ class DeviceRanks:
             answer = orders.decode_answer(data)
             if isinstance(answer, orders.Failed):
                 raise RankDiedError(f"tensor-parallel rank {rank} gave up: {answer.reason}")
+            if isinstance(answer, orders.Opened):
+                descriptor = meeting.take(self._members.pipe(rank))
+                answer = msgspec.structs.replace(answer, descriptor=descriptor)
             found.append(answer)
         return found
 

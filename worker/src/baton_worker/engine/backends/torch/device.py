@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import garbage
+from baton_worker.engine.backends.device.pieces import Rows, check_pieces
 from baton_worker.engine.backends.device.seam import (
     DType,
     Event,
@@ -28,7 +29,6 @@ from baton_worker.engine.backends.device.seam import (
     MemoryUse,
     Shared,
     Tensor,
-    check_pieces,
 )
 from baton_worker.engine.backends.torch.framework import load_torch, require_cuda
 from baton_worker.engine.backends.torch.peer_memory import PeerMemory, Range
@@ -147,14 +147,19 @@ class TorchDevice:
             return memory.address
         return int(self._bytes(memory).data_ptr())
 
-    def pull(self, source: Any, to: Tensor, pieces: npt.NDArray[np.int64]) -> Event:
+    def pull(
+        self, source: Any, to: Any, pieces: npt.NDArray[np.int64], rows: Rows | None = None
+    ) -> Event:
         """See `Device.pull`: the copy engines work, over NVLink where there is one."""
         with self._outside_a_capture(f"pull {len(pieces)} pieces"):
-            into = self._bytes(to)
-            check_pieces(pieces, source.n_bytes, into.numel())
+            n_bytes = to.n_bytes if isinstance(to, Range) else self._bytes(to).numel()
+            check_pieces(pieces, source.n_bytes, n_bytes, rows)
             self._pulls.wait_stream(self._stream)
-            stream = self._pulls.cuda_stream
-            self._peer_memory().copy(source.address, into.data_ptr(), pieces, stream)
+            memory, stream, into = self._peer_memory(), self._pulls.cuda_stream, self.address(to)
+            if rows is None:
+                memory.copy(source.address, into, pieces, stream)
+            else:
+                memory.copy_rows(source.address, into, pieces, rows, stream)
             return self._record(self._pulls)
 
     def record(self) -> Event:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.pieces import Rows
 
 
 class Range:
@@ -116,6 +117,20 @@ class PeerMemory:
         self._driver.call(
             "cuMemcpyBatchAsync", into, sources, sizes, len(sizes), [how], [0], 1, stream
         )
+
+    def copy_rows(
+        self, source: int, to: int, pieces: npt.NDArray[np.int64], rows: Rows, stream: int
+    ) -> None:
+        """Launch copies of (byte of source, byte of to, rows), each row as `rows` says."""
+        cuda = self._driver.cuda
+        how = cuda.CUDA_MEMCPY2D()
+        how.srcMemoryType = how.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        how.WidthInBytes, how.srcPitch, how.dstPitch = rows
+        for there, here, count in pieces.tolist():
+            how.srcDevice = cuda.CUdeviceptr(source + there)
+            how.dstDevice = cuda.CUdeviceptr(to + here)
+            how.Height = count
+            self._driver.call("cuMemcpy2DAsync", how, stream)
 
 
 class _Driver:

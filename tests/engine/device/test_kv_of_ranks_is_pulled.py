@@ -1,0 +1,208 @@
+"""KV goes from one worker's ranks to another's without a host in between, as many ranks or not."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_testing.engine_bench import Bench, Clock, Reader
+from baton_testing.numpy_device import NumpyDevice
+from baton_testing.numpy_kernels import NumpyKernels
+from baton_testing.numpy_team import team_of
+from baton_testing.pool_pair import LONG, Pair, alone, said
+from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
+from baton_worker.engine.backends.device.head_copies import head_copies
+from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.kv.sharing import CannotAttachError
+from baton_worker.engine.model.checkpoint import open_checkpoint
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.shards import Shard
+from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
+
+POWERS = st.sampled_from([1, 2, 4, 8, 16])
+
+
+@given(kv_heads=POWERS, there=POWERS, here=POWERS)
+def test_every_head_of_every_part_is_filled_once_with_what_it_is(
+    kv_heads: int, there: int, here: int
+) -> None:
+    parts = {
+        rank: [None] * len(range(kv_heads)[Shard(rank, here).kv_heads(kv_heads)])
+        for rank in range(here)
+    }
+    for copy in head_copies(kv_heads, there, here):
+        theirs = range(kv_heads)[Shard(copy.there, there).kv_heads(kv_heads)]
+        for n in range(copy.n_heads):
+            assert parts[copy.here][copy.first_here + n] is None
+            parts[copy.here][copy.first_here + n] = theirs[copy.first_there + n]
+    for rank, heads in parts.items():
+        assert heads == list(range(kv_heads)[Shard(rank, here).kv_heads(kv_heads)])
+
+
+@given(kv_heads=POWERS, ranks=POWERS)
+def test_groups_that_are_alike_copy_each_part_whole_from_its_counterpart(
+    kv_heads: int, ranks: int
+) -> None:
+    copies = head_copies(kv_heads, ranks, ranks)
+    assert [(copy.there, copy.here) for copy in copies] == [(r, r) for r in range(ranks)]
+    assert {copy.n_heads for copy in copies} == {max(kv_heads // ranks, 1)}
+
+
+@given(kv_heads=POWERS, there=POWERS)
+def test_a_head_that_many_have_is_taken_from_different_ones(kv_heads: int, there: int) -> None:
+    """As many copies out of one part as must be."""
+    copies = head_copies(kv_heads, there, 16)
+    taken = [copy.there for copy in copies]
+    assert max(map(taken.count, taken)) <= max(len(copies) // there, 1)
+
+
+@contextmanager
+def over(ranks: int, folder: Any = TINY_MODEL) -> Iterator[LoadedModel]:
+    if ranks > 1:
+        model = team_of(folder, ranks)
+        with contextlib.closing(model.team.followers):  # type: ignore[union-attr,type-var]
+            yield model
+        return
+    shape, device = load_shape(folder), NumpyDevice()
+    weights = load_device_weights(device, open_checkpoint(folder), shape, "float32", 1)
+    yield LoadedModel(device, NumpyKernels(device), shape, weights)
+
+
+def options(**given: Any) -> EngineOptions:
+    n_draft = given.setdefault("n_draft", 0)
+    given.setdefault("use_mtp", n_draft > 0)
+    given.setdefault("drafts", DraftSources() if n_draft else NO_DRAFTS)
+    most = {"block_size": 16, "n_blocks": 64, "max_running": 4, "max_waiting": 16}
+    sizes = {"max_model_len": 256, "prefill_tokens": 256, "max_top_k": 20, "overlap": True}
+    return EngineOptions(**(most | sizes | given))
+
+
+def benches(*models: LoadedModel) -> Callable[..., Bench]:
+    """Return what makes an engine over each model in turn, the last one's from then on."""
+    left = list(models)
+
+    def make(reader: Reader | None = None, **given: Any) -> Bench:
+        model = left.pop(0) if len(left) > 1 else left[0]
+        return Bench(DeviceEngine(model, options(**given), Clock()), reader or Reader())
+
+    return make
+
+
+GROUPS = [(2, 2), (1, 2), (2, 1), (2, 4), (4, 2), (4, 1), (1, 4), (4, 4)]
+
+
+@pytest.mark.parametrize(("prefill", "decode"), GROUPS)
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["heads", "compressed"])
+def test_the_same_bits_arrive_whoever_holds_the_heads(
+    make_checkpoint: Callable[..., Any], prefill: int, decode: int, is_compressed: bool
+) -> None:
+    folder = make_checkpoint("deepseek_v3").path if is_compressed else TINY_MODEL
+    theirs, blocks = [5, 6, 3, 9], [2, 3, 8, 7]
+    with over(prefill, folder) as first, over(decode, folder) as second:
+        engines = [DeviceEngine(m, options(share_kv=True), Clock()) for m in (first, second)]
+        source, target = (engine.pool for engine in engines)
+        (form,) = source.shape.arrays(len(blocks))
+        values = np.random.default_rng(1).normal(size=form.shape).astype(form.dtype)
+        source.import_blocks(theirs, [values])
+        source.begin_export(theirs, 64)()  # it has come on every rank
+        assert source.sharing is not None
+        assert target.sharing is not None
+        assert len(source.sharing.descriptors) == prefill
+        sharing = source.sharing
+        peer = target.sharing.attach(sharing.descriptors, sharing.n_bytes, source.shape)
+        untouched = target.begin_export([4, 5, 6], 48)()[0].copy()
+        copy = target.sharing.begin_pull(blocks, peer, theirs)
+        copy.wait()
+        assert copy.has_come()
+        assert copy.seconds() > 0
+        (found,) = target.begin_export(blocks, 64)()
+        np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
+        np.testing.assert_array_equal(target.begin_export([4, 5, 6], 48)()[0], untouched)
+        for engine in engines:
+            engine.close()
+
+
+def test_what_was_sent_and_given_up_does_not_land_on_what_is_pulled() -> None:
+    """Other ranks write what is sent beside their steps: a pull into the same block waits."""
+    with over(2) as first, over(2) as second:
+        engines = [DeviceEngine(m, options(share_kv=True), Clock()) for m in (first, second)]
+        source, target = (engine.pool for engine in engines)
+        (form,) = source.shape.arrays(2)
+        ones, twos = np.full(form.shape, 1, form.dtype), np.full(form.shape, 2, form.dtype)
+        source.import_blocks([2, 3], [ones])
+        source.begin_export([2, 3], 32)()
+        assert source.sharing is not None
+        assert target.sharing is not None
+        sharing = source.sharing
+        peer = target.sharing.attach(sharing.descriptors, sharing.n_bytes, source.shape)
+        (member,) = second.team.followers._members  # type: ignore[union-attr]
+        may_go_on = threading.Event()
+        member.model.device.launch(lambda: may_go_on.wait(60))
+        target.import_blocks([2, 3], [twos])
+        followers = engines[1]._followers
+        assert followers is not None
+        settle = followers.settle
+        followers.settle = lambda: (may_go_on.set(), settle())[1]  # type: ignore[method-assign]
+        target.sharing.begin_pull([2, 3], peer, [2, 3]).wait()
+        may_go_on.set()
+        np.testing.assert_array_equal(target.begin_export([2, 3], 32)()[0], ones)
+        for engine in engines:
+            engine.close()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (4, 4), (1, 2), (4, 2)])
+@pytest.mark.parametrize("n_draft", [0, 3])
+def test_what_is_pulled_while_it_is_computed_says_the_same(
+    prefill: int, decode: int, n_draft: int
+) -> None:
+    """In groups that are alike bit for bit what one worker says, else to the rounding of sums."""
+    limits = {"n_draft": n_draft}
+    with over(prefill) as first, over(decode) as second:
+        make = benches(first, second)
+        pair = Pair(make, **limits)
+        keys = [pair.submit(number, LONG[: 150 - number]) for number in (1, 2, 3)]
+        for handoff in pair.compute():
+            pair.offer(handoff)
+        while pair.prefill.engine.has_work():
+            for handoff in pair.compute():
+                pair.offer(handoff)
+        pair.finish()
+        assert sum(pair.pulled()) == 3 * 10
+        assert pair.pulled()[0] > 0, "some of it before the offer"
+        pair.check_nothing_is_left()
+        for number, key in zip((1, 2, 3), keys, strict=True):
+            ours = said(pair.decode, key)
+            theirs = alone(make, number, LONG[: 150 - number], **limits)
+            assert ours[0] == theirs[0]
+            if prefill == decode:
+                assert ours == theirs
+            np.testing.assert_allclose(ours[1], theirs[1], rtol=0, atol=5e-5)
+
+
+def test_a_pool_that_no_ranks_can_have_parts_of_is_not_attached() -> None:
+    with over(1) as model:
+        engine = DeviceEngine(model, options(share_kv=True), Clock())
+        sharing = engine.pool.sharing
+        assert sharing is not None
+        with pytest.raises(CannotAttachError, match="3 ranks cannot have parts of its 2 KV heads"):
+            sharing.attach([*sharing.descriptors] * 3, sharing.n_bytes, engine.pool.shape)
+        with pytest.raises(CannotAttachError, match="bytes"):
+            sharing.attach(sharing.descriptors, sharing.n_bytes // 2, engine.pool.shape)
+        engine.close()
+
+
+def test_ranks_share_nothing_that_nobody_can_map() -> None:
+    """As where NIXL alone is used, which reads no pool that ranks have parts of."""
+    with over(2) as model:
+        engine = DeviceEngine(model, options(share_kv=True, map_kv=False), Clock())
+        assert engine.pool.sharing is None
+        engine.close()

@@ -1,0 +1,163 @@
+"""KV pools in devices' memory as other processes read them, and are read: by copies beside steps.
+
+Owns which bytes go where. A pool is one tensor, or a part of its heads on each of several ranks,
+and so is another's, of as many ranks or not: who pulls begins all copies itself, also those from
+another worker's rank to another rank's of its own. Knows no request.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.head_copies import HeadCopy, head_copies
+from baton_worker.engine.backends.device.pieces import Rows
+from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Tensor
+from baton_worker.engine.kv.payload import KvShape
+from baton_worker.engine.kv.sharing import (
+    CannotAttachError,
+    Copy,
+    PeerPool,
+    Region,
+    check_blocks_alike,
+    runs_of,
+)
+
+RESERVED_BLOCKS = 2
+"""The null block and the trash block, which are handed to nobody."""
+
+
+class SharedParts(NamedTuple):
+    """A pool's memory.
+
+    Attributes:
+        memory: each rank's part from its null block on, this process's own first.
+        descriptors: what each can be mapped by; none where they cannot be.
+        n_bytes: of each.
+    """
+
+    memory: tuple[Tensor | Mapped, ...]
+    descriptors: tuple[int, ...]
+    n_bytes: int
+
+
+class DeviceSharing:
+    """`KvSharing` of a pool in the memory of one device, or of several ranks'.
+
+    Args:
+        shape: of all ranks together.
+        parts: its descriptors are closed with this.
+        settle: returns when the other ranks have done all that they were told but for steps.
+
+    A step of several ranks ends, on each, behind the last sum over all of them, and that is behind
+    all that any of them does in it with its KV: so what goes behind this rank's steps goes behind
+    those of all.
+    """
+
+    transport = "nvlink"
+    goes_beside = True
+
+    def __init__(
+        self,
+        device: Device,
+        shape: KvShape,
+        parts: SharedParts,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._device = device
+        self._shape = shape
+        self.parts = parts
+        self._settle = settle
+        self.descriptors, self.n_bytes = parts.descriptors, parts.n_bytes
+        self.region: Region | None = None
+        if len(parts.memory) == 1:
+            address = device.address(parts.memory[0])
+            self.region = Region(address, parts.n_bytes, device.index)
+        for descriptor in parts.descriptors:
+            weakref.finalize(self, os.close, descriptor)
+
+    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
+        """See `KvSharing.check_fits`."""
+        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS)
+
+    def pieces(
+        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
+    ) -> npt.NDArray[np.int64]:
+        """See `KvSharing.pieces`: a block of all layers is one."""
+        return runs_of(theirs, blocks) * self._shape.block_bytes
+
+    def fence(self) -> Copy:
+        """See `KvSharing.fence`."""
+        end = self._device.record()
+        return _DeviceCopy(end, (end,))
+
+    def check_values(self, blocks: Sequence[int]) -> None:
+        """See `KvSharing.check_values`; they are not looked at, see `begin_pull`."""
+
+    def attach(self, descriptors: Sequence[int], n_bytes: int, shape: KvShape) -> PeerPool:
+        """See `KvSharing.attach`."""
+        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS, len(descriptors))
+        try:
+            parts = tuple(self._device.map(descriptor, n_bytes) for descriptor in descriptors)
+        except DeviceError as error:
+            raise CannotAttachError(str(error)) from error
+        return PeerPool(shape, parts)
+
+    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
+        """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
+        its context had no first token.
+        """
+        self._settle()
+        parts: tuple[Mapped, ...] = peer.memory
+        runs = runs_of(theirs, blocks)
+        begun = self._device.record()
+        events = []
+        for copy in head_copies(self._shape.kv_heads, len(parts), len(self.parts.memory)):
+            pieces, rows = self._heads_of(runs, copy, len(parts))
+            source, to = parts[copy.there], self.parts.memory[copy.here]
+            events.append(self._device.pull(source, to, pieces, rows))
+        return _DeviceCopy(begun, tuple(events))
+
+    def _heads_of(
+        self, runs: npt.NDArray[np.int64], copy: HeadCopy, ranks_there: int
+    ) -> tuple[npt.NDArray[np.int64], Rows | None]:
+        """Return what `Device.pull` copies of some heads: blocks, or rows of each.
+
+        A block has a row of its heads for each part of each layer.
+        """
+        there, here = (self._shape.part(ranks) for ranks in (ranks_there, len(self.parts.memory)))
+        if copy.n_heads == there.kv_heads == here.kv_heads:
+            return runs * here.block_bytes, None
+        n_rows = self._shape.n_layers * self._shape.n_parts
+        head_bytes = self._shape.part(self._shape.kv_heads).block_bytes // n_rows
+        pieces = runs * np.array([there.block_bytes, here.block_bytes, n_rows])
+        pieces += np.array([copy.first_there * head_bytes, copy.first_here * head_bytes, 0])
+        apart = (shape.kv_heads * head_bytes for shape in (there, here))
+        return pieces, Rows(copy.n_heads * head_bytes, *apart)
+
+
+class _DeviceCopy(NamedTuple):
+    """A `Copy` by the device's copy engines, which take milliseconds."""
+
+    begun: Event
+    copied: tuple[Event, ...]
+
+    def has_come(self) -> bool:
+        """See `Copy.has_come`."""
+        return all([event.has_come() for event in self.copied])
+
+    def wait(self, most_seconds: float = math.inf) -> None:
+        """See `Copy.wait`."""
+        for event in self.copied:
+            event.wait()
+
+    def seconds(self) -> float:
+        """See `Copy.seconds`: since all was done that was launched before it."""
+        return max(event.seconds_since(self.begun) for event in self.copied)
