@@ -124,16 +124,10 @@ CASES = {
         {"placement": "samePod", "handoff": {"require": "rdma"}},
         "handoff.require rdma is for placement separate: KV does not leave a pod of a pair",
     ),
-    "nvlink to ranks": (
-        {"placement": "samePod", "engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}}
-        | roles({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2}}),
-        "handoff.require must be any where roles[].parallelism.tensor is above 1: a KV pool that "
-        "ranks have parts of is sent",
-    ),
     "rdma to ranks": (
         {"handoff": {"require": "rdma"}} | roles({"parallelism": {"tensor": 2}}),
-        "handoff.require must be any where roles[].parallelism.tensor is above 1: a KV pool that "
-        "ranks have parts of is sent",
+        "handoff.require rdma is for roles[].parallelism.tensor 1: NIXL reads no KV pool that "
+        "ranks have parts of",
     ),
     "a way that there is not": ({"handoff": {"require": "smoke"}}, "Unsupported value"),
     "a placement that there is not": ({"placement": "sameNode"}, "Unsupported value"),

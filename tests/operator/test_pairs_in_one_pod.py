@@ -272,15 +272,10 @@ MISFITS = {
         "handoff.require nvlink is for",
     ),
     "rdma within a pod": ({"handoff": {"require": "rdma"}}, "handoff.require rdma is for"),
-    "nvlink to ranks": (
-        {"engine": {"device": "gpu"}, "handoff": {"require": "nvlink"},
-         "roles": roles(parallelism={"tensor": 2})},
-        "handoff.require must be any where",
-    ),
     "rdma to ranks": (
         {"placement": "separate", "engine": {"device": "gpu"}, "handoff": {"require": "rdma"},
          "roles": roles({"parallelism": {"tensor": 2}})},
-        "handoff.require must be any where",
+        "handoff.require rdma is for roles[].parallelism.tensor 1",
     ),
 }  # fmt: skip
 
@@ -294,6 +289,18 @@ async def test_what_does_not_fit_a_pair_is_refused_also_where_the_schema_let_it_
     assert cluster.condition("Stalled") == ("True", "InvalidSpec")
     (told,) = (c for c in cluster.status()["conditions"] if c["type"] == "SpecValid")
     assert message in told["message"]
+
+
+async def test_a_pair_of_ranks_may_demand_nvlink():
+    asked = {
+        "engine": {"device": "gpu"},
+        "handoff": {"require": "nvlink"},
+        "roles": roles(parallelism={"tensor": 2}, template=gpu_template()),
+    }
+    cluster = Cluster()
+    await cluster.create(**(PAIR | asked))
+    await cluster.reconcile()
+    assert cluster.condition("SpecValid") == ("True", "Valid")
 
 
 def test_kv_of_a_pair_has_no_way_into_or_out_of_its_pod():

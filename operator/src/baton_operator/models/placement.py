@@ -38,8 +38,8 @@ RDMA_BETWEEN_PODS: Final = (
     "handoff.require rdma is for placement separate: KV does not leave a pod of a pair"
 )
 WHOLE_POOLS: Final = (
-    "handoff.require must be any where roles[].parallelism.tensor is above 1: "
-    "a KV pool that ranks have parts of is sent"
+    "handoff.require rdma is for roles[].parallelism.tensor 1: "
+    "NIXL reads no KV pool that ranks have parts of"
 )
 
 
@@ -105,7 +105,7 @@ PLACEMENT_RULES: Final = (
     ),
     (f"{_IS_PAIR}self.handoff.require != 'rdma'", RDMA_BETWEEN_PODS),
     (
-        "self.handoff.require == 'any' || self.roles.all(r, r.parallelism.tensor == 1)",
+        "self.handoff.require != 'rdma' || self.roles.all(r, r.parallelism.tensor == 1)",
         WHOLE_POOLS,
     ),
 )

@@ -33,7 +33,7 @@ def handoff_condition(spec: PDDeploymentSpec, ways: KvWays) -> list[Condition]:
     if not ways.pairs:
         message = (
             "no prefill worker has said which way its KV goes: none has handed over yet, or its "
-            "image or engine (as one of several ranks) has no choice and sends it"
+            "image or engine (as one of several ranks of a CPU) has no choice and sends it"
         )
         return [Condition(kind, Truth.UNKNOWN, "NotObserved", message)]
     wanted = _wanted(spec)
