@@ -3,7 +3,8 @@
     python3 tools/gpu.py --gpus 4 run tests/gpu/bench_ratios.py [--seconds N] [--json FILE]
 
 Every deployment stands alone on all GPUs: mixed workers first, which set the rate, then 2P+2D,
-3P+1D, 1P+3D, and pairs of tensor-parallel workers (of 2 GPUs each; 2P+2D of those from 8 GPUs on).
+3P+1D, 1P+3D, and tensor-parallel workers of 2 GPUs each, mixed ones and pairs (2P+2D of those from
+8 GPUs on).
 Each serves three mixes of prompts and answers twice: all requests at once, which shows the most
 that it does, and arriving by chance at one rate for all, a share of what the mixed workers did.
 `--model tiny --engine cpu` tries the whole path without a GPU.
@@ -87,6 +88,7 @@ def cases(n_gpus: int) -> list[Case]:
         found += [
             Case(f"{n_gpus - 1}P+1D", n_gpus - 1, 1, 0),
             Case(f"1P+{n_gpus - 1}D", 1, n_gpus - 1, 0),
+            Case(f"{half} mixed of 2 GPUs each", 0, 0, half, 2),
             Case(f"{half // 2}P+{half // 2}D of 2 GPUs each", half // 2, half // 2, 0, 2),
         ]
     return found
@@ -192,6 +194,8 @@ def run(options: argparse.Namespace, folder: Path, report: Report) -> None:
     on = Processors.of(sorted(os.sched_getaffinity(0)), options.clients)
     names = options.gpus.split(",")
     for case in cases(len(names)):
+        if options.only and case.name not in options.only:
+            continue
         with report.part(case.name), contextlib.ExitStack() as stack:
             options.limit.need(SECONDS_OF_START, f"starting {case.name}")
             way = way_of(case, options, shape.max_position_embeddings)
@@ -218,10 +222,16 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
                         help="of KV: nvlink, zmq, or NAME=FLAGS")  # fmt: skip
     parser.add_argument("--most-blocks", type=int, default=22_000,
                         help="of 16 tokens, that fit beside the model on a card")  # fmt: skip
+    parser.add_argument("--only", action="append", metavar="NAME",
+                        help="a deployment to measure, as '2P+2D'; again for more")  # fmt: skip
     parser.add_argument("--clients", type=int, default=4, help="processes that read")
     parser.add_argument("--seconds", type=float, default=540, help="nothing begins after them")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(words)
+    known = [case.name for case in cases(len(options.gpus.split(",")))]
+    for name in options.only or ():
+        if name not in known:
+            parser.error(f"argument --only: {name!r} is none of {', '.join(known)}")
     options.mixes = MIXES[options.model]
     options.limit = Limit(options.seconds)
     longest = max(mix.prompt + mix.tokens for mix in options.mixes)

@@ -10,16 +10,23 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
 import pytest
 
-from baton_testing.engine_bench import Reader
+from baton_testing.engine_bench import Bench, Reader
 from baton_testing.gpus import two_gpus
+from baton_testing.pool_pair import OPTIONS, Pair, said
 from baton_testing.tiny_model import TINY_MODEL
-from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
+from baton_worker.config import (
+    EngineConfig,
+    HandoffConfig,
+    ModelConfig,
+    ProcessConfig,
+    SpeculativeConfig,
+)
 from baton_worker.engine.api import Handoff, RankDiedError
 from baton_worker.engine.build import build_engine
 from baton_worker.messages import DecodeTarget, Submit
@@ -36,7 +43,9 @@ def needs_two_gpus() -> None:
     two_gpus()
 
 
-def over(ranks: int, on_death: Any = lambda error: None, **engine: Any) -> Any:
+def over(
+    ranks: int, on_death: Any = lambda error: None, shared_dir: str = "", **engine: Any
+) -> Any:
     config = ProcessConfig(
         model=ModelConfig(path=str(TINY_MODEL)),
         speculative=SpeculativeConfig(num_speculative_tokens=2),
@@ -50,6 +59,7 @@ def over(ranks: int, on_death: Any = lambda error: None, **engine: Any) -> Any:
             kv_blocks=200,
             **engine,
         ),
+        handoff=HandoffConfig(shared_dir=shared_dir),
     )
     return build_engine(config, on_rank_death=on_death)
 
@@ -132,6 +142,41 @@ def test_a_handoff_is_whole_whatever_the_ranks(
         second.admit_handoff(handoff)
     drained(second, reader)
     near(reader, alone)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (1, 2), (2, 1)])
+def test_kv_is_pulled_out_of_the_parts_of_ranks(
+    one: Any, two: Any, prefill: int, decode: int
+) -> None:
+    """Rank 0 copies out of both GPUs' memory into both, whole blocks or rows of heads; each GPU has
+    a rank of either worker. Two and two say bit for bit what two say.
+    """
+    with ExitStack() as stack:
+        made = iter((prefill, decode))
+
+        def make(reader: Reader | None = None, **_: Any) -> Bench:
+            engine = over(next(made), shared_dir="/shared")
+            return Bench(stack.enter_context(closing(engine)), reader or Reader())
+
+        pair = Pair(make)
+        prompt = tuple(5 + (7 * j) % 60 for j in range(190))
+        keys = [pair.submit(number, prompt[number:]) for number in (1, 2, 3)]
+        while pair.prefill.engine.has_work():
+            for handoff in pair.compute():
+                pair.offer(handoff)
+        pair.finish()
+        assert sum(pair.pulled()) == 3 * 12
+        pair.check_nothing_is_left()
+        alone = Bench({1: one, 2: two}[decode], Reader())
+        for number, key in zip((1, 2, 3), keys, strict=True):
+            told = OPTIONS | {"temperature": 0.9 * (number % 2), "seed": number}
+            other = alone.submit(number, prompt[number:], **told)
+            alone.drain()
+            ours, theirs = said(pair.decode, key), said(alone, other)
+            assert ours[0] == theirs[0]
+            np.testing.assert_allclose(ours[1], theirs[1], rtol=0, atol=TOLERANCE)
+            if prefill == decode:
+                assert ours == theirs
 
 
 def test_a_rank_that_is_killed_ends_the_worker_by_name() -> None:
