@@ -3,10 +3,10 @@
     python tests/bench/gpu/bench_pull_ranks.py [--json FILE]
 
 As `DeviceSharing` does it: rank 0 of decode, on the last GPU but one or the last, has mapped the
-parts of prefill's ranks and of its own other rank, and copies between them all. Every part is made
-by a process of its own that sees only its GPU. Four GPUs: prefill's two ranks on the first two;
-with two, each has a rank of either. The baseline of the same run is one GPU's pool pulled whole
-into another's.
+parts of prefill's ranks and of its own other rank, and has each GPU copy into its part. Every part
+is made by a process of its own that sees only its GPU. Four GPUs: prefill's two ranks on the first
+two; with two, each has a rank of either. The baseline of the same run is one GPU's pool pulled
+whole into another's.
 """
 
 from __future__ import annotations
@@ -107,9 +107,13 @@ def measured(there: int, here: int, gpus: int) -> dict[str, Any]:
     others = [Part(first + rank, here) for rank in range(1, here)]
     shape = SHAPE.part(here)
     own = device.shared((shape.n_blocks + RESERVED_BLOCKS) * shape.block_bytes)
-    memory = [device.map(os.dup(part.descriptor), part.n_bytes) for part in others]
+    copiers = (device, *(TorchDevice(first + rank) for rank in range(1, here)))
+    memory = [
+        copier.map(part.descriptor, part.n_bytes)
+        for copier, part in zip(copiers[1:], others, strict=True)
+    ]
     descriptors = (own.descriptor, *(part.descriptor for part in others))
-    parts = SharedParts((own.tensor, *memory), descriptors, own.n_bytes)
+    parts = SharedParts((own.tensor, *memory), descriptors, own.n_bytes, copiers)
     sharing = DeviceSharing(device, SHAPE, parts)
     peer = sharing.attach([part.descriptor for part in theirs], theirs[0].n_bytes, SHAPE)
     for rank, part in enumerate(theirs):

@@ -59,7 +59,14 @@ def over(ranks: int, on_death: Any = lambda error: None, **engine: Any) -> Devic
     if ranks == 1:
         device = NumpyDevice(TOTAL)
         return start_engine(chosen, device, NumpyKernels(device), time.monotonic)
-    return start_over_ranks(chosen, lambda: opened(chosen, 0), time.monotonic, on_death, COMMAND)
+    return start_over_ranks(
+        chosen,
+        lambda: opened(chosen, 0),
+        time.monotonic,
+        on_death,
+        lambda rank: NumpyDevice(),
+        COMMAND,
+    )
 
 
 def served(engine: Any, number: int, **options: Any) -> list[Any]:
@@ -214,4 +221,11 @@ def test_a_rank_that_cannot_load_says_why() -> None:
     chosen = config(2, kv_blocks=0)
     tiny = lambda: (device := NumpyDevice(1 << 16), NumpyKernels(device))  # noqa: E731
     with pytest.raises(DeviceError, match="the model's weights take"):
-        start_over_ranks(chosen, tiny, time.monotonic, lambda error: None, COMMAND)
+        start_over_ranks(
+            chosen,
+            tiny,
+            time.monotonic,
+            lambda error: None,
+            lambda rank: NumpyDevice(),
+            COMMAND,
+        )

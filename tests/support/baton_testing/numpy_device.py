@@ -407,6 +407,11 @@ class NumpyDevice:
         self._refuse_in_capture("record")
         return _Event(self, lambda: None)
 
+    def follow(self, event: _Event) -> None:
+        """See `Device.follow`."""
+        self._refuse_in_capture("follow an event")
+        self._put(event.wait)
+
     def capture(self, work: Callable[[], None]) -> _Graph:
         """See `Device.capture`."""
         with garbage.kept(), self._lock:

@@ -144,4 +144,5 @@ def team_of(
         os.close(own.descriptor)
     assert models[0].team is not None, "it was just made"
     followers = ThreadFollowers(models[1:])
-    return models[0]._replace(team=models[0].team._replace(followers=followers))
+    team = models[0].team._replace(followers=followers, copier=lambda rank: NumpyDevice())
+    return models[0]._replace(team=team)

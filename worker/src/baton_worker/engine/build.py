@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from baton_worker.config import ProcessConfig
@@ -95,7 +96,8 @@ def _on_a_gpu(
         return device, OpsKernels(device)
 
     if config.engine.tensor_parallel_size > 1:
-        return start_over_ranks(config, opened, clock, on_rank_death, progress=progress)
+        copier = partial(open_device, config.engine.framework)
+        return start_over_ranks(config, opened, clock, on_rank_death, copier, progress=progress)
     return start_engine(config, *opened(), clock, progress)
 
 

@@ -41,10 +41,12 @@ class Team(NamedTuple):
 
     Attributes:
         followers: None on the other ranks.
+        copier: opens the device of another rank, for copies into its memory; None on those.
     """
 
     collective: Collective
     followers: Followers | None = None
+    copier: Callable[[int], Device] | None = None
 
 
 class LoadedModel(NamedTuple):
@@ -91,7 +93,8 @@ class DeviceEngine(StepEngine):
         self.pool: DevicePool | RankedPool = own
         if self._followers is not None:
             shape = dataclasses.replace(own.shape, kv_heads=model.model_shape.n_kv_heads)
-            self.pool = RankedPool(model.device, own, shape, model.n_ranks, self._followers)
+            copier = None if model.team is None else model.team.copier
+            self.pool = RankedPool(model.device, own, shape, model.n_ranks, self._followers, copier)
         steps = Steps(local_model(model, own), options)
         self.runner = DeviceRunner(steps, options, self._followers)
         self.model = model

@@ -71,7 +71,7 @@ class DevicePool:
             memory = _memory(device, form.shape[0] * shape.block_bytes, is_mapped)
             self.tensor = device.view(memory.tensor, 0, form.shape, shape.dtype)
             descriptors = () if memory.descriptor is None else (memory.descriptor,)
-            parts = SharedParts((memory.tensor,), descriptors, memory.n_bytes)
+            parts = SharedParts((memory.tensor,), descriptors, memory.n_bytes, (device,))
             self.sharing = DeviceSharing(device, shape, parts)
         else:
             self.tensor = device.zeros(form.shape, shape.dtype)

@@ -1,8 +1,8 @@
 """KV pools in devices' memory as other processes read them, and are read: by copies beside steps.
 
 Owns which bytes go where. A pool is one tensor, or a part of its heads on each of several ranks,
-and so is another's, of as many ranks or not: who pulls begins all copies itself, also those from
-another worker's rank to another rank's of its own. Knows no request.
+and so is another's, of as many ranks or not: who pulls begins all copies itself, also those into
+the memory of other ranks of its own, on their GPUs. Knows no request.
 """
 
 from __future__ import annotations
@@ -38,20 +38,24 @@ class SharedParts(NamedTuple):
     """A pool's memory.
 
     Attributes:
-        memory: each rank's part from its null block on, this process's own first.
+        memory: each rank's part from its null block on, this process's own first, as its copier
+            has it.
         descriptors: what each can be mapped by; none where they cannot be.
         n_bytes: of each.
+        copiers: the devices that copy into each, of which kernels go to the first alone.
     """
 
     memory: tuple[Tensor | Mapped, ...]
     descriptors: tuple[int, ...]
     n_bytes: int
+    copiers: tuple[Device, ...]
 
 
 class DeviceSharing:
     """`KvSharing` of a pool in the memory of one device, or of several ranks'.
 
     Args:
+        device: this process's.
         shape: of all ranks together.
         parts: its descriptors are closed with this.
         settle: returns when the other ranks have done all that they were told but for steps.
@@ -96,7 +100,7 @@ class DeviceSharing:
     def fence(self) -> Copy:
         """See `KvSharing.fence`."""
         end = self._device.record()
-        return _DeviceCopy(end, (end,))
+        return _DeviceCopy((_Timed(end, end),))
 
     def check_values(self, blocks: Sequence[int]) -> None:
         """See `KvSharing.check_values`; they are not looked at, see `begin_pull`."""
@@ -105,25 +109,38 @@ class DeviceSharing:
         """See `KvSharing.attach`."""
         check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS, len(descriptors))
         try:
-            parts = tuple(self._device.map(descriptor, n_bytes) for descriptor in descriptors)
+            parts = {
+                (copy.there, copy.here): self.parts.copiers[copy.here].map(
+                    descriptors[copy.there], n_bytes
+                )
+                for copy in self._copies(len(descriptors))
+            }
         except DeviceError as error:
             raise CannotAttachError(str(error)) from error
-        return PeerPool(shape, parts)
+        return PeerPool(shape, _PeerParts(len(descriptors), parts))
 
     def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
         """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
         its context had no first token.
         """
         self._settle()
-        parts: tuple[Mapped, ...] = peer.memory
+        there: _PeerParts = peer.memory
         runs = runs_of(theirs, blocks)
-        begun = self._device.record()
-        events = []
-        for copy in head_copies(self._shape.kv_heads, len(parts), len(self.parts.memory)):
-            pieces, rows = self._heads_of(runs, copy, len(parts))
-            source, to = parts[copy.there], self.parts.memory[copy.here]
-            events.append(self._device.pull(source, to, pieces, rows))
-        return _DeviceCopy(begun, tuple(events))
+        before = self._device.record()
+        found = []
+        # One's own part comes last: kernels go to the stream of whoever was called last.
+        for copy in reversed(self._copies(there.n_ranks)):
+            copier, begun = self.parts.copiers[copy.here], before
+            if copier is not self._device:
+                copier.follow(before)
+                begun = copier.record()
+            source, to = there.parts[copy.there, copy.here], self.parts.memory[copy.here]
+            pieces, rows = self._heads_of(runs, copy, there.n_ranks)
+            found.append(_Timed(begun, copier.pull(source, to, pieces, rows)))
+        return _DeviceCopy(tuple(found))
+
+    def _copies(self, ranks_there: int) -> tuple[HeadCopy, ...]:
+        return head_copies(self._shape.kv_heads, ranks_there, len(self.parts.memory))
 
     def _heads_of(
         self, runs: npt.NDArray[np.int64], copy: HeadCopy, ranks_there: int
@@ -143,21 +160,34 @@ class DeviceSharing:
         return pieces, Rows(copy.n_heads * head_bytes, *apart)
 
 
-class _DeviceCopy(NamedTuple):
-    """A `Copy` by the device's copy engines, which take milliseconds."""
+class _PeerParts(NamedTuple):
+    """Another pool's parts, by the rank there and that here whose copier has mapped it."""
+
+    n_ranks: int
+    parts: dict[tuple[int, int], Mapped]
+
+
+class _Timed(NamedTuple):
+    """A copy, and when what was launched before it was done; both by the same device."""
 
     begun: Event
-    copied: tuple[Event, ...]
+    copied: Event
+
+
+class _DeviceCopy(NamedTuple):
+    """A `Copy` by devices' copy engines, which take milliseconds."""
+
+    parts: tuple[_Timed, ...]
 
     def has_come(self) -> bool:
         """See `Copy.has_come`."""
-        return all([event.has_come() for event in self.copied])
+        return all([part.copied.has_come() for part in self.parts])
 
     def wait(self, most_seconds: float = math.inf) -> None:
         """See `Copy.wait`."""
-        for event in self.copied:
-            event.wait()
+        for part in self.parts:
+            part.copied.wait()
 
     def seconds(self) -> float:
         """See `Copy.seconds`: since all was done that was launched before it."""
-        return max(event.seconds_since(self.begun) for event in self.copied)
+        return max(part.copied.seconds_since(part.begun) for part in self.parts)

@@ -32,6 +32,7 @@ class RankedPool:
         own: this rank's pool.
         shape: of all ranks together.
         size: ranks.
+        copier: returns another rank's device for copies alone; None where nothing is shared.
 
     Raises:
         DeviceError: another rank's pool, which is shared, cannot be mapped.
@@ -46,6 +47,7 @@ class RankedPool:
         shape: KvShape,
         size: int,
         followers: EngineFollowers,
+        copier: Callable[[int], Device] | None = None,
     ) -> None:
         self.own = own
         self._followers = followers
@@ -54,7 +56,9 @@ class RankedPool:
         self._is_settled = True  # nothing was imported since it was asked
         self.sharing: DeviceSharing | None = None
         if own.sharing is not None:
-            parts = _parts(device, own.sharing, followers.shares())
+            assert copier is not None, "whose pool is shared"
+            copiers = [device, *(copier(rank) for rank in range(1, size))]
+            parts = _parts(copiers, own.sharing, followers.shares())
             self.sharing = DeviceSharing(device, shape, parts, self._settle)
 
     @property
@@ -97,14 +101,19 @@ class RankedPool:
             self._is_settled = True
 
 
-def _parts(device: Device, own: DeviceSharing, others: Sequence[Opened]) -> SharedParts:
-    """Map the other ranks' pools beside one's own.
+def _parts(copiers: Sequence[Device], own: DeviceSharing, others: Sequence[Opened]) -> SharedParts:
+    """Map the other ranks' pools beside one's own, each on its own GPU.
 
     Raises:
         DeviceError: one cannot be.
     """
     assert all(other.n_bytes == own.n_bytes for other in others), "each has as much"
-    memory = [device.map(other.descriptor, other.n_bytes) for other in others]
+    memory = [
+        copier.map(other.descriptor, other.n_bytes)
+        for copier, other in zip(copiers[1:], others, strict=True)
+    ]
     descriptors = [os.dup(descriptor) for descriptor in own.descriptors]
     descriptors += [other.descriptor for other in others]
-    return SharedParts((*own.parts.memory, *memory), tuple(descriptors), own.n_bytes)
+    return SharedParts(
+        (*own.parts.memory, *memory), tuple(descriptors), own.n_bytes, tuple(copiers)
+    )

@@ -207,6 +207,9 @@ class Device(Protocol):
     def record(self) -> Event:
         """Return the point behind all that was launched up to now."""
 
+    def follow(self, event: Event) -> None:
+        """Let all that is launched later stand behind an event of another device too."""
+
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what `work` launches. It has run before at least once, outside of a capture.
 

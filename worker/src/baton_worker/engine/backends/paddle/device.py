@@ -158,6 +158,10 @@ class PaddleDevice:
         with self._outside_a_capture("record an event"):
             return self._record()
 
+    def follow(self, event: Event) -> None:
+        """See `Device.follow`; refused."""
+        raise DeviceError(f"cannot follow another device's event: {_NOT_SHARED}")
+
     def capture(self, work: Callable[[], None]) -> Graph:
         """See `Device.capture`; the CPU has none."""
         with garbage.kept(), self._outside_a_capture("capture a graph"):

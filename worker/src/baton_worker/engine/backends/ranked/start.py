@@ -25,6 +25,7 @@ def start_over_ranks(
     opened: Callable[[], tuple[Device, Kernels]],
     clock: Callable[[], float],
     on_rank_death: Callable[[RankDiedError], None],
+    copier: Callable[[int], Device],
     command: Sequence[str] = COMMAND,
     progress: LoadProgress | None = None,
 ) -> DeviceEngine:
@@ -33,6 +34,7 @@ def start_over_ranks(
     Args:
         opened: returns rank 0's device.
         on_rank_death: told on another thread when another rank dies, which no step survives.
+        copier: returns another rank's device, for copies into its memory.
         command: starts another rank, whose pipe's descriptor is added to it.
         progress: is told how far rank 0's weights are.
 
@@ -44,7 +46,8 @@ def start_over_ranks(
     try:
         shard = Shard(0, config.engine.tensor_parallel_size)
         prepared = prepare(config, *opened(), clock, shard, progress)
-        model = prepared.model._replace(team=ranks.meet(prepared))
+        team = ranks.meet(prepared)._replace(copier=copier)
+        model = prepared.model._replace(team=team)
         engine = serve_from(config, prepared._replace(model=model), clock)
     except BaseException:
         ranks.close()

@@ -61,6 +61,7 @@ class TorchDevice:
             )
         with _telling(f"use device {index}"):
             self._torch.cuda.set_device(index)  # what has no device of its own goes there
+            _bound.stream = None  # whoever is called next takes the thread back
             self.name: str = self._torch.cuda.get_device_name(index)
             self._stream = self._torch.cuda.Stream(self._place)
             self._pulls = self._torch.cuda.Stream(self._place)
@@ -166,6 +167,11 @@ class TorchDevice:
         """See `Device.record`."""
         with self._outside_a_capture("record an event"):
             return self._record()
+
+    def follow(self, event: Any) -> None:
+        """See `Device.follow`."""
+        with self._outside_a_capture("follow an event"):
+            self._stream.wait_event(event._event)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """See `Device.capture`."""
