@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from baton_testing.exactness.small_models import VOCAB, write_small_model
+from baton_testing.fp8_folder import quantise_folder
 from baton_testing.gpus import two_gpus
 from baton_testing.local_deployment import Deployment, start
+from baton_testing.model_folder import write_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
@@ -24,6 +27,7 @@ ON_GPU = ("--engine", "gpu", "--max-running", "64", "--gpu-memory", "0.4", "--kv
 PAIR = ("-k", "3", *ON_GPU)
 MIXED = ("--prefill", "0", "--decode", "0", "--mixed", "1", "-k", "0", *ON_GPU)
 REQUESTS = 96
+FAMILIES = ("glm4_moe",)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,6 +65,25 @@ def test_a_pair_of_processes_says_what_one_says_and_texts_are_scored_as_sampled(
         (lines,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
         exec(lines.replace("http://127.0.0.1:8000", pair.url), {})
     with start(*MIXED) as mixed:
+        wanted = [ask(mixed, n) for n in range(REQUESTS)]
+    differing = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
+    assert differing == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pair_of_a_family_says_what_one_process_says(tmp_path: Path, family: str) -> None:
+    """Small models with experts, a draft layer, compressed rows or FP8 weights."""
+    write_small_model(tmp_path, family.removesuffix("-fp8"))
+    if family.endswith("-fp8"):
+        quantise_folder(tmp_path, with_drafts=True)
+    write_tokenizer(tmp_path, VOCAB)
+    model = ("--model", str(tmp_path), "--served-name", "tiny-mtp")
+    with start(*PAIR, *model, "--share-kv") as pair, ThreadPoolExecutor(48) as clients:
+        pair.wait_lines(3)
+        found = list(clients.map(lambda n: ask(pair, n), range(REQUESTS)))
+        pair.wait_at_least("prefill", "baton_handoff_delivered_bytes_total", 1, transport="nvlink")
+        pair.wait_at_least("decode", "baton_draft_accepted_tokens_total", 1)
+    with start(*MIXED, *model) as mixed:
         wanted = [ask(mixed, n) for n in range(REQUESTS)]
     differing = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
     assert differing == []
