@@ -62,6 +62,7 @@ def build_engine(
             "kv_tokens": engine.options.n_blocks * engine.options.block_size,
             "max_model_len": engine.options.max_model_len,
             "num_speculative_tokens": engine.options.n_draft,
+            "draft_layers": engine.options.n_mtp,
             "tensor_parallel_size": engine.options.tensor_parallel_size,
         },
     )
@@ -113,11 +114,9 @@ def _loaded(
     path = Path(config.model.path)
     shape = load_shape(path)
     options = resolve_options(config, shape)
-    if shape.n_mtp_layers > 1:
-        log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
     if options.tensor_parallel_size > 1:
         return _over_ranks(path, shape, options, clock, on_rank_death, progress)
-    weights = load_weights(path, shape, n_mtp=int(options.use_mtp), progress=progress)
+    weights = load_weights(path, shape, n_mtp=options.n_mtp, progress=progress)
     return PaddleEngine(shape, weights, options, clock)
 
 
@@ -137,7 +136,7 @@ def _over_ranks(
     size = options.tensor_parallel_size
     ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)
     try:
-        weights = load_weights(path, shape, Shard(0, size), int(options.use_mtp), progress)
+        weights = load_weights(path, shape, Shard(0, size), options.n_mtp, progress)
         parallel = TensorParallel(ranks, ranks.join(weights.identity))
         return PaddleEngine(shape, weights, options, clock, parallel)
     except BaseException:
