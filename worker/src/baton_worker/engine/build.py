@@ -18,6 +18,7 @@ from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import Shard
+from baton_worker.engine.model.unread_fields import unread_fields
 from baton_worker.engine.model.weights import load_weights
 from baton_worker.engine.options import EngineOptions, resolve_options
 
@@ -53,6 +54,12 @@ def build_engine(
             engine = _loaded(config, clock, on_rank_death, progress)
         case "gpu":
             engine = _on_a_gpu(config, clock, on_rank_death, progress)
+    if unread := unread_fields(Path(config.model.path)):
+        log.warning(
+            "config.json has fields that nothing reads: %s",
+            ", ".join(unread),
+            extra={"path": config.model.path, "fields": list(unread)},
+        )
     log.info(
         "engine ready",
         extra={
