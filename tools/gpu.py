@@ -9,10 +9,11 @@ Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that 
 command that installs them. Everything is built under ops/build/gpu; nothing is installed. `test`
 leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp), one of what has run so far
 behind each process; with options of pytest's, or ended before its end, the suite is not whole, the
-stamp says so, and goes beside one of the whole suite (gpu-stamp.part.json). Its processes share the GPUs, `--jobs` of them at once on each of `--gpus` (see
-gpu_jobs). `run` is for the benchmarks in tests/gpu and tests/bench/gpu: a program of this checkout
-over that library, its options as it takes them. `lay-out` needs no GPU: it makes a folder in which
-Python finds a library before one that is installed.
+stamp says so, and goes beside one of the whole suite (gpu-stamp.part.json). Its processes share the
+GPUs, `--jobs` of them at once on each of `--gpus` (see gpu_jobs). `run` is for the benchmarks in
+tests/gpu and tests/bench/gpu: a program of this checkout over that library, its options as it takes
+them. `lay-out` needs no GPU: it makes a folder in which Python finds a library before one that is
+installed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def test_nobody_runs_apt_get_but_who_waits_for_its_locks() -> None:
         for name in names.split()
         if name.endswith(wanted) and (ROOT / name).is_file() and _runs_apt_get(ROOT / name)
     }
-    assert WAITING | TAKES_NO_LOCK == runs
+    assert runs == WAITING | TAKES_NO_LOCK
 
 
 def _runs_apt_get(path: Path) -> bool:
