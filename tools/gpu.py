@@ -8,11 +8,12 @@
 Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with the
 command that installs them. Everything is built under ops/build/gpu; nothing is installed. `test`
 leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp), one of what has run so far
-behind each process; with options of pytest's, or ended before its end, the suite is not whole, and
-the stamp says so. Its processes share the GPUs, `--jobs` of them at once on each of `--gpus` (see
-gpu_jobs). `run` is for the benchmarks in tests/gpu and tests/bench/gpu: a program of this checkout
-over that library, its options as it takes them. `lay-out` needs no GPU: it makes a folder in which
-Python finds a library before one that is installed.
+behind each process; with options of pytest's, or ended before its end, the suite is not whole, the
+stamp says so, and goes beside one of the whole suite (gpu-stamp.part.json). Its processes share the
+GPUs, `--jobs` of them at once on each of `--gpus` (see gpu_jobs). `run` is for the benchmarks in
+tests/gpu and tests/bench/gpu: a program of this checkout over that library, its options as it takes
+them. `lay-out` needs no GPU: it makes a folder in which Python finds a library before one that is
+installed.
 """
 
 from __future__ import annotations
@@ -216,6 +217,15 @@ def stamp_of(cases: Cases, digests: Path, whole: bool) -> gpu_stamp.Stamp:
     )
 
 
+def leave(stamp: gpu_stamp.Stamp, path: Path) -> Path:
+    """Write the stamp and return where: one of a part never replaces one of the whole suite."""
+    place = gpu_stamp.place_of(stamp, path)
+    gpu_stamp.write(stamp, place)
+    if stamp.results.whole:
+        gpu_stamp.part_of(path).unlink(missing_ok=True)
+    return place
+
+
 def test(options: argparse.Namespace, more: Sequence[str]) -> int:
     """Run the kernels' tests and the exactness suite, print a table, leave the stamp."""
     try:  # first: what is found after the run must not cost its results
@@ -241,16 +251,16 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
     else:
 
         def keep(cases: Cases) -> None:
-            gpu_stamp.write(stamp_of(cases, digests, whole=False), options.stamp)
+            leave(stamp_of(cases, digests, whole=False), options.stamp)
 
         code, cases = 0, at_once(plain, suites, folder, options.jobs, options.gpus, keep)
     stamp = stamp_of(cases, digests, whole=not more)
     results = stamp.results
     others = gpu_stamp.unlike(before, stamp) if before else []
-    gpu_stamp.write(stamp, options.stamp)
+    place = leave(stamp, options.stamp)
     sys.stdout.write(table(cases) + "\n")
     say(f"{results.passed} passed, {results.failed} failed, {results.skipped} skipped")
-    say(f"stamp: {options.stamp}")
+    say(f"stamp: {place}" + ("" if place == options.stamp else ", the whole suite's stays"))
     for name in others:
         say(f"{name} said other bits than in the run that left the stamp before, of the same code")
     return 1 if results.failed or not results.passed or others else code

@@ -167,6 +167,24 @@ def read(path: Path = STAMP) -> Stamp | None:
         raise ValueError(f"{path} is no stamp: {error!r}") from error
 
 
+def place_of(stamp: Stamp, path: Path = STAMP) -> Path:
+    """Return where a stamp goes: `path`, but for one of a part that would replace one of the whole
+    suite. That goes beside it.
+
+    Raises:
+        ValueError: what is at `path` is no stamp.
+    """
+    before = read(path)
+    if stamp.results.whole or before is None or not before.results.whole:
+        return path
+    return part_of(path)
+
+
+def part_of(path: Path) -> Path:
+    """Return where the stamp of a part lies beside that of the whole suite."""
+    return path.with_suffix(f".part{path.suffix}")
+
+
 def write(stamp: Stamp, path: Path = STAMP) -> None:
     """Write the stamp, as a file whose changes can be read."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,12 +32,17 @@ def said(deployment: Any, **body: Any) -> list[tuple[list[int], list[float]]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "is_fp8"), [*((family, False) for family in DRAFTED), ("glm4_moe", True)]
+    ("family", "is_fp8", "n_mtp"),
+    [
+        *((family, False, 1) for family in DRAFTED),
+        ("glm4_moe", True, 1),
+        pytest.param("mimo", False, 3, id="mimo-three-draft-layers"),
+    ],
 )
 def test_a_pair_that_drafts_says_what_a_plain_process_says(
-    start_deployment: Callable[..., Any], tmp_path: Path, family: str, is_fp8: bool
+    start_deployment: Callable[..., Any], tmp_path: Path, family: str, is_fp8: bool, n_mtp: int
 ) -> None:
-    write_small_model(tmp_path, family)
+    write_small_model(tmp_path, family, n_mtp=n_mtp)
     if is_fp8:
         quantise_folder(tmp_path, with_drafts=True)
     write_tokenizer(tmp_path, VOCAB)
@@ -45,7 +50,7 @@ def test_a_pair_that_drafts_says_what_a_plain_process_says(
     (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
     model = ("--model", str(tmp_path), "--served-name", "tiny-mtp")
     with (
-        start_deployment(*model, *DRAFTED[family]) as pair,
+        start_deployment(*model, *DRAFTED[family], *(("-k", "4") if n_mtp > 1 else ())) as pair,
         start_deployment(*model, *PLAIN) as plain,
     ):
         pair.wait_lines(3)

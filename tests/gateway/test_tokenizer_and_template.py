@@ -227,6 +227,29 @@ def test_the_templates_own_file_comes_first(model_folder, tmp_path):
     assert load_tokenizer(folder).chat_template.render(USER) == "own </s>"
 
 
+def test_special_tokens_of_older_exports_are_found_in_their_own_file(model_folder, tmp_path):
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}")
+    config = {"add_bos_token": True, "bos_token": None, "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    named = {"bos_token": "<s>", "eos_token": "other", "pad_token": {"content": "<pad>"}}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.chat_template.render(USER) == "<s>|</s>|<pad>"
+    first, *_ = tokenizer.encode("the", add_special_tokens=True)
+    assert tokenizer.decode([first]) == "<s>"
+    assert (tokenizer.info["bos_token"], tokenizer.info["pad_token"]) == ("<s>", "<pad>")
+
+
+def test_where_added_tokens_are_listed_a_token_that_is_none_stays_none(model_folder, tmp_path):
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token is defined }}")
+    config = {"added_tokens_decoder": {}, "bos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>"}))
+    assert load_tokenizer(tmp_path).chat_template.render(USER) == "False"
+
+
 def test_a_list_of_templates_gives_its_default(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     templates = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]

@@ -69,6 +69,7 @@ class Case:
             n_drafts=self.drafts if self.makes_drafts else 0,
             draft_top=-1,
             n_rules=256,
+            n_mtp=int(self.makes_drafts),
         )
 
 
@@ -80,7 +81,7 @@ def fill(inputs: Any, case: Case, shape: StepShape, n_blocks: int, vocab_size: i
     each = case.prefill or shape.q_len
     n_sequences = shape.n_tables
     inputs.tokens[:] = rng.integers(2, vocab_size, shape.n_tokens)
-    inputs.following[:] = rng.integers(2, vocab_size, shape.n_tokens)
+    inputs.following[:] = rng.integers(2, vocab_size, len(inputs.following))
     inputs.sequence[:] = np.repeat(np.arange(n_sequences), each)
     inputs.position[:] = np.tile(np.arange(case.context - each, case.context), n_sequences)
     blocks = FIRST_BLOCK + rng.permutation(n_blocks - FIRST_BLOCK)

@@ -21,9 +21,9 @@ from baton_worker.handoff.api import (
     HandoffEvent,
     HandoffFailed,
 )
-from baton_worker.handoff.frames import encode_offer
+from baton_worker.handoff.frames import AnswerKind, encode_offer
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.offers import address_of
+from baton_worker.handoff.offers import OfferBook, address_of
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import kv_security
@@ -216,6 +216,34 @@ def test_what_ends_while_decode_is_silent_about_it_is_told_apart_and_logged(
     assert prefill.value("baton_handoff_outcomes_total", outcome="unanswered") == 2
     assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 0
     assert "a request ended before decode had answered" in caplog.messages
+
+
+@pytest.mark.parametrize(("waited", "outcome"), [(True, "unimported"), (False, "cancelled")])
+def test_what_ends_while_its_kv_lies_at_decode_is_told_apart(
+    prefill, decode, make_handoff, monkeypatch, waited, outcome
+):
+    """As when decode stands still behind RECEIVED, or has no slot: the request's end hides it."""
+    applied, answers = OfferBook.answer, queue.Queue()
+
+    def answered(book, address, answer, now):
+        event = applied(book, address, answer, now)
+        answers.put(answer.kind)
+        return event
+
+    monkeypatch.setattr(OfferBook, "answer", answered)
+    monkeypatch.setattr(offers, "PROMPT_SECONDS", -1.0 if waited else 600.0)
+    prefill.transport.offer(decode.target, make_handoff(), 60.0)
+    decode.next()
+    assert answers.get(timeout=60.0) == AnswerKind.RECEIVED
+    prefill.transport.cancel(KEY)
+    arrived = make_handoff(handle=KEY.handle + 2)
+    prefill.transport.offer(decode.target, arrived, 60.0)
+    decode.next()
+    decode.transport.acknowledge(arrived.state.key)
+    assert isinstance(prefill.next(), HandoffDelivered)
+    for name in ("unimported", "cancelled", "unanswered"):
+        counted = prefill.value("baton_handoff_outcomes_total", outcome=name)
+        assert counted == (name == outcome)
 
 
 def test_a_cancel_holds_for_an_answer_read_right_behind_another(decode, make_handoff):

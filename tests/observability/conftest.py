@@ -16,6 +16,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from baton_cluster.ports import reserve_port
+from baton_cluster.retry import apt_get
 from baton_testing.local_deployment import Deployment, start
 from baton_testing.processes import PATIENCE_SECONDS
 
@@ -76,14 +77,13 @@ def debian_program(name: str) -> Path:
 
 
 def _unpack(package: str, folder: Path) -> None:
-    apt = shutil.which("apt-get")
-    if apt is None:
+    if shutil.which("apt-get") is None:
         pytest.skip(f"needs Debian's package {package}, and there is no apt-get")
     sandbox = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
-    download = [apt, *sandbox, "download", "-qq", package]
-    if subprocess.run(download, cwd=folder, capture_output=True, check=False).returncode:
-        subprocess.run([apt, "update", "-qq"], capture_output=True, check=False)
-        done = subprocess.run(download, cwd=folder, capture_output=True, text=True, check=False)
+    download = [*sandbox, "download", package]
+    if apt_get(*download, folder=folder).returncode:
+        apt_get("update")
+        done = apt_get(*download, folder=folder)
         if done.returncode:
             pytest.skip(f"Debian's package {package} cannot be had: {done.stderr.strip()}")
     for archive in folder.glob("*.deb"):

@@ -187,6 +187,25 @@ def test_a_suite_that_ended_early_in_one_process_leaves_no_stamp_without_failure
     assert left.results.names_failed == ("pytest::status 3",)
 
 
+@pytest.mark.parametrize("is_whole_before", [True, False])
+def test_a_stamp_of_a_part_replaces_none_of_the_whole_suite(
+    tmp_path: Path, is_whole_before: bool
+) -> None:
+    def stamp_with(passed: int, whole: bool) -> gpu_stamp.Stamp:
+        results = gpu_stamp.Results(passed, 0, 0, whole=whole)
+        return gpu_stamp.Stamp("commit", "content", {}, results, {"gpu": "some"})
+
+    path, part = tmp_path / "stamp.json", tmp_path / "stamp.part.json"
+    gpu_stamp.write(stamp_with(9, is_whole_before), path)
+    wanted = part if is_whole_before else path
+    assert gpu.leave(stamp_with(2, whole=False), path) == wanted
+    left = [found.results.passed for found in map(gpu_stamp.read, (path, part)) if found]
+    assert left == ([9, 2] if is_whole_before else [2])
+    assert gpu.leave(stamp_with(7, whole=True), path) == path
+    assert gpu_stamp.read(path) == stamp_with(7, whole=True)
+    assert not part.exists()
+
+
 def test_a_suite_that_is_ended_leaves_a_stamp_of_what_had_run(monkeypatch, tmp_path: Path) -> None:
     """As the time that a machine is lent for ends it."""
 

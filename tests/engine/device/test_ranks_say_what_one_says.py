@@ -120,6 +120,17 @@ def test_requests_of_every_kind(ranks: LoadedModel, whole: LoadedModel, n_draft:
     assert any(said.prompt for said in ours), "some prompts were scored"
 
 
+def test_draft_layers_in_turn(make_checkpoint: Callable[..., Any]) -> None:
+    """What a rank's step is told of the drafts of its layers is in its upload, as all else."""
+    made = make_checkpoint("mimo", num_nextn_predict_layers=2, tie_word_embeddings=False)
+    said = []
+    for size in (1, 2):
+        with model_over(size, made.path) as model:
+            assert len(model.weights.mtp) == 2
+            said.append(asked(model, n_draft=3, n_draft_layers=2))
+    near(said[1], said[0])
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_vocabulary_that_ranks_do_not_divide(
     make_checkpoint: Callable[..., Any], tied: bool

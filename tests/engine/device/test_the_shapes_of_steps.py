@@ -53,7 +53,9 @@ shapes = st.builds(
     n_drafts=st.integers(0, 5),
     draft_top=st.integers(-1, 20),
     n_rules=st.integers(1, 300),
-)
+    n_mtp=st.integers(0, 5),
+    n_known=st.integers(1, 5),
+).filter(lambda shape: shape.q_len >= shape.n_known)
 
 
 @given(shape=shapes)

@@ -89,6 +89,7 @@ def make_bench(tiny: LoadedModel, request: pytest.FixtureRequest) -> Callable[..
         model = model or tiny
         options = {"n_draft": 0, "max_model_len": 256, "max_running": 32} | options
         options.setdefault("use_mtp", options["n_draft"] > 0)
+        options.setdefault("n_draft_layers", max(model.shape.n_mtp_layers, 1))
         options.setdefault("drafts", DraftSources() if options["use_mtp"] else NO_DRAFTS)
         options.setdefault("block_size", 16)
         per_request = -(-options["max_model_len"] // options["block_size"])

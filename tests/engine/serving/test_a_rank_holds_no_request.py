@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +17,10 @@ from baton_worker.engine.backends.parallel.shard import ModelShard, ShardSizes, 
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.kv.layout import TokenGroup
 from baton_worker.engine.kv.pool import clear_blocks
-from baton_worker.engine.step.mtp import DraftSeeds, propose, run_mtp
+from baton_worker.engine.step.mtp import DraftSeeds, propose
 
 BLOCKS = 24
+N_MTP = 2
 
 
 class Ranks:
@@ -49,8 +51,12 @@ class Ranks:
 
 @pytest.fixture
 def make_shard(tiny: Any) -> Callable[[], ModelShard]:
-    sizes = ShardSizes(block_size=16, n_blocks=BLOCKS, max_positions=256, use_mtp=True)
-    return lambda: build_shard(tiny.shape, tiny.weights, sizes)
+    sizes = ShardSizes(block_size=16, n_blocks=BLOCKS, max_positions=256, n_mtp=N_MTP)
+    shape = dataclasses.replace(tiny.shape, n_mtp_layers=N_MTP)
+    mtp = tiny.weights.mtp[0]
+    other = dataclasses.replace(mtp, proj=0.5 * np.asarray(mtp.proj))
+    weights = dataclasses.replace(tiny.weights, mtp=(mtp, other))
+    return lambda: build_shard(shape, weights, sizes)
 
 
 @pytest.fixture
@@ -70,10 +76,9 @@ def _step(model: Any, rng: np.random.Generator, n_draft: int) -> None:
     groups = (TokenGroup(table, np.zeros(1, np.int64), 20),)
     plan = model.plan(groups)
     hidden = model.forward(rng.integers(5, 500, 20), plan)
-    output = run_mtp(model, hidden, rng.integers(5, 500, 20), plan)
-    if n_draft:
-        last, unscored = np.array([19]), np.array([-1], np.int32)
-        propose(model, output, DraftSeeds(last, last, table, unscored), n_draft)
+    last, unscored = np.array([19]), np.array([-1], np.int32)
+    seeds = DraftSeeds(last, last, table, unscored)
+    propose(model, hidden, rng.integers(5, 500, (N_MTP, 20)), plan, seeds, n_draft)
 
 
 def test_a_follower_repeats_every_pass_bit_for_bit(
@@ -112,7 +117,7 @@ def test_an_order_names_no_request() -> None:
         for name in order.__struct_fields__
     }
     assert fields == {
-        "tokens", "groups", "from_mtp", "rows", "blocks", "arrays", "n_positions",
+        "tokens", "groups", "layer", "source", "rows", "blocks", "arrays", "n_positions",
         "q_len", "table_width", "tables", "first_position",
     }  # fmt: skip
 

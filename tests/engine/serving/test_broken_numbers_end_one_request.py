@@ -50,8 +50,8 @@ class _Broken:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def logits(self, hidden: Any, from_mtp: bool = False) -> Any:
-        logits = self._model.logits(hidden, from_mtp)
+    def logits(self, hidden: Any, layer: int | None = None) -> Any:
+        logits = self._model.logits(hidden, layer)
         np.from_dlpack(logits)[self._rows] = self._value
         return logits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -75,6 +76,34 @@ def test_impossible_limits_name_field_and_value(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve_options(_config(**engine), tiny.shape)
+
+
+@pytest.mark.parametrize(("n_layers", "used"), [(1, 1), (3, 3), (8, 5)])
+def test_as_many_draft_layers_are_used_as_drafts_may_be_made(
+    make_model: Any, n_layers: int, used: int
+) -> None:
+    """Whatever K is now, and however many of K are looked up: prefill and decode may differ there,
+    and their KV may not.
+    """
+    shape = dataclasses.replace(make_model().shape, n_mtp_layers=n_layers)
+    for speculative in (SpeculativeConfig(), SpeculativeConfig("mtp_ngram", 3)):
+        options = resolve_options(_config(speculative), shape)
+        assert (options.n_mtp, options.n_open_tokens) == (used, used)
+    options = resolve_options(_config(NO_MTP), shape)
+    assert (options.n_mtp, options.n_open_tokens) == (0, 1)
+
+
+def test_a_chunk_holds_what_all_draft_layers_take(make_model: Any) -> None:
+    shape = dataclasses.replace(make_model().shape, n_mtp_layers=3)
+    with pytest.raises(ConfigError, match=r"engine\.prefill_chunk_tokens is 2, and 3 draft layers"):
+        resolve_options(_config(prefill_chunk_tokens=2), shape)
+
+
+def test_the_log_tells_how_many_layers_draft(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        build_engine(_config(device="sim", max_model_len=64))
+    (ready,) = [record for record in caplog.records if record.getMessage() == "engine ready"]
+    assert ready.draft_layers == 1  # type: ignore[attr-defined]
 
 
 def test_drafting_needs_a_model_that_drafts(make_model: Any) -> None:

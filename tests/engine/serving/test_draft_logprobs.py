@@ -20,16 +20,8 @@ SCORES = LogprobParams(draft_logprobs=True)
 
 
 def oracle(model: Any, tokens: list[int], count: int) -> Any:
-    """Yield (draft, f64[V] logprobs) of `count` drafts behind `tokens`, the layer fed by itself."""
-    hidden = reference.forward(model.weights, model.shape, tokens).hidden[:-1]
-    following = tokens[1:]
-    for _ in range(count):
-        made = reference.mtp_forward(model.weights, model.shape, hidden, following)
-        scores = reference.log_softmax(made.logits)[-1]
-        draft = int(scores.argmax())
-        yield draft, scores
-        hidden = np.concatenate([hidden, made.hidden[-1:]])
-        following = [*following, draft]
+    """Return (draft, f64[V] logprobs) of `count` drafts behind `tokens`."""
+    return reference.drafts(model.weights, model.shape, tokens, count)
 
 
 def _check(model: Any, prompt: Any, stream: Any, k: int) -> int:

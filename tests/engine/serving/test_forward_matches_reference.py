@@ -138,16 +138,8 @@ def test_a_checkpoint_is_served_by_its_hugging_face_names(
 
 
 def _reference_drafts(model: Any, tokens: list[int], count: int) -> tuple[int, ...]:
-    """Draft after `tokens`: the MTP layer over the model's states, then over its own."""
-    hidden = reference.forward(model.weights, model.shape, tokens[:-1]).hidden
-    following = tokens[1:]
-    drafts = []
-    for _ in range(count):
-        out = reference.mtp_forward(model.weights, model.shape, hidden, following)
-        drafts.append(int(out.logits[-1].argmax()))
-        hidden = np.concatenate([hidden, out.hidden[-1:]])
-        following = [*following, drafts[-1]]
-    return tuple(drafts)
+    made = reference.drafts(model.weights, model.shape, tokens, count)
+    return tuple(draft.token for draft in made)
 
 
 def test_trained_drafts_stay_the_references_while_decoding(tiny: Any, make_bench: Any) -> None:

@@ -62,7 +62,7 @@ def heads_in_order(
 
 
 def uploaded(
-    device: Device, weights: Weights, use_mtp: bool, model_shape: ModelShape
+    device: Device, weights: Weights, n_mtp: int, model_shape: ModelShape
 ) -> DeviceWeights:
     """Return a host's weights as the device has them: float32, `[out, in]`."""
 
@@ -115,7 +115,7 @@ def uploaded(
         dtype="float32",
         embed=put(weights.embed),
         layers=tuple(map(layer, weights.layers)),
-        mtp=tuple(map(mtp, weights.mtp[:1])) if use_mtp else (),
+        mtp=tuple(map(mtp, weights.mtp[:n_mtp])),
         final_norm=put(weights.final_norm),
         lm_head=put(weights.lm_head.T),
         identity=weights.identity,
@@ -153,7 +153,7 @@ def _parts(
     device: NumpyDevice, model_shape: ModelShape, weights: Weights, options: EngineOptions
 ) -> EngineParts:
     shape = KvShape(
-        n_layers=model_shape.n_layers + int(options.use_mtp),
+        n_layers=model_shape.n_layers + options.n_mtp,
         kv_heads=model_shape.n_kv_heads,
         block_size=options.block_size,
         head_dim=model_shape.head_dim,
@@ -163,7 +163,7 @@ def _parts(
     )
     pool = DevicePool(device, shape, options.kv_bytes_per_step, options.share_kv)
     allocator, name = BlockAllocator(options.n_blocks), fingerprint(model_shape, weights.identity)
-    on_device = uploaded(device, weights, options.use_mtp, model_shape)
+    on_device = uploaded(device, weights, options.n_mtp, model_shape)
     model = DeviceModel(device, NumpyKernels(device), model_shape, on_device, pool.tensor)
     return EngineParts(
         shape=model_shape,

@@ -38,6 +38,13 @@ class Forward(NamedTuple):
     hidden: Float64Array
 
 
+class Draft(NamedTuple):
+    """A greedy draft, and float64 `[V]` logprobs by the layer that made it."""
+
+    token: int
+    logprobs: Float64Array
+
+
 class GreedyRun(NamedTuple):
     """A greedy continuation and how its first drafts fared under K=1 speculation."""
 
@@ -61,16 +68,18 @@ def mtp_forward(
     next_token_ids: Sequence[int],
     index: int = 0,
 ) -> Forward:
-    """Run MTP layer `index` over rows (h_i, t_{i+1}), i = 0..T-1: row i scores t_{i+2}.
+    """Run MTP layer k (`index`, from 0) over rows (h_i, t_{i+1+k}), i = 0..T-1: row i scores
+    t_{i+2+k}.
 
-    `x_i = concat[rms(emb(t_{i+1})), rms(h_i)] @ proj`, then one decoder layer, a norm and the main
-    head (ERNIE-4.5; DeepSeek-V3's report, arXiv 2412.19437, equations 21-23, writes h first, which
-    its code does not). MiMo's is `concat[rms(h_i), rms(emb(t_{i+1}))] @ proj`, as published.
+    `x_i = concat[rms(emb(t_{i+1+k})), rms(h_i)] @ proj`, then one decoder layer, a norm and the
+    main head (ERNIE-4.5; DeepSeek-V3's report, arXiv 2412.19437, equations 21-23, writes h first,
+    which its code does not). MiMo's is `concat[rms(h_i), rms(emb(t_{i+1}))] @ proj`, as published.
 
     Args:
         weights: the model.
         shape: its shape.
-        hidden: `[T, H]`, from `forward`, or from this function for deeper drafts.
+        hidden: `[T, H]`, from `forward` for layer 0, else from this function: what the layer before
+            made of the same rows, and behind them, for drafts beyond the layers, this one's own.
         next_token_ids: T tokens.
         index: which MTP layer.
     """
@@ -83,6 +92,29 @@ def mtp_forward(
     both = np.concatenate([parts[name] for name in shape.mtp_order.split("_")], axis=-1)
     x = decoder_layer(product(both, mtp.proj), mtp.layer, shape)
     return _head(x, mtp.final_norm, weights, shape)
+
+
+def drafts(
+    weights: Weights, shape: ModelShape, token_ids: Sequence[int], count: int
+) -> list[Draft]:
+    """Draft greedily behind `token_ids`.
+
+    Layer k makes draft k + 1 over all positions of the sequence but the last, of what layer k - 1
+    made of each and the token k + 1 further on (DeepSeek-V3, equations 21-24); where that is not
+    known yet it is a draft. Beyond its layers' number a checkpoint says nothing: the last one goes
+    on, a position further each time, its own output in place of the state that it cannot have, as
+    published code runs a single layer for several drafts.
+    """
+    known, made = list(token_ids), []
+    hidden = forward(weights, shape, known[:-1]).hidden
+    last = len(weights.mtp) - 1
+    for number in range(count):
+        layer = min(number, last)
+        out = mtp_forward(weights, shape, hidden, known[layer + 1 :], layer)
+        made.append(Draft(int(out.logits[-1].argmax()), log_softmax(out.logits[-1:])[0]))
+        known.append(made[-1].token)
+        hidden = out.hidden if number < last else np.concatenate([hidden, out.hidden[-1:]])
+    return made
 
 
 def log_softmax(logits: Float64Array) -> Float64Array:

@@ -20,6 +20,7 @@ LOGPROBS_MODE = "raw"
 KV_LAYOUT = "head-major"
 KV_DTYPE = "float32"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 GPU_KV_LAYOUT = "by-block"
 """A GPU's KV is of the engine's dtype; auto means the same where the checkpoint is the same."""
 
@@ -104,10 +105,21 @@ def _templates_of(config: dict[str, Any], folder: Path) -> dict[str, str]:
 def tokenizer_config(folder: Path) -> dict[str, Any]:
     """Return the model's tokenizer_config.json, empty where there is none.
 
+    Exports that list no added tokens in it may name the special ones in special_tokens_map.json:
+    those that the configuration lacks are taken from there, as transformers does.
+
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: one of the two cannot be read.
     """
-    path = folder / _TOKENIZER_CONFIG
+    config = _fields(folder / _TOKENIZER_CONFIG)
+    if "added_tokens_decoder" in config:
+        return config
+    named = _fields(folder / _SPECIAL_TOKENS_MAP)
+    return config | {name: token for name, token in named.items() if config.get(name) is None}
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    """Return a file's fields, none where there is no file."""
     try:
         if not path.exists():
             return {}

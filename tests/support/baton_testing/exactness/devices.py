@@ -74,6 +74,7 @@ class Known(NamedTuple):
     model: Literal[
         "tiny",
         "small-mimo",
+        "small-mimo-2",
         "small-qwen2",
         "small-glm4_moe",
         "small-deepseek_v3",
@@ -93,12 +94,14 @@ KNOWN = {
     "numpy-tiny-4-ranks": Known("numpy", "tiny", "float32", SMOKE, ranks=4),
     "numpy-tiny-bfloat16": Known("numpy", "tiny", "bfloat16", SMOKE),
     "numpy-small-mimo": Known("numpy", "small-mimo", "float32", SMOKE),
+    "numpy-small-mimo-2-drafts": Known("numpy", "small-mimo-2", "float32", BRIEF),
     "numpy-small-qwen2": Known("numpy", "small-qwen2", "float32", BRIEF),
     "numpy-small-glm4_moe": Known("numpy", "small-glm4_moe", "float32", BRIEF),
     "numpy-small-deepseek_v3": Known("numpy", "small-deepseek_v3", "float32", BRIEF),
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
+    "gpu-small-mimo-2-drafts": Known("gpu", "small-mimo-2", "bfloat16", SMOKE),
     "gpu-small-qwen2": Known("gpu", "small-qwen2", "bfloat16", SMOKE),
     "gpu-small-glm4_moe": Known("gpu", "small-glm4_moe", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
@@ -195,7 +198,7 @@ def _on_numpy(known: Known) -> LoadedModel:
         return LoadedModel(device, kernels, *_of_a_folder(known, device))
     model_shape = load_shape(TINY_MODEL)
     host = oracle.rounded(load_weights(TINY_MODEL, model_shape))
-    weights = uploaded(device, host, True, model_shape)
+    weights = uploaded(device, host, 1, model_shape)
     return LoadedModel(
         device, RoundingKernels(device, kernels, model_shape.vocab_size), model_shape, weights
     )
@@ -241,14 +244,15 @@ def _of_a_folder(known: Known, device: Any) -> tuple[ModelShape, Any]:
     with TemporaryDirectory() as folder:
         path = TINY_MODEL
         if known.model != "tiny":
-            path = write_small_model(Path(folder), known.model.removeprefix("small-"))
+            family, _, n_mtp = known.model.removeprefix("small-").partition("-")
+            path = write_small_model(Path(folder), family, n_mtp=int(n_mtp or 1))
         model_shape = load_shape(path)
         weights = load_device_weights(
             device,
             open_checkpoint(path),
             model_shape,
             known.dtype,
-            min(model_shape.n_mtp_layers, 1),
+            model_shape.n_mtp_layers,
         )
         device.synchronise()
     return model_shape, weights

@@ -56,10 +56,14 @@ GROUPED = (GLM_MOE, DEEPSEEK_V3)
 """Those with a mixture of DeepSeek-V3's form, and a draft layer that has one too."""
 
 
-def write_small_model(folder: Path, model_type: str, seed: int = 0) -> Path:
-    """Write `config.json` and `model.safetensors` of a family; return the folder."""
+def write_small_model(folder: Path, model_type: str, seed: int = 0, n_mtp: int = 1) -> Path:
+    """Write `config.json` and `model.safetensors` of a family; return the folder.
+
+    Args:
+        n_mtp: draft layers, of a family that has some.
+    """
     family = FAMILIES[model_type]
-    n_mtp = int(family.mtp_order == "hidden_embedding" or family in GROUPED)
+    n_mtp *= int(family.mtp_order == "hidden_embedding" or family in GROUPED)
     config = {
         "architectures": [family.architecture],
         "model_type": model_type,

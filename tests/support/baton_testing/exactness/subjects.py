@@ -97,6 +97,7 @@ class Subject:
         given = {
             "n_draft": n_draft,
             "use_mtp": drafts.max_model_steps > 0,
+            "n_draft_layers": max(len(self.loaded.weights.mtp), 1),
             "drafts": drafts,
             "max_running": running,
             "max_model_len": min(self.max_model_len, longest),

@@ -19,6 +19,7 @@ from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import Shard
+from baton_worker.engine.model.unread_fields import unread_fields
 from baton_worker.engine.model.weights import load_weights
 from baton_worker.engine.options import EngineOptions, resolve_options
 
@@ -54,6 +55,12 @@ def build_engine(
             engine = _loaded(config, clock, on_rank_death, progress)
         case "gpu":
             engine = _on_a_gpu(config, clock, on_rank_death, progress)
+    if unread := unread_fields(Path(config.model.path)):
+        log.warning(
+            "config.json has fields that nothing reads: %s",
+            ", ".join(unread),
+            extra={"path": config.model.path, "fields": list(unread)},
+        )
     log.info(
         "engine ready",
         extra={
@@ -63,6 +70,7 @@ def build_engine(
             "kv_tokens": engine.options.n_blocks * engine.options.block_size,
             "max_model_len": engine.options.max_model_len,
             "num_speculative_tokens": engine.options.n_draft,
+            "draft_layers": engine.options.n_mtp,
             "tensor_parallel_size": engine.options.tensor_parallel_size,
         },
     )
@@ -115,11 +123,9 @@ def _loaded(
     path = Path(config.model.path)
     shape = load_shape(path)
     options = resolve_options(config, shape)
-    if shape.n_mtp_layers > 1:
-        log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
     if options.tensor_parallel_size > 1:
         return _over_ranks(path, shape, options, clock, on_rank_death, progress)
-    weights = load_weights(path, shape, n_mtp=int(options.use_mtp), progress=progress)
+    weights = load_weights(path, shape, n_mtp=options.n_mtp, progress=progress)
     return PaddleEngine(shape, weights, options, clock)
 
 
@@ -139,7 +145,7 @@ def _over_ranks(
     size = options.tensor_parallel_size
     ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)
     try:
-        weights = load_weights(path, shape, Shard(0, size), int(options.use_mtp), progress)
+        weights = load_weights(path, shape, Shard(0, size), options.n_mtp, progress)
         parallel = TensorParallel(ranks, ranks.join(weights.identity))
         return PaddleEngine(shape, weights, options, clock, parallel)
     except BaseException:

@@ -80,13 +80,7 @@ class StepEngine:
         self.model_fingerprint = parts.fingerprint
         self._clock = clock
         self._n_draft = options.n_draft
-        self._limits = RequestLimits(
-            vocab_size=shape.vocab_size,
-            max_model_len=options.max_model_len,
-            max_top_k=options.max_top_k,
-            table_width=options.table_width,
-            eos_token_ids=frozenset(shape.eos_token_ids),
-        )
+        self._limits = RequestLimits.of(shape, options)
         self._parts = parts
         runner = parts.runner
         self._ahead = runner if options.overlap and isinstance(runner, AheadRunner) else None

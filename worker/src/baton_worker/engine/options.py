@@ -55,7 +55,8 @@ class EngineOptions:
         max_model_len: most tokens of a request, prompt and output together.
         prefill_tokens: prompt tokens fed per step, all requests together.
         n_draft: K at start.
-        use_mtp: load the MTP layer and keep its KV.
+        use_mtp: load the MTP layers that draft and keep their KV.
+        n_draft_layers: how many these are: number i makes draft i, the last one those behind.
         drafts: where drafts come from.
         prefix_caching: share KV blocks between requests of equal beginnings.
         max_top_k: most logprob alternatives a request may ask for.
@@ -78,6 +79,7 @@ class EngineOptions:
     max_top_k: int
     overlap: bool
     tensor_parallel_size: int = 1
+    n_draft_layers: int = 1
     drafts: DraftSources = NO_DRAFTS
     prefix_caching: bool = True
     share_kv: bool = False
@@ -85,6 +87,19 @@ class EngineOptions:
     kv_bytes_per_step: int = KV_BYTES_PER_STEP
     stuck_seconds: float = 10.0
     first_step_seconds: float = 120.0
+
+    @property
+    def n_mtp(self) -> int:
+        """MTP layers that are loaded."""
+        return self.n_draft_layers if self.use_mtp else 0
+
+    @property
+    def n_open_tokens(self) -> int:
+        """Newest tokens of a request that a step feeds.
+
+        The last has no KV yet, and KV of draft layer i (from 0) depends on the token i + 1 behind.
+        """
+        return max(self.n_mtp, 1)
 
     @property
     def table_width(self) -> int:
@@ -118,12 +133,7 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
             f"engine.kv_blocks is {n_blocks}, one request of max_model_len {max_model_len} needs "
             f"{per_request} blocks of {engine.block_size}: give that at least, or 0 for enough"
         )
-    use_mtp = speculative.uses_mtp
-    if use_mtp and not shape.n_mtp_layers:
-        raise ConfigError(
-            f"speculative.method is {speculative.method!r}, but the model has no MTP layer; "
-            "'ngram' drafts without one"
-        )
+    n_draft_layers = _draft_layers(config, shape)
     try:
         check_divides(shape, engine.tensor_parallel_size, may_repeat_heads=engine.device == "gpu")
     except ValueError as error:
@@ -136,10 +146,11 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
         max_model_len=max_model_len,
         prefill_tokens=engine.prefill_chunk_tokens,
         n_draft=speculative.num_speculative_tokens,
-        use_mtp=use_mtp,
+        use_mtp=speculative.uses_mtp,
         max_top_k=min(config.logprobs.max_top_k, shape.vocab_size),
         overlap=engine.overlap,
         tensor_parallel_size=engine.tensor_parallel_size,
+        n_draft_layers=n_draft_layers,
         drafts=_draft_sources(speculative),
         prefix_caching=engine.prefix_caching,
         share_kv=bool(config.handoff.shared_dir) or config.handoff.nixl != "off",
@@ -147,6 +158,25 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
         stuck_seconds=engine.stuck_seconds,
         first_step_seconds=engine.first_step_seconds,
     )
+
+
+def _draft_layers(config: ProcessConfig, shape: ModelShape) -> int:
+    """Return how many MTP layers draft, where they do; whatever K is, for K may change."""
+    method, prefill_tokens = config.speculative.method, config.engine.prefill_chunk_tokens
+    if not config.speculative.uses_mtp:
+        return 1
+    if not shape.n_mtp_layers:
+        raise ConfigError(
+            f"speculative.method is {method!r}, but the model has no MTP layer; "
+            "'ngram' drafts without one"
+        )
+    count = min(shape.n_mtp_layers, MAX_DRAFTS)
+    if prefill_tokens < count:
+        raise ConfigError(
+            f"engine.prefill_chunk_tokens is {prefill_tokens}, and {count} draft layers take the "
+            f"tokens of as many positions at once: give {count} at least"
+        )
+    return count
 
 
 def _draft_sources(speculative: SpeculativeConfig) -> DraftSources:

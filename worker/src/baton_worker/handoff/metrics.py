@@ -164,6 +164,9 @@ class PoolMetrics:
         self._refused.labels(*self._factory.values(reason)).inc()
 
 
+_OUTCOMES = ("delivered", "cancelled", "unanswered", "unimported")
+
+
 class HandoffMetrics:
     """Counters of both directions; bytes are KV payload."""
 
@@ -206,15 +209,11 @@ class HandoffMetrics:
             "baton_handoff_outcomes",
             "Offers by outcome, and asks for a place that came to none (cancelled: the request"
             " ended before decode's answer was read; unanswered: the same, and decode was silent"
-            " about it for a second or more, or the connection to it had broken)",
+            " about it for a second or more, or the connection to it had broken; unimported: the"
+            " same, and decode had had its KV for a second or more without importing it)",
             labels=("outcome",),
         )
-        for outcome in (
-            "delivered",
-            "cancelled",
-            "unanswered",
-            *(code.name.lower() for code in FAILURES),
-        ):
+        for outcome in (*_OUTCOMES, *(code.name.lower() for code in FAILURES)):
             self._outcomes.labels(*factory.values(outcome))
         self._handshakes = factory.counter(
             "baton_handoff_handshakes_refused",
@@ -244,6 +243,10 @@ class HandoffMetrics:
     def unanswered(self) -> None:
         """Count an offer or an ask whose request ended while decode was silent about it."""
         self._outcomes.labels(*self._factory.values("unanswered")).inc()
+
+    def unimported(self) -> None:
+        """Count an offer whose request ended while its KV lay at decode."""
+        self._outcomes.labels(*self._factory.values("unimported")).inc()
 
     def failed(self, code: ErrorCode) -> None:
         """Count an offer that ended without delivery."""

@@ -149,6 +149,14 @@ class OfferBook:
         allowed = PROMPT_SECONDS + self._under_way(offer) / _USUAL_BYTES_PER_SECOND
         return offer.was_cut or now - self._silent_since(offer) >= allowed
 
+    def is_idle(self, key: RequestKey, now: float) -> bool:
+        """Whether decode has had an offer's KV for some time and has not begun to import it, which
+        a cancel hides: it waits for a slot there, or nobody works.
+        """
+        offer = self._offers.get(key)
+        received = None if offer is None else offer.received_at_seconds
+        return received is not None and now - received >= PROMPT_SECONDS
+
     def waiting_at(self) -> list[Address]:
         """Return where something waits to be sent."""
         return [address for address, lane in self._lanes.items() if lane.waiting]

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -45,6 +45,7 @@ from baton_worker.handoff.senders import Senders
 from baton_worker.identity import RequestKey
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change, close, connection_events
+from baton_worker.listening import ListeningClock
 from baton_worker.logs import Seldom
 from baton_worker.records.columns import ErrorCode
 
@@ -56,12 +57,18 @@ MOST_FRAMES = 1 + MAX_OFFER_FRAMES
 """Of a message, its route included."""
 
 
+class Sockets(NamedTuple):
+    """A bound ROUTER, and where its connection events arrive (`link.sockets.monitor`)."""
+
+    router: zmq.Socket[bytes]
+    monitoring: zmq.Socket[bytes]
+
+
 class Receiver:
     """See the module.
 
     Args:
-        router: a bound ROUTER.
-        monitoring: where its connection events arrive (`link.sockets.monitor`).
+        listening: by which others are late.
         make_calls: does what other threads have asked for since, so that their answers do not wait
             for the end of a stream of offers.
         on_event: takes arrivals.
@@ -71,8 +78,8 @@ class Receiver:
     def __init__(
         self,
         metrics: HandoffMetrics,
-        router: zmq.Socket[bytes],
-        monitoring: zmq.Socket[bytes],
+        listening: ListeningClock,
+        sockets: Sockets,
         places: Places,
         senders: Senders,
         make_calls: Callable[[], None],
@@ -80,10 +87,10 @@ class Receiver:
         pools: PeerPools,
     ) -> None:
         self._pools = pools
-        self.router = router
-        self.monitoring = monitoring
-        self._messages = Multipart(router, MOST_FRAMES)
+        self.router, self.monitoring = sockets
+        self._messages = Multipart(self.router, MOST_FRAMES)
         self._metrics = metrics
+        self._listening = listening
         self._places = places
         self._senders = senders
         self._seldom = Seldom()
@@ -138,6 +145,10 @@ class Receiver:
                 if self._pools.nixl is not None:
                     self._pools.nixl.ended(event.fd)
 
+    def _now(self) -> float:
+        """Return the time by which places are timed: what stood still here is nobody's lateness."""
+        return self._listening.at(time.monotonic())
+
     def close(self) -> None:
         """Close both sockets."""
         close(self.router)
@@ -146,7 +157,7 @@ class Receiver:
     def review(self) -> None:
         """Drop who was in line, or did not come, for too long, and whose key was taken away."""
         self._senders.review(time.monotonic())
-        for key in self._places.expire(time.monotonic()):
+        for key in self._places.expire(self._listening.judged):
             self._metrics.places.expired.inc()
             self._forget_filled(key)
             log.warning("a place was never used", extra={"key": key})
@@ -182,9 +193,9 @@ class Receiver:
         self._keep_route(ask.key, route)
         wish = Wish(ask.kv_bytes, ask.n_tokens, ask.priority, ask.turn)
         sender = self._senders.name_of(route)
-        reply = self._places.ask(ask.key, wish, time.monotonic(), sender)
+        reply = self._places.ask(ask.key, wish, self._now(), sender)
         if reply is Reply.FULL and self._displace(sender):
-            reply = self._places.ask(ask.key, wish, time.monotonic(), sender)
+            reply = self._places.ask(ask.key, wish, self._now(), sender)
         if reply is Reply.FULL:
             self._metrics.places.held_up("line")
             self._turn_away(ask.key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
@@ -288,7 +299,7 @@ class Receiver:
         self._routes.pop(key, None)
 
     def _grant(self) -> list[RequestKey]:
-        granted = self._places.grant(time.monotonic())
+        granted = self._places.grant(self._now())
         self._set_gauges()
         for key in granted:
             self._answer(Answer(*key, AnswerKind.GRANTED))

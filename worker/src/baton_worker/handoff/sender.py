@@ -40,6 +40,7 @@ from baton_worker.identity import RequestKey
 from baton_worker.link.contexts import Context
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change
+from baton_worker.listening import ListeningClock
 from baton_worker.logs import Seldom
 from baton_worker.messages import DecodeTarget
 
@@ -51,9 +52,11 @@ _BATCH = 256
 
 class Sends(NamedTuple):
     """How offers go out: at most `window_bytes` of KV unconfirmed to each decode worker; `pool_id`
-    is what they know this process's KV pool by; `nixl` introduces it to who reads it so.
+    is what they know this process's KV pool by; `nixl` introduces it to who reads it so. Decode is
+    late by `listening`.
     """
 
+    listening: ListeningClock
     window_bytes: int
     pool_id: bytes = b""
     nixl: NixlVisits | None = None
@@ -85,6 +88,7 @@ class Sender:
         on_event: Callable[[HandoffEvent], None],
     ) -> None:
         self._metrics = metrics
+        self._listening = sends.listening
         self._make_calls = make_calls
         self._on_event = on_event
         self._pool_id = sends.pool_id
@@ -95,19 +99,20 @@ class Sender:
         self._carrying = Dealers(context, new_socket, secure, poller)
         self._asking = Dealers(context, new_socket, secure, poller)
         self._seldom = Seldom()
-        self._tidied_at = time.monotonic()
+        self._tidied_at = sends.listening.seconds
 
     def ask(
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float
     ) -> None:
         """See `KvTransport.ask`."""
-        self._asks.open(target, key, wish, deadline_seconds, time.monotonic())
+        self._asks.open(target, key, wish, deadline_seconds, self._now())
 
     def offer(
         self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float, now: float
     ) -> None:
-        """See `KvTransport.offer`; `now` is when it was called."""
-        self._offers.open(target, handoff, deadline_seconds, now)
+        """See `KvTransport.offer`; `now` is when it was called, by the steady clock."""
+        at = self._now() - max(time.monotonic() - now, 0.0)
+        self._offers.open(target, handoff, deadline_seconds, at)
 
     def tell_filled(self, target: DecodeTarget, filled: KvFilled) -> None:
         """See `KvTransport.tell_filled`."""
@@ -122,10 +127,13 @@ class Sender:
 
     def cancel(self, key: RequestKey) -> None:
         """See `KvTransport.cancel`."""
-        is_unanswered = self._offers.is_unanswered(key, time.monotonic())
+        is_unanswered = self._offers.is_unanswered(key, self._now())
+        was_idle = self._offers.is_idle(key, self._now())
         if self._offers.cancel(key):
             if is_unanswered:
                 self._left_unanswered(key)
+            elif was_idle:
+                self._metrics.unimported()
             else:
                 self._metrics.cancelled()
 
@@ -135,17 +143,23 @@ class Sender:
 
     def leave(self, key: RequestKey) -> None:
         """See `KvTransport.leave`."""
-        now = time.monotonic()
+        now = self._now()
         if self._asks.is_unanswered(key, now):
             self._left_unanswered(key)
         self._asks.leave(key, now)
 
-    def next_event_at(self) -> float | None:
-        """Return when something is due next; None when nothing is."""
-        times = [self._offers.next_event_at(), self._asks.next_event_at()]
+    def due_seconds(self) -> float | None:
+        """Return in how long something is due next; None when nothing is."""
+        due = [
+            (at, self._now()) for at in (self._offers.next_event_at(), self._asks.next_event_at())
+        ]
         if self._nixl is not None:
-            times.append(self._nixl.next_event_at())
-        return min((at for at in times if at is not None), default=None)
+            due.append((self._nixl.next_event_at(), time.monotonic()))
+        return min((at - now for at, now in due if at is not None), default=None)
+
+    def _now(self) -> float:
+        """Return the time by which decode is timed: what stood still here is not its silence."""
+        return self._listening.at(time.monotonic())
 
     def turn(self, ready: Container[Any]) -> None:
         """Read what came, then send and end what is due."""
@@ -155,14 +169,14 @@ class Sender:
             self._receive(address, answers, self._offers, partial(self._answered_offer, address))
         for address, change in self._asking.changes(ready):
             if change is Change.DOWN:
-                self._asks.connection_lost(address, time.monotonic())
+                self._asks.connection_lost(address, self._now())
                 if self._nixl is not None:
                     self._nixl.lost(address)
         for address, change in self._carrying.changes(ready):
             if change is Change.DOWN:
-                self._offers.connection_lost(address, time.monotonic())
+                self._offers.connection_lost(address, self._now())
             else:
-                self._offers.connected(address, time.monotonic())
+                self._offers.connected(address, self._now())
         if self._nixl is not None:
             self._introduce(self._nixl)
         self._say_asks()
@@ -211,7 +225,7 @@ class Sender:
             dealer = self._connected(self._carrying, address)
             if dealer is None or address not in self._carrying.standing():
                 continue
-            while (offer := self._offers.next_to_send(address, time.monotonic())) is not None:
+            while (offer := self._offers.next_to_send(address, self._now())) is not None:
                 self._make_calls()
                 if self._offers.holds(offer) and not self._send(dealer, offer):
                     break
@@ -219,7 +233,7 @@ class Sender:
     def _connected(self, dealers: Dealers, address: Address) -> Socket | None:
         """Return the connection; None, and everything there failed, when it can never be made."""
         try:
-            return dealers.to(address, time.monotonic())
+            return dealers.to(address, self._now())
         except zmq.ZMQError as error:
             message = f"cannot send KV to {address.endpoint!r}: {error}"
             for failure in (
@@ -236,7 +250,7 @@ class Sender:
             )
         except zmq.Again:
             self._metrics.send_blocked.inc()
-            self._offers.blocked(offer, time.monotonic())
+            self._offers.blocked(offer, self._now())
             return False
         self._offers.sent(offer)
         self._metrics.sent_bytes.inc(offer.kv_bytes)
@@ -246,7 +260,7 @@ class Sender:
         return True
 
     def _end_overdue(self) -> None:
-        now = time.monotonic()
+        now = self._listening.judged
         for failure in self._asks.overdue(now):
             self.fail(failure)
         for offer in self._offers.overdue(now, self._carrying.standing()):
@@ -255,7 +269,7 @@ class Sender:
                 self.fail(self._offers.give_up(offer, now))
 
     def _close_unused(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         if now - self._tidied_at >= TIDY_SECONDS:
             self._tidied_at = now
             introduced = frozenset() if self._nixl is None else self._nixl.addresses()
@@ -305,7 +319,7 @@ class Sender:
             apply(answer)
 
     def _answered_ask(self, answer: Answer) -> None:
-        event = self._asks.answer(answer, time.monotonic())
+        event = self._asks.answer(answer, self._now())
         if isinstance(event, HandoffGranted):
             self._metrics.places.granted_seconds.observe(event.seconds)
             self._on_event(event)
@@ -313,7 +327,7 @@ class Sender:
             self.fail(event)
 
     def _answered_offer(self, address: Address, answer: Answer) -> None:
-        event = self._offers.answer(address, answer, time.monotonic())
+        event = self._offers.answer(address, answer, self._now())
         if event is not None:
             self._asks.forget(answer.key)
             self._metrics.outcome(event)

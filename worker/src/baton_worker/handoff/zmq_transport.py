@@ -30,6 +30,7 @@ from baton_worker.handoff.api import (
     HandoffFailed,
     HandoffGranted,
 )
+from baton_worker.handoff.dealers import STUCK_MS
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, NixlMissingError
 from baton_worker.handoff.nixl_pools import NixlPools
@@ -39,15 +40,17 @@ from baton_worker.handoff.places import PlaceLimits, Places
 from baton_worker.handoff.pool_door import PoolDoor
 from baton_worker.handoff.pool_visits import PoolOwner, PoolVisits
 from baton_worker.handoff.pool_words import POOL_ID_BYTES
-from baton_worker.handoff.receiver import Receiver
+from baton_worker.handoff.receiver import Receiver, Sockets
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import Security
 from baton_worker.handoff.sender import Sender, Sends
 from baton_worker.handoff.senders import Senders
 from baton_worker.handoff.ways import KvWays
 from baton_worker.identity import RequestKey
+from baton_worker.link.peer import FROZEN_SECONDS
 from baton_worker.link.sockets import CALLING_AGAIN, HANDSHAKE_MS, close, monitor, use_family_of
 from baton_worker.link.wakeup import Wakeup
+from baton_worker.listening import ListeningClock
 from baton_worker.messages import HANDOFF_NIXL, DecodeTarget
 from baton_worker.records.columns import ErrorCode
 
@@ -96,13 +99,14 @@ class ZmqKvTransport:
             nixl_visits = None if agent is None else _nixl_visits(owner, agent, pool_id)
             visits = PoolVisits(owner, self._call, pool_id) if owner.folder else None
             self._ways = KvWays(owner.sharing.transport, config.require, visits, nixl_visits)
+        self._listening = _listening_clock()
         self._sender = Sender(
             metrics,
             self._poller,
             context,
             partial(self._socket, zmq.DEALER),
             security.client,
-            sends=Sends(config.send_bytes, pool_id, nixl_visits),
+            sends=Sends(self._listening, config.send_bytes, pool_id, nixl_visits),
             make_calls=self._make_calls,
             on_event=self._tell,
         )
@@ -116,7 +120,8 @@ class ZmqKvTransport:
                 raise
             self._receiver = Receiver(
                 metrics,
-                *sockets,
+                self._listening,
+                sockets,
                 Places(places),
                 senders,
                 self._make_calls,
@@ -265,8 +270,7 @@ class ZmqKvTransport:
         router = self._receiver.router
         return advertised(self._config, router.getsockopt_string(zmq.LAST_ENDPOINT))
 
-    def _bind(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """Return the bound ROUTER and where its connection events arrive."""
+    def _bind(self) -> Sockets:
         check_advertised(self._config)
         router = self._socket(zmq.ROUTER, self._context)
         router.set(zmq.SNDHWM, 0)  # answers are small, and none may be lost on a live connection
@@ -283,7 +287,7 @@ class ZmqKvTransport:
             raise ConfigError(
                 cannot_listen("handoff.bind", self._config.bind, error.errno)
             ) from error
-        return router, monitoring
+        return Sockets(router, monitoring)
 
     def _socket(self, kind: int, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = context.socket(kind)
@@ -314,11 +318,12 @@ class ZmqKvTransport:
                 self._ways.close()
 
     def _turn(self) -> None:
-        due_at = self._sender.next_event_at()
+        due_seconds = self._sender.due_seconds()
         wait = _IDLE_POLL_SECONDS
-        if due_at is not None:
-            wait = max(0.0, min(wait, due_at - time.monotonic()))
+        if due_seconds is not None:
+            wait = max(0.0, min(wait, due_seconds))
         ready = dict(self._poller.poll(int(wait * 1000) + 1))
+        self._listening.look(time.monotonic())
         if self._wakeup.fileno() in ready:
             self._wakeup.clear()
         self._make_calls()
@@ -333,6 +338,13 @@ class ZmqKvTransport:
     def _make_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
+
+
+def _listening_clock() -> ListeningClock:
+    """Return what others are late by, with the patience in which a connection breaks."""
+    return ListeningClock(
+        time.monotonic(), most_seconds=FROZEN_SECONDS, catch_up_seconds=STUCK_MS / 1000
+    )
 
 
 def _agent(config: HandoffConfig, pool_id: bytes) -> NixlAgent | None:

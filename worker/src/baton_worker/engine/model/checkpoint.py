@@ -33,6 +33,11 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAPPED_AS = _STORED_AS | {E4M3: "u1"}
+_BITS: dict[int, tuple[type, type, int]] = {
+    2: (np.int16, np.uint16, 0x7F80),
+    4: (np.int32, np.uint32, 0x7F800000),
+}
+"""How bits of so many bytes are compared, and those of infinity: of bfloat16, and of float32."""
 _WHOLE_HASH_BYTES = 256 << 10
 _HASH_PAGES = 16
 _HASH_PAGE_BYTES = 4096
@@ -86,6 +91,7 @@ class StoredTensor:
         with self._telling():
             for block, values in self.file.blocks(part):
                 out[block] = decoded(values)
+        self._require_finite(out)
         return out
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> StoredTensor:
@@ -110,7 +116,8 @@ class StoredTensor:
         is exact; what bfloat16 cannot hold is rounded to nearest, ties to even.
 
         Raises:
-            CheckpointError: the storage dtype is not F32, F16 or BF16, or the file cannot be read.
+            CheckpointError: the storage dtype is not F32, F16 or BF16, the file cannot be read, or
+                a number in it is not finite.
         """
         self.require_float()
         part = self.raw[rows]
@@ -121,9 +128,10 @@ class StoredTensor:
         with self._telling():
             if is_straight and part.dtype == out.dtype:
                 self.file.read_to(out, part)
-                return
-            for block, values in self.file.blocks(part):
-                self._convert(values, out[block])
+            else:
+                for block, values in self.file.blocks(part):
+                    self._convert(values, out[block])
+        self._require_finite(out)
 
     def read(self, view: npt.NDArray[np.uint8]) -> bytes:
         """Return what a contiguous part of its bytes holds.
@@ -158,6 +166,17 @@ class StoredTensor:
             np.left_shift(part, 16, out=out.view(np.uint32), dtype=np.uint32)
         else:
             np.copyto(out, part)
+
+    def _require_finite(self, values: npt.NDArray[Any]) -> None:
+        """Refuse NaN and infinity, told by the bits: as signed numbers those without a sign are the
+        largest, as unsigned ones those with it. Two maxima, and no memory.
+        """
+        if not values.size:
+            return
+        signed, unsigned, infinity = _BITS[values.dtype.itemsize]
+        negative = infinity | (np.iinfo(unsigned).max // 2 + 1)
+        if values.view(signed).max() >= infinity or values.view(unsigned).max() >= negative:
+            raise CheckpointError(f"{self.key}: must be finite, and is not{self.where}")
 
     def require_float(self) -> None:
         """Refuse a tensor that holds other numbers.

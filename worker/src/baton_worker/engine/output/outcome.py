@@ -77,7 +77,7 @@ def freeze(kept: KeptRow) -> EmittedRow:
 def _prefilled(request: RequestState) -> Prefilled:
     return Prefilled(
         params=request.params,
-        n_cached=request.n_computed,
+        n_cached=len(request.tokens) - 1,
         first_token=request.tokens[-1],
         draft_scores=request.draft_scores,
         n_reused=request.n_reused,

@@ -31,7 +31,7 @@ class Prefilled:
 
     Attributes:
         params: what was asked.
-        n_cached: positions whose KV is valid in every layer.
+        n_cached: positions whose KV is valid in the main model's layers.
         first_token: the token that all these chose.
     """
 

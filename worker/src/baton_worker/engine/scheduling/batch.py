@@ -24,7 +24,7 @@ class FedSequence(NamedTuple):
     """A sequence that chooses tokens in this step, from `1 + len(drafts)` consecutive rows.
 
     Attributes:
-        start: its first such flat token; row j is fed draft j.
+        start: its first such flat token, the newest one known; row j is fed draft j.
         verified: whether it is a decode row, whose drafts are up for verification.
     """
 
@@ -71,11 +71,13 @@ def assemble(decode: Sequence[RequestState], chunks: tuple[PrefillChunk, ...]) -
         group = _decode_group(decode, drafts)
         groups.append(group)
         for index, (request, proposal) in enumerate(zip(decode, drafts, strict=True)):
-            tokens.append(request.tokens[-1])
+            known = request.tokens[request.n_computed :]
+            tokens += known
             tokens += proposal
             # Any token would do: whatever padding computes, no query sees it.
-            tokens += [0] * (group.q_len - 1 - len(proposal))
-            sampled.append(FedSequence(request, index * group.q_len, proposal, True))
+            tokens += [0] * (group.q_len - len(known) - len(proposal))
+            start = index * group.q_len + len(known) - 1
+            sampled.append(FedSequence(request, start, proposal, True))
     for chunk in chunks:
         request, start = chunk.request, chunk.request.n_computed
         tokens += request.tokens[start : start + chunk.n_tokens]
@@ -92,32 +94,51 @@ def assemble(decode: Sequence[RequestState], chunks: tuple[PrefillChunk, ...]) -
     )
 
 
-def next_tokens(batch: Batch, chosen: npt.NDArray[np.int32]) -> Int64Array:
-    """Return i64[N]: the token after each flat token, once the step's tokens are appended.
+def next_tokens(batch: Batch, chosen: npt.NDArray[np.int32], n_ahead: int = 1) -> Int64Array:
+    """Return i64[n_ahead, N]: row j holds the token j + 1 positions after each flat token, once the
+    step's tokens are appended; to be called before `n_computed` moves on.
 
     Args:
-        chosen: i32[B, Kmax + 1] tokens of the sampled sequences, -1 where there is none; rows
-            behind a rejected draft get token 0, which no query will ever see.
+        chosen: i32[B, Kmax + 1] tokens of the sampled sequences, -1 where there is none. Tokens
+            that are not known, and those of rows behind a rejected draft, are 0: no query will ever
+            see what is computed of them.
     """
-    tokens = np.zeros(len(batch.tokens), np.int64)
+    tokens = np.zeros((n_ahead, len(batch.tokens)), np.int64)
     start = 0
     if batch.n_decode:
         q_len = batch.groups[0].q_len
         start = batch.n_decode * q_len
-        tokens[:start] = np.maximum(chosen[: batch.n_decode, :q_len], 0).ravel()
+        behind = _behind(batch, chosen, q_len + n_ahead - 1)
+        for ahead in range(n_ahead):
+            tokens[ahead, :start] = behind[:, ahead : ahead + q_len].ravel()
     for chunk in batch.chunks:
         first = chunk.request.n_computed + 1
-        stop = start + chunk.n_tokens
-        tokens[start:stop] = chunk.request.tokens[first : first + chunk.n_tokens]
-        start = stop
+        for ahead in range(n_ahead):
+            known = chunk.request.tokens[first + ahead :][: chunk.n_tokens]
+            tokens[ahead, start : start + len(known)] = known
+        start += chunk.n_tokens
     return tokens
 
 
+def _behind(batch: Batch, chosen: npt.NDArray[np.int32], width: int) -> Int64Array:
+    """Return i64[S, width]: what follows each decoding sequence's first flat token."""
+    behind = np.zeros((batch.n_decode, width), np.int64)
+    q_len = batch.groups[0].q_len
+    for index, sequence in enumerate(batch.sampled[: batch.n_decode]):
+        n_known, request = sequence.start - index * q_len, sequence.request
+        first = request.n_computed + 1
+        behind[index, :n_known] = request.tokens[first : first + n_known]
+        new = chosen[index, : width - n_known]
+        behind[index, n_known : n_known + len(new)] = np.maximum(new, 0)
+    return behind
+
+
 def _decode_group(decode: Sequence[RequestState], drafts: Sequence[tuple[int, ...]]) -> TokenGroup:
+    n_known = max(len(request.tokens) - request.n_computed for request in decode)
     return TokenGroup(
         tables=np.array([request.table for request in decode]),
         first_position=np.array([request.n_computed for request in decode], np.int64),
-        q_len=max(len(proposal) for proposal in drafts) + 1,
+        q_len=n_known + max(map(len, drafts)),
     )
 
 

@@ -256,7 +256,7 @@ class KvTransfers:
     def _complete(self, request: RequestState, imported: Imported) -> None:
         assert request.incoming is not None, "whose KV has come"
         state, request.incoming = request.incoming.state, None
-        request.n_computed = state.n_cached
+        request.settle(state.n_cached)
         imported.complete[request.key] = state
 
     def _begin(self, export: _Export, room: int) -> int:

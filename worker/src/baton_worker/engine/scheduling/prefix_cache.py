@@ -2,8 +2,9 @@
 
 Owns the names of block contents and the rule which blocks get one. The name of a block is a hash
 chain over the engine's identity, the request's salt (who does not have it cannot learn from speed
-or `usage` what others asked), every token up to the block's end, and the one token behind it: the
-MTP layer's KV at a position depends on the token that follows. Equal names mean equal bits, because
+or `usage` what others asked), every token up to the block's end, and those behind it, one for each
+draft layer: the first one's KV at a position depends on the token that follows, the next one's on
+one more. Equal names mean equal bits, because
 a row's result depends on nothing but the row (`layout.ROW_MULTIPLE`). The last token of a request
 is never taken from the cache, so that there is always a row to choose from. Who holds a block and
 when it is reused is the allocator's matter.
@@ -46,9 +47,11 @@ class BlockNames:
     Args:
         block_size: tokens per block.
         identity: what besides the tokens decides the KV's bits.
+        n_behind: tokens behind a block's end that its KV depends on.
     """
 
-    def __init__(self, block_size: int, identity: str) -> None:
+    def __init__(self, block_size: int, identity: str, n_behind: int = 1) -> None:
+        self._n_behind = n_behind
         self._block_size = block_size
         seed = f"{identity}\x1f{block_size}".encode()
         self._root = hashlib.blake2b(seed, digest_size=_NAME_BYTES).digest()
@@ -59,10 +62,11 @@ class BlockNames:
         Under each `salt` contents have names of their own.
         """
         size = self._block_size
-        for index in range(len(names), (len(tokens) - 1) // size):
+        for index in range(len(names), (len(tokens) - self._n_behind) // size):
             parent = names[-1] if names else self._salted_root(salt)
-            # With the token behind it, which MTP's KV of the last position is computed from.
-            content = array("i", tokens[index * size : (index + 1) * size + 1]).tobytes()
+            # With the tokens behind it, which MTP's KV of the last positions is computed from.
+            stop = (index + 1) * size + self._n_behind
+            content = array("i", tokens[index * size : stop]).tobytes()
             names.append(hashlib.blake2b(parent + content, digest_size=_NAME_BYTES).digest())
 
     def _salted_root(self, salt: bytes) -> bytes:
@@ -72,11 +76,14 @@ class BlockNames:
 
 
 class PrefixCache:
-    """Finds and leaves shareable blocks in an allocator's pool."""
+    """Finds and leaves shareable blocks in an allocator's pool; see `BlockNames`."""
 
-    def __init__(self, allocator: BlockAllocator, block_size: int, identity: str) -> None:
+    def __init__(
+        self, allocator: BlockAllocator, block_size: int, identity: str, n_behind: int = 1
+    ) -> None:
         self._allocator = allocator
-        self._names = BlockNames(block_size, identity)
+        self._names = BlockNames(block_size, identity, n_behind)
+        self._n_behind = n_behind
         self._block_size = block_size
 
     def match(self, request: RequestState) -> list[int]:
@@ -100,8 +107,9 @@ class PrefixCache:
         """
         if request.has_foreign_kv or not request.n_blocks:
             return
-        # A block is final when the token behind it is known, for its name has that one, too.
-        n_final = min(request.n_computed, len(request.tokens) - 1) // self._block_size
+        # A block is final when the tokens behind it are known, for its name has those, too.
+        n_known = len(request.tokens) - self._n_behind
+        n_final = min(request.n_computed, n_known) // self._block_size
         if n_final <= request.n_named:
             return
         self._names.extend(request.block_names, request.tokens, request.params.cache_salt)
@@ -116,5 +124,5 @@ def prefix_cache(
     """Return the cache that `options` ask for, for the model of this fingerprint."""
     if not options.prefix_caching:
         return None
-    identity = f"{fingerprint}\x1f{options.use_mtp}"
-    return PrefixCache(allocator, options.block_size, identity)
+    identity = f"{fingerprint}\x1f{options.n_mtp}"
+    return PrefixCache(allocator, options.block_size, identity, options.n_open_tokens)

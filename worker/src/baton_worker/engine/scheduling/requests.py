@@ -17,7 +17,9 @@ import numpy.typing as npt
 from baton_worker.engine.api import Handoff, KvInPool
 from baton_worker.engine.kv.pool import NULL_BLOCK
 from baton_worker.engine.kv.sharing import Lease, Pull
+from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.ngram import NgramIndex
+from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.logit_bias import LogitBias, logit_bias_of
 from baton_worker.engine.scheduling.waiting_queue import Arrival
 from baton_worker.identity import RequestKey
@@ -93,6 +95,7 @@ class RequestState:
         kv_stays: whether decode pulls its KV, so that none is exported.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
         pull: what writes to its blocks beside the steps; `lease`: under which decode reads them.
+        n_open: newest tokens that a step feeds again, see `EngineOptions.n_open_tokens`.
         submitted_at, admitted_at: engine clock, seconds; `admitted_at` of the first admission.
     """
 
@@ -130,6 +133,7 @@ class RequestState:
     block_names: list[bytes] = field(default_factory=list)
     n_named: int = 0
     ngrams: NgramIndex | None = None
+    n_open: int = 1
 
     @property
     def n_output(self) -> int:
@@ -155,9 +159,9 @@ class RequestState:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the newest token lacks KV, so that drafts can be verified behind it."""
+        """Whether only the open tokens lack KV, so that drafts can be verified behind them."""
         n_tokens = len(self.tokens)
-        return self.n_computed == n_tokens - 1 and n_tokens > self.n_prompt
+        return self.n_computed == max(n_tokens - self.n_open, 0) and n_tokens > self.n_prompt
 
     @property
     def is_pulled(self) -> bool:
@@ -185,9 +189,20 @@ class RequestState:
         return tuple(self.tokens[max(len(self.tokens) - count, self.n_prompt) :])
 
     def usable_drafts(self) -> tuple[int, ...]:
-        """Return the drafts that could be emitted if all were accepted."""
+        """Return the drafts that could be emitted if all were accepted.
+
+        None behind fewer tokens than draft layers: there some layers have no row to begin at.
+        """
+        if len(self.tokens) < self.n_open:
+            return ()
         most = self.max_total_tokens - len(self.tokens) - 1
         return self.drafts if len(self.drafts) <= most else self.drafts[: max(most, 0)]
+
+    def settle(self, n_valid: int) -> None:
+        """Note that the main model's KV is valid up to position `n_valid`, and each draft layer's
+        as far as the tokens are known that it takes.
+        """
+        self.n_computed = max(min(n_valid, len(self.tokens) - self.n_open), 0)
 
     def accept(self, tokens: Sequence[int]) -> Accepted:
         """Append what the step emitted, up to the token that ends the request.
@@ -237,13 +252,30 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What new requests are checked against, and what their state is sized by."""
+    """What new requests are checked against, and what their state is sized by.
+
+    Attributes:
+        n_open_tokens: see `EngineOptions`.
+    """
 
     vocab_size: int
     max_model_len: int
     max_top_k: int
     table_width: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+    n_open_tokens: int = 1
+
+    @classmethod
+    def of(cls, shape: ModelShape, options: EngineOptions) -> RequestLimits:
+        """Return those of an engine."""
+        return cls(
+            vocab_size=shape.vocab_size,
+            max_model_len=options.max_model_len,
+            max_top_k=options.max_top_k,
+            table_width=options.table_width,
+            eos_token_ids=frozenset(shape.eos_token_ids),
+            n_open_tokens=options.n_open_tokens,
+        )
 
 
 def new_state(
@@ -294,4 +326,5 @@ def _state(
         submitted_at=now,
         penalties=penalties,
         logit_bias=logit_bias_of(sampling),
+        n_open=limits.n_open_tokens,
     )

@@ -41,7 +41,7 @@ class StepPlan:
         admitted: requests that left the line in this step.
         imports: requests whose KV comes from a handoff and is not all here; they decode from the
             step after it is.
-        decode: requests that feed their newest token and drafts.
+        decode: requests that feed their open tokens and drafts.
         prefill: chunks, at most the token budget together.
         preempted: requests that lost their blocks.
         most_tokens: what the step may feed at most, as the plan foresees it (R29).
@@ -245,7 +245,7 @@ class Scheduler:
             return None
         ahead = n_draft + 1 + max(n_model_drafts - 1, 0)
         size = self._limits.block_size
-        reach = [(r, _most_computed(r) + ahead) for r in decode]
+        reach = [(r, _most_fed(r) + ahead) for r in decode]
         missing = [(r, self._tables.missing(r, n)) for r, n in reach if n > r.n_blocks * size]
         if sum(count for _, count in missing) > self._tables.n_free:
             return None
@@ -281,9 +281,7 @@ class Scheduler:
         preempted: list[RequestState] = []
         ahead, patience = max(n_model_drafts - 1, 0), PREEMPTED_PULL_SECONDS
         for request in self._stepping():
-            decodes = request.is_decoding
-            fed = request.n_computed + 1 + len(request.drafts) if decodes else len(request.tokens)
-            missing = self._tables.missing(request, fed + ahead)
+            missing = self._tables.missing(request, _most_fed(request) + ahead)
             while missing > self._tables.n_free and request.phase is Phase.RUNNING:
                 victim = self._stepping()[-1]
                 if victim.pull is not None:  # its room is needed now
@@ -353,9 +351,12 @@ class Scheduler:
         budget = self._limits.prefill_tokens
         chunks: list[PrefillChunk] = []
         for request in requests:
-            n_tokens = min(len(request.tokens) - request.n_computed, budget)
-            if n_tokens <= 0:
-                break  # nobody behind gets what the more urgent have no room for
+            n_left = len(request.tokens) - request.n_computed
+            n_tokens = min(n_left, budget)
+            if n_tokens <= 0 or n_tokens < n_left <= request.n_open:
+                # Nobody behind gets what the more urgent have no room for; a part of the open
+                # tokens is fed for nothing.
+                break
             chunks.append(PrefillChunk(request, n_tokens))
             budget -= n_tokens
         return tuple(chunks)
@@ -366,13 +367,13 @@ def _reach(request: RequestState, n_model_drafts: int) -> int:
     return len(request.tokens) + max(n_model_drafts - 1, 0)
 
 
-def _most_computed(request: RequestState) -> int:
-    """Return the positions that may have KV behind the step under way."""
-    fed, known = request.n_computed + 1 + len(request.drafts), len(request.tokens)
-    return fed if fed > known else known
+def _most_fed(request: RequestState) -> int:
+    """Return the positions that may have KV behind a step; who does not decode has no drafts."""
+    return len(request.tokens) + (len(request.drafts) if request.is_decoding else 0)
 
 
 def _most_tokens(decode: list[RequestState], chunks: tuple[PrefillChunk, ...]) -> int:
     """Each decode row at the longest proposal's length, and the chunks."""
-    per_row = 1 + max((len(request.drafts) for request in decode), default=0)
+    n_known = max((len(request.tokens) - request.n_computed for request in decode), default=0)
+    per_row = n_known + max((len(request.drafts) for request in decode), default=0)
     return len(decode) * per_row + sum(chunk.n_tokens for chunk in chunks)

@@ -7,6 +7,7 @@ what is emitted. Knows nothing of acceptance.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,23 @@ import baton_ops
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.options import DraftSources
 from baton_worker.engine.output.outcome import KeptRow
+from baton_worker.engine.scheduling.batch import Batch
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.forward import Array, ForwardModel
 from baton_worker.engine.step.mtp import DraftSeeds, Proposal, propose
 from baton_worker.messages import NO_DRAFT_SCORES, DraftScores
+
+
+class FedLayers(NamedTuple):
+    """What the MTP layers follow: the step's batch, the main model's hidden states of its tokens,
+    i64[D, N] the tokens behind them (`next_tokens`), and the forward pass's plan.
+    """
+
+    batch: Batch
+    hidden: Array
+    following: npt.NDArray[np.int64]
+    plan: Any
 
 
 class Drafter:
@@ -30,37 +43,42 @@ class Drafter:
         self._sources = sources
 
     def propose(
-        self, output: Array | None, rows: Sequence[KeptRow], n_draft: int, failures: Failures
+        self, fed: FedLayers | None, rows: Sequence[KeptRow], n_draft: int, failures: Failures
     ) -> None:
         """Set each row's request up with at most `n_draft` drafts.
 
         Args:
-            output: f32[P, H] of `run_mtp` over the step's tokens; None without an MTP layer.
+            fed: the step's tokens, which the MTP layers follow; None without one.
             rows: sequences that go on, their tokens kept and `n_computed` advanced.
             n_draft: K.
             failures: told of requests whose drafts could not be computed.
         """
-        if not rows or not n_draft:
+        n_model = self._sources.model_steps(n_draft) if rows else 0
+        nothing: tuple[tuple[int, ...], DraftScores] = ((), NO_DRAFT_SCORES)
+        by_model = [nothing] * len(rows)
+        if fed is not None:
+            by_model = self._by_model(fed, rows, n_model, failures)
+        if not n_draft:
             return
-        n_model = self._sources.model_steps(n_draft)
-        nothing = [((), NO_DRAFT_SCORES)] * len(rows)
-        by_model = self._by_model(output, rows, n_model, failures) if n_model else nothing
         for row, (drafts, scores) in zip(rows, by_model, strict=True):
             found = look_up(self._sources, row.request, drafts, n_draft - n_model)
             row.request.drafts = drafts + found
             row.request.draft_scores = scores
 
     def _by_model(
-        self, output: Array, rows: Sequence[KeptRow], count: int, failures: Failures
+        self, fed: FedLayers, rows: Sequence[KeptRow], count: int, failures: Failures
     ) -> list[tuple[tuple[int, ...], DraftScores]]:
         k = np.array([row.request.draft_k for row in rows], np.int32)
-        seeds = DraftSeeds(
-            rows=np.array([row.start + row.row.n_accepted for row in rows]),
-            positions=np.array([row.request.n_computed - 1 for row in rows]),
-            tables=np.array([row.request.table for row in rows]),
-            k=k,
-        )
-        proposal = propose(self._model, output, seeds, count)
+        seeds = DraftSeeds.none()
+        if rows:
+            seeds = DraftSeeds(
+                rows=np.array([row.start + row.row.n_accepted for row in rows]),
+                positions=np.array([len(row.request.tokens) - 2 for row in rows]),
+                tables=np.array([row.request.table for row in rows]),
+                k=k,
+            )
+        proposal = propose(self._model, fed.hidden, fed.following, fed.plan, seeds, count)
+        failures.of_rows(fed.batch, proposal.broken_rows, "draft layer's hidden states")
         for row, is_broken in zip(rows, proposal.broken.tolist(), strict=True):
             if is_broken:
                 failures.add(row.request, "draft logits")

@@ -33,8 +33,12 @@ class ForwardModel(Protocol):
     def select_rows(self, hidden: Array, rows: npt.NDArray[np.int64]) -> Array:
         """Return rows i64[R] of `hidden`."""
 
-    def logits(self, hidden: Array, from_mtp: bool = False) -> Array:
-        """Return f32[P, V], P at least the rows of `hidden`."""
+    def logits(self, hidden: Array, layer: int | None = None) -> Array:
+        """Return f32[P, V], P at least the rows of `hidden`.
+
+        Args:
+            layer: the MTP layer that `hidden` comes from, here and below; None: the main model.
+        """
 
     def broken_rows(self, hidden: Array, count: int) -> npt.NDArray[np.bool_]:
         """Return bool[count]: which of the first rows hold NaN or infinity, and so does their KV.
@@ -42,8 +46,10 @@ class ForwardModel(Protocol):
         `hidden` is what `forward` or `forward_mtp` returned.
         """
 
-    def mtp_input(self, hidden: Array, from_mtp: bool = False) -> Array:
-        """Return what MTP is fed for `hidden`."""
+    def mtp_input(self, hidden: Array, layer: int | None = None) -> Array:
+        """Return what an MTP layer is fed for `hidden`."""
 
-    def forward_mtp(self, tokens: npt.NDArray[np.int64], hidden: Array, plan: Any) -> Array:
-        """Run the MTP layer over pairs (`mtp_input` at i, token at i + 1), tokens i64[N]."""
+    def forward_mtp(
+        self, tokens: npt.NDArray[np.int64], hidden: Array, plan: Any, layer: int = 0
+    ) -> Array:
+        """Run an MTP layer over pairs (`mtp_input` at i, token at i + 1 + layer), tokens i64[N]."""

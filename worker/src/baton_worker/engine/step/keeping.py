@@ -22,11 +22,14 @@ def keep_all(batch: Batch, chosen: Chosen) -> tuple[KeptRow, ...]:
 
 
 def advance(batch: Batch, rows: tuple[KeptRow, ...]) -> None:
-    """Move `n_computed` behind what now has valid KV; verified drafts are used up."""
+    """Move `n_computed` behind what now has valid KV; verified drafts are used up.
+
+    To be called behind `keep_all`: how far that is depends on the tokens known now.
+    """
     for chunk in batch.chunks:
-        chunk.request.n_computed += chunk.n_tokens
-    for request, _, row in rows[: batch.n_decode]:
-        request.n_computed += row.n_accepted + 1
+        chunk.request.settle(chunk.request.n_computed + chunk.n_tokens)
+    for request, _, _ in rows[: batch.n_decode]:
+        request.settle(len(request.tokens) - 1)
         request.drafts = ()
 
 

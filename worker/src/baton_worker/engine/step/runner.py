@@ -1,6 +1,6 @@
 """One forward step: a plan in, emitted tokens with logprobs and new drafts out.
 
-Owns the order inside a step: feed, choose, keep, run MTP, draft. It changes request state only by
+Owns the order inside a step: feed, choose, keep, draft. It changes request state only by
 what was fed, emitted and proposed, and returns a snapshot that later steps do not touch, so that
 logprobs and rows may be made of it while the next step runs. Knows neither queues nor records.
 """
@@ -20,11 +20,10 @@ from baton_worker.engine.sampling.sampler import choose
 from baton_worker.engine.sampling.scoring import scoring_of
 from baton_worker.engine.scheduling.batch import Batch, assemble, next_tokens
 from baton_worker.engine.scheduling.scheduler import StepPlan
-from baton_worker.engine.step.drafting import Drafter
+from baton_worker.engine.step.drafting import Drafter, FedLayers
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.forward import Array, ForwardModel
 from baton_worker.engine.step.keeping import advance, emitted_of, keep_all
-from baton_worker.engine.step.mtp import run_mtp
 from baton_worker.engine.step.prompt_logprobs import rows_at_once, score_prompts, score_rows
 from baton_worker.records.columns import Finish
 
@@ -33,23 +32,21 @@ class Runner:
     """Executes step plans over one model.
 
     Args:
-        use_mtp: keep MTP's KV current, also while no drafts are asked for.
-        drafts: where drafts come from; by default all from the MTP layer.
+        n_mtp: MTP layers whose KV is kept current, also while no drafts are asked for.
+        drafts: where drafts come from; by default all from the MTP layers.
     """
 
-    def __init__(
-        self, model: ForwardModel, use_mtp: bool, drafts: DraftSources | None = None
-    ) -> None:
+    def __init__(self, model: ForwardModel, n_mtp: int, drafts: DraftSources | None = None) -> None:
         self._model = model
         self._drafter = Drafter(model, drafts or DraftSources())
-        self._use_mtp = use_mtp
+        self._n_mtp = n_mtp
 
     def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
         """Advance every sequence of `plan` and propose `n_draft` drafts for those that go on.
 
         1. Forward. 2. Choose tokens from the sampled rows' raw logits; set apart what logprobs are
-        taken from; score prompt tokens. 3. Keep them up to a finish. 4. MTP over all fed tokens.
-        5. Drafts. 6. Freeze what was emitted. Sequences whose numbers are not finite go through
+        taken from; score prompt tokens. 3. Keep them up to a finish. 4. MTP over all fed tokens,
+        and drafts. 5. Freeze what was emitted. Sequences whose numbers are not finite go through
         all that like the others, which they do not touch, and are named in the snapshot.
         """
         batch = assemble(plan.decode, plan.prefill)
@@ -68,15 +65,13 @@ class Runner:
         prompts = score_prompts(score, batch, rows_at_once(raw.shape[1]), failures)
         kept = keep_all(batch, chosen)
         # Prompt rows and MTP's tokens are found from where chunks began, so `advance` comes last.
-        following = next_tokens(batch, chosen.token) if self._use_mtp else None
+        fed = None
+        if self._n_mtp:
+            following = next_tokens(batch, chosen.token, self._n_mtp)
+            fed = FedLayers(batch, hidden, following, forward_plan)
         advance(batch, kept)
-        output = None
-        if following is not None:
-            output = run_mtp(self._model, hidden, following, forward_plan)
-            broken = self._model.broken_rows(output, n_tokens)
-            failures.of_rows(batch, broken, "draft layer's hidden states")
         going_on = [row for row in kept if row.row.finish is Finish.NONE]
-        self._drafter.propose(output, going_on, n_draft, failures)
+        self._drafter.propose(fed, going_on, n_draft, failures)
         rows = tuple(freeze(row) for row in kept)
         emitted = emitted_of(batch, chosen.token, rows)
         return StepSnapshot(rows, emitted, HostScores(scoring), prompts, failures.reasons)

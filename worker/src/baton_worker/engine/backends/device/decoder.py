@@ -1,6 +1,6 @@
 """The decoder as launches: flat tokens in, hidden states out, in the workspace's memory.
 
-Owns the order of kernels in a layer, in the main model and in the MTP layer. Each layer's addition
+Owns the order of kernels in a layer, in the main model and in the MTP layers. Each layer's addition
 to the stream is made by the norm behind it. Knows no request and no sampling.
 """
 
@@ -15,7 +15,6 @@ from baton_worker.engine.backends.device.weights import (
     DeviceLatent,
     DeviceLayer,
     DeviceMixture,
-    DeviceMtp,
     DeviceWeights,
 )
 from baton_worker.engine.backends.device.workspace import TokenSpace
@@ -44,7 +43,7 @@ class Decoder:
     """A model over its KV pool.
 
     Args:
-        kv: E[blocks, layers, 2, Hkv, block_size, D], the MTP layer's last; with MLA
+        kv: E[blocks, layers, 2, Hkv, block_size, D], the MTP layers' last; with MLA
             E[blocks, layers, 1, 1, block_size, D].
         scratch: attention's.
         n_positions: rotation angles are tabulated for positions below this.
@@ -80,12 +79,16 @@ class Decoder:
             added = self._layer(layer, index, added, fed, space)
         kernels.add_norm(added, space.residual, weights.final_norm, eps, space.final)
 
-    def run_mtp(self, fed: Fed, hidden: Tensor, out: Tensor, space: TokenSpace) -> None:
-        """Feed the MTP layer pairs of `hidden` (`mtp_input`) and the token behind it.
+    def run_mtp(
+        self, fed: Fed, hidden: Tensor, out: Tensor, space: TokenSpace, number: int = 0
+    ) -> None:
+        """Feed an MTP layer pairs of `hidden` (`mtp_input`) and the token `number` + 1 behind it.
 
-        `space.residual` becomes its output, which `hidden` may be; `out` E[N, H] that normed.
+        `space.residual` becomes its output, which `hidden` may be; `out` E[N, H] that normed, which
+        `hidden` may be if it is not `space.normed`.
         """
-        kernels, mtp, eps = self._kernels, self.mtp, self._model_shape.rms_norm_eps
+        kernels, eps = self._kernels, self._model_shape.rms_norm_eps
+        mtp, index = self._weights.mtp[number], len(self._weights.layers) + number
         width = self._model_shape.hidden_size
         kernels.embed(self._weights.embed, fed.tokens, space.normed)
         halves = [self._device.columns(space.pair, at, at + width) for at in (0, width)]
@@ -94,7 +97,7 @@ class Decoder:
         kernels.add_norm(None, space.normed, mtp.emb_norm, eps, halves[0])
         kernels.add_norm(None, hidden, mtp.hidden_norm, eps, halves[1])
         kernels.matmul(space.pair, mtp.proj, space.residual)
-        added = self._layer(mtp.layer, len(self._weights.layers), None, fed, space)
+        added = self._layer(mtp.layer, index, None, fed, space)
         kernels.add_norm(added, space.residual, mtp.final_norm, eps, out)
 
     def mtp_input(self, hidden: Tensor, normed: Tensor) -> Tensor:
@@ -112,11 +115,6 @@ class Decoder:
         """End the launches of a step, or of logits beside one; see `Collective.even`."""
         if self.collective is not None:
             self.collective.even()
-
-    @property
-    def mtp(self) -> DeviceMtp:
-        """The MTP layer that is used: the first."""
-        return self._weights.mtp[0]
 
     def _layer(
         self, layer: DeviceLayer, index: int, added: Tensor | None, fed: Fed, space: TokenSpace

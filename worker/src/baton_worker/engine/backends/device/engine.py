@@ -155,7 +155,7 @@ def kv_form(model_shape: ModelShape, options: EngineOptions, dtype: DType, ranks
     """Return that shape for a model whose weights will be E on so many ranks."""
     assert dtype in ("bfloat16", "float32"), "E is one of the two"
     return KvShape(
-        n_layers=model_shape.n_layers + int(options.use_mtp),
+        n_layers=model_shape.n_layers + options.n_mtp,
         kv_heads=local_shape(model_shape, ranks).n_kv_heads,
         block_size=options.block_size,
         head_dim=model_shape.head_dim,

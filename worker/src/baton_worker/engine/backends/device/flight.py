@@ -185,7 +185,7 @@ def _chosen(laid: Laid, told: Told, shape: StepShape) -> Chosen:
     count = np.array([len(s.drafts) for s in sampled], np.int64)
     broken = np.zeros(len(sampled), np.bool_)
     if told.flags.logits.any():
-        first = np.where(at < shape.sequences, at * shape.q_len, shape.n_decoded + at)
+        first = np.where(at < shape.sequences, at * shape.rows_each, shape.n_decoded_rows + at)
         first[at >= shape.sequences] -= shape.sequences
         ends = zip(first.tolist(), (first + count + 1).tolist(), strict=True)
         broken = np.array([told.flags.logits[a:b].any() for a, b in ends], np.bool_)

@@ -17,7 +17,7 @@ from baton_worker.engine.backends.device.layout import Field
 from baton_worker.engine.backends.device.rules import StepRules, score_settings
 from baton_worker.engine.backends.device.shapes import StepShape
 from baton_worker.engine.sampling.noise import as_seed
-from baton_worker.engine.scheduling.batch import Batch, FedSequence
+from baton_worker.engine.scheduling.batch import Batch, FedSequence, next_tokens
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -29,8 +29,12 @@ class Inputs(NamedTuple):
     sequences have no context, no drafts, no logprobs, no slot and no start.
 
     Attributes:
-        tokens, sequence, position, following: i32[N]; `following`: the token behind each, 0 where
-            the step chooses it.
+        tokens, sequence, position: i32[N].
+        following: i32[`ahead_stride(N)` * MTP layers, at least one]; for each layer i32[N], the
+            token that it takes: the one behind, for later layers further behind; 0 where the step
+            chooses it.
+        back: i32[`ahead_stride(B)` * layers behind the first, at least one]: the flat token one
+            before `starts`, two before it and so on, -1 where the sequence has none.
         tables: i32[T, W]. contexts: i32[T]. rows: i32[R], flat tokens.
         cu_rows: i32[B + 1]. draft: i32[B, K]. count, k, starts, first: i32[B]; `starts`: the first
             flat token that chooses, `first`: its position. drafting: i32[B], the sequence, or -1.
@@ -46,6 +50,7 @@ class Inputs(NamedTuple):
     sequence: Any
     position: Any
     following: Any
+    back: Any
     tables: Any
     contexts: Any
     rows: Any
@@ -101,7 +106,8 @@ def input_fields(shape: StepShape) -> dict[str, Field]:
         "tokens": flat,
         "sequence": flat,
         "position": flat,
-        "following": flat,
+        "following": Field("int32", (layered(n, shape.n_mtp),)),
+        "back": Field("int32", (layered(b, shape.n_mtp - 1),)),
         "tables": Field("int32", (t, shape.width)),
         "contexts": Field("int32", (t,)),
         "rows": Field("int32", (r,)),
@@ -124,6 +130,16 @@ def input_fields(shape: StepShape) -> dict[str, Field]:
     return {name: special.get(name, each) for name in Inputs._fields}
 
 
+def ahead_stride(count: int) -> int:
+    """Return how far one layer's numbers lie behind the one before's: at a multiple of 16 bytes."""
+    return -(-count // 4) * 4
+
+
+def layered(count: int, n_mtp: int) -> int:
+    """Return the room for so many numbers of each of these layers."""
+    return ahead_stride(count) * max(n_mtp, 1)
+
+
 def flag_fields(shape: StepShape) -> dict[str, Field]:
     """Return the fields of `Flags` for a step of this shape."""
     flat = Field("uint8", (shape.n_tokens,))
@@ -142,8 +158,9 @@ def fill(to: Inputs, batch: Batch, shape: StepShape, rules: StepRules) -> None:
         rules: of the same batch.
     """
     _fill_tokens(to, batch, shape)
-    _fill_following(to.following, batch)
+    _fill_following(to.following, batch, shape)
     _fill_rest(to, batch.sampled, np.arange(len(batch.sampled)), shape, rules)
+    _fill_back(to, batch.sampled, shape)
 
 
 def fill_ahead(
@@ -151,13 +168,15 @@ def fill_ahead(
 ) -> None:
     """Write what is known of a step whose tokens and places only the device will know.
 
+    Such a step feeds a sequence one known token: it has one MTP layer at most.
+
     Args:
         sampled: the sequences that are there; their drafts say how many, not which.
         at: i64[*], the place of each among the step's B sequences.
         rules: of the same sequences.
     """
     to.tokens[:], to.position[:], to.following[:] = 0, 0, 0
-    to.tables[:], to.contexts[:] = 0, 0
+    to.tables[:], to.contexts[:], to.back[:] = 0, 0, -1
     sequence = np.full(shape.sequences, -1)
     sequence[at] = at
     to.sequence[:] = np.repeat(sequence, shape.q_len)
@@ -193,13 +212,21 @@ def _fill_tokens(to: Inputs, batch: Batch, shape: StepShape) -> None:
         start, table = stop, last
 
 
-def _fill_following(following: npt.NDArray[np.int32], batch: Batch) -> None:
-    start = batch.n_decode * batch.groups[0].q_len if batch.n_decode else 0
-    for chunk in batch.chunks:
-        request = chunk.request
-        known = request.tokens[request.n_computed + 1 :][: chunk.n_tokens]
-        following[start : start + len(known)] = known
-        start += chunk.n_tokens
+def _fill_following(to: npt.NDArray[np.int32], batch: Batch, shape: StepShape) -> None:
+    nothing = np.empty((len(batch.sampled), 0), np.int32)
+    known = next_tokens(batch, nothing, max(shape.n_mtp, 1))
+    stride, count = ahead_stride(shape.n_tokens), known.shape[1]
+    to.reshape(-1, stride)[:, :count] = known
+
+
+def _fill_back(to: Inputs, sampled: Sequence[FedSequence], shape: StepShape) -> None:
+    to.back[:] = -1
+    if not sampled:
+        return
+    rows = to.back.reshape(-1, ahead_stride(shape.n_sampled))
+    starts, count = to.starts[: len(sampled)], np.arange(1, 1 + len(rows))[:, None]
+    before = to.first[: len(sampled)] - np.array([s.request.n_computed for s in sampled], np.int64)
+    rows[:, : len(sampled)] = np.where(count <= before, starts - count, -1)
 
 
 def _fill_sampled(
@@ -207,12 +234,13 @@ def _fill_sampled(
 ) -> None:
     """Rows and drafts of the sequences that choose tokens."""
     starts = np.array([s.start for s in sampled], np.int64)
-    last = starts[at >= shape.sequences]
+    last, decoded = starts[at >= shape.sequences], at[at < shape.sequences]
     to.rows[:] = -1
-    to.rows[: shape.n_decoded] = np.arange(shape.n_decoded)
-    to.rows[shape.n_decoded : shape.n_decoded + len(last)] = last
+    rows = to.rows[: shape.n_decoded_rows].reshape(shape.sequences, shape.rows_each)
+    rows[decoded] = starts[: len(decoded), None] + np.arange(shape.rows_each)
+    to.rows[shape.n_decoded_rows : shape.n_decoded_rows + len(last)] = last
     each = np.full(shape.n_sampled, 1)
-    each[: shape.sequences] = shape.q_len
+    each[: shape.sequences] = shape.rows_each
     to.cu_rows[0] = 0
     np.cumsum(each, out=to.cu_rows[1:])
     to.draft[:], to.count[:], to.starts[:], to.first[:], to.drafting[:] = -1, 0, -1, 0, -1

@@ -110,7 +110,7 @@ class Program:
         device, memory = machine.device, buffers.device
         self.inputs = [Inputs(**inputs.on_host(lane.up)) for lane in buffers.lanes]
         self._told = Inputs(**inputs.on_device(device, memory))
-        self._next = machine.space.next.of(shape.sequences, shape.q_len - 1)
+        self._next = machine.space.next.of(shape.sequences, shape.q_len, shape.rows_each - 1)
         self._inputs = self._told
         if shape.is_repeated:
             self._inputs = self._told._replace(**fed_next(self._next))
@@ -194,10 +194,8 @@ class Program:
         if shape.n_sampled:
             self._choose(accepted)
         if machine.drafter is not None:
-            machine.drafter.follow(shape, fed, inputs, self._flags, accepted)
-            if shape.n_drafts and shape.n_sampled:
-                machine.drafter.propose(shape, inputs, self._flags, accepted, self._results)
-        if shape.n_sampled:
+            machine.drafter.propose(shape, fed, inputs, self._flags, accepted, self._results)
+        if shape.n_sampled and shape.n_mtp <= 1:
             self._advance(accepted)
         machine.decoder.end_unit()
 
@@ -205,13 +203,14 @@ class Program:
         """Tell a step that may be launched behind this one what it feeds."""
         shape, inputs = self.shape, self._inputs
         fed = self._next._replace(first=inputs.first, draws=inputs.positions)
-        behind = self._machine.space.next.of(shape.n_sampled, shape.n_drafts)
+        n_drafts = shape.n_drafts
+        behind = self._machine.space.next.of(shape.n_sampled, n_drafts + 1, n_drafts)
         self._machine.kernels.advance(accepted, inputs.starts, self._drafts, fed, behind)
 
     def _choose(self, accepted: Accepted) -> None:
         machine, shape, inputs = self._machine, self.shape, self._inputs
         rows, normed = machine.space.rows(shape.n_rows), machine.space.tokens(shape.n_tokens).final
-        if shape.chunks:
+        if not shape.are_rows_all:
             machine.kernels.gather(normed, inputs.rows, rows.hidden)
             normed = rows.hidden
         machine.decoder.logits(normed, rows.logits)

@@ -99,6 +99,8 @@ class DeviceRunner:
         of a burst would be computed among all places that the burst had.
         """
         before = behind.program.shape
+        if self._options.n_open_tokens > 1:  # what is fed before the newest token, no kernel tells
+            return None
         if not n_draft == behind.n_draft == before.n_drafts:
             return None
         is_known = behind.lineup is not None and behind.lineup.decode == plan.decode
@@ -197,6 +199,8 @@ class DeviceRunner:
             chunk.request for chunk in batch.chunks[:n_complete]
         ], "only the last chunk of a step may leave its prompt incomplete"
         sequences, n_sampled = batch.n_decode, len(batch.sampled)
+        q_len = batch.groups[0].q_len if sequences else 0
+        n_fed = max((len(s.drafts) for s in batch.sampled[:sequences]), default=0)
         if n_sampled:  # as many as the decode step behind this one has
             n_sampled = sequence_bucket(n_sampled, options.max_running)
         if batch.chunks:
@@ -205,7 +209,7 @@ class DeviceRunner:
             sequences = n_sampled
         shape = StepShape(
             sequences=sequences,
-            q_len=batch.groups[0].q_len if batch.n_decode else 0,
+            q_len=q_len,
             chunks=tuple(chunk.n_tokens for chunk in batch.chunks),
             n_complete=n_complete,
             width=width_bucket(-(-last // options.block_size), options.table_width),
@@ -214,6 +218,8 @@ class DeviceRunner:
             n_drafts=n_drafts,
             draft_top=-1,
             n_rules=0,
+            n_mtp=options.n_mtp,
+            n_known=max(q_len - n_fed, 1),
         )
         return self._chosen_shape(shape, batch.sampled, rules)
 

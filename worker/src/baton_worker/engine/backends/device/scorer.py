@@ -43,7 +43,14 @@ class TextScorer:
         self._longest, self._at_once, self._most_top = longest, at_once, most_top
         self._vocab_size = model_shape.vocab_size
         n_blocks = -(-longest // _BLOCK_SIZE)
-        sizes = Sizes(at_once, 1, _PROMPT_ROWS, n_blocks * _BLOCK_SIZE, _PROMPT_ROWS)
+        sizes = Sizes(
+            tokens=at_once,
+            sequences=1,
+            decoded=_PROMPT_ROWS,
+            rows=_PROMPT_ROWS,
+            positions=n_blocks * _BLOCK_SIZE,
+            prompt_rows=_PROMPT_ROWS,
+        )
         self._space = Workspace(device, kernels, model_shape, weights.dtype, sizes)
         kv = device.zeros(
             (TRASH_BLOCK + 1 + n_blocks, *model_shape.kv_block(_BLOCK_SIZE)), weights.dtype

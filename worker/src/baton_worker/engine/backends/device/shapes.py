@@ -28,7 +28,8 @@ class StepShape(NamedTuple):
     """The sizes of a step.
 
     Attributes:
-        sequences: that decode, absent ones included; q_len: tokens that each feeds.
+        sequences: that decode, absent ones included; q_len: tokens that each feeds, of which
+            `n_known` at most come before the first draft.
         chunks: tokens of each prefill chunk.
         n_complete: chunks at whose end a token is chosen, absent ones included; they come first.
         width: blocks in a table.
@@ -36,6 +37,7 @@ class StepShape(NamedTuple):
         n_drafts: that the MTP layer makes.
         draft_top: alternatives of a draft's logprob at most; -1: none are told.
         n_rules: room for biases, and for masked ids.
+        n_mtp: MTP layers that follow.
     """
 
     sequences: int
@@ -48,6 +50,18 @@ class StepShape(NamedTuple):
     n_drafts: int
     draft_top: int
     n_rules: int
+    n_mtp: int = 0
+    n_known: int = 1
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of logits of each sequence that decodes: its newest token's and its drafts'."""
+        return max(self.q_len - self.n_known + 1, 0)
+
+    @property
+    def n_decoded_rows(self) -> int:
+        """Rows of logits of the sequences that decode."""
+        return self.sequences * self.rows_each
 
     @property
     def n_decoded(self) -> int:
@@ -72,12 +86,17 @@ class StepShape(NamedTuple):
     @property
     def n_rows(self) -> int:
         """R, rows of logits."""
-        return self.n_decoded + self.n_complete
+        return self.n_decoded_rows + self.n_complete
 
     @property
     def n_fed(self) -> int:
         """K, columns for drafts: one at least, so that no tensor is empty."""
-        return max(self.q_len - 1, 1)
+        return max(self.rows_each - 1, 1)
+
+    @property
+    def are_rows_all(self) -> bool:
+        """Whether every flat token has a row of logits."""
+        return not self.chunks and self.n_known == 1
 
     @property
     def is_repeated(self) -> bool:

@@ -128,16 +128,15 @@ def prepare(
     options = dataclasses.replace(
         resolve_options(config, model_shape), kv_bytes_per_step=_KV_BYTES_PER_STEP
     )
-    if options.use_mtp and model_shape.n_mtp_layers > 1:
-        log.warning("only the first of the model's MTP layers drafts", extra={"path": str(path)})
-    n_mtp = int(options.use_mtp)
     checkpoint = open_checkpoint(path)
     dtype = model_dtype(checkpoint, config.engine.dtype)
     before = device.memory()
     budget = _expected(config, model_shape, options, dtype, shard.size, before)
     check_memory(budget, before.free, config.engine.kv_blocks)
     started = clock()
-    weights = load_device_weights(device, checkpoint, model_shape, dtype, n_mtp, shard, progress)
+    weights = load_device_weights(
+        device, checkpoint, model_shape, dtype, options.n_mtp, shard, progress
+    )
     use = device.memory()
     log.info(
         "weights are on the device",
@@ -168,7 +167,7 @@ def _expected(
         total=use.total,
         share=config.engine.gpu_memory_utilization,
         others=use.total - use.free,
-        weights=weight_bytes(model_shape, int(options.use_mtp), item_bytes, ranks),
+        weights=weight_bytes(model_shape, options.n_mtp, item_bytes, ranks),
         working=None,
         block_bytes=kv_form(model_shape, options, dtype, ranks).block_bytes,
         block_size=options.block_size,

@@ -80,20 +80,22 @@ class Steps:
 
 def sizes_of(options: EngineOptions) -> Sizes:
     """Return the sizes of the largest step that these options allow."""
-    rows = options.max_running * (MAX_DRAFTS + 1)
+    decoded = options.max_running * (MAX_DRAFTS + options.n_open_tokens)
     return Sizes(
-        tokens=rows + options.prefill_tokens,
+        tokens=decoded + options.prefill_tokens,
         sequences=options.max_running,
-        rows=rows,
+        decoded=decoded,
+        rows=options.max_running * (MAX_DRAFTS + 1),
         positions=options.table_width * options.block_size,
         prompt_rows=_PROMPT_ROWS,
+        n_mtp=options.n_mtp,
     )
 
 
 def _largest(options: EngineOptions) -> StepShape:
     return StepShape(
         sequences=options.max_running,
-        q_len=MAX_DRAFTS + 1,
+        q_len=MAX_DRAFTS + options.n_open_tokens,
         chunks=(options.prefill_tokens,),
         n_complete=1,
         width=options.table_width,
@@ -102,4 +104,6 @@ def _largest(options: EngineOptions) -> StepShape:
         n_drafts=MAX_DRAFTS,
         draft_top=options.max_top_k,
         n_rules=_RULES,
+        n_mtp=options.n_mtp,
+        n_known=options.n_open_tokens,
     )

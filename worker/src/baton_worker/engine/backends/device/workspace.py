@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from baton_worker.engine.backends.device.chain import ChainMemory, ChainSpace
 from baton_worker.engine.backends.device.seam import (
     Device,
     DType,
@@ -26,16 +27,20 @@ class Sizes(NamedTuple):
     Attributes:
         tokens: flat tokens.
         sequences: with a table.
+        decoded: flat tokens of the sequences that decode.
         rows: of logits that tokens are chosen from.
         positions: that a table covers.
         prompt_rows: of logits that a prompt's tokens are scored from at once.
+        n_mtp: MTP layers.
     """
 
     tokens: int
     sequences: int
+    decoded: int
     rows: int
     positions: int
     prompt_rows: int
+    n_mtp: int = 0
 
 
 class TokenSpace(NamedTuple):
@@ -51,6 +56,7 @@ class TokenSpace(NamedTuple):
         activated: [N, I], behind the gate.
         experts: of models that have some.
         latent: of models with MLA.
+        chained: [N, H], what an MTP layer hands the next one, normed; None where there is one.
     """
 
     residual: Tensor
@@ -65,6 +71,7 @@ class TokenSpace(NamedTuple):
     activated: Tensor
     experts: ExpertSpace | None = None
     latent: LatentSpace | None = None
+    chained: Tensor | None = None
 
 
 class LatentSpace(NamedTuple):
@@ -133,17 +140,20 @@ class NextSpace:
 
     def __init__(self, device: Device, sizes: Sizes) -> None:
         self._device = device
-        self._flat = [device.zeros((sizes.rows,), "int32") for _ in range(2)]
+        self._flat = [device.zeros((sizes.decoded,), "int32") for _ in range(2)]
         self._each = [device.zeros((sizes.sequences,), "int32") for _ in range(3)]
         self._draws = device.zeros((sizes.sequences,), "int64")
         self._draft = device.zeros((4 * sizes.rows,), "uint8")
 
-    def of(self, sequences: int, n_drafts: int) -> NextStep:
-        """Return it for so many sequences, absent ones included, and drafts of each."""
+    def of(self, sequences: int, q_len: int, n_drafts: int) -> NextStep:
+        """Return it for so many sequences, absent ones included, flat tokens and drafts of each.
+
+        q_len 0: nobody decodes.
+        """
         n_drafts = max(n_drafts, 0)
         rows = self._device.rows
         columns = max(n_drafts, 1)
-        tokens, position = (rows(t, 0, sequences * (n_drafts + 1)) for t in self._flat)
+        tokens, position = (rows(t, 0, sequences * max(q_len, 1)) for t in self._flat)
         contexts, first, count = (rows(t, 0, sequences) for t in self._each)
         return NextStep(
             tokens=tokens,
@@ -169,6 +179,9 @@ class Workspace:
         self._device = device
         self.sizes = sizes
         self._tokens = _token_space(device, model_shape, dtype, sizes.tokens)
+        hidden = (sizes.tokens, model_shape.hidden_size)
+        self._chained = device.empty(hidden, dtype) if sizes.n_mtp > 1 else None
+        self._chain = ChainMemory(device, sizes.sequences) if sizes.n_mtp > 1 else None
         self._experts = _expert_space(device, model_shape, dtype, sizes.tokens)
         self._latent = _latent_space(device, model_shape, dtype, sizes.tokens)
         self._n_chosen = model_shape.experts.chosen if model_shape.experts else 0
@@ -190,10 +203,18 @@ class Workspace:
 
     def tokens(self, count: int) -> TokenSpace:
         """Return the memory of so many flat tokens."""
-        parts = [self._device.rows(t, 0, count) for t in self._tokens[:-2]]
+        rows = self._device.rows
+        parts = (rows(t, 0, count) for t in self._tokens[: TokenSpace._fields.index("experts")])
         return TokenSpace(*parts)._replace(
-            experts=self._experts_of(count), latent=self._latent_of(count)
+            experts=self._experts_of(count),
+            latent=self._latent_of(count),
+            chained=None if self._chained is None else rows(self._chained, 0, count),
         )
+
+    def chain(self, count: int) -> ChainSpace:
+        """Return the memory of so many sequences between two MTP layers."""
+        assert self._chain is not None, "memory was made for one MTP layer"
+        return self._chain.of(count)
 
     def _latent_of(self, count: int) -> LatentSpace | None:
         space = self._latent
@@ -354,5 +375,5 @@ def _attention_bytes(kernels: Kernels, model_shape: ModelShape, sizes: Sizes) ->
             n_tokens,
             sizes.positions,
         )
-        for n_sequences, n_tokens in ((sizes.sequences, sizes.rows), (1, sizes.tokens))
+        for n_sequences, n_tokens in ((sizes.sequences, sizes.decoded), (1, sizes.tokens))
     )

@@ -1,9 +1,9 @@
 """The decoder's arithmetic: flat tokens in, hidden states and logits out.
 
-Owns the forward pass of the main model and of its MTP layer, as functions of weights, tokens and an
-attention plan. Knows no requests, no sampling and no block allocation. Two rewrites happen once, at
-load: interleaved and partial RoPE become the half style of whole heads by permuting query and key
-columns alike (scores do not change), and 1/sqrt(head_dim) moves into the query projection (of a
+Owns the forward pass of the main model and of its MTP layers, as functions of weights, tokens and
+an attention plan. Knows no requests, no sampling and no block allocation. Two rewrites happen once,
+at load: interleaved and partial RoPE become the half style of whole heads by permuting query and
+key columns alike (scores do not change), and 1/sqrt(head_dim) moves into the query projection (of a
 quantised one into its scales), or into the query heads' norm, which would undo it there.
 """
 
@@ -75,8 +75,7 @@ class Model:
 
     Args:
         max_positions: rotation angles are tabulated for positions below this.
-        use_mtp: load the first MTP layer. Further MTP layers are not used: drafts beyond the first
-            come from the same layer, autoregressively.
+        n_mtp: load so many MTP layers, the first ones.
         reduce: completes what this rank's heads and part of the MLP add; None when they are all.
     """
 
@@ -86,7 +85,7 @@ class Model:
         weights: Weights,
         attention: AttentionBackend[Any],
         max_positions: int,
-        use_mtp: bool,
+        n_mtp: int,
         reduce: Reduce | None = None,
     ) -> None:
         self.shape = shape
@@ -94,7 +93,8 @@ class Model:
         self._attention = attention
         self._embed = as_tensor(weights.embed)
         self._layers = [_load_layer(shape, layer, i) for i, layer in enumerate(weights.layers)]
-        self._mtp = _load_mtp(shape, weights.mtp[0]) if use_mtp else None
+        self._mtp = [_load_mtp(shape, mtp, i) for i, mtp in enumerate(weights.mtp[:n_mtp])]
+        assert len(self._mtp) == n_mtp, "the weights have fewer MTP layers"
         self._final_norm = as_tensor(weights.final_norm)
         self._lm_head = Product.of(weights.lm_head)
         self._cos, self._sin = _rope_tables(shape, max_positions)
@@ -120,38 +120,34 @@ class Model:
         return x
 
     def forward_mtp(
-        self, tokens: npt.NDArray[np.int64], hidden: Tensor, plan: ForwardPlan
+        self, tokens: npt.NDArray[np.int64], hidden: Tensor, plan: ForwardPlan, layer: int = 0
     ) -> Tensor:
-        """Run the MTP layer over pairs (hidden state at i, token at i + 1).
+        """Run an MTP layer over pairs (hidden state at i, token at i + 1 + layer).
 
         Args:
-            tokens: i64[N], the token after each flat token.
+            tokens: i64[N], of each flat token the one that stands so far behind it.
             hidden: f32[P, H] from `mtp_input`.
 
         Returns:
             f32[P, H] before the MTP's final norm.
         """
-        assert self._mtp is not None, "the model was loaded without its MTP layer"
-        eps = self.shape.rms_norm_eps
+        mtp, eps = self._mtp[layer], self.shape.rms_norm_eps
         embedded = paddle.gather(self._embed, as_tensor(pad_rows(tokens)))
-        pair = [
-            rms_norm(embedded, self._mtp.emb_norm, eps),
-            rms_norm(hidden, self._mtp.hidden_norm, eps),
-        ]
+        pair = [rms_norm(embedded, mtp.emb_norm, eps), rms_norm(hidden, mtp.hidden_norm, eps)]
         if self.shape.mtp_order == "hidden_embedding":
             pair.reverse()
-        x = self._mtp.proj(paddle.concat(pair, axis=1))
-        return self._decoder_layer(x, self._mtp.layer, len(self._layers), plan)
+        x = mtp.proj(paddle.concat(pair, axis=1))
+        return self._decoder_layer(x, mtp.layer, len(self._layers) + layer, plan)
 
-    def mtp_input(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
+    def mtp_input(self, hidden: Tensor, layer: int | None = None) -> Tensor:
         """Return what MTP is fed for `hidden`: itself, or normed, as the model was trained."""
         if self.shape.mtp_hidden == "pre_norm":
             return hidden
-        return rms_norm(hidden, self._norm(from_mtp), self.shape.rms_norm_eps)
+        return rms_norm(hidden, self._norm(layer), self.shape.rms_norm_eps)
 
-    def logits(self, hidden: Tensor, from_mtp: bool = False) -> Tensor:
+    def logits(self, hidden: Tensor, layer: int | None = None) -> Tensor:
         """Return f32[P, V] of hidden states f32[P, H] (before the norm)."""
-        normed = rms_norm(hidden, self._norm(from_mtp), self.shape.rms_norm_eps)
+        normed = rms_norm(hidden, self._norm(layer), self.shape.rms_norm_eps)
         return self._lm_head(normed)
 
     def select_rows(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
@@ -170,11 +166,8 @@ class Model:
             broken[broken] = ~np.isfinite(rows[broken]).all(axis=1)
         return broken
 
-    def _norm(self, from_mtp: bool) -> Tensor:
-        if not from_mtp:
-            return self._final_norm
-        assert self._mtp is not None, "the model was loaded without its MTP layer"
-        return self._mtp.final_norm
+    def _norm(self, layer: int | None) -> Tensor:
+        return self._final_norm if layer is None else self._mtp[layer].final_norm
 
     def _decoder_layer(self, x: Tensor, layer: _Layer, index: int, plan: ForwardPlan) -> Tensor:
         shape = self.shape
@@ -238,12 +231,12 @@ def _rope_tables(
     return np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
 
 
-def _load_mtp(shape: ModelShape, mtp: MtpWeights) -> _Mtp:
+def _load_mtp(shape: ModelShape, mtp: MtpWeights, index: int) -> _Mtp:
     return _Mtp(
         emb_norm=as_tensor(mtp.emb_norm),
         hidden_norm=as_tensor(mtp.hidden_norm),
         proj=product_of(mtp.proj),
-        layer=_load_layer(shape, mtp.layer, shape.n_layers),
+        layer=_load_layer(shape, mtp.layer, shape.n_layers + index),
         final_norm=as_tensor(mtp.final_norm),
     )
 

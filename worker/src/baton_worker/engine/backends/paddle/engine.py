@@ -30,7 +30,7 @@ class PaddleEngine(StepEngine):
 
     Args:
         shape: the model's shape.
-        weights: the model; `weights.mtp` may be empty when `options.use_mtp` is false.
+        weights: the model; `weights.mtp` may have no more layers than `options.n_mtp`.
         options: resolved limits.
         clock: monotonic seconds, for the times in `StepStats`.
         parallel: the other ranks and the sum over all; then `weights` are rank 0's shard.
@@ -84,5 +84,5 @@ def _build_parts(
             allocator,
             prefix_cache(allocator, options, fingerprint(shape, weights.identity)),
         ),
-        runner=Runner(model, options.use_mtp, options.drafts),
+        runner=Runner(model, options.n_mtp, options.drafts),
     )

@@ -60,14 +60,15 @@ class Follower:
         self._hidden = self._model.forward(orders.as_indices(order.tokens), self._plan)
 
     def _forward_mtp(self, order: orders.ForwardMtp) -> None:
-        source = self._output if order.from_mtp else self._hidden
+        source = self._hidden if order.source is None else self._output
         if order.rows is not None:
             source = self._model.select_rows(source, orders.as_indices(order.rows))
         plan = self._plan
         if order.groups is not None:
             plan = self._model.plan(orders.unpack_groups(order.groups))
-        fed = self._model.mtp_input(source, from_mtp=order.from_mtp)
-        self._output = self._model.forward_mtp(orders.as_indices(order.tokens), fed, plan)
+        fed = self._model.mtp_input(source, order.source)
+        tokens = orders.as_indices(order.tokens)
+        self._output = self._model.forward_mtp(tokens, fed, plan, order.layer)
 
 
 def _load(pipe: Connection) -> Follower:
@@ -76,11 +77,11 @@ def _load(pipe: Connection) -> Follower:
     path = Path(start.model_path)
     shape = load_shape(path)
     shard_of = Shard(start.rank, start.size)
-    weights = load_weights(path, shape, shard_of, int(start.use_mtp))
+    weights = load_weights(path, shape, shard_of, start.n_mtp)
     pipe.send_bytes(orders.encode(orders.Loaded(weights.identity)))
     meeting = orders.decode_order(pipe.recv_bytes())
     assert isinstance(meeting, orders.Join), "rank 0 sends it second"
-    sizes = ShardSizes(start.block_size, start.n_blocks, start.max_positions, start.use_mtp)
+    sizes = ShardSizes(start.block_size, start.n_blocks, start.max_positions, start.n_mtp)
     reduce = join(start.rank, start.size, meeting.port)
     shard = build_shard(shape, weights, sizes, start.size, reduce)
     return Follower(shard.model, shard.pool)

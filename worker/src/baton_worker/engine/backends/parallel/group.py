@@ -129,5 +129,5 @@ def _start_order(model_path: Path, rank: int, size: int, sizes: ShardSizes) -> o
         block_size=sizes.block_size,
         n_blocks=sizes.n_blocks,
         max_positions=sizes.max_positions,
-        use_mtp=sizes.use_mtp,
+        n_mtp=sizes.n_mtp,
     )

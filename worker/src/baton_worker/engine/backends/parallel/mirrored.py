@@ -27,7 +27,7 @@ class _Hidden(NamedTuple):
     """Rank 0's hidden states, and how another rank finds its own."""
 
     tensor: Array
-    from_mtp: bool = False
+    layer: int | None = None
     rows: npt.NDArray[np.int64] | None = None
 
 
@@ -57,33 +57,36 @@ class MirroredModel:
     def select_rows(self, hidden: _Hidden, rows: npt.NDArray[np.int64]) -> _Hidden:
         """See `ForwardModel.select_rows`."""
         assert hidden.rows is None, "rows of rows would have to be told twice"
-        return _Hidden(self._model.select_rows(hidden.tensor, rows), hidden.from_mtp, rows)
+        return _Hidden(self._model.select_rows(hidden.tensor, rows), hidden.layer, rows)
 
-    def logits(self, hidden: _Hidden, from_mtp: bool = False) -> Array:
+    def logits(self, hidden: _Hidden, layer: int | None = None) -> Array:
         """See `ForwardModel.logits`."""
-        return self._model.logits(hidden.tensor, from_mtp)
+        return self._model.logits(hidden.tensor, layer)
 
     def broken_rows(self, hidden: _Hidden, count: int) -> npt.NDArray[np.bool_]:
         """See `ForwardModel.broken_rows`; sums over the ranks have made all theirs equal."""
         return self._model.broken_rows(hidden.tensor, count)
 
-    def mtp_input(self, hidden: _Hidden, from_mtp: bool = False) -> _Hidden:
+    def mtp_input(self, hidden: _Hidden, layer: int | None = None) -> _Hidden:
         """See `ForwardModel.mtp_input`."""
-        assert hidden.from_mtp == from_mtp, "the other ranks infer it from the source"
-        return hidden._replace(tensor=self._model.mtp_input(hidden.tensor, from_mtp))
+        assert hidden.layer == layer, "the other ranks infer it from the source"
+        return hidden._replace(tensor=self._model.mtp_input(hidden.tensor, layer))
 
-    def forward_mtp(self, tokens: npt.NDArray[np.int64], hidden: _Hidden, plan: _Plan) -> _Hidden:
+    def forward_mtp(
+        self, tokens: npt.NDArray[np.int64], hidden: _Hidden, plan: _Plan, layer: int = 0
+    ) -> _Hidden:
         """See `ForwardModel.forward_mtp`."""
         same = self._fed is not None and plan.groups is self._fed.groups
         order = orders.ForwardMtp(
             tokens=orders.as_bytes(tokens),
-            from_mtp=hidden.from_mtp,
+            layer=layer,
+            source=hidden.layer,
             rows=None if hidden.rows is None else orders.as_bytes(hidden.rows),
             groups=None if same else orders.pack_groups(plan.groups),
         )
         self._ranks.tell(order)
-        output = self._model.forward_mtp(tokens, hidden.tensor, plan.local)
-        return _Hidden(output, from_mtp=True)
+        output = self._model.forward_mtp(tokens, hidden.tensor, plan.local, layer)
+        return _Hidden(output, layer)
 
 
 class MirroredPool:

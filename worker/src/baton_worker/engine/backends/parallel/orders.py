@@ -36,7 +36,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     block_size: int
     n_blocks: int
     max_positions: int
-    use_mtp: bool
+    n_mtp: int
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
@@ -53,17 +53,18 @@ class Forward(msgspec.Struct, frozen=True, tag="forward"):
 
 
 class ForwardMtp(msgspec.Struct, frozen=True, tag="forward_mtp"):
-    """Run the MTP layer.
+    """Run MTP layer `layer`.
 
     Attributes:
-        tokens: i64[N], the token after each flat token.
-        from_mtp: feed the MTP layer's last output instead of the step's hidden states.
+        tokens: i64[N], for each flat token.
+        source: feed the last output, which is this MTP layer's; None: the step's hidden states.
         rows: i64[R] of that only; None for all.
         groups: where the rows stand; None: as the step's `Forward`.
     """
 
     tokens: bytes
-    from_mtp: bool
+    layer: int
+    source: int | None
     rows: bytes | None
     groups: tuple[Group, ...] | None
 

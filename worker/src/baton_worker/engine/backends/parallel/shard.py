@@ -26,19 +26,19 @@ class ShardSizes:
 
     Attributes:
         max_positions: rotation angles are tabulated for positions below this.
-        use_mtp: load the MTP layer and keep its KV.
+        n_mtp: MTP layers to load and keep the KV of.
     """
 
     block_size: int
     n_blocks: int
     max_positions: int
-    use_mtp: bool
+    n_mtp: int
 
     @classmethod
     def of(cls, options: EngineOptions) -> ShardSizes:
         """Return the sizes of a worker with these limits."""
         max_positions = options.max_model_len + 2 * (MAX_DRAFTS + 1)
-        return cls(options.block_size, options.n_blocks, max_positions, options.use_mtp)
+        return cls(options.block_size, options.n_blocks, max_positions, options.n_mtp)
 
 
 class ModelShard(NamedTuple):
@@ -51,7 +51,7 @@ class ModelShard(NamedTuple):
 def kv_shape(shape: ModelShape, sizes: ShardSizes) -> KvShape:
     """Return the pool of a model, or of a rank when `shape` is its local one."""
     return KvShape(
-        n_layers=shape.n_layers + int(sizes.use_mtp),
+        n_layers=shape.n_layers + sizes.n_mtp,
         kv_heads=shape.n_kv_heads,
         block_size=sizes.block_size,
         head_dim=shape.head_dim,
@@ -80,5 +80,5 @@ def build_shard(
     pool = KvPool(kv_shape(local, sizes), is_shared)
     value_size = local.mla.kv_rank if local.mla else 0
     attention = CpuPagedAttention(pool, local.n_heads, value_size)
-    model = Model(local, weights, attention, sizes.max_positions, sizes.use_mtp, reduce)
+    model = Model(local, weights, attention, sizes.max_positions, sizes.n_mtp, reduce)
     return ModelShard(model, pool)

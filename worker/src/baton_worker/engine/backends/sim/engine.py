@@ -61,7 +61,7 @@ class PacedRunner(Runner):
     """
 
     def __init__(self, config: SimConfig, model: SimModel, options: EngineOptions, time: Time):
-        super().__init__(model, options.use_mtp, options.drafts)
+        super().__init__(model, options.n_mtp, options.drafts)
         self._config = config
         self._time = time
 

@@ -99,11 +99,11 @@ class SimModel:
         """Return rows i64[R]."""
         return Hidden(hidden.state[rows], hidden.depth[rows])
 
-    def logits(self, hidden: Hidden, from_mtp: bool = False) -> npt.NDArray[np.float32]:
+    def logits(self, hidden: Hidden, layer: int | None = None) -> npt.NDArray[np.float32]:
         """Return f32[N, V]; a draft that is to be wrong gets the curve turned by one more."""
         mixed = _mixed(hidden.state ^ self._seed)
         turn = mixed % self._size
-        if from_mtp:
+        if layer is not None:
             coin = (_mixed(mixed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
             turn = (turn + (coin >= self._right[hidden.depth - 1])) % self._size
         logits = self._turns[turn.astype(np.int64)]
@@ -114,11 +114,13 @@ class SimModel:
         """Return bool[count]: none, since hashes are always numbers."""
         return np.zeros(count, np.bool_)
 
-    def mtp_input(self, hidden: Hidden, from_mtp: bool = False) -> Hidden:
+    def mtp_input(self, hidden: Hidden, layer: int | None = None) -> Hidden:
         """Return `hidden`."""
         return hidden
 
-    def forward_mtp(self, tokens: npt.NDArray[np.int64], hidden: Hidden, plan: SimPlan) -> Hidden:
+    def forward_mtp(
+        self, tokens: npt.NDArray[np.int64], hidden: Hidden, plan: SimPlan, layer: int = 0
+    ) -> Hidden:
         """Return the hash behind the token after each row; it needs no KV of its own."""
         return Hidden(_extended(hidden.state, tokens[:, None])[:, 0], hidden.depth + 1)
 

@@ -1,0 +1,69 @@
+"""A weight that is NaN or infinite stops the load with file and key, wherever it goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_testing.numpy_device import NumpyDevice
+from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.backends.device.seam import DType
+from baton_worker.engine.model.checkpoint import CheckpointError, open_checkpoint
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.weights import load_weights
+
+
+def to_device(dtype: DType) -> Callable[[Path], object]:
+    def load(folder: Path) -> object:
+        shape = load_shape(folder)
+        return load_device_weights(NumpyDevice(), open_checkpoint(folder), shape, dtype, 1)
+
+    return load
+
+
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "host": lambda folder: load_weights(folder, load_shape(folder)),
+    "device-float32": to_device("float32"),
+    "device-bfloat16": to_device("bfloat16"),
+}
+KEYS = (
+    "model.embed_tokens.weight",
+    "model.layers.1.self_attn.q_proj.bias",
+    "model.layers.1.mlp.down_proj.weight",
+    "model.mtp_layers.0.input_proj.weight",
+    "lm_head.weight",
+)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_number_that_is_none_is_refused_by_file_and_key(
+    make_checkpoint: Callable[..., Any], loader: str, storage: str, value: float
+) -> None:
+    for key in KEYS:
+
+        def spoil(tensors: dict[str, Any], key: str = key) -> None:
+            tensors[key].reshape(-1)[-1] = value
+
+        made = make_checkpoint("mimo", storage=storage, tie_word_embeddings=False, edit=spoil)
+        message = f"^{re.escape(key)}: must be finite, and is not .*model.safetensors"
+        with pytest.raises(CheckpointError, match=message):
+            LOADERS[loader](made.path)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_largest_numbers_of_either_sign_are_taken(
+    make_checkpoint: Callable[..., Any], loader: str
+) -> None:
+    largest = float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0])
+
+    def stretch(tensors: dict[str, Any]) -> None:
+        tensors[KEYS[2]].reshape(-1)[:4] = [largest, -largest, 0.0, -0.0]
+
+    LOADERS[loader](make_checkpoint("mimo", tie_word_embeddings=False, edit=stretch).path)

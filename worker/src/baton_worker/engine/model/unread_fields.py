@@ -1,0 +1,75 @@
+"""Fields of config.json that nothing here reads: what a model might mean and Baton does not know.
+
+Owns which of them are known to change no number. Refuses nothing: a field that Baton knows and
+cannot run is `config`'s matter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from baton_worker.engine.model.config import RawConfig
+
+_HARMLESS = frozenset(
+    (
+        # Who wrote the file, and for what code.
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "auto_map",
+        "transformers_version",
+        "unsloth_version",
+        "torchscript",
+        "use_bfloat16",
+        "use_cache",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "use_flash_attention",
+        "is_decoder",
+        "is_encoder_decoder",
+        "tie_encoder_decoder",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+        # Of training alone.
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "attn_pdrop",
+        "embd_pdrop",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "resid_pdrop",
+        "initializer_range",
+        "gradient_checkpointing",
+        "pretraining_tp",
+        "ep_size",
+        "aux_loss_alpha",
+        "seq_aux",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "moe_use_aux_free",
+        "moe_capacity",
+        # Read elsewhere, or of what is switched by a field that is read.
+        "pad_token_id",
+        "max_window_layers",
+        "weight_share_add_bias",
+    )
+)
+
+
+def unread_fields(model_dir: Path) -> tuple[str, ...]:
+    """Return the fields of `config.json` that are set, not read and not known to be harmless.
+
+    Args:
+        model_dir: a folder whose config.json `shape.load_shape` has taken.
+    """
+    text = (model_dir / "config.json").read_bytes()
+    told = msgspec.json.decode(text, type=dict[str, object])
+    known = _HARMLESS.union(RawConfig.__struct_fields__)
+    return tuple(sorted(name for name in told.keys() - known if told[name] is not None))
