@@ -114,11 +114,7 @@ Error AttendRows(const AttendParams<E>& params, bool is_wide, int64_t tokens, St
   if (params.value_dim % (kDims * kWarp) != 0) {
     return AttendBlocks<E, 1, kDims, true, false>(params, tokens, stream);
   }
-  const bool takes_four =
-      AttendShared<4, kDims>::Bytes(params.head_dim) <= static_cast<size_t>(kMostSharedBytes);
-  if (params.heads % 4 == 0 && takes_four) {
-    return AttendBlocks<E, 4, kDims, true, true>(params, tokens, stream);
-  }
+  if (params.heads % 2 == 0) return AttendBlocks<E, 2, kDims, true, true>(params, tokens, stream);
   return AttendBlocks<E, 1, kDims, true, true>(params, tokens, stream);
 }
 
