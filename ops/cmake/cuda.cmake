@@ -13,6 +13,7 @@ target_sources(
           csrc/cuda/decoder_rows.cu
           csrc/cuda/generic_decoder.cu
           csrc/cuda/latent.cu
+          csrc/cuda/latent_attention.cu
           csrc/cuda/logprobs.cu
           csrc/cuda/matmul.cc
           csrc/cuda/matmul_few.cu

@@ -134,7 +134,7 @@ void RunAttendRows(ArgumentReader args) {
   CheckRange("out.shape", 2, value_dim, 1, in.pool.head_dim);
   void* to = read.call.Heads(out, "out", in.tokens, in.heads, value_dim);
   const tvm::ffi::CUDADeviceGuard guard(read.call.device.device_id);
-  Raise("attend_rows", cuda::GenericRowAttention(in, value_dim, to, StreamOf(read.call.device)));
+  Raise("attend_rows", cuda::RowAttention(in, value_dim, to, StreamOf(read.call.device)));
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ from baton_worker.engine.model.mla import Mla
 
 DOUBLE: Any = NumpyLatentKernels(lambda work, *arguments: work(*arguments))
 LAYERS, BLOCK_SIZE, GUARD = 2, 16, 7.0
+BF16_ERROR = 4e-3
+"""Of attention, by norms: on tensor cores probabilities are in bf16."""
 SEQUENCE = [0, 0, 1, -1, 1, 1, 0, 1]
 POSITION = [0, 20, 3, 2, 79, 80, 25, 50]
 TABLES = [[2, 3, 0, 4, 5], [6, 7, 8, 0, 9]]
@@ -34,7 +36,9 @@ MODELS = {
     "small": Model(Mla(0, 32, 16, 8, 16, 24**-0.5), 4),
     "odd": Model(Mla(0, 30, 5, 6, 7, 11**-0.5), 3),
     "deepseek_v3": Model(Mla(0, 512, 128, 64, 128, 192**-0.5), 128),
+    "deepseek_v3-of-4-ranks": Model(Mla(0, 512, 128, 64, 128, 192**-0.5), 32),
     "deepseek_v3-of-8-ranks": Model(Mla(0, 512, 128, 64, 128, 192**-0.5), 16),
+    "heads-that-are-no-tile": Model(Mla(0, 512, 128, 64, 128, 192**-0.5), 6),
 }
 OF_MODELS = pytest.mark.parametrize("name", MODELS)
 OF_TYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -182,7 +186,10 @@ def test_attention_to_rows(torch: ModuleType, name: str, dtype: str) -> None:
             assert bool((out[row] == GUARD).all()), "a sequence that is not there was written"
             continue
         for j in range(2):
-            paged.close(out[row, j], paged.exact(end - 2 + j))
+            wanted, found = paged.exact(end - 2 + j), plain(out[row, j])
+            if dtype == "float32":
+                paged.close(out[row, j], wanted)
+            assert np.linalg.norm(found - wanted) < BF16_ERROR * np.linalg.norm(wanted)
 
 
 @OF_MODELS

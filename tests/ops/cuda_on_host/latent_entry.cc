@@ -109,6 +109,6 @@ Error host_attend_rows(const int64_t* words, float scale) {
   in.width = *words++;
   in.contexts = At<const int32_t>(words);
   const int64_t value_dim = *words++;
-  return GenericRowAttention(in, value_dim, At<void>(words), nullptr);
+  return RowAttention(in, value_dim, At<void>(words), nullptr);
 }
 }

@@ -52,6 +52,10 @@ MODELS = {
     "deepseek_v3s_heads": model(4, 512, 128, 64, 128),
     "other_heads": model(3, 256, 192, 32, 64),
 }
+TENSOR_CORES = {
+    f"{heads}_of_deepseek_v3s_heads": model(heads, 512, 128, 64, 128) for heads in (48, 96, 192)
+}
+"""What tensor cores attend to, in bf16: 16, 32 and 64 heads a block, three blocks a token."""
 OF_MODELS = pytest.mark.parametrize("name", MODELS)
 OF_TYPES = pytest.mark.parametrize("is_bf16", [False, True], ids=["fp32", "bf16"])
 OF_STYLES = pytest.mark.parametrize("style", ["half", "interleaved"])
@@ -236,7 +240,7 @@ class Paged:
     """One text's rows and queries at every position; each draw of blocks is a pool."""
 
     def __init__(self, name: str, is_bf16: bool, length: int) -> None:
-        self.mla, self.heads = MODELS[name]
+        self.mla, self.heads = (MODELS | TENSOR_CORES)[name]
         self.length = length
         self.rows = drawn(1, is_bf16, length, self.mla.row_size)
         self.queries = drawn(2, is_bf16, length, self.heads, self.mla.row_size)
@@ -298,11 +302,29 @@ def test_attention_of_more_keys_than_a_round_has(kernels: HostLatent, is_bf16: b
             close(out[row, j], paged.exact(end - 2 + j))
 
 
-@pytest.fixture(scope="module", params=["small", "odd", "deepseek_v3s_heads"])
+@pytest.mark.parametrize("name", TENSOR_CORES)
+def test_attention_on_tensor_cores_is_near_fp64s(kernels: HostLatent, name: str) -> None:
+    """Probabilities are in bf16. Behind the last key of a tile lies what is no number."""
+    paged = Paged(name, True, length=70)
+    ends = [1, 70, 0, 33, 64]
+    out = paged.attend(kernels, ends, q_len=1, seed=3)
+    for row, end in enumerate(ends):
+        if not end:
+            assert (plain(out[row]) == GUARD).all(), "a sequence that is not there was written"
+            continue
+        wanted = paged.exact(end - 1)
+        assert np.linalg.norm(plain(out[row, 0]) - wanted) < 4e-3 * np.linalg.norm(wanted)
+
+
+LENGTH = 44
+"""So many tokens at once are more blocks than values have slices for; fewer are fewer."""
+
+
+@pytest.fixture(scope="module", params=["small", "odd", "deepseek_v3s_heads", *TENSOR_CORES])
 def whole(request: pytest.FixtureRequest, kernels: HostLatent) -> tuple[Paged, Array]:
     """A text, and all its outputs as one prompt's: [length, heads, kv_rank]."""
-    paged = Paged(request.param, True, length=40)
-    return paged, paged.attend(kernels, [40], q_len=40, seed=5)[0]
+    paged = Paged(request.param, True, LENGTH)
+    return paged, paged.attend(kernels, [LENGTH], q_len=LENGTH, seed=5)[0]
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

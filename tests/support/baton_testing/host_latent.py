@@ -21,9 +21,10 @@ Array = npt.NDArray[Any]
 
 _INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"rcp.approx.ftz.f32 %0, %1;": "Reciprocal"}
 UNIT = host_cuda.Unit(
-    ("latent.cu", "generic_decoder.cu"),
+    ("latent.cu", "latent_attention.cu", "generic_decoder.cu"),
     "latent_entry.cc",
     lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
+    stand_ins=("warp_mma.cuh",),
 )
 
 
