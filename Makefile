@@ -73,7 +73,8 @@ ops-arguments: env ## Show the CUDA ops every call that a step makes, on a machi
 	@ops/tools/build_cuda.sh --library
 	@PYTHONPATH=ops/build/cuda/site:ops/src $(PY) -m pytest -q tests/engine/device/test_every_call_fits_the_cuda_ops.py \
 	  tests/engine/device/test_ops_take_what_a_step_gives_them.py tests/gpu/test_what_is_measured_is_a_step.py \
-	  tests/ops/test_rank_sums_refuse_bad_arguments.py tests/ops/test_fp8_ops_refuse_bad_arguments.py
+	  tests/ops/test_rank_sums_refuse_bad_arguments.py tests/ops/test_fp8_ops_refuse_bad_arguments.py \
+	  tests/ops/test_latent_ops_refuse_bad_arguments.py
 
 ops-cuda-fat: env ## Build the wheel with CUDA code for sm_80 to sm_100 (minutes; no GPU needed)
 	@ops/tools/build_cuda.sh --fat

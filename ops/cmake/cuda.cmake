@@ -12,6 +12,8 @@ target_sources(
           csrc/cuda/decode_attention.cu
           csrc/cuda/decoder_rows.cu
           csrc/cuda/generic_decoder.cu
+          csrc/cuda/latent.cu
+          csrc/cuda/latent_attention.cu
           csrc/cuda/logprobs.cu
           csrc/cuda/matmul.cc
           csrc/cuda/matmul_few.cu
@@ -26,6 +28,7 @@ target_sources(
           csrc/cuda/tensor_map.cc
           csrc/cuda/export_decoder.cc
           csrc/cuda/export_experts.cc
+          csrc/cuda/export_latent.cc
           csrc/cuda/export_matmul.cc
           csrc/cuda/export_ranks.cc
           csrc/cuda/export_sampling.cc

@@ -73,6 +73,14 @@ struct Call {
     return {checked.Data<void>(), kv.size(0), kv.size(1), kv.size(3), kv.size(4), kv.size(5)};
   }
 
+  // A pool of rows that all heads share: one part, one head.
+  cuda::KvPool RowPool(const TensorView& kv) const {
+    const Checked checked(kv, "kv");
+    checked.HasDtype(DtypeOf(type)).HasRank(6).HasSizeAtLeast(0, 2).HasSize(2, 1).HasSize(3, 1);
+    checked.HasSizeAtLeast(4, 1).IsContiguous().IsOn(device);
+    return {checked.Data<void>(), kv.size(0), kv.size(1), 1, kv.size(4), kv.size(5)};
+  }
+
   // i32[sequences, width] of blocks; the sizes are the table's own.
   const int32_t* Tables(const TensorView& tables) const {
     const Checked checked(tables, "tables");
@@ -81,9 +89,69 @@ struct Call {
   }
 };
 
+// Reads cos, sin, is_interleaved: angles for heads of which so many elements rotate.
+template <class Input>
+void ReadAngles(ArgumentReader* args, const Call& call, int64_t head_dim, Input* in) {
+  const TensorView cos = args->Tensor("cos"), sin = args->Tensor("sin");
+  Checked(cos, "cos").HasRank(2).HasSizeAtLeast(0, 1);
+  in->positions = cos.size(0);
+  in->cos = Matrix<const float>(cos, "cos", kFloat32, in->positions, head_dim / 2, call.device);
+  in->sin = Matrix<const float>(sin, "sin", kFloat32, in->positions, head_dim / 2, call.device);
+  in->interleaved = args->Int("is_interleaved") != 0;
+}
+
+// Reads sequence, position, tables.
+template <class Input>
+void ReadPlaces(ArgumentReader* args, const Call& call, Input* in) {
+  const TensorView sequence = args->Tensor("sequence"), position = args->Tensor("position");
+  const TensorView tables = args->Tensor("tables");
+  in->sequence = call.Ints<const int32_t>(sequence, "sequence", in->tokens);
+  in->position = call.Ints<const int32_t>(position, "position", in->tokens);
+  in->tables = call.Tables(tables);
+  in->sequences = tables.size(0);
+  in->width = tables.size(1);
+}
+
 inline int64_t LayerOf(int64_t layer, const cuda::KvPool& pool) {
   if (layer >= 0 && layer < pool.layers) return layer;
   TVM_FFI_THROW(ValueError) << "layer must be in [0, " << pool.layers << "), got " << layer;
+}
+
+struct Attending {
+  Call call;
+  cuda::AttendInput input;
+};
+
+// Reads query, kv, layer, tables, contexts, scale. `rows`: the pool is of rows that all heads
+// share.
+inline Attending ReadAttending(ArgumentReader* args, bool rows) {
+  const TensorView query = args->Tensor("query"), kv = args->Tensor("kv");
+  const int64_t layer = args->Int("layer");
+  const TensorView tables = args->Tensor("tables"), contexts = args->Tensor("contexts");
+  Attending read{Call(query, "query"), {}};
+  const Call& call = read.call;
+  cuda::AttendInput& in = read.input;
+  in.scale = static_cast<float>(args->Float("scale"));
+  in.type = call.type;
+  in.pool = rows ? call.RowPool(kv) : call.Pool(kv);
+  in.layer = LayerOf(layer, in.pool);
+  Checked(query, "query").HasRank(3);
+  in.tokens = query.size(0);
+  in.heads = query.size(1);
+  in.query = call.Heads(query, "query", in.tokens, in.heads, in.pool.head_dim);
+  in.tables = call.Tables(tables);
+  in.sequences = tables.size(0);
+  in.width = tables.size(1);
+  in.contexts = call.Ints<const int32_t>(contexts, "contexts", in.sequences);
+  if (in.heads % in.pool.heads != 0) {
+    TVM_FFI_THROW(ValueError) << "query.shape[1] must be a multiple of kv.shape[3] ("
+                              << in.pool.heads << "), got " << in.heads;
+  }
+  if (in.sequences == 0 ? in.tokens != 0 : in.tokens % in.sequences != 0) {
+    TVM_FFI_THROW(ValueError) << "query.shape[0] must be a multiple of tables.shape[0] ("
+                              << in.sequences << "), got " << in.tokens;
+  }
+  return read;
 }
 
 }  // namespace baton_ops

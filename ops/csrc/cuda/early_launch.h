@@ -28,6 +28,15 @@ inline int Capability() {
   return major;
 }
 
+// The most shared memory that a block may ask for on the current device: 227 KiB on Hopper GPUs and
+// Blackwell's for servers, but 99 on others.
+inline size_t MostSharedBytes() {
+  int id = 0, bytes = 0;
+  if (cudaGetDevice(&id) != cudaSuccess) return 0;
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+  return static_cast<size_t>(bytes);
+}
+
 struct Grid {
   dim3 blocks;
   unsigned threads;

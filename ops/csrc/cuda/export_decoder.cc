@@ -61,23 +61,7 @@ void ReadRotation(ArgumentReader* args, const Call& call, cuda::RopeStoreInput* 
       OptionalVector<const void>(query_norm, "query_norm", dtype, head_dim, call.device);
   in->key_norm = OptionalVector<const void>(key_norm, "key_norm", dtype, head_dim, call.device);
   in->eps = static_cast<float>(args->Float("eps"));
-  const TensorView cos = args->Tensor("cos"), sin = args->Tensor("sin");
-  Checked(cos, "cos").HasRank(2).HasSizeAtLeast(0, 1);
-  in->positions = cos.size(0);
-  in->cos = Matrix<const float>(cos, "cos", kFloat32, in->positions, head_dim / 2, call.device);
-  in->sin = Matrix<const float>(sin, "sin", kFloat32, in->positions, head_dim / 2, call.device);
-  in->interleaved = args->Int("is_interleaved") != 0;
-}
-
-// Reads sequence, position, tables.
-void ReadPlaces(ArgumentReader* args, const Call& call, cuda::RopeStoreInput* in) {
-  const TensorView sequence = args->Tensor("sequence"), position = args->Tensor("position");
-  const TensorView tables = args->Tensor("tables");
-  in->sequence = call.Ints<const int32_t>(sequence, "sequence", in->tokens);
-  in->position = call.Ints<const int32_t>(position, "position", in->tokens);
-  in->tables = call.Tables(tables);
-  in->sequences = tables.size(0);
-  in->width = tables.size(1);
+  ReadAngles(args, call, head_dim, in);
 }
 
 // Reads qkv, kv, layer, query, and what ReadRotation and ReadPlaces do.

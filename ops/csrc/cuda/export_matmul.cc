@@ -71,34 +71,12 @@ void RunGateUpSiluBy(ArgumentReader args) {
   Raise("gate_up_silu", cuda::GateUpSiluBy(way, read.input, read.out, StreamOf(read.device)));
 }
 
-// Reads query, kv, layer, tables, contexts, scale, out, scratch.
+// Reads what ReadAttending does, out, scratch.
 void RunAttend(ArgumentReader args) {
-  const TensorView query = args.Tensor("query"), kv = args.Tensor("kv");
-  const int64_t layer = args.Int("layer");
-  const TensorView tables = args.Tensor("tables"), contexts = args.Tensor("contexts");
-  cuda::AttendInput in{};
-  in.scale = static_cast<float>(args.Float("scale"));
+  const Attending read = ReadAttending(&args, false);
   const TensorView out = args.Tensor("out"), scratch = args.Tensor("scratch");
-  const Call call(query, "query");
-  in.type = call.type;
-  in.pool = call.Pool(kv);
-  in.layer = LayerOf(layer, in.pool);
-  Checked(query, "query").HasRank(3);
-  in.tokens = query.size(0);
-  in.heads = query.size(1);
-  in.query = call.Heads(query, "query", in.tokens, in.heads, in.pool.head_dim);
-  in.tables = call.Tables(tables);
-  in.sequences = tables.size(0);
-  in.width = tables.size(1);
-  in.contexts = call.Ints<const int32_t>(contexts, "contexts", in.sequences);
-  if (in.heads % in.pool.heads != 0) {
-    TVM_FFI_THROW(ValueError) << "query.shape[1] must be a multiple of kv.shape[3] ("
-                              << in.pool.heads << "), got " << in.heads;
-  }
-  if (in.sequences == 0 ? in.tokens != 0 : in.tokens % in.sequences != 0) {
-    TVM_FFI_THROW(ValueError) << "query.shape[0] must be a multiple of tables.shape[0] ("
-                              << in.sequences << "), got " << in.tokens;
-  }
+  const Call& call = read.call;
+  const cuda::AttendInput& in = read.input;
   void* to = call.Heads(out, "out", in.tokens, in.heads, in.pool.head_dim);
   uint8_t* bytes = Output<uint8_t>(scratch, "scratch", kUInt8, 0, call.device);
   const cuda::Workspace workspace{bytes, static_cast<size_t>(scratch.numel())};

@@ -7,6 +7,7 @@
 #include "early_launch.h"
 #include "element_types.h"
 #include "experts.h"
+#include "latent.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -82,7 +83,7 @@ Error GroupedOf(const GroupedInput& in, const Rows& out, Stream stream) {
 template <class E, int kHeads, int kDims, bool kWide, bool kWhole>
 Error AttendBlocks(const AttendParams<E>& params, int64_t tokens, Stream stream) {
   const Grid grid{dim3(static_cast<unsigned>(tokens), params.heads / kHeads,
-                       DivideUp(params.head_dim, kDims * kWarp)),
+                       DivideUp(params.value_dim, kDims * kWarp)),
                   kAttendThreads, AttendShared<kHeads, kDims>::Bytes(params.head_dim)};
   if (grid.shared_bytes > kMostSharedBytes) return "head_dim is too large";
   const auto kernel = GenericAttentionKernel<E, kHeads, kDims, kWide, kWhole>;
@@ -105,8 +106,20 @@ Error AttendHeads(const AttendParams<E>& params, bool is_wide, int64_t tokens, S
   return AttendBlocks<E, 1, kDims, true, true>(params, tokens, stream);
 }
 
+// As AttendHeads of rows that all heads share, whose values are slices of 256 if they are whole.
 template <class E>
-Error AttendOf(const AttendInput& in, void* out, Stream stream) {
+Error AttendRows(const AttendParams<E>& params, bool is_wide, int64_t tokens, Stream stream) {
+  constexpr int kDims = 8;
+  if (!is_wide) return AttendBlocks<E, 1, kDims, false, false>(params, tokens, stream);
+  if (params.value_dim % (kDims * kWarp) != 0) {
+    return AttendBlocks<E, 1, kDims, true, false>(params, tokens, stream);
+  }
+  if (params.heads % 2 == 0) return AttendBlocks<E, 2, kDims, true, true>(params, tokens, stream);
+  return AttendBlocks<E, 1, kDims, true, true>(params, tokens, stream);
+}
+
+template <class E>
+AttendParams<E> AttendParamsOf(const AttendInput& in, void* out) {
   const KvPool& pool = in.pool;
   AttendParams<E> p{};
   p.query = static_cast<const E*>(in.query);
@@ -123,13 +136,31 @@ Error AttendOf(const AttendInput& in, void* out, Stream stream) {
   p.kv_heads = static_cast<int32_t>(pool.heads);
   p.block_size = static_cast<int32_t>(pool.block_size);
   p.head_dim = static_cast<int32_t>(pool.head_dim);
+  p.parts = 2;
+  p.value_dim = p.head_dim;
   p.scale = in.scale;
-  const Rows rows{pool.data, pool.head_dim};
-  const bool is_wide = AreVectors(rows, pool.head_dim, ElementBytes(in.type));
+  return p;
+}
+
+// Whether keys are whole vectors.
+bool AreKeysWide(const AttendInput& in) {
+  const Rows rows{in.pool.data, in.pool.head_dim};
+  return AreVectors(rows, in.pool.head_dim, ElementBytes(in.type));
+}
+
+template <class E>
+Error AttendOf(const AttendInput& in, void* out, Stream stream) {
+  const AttendParams<E> p = AttendParamsOf<E>(in, out);
+  const bool is_wide = AreKeysWide(in);
   if (p.head_dim <= kWarp) return AttendHeads<E, 1>(p, is_wide, in.tokens, stream);
   if (p.head_dim <= 2 * kWarp) return AttendHeads<E, 2>(p, is_wide, in.tokens, stream);
   if (p.head_dim <= 4 * kWarp) return AttendHeads<E, 4>(p, is_wide, in.tokens, stream);
   return AttendHeads<E, 8>(p, is_wide, in.tokens, stream);
+}
+
+Error CheckAttended(const AttendInput& input) {
+  if (input.tokens > kMostWarps) return "query has too many tokens";
+  return input.heads > kMostGridRows ? "query has too many heads" : nullptr;
 }
 
 }  // namespace
@@ -163,10 +194,20 @@ Error GenericGrouped(const GroupedInput& input, bool is_gated, const Rows& out, 
 
 Error GenericAttention(const AttendInput& input, void* out, Stream stream) {
   if (input.tokens == 0 || input.heads == 0 || input.pool.head_dim == 0) return nullptr;
-  if (input.tokens > kMostWarps) return "query has too many tokens";
-  if (input.heads > kMostGridRows) return "query has too many heads";
+  if (const Error error = CheckAttended(input)) return error;
   return ForElement(input.type,
                     [&](auto element) { return AttendOf<decltype(element)>(input, out, stream); });
+}
+
+Error GenericRowAttention(const AttendInput& input, int64_t value_dim, void* out, Stream stream) {
+  if (input.tokens == 0 || input.heads == 0 || value_dim == 0) return nullptr;
+  if (const Error error = CheckAttended(input)) return error;
+  return ForElement(input.type, [&](auto element) {
+    auto params = AttendParamsOf<decltype(element)>(input, out);
+    params.parts = 1;
+    params.value_dim = static_cast<int32_t>(value_dim);
+    return AttendRows(params, AreKeysWide(input), input.tokens, stream);
+  });
 }
 
 }  // namespace baton_ops::cuda

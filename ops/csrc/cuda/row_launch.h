@@ -18,15 +18,6 @@ inline unsigned BlocksOfRow(int64_t vocab) {
   return vocab > kVocabOfOneBlock && Capability() >= 9 ? kRowBlocks : 1;
 }
 
-// The most shared memory that a block may ask for on the current device: 227 KiB on Hopper GPUs and
-// Blackwell's for servers, but 99 on others.
-inline size_t MostSharedBytes() {
-  int id = 0, bytes = 0;
-  if (cudaGetDevice(&id) != cudaSuccess) return 0;
-  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-  return static_cast<size_t>(bytes);
-}
-
 struct RowGrid {
   int64_t rows;
   unsigned blocks;  // of each row

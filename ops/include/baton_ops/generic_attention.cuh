@@ -1,7 +1,8 @@
 // Causal attention over a paged pool, of any head dimension. A block takes one token's queries of
 // one KV head. Keys are cut into ranges from position 0; a range is one warp's, in tiles of a key a
 // lane, and an output adds its ranges in ascending order. So nothing that is added depends on
-// another query or on how many there are.
+// another query or on how many there are. A value is of the key's size and lies apart, or is the
+// beginning of the key, where rows are kept that are both.
 #ifndef BATON_OPS_GENERIC_ATTENTION_CUH_
 #define BATON_OPS_GENERIC_ATTENTION_CUH_
 
@@ -32,6 +33,8 @@ struct AttendParams {
   int32_t kv_heads;
   int32_t block_size;
   int32_t head_dim;
+  int32_t parts;      // of a layer's page: 2, keys and values, or 1, rows that are both
+  int32_t value_dim;  // at most head_dim
   float scale;
 };
 
@@ -47,13 +50,13 @@ struct KeyPlaces {
     const int column = position / p.block_size;
     int32_t block = column < p.width ? table[column] : 0;
     if (block < 0 || block >= p.blocks) block = 0;
-    const int64_t page = (static_cast<int64_t>(block) * p.layers + p.layer) * 2;
+    const int64_t page = (static_cast<int64_t>(block) * p.layers + p.layer) * p.parts;
     const int64_t row = (page * p.kv_heads + kv_head) * p.block_size + position % p.block_size;
     return p.pool + row * p.head_dim;
   }
   // From a key to its value.
   __device__ __forceinline__ int64_t ToValue() const {
-    return static_cast<int64_t>(p.kv_heads) * p.block_size * p.head_dim;
+    return static_cast<int64_t>(p.parts - 1) * p.kv_heads * p.block_size * p.head_dim;
   }
 };
 
@@ -141,7 +144,7 @@ __device__ __forceinline__ void AttendRange(const AttendParams<E>& p, const KeyP
       for (int i = 0; i < kDims; ++i) out->sum[head][i] = __fmul_rn(out->sum[head][i], keep);
     }
     AddValues<E, kHeads, kDims, kWhole>(key + places.ToValue() + first_dim, weight, count,
-                                        p.head_dim - first_dim, out->sum);
+                                        p.value_dim - first_dim, out->sum);
   }
 }
 
@@ -209,9 +212,9 @@ __global__ void __launch_bounds__(kAttendThreads, 2) GenericAttentionKernel(Atte
   const int context = p.contexts[sequence];
   const int keys = context - p.q_len + token % p.q_len + 1;
   if (context <= 0 || keys <= 0) return;
-  const int64_t offset = (static_cast<int64_t>(token) * p.heads + head) * p.head_dim;
+  const int64_t first_head = static_cast<int64_t>(token) * p.heads + head;
   for (int i = threadIdx.x; i < kHeads * p.head_dim; i += kAttendThreads) {
-    shared.queries[i] = ToFloat(p.query[offset + i]);
+    shared.queries[i] = ToFloat(p.query[first_head * p.head_dim + i]);
   }
   __syncthreads();
   const KeyPlaces<E> places{p, p.tables + static_cast<int64_t>(sequence) * p.width,
@@ -243,8 +246,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2) GenericAttentionKernel(Atte
   for (int i = 0; i < kOwn; ++i) {
     const int own = threadIdx.x + i * kAttendThreads, of = own / (kDims * kWarp);
     const int dim = first_dim + own % (kDims * kWarp);
-    if (own >= Shared::kOutputs || dim >= p.head_dim) continue;
-    p.out[offset + of * p.head_dim + dim] =
+    if (own >= Shared::kOutputs || dim >= p.value_dim) continue;
+    p.out[(first_head + of) * p.value_dim + dim] =
         Rounded<E>(__fmul_rn(joined[i].sum, __fdiv_rn(1.0f, joined[i].total)));
   }
 }

@@ -29,8 +29,8 @@ __device__ __forceinline__ E Gated(float gate, float up) {
 }
 
 // Computes the tile that begins at row `top` of x and column `left` of `out`. `out_columns` are
-// those of `out`, also where it is gated.
-template <class E, class Out, class Tile, bool kGated>
+// those of `out`, also where it is gated. kTurned: the weight is [in, out_columns].
+template <class E, class Out, class Tile, bool kGated, bool kTurned = false>
 __device__ __forceinline__ void ComputeTile(const MatmulParams<E, Out>& p, int64_t top,
                                             int64_t left) {
   __shared__ float xs[Tile::kDepth][Tile::kRows + 1];
@@ -38,20 +38,26 @@ __device__ __forceinline__ void ComputeTile(const MatmulParams<E, Out>& p, int64
   constexpr int kPer = Tile::kPerThread, kPerOut = kGated ? kPer / 2 : kPer;
   constexpr int kParts = kGated ? 2 : 1, kOutColumns = Tile::kColumns / kParts;
   static_assert(!kGated || kPer % 2 == 0, "a thread has a column's gate and up");
+  static_assert(!kGated || !kTurned, "nothing has such a weight");
   const int across = threadIdx.x % Tile::kAcross, down = threadIdx.x / Tile::kAcross;
   const E* x = p.x + top * p.x_stride;
-  const E* weight = p.weight + left * p.in;
+  const E* weight = p.weight + (kTurned ? left : left * p.in);
   float total[kPer][kPer] = {};
   for (int64_t range = 0; range < p.in; range += kMatmulRange) {
     float sum[kPer][kPer] = {};
     const int64_t end = min(range + kMatmulRange, p.in);
     for (int64_t first = range; first < end; first += Tile::kDepth) {
       FillTile<Tile::kRows, Tile::kDepth>(x, p.x_stride, p.rows - top, p.in, first, xs);
+      if constexpr (kTurned) {
+        FillTurnedTile<kOutColumns, Tile::kDepth>(weight, p.out_columns, p.out_columns - left, p.in,
+                                                  first, ws);
+      } else {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        FillTile<kOutColumns, Tile::kDepth>(weight + part * p.out_columns * p.in, p.in,
-                                            p.out_columns - left, p.in, first, ws,
-                                            part * kOutColumns);
+        for (int part = 0; part < kParts; ++part) {
+          FillTile<kOutColumns, Tile::kDepth>(weight + part * p.out_columns * p.in, p.in,
+                                              p.out_columns - left, p.in, first, ws,
+                                              part * kOutColumns);
+        }
       }
       __syncthreads();
 #pragma unroll 8

@@ -40,6 +40,20 @@ __device__ __forceinline__ void FillTile(const E* source, int64_t stride, int64_
   }
 }
 
+// The same of a source that lies turned: `rows` of the tile's are its columns, of which row k of
+// `depth` has one each, `stride` elements apart.
+template <int kRows, int kDepth, class E, int kPitch>
+__device__ __forceinline__ void FillTurnedTile(const E* source, int64_t stride, int64_t rows,
+                                               int64_t depth, int64_t first,
+                                               float (*tile)[kPitch]) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kRows * kDepth; i += kMatmulThreads) {
+    const int row = i % kRows, k = i / kRows;
+    const bool is_there = row < rows && first + k < depth;
+    tile[k][row] = is_there ? ToFloat(source[(first + k) * stride + row]) : 0.0f;
+  }
+}
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_GENERIC_TILE_CUH_

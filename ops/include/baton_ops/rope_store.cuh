@@ -55,8 +55,8 @@ struct TokenPlace {
   int32_t offset;
   int64_t angle;
 
-  template <class E>
-  __device__ __forceinline__ TokenPlace(const RopeParams<E>& p, int token) {
+  template <class Params>
+  __device__ __forceinline__ TokenPlace(const Params& p, int token) {
     const int sequence = __ldcg(p.sequence + token), position = __ldcg(p.position + token);
     is_there = sequence >= 0 && sequence < p.sequences;
     block = kNullBlock;

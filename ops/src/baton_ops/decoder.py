@@ -114,7 +114,7 @@ def rope_store_into(
         rotation.eps,
         rotation.cos,
         rotation.sin,
-        _is_interleaved(rotation.style),
+        is_interleaved(rotation.style),
         places.sequence,
         places.position,
         places.tables,
@@ -197,7 +197,12 @@ def attention_scratch_bytes(
     return int(count)
 
 
-def _is_interleaved(style: str) -> int:
+def is_interleaved(style: str) -> int:
+    """Return a rotation's style as ops are told of it.
+
+    Raises:
+        ValueError: there is no such style.
+    """
     if style not in ("half", "interleaved"):
         raise ValueError(f'style must be "half" or "interleaved", got {style!r}')
     return int(style == "interleaved")

@@ -27,7 +27,6 @@ from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.start import start_engine
-from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.metrics import SEQUENCE_LABELS, EngineMetrics
 from baton_worker.messages import Submit
@@ -262,22 +261,6 @@ def test_a_mixture_larger_than_kernels_take_is_refused_before_it_is_loaded(
     with pytest.raises(DeviceError, match=f"{message}: only engine.device 'cpu' computes it"):
         start_engine(chosen, device, kernels, time.monotonic)
     assert device.memory().peak == 0
-
-
-def test_compressed_rows_without_kernels_are_refused_before_they_are_loaded(
-    make_checkpoint: Callable[..., Any],
-) -> None:
-    path, device = make_checkpoint("deepseek_v3").path, NumpyDevice()
-    chosen = msgspec.structs.replace(config(), model=ModelConfig(path=str(path)))
-    kernels = NumpyKernels(device)
-    kernels.latent = OpsKernels.latent
-    message = r"deepseek_v3\) has MLA attention, for which there are no CUDA .* 'cpu' computes it"
-    with pytest.raises(DeviceError, match=message):
-        start_engine(chosen, device, kernels, time.monotonic)
-    assert device.memory().peak == 0
-    chosen = msgspec.structs.replace(config(device="gpu"), model=ModelConfig(path=str(path)))
-    with pytest.raises(DeviceError, match=message):
-        build_engine(chosen)
 
 
 def test_a_quantised_model_is_refused_before_it_is_loaded(

@@ -15,7 +15,13 @@ import pytest
 from baton_testing.engine_bench import Clock
 from baton_testing.exactness import devices
 from baton_testing.exactness.asks import serve, serve_in_pair
-from baton_testing.exactness.random_model import glm_45_air, mimo_7b, qwen3_8b, qwen3_30b_a3b
+from baton_testing.exactness.random_model import (
+    deepseek_v3,
+    glm_45_air,
+    mimo_7b,
+    qwen3_8b,
+    qwen3_30b_a3b,
+)
 from baton_testing.exactness.subjects import Sizes, Subject
 from baton_testing.stub_device import (
     JudgedKernels,
@@ -27,6 +33,7 @@ from baton_testing.stub_device import (
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.backends.device.scorer import TextScorer
+from baton_worker.engine.backends.latent import OpsLatentKernels
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape
@@ -39,10 +46,10 @@ pytestmark = pytest.mark.skipif(
 SIZES = Sizes(33, 12, 200, (3, 32), (64,), (3, 5), (4, 8), (64,))
 
 
-@pytest.fixture(params=[qwen3_8b, mimo_7b, qwen3_30b_a3b, glm_45_air])
+@pytest.fixture(params=[qwen3_8b, mimo_7b, qwen3_30b_a3b, glm_45_air, deepseek_v3])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """Qwen3-8B's shape with a draft layer, MiMo-7B's, which has biases, and mixtures with and
-    without shared experts; fewer layers.
+    """Qwen3-8B's shape with a draft layer, MiMo-7B's, which has biases, mixtures with and without
+    shared experts, and DeepSeek-V3's with MLA; fewer layers.
     """
     return of_ranks(1, request.param(2))
 
@@ -79,13 +86,17 @@ def test_steps_of_every_kind(subject: Subject) -> None:
     kernels = {name for name in vars(type(subject.loaded.kernels._ops)) if not name.startswith("_")}
     of_mixtures = {"route", "expert_gate_up_silu", "expert_matmul", "combine"}
     is_mixture = subject.loaded.model_shape.experts is not None
-    assert kernels - called - (set() if is_mixture else of_mixtures) <= {
+    has_mla = subject.loaded.model_shape.mla is not None
+    of_rows = {f"latent.{name}" for name in vars(OpsLatentKernels) if not name.startswith("_")}
+    assert (of_rows <= called) if has_mla else not (of_rows & called)
+    of_heads = {"rope_store", "attend"} if has_mla else set()
+    assert kernels - called - of_heads - (set() if is_mixture else of_mixtures) <= {
         "attention_scratch_bytes", "logprob_workspace_bytes", "expert_limits", "latent",
         "exchange_head_bytes", "rank_sum", "rank_gather",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("made", [qwen3_8b, mimo_7b, glm_45_air])
+@pytest.mark.parametrize("made", [qwen3_8b, mimo_7b, glm_45_air, deepseek_v3])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_a_ranks_steps(size: int, made: Callable[[int], ModelShape]) -> None:
     """More rows than are gathered at once among them."""

@@ -6,16 +6,19 @@ Needs a library with CUDA code, and no driver: `make ops-cuda-fat` builds one an
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from baton_testing.claimed_tensors import CheckedKernels, need_code_and_no_driver
+from baton_testing.exactness.small_models import write_small_model
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.engine.backends.kernels import OpsKernels
+from baton_worker.engine.backends.latent import OpsLatentKernels
 from baton_worker.engine.engine import StepEngine
 from baton_worker.messages import Submit
 from baton_worker.sampling import LogprobParams, SamplingParams
@@ -56,12 +59,11 @@ def serve(engine: StepEngine) -> None:
             engine.step()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n_drafts", [0, 1, 5])
-def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_drafts: int) -> None:
+def shown(path: Path, dtype: Literal["float32", "bfloat16"], n_drafts: int) -> CheckedKernels:
+    """Serve a folder's model; return what the ops said of it."""
     method: Literal["mtp", "none"] = "mtp" if n_drafts else "none"
     config = ProcessConfig(
-        model=ModelConfig(path=str(TINY_MODEL)),
+        model=ModelConfig(path=str(path)),
         speculative=SpeculativeConfig(method=method, num_speculative_tokens=n_drafts),
         engine=EngineConfig(
             device="gpu", dtype=dtype, max_model_len=96, max_running=3, prefill_chunk_tokens=32
@@ -71,6 +73,13 @@ def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_draf
     kernels = CheckedKernels(device)
     engine = start_engine(config, device, kernels, time.monotonic)
     serve(engine)
+    return kernels
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n_drafts", [0, 1, 5])
+def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_drafts: int) -> None:
+    kernels = shown(TINY_MODEL, dtype, n_drafts)
     assert not kernels.refused
     unused = {"seed_drafts", "scatter_tokens"} if not n_drafts else set()
     ops = {name for name in vars(OpsKernels) if not name.startswith("_")}
@@ -78,3 +87,13 @@ def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_draf
     of_ranks = {"rank_sum", "rank_gather"}  # test_every_call_fits_the_cuda_ops has several
     of_mixtures = {"expert_limits", "route", "expert_gate_up_silu", "expert_matmul", "combine"}
     assert asked - set(kernels.passed) <= unused | of_ranks | of_mixtures | {"advance", "latent"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_op_of_compressed_rows_refuses_an_argument(
+    tmp_path: Path, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    kernels = shown(write_small_model(tmp_path, "deepseek_v3"), dtype, n_drafts=1)
+    assert not kernels.refused
+    of_rows = {f"latent.{name}" for name in vars(OpsLatentKernels) if not name.startswith("_")}
+    assert of_rows <= set(kernels.passed)

@@ -19,6 +19,7 @@ from baton_worker.config import (
     ProcessConfig,
     SpeculativeConfig,
 )
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.paddle.framework import DeviceError
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.options import resolve_options
@@ -161,14 +162,17 @@ def test_a_gpu_build_without_a_gpu_says_what_paddle_says(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_model_that_no_gpu_serves_is_refused_where_there_is_none(
-    make_checkpoint: Callable[..., Any], size: int
+    make_checkpoint: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """Who has no CUDA is not told to install it for a model that it will not serve."""
+    from baton_worker.engine.backends.kernels import OpsKernels
+
+    monkeypatch.setattr(OpsKernels, "expert_limits", ExpertLimits(7, 32, 32))
     config = ProcessConfig(
-        model=ModelConfig(path=str(make_checkpoint("deepseek_v3").path)),
+        model=ModelConfig(path=str(make_checkpoint("glm4_moe").path)),
         engine=EngineConfig(device="gpu", framework="paddle", tensor_parallel_size=size),
     )
-    with pytest.raises(DeviceError, match=r"deepseek_v3\) has MLA attention, .* 'cpu'"):
+    with pytest.raises(DeviceError, match=r"glm4_moe\) has 8 experts in a layer, .* 'cpu'"):
         build_engine(config)
 
 

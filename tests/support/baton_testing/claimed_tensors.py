@@ -130,13 +130,21 @@ class CheckedKernels(NumpyKernels):
 
     def __getattribute__(self, name: str) -> Any:
         kernel = object.__getattribute__(self, name)
+        if name == "latent":
+            return _CheckedLatent(self, kernel)
         is_op = not name.startswith("_") and not name.endswith("_bytes") and callable(kernel)
-        return self._shown(name, kernel) if is_op and hasattr(OpsKernels, name) else kernel
+        if not is_op or not hasattr(OpsKernels, name):
+            return kernel
+        return self.shown(name, getattr(self._ops, name), kernel)
 
-    def _shown(self, name: str, kernel: Callable[..., None]) -> Callable[..., None]:
+    def shown(
+        self, name: str, op: Callable[..., None], kernel: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Return the kernel behind the op, whose word is counted under that name."""
+
         def call(*arguments: Any) -> None:
             try:
-                getattr(self._ops, name)(*map(claimed, arguments))
+                op(*map(claimed, arguments))
                 self.refused[f"{name}: was launched"] += 1
             except (TypeError, ValueError, RuntimeError) as error:
                 told = str(error).strip().splitlines()[0]
@@ -148,6 +156,17 @@ class CheckedKernels(NumpyKernels):
                 kernel(*arguments)
 
         return call
+
+
+class _CheckedLatent:
+    """NumPy's `LatentKernels` likewise, counted as `latent.fold` and so on."""
+
+    def __init__(self, kernels: CheckedKernels, latent: Any) -> None:
+        self._kernels, self._latent = kernels, latent
+
+    def __getattr__(self, name: str) -> Any:
+        op, kernel = getattr(OpsKernels.latent, name), getattr(self._latent, name)
+        return self._kernels.shown(f"latent.{name}", op, kernel)
 
 
 def _is_bfloat16(argument: Any) -> bool:

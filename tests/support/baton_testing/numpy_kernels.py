@@ -53,7 +53,7 @@ class NumpyKernels:
 
     def __init__(self, device: NumpyDevice) -> None:
         self._launch = device.launch
-        self.latent: LatentKernels | None = NumpyLatentKernels(device.launch)
+        self.latent: LatentKernels = NumpyLatentKernels(device.launch)
 
     def embed(self, table: NumpyTensor, tokens: NumpyTensor, out: NumpyTensor) -> None:
         """See `Kernels.embed`."""

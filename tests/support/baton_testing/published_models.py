@@ -245,9 +245,29 @@ REAL: dict[str, dict[str, Any]] = {
         "use_qk_norm": False,
         "rms_norm_eps": 1e-5,
     },
+    "deepseek_v3": {
+        "vocab_size": 129_280,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "head_dim": 64,
+        "intermediate_size": 18_432,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 32,  # of 256, for room
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "rms_norm_eps": 1e-6,
+    },
 }
-"""Sizes of Llama-3.1-8B, Qwen2.5-7B, Qwen3-8B, ERNIE-4.5-0.3B, Qwen3-30B-A3B, ERNIE-4.5-21B-A3B and
-GLM-4.5-Air, as their config.json have them.
+"""Sizes of Llama-3.1-8B, Qwen2.5-7B, Qwen3-8B, ERNIE-4.5-0.3B, Qwen3-30B-A3B, ERNIE-4.5-21B-A3B,
+GLM-4.5-Air and DeepSeek-V3, as their config.json have them.
 """
 
 

@@ -31,6 +31,7 @@ from baton_worker.engine.backends.device.seam import (
     Shared,
 )
 from baton_worker.engine.backends.device.weights import (
+    DeviceLatent,
     DeviceLayer,
     DeviceMixture,
     DeviceMtp,
@@ -38,6 +39,7 @@ from baton_worker.engine.backends.device.weights import (
 )
 from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import Shard
 
@@ -247,6 +249,21 @@ class JudgedKernels:
         """See `Kernels.logprob_workspace_bytes`; the op asks the driver for its own."""
         return 64 << 20
 
+    @property
+    def latent(self) -> Any:
+        """See `Kernels.latent`; its calls are counted as `latent.fold` and so on."""
+        return _Judged(self._ops.latent, self.calls, "latent.")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_Judged(self._ops, self.calls), name)
+
+
+class _Judged:
+    """Ops by name, each of which refuses what does not fit and counts what does."""
+
+    def __init__(self, ops: Any, calls: Counter[str], prefix: str = "") -> None:
+        self._ops, self._calls, self._prefix = ops, calls, prefix
+
     def __getattr__(self, name: str) -> Any:
         op = getattr(self._ops, name)
 
@@ -256,7 +273,7 @@ class JudgedKernels:
             except RuntimeError as error:
                 if FIT not in str(error):
                     raise
-            self.calls[name] += 1
+            self._calls[self._prefix + name] += 1
 
         return judged
 
@@ -304,6 +321,13 @@ def stub_weights(
             make(count * 2 * width, hidden), make(count * hidden, width),
         )  # fmt: skip
 
+    def latent(mla: Mla) -> DeviceLatent:
+        n_heads, rank = model_shape.n_heads, mla.q_rank
+        return DeviceLatent(
+            make(rank) if rank else None, make(n_heads * mla.query_size, rank) if rank else None,
+            make(mla.kv_rank), make(n_heads * mla.unfolded_size, mla.kv_rank),
+        )  # fmt: skip
+
     def layer(index: int) -> DeviceLayer:
         inner, experts = model_shape.mlp_size(index), model_shape.experts_of(index)
         heads = (
@@ -311,12 +335,13 @@ def stub_weights(
             if model_shape.has_qk_norm
             else None
         )
-        width = model_shape.q_size + 2 * model_shape.kv_size
+        width = sum(model_shape.projected_sizes)
         return DeviceLayer(
-            make(hidden), make(width, hidden), make(hidden, model_shape.q_size), make(hidden),
+            make(hidden), make(width, hidden), make(hidden, model_shape.o_size), make(hidden),
             make(2 * inner, hidden) if inner else None, make(hidden, inner) if inner else None,
             heads, make(width) if model_shape.has_qkv_bias else None,
             mixture(experts) if experts else None,
+            latent(model_shape.mla) if model_shape.mla else None,
         )  # fmt: skip
 
     draft = layer(model_shape.n_layers)

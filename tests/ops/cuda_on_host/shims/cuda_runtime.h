@@ -62,7 +62,8 @@ inline std::function<void(const std::function<void()>&, const Shape&)> recorder;
 
 // What a device would refuse to launch, or null.
 inline const char* Refusal(const Shape& shape, const void* kernel) {
-  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.y > 65535) return "not a grid";
+  const auto is_side = [](unsigned blocks) { return blocks > 0 && blocks <= 65535; };
+  if (shape.grid.x == 0 || !is_side(shape.grid.y) || !is_side(shape.grid.z)) return "not a grid";
   if (shape.threads == 0 || shape.threads > 1024) return "not a block";
   if (shape.grid.x % shape.cluster_blocks != 0) return "clusters do not divide the grid";
   if (shape.cluster_blocks > 8) return "a cluster has 8 blocks at most";
@@ -102,13 +103,15 @@ inline cudaError_t Run(const std::function<void()>& kernel, const void* name, co
   cluster.random = settings.seed;
   blockDim = {shape.threads, 1, 1};
   gridDim = shape.grid;
-  const unsigned across = shape.grid.x / shape.cluster_blocks, all = across * shape.grid.y;
+  const unsigned across = shape.grid.x / shape.cluster_blocks, layer = across * shape.grid.y;
+  const unsigned all = layer * shape.grid.z;
   const auto first = static_cast<unsigned>(Draw() % all);
   for (unsigned i = 0; i < all && failure[0] == 0; ++i) {
     const unsigned at = (first + i) % all;
     std::vector<Index> blocks;
     for (unsigned b = 0; b < shape.cluster_blocks; ++b) {
-      blocks.push_back({at % across * shape.cluster_blocks + b, at / across, 0});
+      const unsigned x = at % across * shape.cluster_blocks + b;
+      blocks.push_back({x, at % layer / across, at / layer});
     }
     RunCluster(kernel, blocks, shape.threads, shape.dynamic_bytes);
     CheckEnd(shape, name);

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
@@ -65,6 +66,8 @@ LARGE = Sizes(
 
 
 FEWER = replace(LARGE, batches=(2, 33, 256), chunks=(64, 1000), scored_chunks=(128,))
+SHORTER = replace(FEWER, longest=600, batches=(2, 33), chunks=(64, 257))
+"""For what the kernels of any shape compute, which take longer."""
 
 
 class Known(NamedTuple):
@@ -81,6 +84,7 @@ class Known(NamedTuple):
         "qwen3-8b",
         "mimo-7b",
         "qwen3-30b-a3b",
+        "deepseek-v3",
     ]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
@@ -104,11 +108,14 @@ KNOWN = {
     "gpu-small-mimo-2-drafts": Known("gpu", "small-mimo-2", "bfloat16", SMOKE),
     "gpu-small-qwen2": Known("gpu", "small-qwen2", "bfloat16", SMOKE),
     "gpu-small-glm4_moe": Known("gpu", "small-glm4_moe", "bfloat16", SMOKE),
+    "gpu-small-deepseek_v3": Known("gpu", "small-deepseek_v3", "bfloat16", SMOKE),
+    "gpu-small-deepseek_v3-float32": Known("gpu", "small-deepseek_v3", "float32", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
     "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
     "gpu-qwen3-30b-a3b-8": Known("gpu", "qwen3-30b-a3b", "bfloat16", FEWER, 8),
+    "gpu-deepseek-v3-4": Known("gpu", "deepseek-v3", "bfloat16", SHORTER, 4),
 }
 EXACT = tuple(name for name in KNOWN if name != "numpy-tiny-bfloat16")
 """Which are held to the promise; the other one tells how far bfloat16 is from float64."""
@@ -229,6 +236,7 @@ def _on_gpu(known: Known) -> LoadedModel:
         "qwen3-8b": random_model.qwen3_8b,
         "mimo-7b": random_model.mimo_7b,
         "qwen3-30b-a3b": random_model.qwen3_30b_a3b,
+        "deepseek-v3": partial(random_model.deepseek_v3, n_experts=32),
     }
     model_shape = shapes[known.model](known.n_layers)
     return LoadedModel(

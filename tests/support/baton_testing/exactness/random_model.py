@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from baton_worker.engine.backends.device.weights import (
+    DeviceLatent,
     DeviceLayer,
     DeviceMixture,
     DeviceMtp,
     DeviceWeights,
 )
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.shape import ModelShape
 
 LAYERS = 36
@@ -142,6 +144,44 @@ def glm_45_air(n_layers: int = 46) -> ModelShape:
     )
 
 
+def deepseek_v3(n_layers: int = 61, n_experts: int = 256) -> ModelShape:
+    """Return the shape as published, rotation not stretched; with fewer layers and experts if asked
+    for, of which all layers behind the third have some.
+    """
+    n_dense = min(3, n_layers - 1)
+    experts = Experts(
+        n_experts,
+        8,
+        2048,
+        tuple(range(n_dense, n_layers)),
+        shared_size=2048,
+        scores="sigmoid",
+        n_groups=8,
+        n_chosen_groups=4,
+        has_choice_bias=True,
+        scaling=2.5,
+        least_sum=1e-20,
+        has_mtp=True,
+    )
+    mla = Mla(1536, 512, 128, 64, 128, score_scale=192**-0.5)
+    return replace(
+        qwen3_8b(n_layers),
+        model_type="deepseek_v3",
+        vocab_size=129_280,
+        hidden_size=7168,
+        n_heads=128,
+        n_kv_heads=1,
+        head_dim=mla.row_size,
+        intermediate_size=18_432,
+        rope_style="interleaved",
+        rope_theta=10_000.0,
+        mtp_hidden="post_norm",
+        has_qk_norm=False,
+        experts=experts,
+        mla=mla,
+    )
+
+
 def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeights:
     """Return bfloat16 weights on the current CUDA device, the same for a seed on every H200."""
     source = torch.Generator(device="cuda")
@@ -160,17 +200,18 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
     def layer(index: int) -> DeviceLayer:
         inner, experts = shape.mlp_size(index), shape.experts_of(index)
         heads = (norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None
-        width = shape.q_size + 2 * shape.kv_size
+        width = sum(shape.projected_sizes)
         return DeviceLayer(
             input_norm=norm(hidden),
             qkv=normal(width, hidden),
-            o=normal(hidden, shape.q_size, scale=into_residual),
+            o=normal(hidden, shape.o_size, scale=into_residual),
             post_norm=norm(hidden),
             gate_up=normal(2 * inner, hidden) if inner else None,
             down=normal(hidden, inner, scale=into_residual) if inner else None,
             qk_norm=heads,
             qkv_bias=normal(width, scale=1.0) if shape.has_qkv_bias else None,
             mixture=_mixture(normal, hidden, experts, into_residual) if experts else None,
+            latent=_latent(normal, norm, shape.n_heads, shape.mla) if shape.mla else None,
         )
 
     embed = normal(shape.vocab_size, hidden, scale=1.0)
@@ -195,6 +236,15 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
         final_norm=final_norm,
         lm_head=head,
         identity=f"random {shape.n_layers} {seed}",
+    )
+
+
+def _latent(normal: Any, norm: Any, n_heads: int, mla: Mla) -> DeviceLatent:
+    return DeviceLatent(
+        q_norm=norm(mla.q_rank) if mla.q_rank else None,
+        q_up=normal(n_heads * mla.query_size, mla.q_rank) if mla.q_rank else None,
+        kv_norm=norm(mla.kv_rank),
+        kv_up=normal(n_heads * mla.unfolded_size, mla.kv_rank),
     )
 
 

@@ -148,8 +148,8 @@ class TracingKernels:
 
     @property
     def latent(self) -> Any:
-        """Those of compressed rows, if there are some."""
-        return self._kernels.latent and _TracingLatent(self._kernels.latent, self)
+        """Those of compressed rows."""
+        return _TracingLatent(self._kernels.latent, self)
 
     def begin_layer(self, places: Any, layer: int) -> None:
         """Note that what comes is of this layer, and of tokens that stand there."""

@@ -96,8 +96,7 @@ def _on_a_gpu(
 
     # Before a device is looked for: nobody is to install one for a model it would not serve.
     path = Path(config.model.path)
-    has_latent = OpsKernels.latent is not None
-    refuse_unserved(path, load_shape(path), OpsKernels.expert_limits, has_latent)
+    refuse_unserved(path, load_shape(path), OpsKernels.expert_limits)
 
     def opened() -> tuple[Device, Kernels]:
         device = open_device(config.engine.framework)

@@ -32,6 +32,7 @@ from baton_worker.engine.backends.device.seam import (
     Seeds,
     Tensor,
 )
+from baton_worker.engine.backends.latent import OpsLatentKernels
 from baton_worker.engine.model.experts import Experts
 
 
@@ -47,7 +48,7 @@ class OpsKernels:
     """
 
     expert_limits = ExpertLimits(mixtures.MOST_EXPERTS, mixtures.MOST_CHOSEN, mixtures.MOST_GROUPS)
-    latent: LatentKernels | None = None  # no kernel attends to compressed rows yet
+    latent: LatentKernels = OpsLatentKernels()
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -155,7 +155,6 @@ class Decoder:
         mla, latent = self._model_shape.mla, kernels.latent
         assert mla is not None, "the shape tells of no compressed rows"
         assert room is not None, "memory was made for another shape"
-        assert latent is not None, "such a model is refused where it is prepared"
         width, row_size = mla.input_sizes(self._model_shape.n_heads)
         queries = device.columns(space.qkv, 0, width)
         if own.q_up is not None:

@@ -231,7 +231,7 @@ class Kernels(RankKernels, ExpertKernels, Protocol):
     alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
     """
 
-    latent: LatentKernels | None  # of multi-head latent attention; None where there are none
+    latent: LatentKernels  # of multi-head latent attention
 
     # -- the decoder -------------------------------------------------------------------------
 

@@ -77,23 +77,18 @@ def start_engine(
     return serve_from(config, prepared, clock)
 
 
-def refuse_unserved(path: Path, shape: ModelShape, limits: ExpertLimits, has_latent: bool) -> None:
+def refuse_unserved(path: Path, shape: ModelShape, limits: ExpertLimits) -> None:
     """Refuse a model that the kernels do not compute.
 
     Raises:
-        DeviceError: it is quantised, and there are none for that; or has MLA, likewise; or its
-            mixture is larger than they take.
+        DeviceError: it is quantised, and there are none for that; or its mixture is larger than
+            they take.
     """
     what = f"engine.device is 'gpu', but {path} (model_type {shape.model_type})"
     if shape.quantisation is not None:
         raise DeviceError(
             f"{what} is quantised to FP8 (quantization_config), whose CUDA kernels no step calls "
             "yet: only engine.device 'cpu' computes it"
-        )
-    if shape.mla is not None and not has_latent:
-        raise DeviceError(
-            f"{what} has MLA attention, for which there are no CUDA kernels: only engine.device "
-            "'cpu' computes it"
         )
     if (experts := shape.experts) is None:
         return
@@ -124,7 +119,7 @@ def prepare(
     """
     path = Path(config.model.path)
     model_shape = load_shape(path)
-    refuse_unserved(path, model_shape, kernels.expert_limits, has_latent=kernels.latent is not None)
+    refuse_unserved(path, model_shape, kernels.expert_limits)
     options = dataclasses.replace(
         resolve_options(config, model_shape), kv_bytes_per_step=_KV_BYTES_PER_STEP
     )
