@@ -31,6 +31,10 @@ Error host_scaled_matmul(const int64_t* words) {
   in.in = *words++;
   in.out = *words++;
   in.group = *words++;
+  in.is_gated = *words++ != 0;
+  in.row = At<int32_t>(words);
+  in.starts = At<int32_t>(words);
+  in.experts = *words++;
   Rows out{};
   out.data = At<void>(words);
   out.stride = *words++;

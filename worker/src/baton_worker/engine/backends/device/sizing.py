@@ -17,6 +17,7 @@ from baton_worker.engine.backends.device.budget import Budget, told
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.pool import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
+from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape
 from baton_worker.engine.options import EngineOptions
@@ -58,7 +59,10 @@ def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
 
 
 def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1) -> int:
-    """Return what a model's weights take on each of its ranks; norms are not counted."""
+    """Return what a model's weights take on each of its ranks; norms are not counted.
+
+    Of a quantised one matrices of decoder layers are taken for quantised, all of them.
+    """
     hidden, local = model_shape.hidden_size, local_shape(model_shape, ranks)
 
     def layer(index: int) -> int:
@@ -67,7 +71,11 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
         if experts is not None:
             width += experts.count * experts.intermediate_size
             router_bytes = 4 * hidden * experts.count  # float32 in every model
-        items = hidden * (sum(local.projected_sizes) + local.o_size + 3 * width)
+        attended = sum(local.projected_sizes)
+        if (fp8 := local.quantisation) is not None:
+            matrices = ((attended + 2 * width, hidden), (hidden, local.o_size), (hidden, width))
+            return sum(_scaled_bytes(fp8, *shape) for shape in matrices) + router_bytes
+        items = hidden * (attended + local.o_size + 3 * width)
         if local.mla is not None:
             items += local.n_heads * local.mla.q_rank * local.mla.query_size
             items += local.n_heads * local.mla.kv_rank * local.mla.unfolded_size
@@ -79,6 +87,11 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
     main = sum(map(layer, range(local.n_layers)))
     draft = layer(local.n_layers) + 2 * hidden * hidden * item_bytes
     return main + n_mtp * draft + vocabulary * item_bytes
+
+
+def _scaled_bytes(fp8: Fp8, outputs: int, inputs: int) -> int:
+    """Return those of a matrix: e4m3 numbers, and float32 scales of each row."""
+    return outputs * (inputs + 4 * (-(-inputs // fp8.group) if fp8.group else 1))
 
 
 def measured_budget(

@@ -81,15 +81,10 @@ def refuse_unserved(path: Path, shape: ModelShape, limits: ExpertLimits, has_lat
     """Refuse a model that the kernels do not compute.
 
     Raises:
-        DeviceError: it is quantised, and there are none for that; or has MLA, likewise; or its
-            mixture is larger than they take.
+        DeviceError: it has MLA, and there are none for that; or its mixture is larger than they
+            take.
     """
     what = f"engine.device is 'gpu', but {path} (model_type {shape.model_type})"
-    if shape.quantisation is not None:
-        raise DeviceError(
-            f"{what} is quantised to FP8 (quantization_config), whose CUDA kernels no step calls "
-            "yet: only engine.device 'cpu' computes it"
-        )
     if shape.mla is not None and not has_latent:
         raise DeviceError(
             f"{what} has MLA attention, for which there are no CUDA kernels: only engine.device "

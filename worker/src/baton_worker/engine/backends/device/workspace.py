@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from baton_worker.engine.backends.device.products import ScaledSpace, scaled_space
 from baton_worker.engine.backends.device.seam import (
     Device,
     DType,
@@ -51,6 +52,7 @@ class TokenSpace(NamedTuple):
         activated: [N, I], behind the gate.
         experts: of models that have some.
         latent: of models with MLA.
+        scaled: of quantised models; one for all N.
     """
 
     residual: Tensor
@@ -65,6 +67,7 @@ class TokenSpace(NamedTuple):
     activated: Tensor
     experts: ExpertSpace | None = None
     latent: LatentSpace | None = None
+    scaled: ScaledSpace | None = None
 
 
 class LatentSpace(NamedTuple):
@@ -171,6 +174,7 @@ class Workspace:
         self._tokens = _token_space(device, model_shape, dtype, sizes.tokens)
         self._experts = _expert_space(device, model_shape, dtype, sizes.tokens)
         self._latent = _latent_space(device, model_shape, dtype, sizes.tokens)
+        self._scaled = scaled_space(device, model_shape, sizes.tokens)
         self._n_chosen = model_shape.experts.chosen if model_shape.experts else 0
         self._sequences = _sequence_space(device, model_shape, dtype, sizes.sequences)
         self._hidden = device.empty((sizes.rows, model_shape.hidden_size), dtype)
@@ -190,9 +194,9 @@ class Workspace:
 
     def tokens(self, count: int) -> TokenSpace:
         """Return the memory of so many flat tokens."""
-        parts = [self._device.rows(t, 0, count) for t in self._tokens[:-2]]
+        parts = [self._device.rows(t, 0, count) for t in self._tokens[:-3]]
         return TokenSpace(*parts)._replace(
-            experts=self._experts_of(count), latent=self._latent_of(count)
+            experts=self._experts_of(count), latent=self._latent_of(count), scaled=self._scaled
         )
 
     def _latent_of(self, count: int) -> LatentSpace | None:
