@@ -25,9 +25,11 @@ Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
                                  in.group,
                                  groups};
   const int64_t across = DivideUp<int64_t>(groups, kQuantiseWarps);
-  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(in.rows)),
+  if (across > kMostGridRows) return "x has too many columns";
+  const Grid grid{dim3(static_cast<unsigned>(in.rows), static_cast<unsigned>(across)),
                   kQuantiseWarps * kWarp};
-  return LaunchEarly(QuantiseKernel<E>, grid, stream, params);
+  return groups == 1 ? LaunchEarly(QuantiseKernel<E, true>, grid, stream, params)
+                     : LaunchEarly(QuantiseKernel<E, false>, grid, stream, params);
 }
 
 static_assert(kScaledGroup == kScaledRange, "a group is a range");
@@ -109,7 +111,7 @@ Error CheckGroup(int64_t group, int64_t columns) {
 
 Error QuantiseRows(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
   if (in.rows == 0 || in.columns == 0) return nullptr;
-  if (in.rows > kMostGridRows) return "x has too many rows";
+  if (in.rows > kMostRows) return "x has too many rows";
   if (const Error error = CheckGroup(in.group, in.columns)) return error;
   return ForElement(in.type,
                     [&](auto element) { return Quantise<decltype(element)>(in, out, stream); });

@@ -69,13 +69,12 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
         width, experts = local.mlp_size(index), local.experts_of(index)
         router_bytes = 0
         if experts is not None:
-            width += experts.count * experts.intermediate_size
             router_bytes = 4 * hidden * experts.count  # float32 in every model
-        attended = sum(local.projected_sizes)
-        if (fp8 := local.quantisation) is not None:
-            matrices = ((attended + 2 * width, hidden), (hidden, local.o_size), (hidden, width))
-            return sum(_scaled_bytes(fp8, *shape) for shape in matrices) + router_bytes
-        items = hidden * (attended + local.o_size + 3 * width)
+        if local.quantisation is not None:
+            return _scaled_layer_bytes(local, local.quantisation, index) + router_bytes
+        if experts is not None:
+            width += experts.count * experts.intermediate_size
+        items = hidden * (sum(local.projected_sizes) + local.o_size + 3 * width)
         if local.mla is not None:
             items += local.n_heads * local.mla.q_rank * local.mla.query_size
             items += local.n_heads * local.mla.kv_rank * local.mla.unfolded_size
@@ -87,6 +86,21 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
     main = sum(map(layer, range(local.n_layers)))
     draft = layer(local.n_layers) + 2 * hidden * hidden * item_bytes
     return main + n_mtp * draft + vocabulary * item_bytes
+
+
+def _scaled_layer_bytes(local: ModelShape, fp8: Fp8, index: int) -> int:
+    """Return those of a quantised layer's matrices but its router."""
+    hidden, experts = local.hidden_size, local.experts_of(index)
+    mlps = [(local.mlp_size(index), 1)]
+    if experts is not None:
+        mlps.append((experts.intermediate_size, experts.count))
+    of_mlps = sum(
+        count * (_scaled_bytes(fp8, 2 * width, hidden) + _scaled_bytes(fp8, hidden, width))
+        for width, count in mlps
+        if width
+    )
+    qkv = _scaled_bytes(fp8, sum(local.projected_sizes), hidden)
+    return qkv + _scaled_bytes(fp8, hidden, local.o_size) + of_mlps
 
 
 def _scaled_bytes(fp8: Fp8, outputs: int, inputs: int) -> int:
