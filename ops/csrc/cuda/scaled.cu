@@ -69,7 +69,7 @@ Error RunWide(const ScaledMatmulInput& in, const ScaledParams<Out>& params, Stre
   const int64_t each = in.experts == 0 ? in.rows : in.rows / in.experts;
   const bool is_many =
       in.experts == 0
-          ? down * DivideUp<int64_t>(in.out, kColumns) >= kEnoughBlocks && in.rows > kManyRows / 2
+          ? down * DivideUp<int64_t>(in.out, kColumns) >= kEnoughBlocks && in.rows > kManyRows
           : each >= kManyOfAnExpert;
   if (is_many) {
     return LaunchTiles(ScaledManyKernel<Out, kGated>, params, down, kColumns, stream);

@@ -67,6 +67,10 @@ LARGE = Sizes(
 FEWER = replace(LARGE, batches=(2, 33, 256), chunks=(64, 1000), scored_chunks=(128,))
 
 
+FP8 = "-fp8"
+"""How names of models end whose matrices are quantised, in groups of 128."""
+
+
 class Known(NamedTuple):
     """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
@@ -77,9 +81,13 @@ class Known(NamedTuple):
         "small-qwen2",
         "small-glm4_moe",
         "small-deepseek_v3",
+        "small-qwen2-fp8",
+        "small-glm4_moe-fp8",
         "qwen3-8b",
+        "qwen3-8b-fp8",
         "mimo-7b",
         "qwen3-30b-a3b",
+        "qwen3-30b-a3b-fp8",
     ]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
@@ -96,16 +104,22 @@ KNOWN = {
     "numpy-small-qwen2": Known("numpy", "small-qwen2", "float32", BRIEF),
     "numpy-small-glm4_moe": Known("numpy", "small-glm4_moe", "float32", BRIEF),
     "numpy-small-deepseek_v3": Known("numpy", "small-deepseek_v3", "float32", BRIEF),
+    "numpy-small-qwen2-fp8": Known("numpy", "small-qwen2-fp8", "float32", BRIEF),
+    "numpy-small-glm4_moe-fp8": Known("numpy", "small-glm4_moe-fp8", "float32", BRIEF),
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
     "gpu-small-qwen2": Known("gpu", "small-qwen2", "bfloat16", SMOKE),
     "gpu-small-glm4_moe": Known("gpu", "small-glm4_moe", "bfloat16", SMOKE),
+    "gpu-small-qwen2-fp8": Known("gpu", "small-qwen2-fp8", "bfloat16", SMOKE),
+    "gpu-small-glm4_moe-fp8": Known("gpu", "small-glm4_moe-fp8", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
     "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
     "gpu-qwen3-30b-a3b-8": Known("gpu", "qwen3-30b-a3b", "bfloat16", FEWER, 8),
+    "gpu-qwen3-8b-fp8-12": Known("gpu", "qwen3-8b-fp8", "bfloat16", FEWER, 12),
+    "gpu-qwen3-30b-a3b-fp8-8": Known("gpu", "qwen3-30b-a3b-fp8", "bfloat16", FEWER, 8),
 }
 EXACT = tuple(name for name in KNOWN if name != "numpy-tiny-bfloat16")
 """Which are held to the promise; the other one tells how far bfloat16 is from float64."""
@@ -121,7 +135,8 @@ def parameters(names: Sequence[str]) -> list[Any]:
 def _marks(known: Known) -> list[Any]:
     if known.device == "gpu":
         return [pytest.mark.gpu]
-    is_slow = known.ranks > 1 or known.model in ("small-glm4_moe", "small-deepseek_v3")
+    is_fp8 = known.model.endswith(FP8)
+    is_slow = known.ranks > 1 or is_fp8 or known.model in ("small-glm4_moe", "small-deepseek_v3")
     return [pytest.mark.slow] if is_slow else []
 
 
@@ -220,28 +235,35 @@ def _on_gpu(known: Known) -> LoadedModel:
     device.synchronise()  # its stream is this thread's from here on
     if known.model == "tiny" or known.model.startswith("small-"):
         return LoadedModel(device, OpsKernels(device), *_of_a_folder(known, device))
-    from baton_testing.exactness import random_model
+    from baton_testing.exactness import random_fp8, random_model
 
     shapes = {
         "qwen3-8b": random_model.qwen3_8b,
         "mimo-7b": random_model.mimo_7b,
         "qwen3-30b-a3b": random_model.qwen3_30b_a3b,
     }
-    model_shape = shapes[known.model](known.n_layers)
-    return LoadedModel(
-        device, OpsKernels(device), model_shape, random_model.random_weights(torch, model_shape)
-    )
+    model_shape, kernels = shapes[known.model.removesuffix(FP8)](known.n_layers), OpsKernels(device)
+    weights = random_model.random_weights(torch, model_shape)
+    if not known.model.endswith(FP8):
+        return LoadedModel(device, kernels, model_shape, weights)
+    model_shape = replace(model_shape, quantisation=random_fp8.IN_GROUPS)
+    weights = random_fp8.quantised(device, kernels, weights)
+    return LoadedModel(device, kernels, model_shape, weights)
 
 
 def _of_a_folder(known: Known, device: Any) -> tuple[ModelShape, Any]:
     from baton_testing.exactness.small_models import write_small_model
+    from baton_testing.fp8_folder import quantise_folder
     from baton_worker.engine.backends.device.loading import load_device_weights
     from baton_worker.engine.model.checkpoint import open_checkpoint
 
     with TemporaryDirectory() as folder:
         path = TINY_MODEL
         if known.model != "tiny":
-            path = write_small_model(Path(folder), known.model.removeprefix("small-"))
+            family = known.model.removeprefix("small-").removesuffix(FP8)
+            path = write_small_model(Path(folder), family)
+            if known.model.endswith(FP8):
+                quantise_folder(path, with_drafts=True)
         model_shape = load_shape(path)
         weights = load_device_weights(
             device,
