@@ -45,6 +45,10 @@ class HostScaled:
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
 
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by: a header, and the line; none of no line."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
+
     def quantise(self, x: Array, group: int) -> ScaledRows:
         """Quantise rows of E, at any distance, in groups of so many columns."""
         rows, columns = x.shape
