@@ -40,6 +40,8 @@ LONGEST = (
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-12",
     "test_the_same_bits_any_way_it_is_served-gpu-mimo-7b-12",
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-30b-a3b-8",
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-fp8-12",
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-30b-a3b-fp8-8",
     "test_real_shapes_are_transformers",
     "cuda",
 )
@@ -52,6 +54,8 @@ MOST_GIB = {
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-12": 35,
     "test_the_same_bits_any_way_it_is_served-gpu-mimo-7b-12": 35,
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-30b-a3b-8": 35,
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-fp8-12": 40,
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-30b-a3b-fp8-8": 40,
     "test_real_shapes_are_transformers": 45,
     "test_two_processes_say_the_same": 30,
     "test_the_suite_finds_what_is_not_exact": 30,

@@ -44,6 +44,46 @@ def multiply(**changed: Any) -> None:
     scaled.scaled_matmul_into(*given.values())
 
 
+EXPERTS = 3
+
+
+def gate(**changed: Any) -> None:
+    given = {
+        "x": tensor("uint8", ROWS, COLUMNS),
+        "x_scales": tensor("float32", ROWS, 3),
+        "weight": tensor("uint8", 2 * OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", 2 * OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.scaled_gate_up_silu_into(*given.values())
+
+
+def multiply_experts(**changed: Any) -> None:
+    given = {
+        "x": tensor("uint8", ROWS, COLUMNS),
+        "x_scales": tensor("float32", ROWS, 3),
+        "starts": tensor("int32", EXPERTS + 1),
+        "weight": tensor("uint8", EXPERTS * OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", EXPERTS * OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.scaled_expert_matmul_into(*given.values())
+
+
+def gate_experts(**changed: Any) -> None:
+    """Of two tokens, whose rows are taken by several experts."""
+    given = {
+        "x": tensor("uint8", 2, COLUMNS),
+        "x_scales": tensor("float32", 2, 3),
+        "row": tensor("int32", ROWS),
+        "starts": tensor("int32", EXPERTS + 1),
+        "weight": tensor("uint8", EXPERTS * 2 * OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", EXPERTS * 2 * OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.scaled_expert_gate_up_silu_into(*given.values())
+
+
 WHOLE = {
     "x_scales": tensor("float32", ROWS, 1),
     "weight_scales": tensor("float32", OUTPUTS, 1),
@@ -59,6 +99,9 @@ WHOLE = {
         (multiply, {}),
         (multiply, WHOLE),
         (multiply, {"out": tensor("float32", ROWS, OUTPUTS)}),
+        (gate, {}),
+        (multiply_experts, {}),
+        (gate_experts, {}),
     ],
 )
 def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None:
@@ -81,7 +124,15 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (multiply, {"weight": tensor("uint8", OUTPUTS, 299)}, "weight.shape[1]"),
         (multiply, {"weight_scales": tensor("float32", OUTPUTS, 1)}, "weight_scales.shape[1]"),
         (multiply, {"weight_scales": tensor("float32", 39, 3)}, "weight_scales.shape[0]"),
-        (multiply, {"out": tensor("bfloat16", ROWS, 39)}, "out.shape[1]"),
+        (multiply, {"out": tensor("bfloat16", ROWS, 39)}, "weight.shape[0]"),
+        (multiply, {"out": tensor("bfloat16", 4, OUTPUTS)}, "out.shape[0]"),
+        (gate, {"weight": tensor("uint8", OUTPUTS, COLUMNS)}, "weight.shape[0]"),
+        (multiply_experts, {"starts": tensor("int32", 3)}, "weight.shape[0]"),
+        (multiply_experts, {"starts": tensor("int32", 1)}, "starts.shape[0]"),
+        (multiply_experts, {"starts": tensor("int64", 4)}, "starts"),
+        (multiply_experts, {"starts": tensor("int32", 514)}, "experts[0] must be in [1, 512]"),
+        (gate_experts, {"row": tensor("int32", 4)}, "row.shape[0]"),
+        (gate_experts, {"weight_scales": tensor("float32", 5, 3)}, "weight_scales.shape[0]"),
         (multiply, {"out": tensor("uint8", ROWS, OUTPUTS)}, "out must be bfloat16 or float32"),
     ],
 )

@@ -1,8 +1,10 @@
 // Exports of the ops of FP8.
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "decoder_arguments.h"
+#include "experts.h"
 #include "scaled.h"
 
 namespace baton_ops {
@@ -47,30 +49,53 @@ void RunQuantiseRows(ArgumentReader args) {
   Raise("quantise_rows", cuda::QuantiseRows(in, out, StreamOf(call.device)));
 }
 
-// Reads x, x_scales, weight, weight_scales, out.
-void RunScaledMatmul(ArgumentReader args) {
+// Reads x, x_scales, then `row` and `starts` of what has them, weight, weight_scales, out.
+void RunProduct(ArgumentReader args, bool is_gated, bool has_row, bool has_experts) {
   const TensorView x = args.Tensor("x"), x_scales = args.Tensor("x_scales");
+  std::optional<TensorView> row, starts;
+  if (has_row) row = args.Tensor("row");
+  if (has_experts) starts = args.Tensor("starts");
   const TensorView weight = args.Tensor("weight"), weight_scales = args.Tensor("weight_scales");
   const TensorView out = args.Tensor("out");
   const Call call(out, "out");
   Checked(x, "x").HasRank(2);
-  Checked(weight, "weight").HasRank(2);
+  Checked(out, "out").HasRank(2);
   cuda::ScaledMatmulInput in{};
-  in.rows = x.size(0);
+  in.is_gated = is_gated;
+  in.rows = has_row ? out.size(0) : x.size(0);
   in.in = x.size(1);
-  in.out = weight.size(0);
+  in.out = out.size(1);
   CheckRange("x.shape", 1, in.in, 1, kMostColumns);
   in.group = GroupOf(x_scales, "x_scales", in.in);
-  in.x = ReadRows(x, x_scales, "x", "x_scales", in.rows, in.in, in.group, call.device);
-  in.weight = ReadRows(weight, weight_scales, "weight", "weight_scales", in.out, in.in, in.group,
-                       call.device);
+  in.x = ReadRows(x, x_scales, "x", "x_scales", x.size(0), in.in, in.group, call.device);
+  if (row) in.row = call.Ints<const int32_t>(*row, "row", in.rows);
+  if (starts) {
+    Checked(*starts, "starts").HasRank(1).HasSizeAtLeast(0, 2);
+    in.experts = starts->size(0) - 1;
+    CheckRange("experts", 0, in.experts, 1, cuda::kMostExpertsOfLayer);
+    in.starts = call.Ints<const int32_t>(*starts, "starts", in.experts + 1);
+  }
+  const int64_t weight_rows = (is_gated ? 2 : 1) * in.out * (starts ? in.experts : 1);
+  in.weight = ReadRows(weight, weight_scales, "weight", "weight_scales", weight_rows, in.in,
+                       in.group, call.device);
   const cuda::Rows to = call.Rows(out, "out", in.rows, in.out);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   Raise("scaled_matmul", cuda::ScaledMatmul(in, to, call.type, StreamOf(call.device)));
 }
+
+void RunScaledMatmul(ArgumentReader args) { RunProduct(args, false, false, false); }
+
+void RunScaledGateUpSilu(ArgumentReader args) { RunProduct(args, true, false, false); }
+
+void RunScaledExpertMatmul(ArgumentReader args) { RunProduct(args, false, false, true); }
+
+void RunScaledExpertGateUpSilu(ArgumentReader args) { RunProduct(args, true, true, true); }
 
 }  // namespace
 }  // namespace baton_ops
 
 BATON_EXPORT_CUDA(cuda_quantise_rows, 3, RunQuantiseRows)
 BATON_EXPORT_CUDA(cuda_scaled_matmul, 5, RunScaledMatmul)
+BATON_EXPORT_CUDA(cuda_scaled_gate_up_silu, 5, RunScaledGateUpSilu)
+BATON_EXPORT_CUDA(cuda_scaled_expert_matmul, 6, RunScaledExpertMatmul)
+BATON_EXPORT_CUDA(cuda_scaled_expert_gate_up_silu, 7, RunScaledExpertGateUpSilu)

@@ -1,4 +1,6 @@
 // Launches of the ops of FP8.
+#include <algorithm>
+
 #include "baton_ops/quantise.cuh"
 #include "baton_ops/scaled_matmul.cuh"
 #include "early_launch.h"
@@ -9,6 +11,8 @@ namespace baton_ops::cuda {
 namespace {
 
 constexpr int64_t kMostGridRows = 65535;
+// Of a product, and columns: with what lies behind the last of a tile they are 32-bit numbers.
+constexpr int64_t kMostRows = int64_t{1} << 30;
 
 template <class E>
 Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
@@ -21,38 +25,81 @@ Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
                                  in.group,
                                  groups};
   const int64_t across = DivideUp<int64_t>(groups, kQuantiseWarps);
-  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(in.rows)),
+  if (across > kMostGridRows) return "x has too many columns";
+  const Grid grid{dim3(static_cast<unsigned>(in.rows), static_cast<unsigned>(across)),
                   kQuantiseWarps * kWarp};
-  return LaunchEarly(QuantiseKernel<E>, grid, stream, params);
+  return groups == 1 ? LaunchEarly(QuantiseKernel<E, true>, grid, stream, params)
+                     : LaunchEarly(QuantiseKernel<E, false>, grid, stream, params);
 }
 
-static_assert(kScaledGroup == kMatmulRange, "a group is a range");
+static_assert(kScaledGroup == kScaledRange, "a group is a range");
 
-template <class Out, class Tile>
-Error RunTiles(const ScaledParams<Out>& params, Stream stream) {
-  const int64_t across = DivideUp<int64_t>(params.out_columns, Tile::kColumns);
-  const int64_t down = DivideUp<int64_t>(params.rows, Tile::kRows);
-  if (down > kMostGridRows) return "x has too many rows";
-  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kMatmulThreads};
-  return params.groups == 1
-             ? LaunchEarly(ScaledMatmulKernel<Out, Tile, true>, grid, stream, params)
-             : LaunchEarly(ScaledMatmulKernel<Out, Tile, false>, grid, stream, params);
+// Tiles of so many rows that a launch has at most: each expert's last may have fewer.
+int64_t RowTiles(const ScaledMatmulInput& in, int64_t rows) {
+  const int64_t most = DivideUp<int64_t>(in.rows + in.experts * (rows - 1), rows);
+  return in.experts == 0 ? DivideUp<int64_t>(in.rows, rows) : std::min(in.rows, most);
 }
 
-template <class Out>
+template <class Kernel, class Out>
+Error LaunchTiles(Kernel kernel, const ScaledParams<Out>& params, int64_t down, int64_t columns,
+                  Stream stream) {
+  const int64_t across = DivideUp<int64_t>(params.out_columns, columns);
+  if (across > kMostGridRows) return "weight has too many rows";
+  const Grid grid{dim3(static_cast<unsigned>(down), static_cast<unsigned>(across)), kScaledThreads};
+  return LaunchEarly(kernel, grid, stream, params);
+}
+
+template <class Out, int kBlocks, bool kGated, bool kWide>
+Error RunSplit(const ScaledMatmulInput& in, const ScaledParams<Out>& params, Stream stream) {
+  using Tile = ScaledTile<Out, kBlocks, kGated, kWide>;
+  const int64_t down = RowTiles(in, kBlocks * kScaledBlockRows);
+  return LaunchTiles(ScaledSplitKernel<Out, kBlocks, kGated, kWide>, params, down,
+                     Tile::kOutColumns, stream);
+}
+
+// Where the blocks for many rows are enough for a GPU, and where rows are few for one tile. Both
+// are guesses: every choice has the same bits.
+constexpr int64_t kEnoughBlocks = 128, kFewOfAnExpert = 12, kManyOfAnExpert = 48;
+
+template <class Out, bool kGated>
+Error RunWide(const ScaledMatmulInput& in, const ScaledParams<Out>& params, Stream stream) {
+  constexpr int64_t kColumns =
+      kManyAcross * ScaledTile<Out, kManyBlocks, kGated, true>::kOutColumns;
+  const int64_t down = RowTiles(in, kManyRows);
+  const int64_t each = in.experts == 0 ? in.rows : in.rows / in.experts;
+  const bool is_many =
+      in.experts == 0
+          ? down * DivideUp<int64_t>(in.out, kColumns) >= kEnoughBlocks && in.rows > kManyRows
+          : each >= kManyOfAnExpert;
+  if (is_many) {
+    return LaunchTiles(ScaledManyKernel<Out, kGated>, params, down, kColumns, stream);
+  }
+  return each <= (in.experts == 0 ? kScaledBlockRows : kFewOfAnExpert)
+             ? RunSplit<Out, 1, kGated, true>(in, params, stream)
+             : RunSplit<Out, 2, kGated, true>(in, params, stream);
+}
+
+bool IsOnVectors(const uint8_t* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(Numbers) == 0; }
+
+template <class Out, bool kGated>
 Error MatmulOf(const ScaledMatmulInput& in, const Rows& out, Stream stream) {
-  const ScaledParams<Out> params{reinterpret_cast<const E4m3*>(in.x.values),
+  const ScaledParams<Out> params{in.x.values,
                                  in.x.scales,
-                                 reinterpret_cast<const E4m3*>(in.weight.values),
+                                 in.weight.values,
                                  in.weight.scales,
                                  static_cast<Out*>(out.data),
                                  out.stride,
-                                 in.rows,
-                                 in.in,
-                                 in.out,
-                                 DivideUp<int64_t>(in.in, in.group)};
-  return in.rows <= SmallMatmulTile::kRows ? RunTiles<Out, SmallMatmulTile>(params, stream)
-                                           : RunTiles<Out, LargeMatmulTile>(params, stream);
+                                 static_cast<int>(in.rows),
+                                 static_cast<int>(in.in),
+                                 static_cast<int>(in.out),
+                                 static_cast<int>(DivideUp<int64_t>(in.in, in.group)),
+                                 in.row,
+                                 in.starts,
+                                 static_cast<int>(in.experts)};
+  const bool is_wide = in.in % static_cast<int64_t>(sizeof(Numbers)) == 0 &&
+                       IsOnVectors(in.x.values) && IsOnVectors(in.weight.values);
+  return is_wide ? RunWide<Out, kGated>(in, params, stream)
+                 : RunSplit<Out, 1, kGated, false>(in, params, stream);
 }
 
 Error CheckGroup(int64_t group, int64_t columns) {
@@ -64,7 +111,7 @@ Error CheckGroup(int64_t group, int64_t columns) {
 
 Error QuantiseRows(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
   if (in.rows == 0 || in.columns == 0) return nullptr;
-  if (in.rows > kMostGridRows) return "x has too many rows";
+  if (in.rows > kMostRows) return "x has too many rows";
   if (const Error error = CheckGroup(in.group, in.columns)) return error;
   return ForElement(in.type,
                     [&](auto element) { return Quantise<decltype(element)>(in, out, stream); });
@@ -74,9 +121,14 @@ Error ScaledMatmul(const ScaledMatmulInput& in, const Rows& out, ElementType out
                    Stream stream) {
   if (in.rows == 0 || in.out == 0) return nullptr;
   if (in.in == 0) return "x must have columns";
+  if (in.rows > kMostRows) return "x has too many rows";
+  if (in.in > kMostRows) return "x has too many columns";
   if (const Error error = CheckGroup(in.group, in.in)) return error;
-  return ForElement(out_type,
-                    [&](auto element) { return MatmulOf<decltype(element)>(in, out, stream); });
+  return ForElement(out_type, [&](auto element) {
+    using Out = decltype(element);
+    return in.is_gated ? MatmulOf<Out, true>(in, out, stream)
+                       : MatmulOf<Out, false>(in, out, stream);
+  });
 }
 
 }  // namespace baton_ops::cuda

@@ -25,12 +25,16 @@ struct QuantiseInput {
 Error QuantiseRows(const QuantiseInput& input, const ScaledRows& out, Stream stream);
 
 struct ScaledMatmulInput {
-  ScaledRows x;       // [rows, in]
-  ScaledRows weight;  // [out, in]
-  int64_t rows;
+  ScaledRows x;       // [rows, in]; with `row` of any number
+  ScaledRows weight;  // [out, in], gated [2 out, in]; of experts one after the other
+  int64_t rows;       // of the output
   int64_t in;
-  int64_t out;
+  int64_t out;  // columns of the output
   int64_t group;
+  bool is_gated;       // silu(gate) * up; the weight has gates' rows, and as many ups' behind them
+  const int32_t* row;  // [rows]: which of x each is, or null: that of its number
+  const int32_t* starts;  // [experts + 1]: where each expert's rows begin; or null
+  int64_t experts;        // 0 where there are none
 };
 // Any shape; out is float32 or bfloat16.
 Error ScaledMatmul(const ScaledMatmulInput& input, const Rows& out, ElementType out_type,

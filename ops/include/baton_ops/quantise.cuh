@@ -1,6 +1,6 @@
 // Rows to e4m3, with a scale for each group of columns: the group's largest / 448. A warp has a
-// group. Where the scale is 0 the numbers are; a NaN or an infinity breaks the group's scale and no
-// other.
+// group, or where a row is one a block. Where the scale is 0 the numbers are; a NaN or an infinity
+// breaks the group's scale and no other.
 #ifndef BATON_OPS_QUANTISE_CUH_
 #define BATON_OPS_QUANTISE_CUH_
 
@@ -25,29 +25,41 @@ struct QuantiseParams {
 // The larger, or NaN if one is.
 __device__ __forceinline__ float LargerOrNan(float a, float b) { return b > a || b != b ? b : a; }
 
-// Grid: (groups, kQuantiseWarps a block; rows).
-template <class E>
-__global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(QuantiseParams<E> p) {
-  WaitForEarlierGrids();
-  LetNextGridStart();
-  const int lane = threadIdx.x % kWarp;
-  const int64_t group = blockIdx.x * static_cast<int64_t>(kQuantiseWarps) + threadIdx.x / kWarp;
-  if (group >= p.groups) return;  // the whole warp
-  const int64_t row = blockIdx.y, first = group * p.group;
-  const int64_t end = min(first + p.group, p.columns);
-  const E* x = p.x + row * p.x_stride;
-  float largest = 0.0f;
-  for (int64_t i = first + lane; i < end; i += kWarp) {
-    largest = LargerOrNan(largest, fabsf(ToFloat(x[i])));
-  }
+__device__ __forceinline__ float LargestOfWarp(float value) {
 #pragma unroll
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    largest = LargerOrNan(largest, __shfl_xor_sync(kEveryLane, largest, distance));
+    value = LargerOrNan(value, __shfl_xor_sync(kEveryLane, value, distance));
+  }
+  return value;
+}
+
+// Grid: (rows; groups, kQuantiseWarps a block, or one where a row is a group).
+template <class E, bool kIsWhole>
+__global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(QuantiseParams<E> p) {
+  __shared__ float largest_of[kQuantiseWarps];
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int warp = threadIdx.x / kWarp;
+  constexpr int kThreads = kIsWhole ? kQuantiseWarps * kWarp : kWarp;
+  const int64_t lane = threadIdx.x % kThreads, row = blockIdx.x;
+  const int64_t group = kIsWhole ? 0 : blockIdx.y * static_cast<int64_t>(kQuantiseWarps) + warp;
+  if (group >= p.groups) return;  // the whole warp
+  const int64_t first = group * p.group, end = min(first + p.group, p.columns);
+  const E* x = p.x + row * p.x_stride;
+  float largest = 0.0f;
+  for (int64_t i = first + lane; i < end; i += kThreads) {
+    largest = LargerOrNan(largest, fabsf(ToFloat(x[i])));
+  }
+  largest = LargestOfWarp(largest);
+  if constexpr (kIsWhole) {
+    if (threadIdx.x % kWarp == 0) largest_of[warp] = largest;
+    __syncthreads();
+    largest = LargestOfWarp(largest_of[threadIdx.x % kQuantiseWarps]);
   }
   const float scale = __fdiv_rn(largest, kLargestE4m3);
   if (lane == 0) p.scales[row * p.groups + group] = scale;
   E4m3* values = p.values + row * p.columns;
-  for (int64_t i = first + lane; i < end; i += kWarp) {
+  for (int64_t i = first + lane; i < end; i += kThreads) {
     values[i] = scale == 0.0f ? E4m3{0} : ToE4m3(__fdiv_rn(ToFloat(x[i]), scale));
   }
 }

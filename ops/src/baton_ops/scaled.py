@@ -4,8 +4,8 @@ Numbers are e4m3 (448 at most, no infinity), held as uint8. A scale f32 is of a 
 each 128, the last maybe fewer, or of the whole row; how many scales a row has says which. A row's
 bits depend on that row alone. Owns the Python form of these ops. Knows no model.
 
-Shapes: N rows, K columns, G groups, O outputs. E is bfloat16 or float32. Every function raises
-TypeError or ValueError where a dtype, shape or device is wrong; the message names it.
+Shapes: N rows, K columns, G groups, O outputs, X experts. E is bfloat16 or float32. Every function
+raises TypeError or ValueError where a dtype, shape or device is wrong; the message names it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,45 @@ def scaled_matmul_into(
     """Write out E[N, O]: x uint8[N, K] times weight uint8[O, K]^T, their scales f32[*, G].
 
     Group after group from the first on, the fp32 sum of a group's products, in ranges of 128 in
-    ascending order, is multiplied by the row's scale, by the weight's, and added; rounded once.
+    ascending order, is multiplied by the row's scale, by the weight's, and added; rounded once. A
+    range is summed by the tensor cores in steps of 16.
     """
     launch("cuda_scaled_matmul")(x, x_scales, weight, weight_scales, out)
+
+
+def scaled_gate_up_silu_into(
+    x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor, out: Tensor
+) -> None:
+    """Write out E[N, O] = silu(gate) * up, [gate, up] what `scaled_matmul_into` makes, of E, of
+    weight uint8[2 O, K].
+    """
+    launch("cuda_scaled_gate_up_silu")(x, x_scales, weight, weight_scales, out)
+
+
+def scaled_expert_matmul_into(
+    x: Tensor,
+    x_scales: Tensor,
+    starts: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    out: Tensor,
+) -> None:
+    """Write out E[N, O]: of rows starts i32[X + 1][e] to starts[e + 1] - 1 what
+    `scaled_matmul_into` makes of them and of rows e * O to e * O + O - 1 of weight uint8[X * O, K].
+    """
+    launch("cuda_scaled_expert_matmul")(x, x_scales, starts, weight, weight_scales, out)
+
+
+def scaled_expert_gate_up_silu_into(
+    x: Tensor,
+    x_scales: Tensor,
+    row: Tensor,
+    starts: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    out: Tensor,
+) -> None:
+    """Write out E[N, O] of weight uint8[X * 2 O, K], as `scaled_expert_matmul_into` groups rows and
+    `scaled_gate_up_silu_into` makes them; row n is row[n] i32[N] of x uint8[*, K].
+    """
+    launch("cuda_scaled_expert_gate_up_silu")(x, x_scales, row, starts, weight, weight_scales, out)

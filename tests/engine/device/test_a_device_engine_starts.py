@@ -26,6 +26,7 @@ from baton_worker.engine.backends.device import program, start
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.backends.device.scaled_kernels import Scaled
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.metrics import SEQUENCE_LABELS, EngineMetrics
@@ -263,21 +264,6 @@ def test_a_mixture_larger_than_kernels_take_is_refused_before_it_is_loaded(
     assert device.memory().peak == 0
 
 
-def test_a_quantised_model_is_refused_before_it_is_loaded(
-    make_checkpoint: Callable[..., Any],
-) -> None:
-    """By the kernels of tests too: no device has them, and none is looked for."""
-    path, device = make_checkpoint("qwen3", num_nextn_predict_layers=0).path, NumpyDevice()
-    quantise_folder(path)
-    chosen = msgspec.structs.replace(config(device="gpu"), model=ModelConfig(path=str(path)))
-    message = r"qwen3\) is quantised to FP8 \(quantization_config\), .* 'cpu' computes it"
-    with pytest.raises(DeviceError, match=message):
-        start_engine(chosen, device, NumpyKernels(device), time.monotonic)
-    assert device.memory().peak == 0
-    with pytest.raises(DeviceError, match=message):
-        build_engine(chosen)
-
-
 @pytest.mark.parametrize("family", ["ernie4_5_moe", "glm4_moe", "deepseek_v3"])
 def test_a_mixture_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
@@ -288,3 +274,20 @@ def test_a_mixture_is_loaded_sized_and_served(
     )
     engine = start_engine(chosen, device, NumpyKernels(device), time.monotonic)
     assert len(served(engine)[0]) == 9
+
+
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
+def test_a_quantised_model_is_loaded_sized_and_served(
+    make_checkpoint: Callable[..., Any], family: str
+) -> None:
+    """Captured steps and drafts among them; its matrices take a byte an element."""
+    path, device = make_checkpoint(family, tie_word_embeddings=False).path, NumpyDevice()
+    quantise_folder(path, with_drafts=True)
+    chosen = msgspec.structs.replace(
+        config(device="gpu", dtype="float32"), model=ModelConfig(path=str(path))
+    )
+    engine = start_engine(chosen, device, NumpyKernels(device), time.monotonic)
+    assert len(served(engine)[0]) == 9
+    assert device.n_captures
+    assert isinstance(engine.model.weights.layers[0].qkv, Scaled)
+    assert isinstance(engine.model.weights.mtp[0].proj, Scaled)

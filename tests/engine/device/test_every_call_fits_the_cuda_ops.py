@@ -35,6 +35,7 @@ from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.backends.device.scorer import TextScorer
 from baton_worker.engine.backends.latent import OpsLatentKernels
 from baton_worker.engine.model.experts import Experts
+from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape
 from baton_worker.sampling import LogprobParams
@@ -46,10 +47,19 @@ pytestmark = pytest.mark.skipif(
 SIZES = Sizes(33, 12, 200, (3, 32), (64,), (3, 5), (4, 8), (64,))
 
 
-@pytest.fixture(params=[qwen3_8b, mimo_7b, qwen3_30b_a3b, glm_45_air, deepseek_v3])
+def fp8(made: Callable[[int], ModelShape], group: int) -> Callable[[int], ModelShape]:
+    """Return a shape whose matrices are FP8, with a scale for each group or row of activations."""
+    quantisation = Fp8(group, group or 1, "weight_scale")
+    return lambda n_layers: replace(made(n_layers), quantisation=quantisation)
+
+
+OF_MIMO, OF_GLM = fp8(mimo_7b, 0), fp8(glm_45_air, 128)
+
+
+@pytest.fixture(params=[qwen3_8b, mimo_7b, qwen3_30b_a3b, glm_45_air, deepseek_v3, OF_MIMO, OF_GLM])
 def subject(request: pytest.FixtureRequest) -> Subject:
     """Qwen3-8B's shape with a draft layer, MiMo-7B's, which has biases, mixtures with and without
-    shared experts, and DeepSeek-V3's with MLA; fewer layers.
+    shared experts, and DeepSeek-V3's with MLA; dense and mixed in FP8; fewer layers.
     """
     return of_ranks(1, request.param(2))
 
@@ -84,19 +94,24 @@ def test_steps_of_every_kind(subject: Subject) -> None:
             serve(engine, subject.asks(), arriving=4)
     called = set(subject.loaded.kernels.calls)
     kernels = {name for name in vars(type(subject.loaded.kernels._ops)) if not name.startswith("_")}
-    of_mixtures = {"route", "expert_gate_up_silu", "expert_matmul", "combine"}
+    is_fp8 = subject.loaded.model_shape.quantisation is not None
+    plain = {"gate_up_silu", "expert_gate_up_silu", "expert_matmul"}
+    scaled = {"quantise", "scaled_matmul", *(f"scaled_{name}" for name in plain)}
+    of_mixtures = {"route", "combine", *(name for name in plain | scaled if "expert" in name)}
     is_mixture = subject.loaded.model_shape.experts is not None
     has_mla = subject.loaded.model_shape.mla is not None
     of_rows = {f"latent.{name}" for name in vars(OpsLatentKernels) if not name.startswith("_")}
     assert (of_rows <= called) if has_mla else not (of_rows & called)
     of_heads = {"rope_store", "attend"} if has_mla else set()
-    assert kernels - called - of_heads - (set() if is_mixture else of_mixtures) <= {
+    unasked = (plain if is_fp8 else scaled) | (set() if is_mixture else of_mixtures)
+    assert not called & unasked
+    assert kernels - called - of_heads - unasked <= {
         "attention_scratch_bytes", "logprob_workspace_bytes", "expert_limits", "latent",
         "exchange_head_bytes", "rank_sum", "rank_gather",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("made", [qwen3_8b, mimo_7b, glm_45_air, deepseek_v3])
+@pytest.mark.parametrize("made", [qwen3_8b, mimo_7b, glm_45_air, deepseek_v3, fp8(qwen3_8b, 128)])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_a_ranks_steps(size: int, made: Callable[[int], ModelShape]) -> None:
     """More rows than are gathered at once among them."""
@@ -104,9 +119,9 @@ def test_a_ranks_steps(size: int, made: Callable[[int], ModelShape]) -> None:
     for options in ({"max_running": 128, "n_draft": 5}, {"max_running": 3, "overlap": True}):
         with subject.engine(prefill_tokens=128, **options) as engine:
             serve(engine, subject.asks(80), arriving=64)
-    assert {"rank_sum", "rank_gather", "matmul", "gate_up_silu"} <= set(
-        subject.loaded.kernels.calls
-    )
+    is_fp8 = subject.loaded.model_shape.quantisation is not None
+    gate_up = "scaled_gate_up_silu" if is_fp8 else "gate_up_silu"
+    assert {"rank_sum", "rank_gather", "matmul", gate_up} <= set(subject.loaded.kernels.calls)
 
 
 def test_handoffs(subject: Subject) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from baton_testing.fp8_folder import quantise_folder
 from baton_testing.numpy_device import NumpyDevice, on_device
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.tiny_model import TINY_MODEL
@@ -31,6 +33,8 @@ BEGINS_LATE = {"plan_scores", "normalise_top_p"}
 READ_EARLY: dict[str, Callable[..., Any]] = {
     "matmul": lambda x, weight, out: weight,
     "gate_up_silu": lambda x, weight, out: weight,
+    "scaled_matmul": lambda x, weight, out: weight,
+    "scaled_gate_up_silu": lambda x, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
 }
@@ -38,6 +42,7 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
 WRITES: dict[str, Callable[..., Any]] = {
     "matmul": lambda x, weight, out: out,
     "gate_up_silu": lambda x, weight, out: out,
+    "quantise": lambda x, out: out,
     "add_norm": lambda x, residual, weight, eps, out: (residual, out),
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (kv, query),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
@@ -58,7 +63,7 @@ class Noted(NumpyKernels):
 
     def __getattribute__(self, name: str) -> Any:
         kernel = object.__getattribute__(self, name)
-        is_op = not name.startswith("_") and not name.endswith("_bytes")
+        is_op = not name.startswith("_") and not name.endswith("_bytes") and callable(kernel)
         if not is_op or not hasattr(OpsKernels, name):
             return kernel
 
@@ -103,10 +108,10 @@ def conflicts(launches: list[Launch]) -> list[str]:
     return found
 
 
-def launches_of_an_engine() -> list[Launch]:
+def launches_of_an_engine(folder: Path = TINY_MODEL) -> list[Launch]:
     """Serve prompts in chunks, drafts, drawn tokens and logprobs."""
     config = ProcessConfig(
-        model=ModelConfig(path=str(TINY_MODEL)),
+        model=ModelConfig(path=str(folder)),
         speculative=SpeculativeConfig(method="mtp", num_speculative_tokens=3),
         engine=EngineConfig(
             device="gpu", dtype="float32", max_model_len=64, max_running=2, prefill_chunk_tokens=16
@@ -131,6 +136,16 @@ def test_no_launch_reads_what_one_that_may_still_run_was_given() -> None:
     launches = launches_of_an_engine()
     called = {name for name, _ in launches}
     assert {"matmul", "gate_up_silu", "rope_store", "seed_drafts", "advance"} <= called
+    assert conflicts(launches) == []
+
+
+def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) -> None:
+    folder = make_checkpoint("glm4_moe").path
+    quantise_folder(folder, with_drafts=True)
+    launches = launches_of_an_engine(folder)
+    called = {name for name, _ in launches}
+    assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
+    assert {"scaled_expert_gate_up_silu", "scaled_expert_matmul"} <= called
     assert conflicts(launches) == []
 
 

@@ -1,4 +1,4 @@
-"""FP8 models on the CPU: the oracle's answers, and the same bits whatever happens around.
+"""FP8 models on either engine: the oracle's answers, and the same bits whatever happens around.
 
 Rounding to e4m3 is a step: where float32 and float64 fall on two sides of it, one activation
 differs by a sixteenth, and what follows by what that is worth. So most of what the engine says is
@@ -35,6 +35,7 @@ from baton_worker.engine.options import NO_DRAFTS, DraftSources
 
 Array = npt.NDArray[np.float32]
 
+ENGINES = ("paddle", "device")
 TOLERANCE = 5e-5
 STEP = 0.25
 """What a few activations on the other side of a step change a logprob by, at most."""

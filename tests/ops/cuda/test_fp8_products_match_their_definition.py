@@ -60,3 +60,130 @@ def test_products_are_as_defined_and_the_same_in_any_company(
         few = torch.full((count, outputs), torch.nan, device="cuda")
         scaled.scaled_matmul_into(x[0][:count], x[1][:count], *weight, few)
         assert torch.equal(few, out[:count])
+
+
+MODEL_SHAPES = [
+    pytest.param(4096, 6144, id="Qwen3-8B's qkv"),
+    pytest.param(12288, 4096, id="Qwen3-8B's down"),
+    pytest.param(1408, 4096, id="11 groups"),
+    pytest.param(4096, 4104, id="a last tile of 8 columns"),
+    pytest.param(1000, 4104, id="rows that are no vectors"),
+    pytest.param(1040, 72, id="a last group of 16"),
+]
+COUNTS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 129, 300, 700)
+
+
+def grouped(torch: ModuleType, rows: int, columns: int, is_whole: bool, scale: float = 1.0) -> Any:
+    """Return rows of e4m3 and their scales, also where 128 does not divide the columns."""
+    x = torch.randn(rows, columns, device="cuda") * scale
+    values = torch.empty((rows, columns), dtype=torch.uint8, device="cuda")
+    scales = torch.empty((rows, 1 if is_whole else -(-columns // 128)), device="cuda")
+    scaled.quantise_rows_into(x, values, scales)
+    return values, scales
+
+
+def whole(torch: ModuleType, of: tuple[Any, Any]) -> Any:
+    """Return in float64 what they stand for."""
+    values, scales = of
+    each = values.shape[1] if scales.shape[1] == 1 else 128
+    wide = scales.double().repeat_interleave(each, 1)[:, : values.shape[1]]
+    return values.view(torch.float8_e4m3fn).double() * wide
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+@pytest.mark.parametrize(("columns", "outputs"), MODEL_SHAPES)
+def test_a_row_has_the_same_bits_whatever_kernel_the_number_of_rows_chooses(
+    torch: ModuleType, columns: int, outputs: int, is_whole: bool
+) -> None:
+    """Tiles of 16 and of 32 rows that split a row, and 128 rows that do not; plain and gated, at
+    any place in a tile, beside NaN.
+    """
+    x = grouped(torch, max(COUNTS), columns, is_whole)
+    weight = grouped(torch, outputs, columns, is_whole, 0.02)
+    up = grouped(torch, outputs, columns, is_whole, 0.02)
+    pair = tuple(torch.cat(parts) for parts in zip(weight, up, strict=True))
+    for dtype in (torch.float32, torch.bfloat16):
+        for run, of in (
+            (scaled.scaled_matmul_into, weight),
+            (scaled.scaled_gate_up_silu_into, pair),
+        ):
+            out = torch.full((max(COUNTS), outputs), torch.nan, device="cuda", dtype=dtype)
+            run(*x, *of, out)
+            assert bool(out.isfinite().all())
+            for count in COUNTS:
+                for start in (0, max(COUNTS) - count):
+                    rows = slice(start, start + count)
+                    few = torch.full_like(out[rows], torch.nan)
+                    run(x[0][rows].contiguous(), x[1][rows].contiguous(), *of, few)
+                    assert torch.equal(few, out[rows]), (dtype, run.__name__, count, start)
+    broken = x[1].clone()
+    broken[3::7] = torch.nan
+    out = torch.empty((max(COUNTS), outputs), device="cuda")
+    scaled.scaled_matmul_into(*x, *weight, out)
+    beside = torch.empty_like(out)
+    scaled.scaled_matmul_into(x[0], broken, *weight, beside)
+    kept = torch.ones(max(COUNTS), dtype=torch.bool, device="cuda")
+    kept[3::7] = False
+    assert torch.equal(beside[kept], out[kept])
+    assert bool(beside[~kept].isnan().all())
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+@pytest.mark.parametrize("rows", [1, 20, 700])
+@pytest.mark.parametrize(("columns", "outputs"), MODEL_SHAPES)
+def test_products_of_any_shape_are_as_defined(
+    torch: ModuleType, columns: int, outputs: int, rows: int, is_whole: bool
+) -> None:
+    x = grouped(torch, rows, columns, is_whole)
+    weight = grouped(torch, 2 * outputs, columns, is_whole, 0.02)
+    out = torch.full((rows, 2 * outputs), torch.nan, device="cuda")
+    scaled.scaled_matmul_into(*x, *weight, out)
+    a, b = whole(torch, x), whole(torch, weight)
+    off = ((out - a @ b.T).abs() / (a.abs() @ b.abs().T)).max().item()
+    print(f"{rows} rows of {columns}: off by {off:.2g} of the sum of sizes")
+    assert off <= 1e-5
+    gated = torch.full((rows, outputs), torch.nan, device="cuda")
+    scaled.scaled_gate_up_silu_into(*x, *weight, gated)
+    gate, up = out.split(outputs, dim=1)
+    torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tokens", [1, 9, 64, 300, 2048])
+def test_rows_of_experts_have_the_bits_of_a_product_with_their_experts_weight(
+    torch: ModuleType, tokens: int, dtype: str
+) -> None:
+    """Of 130 experts, of which some have nobody and one has most: every number of rows a tile."""
+    experts, hidden, width, chosen = 130, 512, 200, 4
+    kind = {"device": "cuda", "dtype": getattr(torch, dtype)}
+    x = grouped(torch, tokens, hidden, False)
+    gate_up = grouped(torch, experts * 2 * width, hidden, False, 0.05)
+    down = grouped(torch, experts * hidden, width, False, 0.05)
+    choice = torch.randint(0, 3 * experts, (tokens * chosen,), device="cuda")
+    choice = torch.where(choice < experts, choice, 7).sort()
+    row = (choice.indices // chosen).int()
+    counts = torch.bincount(choice.values, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    gated = torch.full((tokens * chosen, width), torch.nan, **kind)
+    scaled.scaled_expert_gate_up_silu_into(*x, row, starts, *gate_up, gated)
+    middle = (
+        torch.empty((tokens * chosen, width), dtype=torch.uint8, device="cuda"),
+        torch.empty((tokens * chosen, 2), device="cuda"),
+    )
+    scaled.quantise_rows_into(gated, *middle)
+    made = torch.full((tokens * chosen, hidden), torch.nan, **kind)
+    scaled.scaled_expert_matmul_into(*middle, starts, *down, made)
+    bounds = starts.tolist()
+    for expert in range(experts):
+        first, last = bounds[expert], bounds[expert + 1]
+        if first == last:
+            continue
+        rows = row[first:last].long()
+        up = [part[expert * 2 * width : (expert + 1) * 2 * width] for part in gate_up]
+        wanted = torch.full((last - first, width), torch.nan, **kind)
+        scaled.scaled_gate_up_silu_into(x[0][rows], x[1][rows], *up, wanted)
+        assert torch.equal(gated[first:last], wanted), expert
+        own = [part[expert * hidden : (expert + 1) * hidden] for part in down]
+        then = torch.full((last - first, hidden), torch.nan, **kind)
+        scaled.scaled_matmul_into(middle[0][first:last], middle[1][first:last], *own, then)
+        assert torch.equal(made[first:last], then), expert

@@ -7,6 +7,12 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
+// Has every thread pass a barrier by.
+void host_skip(const char* file, int line) {
+  host_cuda::settings.skipped_line = line;
+  snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
+}
+
 Error host_quantise(const int64_t* words) {
   QuantiseInput in{};
   in.x.data = At<void>(words);
@@ -31,6 +37,10 @@ Error host_scaled_matmul(const int64_t* words) {
   in.in = *words++;
   in.out = *words++;
   in.group = *words++;
+  in.is_gated = *words++ != 0;
+  in.row = At<int32_t>(words);
+  in.starts = At<int32_t>(words);
+  in.experts = *words++;
   Rows out{};
   out.data = At<void>(words);
   out.stride = *words++;

@@ -17,7 +17,13 @@ from baton_testing import host_cuda
 
 Array = npt.NDArray[Any]
 
-UNIT = host_cuda.Unit(("scaled.cu",), "scaled_entry.cc", lambda _, text: host_cuda.rewritten(text))
+_INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"rcp.approx.ftz.f32 %0, %1;": "Reciprocal"}
+UNIT = host_cuda.Unit(
+    ("scaled.cu",),
+    "scaled_entry.cc",
+    lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
+    stand_ins=("mma.cuh",),
+)
 
 
 class ScaledRows(NamedTuple):
@@ -39,6 +45,10 @@ class HostScaled:
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
 
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by: a header, and the line; none of no line."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
+
     def quantise(self, x: Array, group: int) -> ScaledRows:
         """Quantise rows of E, at any distance, in groups of so many columns."""
         rows, columns = x.shape
@@ -51,11 +61,28 @@ class HostScaled:
         _check(self._library.host_quantise(_words(x, stride, is_bf16, rows, columns, group, *out)))
         return out
 
-    def matmul(self, x: ScaledRows, weight: ScaledRows, group: int, out: Array) -> None:
-        """Multiply into `out`, of E, its rows at any distance."""
-        sizes = *x.values.shape, len(weight.values), group
+    def matmul(
+        self,
+        x: ScaledRows,
+        weight: ScaledRows,
+        group: int,
+        out: Array,
+        is_gated: bool = False,
+        row: Array | None = None,
+        starts: Array | None = None,
+    ) -> None:
+        """Multiply into `out`, of E, its rows at any distance.
+
+        Args:
+            row: i32[N], which row of x each is.
+            starts: i32[X + 1], where each expert's rows begin.
+        """
+        sizes = len(out), x.values.shape[1], out.shape[1], group, int(is_gated)
+        n_experts = 0 if starts is None else len(starts) - 1
+        of_experts = [0 if each is None else each for each in (row, starts)]
         to = out, out.strides[0] // out.itemsize, int(out.dtype == np.uint16)
-        _check(self._library.host_scaled_matmul(_words(*x, *weight, *sizes, *to)))
+        words = _words(*x, *weight, *sizes, *of_experts, n_experts, *to)
+        _check(self._library.host_scaled_matmul(words))
 
 
 def _words(*values: Any) -> Any:

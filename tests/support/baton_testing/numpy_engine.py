@@ -6,14 +6,17 @@ Owns how its parts are put together for a model whose weights the host holds. Kn
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from baton_testing.e4m3_numbers import nearest_bits
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.runner import DeviceRunner
+from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, Tensor
 from baton_worker.engine.backends.device.steps import DeviceModel, Steps
 from baton_worker.engine.backends.device.weights import (
@@ -26,6 +29,7 @@ from baton_worker.engine.backends.device.weights import (
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator
+from baton_worker.engine.model.matrices import Matrix, ScaledMatrix, joined
 from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.model.weights import (
@@ -64,24 +68,24 @@ def heads_in_order(
 def uploaded(
     device: Device, weights: Weights, n_mtp: int, model_shape: ModelShape
 ) -> DeviceWeights:
-    """Return a host's weights as the device has them: float32, `[out, in]`."""
+    """Return a host's weights as the device has them: float32 or FP8, `[out, in]`."""
 
-    def put(array: npt.NDArray[np.float32]) -> Tensor:
-        tensor = device.empty(array.shape, "float32")
-        device.upload(np.ascontiguousarray(array), tensor)
-        device.synchronise()
-        return tensor
+    def put(array: npt.NDArray[Any]) -> Tensor:
+        return _put(device, array)
+
+    def matrix(source: Matrix, has_heads: bool = False) -> Weight:
+        return _matrix(device, source, model_shape if has_heads else None)
 
     def layer(source: LayerWeights) -> DeviceLayer:
         norms, bias = source.qk_norm, source.qkv_bias
         mlp, mixed = source.mlp, source.mixture
         return DeviceLayer(
             input_norm=put(source.input_norm),
-            qkv=put(heads_in_order(source.qkv.T, model_shape)),
-            o=put(source.o.T),
+            qkv=matrix(source.qkv, has_heads=True),
+            o=matrix(source.o),
             post_norm=put(source.post_norm),
-            gate_up=None if mlp is None else put(mlp.gate_up.T),
-            down=None if mlp is None else put(mlp.down.T),
+            gate_up=None if mlp is None else matrix(mlp.gate_up),
+            down=None if mlp is None else matrix(mlp.down),
             qk_norm=None
             if norms is None
             else (
@@ -98,15 +102,15 @@ def uploaded(
         return DeviceMixture(
             router=put(source.router.T),
             choice_bias=None if bias is None else put(bias),
-            gate_up=put(np.concatenate([each.gate_up.T for each in source.experts])),
-            down=put(np.concatenate([each.down.T for each in source.experts])),
+            gate_up=matrix(joined([each.gate_up for each in source.experts])),
+            down=matrix(joined([each.down for each in source.experts])),
         )
 
     def mtp(source: MtpWeights) -> DeviceMtp:
         return DeviceMtp(
             emb_norm=put(source.emb_norm),
             hidden_norm=put(source.hidden_norm),
-            proj=put(source.proj.T),
+            proj=matrix(source.proj),
             layer=layer(source.layer),
             final_norm=put(source.final_norm),
         )
@@ -120,6 +124,25 @@ def uploaded(
         lm_head=put(weights.lm_head.T),
         identity=weights.identity,
     )
+
+
+def _put(device: Device, array: npt.NDArray[Any]) -> Tensor:
+    tensor = device.empty(array.shape, "uint8" if array.dtype == np.uint8 else "float32")
+    device.upload(np.ascontiguousarray(array), tensor)
+    device.synchronise()
+    return tensor
+
+
+def _matrix(device: Device, source: Matrix, heads_of: ModelShape | None) -> Weight:
+    """Return a matrix; its outputs are heads of this shape if one is given."""
+
+    def rows(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return array.T if heads_of is None else heads_in_order(array.T, heads_of)
+
+    if isinstance(source, ScaledMatrix):
+        values = _put(device, nearest_bits(rows(source.values)))
+        return Scaled(values, _put(device, rows(source.scales)))
+    return _put(device, rows(source))
 
 
 def _latent(

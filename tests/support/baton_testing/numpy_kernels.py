@@ -17,6 +17,7 @@ import baton_ops
 from baton_testing import numpy_experts, numpy_ranks
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_testing.numpy_latent import NumpyLatentKernels
+from baton_testing.numpy_scaled import NumpyScaledKernels, silu_mul
 from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
@@ -42,17 +43,17 @@ from baton_worker.engine.sampling.logits_processing import truncated
 from baton_worker.engine.sampling.noise import uniforms
 
 Array = npt.NDArray[Any]
-Product = Callable[[Array, Array, Array], None]
+Product = Callable[[Any, Any, Array], None]
 """Writes x[N, I] @ weight[O, I]^T."""
 
 
-class NumpyKernels:
+class NumpyKernels(NumpyScaledKernels):
     """See `seam.Kernels`; each call goes on the device's stream."""
 
     expert_limits = ExpertLimits(1 << 20, 1 << 20, 1 << 20)
 
     def __init__(self, device: NumpyDevice) -> None:
-        self._launch = device.launch
+        super().__init__(device)
         self.latent: LatentKernels = NumpyLatentKernels(device.launch)
 
     def embed(self, table: NumpyTensor, tokens: NumpyTensor, out: NumpyTensor) -> None:
@@ -372,19 +373,11 @@ def _attended(query: Array, keys: Array, values: Array, scale: float) -> Array:
     return np.asarray((weights[..., None] * values[:, None]).sum(axis=2) / total)
 
 
-def gate_up_silu(x: Array, weight: Array, out: Array, product: Product = matmul) -> None:
+def gate_up_silu(x: Any, weight: Any, out: Array, product: Product = matmul) -> None:
     """Write silu(gate) * up of a product that some other kernel may make."""
-    gate_up = np.empty((len(x), len(weight)), np.float32)
+    gate_up = np.empty((len(out), 2 * out.shape[1]), np.float32)
     product(x, weight, gate_up)
-    _silu_mul(gate_up, out)
-
-
-def _silu_mul(gate_up: Array, out: Array) -> None:
-    width = out.shape[1]
-    for row, values in enumerate(gate_up):
-        gate, up = values[:width].astype(np.float64), values[width:].astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            out[row] = gate / (1.0 + np.exp(-gate)) * up
+    silu_mul(gate_up, out)
 
 
 def _broken_rows(x: Array, out: Array) -> None:

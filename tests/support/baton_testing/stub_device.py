@@ -22,6 +22,7 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.collective import Collective, ExchangeSizes
 from baton_worker.engine.backends.device.engine import Team
 from baton_worker.engine.backends.device.orders import Answer, Order, encode
+from baton_worker.engine.backends.device.scaled_kernels import Scaled
 from baton_worker.engine.backends.device.seam import (
     DType,
     Event,
@@ -313,12 +314,19 @@ def stub_weights(
     def make(*shape: int) -> Any:
         return device.empty(shape, dtype)
 
+    def matrix(*shape: int) -> Any:
+        if (fp8 := model_shape.quantisation) is None:
+            return make(*shape)
+        n_groups = -(-shape[1] // fp8.group_of(shape[1]))
+        scales = device.empty((shape[0], n_groups), "float32")
+        return Scaled(device.empty(shape, "uint8"), scales)
+
     def mixture(experts: Experts) -> DeviceMixture:
         count, width = experts.count, experts.intermediate_size
         bias = device.empty((count,), "float32") if experts.has_choice_bias else None
         return DeviceMixture(
             device.empty((count, hidden), "float32"), bias,
-            make(count * 2 * width, hidden), make(count * hidden, width),
+            matrix(count * 2 * width, hidden), matrix(count * hidden, width),
         )  # fmt: skip
 
     def latent(mla: Mla) -> DeviceLatent:
@@ -337,8 +345,8 @@ def stub_weights(
         )
         width = sum(model_shape.projected_sizes)
         return DeviceLayer(
-            make(hidden), make(width, hidden), make(hidden, model_shape.o_size), make(hidden),
-            make(2 * inner, hidden) if inner else None, make(hidden, inner) if inner else None,
+            make(hidden), matrix(width, hidden), matrix(hidden, model_shape.o_size), make(hidden),
+            matrix(2 * inner, hidden) if inner else None, matrix(hidden, inner) if inner else None,
             heads, make(width) if model_shape.has_qkv_bias else None,
             mixture(experts) if experts else None,
             latent(model_shape.mla) if model_shape.mla else None,

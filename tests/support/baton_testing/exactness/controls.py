@@ -10,6 +10,7 @@ import numpy as np
 
 from baton_ops.decoder import silu_mul_into
 from baton_testing.numpy_kernels import gate_up_silu
+from baton_testing.numpy_scaled import NUMBERS
 
 
 class _Over:
@@ -28,6 +29,11 @@ def _in_two_parts(x: Any, weight: Any, out: Any) -> None:
         out[row] = weight[:, :half] @ values[:half] + weight[:, half:] @ values[half:]
 
 
+def _scaled_in_two_parts(x: Any, weight: Any, out: Any) -> None:
+    """Of rows that are one group."""
+    _in_two_parts(NUMBERS[x.values] * x.scales, NUMBERS[weight.values] * weight.scales, out)
+
+
 class BatchedProducts(_Over):
     """On NumPy: the shared dimension is summed in two parts, in more than one row."""
 
@@ -42,6 +48,10 @@ class BatchedProducts(_Over):
     def gate_up_silu(self, x: Any, weight: Any, out: Any) -> None:
         """See `Kernels.gate_up_silu`, but for the promise."""
         self._launch(gate_up_silu, x, weight, out, _in_two_parts)
+
+    def scaled_matmul(self, x: Any, weight: Any, out: Any) -> None:
+        """See `ScaledKernels.scaled_matmul`, but for the promise."""
+        self._launch(_scaled_in_two_parts, x, weight, out)
 
 
 class LeakingAttention(_Over):

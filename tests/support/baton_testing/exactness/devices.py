@@ -70,6 +70,10 @@ SHORTER = replace(FEWER, longest=600, batches=(2, 33), chunks=(64, 257))
 """For what the kernels of any shape compute, which take longer."""
 
 
+FP8 = "-fp8"
+"""How names of models end whose matrices are quantised, in groups of 128."""
+
+
 class Known(NamedTuple):
     """A subject before it is loaded. `dtype`: E. `ranks`: that share it, each on a device."""
 
@@ -81,10 +85,14 @@ class Known(NamedTuple):
         "small-qwen2",
         "small-glm4_moe",
         "small-deepseek_v3",
+        "small-qwen2-fp8",
+        "small-glm4_moe-fp8",
         "qwen3-8b",
+        "qwen3-8b-fp8",
         "mimo-7b",
         "qwen3-30b-a3b",
         "deepseek-v3",
+        "qwen3-30b-a3b-fp8",
     ]
     dtype: Literal["float32", "bfloat16"]
     sizes: Sizes
@@ -102,6 +110,8 @@ KNOWN = {
     "numpy-small-qwen2": Known("numpy", "small-qwen2", "float32", BRIEF),
     "numpy-small-glm4_moe": Known("numpy", "small-glm4_moe", "float32", BRIEF),
     "numpy-small-deepseek_v3": Known("numpy", "small-deepseek_v3", "float32", BRIEF),
+    "numpy-small-qwen2-fp8": Known("numpy", "small-qwen2-fp8", "float32", BRIEF),
+    "numpy-small-glm4_moe-fp8": Known("numpy", "small-glm4_moe-fp8", "float32", BRIEF),
     "gpu-tiny": Known("gpu", "tiny", "bfloat16", TINY),
     "gpu-tiny-float32": Known("gpu", "tiny", "float32", TINY),
     "gpu-small-mimo": Known("gpu", "small-mimo", "bfloat16", SMOKE),
@@ -110,16 +120,25 @@ KNOWN = {
     "gpu-small-glm4_moe": Known("gpu", "small-glm4_moe", "bfloat16", SMOKE),
     "gpu-small-deepseek_v3": Known("gpu", "small-deepseek_v3", "bfloat16", SMOKE),
     "gpu-small-deepseek_v3-float32": Known("gpu", "small-deepseek_v3", "float32", SMOKE),
+    "gpu-small-qwen2-fp8": Known("gpu", "small-qwen2-fp8", "bfloat16", SMOKE),
+    "gpu-small-glm4_moe-fp8": Known("gpu", "small-glm4_moe-fp8", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
     "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
     "gpu-qwen3-30b-a3b-8": Known("gpu", "qwen3-30b-a3b", "bfloat16", FEWER, 8),
     "gpu-deepseek-v3-4": Known("gpu", "deepseek-v3", "bfloat16", SHORTER, 4),
+    "gpu-qwen3-8b-fp8-12": Known("gpu", "qwen3-8b-fp8", "bfloat16", FEWER, 12),
+    "gpu-qwen3-30b-a3b-fp8-8": Known("gpu", "qwen3-30b-a3b-fp8", "bfloat16", FEWER, 8),
 }
 EXACT = tuple(name for name in KNOWN if name != "numpy-tiny-bfloat16")
 """Which are held to the promise; the other one tells how far bfloat16 is from float64."""
-CONTROLLED = ("numpy-tiny", "numpy-small-deepseek_v3", "gpu-qwen3-8b-12")
+CONTROLLED = (
+    "numpy-tiny",
+    "numpy-small-deepseek_v3",
+    "numpy-small-qwen2-fp8",
+    "gpu-qwen3-8b-12",
+)
 """On which kernels that are not exact are found."""
 
 
@@ -131,7 +150,8 @@ def parameters(names: Sequence[str]) -> list[Any]:
 def _marks(known: Known) -> list[Any]:
     if known.device == "gpu":
         return [pytest.mark.gpu]
-    is_slow = known.ranks > 1 or known.model in ("small-glm4_moe", "small-deepseek_v3")
+    is_fp8 = known.model.endswith(FP8)
+    is_slow = known.ranks > 1 or is_fp8 or known.model in ("small-glm4_moe", "small-deepseek_v3")
     return [pytest.mark.slow] if is_slow else []
 
 
@@ -230,7 +250,7 @@ def _on_gpu(known: Known) -> LoadedModel:
     device.synchronise()  # its stream is this thread's from here on
     if known.model == "tiny" or known.model.startswith("small-"):
         return LoadedModel(device, OpsKernels(device), *_of_a_folder(known, device))
-    from baton_testing.exactness import random_model
+    from baton_testing.exactness import random_fp8, random_model
 
     shapes = {
         "qwen3-8b": random_model.qwen3_8b,
@@ -238,22 +258,30 @@ def _on_gpu(known: Known) -> LoadedModel:
         "qwen3-30b-a3b": random_model.qwen3_30b_a3b,
         "deepseek-v3": partial(random_model.deepseek_v3, n_experts=32),
     }
-    model_shape = shapes[known.model](known.n_layers)
-    return LoadedModel(
-        device, OpsKernels(device), model_shape, random_model.random_weights(torch, model_shape)
-    )
+    model_shape, kernels = shapes[known.model.removesuffix(FP8)](known.n_layers), OpsKernels(device)
+    weights = random_model.random_weights(torch, model_shape)
+    if not known.model.endswith(FP8):
+        return LoadedModel(device, kernels, model_shape, weights)
+    model_shape = replace(model_shape, quantisation=random_fp8.IN_GROUPS)
+    weights = random_fp8.quantised(device, kernels, weights)
+    return LoadedModel(device, kernels, model_shape, weights)
 
 
 def _of_a_folder(known: Known, device: Any) -> tuple[ModelShape, Any]:
     from baton_testing.exactness.small_models import write_small_model
+    from baton_testing.fp8_folder import quantise_folder
     from baton_worker.engine.backends.device.loading import load_device_weights
     from baton_worker.engine.model.checkpoint import open_checkpoint
 
     with TemporaryDirectory() as folder:
         path = TINY_MODEL
         if known.model != "tiny":
-            family, _, n_mtp = known.model.removeprefix("small-").partition("-")
+            of_fp8 = known.model.endswith(FP8)
+            name = known.model.removeprefix("small-").removesuffix(FP8)
+            family, _, n_mtp = name.partition("-")
             path = write_small_model(Path(folder), family, n_mtp=int(n_mtp or 1))
+            if of_fp8:
+                quantise_folder(path, with_drafts=True)
         model_shape = load_shape(path)
         weights = load_device_weights(
             device,

@@ -131,6 +131,16 @@ class TracingKernels:
         self._kernels.gate_up_silu(x, weight, out)
         self._write(self._name("gate_up_silu"), out)
 
+    def scaled_matmul(self, x: Any, weight: Any, out: Any) -> None:
+        """See `ScaledKernels.scaled_matmul`: named as any product."""
+        self._kernels.scaled_matmul(x, weight, out)
+        self._write(self._name("matmul"), out)
+
+    def scaled_gate_up_silu(self, x: Any, weight: Any, out: Any) -> None:
+        """See `ScaledKernels.scaled_gate_up_silu`."""
+        self._kernels.scaled_gate_up_silu(x, weight, out)
+        self._write(self._name("gate_up_silu"), out)
+
     def add_norm(self, x: Any, residual: Any, weight: Any, eps: float, out: Any) -> None:
         """See `Kernels.add_norm`."""
         self._kernels.add_norm(x, residual, weight, eps, out)

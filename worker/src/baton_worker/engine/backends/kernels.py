@@ -8,12 +8,13 @@ Knows no framework and no step.
 from __future__ import annotations
 
 import baton_ops
-from baton_ops import cuda, decoder, ranks, sampling
+from baton_ops import cuda, decoder, ranks, sampling, scaled
 from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
+from baton_worker.engine.backends.device.scaled_kernels import Scaled
 from baton_worker.engine.backends.device.seam import (
     Accepted,
     Device,
@@ -268,6 +269,28 @@ class OpsKernels:
     def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
         """See `ExpertKernels.combine`."""
         mixtures.combine_into(made, routes, beside, out)
+
+    def quantise(self, x: Tensor, out: Scaled) -> None:
+        """See `ScaledKernels.quantise`."""
+        scaled.quantise_rows_into(x, *out)
+
+    def scaled_matmul(self, x: Scaled, weight: Scaled, out: Tensor) -> None:
+        """See `ScaledKernels.scaled_matmul`."""
+        scaled.scaled_matmul_into(*x, *weight, out)
+
+    def scaled_gate_up_silu(self, x: Scaled, weight: Scaled, out: Tensor) -> None:
+        """See `ScaledKernels.scaled_gate_up_silu`."""
+        scaled.scaled_gate_up_silu_into(*x, *weight, out)
+
+    def scaled_expert_gate_up_silu(
+        self, x: Scaled, row: Tensor, starts: Tensor, weight: Scaled, out: Tensor
+    ) -> None:
+        """See `ScaledKernels.scaled_expert_gate_up_silu`."""
+        scaled.scaled_expert_gate_up_silu_into(*x, row, starts, *weight, out)
+
+    def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
+        """See `ScaledKernels.scaled_expert_matmul`."""
+        scaled.scaled_expert_matmul_into(*x, starts, *weight, out)
 
 
 def _without_code(why: str) -> str:

@@ -82,8 +82,7 @@ class StoredTensor:
         Raises:
             CheckpointError: the storage dtype is another, or the file cannot be read.
         """
-        if self.dtype != E4M3:
-            raise CheckpointError(f"{self.key}: stored as {self.dtype}, wanted is {E4M3}")
+        self.require_e4m3()
         part = self.raw[rows, columns]
         if self.file is None:
             return decoded(part)
@@ -98,9 +97,10 @@ class StoredTensor:
         """Return these rows (and columns, of a matrix) as a tensor of their own; nothing is read.
 
         Raises:
-            CheckpointError: the storage dtype is not F32, F16 or BF16.
+            CheckpointError: the storage dtype is not F32, F16, BF16 or F8_E4M3.
         """
-        self.require_float()
+        if self.dtype != E4M3:
+            self.require_float()
         raw = self.raw[rows] if self.raw.ndim == 1 else self.raw[rows, columns]
         return dataclasses.replace(self, raw=raw, shape=raw.shape)
 
@@ -110,16 +110,20 @@ class StoredTensor:
         return dataclasses.replace(self, raw=raw, shape=raw.shape)
 
     def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
-        """Write these rows to `out`: float32, or uint16 for the bits of bfloat16.
+        """Write these rows to `out`: float32, or uint16 for the bits of bfloat16; of e4m3 numbers
+        uint8, their bits.
 
         What is stored as it is wanted is read straight to `out`, which is contiguous then. Widening
         is exact; what bfloat16 cannot hold is rounded to nearest, ties to even.
 
         Raises:
-            CheckpointError: the storage dtype is not F32, F16 or BF16, the file cannot be read, or
-                a number in it is not finite.
+            CheckpointError: the storage dtype is another than that, the file cannot be read, or a
+                number in it is not finite.
         """
-        self.require_float()
+        if out.dtype == np.uint8:
+            self.require_e4m3()
+        else:
+            self.require_float()
         part = self.raw[rows]
         if self.file is None:
             self._convert(part, out)
@@ -177,6 +181,19 @@ class StoredTensor:
         negative = infinity | (np.iinfo(unsigned).max // 2 + 1)
         if values.view(signed).max() >= infinity or values.view(unsigned).max() >= negative:
             raise CheckpointError(f"{self.key}: must be finite, and is not{self.where}")
+
+    def n_stored(self, rows: slice = slice(None)) -> int:
+        """Return how many bytes of the file these rows are."""
+        return int(self.raw[rows].nbytes)
+
+    def require_e4m3(self) -> None:
+        """Refuse a tensor that holds other numbers.
+
+        Raises:
+            CheckpointError: the storage dtype is not F8_E4M3.
+        """
+        if self.dtype != E4M3:
+            raise CheckpointError(f"{self.key}: stored as {self.dtype}, wanted is {E4M3}")
 
     def require_float(self) -> None:
         """Refuse a tensor that holds other numbers.

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.collective import Collective
+from baton_worker.engine.backends.device.products import Products
+from baton_worker.engine.backends.device.scaled_kernels import Weight
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
 from baton_worker.engine.backends.device.weights import (
     DeviceLatent,
@@ -64,6 +66,7 @@ class Decoder:
         self.collective = collective
         self._device = device
         self._kernels = kernels
+        self._products = Products(device, kernels)
         self._model_shape = model_shape
         self._weights = weights
         self._kv = kv
@@ -96,7 +99,7 @@ class Decoder:
             halves.reverse()
         kernels.add_norm(None, space.normed, mtp.emb_norm, eps, halves[0])
         kernels.add_norm(None, hidden, mtp.hidden_norm, eps, halves[1])
-        kernels.matmul(space.pair, mtp.proj, space.residual)
+        self._products.matmul(space.pair, mtp.proj, space.residual, space.scaled)
         added = self._layer(mtp.layer, index, None, fed, space)
         kernels.add_norm(added, space.residual, mtp.final_norm, eps, out)
 
@@ -122,16 +125,16 @@ class Decoder:
         """Run a layer behind `added`, the addition of the one before; return this one's."""
         kernels, eps = self._kernels, self._model_shape.rms_norm_eps
         kernels.add_norm(added, space.residual, layer.input_norm, eps, space.normed)
-        kernels.matmul(space.normed, layer.qkv, space.qkv)
+        self._products.matmul(space.normed, layer.qkv, space.qkv, space.scaled)
         if layer.latent is not None:
             self._attend_rows(layer.latent, index, fed, space)
         else:
             self._attend_heads(layer, index, fed, space)
-        self._project(space.attended_rows, layer.o, space.added)
+        self._project(space.attended_rows, layer.o, space.added, space)
         kernels.add_norm(space.added, space.residual, layer.post_norm, eps, space.normed)
         if layer.mixture is None:
-            kernels.gate_up_silu(space.normed, layer.gate_up, space.activated)
-            self._project(space.activated, layer.down, space.added)
+            self._gate_up_silu(layer, space, space.activated)
+            self._project(space.activated, layer.down, space.added, space)
         else:
             self._mix(layer, layer.mixture, space)
         return space.added
@@ -183,24 +186,31 @@ class Decoder:
     def _mix(self, layer: DeviceLayer, mixture: DeviceMixture, space: TokenSpace) -> None:
         """Add what each token's own experts make of it, and those that all tokens share."""
         kernels, experts, own = self._kernels, self._model_shape.experts, space.experts
+        products, x = self._products, space.normed
         assert experts is not None, "the shape tells of no experts"
         assert own is not None, "memory was made for another shape"
-        kernels.route(space.normed, mixture.router, mixture.choice_bias, experts, own.routes)
-        kernels.gather(space.normed, own.routes.row, own.spread)
-        kernels.expert_gate_up_silu(own.spread, own.routes.starts, mixture.gate_up, own.activated)
-        kernels.expert_matmul(own.activated, own.routes.starts, mixture.down, own.made)
+        routes = own.routes
+        kernels.route(x, mixture.router, mixture.choice_bias, experts, routes)
+        scaled = products.quantised(x, space.scaled, mixture.gate_up, layer.gate_up)
+        up, out = mixture.gate_up, own.activated
+        products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out)
+        products.expert_matmul(out, routes, mixture.down, own.made, space.scaled)
         beside = None
         if layer.gate_up is not None:
-            kernels.gate_up_silu(space.normed, layer.gate_up, own.shared)
-            kernels.matmul(own.shared, layer.down, own.beside)
+            products.gate_up_silu(x, scaled, layer.gate_up, own.shared)
+            products.matmul(own.shared, layer.down, own.beside, space.scaled)
             beside = own.beside
         self._over_ranks(
             lambda out: kernels.combine(own.made, own.routes, beside, out), space.added
         )
 
-    def _project(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+    def _gate_up_silu(self, layer: DeviceLayer, space: TokenSpace, out: Tensor) -> None:
+        scaled = self._products.quantised(space.normed, space.scaled, layer.gate_up)
+        self._products.gate_up_silu(space.normed, scaled, layer.gate_up, out)
+
+    def _project(self, x: Tensor, weight: Weight, out: Tensor, space: TokenSpace) -> None:
         """out E[N, H] = x @ weight^T, over all ranks' columns of both."""
-        self._over_ranks(lambda part: self._kernels.matmul(x, weight, part), out)
+        self._over_ranks(lambda part: self._products.matmul(x, weight, part, space.scaled), out)
 
     def _over_ranks(self, compute: Callable[[Tensor], None], out: Tensor) -> None:
         """out E[N, H] = the sum of what every rank computes."""

@@ -9,11 +9,13 @@ into its place. Knows no framework.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from baton_worker.engine.backends.device.placing import Part, ScaledParts, stored_parts
+from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, DType, Tensor
-from baton_worker.engine.backends.device.staging import Staging
+from baton_worker.engine.backends.device.staging import Source, Staging
 from baton_worker.engine.backends.device.weights import (
     DeviceLatent,
     DeviceLayer,
@@ -114,6 +116,9 @@ class Place(Protocol):
         is told.
         """
 
+    def scaled(self, parts: ScaledParts) -> Scaled:
+        """Return them joined by rows."""
+
     def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         """Return rows of one that was made."""
 
@@ -145,10 +150,15 @@ class _Layers:
         stored = [self._checked.stored(key, shape).part(rows) for key, shape, rows in parts]
         return self._place(tuple(stored))
 
-    def columns(self, key: str, width: int) -> Tensor:
-        """Place this rank's columns of `[H, width]`."""
-        stored = self._checked.stored(key, (self._model_shape.hidden_size, width))
-        return self._place((stored.part(columns=self._shard.part(width)),))
+    def matrix(self, parts: Sequence[Part], as_stored: bool = False) -> Weight:
+        """Place parts of a decoder layer's matrices, which may be quantised."""
+        found = stored_parts(self._checked, self._model_shape.quantisation, parts, as_stored)
+        return self._place.scaled(found) if isinstance(found, ScaledParts) else self._place(found)
+
+    def columns(self, key: str, width: int) -> Part:
+        """Return this rank's columns of `[H, width]`."""
+        shape = (self._model_shape.hidden_size, width)
+        return Part(key, shape, columns=self._shard.part(width))
 
     def norm(self, key: str) -> Tensor:
         return self.tensor(key, (self._model_shape.hidden_size,))
@@ -161,10 +171,10 @@ class _Layers:
         return DeviceLayer(
             input_norm=self.norm(keys.input_norm),
             qkv=self._latent_input(keys, mla) if mla else self._qkv(keys),
-            o=self.columns(keys.o, model_shape.o_size),
+            o=self.matrix([self.columns(keys.o, model_shape.o_size)]),
             post_norm=self.norm(keys.post_norm),
-            gate_up=self.rows(*self._gate_up(mlp, width)) if width else None,
-            down=self.columns(mlp.down, width) if width else None,
+            gate_up=self.matrix(self._gate_up(mlp, width)) if width else None,
+            down=self.matrix([self.columns(mlp.down, width)]) if width else None,
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
             qkv_bias=self._qkv_bias(keys) if model_shape.has_qkv_bias else None,
             mixture=self._mixture(keys, experts) if experts else None,
@@ -191,29 +201,28 @@ class _Layers:
             kv_up=heads(keys.kv_up, mla.unfolded_size, mla.kv_rank),
         )
 
-    def _gate_up(self, keys: naming.MlpKeys, width: int) -> list[_Rows]:
+    def _gate_up(self, keys: naming.MlpKeys, width: int) -> list[Part]:
         shape = (width, self._model_shape.hidden_size)
-        return [(key, shape, self._shard.part(width)) for key in keys.gate_up]
+        return [Part(key, shape, self._shard.part(width)) for key in keys.gate_up]
 
     def _mixture(self, keys: naming.LayerKeys, experts: Experts) -> DeviceMixture:
         hidden, width = self._model_shape.hidden_size, experts.intermediate_size
         self._checked.refuse_fused(keys)
         each = [keys.expert(i) for i in range(experts.count)]
-        own, bias = self._shard.part(width), self._checked.choice_bias(keys, experts)
-        down = [self._checked.stored(mlp.down, (hidden, width)).part(columns=own) for mlp in each]
+        bias = self._checked.choice_bias(keys, experts)
         router = self._checked.stored(keys.router, (experts.count, hidden))
         return DeviceMixture(
             router=self._place((router,), dtype="float32"),
             choice_bias=None if bias is None else self._place((bias,), dtype="float32"),
-            gate_up=self.rows(*(part for mlp in each for part in self._gate_up(mlp, width))),
-            down=self._place(tuple(down)),
+            gate_up=self.matrix([part for mlp in each for part in self._gate_up(mlp, width)]),
+            down=self.matrix([self.columns(mlp.down, width) for mlp in each]),
         )
 
-    def _qkv(self, keys: naming.LayerKeys) -> Tensor:
+    def _qkv(self, keys: naming.LayerKeys) -> Weight:
         hidden = self._model_shape.hidden_size
         parts = zip(keys.qkv, self._qkv_rows(), strict=True)
-        return self.rows(
-            *((key, (width, hidden), rows) for key, (width, own) in parts for rows in own)
+        return self.matrix(
+            [Part(key, (width, hidden), rows) for key, (width, own) in parts for rows in own]
         )
 
     def _qkv_rows(self) -> tuple[tuple[int, list[slice]], ...]:
@@ -248,7 +257,7 @@ class _Layers:
         return DeviceMtp(
             emb_norm=self.norm(keys.emb_norm),
             hidden_norm=self.norm(keys.hidden_norm),
-            proj=self.tensor(keys.proj, (hidden, 2 * hidden)),
+            proj=self.matrix([Part(keys.proj, (hidden, 2 * hidden))], as_stored=True),
             layer=self.layer(keys.layer, self._model_shape.n_layers + index),
             final_norm=self.norm(keys.final_norm) if has_own_norm else shared_norm,
         )
@@ -291,7 +300,11 @@ class _Counted:
     ) -> Tensor:
         for part in parts:
             part.require_float()
-        self.n_bytes += sum(part.raw.nbytes for part in parts)
+        self.n_bytes += sum(part.n_stored() for part in parts)
+
+    def scaled(self, parts: ScaledParts) -> Scaled:
+        self.n_bytes += sum(part.n_stored() for part in parts.values)
+        return Scaled(None, None)
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         return tensor
@@ -308,7 +321,12 @@ class _Copies:
     def __call__(
         self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
     ) -> Tensor:
-        dtype = dtype or self._dtype
+        return self._joined(parts, dtype or self._dtype, n_rows)
+
+    def scaled(self, parts: ScaledParts) -> Scaled:
+        return Scaled(self._joined(parts.values, "uint8"), self._joined(parts.scales, "float32"))
+
+    def _joined(self, parts: Sequence[Source], dtype: DType, n_rows: int = 0) -> Tensor:
         n_stored = sum(part.shape[0] for part in parts)
         shape = (max(n_stored, n_rows), *parts[0].shape[1:])
         make = self._device.zeros if n_stored < n_rows else self._device.empty

@@ -7,8 +7,7 @@ any sequence of calls can be captured as a graph and replayed. Knows no model an
 
 Shapes are named: N flat tokens, S sequences, R sampled rows, H hidden size, V vocabulary, D head
 dimension, K drafts at most, W blocks in a table. E is the model's dtype (bfloat16 or float32).
-Sizes of arguments are those of the step's bucket: rows that are not there are marked as each kernel
-says, and cost no correctness.
+Sizes are those of the step's bucket: rows that are not there are marked as each kernel says.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from baton_worker.engine.backends.device.operands import (
 )
 from baton_worker.engine.backends.device.pieces import Rows
 from baton_worker.engine.backends.device.rank_kernels import RankKernels
+from baton_worker.engine.backends.device.scaled_kernels import ScaledKernels
 
 __all__ = [
     "Accepted",
@@ -226,7 +226,7 @@ class Device(Protocol):
         """Wait for all work; raises `DeviceError` when some of it failed."""
 
 
-class Kernels(RankKernels, ExpertKernels, Protocol):
+class Kernels(RankKernels, ExpertKernels, ScaledKernels, Protocol):
     """The arithmetic of a step. The order of every sum is fixed by a weight's or head's shape
     alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
     """

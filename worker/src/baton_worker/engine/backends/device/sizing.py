@@ -17,6 +17,7 @@ from baton_worker.engine.backends.device.budget import Budget, told
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.pool_sharing import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
+from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape
 from baton_worker.engine.options import EngineOptions
@@ -58,15 +59,21 @@ def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
 
 
 def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1) -> int:
-    """Return what a model's weights take on each of its ranks; norms are not counted."""
+    """Return what a model's weights take on each of its ranks; norms are not counted.
+
+    Of a quantised one matrices of decoder layers are taken for quantised, all of them.
+    """
     hidden, local = model_shape.hidden_size, local_shape(model_shape, ranks)
 
     def layer(index: int) -> int:
         width, experts = local.mlp_size(index), local.experts_of(index)
         router_bytes = 0
         if experts is not None:
-            width += experts.count * experts.intermediate_size
             router_bytes = 4 * hidden * experts.count  # float32 in every model
+        if local.quantisation is not None:
+            return _scaled_layer_bytes(local, local.quantisation, index) + router_bytes
+        if experts is not None:
+            width += experts.count * experts.intermediate_size
         items = hidden * (sum(local.projected_sizes) + local.o_size + 3 * width)
         if local.mla is not None:
             items += local.n_heads * local.mla.q_rank * local.mla.query_size
@@ -79,6 +86,26 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
     main = sum(map(layer, range(local.n_layers)))
     draft = layer(local.n_layers) + 2 * hidden * hidden * item_bytes
     return main + n_mtp * draft + vocabulary * item_bytes
+
+
+def _scaled_layer_bytes(local: ModelShape, fp8: Fp8, index: int) -> int:
+    """Return those of a quantised layer's matrices but its router."""
+    hidden, experts = local.hidden_size, local.experts_of(index)
+    mlps = [(local.mlp_size(index), 1)]
+    if experts is not None:
+        mlps.append((experts.intermediate_size, experts.count))
+    of_mlps = sum(
+        count * (_scaled_bytes(fp8, 2 * width, hidden) + _scaled_bytes(fp8, hidden, width))
+        for width, count in mlps
+        if width
+    )
+    qkv = _scaled_bytes(fp8, sum(local.projected_sizes), hidden)
+    return qkv + _scaled_bytes(fp8, hidden, local.o_size) + of_mlps
+
+
+def _scaled_bytes(fp8: Fp8, outputs: int, inputs: int) -> int:
+    """Return those of a matrix: e4m3 numbers, and float32 scales of each row."""
+    return outputs * (inputs + 4 * (-(-inputs // fp8.group) if fp8.group else 1))
 
 
 def measured_budget(

@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.backends.device.seam import Device, DType, Event, Tensor
-from baton_worker.engine.model.checkpoint import StoredTensor
 
 READERS = 8
 """Reads at once: network storage and NVMe want several. No option, for more of them read no faster
@@ -32,7 +31,25 @@ PIECE_BYTES = 8 << 20
 AHEAD = 4
 """Pieces that the device takes, or that wait for those before them, while others are read."""
 
-_HOST_TYPES: dict[DType, type[np.generic]] = {"bfloat16": np.uint16, "float32": np.float32}
+_HOST_TYPES: dict[DType, type[np.generic]] = {
+    "bfloat16": np.uint16,
+    "float32": np.float32,
+    "uint8": np.uint8,
+}
+
+
+class Source(Protocol):
+    """What can be sent: `StoredTensor`, or what is made of one while it is written."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes; it is sent by rows."""
+
+    def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
+        """Write these rows to `out`; called by readers, several at once."""
+
+    def n_stored(self, rows: slice) -> int:
+        """Return how many bytes of a file these rows stand for."""
 
 
 class _Buffer(NamedTuple):
@@ -82,14 +99,13 @@ class Staging:
         """End the readers."""
         self._readers.shutdown(cancel_futures=True)
 
-    def send(self, stored: StoredTensor, to: Tensor, dtype: DType) -> None:
-        """Have a tensor read and sent; `finish` tells when it is there.
+    def send(self, stored: Source, to: Tensor, dtype: DType) -> None:
+        """Have a tensor read and sent as `dtype`; `finish` tells when it is there.
 
         Raises:
             CheckpointError: of this tensor, or of one before it.
             DeviceError: the device refuses.
         """
-        stored.require_float()
         kind = np.dtype(_HOST_TYPES[dtype])
         n_rows, row_bytes = stored.shape[0], math.prod(stored.shape[1:]) * kind.itemsize
         if row_bytes > self._piece_bytes:
@@ -109,12 +125,12 @@ class Staging:
             self._pass_on()
         self._device.synchronise()
 
-    def _read(self, stored: StoredTensor, rows: slice, to: Tensor, kind: np.dtype[Any]) -> None:
+    def _read(self, stored: Source, rows: slice, to: Tensor, kind: np.dtype[Any]) -> None:
         memory = self._empty_memory()
-        part = stored.raw[rows]
-        host = memory[: part.size * kind.itemsize].view(kind).reshape(part.shape)
+        shape = (rows.stop - rows.start, *stored.shape[1:])
+        host = memory[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
         done = self._readers.submit(stored.write_to, host, rows)
-        self._reading.append(_Reading(done, memory, host, to, part.nbytes))
+        self._reading.append(_Reading(done, memory, host, to, stored.n_stored(rows)))
 
     def _empty_memory(self) -> npt.NDArray[np.uint8]:
         while self._reading and self._reading[0].done.done():

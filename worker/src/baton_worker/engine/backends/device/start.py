@@ -81,15 +81,9 @@ def refuse_unserved(path: Path, shape: ModelShape, limits: ExpertLimits) -> None
     """Refuse a model that the kernels do not compute.
 
     Raises:
-        DeviceError: it is quantised, and there are none for that; or its mixture is larger than
-            they take.
+        DeviceError: its mixture is larger than they take.
     """
     what = f"engine.device is 'gpu', but {path} (model_type {shape.model_type})"
-    if shape.quantisation is not None:
-        raise DeviceError(
-            f"{what} is quantised to FP8 (quantization_config), whose CUDA kernels no step calls "
-            "yet: only engine.device 'cpu' computes it"
-        )
     if (experts := shape.experts) is None:
         return
     for name, has, most in (

@@ -1,13 +1,15 @@
 """A model's weights in the device's memory, as the kernels read them.
 
 Owns which tensors there are and their layout: `[out, in]` as in the checkpoint, projections of one
-input fused by rows. Knows no checkpoint, no framework, and not how they get there.
+input fused by rows. A `Weight` is E, or FP8 of a quantised model. Knows no checkpoint, no
+framework, and not how they get there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_worker.engine.backends.device.scaled_kernels import Weight
 from baton_worker.engine.backends.device.seam import DType, Tensor
 
 
@@ -18,14 +20,14 @@ class DeviceMixture:
     Attributes:
         router: f32 `[X, H]`.
         choice_bias: f32 `[X]`, None for families without.
-        gate_up: E `[X * 2 * I, H]`: of each expert gate, then up.
-        down: E `[X * H, I]`.
+        gate_up: `[X * 2 * I, H]`: of each expert gate, then up.
+        down: `[X * H, I]`.
     """
 
     router: Tensor
     choice_bias: Tensor | None
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +49,7 @@ class DeviceLatent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
-    """One decoder layer, all of it E and contiguous.
+    """One decoder layer, all of it contiguous, and E but for what is quantised.
 
     Attributes:
         input_norm: `[H]`, before attention.
@@ -67,11 +69,11 @@ class DeviceLayer:
     """
 
     input_norm: Tensor
-    qkv: Tensor
-    o: Tensor
+    qkv: Weight
+    o: Weight
     post_norm: Tensor
-    gate_up: Tensor | None
-    down: Tensor | None
+    gate_up: Weight | None
+    down: Weight | None
     qk_norm: tuple[Tensor, Tensor] | None
     qkv_bias: Tensor | None = None
     mixture: DeviceMixture | None = None
@@ -90,7 +92,7 @@ class DeviceMtp:
 
     emb_norm: Tensor
     hidden_norm: Tensor
-    proj: Tensor
+    proj: Weight
     layer: DeviceLayer
     final_norm: Tensor
 

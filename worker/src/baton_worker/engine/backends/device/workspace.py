@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.chain import ChainMemory, ChainSpace
+from baton_worker.engine.backends.device.products import ScaledSpace, scaled_space
 from baton_worker.engine.backends.device.seam import (
     Device,
     DType,
@@ -57,6 +58,7 @@ class TokenSpace(NamedTuple):
         experts: of models that have some.
         latent: of models with MLA.
         chained: [N, H], what an MTP layer hands the next one, normed; None where there is one.
+        scaled: of quantised models; one for all N.
     """
 
     residual: Tensor
@@ -72,6 +74,7 @@ class TokenSpace(NamedTuple):
     experts: ExpertSpace | None = None
     latent: LatentSpace | None = None
     chained: Tensor | None = None
+    scaled: ScaledSpace | None = None
 
 
 class LatentSpace(NamedTuple):
@@ -184,6 +187,7 @@ class Workspace:
         self._chain = ChainMemory(device, sizes.sequences) if sizes.n_mtp > 1 else None
         self._experts = _expert_space(device, model_shape, dtype, sizes.tokens)
         self._latent = _latent_space(device, model_shape, dtype, sizes.tokens)
+        self._scaled = scaled_space(device, model_shape, sizes.tokens)
         self._n_chosen = model_shape.experts.chosen if model_shape.experts else 0
         self._sequences = _sequence_space(device, model_shape, dtype, sizes.sequences)
         self._hidden = device.empty((sizes.rows, model_shape.hidden_size), dtype)
@@ -209,6 +213,7 @@ class Workspace:
             experts=self._experts_of(count),
             latent=self._latent_of(count),
             chained=None if self._chained is None else rows(self._chained, 0, count),
+            scaled=self._scaled,
         )
 
     def chain(self, count: int) -> ChainSpace:

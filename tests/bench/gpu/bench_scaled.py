@@ -1,0 +1,128 @@
+"""Time products with FP8 weights beside the same shapes in bf16, for 1 to 4,096 rows.
+
+    python tests/bench/gpu/bench_scaled.py [--json FILE]
+
+An 8B model's four products, and the experts of a 30B mixture. Times are medians of CUDA graphs'
+replays; weights rotate over more than the second-level cache holds. Of each: microseconds, what it
+reads of weights and scales a second, and the times of quantising its rows. Equal bits are for the
+tests (tests/ops/cuda). Needs PyTorch with a Hopper GPU and the library with CUDA kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import timing
+import torch
+
+from baton_ops import decoder, experts, scaled
+
+SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
+"""Of Qwen3-8B: outputs and inputs."""
+ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
+TOKENS = (1, 8, 64, 256, 2048)
+EXPERTS, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
+"""Of Qwen3-30B-A3B."""
+CACHE_BYTES, REPEATS = 160 << 20, 3
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Return memory of the GPU."""
+    return torch.empty(*shape, device="cuda", dtype=dtype)
+
+
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return e4m3 numbers and scales of groups of 128."""
+    made = empty(*x.shape, dtype=torch.uint8), empty(len(x), x.shape[1] // 128, dtype=torch.float32)
+    scaled.quantise_rows_into(x, *made)
+    return made
+
+
+def us(launch: timing.Launch, rows: int) -> float:
+    """Return the median microseconds of a call."""
+    return timing.by_graph(launch, 4 if rows > 512 else 12, REPEATS).median_us
+
+
+def dense(name: str, rows: int) -> dict[str, Any]:
+    """Time one product of so many rows in both types; `gate_up` is gated."""
+    outputs, inputs = SHAPES[name]
+    is_gated = name == "gate_up"
+    count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
+    plain = [empty(outputs, inputs).normal_(0, 0.02) for _ in range(count)]
+    fp8 = [quantised(weight) for weight in plain]
+    x = empty(rows, inputs).normal_()
+    small, out = quantised(x), empty(rows, outputs // (1 + is_gated))
+    of_fp8 = scaled.scaled_gate_up_silu_into if is_gated else scaled.scaled_matmul_into
+    of_bf16 = decoder.gate_up_silu_into if is_gated else decoder.matmul_into
+    took = us(lambda i: of_fp8(*small, *fp8[i % count], out), rows)
+    bf16 = us(lambda i: of_bf16(x, plain[i % count], out), rows)
+    quantising = us(lambda i: scaled.quantise_rows_into(x, *small), rows)
+    n_bytes = outputs * (inputs + inputs // 32)
+    return told(name, rows, took, bf16, quantising, n_bytes, 2 * rows * outputs * inputs)
+
+
+def told(
+    name: str, rows: int, took: float, bf16: float, quantising: float, n_bytes: int, flop: int
+) -> dict[str, Any]:
+    """Print a line and return its numbers."""
+    read, speed = n_bytes / took / 1e6, flop / took / 1e6
+    print(
+        f"| {name} | {rows} | {took:.1f} | {bf16:.1f} | {bf16 / took:.2f} | {quantising:.1f} | "
+        f"{read:.2f} | {speed:.0f} |",
+        flush=True,
+    )
+    names = ("name", "rows", "us", "bf16_us", "quantising_us", "read_tb_s", "tflop_s")
+    return dict(zip(names, (name, rows, took, bf16, quantising, read, speed), strict=True))
+
+
+def mixed(tokens: int) -> list[dict[str, Any]]:
+    """Time both products of a mixture whose tokens choose at random, in both types."""
+    pairs = tokens * CHOSEN
+    choice = torch.rand(tokens, EXPERTS, device="cuda").topk(CHOSEN).indices.flatten().sort()
+    row = (choice.indices // CHOSEN).int()
+    counts = torch.bincount(choice.values, minlength=EXPERTS)
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+    x, spread = empty(tokens, HIDDEN).normal_(), empty(pairs, HIDDEN).normal_()
+    gated, made = empty(pairs, WIDTH).normal_(), empty(pairs, HIDDEN)
+    up = empty(EXPERTS * 2 * WIDTH, HIDDEN).normal_(0, 0.02)
+    down = empty(EXPERTS * HIDDEN, WIDTH).normal_(0, 0.02)
+    small, middle, up8, down8 = (quantised(each) for each in (x, gated, up, down))
+    used = int((counts > 0).sum())
+    times = (
+        us(
+            lambda _: scaled.scaled_expert_gate_up_silu_into(*small, row, starts, *up8, gated),
+            pairs,
+        ),
+        us(lambda _: experts.expert_gate_up_silu_into(spread, starts, up, gated), pairs),
+        us(lambda _: scaled.quantise_rows_into(x, *small), pairs),
+        us(lambda _: scaled.scaled_expert_matmul_into(*middle, starts, *down8, made), pairs),
+        us(lambda _: experts.expert_matmul_into(gated, starts, down, made), pairs),
+        us(lambda _: scaled.quantise_rows_into(gated, *middle), pairs),
+    )
+    return [
+        told(
+            name, tokens, *of, used * n * HIDDEN * WIDTH * 33 // 32, 2 * n * pairs * HIDDEN * WIDTH
+        )
+        for name, of, n in (("experts' gate_up", times[:3], 2), ("experts' down", times[3:], 1))
+    ]
+
+
+def main() -> None:
+    """Print a line for each product and number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    print("| product | rows | FP8, us | bf16, us | ratio | quantising, us | TB/s | TFLOP/s |")
+    record = [dense(name, rows) for name in SHAPES for rows in ROWS]
+    for tokens in TOKENS:
+        record += mixed(tokens)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""An FP8 checkpoint lands on the device as bytes and scales of rows, the host's own numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_testing.e4m3_numbers import number
+from baton_testing.fp8_folder import Scheme, quantise_folder
+from baton_testing.numpy_device import NumpyDevice, NumpyTensor, on_device
+from baton_testing.numpy_engine import uploaded
+from baton_worker.engine.backends.device import staging
+from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.backends.device.scaled_kernels import Scaled
+from baton_worker.engine.backends.device.sizing import weight_bytes
+from baton_worker.engine.backends.device.weights import DeviceWeights
+from baton_worker.engine.load_progress import LoadProgress
+from baton_worker.engine.model.checkpoint import CheckpointError, open_checkpoint
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.shards import WHOLE, Shard, local_shape
+from baton_worker.engine.model.weights import load_weights
+
+SIZES = {"hidden_size": 160, "intermediate_size": 200, "head_dim": 40}
+"""Two groups along each shared dimension, the second of them short."""
+CUT = {"head_dim": 64, "intermediate_size": 512, "moe_intermediate_size": 256}
+"""Whole groups for two ranks."""
+NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
+
+
+@pytest.fixture
+def make(make_checkpoint: Callable[..., Any]) -> Callable[..., Path]:
+    """`make(family, scheme="fp8", kept=(), **config)`: a folder in FP8, its drafts too."""
+
+    def made(
+        family: str, scheme: Scheme = "fp8", kept: tuple[str, ...] = (), **config: Any
+    ) -> Path:
+        folder: Path = make_checkpoint(family, **(SIZES | config)).path
+        quantise_folder(folder, scheme, kept, with_drafts=True)
+        return folder
+
+    return made
+
+
+def streamed(folder: Path, shard: Shard = WHOLE, **given: Any) -> DeviceWeights:
+    device = given.pop("device", None) or NumpyDevice()
+    shape, checkpoint = load_shape(folder), open_checkpoint(folder)
+    n_mtp = min(shape.n_mtp_layers, 1)
+    return load_device_weights(device, checkpoint, shape, "float32", n_mtp, shard, **given)
+
+
+def tensors(of: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every tensor of some weights, by where it is."""
+    if isinstance(of, NumpyTensor):
+        yield name, on_device(of)
+    elif isinstance(of, Scaled):
+        yield f"{name}, values", NUMBERS[on_device(of.values)]
+        yield f"{name}, scales", on_device(of.scales)
+    elif dataclasses.is_dataclass(of):
+        for field in dataclasses.fields(of):
+            yield from tensors(getattr(of, field.name), f"{name}.{field.name}")
+    elif isinstance(of, tuple):
+        for index, each in enumerate(of):
+            yield from tensors(each, f"{name}[{index}]")
+
+
+def same(ours: Any, theirs: Any) -> None:
+    found, wanted = dict(tensors(ours)), dict(tensors(theirs))
+    assert found.keys() == wanted.keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "block", "channel"])
+@pytest.mark.parametrize("family", ["qwen2", "ernie4_5", "mimo", "qwen3_moe", "glm4_moe"])
+def test_every_tensor_is_the_hosts(make: Any, family: str, scheme: Scheme) -> None:
+    folder = make(family, scheme)
+    shape = load_shape(folder)
+    device = streamed(folder)
+    host = load_weights(folder, shape)
+    same(device, uploaded(NumpyDevice(), host, shape.n_mtp_layers > 0, shape))
+    assert isinstance(device.layers[0].qkv, Scaled)
+    assert on_device(device.layers[0].qkv.values).dtype == np.uint8
+    assert device.identity == host.identity
+
+
+@pytest.mark.parametrize("family", ["mimo", "qwen3_moe"])
+def test_ranks_have_the_parts_that_ranks_of_the_host_have(make: Any, family: str) -> None:
+    """Rows of blocks that other ranks have too, and columns of their own groups."""
+    folder = make(family, num_key_value_heads=4, **CUT)
+    shape = load_shape(folder)
+    for shard in (Shard(0, 2), Shard(1, 2)):
+        device, local = streamed(folder, shard), local_shape(shape, 2)
+        host = uploaded(NumpyDevice(), load_weights(folder, shape, shard), True, local)
+        same((device.layers, device.mtp), (host.layers, host.mtp))
+
+
+def test_modules_that_are_kept_stay_as_they_are(make: Any) -> None:
+    kept = tuple(f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up"))
+    layers = streamed(make("qwen3", kept=kept)).layers
+    assert isinstance(layers[0].gate_up, Scaled)
+    assert on_device(layers[1].gate_up).dtype == np.float32
+    assert isinstance(layers[1].down, Scaled)
+
+
+@pytest.mark.parametrize(
+    ("family", "kept"),
+    [
+        ("qwen3", "model.layers.1.self_attn.k_proj"),
+        ("qwen3_moe", "model.layers.1.mlp.experts.2.down_proj"),
+    ],
+)
+def test_what_is_quantised_in_part_is_refused_before_a_byte_is_copied(
+    make: Any, family: str, kept: str
+) -> None:
+    device = NumpyDevice()
+    with pytest.raises(CheckpointError, match=f"{kept}.weight: the first is quantised"):
+        streamed(make(family, kept=(kept,)), device=device)
+    assert device.memory().peak == 0
+
+
+class Added(LoadProgress):
+    """Counts what it was told of as read."""
+
+    n_added = 0
+
+    def add(self, n_bytes: int) -> None:
+        self.n_added += n_bytes
+        super().add(n_bytes)
+
+
+@pytest.mark.parametrize("piece", [1, 200, 1000])
+def test_pieces_of_any_size_give_the_same(
+    make: Any, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    folder = make("mimo")
+    whole = streamed(folder)
+    monkeypatch.setattr(staging, "PIECE_BYTES", piece)
+    progress = Added()
+    same(streamed(folder, progress=progress), whole)
+    assert progress.n_added == progress.now().n_bytes > 0
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "channel"])
+@pytest.mark.parametrize("family", ["qwen3", "mimo", "glm4_moe"])
+def test_what_weights_take_is_known_before_they_are_there(
+    make: Any, family: str, scheme: Scheme
+) -> None:
+    """Norms and biases are not counted, and a draft's projection as if it were not quantised."""
+    folder = make(family, scheme)
+    shape = load_shape(folder)
+    n_bytes = 0
+    for name, array in tensors(streamed(folder)):
+        if array.ndim > 1 and not (name == ".lm_head" and shape.tie_word_embeddings):
+            is_values = name.endswith("values") and ".proj" not in name
+            is_of_draft = name.endswith("scales") and ".proj" in name
+            n_bytes += 0 if is_of_draft else array.size * (1 if is_values else 4)
+    assert weight_bytes(shape, shape.n_mtp_layers, 4) == n_bytes
+
+
+def test_a_file_that_is_cut_meanwhile_is_named(make: Any) -> None:
+    folder = make("qwen3", num_nextn_predict_layers=0)
+    shape, checkpoint = load_shape(folder), open_checkpoint(folder)
+    key = "model.layers.0.self_attn.q_proj.weight"
+    stored = checkpoint[key]
+    assert stored.file is not None
+    out = np.empty(stored.shape, np.uint8)
+    stored.write_to(out, slice(None))
+    np.testing.assert_array_equal(NUMBERS[out], stored.e4m3())
+    path = stored.file.path
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(CheckpointError, match="it was longer when it was opened"):
+        load_device_weights(NumpyDevice(), checkpoint, shape, "float32", 0)

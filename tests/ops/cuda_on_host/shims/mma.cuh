@@ -1,0 +1,37 @@
+// Stands for baton_ops/mma.cuh: "halves" stay e4m3 numbers, and a product adds its depth in order,
+// lane by lane.
+#ifndef BATON_OPS_MMA_CUH_
+#define BATON_OPS_MMA_CUH_
+
+#include "baton_ops/e4m3.cuh"
+
+namespace baton_ops::cuda {
+
+inline uint32_t HalvesOf(uint32_t pair) { return pair & 0xffffu; }
+
+inline float NumberOf(uint32_t pair, int nth) {
+  return ToFloat(E4m3{static_cast<uint8_t>(pair >> 8 * nth)});
+}
+
+inline void AddProduct(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  const int lane = static_cast<int>(host_cuda::Lane()), quad = lane / 4 * 4;
+  for (int each = 0; each < 4; ++each) {  // lanes that have parts of the depth
+    uint32_t mine[4], theirs[2][2];
+    for (int i = 0; i < 4; ++i) mine[i] = __shfl_sync(kEveryLane, a[i], quad + each);
+    for (int column = 0; column < 2; ++column) {
+      for (int i = 0; i < 2; ++i) {
+        theirs[column][i] = __shfl_sync(kEveryLane, b[i], (lane % 4 * 2 + column) * 4 + each);
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      const int row = i / 2, column = i % 2;
+      for (int k = 0; k < 4; ++k) {
+        sum[i] += NumberOf(mine[row + k / 2 * 2], k % 2) * NumberOf(theirs[column][k / 2], k % 2);
+      }
+    }
+  }
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_MMA_CUH_

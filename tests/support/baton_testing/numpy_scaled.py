@@ -1,0 +1,113 @@
+"""`ScaledKernels` over NumPy, float32 as E: what each must compute, row by row."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_testing.e4m3_numbers import nearest_bits, number
+from baton_testing.numpy_device import NumpyDevice, NumpyTensor
+from baton_worker.engine.backends.device.scaled_kernels import Scaled
+
+Array = npt.NDArray[Any]
+
+GROUP = 128
+NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def quantise(x: Array, out: Scaled) -> None:
+    """Write e4m3 bits, and the scale of each group."""
+    width = x.shape[1] if out.scales.shape[1] == 1 else GROUP
+    for group, first in enumerate(range(0, x.shape[1], width)):
+        part = x[:, first : first + width].astype(np.float32)
+        scales = np.abs(part).max(axis=1) / np.float32(448.0)
+        out.scales[:, group] = scales
+        shares = part / np.where(scales == 0.0, np.float32(1.0), scales)[:, None]
+        out.values[:, first : first + width] = nearest_bits(shares)
+        out.values[scales == 0.0, first : first + width] = 0
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def product(x: Scaled, weight: Scaled, out: Array) -> None:
+    """Write x[N, I] times weight[O, I]^T, each row by itself."""
+    width = x.values.shape[1] if x.scales.shape[1] == 1 else GROUP
+    numbers = NUMBERS[weight.values]
+    for row, values in enumerate(NUMBERS[x.values]):
+        total = np.zeros(len(numbers), np.float32)
+        for group, first in enumerate(range(0, len(values), width)):
+            part = np.s_[first : first + width]
+            sums = (values[part] * numbers[:, part]).sum(axis=1, dtype=np.float32)
+            total += sums * x.scales[row, group] * weight.scales[:, group]
+        out[row] = total
+
+
+def by_expert(x: Scaled, row: Array | None, starts: Array, weight: Scaled, out: Array) -> None:
+    """Write of each place the product of its row, or of the row it names, with its expert's."""
+    rows = len(weight.values) // (len(starts) - 1)
+    for expert, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
+        own = Scaled(*(part[expert * rows : (expert + 1) * rows] for part in weight))
+        of = np.s_[first:last] if row is None else row[first:last]
+        product(Scaled(x.values[of], x.scales[of]), own, out[first:last])
+
+
+def silu_mul(gate_up: Array, out: Array) -> None:
+    """Write silu(gate) * up of rows of both."""
+    width = out.shape[1]
+    for row, values in enumerate(gate_up):
+        gate, up = values[:width].astype(np.float64), values[width:].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            out[row] = gate / (1.0 + np.exp(-gate)) * up
+
+
+def gated(x: Scaled, weight: Scaled, out: Array) -> None:
+    """Write silu(gate) * up of a product."""
+    gate_up = np.empty((len(out), 2 * out.shape[1]), np.float32)
+    product(x, weight, gate_up)
+    silu_mul(gate_up, out)
+
+
+def gated_by_expert(x: Scaled, row: Array, starts: Array, weight: Scaled, out: Array) -> None:
+    """Write silu(gate) * up of each place's product."""
+    gate_up = np.empty((len(out), 2 * out.shape[1]), np.float32)
+    by_expert(x, row, starts, weight, gate_up)
+    silu_mul(gate_up, out)
+
+
+class NumpyScaledKernels:
+    """See `scaled_kernels.ScaledKernels`; each call goes on the device's stream."""
+
+    def __init__(self, device: NumpyDevice) -> None:
+        self._launch = device.launch
+
+    def quantise(self, x: NumpyTensor, out: Scaled) -> None:
+        """See `ScaledKernels.quantise`."""
+        self._launch(quantise, x, out)
+
+    def scaled_matmul(self, x: Scaled, weight: Scaled, out: NumpyTensor) -> None:
+        """See `ScaledKernels.scaled_matmul`."""
+        self._launch(product, x, weight, out)
+
+    def scaled_gate_up_silu(self, x: Scaled, weight: Scaled, out: NumpyTensor) -> None:
+        """See `ScaledKernels.scaled_gate_up_silu`."""
+        self._launch(gated, x, weight, out)
+
+    def scaled_expert_gate_up_silu(
+        self,
+        x: Scaled,
+        row: NumpyTensor,
+        starts: NumpyTensor,
+        weight: Scaled,
+        out: NumpyTensor,
+    ) -> None:
+        """See `ScaledKernels.scaled_expert_gate_up_silu`."""
+        self._launch(gated_by_expert, x, row, starts, weight, out)
+
+    def scaled_expert_matmul(
+        self, x: Scaled, starts: NumpyTensor, weight: Scaled, out: NumpyTensor
+    ) -> None:
+        """See `ScaledKernels.scaled_expert_matmul`."""
+        self._launch(by_expert, x, None, starts, weight, out)

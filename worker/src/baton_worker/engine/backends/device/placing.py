@@ -1,0 +1,104 @@
+"""Matrices on their way to the device: which parts of stored ones make one there, and its scales.
+
+Owns how scales of blocks become scales of rows, so that rows may be cut and joined anywhere, and
+the refusal of what is quantised in part. Knows no layer and no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
+from baton_worker.engine.model.quantisation import Fp8
+from baton_worker.engine.model.reading import CheckedReader
+
+_ALL = slice(None)
+
+
+class Part(NamedTuple):
+    """Rows and columns of the matrix of a key, which must have this shape."""
+
+    key: str
+    shape: tuple[int, int]
+    rows: slice = _ALL
+    columns: slice = _ALL
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowScales:
+    """float32 scales of each of a matrix's rows, of those of its blocks.
+
+    They are repeated while they are written: those of a large mixture are gigabytes.
+
+    Attributes:
+        blocks: f32[blocks of rows, groups].
+        rows: of the matrix, in order.
+        block: how many rows share one of `blocks`.
+    """
+
+    blocks: npt.NDArray[np.float32]
+    rows: range
+    block: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, groups]."""
+        return len(self.rows), self.blocks.shape[1]
+
+    def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
+        """Write those of these rows to `out` f32."""
+        of_rows = np.array(self.rows[rows]) // self.block
+        np.take(self.blocks, of_rows, axis=0, out=out, mode="clip")
+
+    def n_stored(self, rows: slice) -> int:
+        """None: blocks were read when they were checked."""
+        return 0
+
+
+class ScaledParts(NamedTuple):
+    """What makes a quantised matrix: e4m3 numbers, and the scales of their rows."""
+
+    values: tuple[StoredTensor, ...]
+    scales: tuple[RowScales, ...]
+
+
+def stored_parts(
+    checked: CheckedReader, quantisation: Fp8 | None, parts: Sequence[Part], as_stored: bool = False
+) -> tuple[StoredTensor, ...] | ScaledParts:
+    """Look matrices up; nothing but scales is read.
+
+    Args:
+        as_stored: see `CheckedReader.scales`.
+
+    Raises:
+        CheckpointError: as `CheckedReader` does, or some are quantised and others are not.
+    """
+    shapes = {part.key: part.shape for part in parts}
+    found = {key: checked.scales(key, shape, as_stored) for key, shape in shapes.items()}
+    scales = {key: each for key, each in found.items() if each is not None}
+    values = [checked.stored(part.key, part.shape).part(part.rows, part.columns) for part in parts]
+    if not scales:
+        return tuple(values)
+    if len(scales) < len(found):
+        plain = next(key for key in found if key not in scales)
+        raise CheckpointError(
+            f"{next(iter(scales))}, {plain}: the first is quantised and the second is not, "
+            "supported is both or none, for they are one matrix on the device"
+        )
+    assert quantisation is not None, "what has scales is quantised"
+    return ScaledParts(
+        tuple(values), tuple(_row_scales(part, scales[part.key], quantisation) for part in parts)
+    )
+
+
+def _row_scales(part: Part, scales: StoredTensor, quantisation: Fp8) -> RowScales:
+    outputs, inputs = part.shape
+    group = quantisation.group_of(inputs)
+    first, last, _ = part.columns.indices(inputs)
+    blocks = scales.float32(columns=slice(first // group, -(-last // group)))
+    return RowScales(blocks, range(outputs)[part.rows], quantisation.rows)

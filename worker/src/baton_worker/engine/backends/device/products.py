@@ -1,0 +1,133 @@
+"""Products of activations with a layer's weights, whichever kind these are: E, or FP8.
+
+Owns the choice of kernels and where quantised activations lie. Of FP8 a row is quantised once for
+all products that take it. Knows no layer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baton_worker.engine.backends.device.expert_kernels import Routes
+from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
+from baton_worker.engine.backends.device.seam import Device, Kernels, Tensor
+from baton_worker.engine.model.quantisation import Fp8
+from baton_worker.engine.model.shape import ModelShape
+
+
+class Room(NamedTuple):
+    """Memory for quantised rows: values, scales u8[*]."""
+
+    values: Tensor
+    scales: Tensor
+
+
+class ScaledSpace(NamedTuple):
+    """Memory of quantised activations, for as long as what multiplies them runs.
+
+    Attributes:
+        rows: of flat tokens.
+        pairs: of what experts made of them; None for models without.
+    """
+
+    rows: Room
+    pairs: Room | None
+
+
+def scaled_space(device: Device, model_shape: ModelShape, count: int) -> ScaledSpace | None:
+    """Return memory for so many flat tokens; None for models that are not quantised."""
+    quantisation, experts = model_shape.quantisation, model_shape.experts
+    if quantisation is None:
+        return None
+    pairs = None
+    if experts is not None:
+        n_pairs = count * experts.chosen
+        pairs = _room(device, quantisation, n_pairs, experts.intermediate_size)
+    return ScaledSpace(_room(device, quantisation, count, _widest(model_shape)), pairs)
+
+
+def _widest(model_shape: ModelShape) -> int:
+    """Return the most columns of a token's row; a draft layer's projection takes two states."""
+    hidden, experts = model_shape.hidden_size, model_shape.experts
+    shared = experts.shared_size if experts else 0
+    return max(2 * hidden, model_shape.o_size, model_shape.intermediate_size, shared)
+
+
+def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:
+    n_groups = -(-width // quantisation.group_of(width))
+    return Room(
+        device.empty((count * width,), "uint8"), device.empty((count * n_groups * 4,), "uint8")
+    )
+
+
+class Products:
+    """Launches products. Of the memory that each is given, what it needs must be there."""
+
+    def __init__(self, device: Device, kernels: Kernels) -> None:
+        self._device = device
+        self._kernels = kernels
+
+    def quantised(
+        self, x: Tensor, room: ScaledSpace | None, *weights: Weight | None
+    ) -> Scaled | None:
+        """Quantise rows if one of the weights is FP8, as all that are want it; else None."""
+        for weight in weights:
+            if isinstance(weight, Scaled):
+                return self._quantised(x, weight, room.rows if room else None)
+        return None
+
+    def matmul(self, x: Tensor, weight: Weight, out: Tensor, room: ScaledSpace | None) -> None:
+        """out E[N, O] = x E[N, I] @ weight [O, I]^T."""
+        scaled = self.quantised(x, room, weight)
+        if scaled is None:
+            self._kernels.matmul(x, weight, out)
+        else:
+            self._kernels.scaled_matmul(scaled, weight, out)
+
+    def gate_up_silu(self, x: Tensor, scaled: Scaled | None, weight: Weight, out: Tensor) -> None:
+        """out E[N, I] = `Kernels.gate_up_silu` of x E[N, H], which is `scaled` if quantised."""
+        if isinstance(weight, Scaled):
+            assert scaled is not None, "whoever has the weight has had its rows quantised"
+            self._kernels.scaled_gate_up_silu(scaled, weight, out)
+        else:
+            self._kernels.gate_up_silu(x, weight, out)
+
+    def expert_gate_up_silu(
+        self,
+        x: Tensor,
+        scaled: Scaled | None,
+        routes: Routes,
+        weight: Weight,
+        spread: Tensor,
+        out: Tensor,
+    ) -> None:
+        """out E[N * C, I]: `gate_up_silu` of each place's row. `spread` E[N * C, H] gets the rows
+        themselves where they are not quantised.
+        """
+        if isinstance(weight, Scaled):
+            assert scaled is not None, "whoever has the weight has had its rows quantised"
+            self._kernels.scaled_expert_gate_up_silu(scaled, routes.row, routes.starts, weight, out)
+            return
+        self._kernels.gather(x, routes.row, spread)
+        self._kernels.expert_gate_up_silu(spread, routes.starts, weight, out)
+
+    def expert_matmul(
+        self, x: Tensor, routes: Routes, weight: Weight, out: Tensor, room: ScaledSpace | None
+    ) -> None:
+        """out E[N * C, H]: `matmul` of each place's row of x E[N * C, I]."""
+        if isinstance(weight, Scaled):
+            scaled = self._quantised(x, weight, room.pairs if room else None)
+            self._kernels.scaled_expert_matmul(scaled, routes.starts, weight, out)
+        else:
+            self._kernels.expert_matmul(x, routes.starts, weight, out)
+
+    def _quantised(self, x: Tensor, weight: Scaled, room: Room | None) -> Scaled:
+        assert room is not None, "memory was made for another shape"
+        shape = tuple(x.shape)
+        n_scales = (shape[0], weight.scales.shape[1])
+        scaled = Scaled(
+            self._device.view(room.values, 0, shape, "uint8"),
+            self._device.view(room.scales, 0, n_scales, "float32"),
+        )
+        self._kernels.quantise(x, scaled)
+        return scaled

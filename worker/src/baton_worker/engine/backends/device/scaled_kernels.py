@@ -1,0 +1,51 @@
+"""What kernels do with FP8: quantise rows, and multiply them with weights that are stored so.
+
+Owns the protocol. Numbers are e4m3, a byte each; a scale is of a group of columns, of each 128 or
+of the whole row: how many scales a row has says which. What a product is, `matrices.ScaledMatrix`
+defines. Letters are `seam`'s and `expert_kernels`'; G is the number of groups. Knows no layer and
+not where the memory comes from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from baton_worker.engine.backends.device.operands import Tensor
+
+
+class Scaled(NamedTuple):
+    """Rows, of activations or of a weight: values u8[N, I], e4m3; scales f32[N, G]."""
+
+    values: Tensor
+    scales: Tensor
+
+
+Weight = Tensor | Scaled
+"""A matrix [O, I], of E or quantised."""
+
+
+class ScaledKernels(Protocol):
+    """A row's bits depend on the row alone, as with `Kernels`; weights are read early."""
+
+    def quantise(self, x: Tensor, out: Scaled) -> None:
+        """out [N, I] = x E[N, I] as `e4m3.quantised` does; `x`'s rows may be strided."""
+
+    def scaled_matmul(self, x: Scaled, weight: Scaled, out: Tensor) -> None:
+        """out E[N, O] = x [N, I] times weight [O, I]: group after group, the fp32 sum of a group's
+        products times the row's scale, times the weight's, added; rounded once.
+        """
+
+    def scaled_gate_up_silu(self, x: Scaled, weight: Scaled, out: Tensor) -> None:
+        """out E[N, I] = `Kernels.gate_up_silu` of what `scaled_matmul` makes of weight [2 I, H]."""
+
+    def scaled_expert_gate_up_silu(
+        self, x: Scaled, row: Tensor, starts: Tensor, weight: Scaled, out: Tensor
+    ) -> None:
+        """out E[N * C, I]: of each place `scaled_gate_up_silu` of the row of x [N, H] that row
+        i32[N * C] names, and of its expert's rows of `weight` [X * 2 I, H].
+        """
+
+    def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
+        """out E[N * C, H]: of each place `scaled_matmul` of its row of x [N * C, I] and of its
+        expert's rows of `weight` [X * H, I].
+        """
