@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_testing.fp8_folder import quantise_folder
 from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.seam import DType
@@ -67,3 +69,24 @@ def test_the_largest_numbers_of_either_sign_are_taken(
         tensors[KEYS[2]].reshape(-1)[:4] = [largest, -largest, 0.0, -0.0]
 
     LOADERS[loader](make_checkpoint("mimo", tie_word_embeddings=False, edit=stretch).path)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("bits", [0x7F, 0xFF])
+def test_an_e4m3_number_that_is_none_is_refused_by_file_and_key(
+    make_checkpoint: Callable[..., Any], loader: str, bits: int
+) -> None:
+    """It has no infinity: the largest of either sign, 0x7E, is 448 and taken."""
+    folder, key = make_checkpoint("mimo", tie_word_embeddings=False).path, KEYS[2]
+    quantise_folder(folder, with_drafts=True)
+    path = folder / "model.safetensors"
+    head = int.from_bytes(path.read_bytes()[:8], "little")
+    at = 8 + head + json.loads(path.read_bytes()[8 : 8 + head])[key]["data_offsets"][0]
+    whole = bytearray(path.read_bytes())
+    whole[at : at + 2] = b"\x7e\xfe"
+    path.write_bytes(whole)
+    LOADERS[loader](folder)
+    whole[at] = bits
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=f"^{re.escape(key)}: must be finite, and is not"):
+        LOADERS[loader](folder)

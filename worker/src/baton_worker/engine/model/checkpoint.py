@@ -34,10 +34,12 @@ INDEX_FILE = "model.safetensors.index.json"
 _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAPPED_AS = _STORED_AS | {E4M3: "u1"}
 _BITS: dict[int, tuple[type, type, int]] = {
+    1: (np.int8, np.uint8, 0x7F),
     2: (np.int16, np.uint16, 0x7F80),
     4: (np.int32, np.uint32, 0x7F800000),
 }
-"""How bits of so many bytes are compared, and those of infinity: of bfloat16, and of float32."""
+"""How bits of so many bytes are compared, and the least that is no number: of e4m3, which has NaN
+alone, of bfloat16, and of float32."""
 _WHOLE_HASH_BYTES = 256 << 10
 _HASH_PAGES = 16
 _HASH_PAGE_BYTES = 4096
