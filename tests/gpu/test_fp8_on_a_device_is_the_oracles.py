@@ -41,7 +41,8 @@ def started(folder: Path, where: str, has_drafts: bool) -> Any:
             max_model_len=128,
             max_running=8,
             prefill_chunk_tokens=33,
-            gpu_memory_utilization=0.2,
+            gpu_memory_utilization=0.95,  # others share the GPU meanwhile
+            kv_blocks=200,
         ),
     )
     if where == "gpu":

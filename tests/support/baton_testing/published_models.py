@@ -366,7 +366,7 @@ def our_logits(model: LoadedModel, tokens: list[int]) -> npt.NDArray[np.float32]
     device, kernels, model_shape, weights = model[:4]
     n, width = len(tokens), -(-len(tokens) // _BLOCK)
     space = Workspace(
-        device, kernels, model_shape, weights.dtype, Sizes(n, 1, n, width * _BLOCK, n)
+        device, kernels, model_shape, weights.dtype, Sizes(n, 1, n, n, width * _BLOCK, n)
     )
     kv = device.zeros((TRASH_BLOCK + 1 + width, *model_shape.kv_block(_BLOCK)), weights.dtype)
     decoder = Decoder(device, kernels, model_shape, weights, kv, space.attention, width * _BLOCK)
