@@ -40,12 +40,15 @@ Error RunRouter(const RouteInput& in, float* products, Stream stream) {
   return RunRouterBy<8, 8, 2>(params, is_wide, stream);
 }
 
-Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
+ChooseParams ParamsOf(const RouteInput& in, const RouteOutput& out) {
   ChooseParams p{};
   p.products = out.products;
   p.bias = in.bias;
   p.expert = out.expert;
   p.weight = out.weight;
+  p.place = out.place;
+  p.row = out.row;
+  p.starts = out.starts;
   p.tokens = in.tokens;
   p.experts = static_cast<int>(in.experts);
   p.chosen = static_cast<int>(in.chosen);
@@ -55,12 +58,19 @@ Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
   p.normalises = in.normalises;
   p.least_sum = in.least_sum;
   p.scaling = in.scaling;
-  const auto blocks = DivideUp<int64_t>(in.tokens, kChooseThreads / kWarp);
+  return p;
+}
+
+// Sorts as well, if kSorts.
+template <bool kSorts>
+Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
+  const ChooseParams p = ParamsOf(in, out);
+  const auto blocks = DivideUp<int64_t>(in.tokens, kChooseTokens);
   const Grid grid{dim3(static_cast<unsigned>(blocks)), kChooseThreads};
-  if (in.experts <= 2 * kWarp) return LaunchEarly(ChooseKernel<2>, grid, stream, p);
-  if (in.experts <= 4 * kWarp) return LaunchEarly(ChooseKernel<4>, grid, stream, p);
-  if (in.experts <= 8 * kWarp) return LaunchEarly(ChooseKernel<8>, grid, stream, p);
-  return LaunchEarly(ChooseKernel<16>, grid, stream, p);
+  if (in.experts <= 2 * kWarp) return LaunchEarly(ChooseKernel<2, kSorts>, grid, stream, p);
+  if (in.experts <= 4 * kWarp) return LaunchEarly(ChooseKernel<4, kSorts>, grid, stream, p);
+  if (in.experts <= 8 * kWarp) return LaunchEarly(ChooseKernel<8, kSorts>, grid, stream, p);
+  return LaunchEarly(ChooseKernel<16, kSorts>, grid, stream, p);
 }
 
 template <class E>
@@ -96,7 +106,8 @@ Error Route(const RouteInput& in, const RouteOutput& out, Stream stream) {
     return RunRouter<decltype(element)>(in, out.products, stream);
   });
   if (error) return error;
-  if (const Error choosing = Choose(in, out, stream)) return choosing;
+  if (in.tokens <= kChooseTokens) return Choose<true>(in, out, stream);
+  if (const Error choosing = Choose<false>(in, out, stream)) return choosing;
   const OrderParams order{out.expert,
                           out.place,
                           out.row,
