@@ -38,7 +38,8 @@ struct RouteOutput {
 Error Route(const RouteInput& input, const RouteOutput& out, Stream stream);
 
 // As Matmul and GateUpSilu of each row with its group's part of the weight. `product.out` is what
-// each part has.
+// each part has. Where `product.x` has stride 0 it is one row, which each place has; then a group
+// has one place at most.
 struct GroupedInput {
   MatmulInput product;
   const int32_t* starts;  // [groups + 1]

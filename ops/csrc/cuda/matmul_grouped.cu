@@ -20,9 +20,12 @@ template <int kTileN, bool kGated>
 Error LaunchOne(const HopperGrouped& call, Stream stream) {
   const MatmulInput& in = call.product.input;
   const int rows = RowsOfTile(in.rows, call.groups);
+  // Behind one row, which is described as such, the copy engine puts zeros, that nobody stores.
+  const bool is_one_row = in.x.stride == 0;
+  const BFloat16Matrix x{in.x.data, is_one_row ? 1 : in.rows, in.in,
+                         is_one_row ? in.in : in.x.stride};
   CUtensorMap map_x, map_weight;
-  if (const Error error = Describe({in.x.data, in.rows, in.in, in.x.stride}, rows,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
+  if (const Error error = Describe(x, rows, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
     return error;
   }
   if (const Error error =
@@ -38,7 +41,8 @@ Error LaunchOne(const HopperGrouped& call, Stream stream) {
   const HopperGrid grid{blocks, kFewThreads, kFewSharedBytes};
   return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated>>(
       grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
-      static_cast<int>(call.groups), rows, FewRing<kTileN>::StagesFor(rows, kGroupedHeadBytes));
+      static_cast<int>(call.groups), rows, FewRing<kTileN>::StagesFor(rows, kGroupedHeadBytes),
+      is_one_row);
 }
 
 template <int kTileN>

@@ -76,6 +76,7 @@ struct FewShare {
         m(m),
         n(n) {}
   __device__ bool IsWeightReadOnce() const { return row_tiles == 1; }
+  __device__ int RowOfX(const FewPlace& place) const { return place.row; }
   __device__ FewPlace Place(int tile) const {
     const int columns = tile / row_tiles, row = (tile - columns * row_tiles) * rows;
     return {row, min(m, row + rows), columns * kOutN, columns * kOutN};
@@ -123,7 +124,7 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
   const auto load_x = [&](const FewTurn<Share>& t) {
     for (int box = 0; box < kBoxes; ++box) {
       const int column = (t.k * kBoxes + box) * kBoxColumns;
-      LoadBox(ring.X(t.s, box), map_x, column, t.place.row, ring.full + t.s);
+      LoadBox(ring.X(t.s, box), map_x, column, share.RowOfX(t.place), ring.full + t.s);
     }
   };
   FewTurn<Share> turn(share), behind(share);

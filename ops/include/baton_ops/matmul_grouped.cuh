@@ -44,8 +44,9 @@ struct GroupedShare {
   const int32_t* starts;
   const int* before;
   int groups, row_tiles, tiles, steps, stages, rows, n;
+  bool is_one_row;  // of x, which every row of the output is made of
   __device__ GroupedShare(const int32_t* starts, const int* before, int groups, int n, int k,
-                          int stages, int rows)
+                          int stages, int rows, bool is_one_row)
       : starts(starts),
         before(before),
         groups(groups),
@@ -54,8 +55,10 @@ struct GroupedShare {
         steps(BoxesAlong(k) / kFewBoxes<kTileN>),
         stages(stages),
         rows(rows),
-        n(n) {}
+        n(n),
+        is_one_row(is_one_row) {}
   __device__ bool IsWeightReadOnce() const { return false; }
+  __device__ int RowOfX(const FewPlace& place) const { return is_one_row ? 0 : place.row; }
   // Of a tile behind the last, which nobody loads: any.
   __device__ FewPlace Place(int tile) const {
     if (row_tiles == 0) return {};
@@ -75,7 +78,8 @@ struct GroupedShare {
 template <int kTileN, bool kGated>
 __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
-    const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages) {
+    const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages,
+    bool is_one_row) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* full = reinterpret_cast<uint64_t*>(shared);
@@ -90,7 +94,8 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   WaitForEarlierGrids();
   if (threadIdx.x < kLanes) CountRowTiles(starts, groups, rows, before);
   __syncthreads();
-  const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows);
+  const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows,
+                                           is_one_row);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<kTileN, kGated>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {

@@ -110,7 +110,8 @@ def route_into(x: Tensor, router: Tensor, bias: Tensor | None, rule: Rule, out: 
 
 def expert_gate_up_silu_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write out E[P, I]: of each place `decoder.gate_up_silu_into` of its row of x E[P, H] and of
-    its expert's rows of weight E[X * 2 I, H].
+    its expert's rows of weight E[X * 2 I, H]. x E[1, H], a single token's: that
+    row stands at every place, of which an expert has one at most.
 
     Raises:
         RuntimeError: as `decoder.gate_up_silu_into`.

@@ -189,8 +189,11 @@ class Decoder:
         assert experts is not None, "the shape tells of no experts"
         assert own is not None, "memory was made for another shape"
         kernels.route(space.normed, mixture.router, mixture.choice_bias, experts, own.routes)
-        kernels.gather(space.normed, own.routes.row, own.spread)
-        kernels.expert_gate_up_silu(own.spread, own.routes.starts, mixture.gate_up, own.activated)
+        spread = space.normed
+        if space.normed.shape[0] > 1:  # a single row is what every place has
+            kernels.gather(space.normed, own.routes.row, own.spread)
+            spread = own.spread
+        kernels.expert_gate_up_silu(spread, own.routes.starts, mixture.gate_up, own.activated)
         kernels.expert_matmul(own.activated, own.routes.starts, mixture.down, own.made)
         beside = None
         if layer.gate_up is not None:

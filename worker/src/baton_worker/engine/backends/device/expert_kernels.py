@@ -56,7 +56,7 @@ class ExpertKernels(Protocol):
 
     def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """out E[N * C, I]: of each place `gate_up_silu` of its row of x E[N * C, H] and of its
-        expert's rows of `weight` E[X * 2 I, H].
+        expert's rows of `weight` E[X * 2 I, H]. A single token's x E[1, H] needs no spreading.
         """
 
     def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
