@@ -45,6 +45,8 @@ struct GroupedInput {
   const int32_t* starts;  // [groups + 1]
   int64_t groups;
 };
+// Of GroupedMatmul `starts` is read early: what wrote it lies two launches back at least, of which
+// the nearer one waited for it before it let this one start, as GroupedGateUpSilu does.
 Error GroupedMatmul(const GroupedInput& input, const Rows& out, Stream stream);
 Error GenericGrouped(const GroupedInput& input, bool is_gated, const Rows& out, Stream stream);
 Error GroupedGateUpSilu(const GroupedInput& input, const Rows& out, Stream stream);

@@ -6,6 +6,10 @@
 // counts their tiles, and then takes tiles as the matmul for few rows does, whose ring it fills.
 // Tiles of the same columns follow each other: where a group has several, its part of the weight is
 // read from memory once.
+//
+// An expert's two products follow each other. The first, gates and ups, waits for what tells it
+// where the groups begin, before it lets the second start. So that one knows them as it starts, and
+// loads its weights while the first still multiplies.
 #ifndef BATON_OPS_MATMUL_GROUPED_CUH_
 #define BATON_OPS_MATMUL_GROUPED_CUH_
 
@@ -24,7 +28,10 @@ __device__ __forceinline__ void CountRowTiles(const int32_t* starts, int groups,
   const int lane = threadIdx.x % kLanes, each = (groups + kLanes - 1) / kLanes;
   const int first = min(lane * each, groups), last = min(first + each, groups);
   int mine = 0;
-  for (int g = first; g < last; ++g) mine += (starts[g + 1] - starts[g] + rows - 1) / rows;
+  const auto tiles_of = [&](int g) {
+    return (__ldcg(starts + g + 1) - __ldcg(starts + g) + rows - 1) / rows;
+  };
+  for (int g = first; g < last; ++g) mine += tiles_of(g);
   int sum = mine;
   for (int distance = 1; distance < kLanes; distance *= 2) {
     const int other = __shfl_up_sync(~0u, sum, distance);
@@ -33,7 +40,7 @@ __device__ __forceinline__ void CountRowTiles(const int32_t* starts, int groups,
   int at = sum - mine;
   for (int g = first; g < last; ++g) {
     before[g] = at;
-    at += (starts[g + 1] - starts[g] + rows - 1) / rows;
+    at += tiles_of(g);
   }
   if (lane == kLanes - 1) before[groups] = sum;
 }
@@ -68,13 +75,16 @@ struct GroupedShare {
       const int middle = (group + end) / 2;
       (before[middle] <= nth ? group : end) = middle;
     }
-    const int row = starts[group] + (nth - before[group]) * rows, column = columns * kOutN;
+    const int row = __ldcg(starts + group) + (nth - before[group]) * rows;
+    const int column = columns * kOutN;
     const int weight_rows = kGated ? 2 * n : n;
-    return {row, min(starts[group + 1], row + rows), column, group * weight_rows + column};
+    return {row, min(__ldcg(starts + group + 1), row + rows), column, group * weight_rows + column};
   }
 };
 
-// Where the groups begin is written by an earlier grid, so nothing is loaded before that is over.
+// Where the groups begin is written by an earlier grid: of a gated product by the one before it, of
+// another by one that was over when the one before it let grids start. Past its first-level cache,
+// which may hold what stood there before.
 template <int kTileN, bool kGated>
 __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
@@ -90,8 +100,8 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
   }
+  if constexpr (kGated) WaitForEarlierGrids();
   LetNextGridStart();
-  WaitForEarlierGrids();
   if (threadIdx.x < kLanes) CountRowTiles(starts, groups, rows, before);
   __syncthreads();
   const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows,

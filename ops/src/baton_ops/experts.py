@@ -121,7 +121,8 @@ def expert_gate_up_silu_into(x: Tensor, starts: Tensor, weight: Tensor, out: Ten
 
 def expert_matmul_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write out E[P, H]: of each place `decoder.matmul_into` of its row of x E[P, I] and of its
-    expert's rows of weight E[X * H, I].
+    expert's rows of weight E[X * H, I]. Call it behind `expert_gate_up_silu_into` with the same
+    `starts`: it reads them before that one is over, so right behind `route_into` too early.
 
     Raises:
         RuntimeError: as `decoder.matmul_into`.

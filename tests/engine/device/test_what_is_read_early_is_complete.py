@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from baton_testing.numpy_device import NumpyDevice, on_device
 from baton_testing.numpy_kernels import NumpyKernels
@@ -22,7 +24,9 @@ from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
-LETS_GO_AT_ONCE = {"matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather"}
+LETS_GO_AT_ONCE = {
+    "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "expert_matmul",
+}  # fmt: skip
 """Whose next launch may begin before they have waited themselves."""
 
 BEGINS_LATE = {"plan_scores", "normalise_top_p"}
@@ -33,6 +37,7 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "gate_up_silu": lambda x, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
+    "expert_matmul": lambda x, starts, weight, out: (starts, weight),
 }
 
 WRITES: dict[str, Callable[..., Any]] = {
@@ -41,6 +46,8 @@ WRITES: dict[str, Callable[..., Any]] = {
     "add_norm": lambda x, residual, weight, eps, out: (residual, out),
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (kv, query),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
+    "expert_gate_up_silu": lambda x, starts, weight, out: out,
+    "expert_matmul": lambda x, starts, weight, out: out,
     "rank_sum": lambda part, exchange, out: (part, out),
     "rank_gather": lambda part, exchange, out: (part, out),
 }
@@ -58,7 +65,7 @@ class Noted(NumpyKernels):
 
     def __getattribute__(self, name: str) -> Any:
         kernel = object.__getattribute__(self, name)
-        is_op = not name.startswith("_") and not name.endswith("_bytes")
+        is_op = callable(kernel) and not name.startswith("_") and not name.endswith("_bytes")
         if not is_op or not hasattr(OpsKernels, name):
             return kernel
 
@@ -103,10 +110,10 @@ def conflicts(launches: list[Launch]) -> list[str]:
     return found
 
 
-def launches_of_an_engine() -> list[Launch]:
+def launches_of_an_engine(model: Path = TINY_MODEL) -> list[Launch]:
     """Serve prompts in chunks, drafts, drawn tokens and logprobs."""
     config = ProcessConfig(
-        model=ModelConfig(path=str(TINY_MODEL)),
+        model=ModelConfig(path=str(model)),
         speculative=SpeculativeConfig(method="mtp", num_speculative_tokens=3),
         engine=EngineConfig(
             device="gpu", dtype="float32", max_model_len=64, max_running=2, prefill_chunk_tokens=16
@@ -132,6 +139,29 @@ def test_no_launch_reads_what_one_that_may_still_run_was_given() -> None:
     called = {name for name, _ in launches}
     assert {"matmul", "gate_up_silu", "rope_store", "seed_drafts", "advance"} <= called
     assert conflicts(launches) == []
+
+
+@pytest.fixture
+def of_a_mixture(make_checkpoint: Callable[..., Any]) -> list[Launch]:
+    return launches_of_an_engine(make_checkpoint("glm4_moe").path)
+
+
+def test_no_launch_of_a_mixture_reads_what_one_that_may_still_run_was_given(
+    of_a_mixture: list[Launch],
+) -> None:
+    assert "expert_matmul" in {name for name, _ in of_a_mixture}
+    assert conflicts(of_a_mixture) == []
+
+
+def test_an_experts_second_product_right_behind_the_choice_would_be_found(
+    of_a_mixture: list[Launch],
+) -> None:
+    names = [name for name, _ in of_a_mixture]
+    at = names.index("expert_gate_up_silu")
+    assert names[at + 1] == "expert_matmul"
+    routed = of_a_mixture[names.index("route")]
+    without = [*of_a_mixture[:at], routed, *of_a_mixture[at + 1 :]]
+    assert conflicts(without) == ["expert_matmul behind route"]
 
 
 def test_places_written_right_before_the_projection_would_be_found() -> None:

@@ -32,8 +32,10 @@ Error host_grouped(const HopperMatmul* call, const int32_t* starts, int64_t grou
   host_cuda::written_before = x;
   host_cuda::readable[0] = {x, x + ((in.rows - 1) * in.x.stride + in.in) * 2};
   host_cuda::readable[1] = {weight, weight + groups * in.out * in.in * 2};
+  // Only a gated product follows the grid that writes them.
   std::vector<int32_t> seen(static_cast<size_t>(groups + 1), -1);
-  host_cuda::late = {seen.data(), starts, groups + 1};
+  host_cuda::late = {seen.data(), starts, call->is_gated ? groups + 1 : 0};
+  if (!call->is_gated) seen.assign(starts, starts + groups + 1);
   return MatmulGrouped({*call, seen.data(), groups}, static_cast<MatmulWay>(way), nullptr);
 }
 

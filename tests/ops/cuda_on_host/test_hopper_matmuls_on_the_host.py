@@ -221,6 +221,6 @@ OF_GROUPS = [fault for fault in host_matmul.FAULTS if fault not in FOUND]
 
 @pytest.mark.parametrize("fault", OF_GROUPS)
 def test_a_planted_fault_of_groups_is_found(matmuls: host_matmul.HostMatmul, fault: str) -> None:
-    case = Grouped(matmuls, "bf16", (8, 0, 9, 1), 40, 72)
+    case = Grouped(matmuls, "gated", (8, 0, 9, 1), 40, 72)
     assert not any(case.differs(2, seed) for seed in range(1, 4))
     assert any(case.differs(2, seed, fault) for seed in range(1, 4))

@@ -61,7 +61,8 @@ class ExpertKernels(Protocol):
 
     def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """out E[N * C, H]: of each place `matmul` of its row of x E[N * C, I] and of its expert's
-        rows of `weight` E[X * H, I].
+        rows of `weight` E[X * H, I]. Called behind `expert_gate_up_silu` with the same `starts`,
+        which it reads early.
         """
 
     def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
