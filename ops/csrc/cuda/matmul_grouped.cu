@@ -38,11 +38,17 @@ Error LaunchOne(const HopperGrouped& call, Stream stream) {
   const int64_t row_tiles = std::min(in.rows, call.groups + in.rows / rows);
   const int64_t tiles = DivideUp<int64_t>(out.n, kOutN) * row_tiles;
   const int blocks = static_cast<int>(std::min<int64_t>(tiles, call.product.processors));
-  const HopperGrid grid{blocks, kFewThreads, kFewSharedBytes};
+  // With few rows a ring of half a multiprocessor keeps memory busy; so the next product's blocks
+  // find room beside this one's, and fill their rings before its end.
+  const int bytes = in.rows <= kFewRows ? kGroupedHalfBytes : kFewSharedBytes;
+  const HopperGrid grid{blocks, kFewThreads, bytes};
+  if (const Error error = AllowSharedMemory<MatmulGroupedKernel<kTileN, kGated>>(kFewSharedBytes)) {
+    return error;
+  }
   return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated>>(
       grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
-      static_cast<int>(call.groups), rows, FewRing<kTileN>::StagesFor(rows, kGroupedHeadBytes),
-      is_one_row);
+      static_cast<int>(call.groups), rows,
+      FewRing<kTileN>::StagesFor(rows, kGroupedHeadBytes, bytes), is_one_row);
 }
 
 template <int kTileN>

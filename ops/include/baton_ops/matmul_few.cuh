@@ -36,11 +36,12 @@ struct FewRing {
     return kBoxes * (rows * kBoxRowBytes + kWeightBytes);
   }
   // How many stages fit behind the head; the last may be read beyond its end.
-  static int StagesFor(int rows, int head_bytes = kFewHeadBytes) {
+  static int StagesFor(int rows, int head_bytes = kFewHeadBytes,
+                       int shared_bytes = kFewSharedBytes) {
     const int stage = StageBytes(rows);
     const int read = (kFewRows + (kBoxes - 1) * rows) * kBoxRowBytes;
     const int beyond = read > stage ? read - stage : 0;
-    const int fit = (kFewSharedBytes - head_bytes - beyond) / stage;
+    const int fit = (shared_bytes - head_bytes - beyond) / stage;
     return fit < kFewMostStages ? fit : kFewMostStages;
   }
   __device__ uint8_t* X(int s, int box) const {

@@ -20,6 +20,8 @@ namespace baton_ops::cuda {
 constexpr int kMostGroups = 512, kLanes = 32;
 // Barriers, then how many tiles of rows lie before each group's, and all.
 constexpr int kGroupedHeadBytes = 4096;
+// Of two blocks on a multiprocessor: one of an expert's first product, one of its second.
+constexpr int kGroupedHalfBytes = 113 * 1024;
 static_assert(kFewHeadBytes + (kMostGroups + 1) * sizeof(int) <= kGroupedHeadBytes);
 
 // Writes to before[0 .. groups] how many tiles of `rows` rows lie before each group's, by a warp.
