@@ -38,6 +38,7 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
+    "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (tables, contexts),
 }
 
 WRITES: dict[str, Callable[..., Any]] = {
@@ -76,6 +77,42 @@ class Noted(NumpyKernels):
         return call
 
 
+class EarlyKeys(NumpyKernels):
+    """NumPy's kernels, which hold the pool's keys that attention reads early to what was there
+    before the launch before it.
+    """
+
+    def __init__(self, device: NumpyDevice) -> None:
+        super().__init__(device)
+        self.n_compared, self.wrong = 0, set[tuple[int, int]]()
+        self._before: Any = None
+
+    def rope_store(
+        self, qkv: Any, rotation: Any, places: Any, kv: Any, layer: int, query: Any
+    ) -> None:
+        self._launch(self._keep, kv)
+        super().rope_store(qkv, rotation, places, kv, layer, query)
+
+    def attend(
+        self, query: Any, kv: Any, layer: int, tables: Any, contexts: Any, *rest: Any
+    ) -> None:
+        self._launch(self._compare, query, kv, layer, tables, contexts)
+        super().attend(query, kv, layer, tables, contexts, *rest)
+
+    def _keep(self, kv: Any) -> None:
+        self._before = kv.copy()
+
+    def _compare(self, query: Any, kv: Any, layer: int, tables: Any, contexts: Any) -> None:
+        own, block_size = len(query) // len(tables), kv.shape[4]
+        for table, context in zip(tables, contexts.tolist(), strict=True):
+            for position in range(context - own):
+                block, offset = table[position // block_size], position % block_size
+                now, early = (pool[block, layer, :, :, offset] for pool in (kv, self._before))
+                self.n_compared += 1
+                if not np.array_equal(now, early):
+                    self.wrong.add((layer, position))
+
+
 def still_running(launches: list[Launch]) -> Iterator[tuple[Launch, list[Launch]]]:
     """Yield each launch, and those before it that may run when it begins."""
     done = 0  # so many of the first are complete when the next one begins
@@ -111,6 +148,14 @@ def conflicts(launches: list[Launch]) -> list[str]:
 
 
 def launches_of_an_engine(model: Path = TINY_MODEL) -> list[Launch]:
+    """Return what an engine launches."""
+    device = NumpyDevice(64 << 20)
+    kernels = Noted(device)
+    serve(device, kernels, model)
+    return kernels.launches
+
+
+def serve(device: NumpyDevice, kernels: NumpyKernels, model: Path = TINY_MODEL) -> None:
     """Serve prompts in chunks, drafts, drawn tokens and logprobs."""
     config = ProcessConfig(
         model=ModelConfig(path=str(model)),
@@ -119,8 +164,6 @@ def launches_of_an_engine(model: Path = TINY_MODEL) -> list[Launch]:
             device="gpu", dtype="float32", max_model_len=64, max_running=2, prefill_chunk_tokens=16
         ),
     )
-    device = NumpyDevice(64 << 20)
-    kernels = Noted(device)
     engine = start_engine(config, device, kernels, time.monotonic)
     for number, temperature in enumerate((0.0, 0.7), 1):
         sampling = SamplingParams(
@@ -131,7 +174,6 @@ def launches_of_an_engine(model: Path = TINY_MODEL) -> list[Launch]:
         )
     while engine.has_work():
         engine.step()
-    return kernels.launches
 
 
 def test_no_launch_reads_what_one_that_may_still_run_was_given() -> None:
@@ -162,6 +204,14 @@ def test_an_experts_second_product_right_behind_the_choice_would_be_found(
     routed = of_a_mixture[names.index("route")]
     without = [*of_a_mixture[:at], routed, *of_a_mixture[at + 1 :]]
     assert conflicts(without) == ["expert_matmul behind route"]
+
+
+def test_keys_that_attention_reads_early_are_those_of_earlier_launches() -> None:
+    device = NumpyDevice(64 << 20)
+    kernels = EarlyKeys(device)
+    serve(device, kernels)
+    assert kernels.n_compared > 1000
+    assert kernels.wrong == set()
 
 
 def test_places_written_right_before_the_projection_would_be_found() -> None:
