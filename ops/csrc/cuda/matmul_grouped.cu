@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "baton_ops/few_turned.cuh"
 #include "baton_ops/matmul_grouped.cuh"
 #include "hopper_launch.h"
 #include "hopper_matmul.h"
@@ -16,10 +17,9 @@ int RowsOfTile(int64_t rows, int64_t groups) {
   return static_cast<int>(std::min<int64_t>(DivideUp<int64_t>(wanted, 8) * 8, kFewRows));
 }
 
-template <int kTileN, bool kGated>
-Error LaunchOne(const HopperGrouped& call, Stream stream) {
+template <int kTileN, bool kGated, class Tile>
+Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
   const MatmulInput& in = call.product.input;
-  const int rows = RowsOfTile(in.rows, call.groups);
   // Behind one row, which is described as such, the copy engine puts zeros, that nobody stores.
   const bool is_one_row = in.x.stride == 0;
   const BFloat16Matrix x{in.x.data, is_one_row ? 1 : in.rows, in.in,
@@ -42,13 +42,26 @@ Error LaunchOne(const HopperGrouped& call, Stream stream) {
   // find room beside this one's, and fill their rings before its end.
   const int bytes = in.rows <= kFewRows ? kGroupedHalfBytes : kFewSharedBytes;
   const HopperGrid grid{blocks, kFewThreads, bytes};
-  if (const Error error = AllowSharedMemory<MatmulGroupedKernel<kTileN, kGated>>(kFewSharedBytes)) {
+  if (const Error error =
+          AllowSharedMemory<MatmulGroupedKernel<kTileN, kGated, Tile>>(kFewSharedBytes)) {
     return error;
   }
-  return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated>>(
+  return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated, Tile>>(
       grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
       static_cast<int>(call.groups), rows,
-      FewRing<kTileN>::StagesFor(rows, kGroupedHeadBytes, bytes), is_one_row);
+      FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows), kGroupedHeadBytes, bytes),
+      is_one_row);
+}
+
+template <int kTileN, bool kGated>
+Error LaunchOne(const HopperGrouped& call, Stream stream) {
+  const int rows = RowsOfTile(call.product.input.rows, call.groups);
+  if constexpr (kTileN <= kTurnedMostN) {
+    if (rows <= kTurnedRows) {
+      return LaunchTiles<kTileN, kGated, FewTurnedTile<kTileN, kGated>>(call, rows, stream);
+    }
+  }
+  return LaunchTiles<kTileN, kGated, FewTile<kTileN, kGated>>(call, rows, stream);
 }
 
 template <int kTileN>

@@ -87,7 +87,7 @@ struct GroupedShare {
 // Where the groups begin is written by an earlier grid: of a gated product by the one before it, of
 // another by one that was over when the one before it let grids start. Past its first-level cache,
 // which may hold what stood there before.
-template <int kTileN, bool kGated>
+template <int kTileN, bool kGated, class Tile>
 __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
     const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages,
@@ -109,7 +109,7 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows,
                                            is_one_row);
   if (threadIdx.x < kFewConsumers) {
-    FewConsume<kTileN, kGated>(ring, share, out);
+    FewConsume<Tile>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {
     FewProduce<kTileN, kGated>(ring, &map_x, &map_weight, share);
   }
