@@ -128,9 +128,14 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
     }
   };
   FewTurn<Share> turn(share), behind(share);
+  // Not unrolled, here and below: between two launches of a kernel a step's weights drive its code
+  // out of the caches, so what is fetched of it counts.
+#pragma unroll 1
   for (int i = 0; i < ahead; ++i, turn.Advance()) load_weight(turn);
   WaitForEarlierGrids();
+#pragma unroll 1
   for (int i = 0; i < ahead; ++i, behind.Advance()) load_x(behind);
+#pragma unroll 1
   for (int i = ahead; i < turns; ++i, turn.Advance()) {
     Await(ring.empty + turn.s, turn.phase ^ 1);
     load_weight(turn);
@@ -177,10 +182,12 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
   const auto release = [&](int s) {
     if (threadIdx.x == 0) Arrive(ring.empty + s);
   };
+#pragma unroll 1
   for (int t = 0; t < share.tiles; ++t) {
     const FewPlace place = turn.place;
     Tile tile;
     int last = 0;
+#pragma unroll 1
     for (int k = 0; k < share.steps; ++k) {
       Await(ring.full + turn.s, turn.phase);
       tile.Settle();
@@ -211,6 +218,7 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
 // Makes the ring's barriers, by one thread.
 template <int kTileN>
 __device__ __forceinline__ void FewInit(const FewRing<kTileN>& ring) {
+#pragma unroll 1
   for (int s = 0; s < ring.stages; ++s) {
     InitBarrier(ring.full + s, 1);
     InitBarrier(ring.empty + s, 1);

@@ -33,13 +33,16 @@ __device__ __forceinline__ void CountRowTiles(const int32_t* starts, int groups,
   const auto tiles_of = [&](int g) {
     return (__ldcg(starts + g + 1) - __ldcg(starts + g) + rows - 1) / rows;
   };
+#pragma unroll 1
   for (int g = first; g < last; ++g) mine += tiles_of(g);
   int sum = mine;
+#pragma unroll 1
   for (int distance = 1; distance < kLanes; distance *= 2) {
     const int other = __shfl_up_sync(~0u, sum, distance);
     if (lane >= distance) sum += other;
   }
   int at = sum - mine;
+#pragma unroll 1
   for (int g = first; g < last; ++g) {
     before[g] = at;
     at += tiles_of(g);
@@ -73,6 +76,7 @@ struct GroupedShare {
     if (row_tiles == 0) return {};
     const int columns = tile / row_tiles, nth = tile - columns * row_tiles;
     int group = 0, end = groups;  // before[group] <= nth < before[end]
+#pragma unroll 1
     while (end - group > 1) {
       const int middle = (group + end) / 2;
       (before[middle] <= nth ? group : end) = middle;
