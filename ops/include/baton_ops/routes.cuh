@@ -135,6 +135,21 @@ struct Ranked {
   }
 };
 
+// Replaces each value by f(value, its number), by one copy of what f is: an exponential or a
+// quotient in float64 is long, and a step's weights drive a kernel's code out of the caches.
+template <int kPer, class Function>
+__device__ __forceinline__ void ForEachValue(double (&values)[kPer], Function f) {
+#pragma unroll 1
+  for (int v = 0; v < kPer; ++v) {
+    double value = values[0];
+#pragma unroll
+    for (int u = 1; u < kPer; ++u) value = u == v ? values[u] : value;
+    value = f(value, v);
+#pragma unroll
+    for (int u = 0; u < kPer; ++u) values[u] = u == v ? value : values[u];
+  }
+}
+
 // Scores of one token by a warp: lane l has experts l, l + 32, ...
 template <int kPer>
 struct Scores {
@@ -153,22 +168,20 @@ struct Scores {
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
       most = fmax(most, __shfl_xor_sync(kEveryLane, most, distance));
     }
-#pragma unroll
-    for (int v = 0; v < kPer; ++v) {
-      const bool is_there = lane + v * kWarp < p.experts;
-      if (p.is_sigmoid) {
-        score[v] = 1.0 / (1.0 + exp(-score[v]));
-      } else {
-        score[v] = is_there ? exp(score[v] - most) : 0.0;
-        sum += score[v];
-      }
-    }
+    ForEachValue(score, [&](double value, int v) {
+      const double power = exp(p.is_sigmoid ? -value : value - most);
+      const double own = p.is_sigmoid || lane + v * kWarp < p.experts ? power : 0.0;
+      sum += own;
+      return own;
+    });
     sum = AddLanes(sum);
+    ForEachValue(score, [&](double power, int) {
+      return (p.is_sigmoid ? 1.0 : power) / (p.is_sigmoid ? 1.0 + power : sum);
+    });
     bool has_nan = false;
 #pragma unroll
     for (int v = 0; v < kPer; ++v) {
       const int i = lane + v * kWarp;
-      if (!p.is_sigmoid) score[v] /= sum;
       wanted[v] = i < p.experts ? score[v] : -INFINITY;
       if (i < p.experts && p.bias != nullptr) wanted[v] += static_cast<double>(p.bias[i]);
       if (!isnan(wanted[v])) continue;
@@ -182,6 +195,7 @@ struct Scores {
   __device__ __forceinline__ void KeepGroups(const ChooseParams& p, int lane) {
     const int size = p.experts / p.groups;
     double mine = -INFINITY;  // of the group with the lane's number
+#pragma unroll 1
     for (int g = 0; g < p.groups; ++g) {
       double first = -INFINITY, second = -INFINITY;
 #pragma unroll
@@ -201,6 +215,7 @@ struct Scores {
       if (lane == g) mine = first + second;
     }
     unsigned kept = 0;
+#pragma unroll 1
     for (int n = 0; n < p.chosen_groups; ++n) {
       Ranked best;
       if (lane < p.groups && (kept >> lane & 1) == 0) best.See(KeyOf(mine), lane);
@@ -229,6 +244,7 @@ __device__ __forceinline__ int ChooseExperts(const ChooseParams& p, int64_t toke
   }
   int mine = 0;
   double own = 0.0, total = 0.0;
+#pragma unroll 1
   for (int n = 0; n < p.chosen; ++n) {
     Ranked best;
 #pragma unroll
@@ -270,9 +286,11 @@ __device__ __forceinline__ void OrderFew(const ChooseParams& p, int mine, int la
   __syncthreads();
   const auto count_below = [&](int bound) {
     int count = 0;
+#pragma unroll 1
     for (int i = 0; i < pairs; ++i) count += taken[i] < bound;
     return count;
   };
+#pragma unroll 1
   for (int e = threadIdx.x; e <= p.experts; e += kChooseThreads) {
     p.starts[e] = count_below(e << kPairBits);
   }
