@@ -62,9 +62,11 @@ __device__ __forceinline__ void DecodeProduce(DecodeShared& shared, const CUtens
     const int32_t* table = keys.tables + static_cast<size_t>(run.row) * keys.width;
     const int last = (run.context - 1) / keys.page;
     int next = ReadBlock(table, keys, run.first, last);
+#pragma unroll 1
     for (int split = run.first; split < run.last; ++split) {
       const int blocks = next;
       next = ReadBlock(table, keys, split + 1, last);
+#pragma unroll 1
       for (int tile = 0; tile < run.Tiles(split); ++tile) {
         const int block = __shfl_sync(~0u, blocks, tile * parts + part % parts);
         const int row = keys.FirstRow(block, run.head);
@@ -113,6 +115,7 @@ class DecodeConsumer {
       SoftmaxRow all;
 #pragma unroll
       for (float& value : total_) value = 0.f;
+#pragma unroll 1
       for (int split = run.first; split < run.last; ++split) {
         const SoftmaxRow row = Attend(run, split);
         if (run.first == 0) {
@@ -145,6 +148,8 @@ class DecodeConsumer {
   // Row r of the queries is the product's row r / 8 * 16 + r % 8.
   __device__ __forceinline__ void LoadQueries(const Run& run, const __nv_bfloat16* q) {
     Sync();
+    // Not unrolled: a step's weights drive the code out of the caches, and few rows are one round.
+#pragma unroll 1
     for (int i = threadIdx.x; i < shape_.UsedRows() * 16; i += kDecodeConsumers) {
       const int row = i / 16, to = row / 8 * 16 + row % 8, chunk = i % 16;
       uint8_t* at = shared_.q + chunk / 8 * kQueryHalfBytes + to * 128;
@@ -178,6 +183,7 @@ class DecodeConsumer {
 #pragma unroll
     for (int i = 0; i < 32; ++i) weights_[i] = 0;
     const int tiles = run.Tiles(split);
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       const int first_key = (split * kSplitTiles + tile) * kTile;
       Score();
