@@ -23,11 +23,13 @@ struct CombineParams {
 };
 
 // out[t] = the sum of weight * made of a token's pairs from the first on, then of beside; products
-// and sums are rounded to fp32 one by one. Grid: (tokens, parts of a row).
+// and sums are rounded to fp32 one by one. The next kernel may begin before anything is added: a
+// norm, and behind it a product, which fetches its weights as soon as the experts leave room. Grid:
+// (tokens, parts of a row).
 template <class E, bool kWide>
 __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   const int64_t token = blockIdx.x;
   const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
   if (first >= p.columns) return;

@@ -26,6 +26,7 @@ from baton_worker.sampling import SamplingParams
 
 LETS_GO_AT_ONCE = {
     "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "expert_matmul",
+    "combine",
 }  # fmt: skip
 """Whose next launch may begin before they have waited themselves."""
 
@@ -49,6 +50,7 @@ WRITES: dict[str, Callable[..., Any]] = {
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
     "expert_gate_up_silu": lambda x, starts, weight, out: out,
     "expert_matmul": lambda x, starts, weight, out: out,
+    "combine": lambda made, routes, beside, out: out,
     "rank_sum": lambda part, exchange, out: (part, out),
     "rank_gather": lambda part, exchange, out: (part, out),
 }
