@@ -1,5 +1,6 @@
 // Launches of what a mixture of experts does beside its products.
 #include "baton_ops/combine.cuh"
+#include "baton_ops/router.cuh"
 #include "baton_ops/routes.cuh"
 #include "early_launch.h"
 #include "element_types.h"

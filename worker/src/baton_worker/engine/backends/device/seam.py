@@ -273,12 +273,9 @@ class Kernels(RankKernels, ExpertKernels, Protocol):
     ) -> None:
         """Causal attention of each sequence's last N / S tokens over its paged context.
 
-        Tables, contexts, and what the pool has before the queries' own positions are read early:
-        the call before this one, `rope_store` of this layer or another `attend`, writes none.
-
         Args:
             query: E[N, Hq, D], sequence by sequence, equally many tokens each.
-            tables: i32[S, W].
+            tables: i32[S, W]; they, contexts and keys of earlier steps are read as early as places.
             contexts: i32[S], positions up to and with the sequence's last query; 0 or less: not
                 there, its output is left alone.
             out: E[N, Hq, D].
