@@ -39,8 +39,10 @@ Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
   const int64_t tiles = DivideUp<int64_t>(out.n, kOutN) * row_tiles;
   const int blocks = static_cast<int>(std::min<int64_t>(tiles, call.product.processors));
   // With few rows a ring of half a multiprocessor keeps memory busy; so the next product's blocks
-  // find room beside this one's, and fill their rings before its end.
-  const int bytes = in.rows <= kFewRows ? kGroupedHalfBytes : kFewSharedBytes;
+  // find room beside this one's, and fill their rings before its end. Hardly a weight is read twice
+  // then; the L2 cache is for what is, the kernels' code among it.
+  const bool are_few = in.rows <= kFewRows;
+  const int bytes = are_few ? kGroupedHalfBytes : kFewSharedBytes;
   const HopperGrid grid{blocks, kFewThreads, bytes};
   if (const Error error =
           AllowSharedMemory<MatmulGroupedKernel<kTileN, kGated, Tile>>(kFewSharedBytes)) {
@@ -49,8 +51,8 @@ Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
   return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated, Tile>>(
       grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
       static_cast<int>(call.groups), rows,
-      FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows), kGroupedHeadBytes, bytes),
-      is_one_row);
+      FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows), kGroupedHeadBytes, bytes), is_one_row,
+      are_few);
 }
 
 template <int kTileN, bool kGated>

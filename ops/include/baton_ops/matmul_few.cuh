@@ -107,6 +107,7 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
                            const CUtensorMap* map_weight, const Share& share) {
   constexpr int kBoxes = kFewBoxes<kTileN>, kParts = kGated ? 2 : 1;
   const int turns = share.tiles * share.steps, ahead = min(turns, ring.stages);
+  const uint64_t policy = CachePolicy(share.IsWeightReadOnce());
   const auto load_weight = [&](const FewTurn<Share>& t) {
     ExpectBytes(ring.full + t.s, ring.StageBytes(ring.rows));
     for (int i = 0; i < kBoxes * kParts; ++i) {
@@ -114,11 +115,7 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
       const int column = (t.k * kBoxes + box) * kBoxColumns;
       const int row = t.place.weight_row + part * share.n;
       uint8_t* to = ring.Weight(t.s, box) + part * (ring.kWeightBytes / kParts);
-      if (share.IsWeightReadOnce()) {
-        LoadBoxOnce(to, map_weight, column, row, ring.full + t.s);
-      } else {
-        LoadBox(to, map_weight, column, row, ring.full + t.s);
-      }
+      LoadBoxBy(policy, to, map_weight, column, row, ring.full + t.s);
     }
   };
   const auto load_x = [&](const FewTurn<Share>& t) {

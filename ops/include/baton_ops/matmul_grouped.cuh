@@ -57,8 +57,9 @@ struct GroupedShare {
   const int* before;
   int groups, row_tiles, tiles, steps, stages, rows, n;
   bool is_one_row;  // of x, which every row of the output is made of
+  bool is_weight_read_once;
   __device__ GroupedShare(const int32_t* starts, const int* before, int groups, int n, int k,
-                          int stages, int rows, bool is_one_row)
+                          int stages, int rows, bool is_one_row, bool is_weight_read_once)
       : starts(starts),
         before(before),
         groups(groups),
@@ -68,8 +69,9 @@ struct GroupedShare {
         stages(stages),
         rows(rows),
         n(n),
-        is_one_row(is_one_row) {}
-  __device__ bool IsWeightReadOnce() const { return false; }
+        is_one_row(is_one_row),
+        is_weight_read_once(is_weight_read_once) {}
+  __device__ bool IsWeightReadOnce() const { return is_weight_read_once; }
   __device__ int RowOfX(const FewPlace& place) const { return is_one_row ? 0 : place.row; }
   // Of a tile behind the last, which nobody loads: any.
   __device__ FewPlace Place(int tile) const {
@@ -95,7 +97,7 @@ template <int kTileN, bool kGated, class Tile>
 __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
     const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages,
-    bool is_one_row) {
+    bool is_one_row, bool is_weight_read_once) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* full = reinterpret_cast<uint64_t*>(shared);
@@ -111,7 +113,7 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   if (threadIdx.x < kLanes) CountRowTiles(starts, groups, rows, before);
   __syncthreads();
   const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows,
-                                           is_one_row);
+                                           is_one_row, is_weight_read_once);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<Tile>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {
