@@ -18,47 +18,47 @@
 namespace baton_ops::cuda {
 
 constexpr int kMostGroups = 512, kLanes = 32;
-// Barriers, then how many tiles of rows lie before each group's, and all.
-constexpr int kGroupedHeadBytes = 4096;
+// Barriers, then how many tiles of rows lie before each group's, and all, then where groups begin.
+constexpr int kGroupedHeadBytes = 6 * 1024;
 // Of two blocks on a multiprocessor: one of an expert's first product, one of its second.
 constexpr int kGroupedHalfBytes = 113 * 1024;
-static_assert(kFewHeadBytes + (kMostGroups + 1) * sizeof(int) <= kGroupedHeadBytes);
+static_assert(kFewHeadBytes + 2 * (kMostGroups + 1) * sizeof(int) <= kGroupedHeadBytes);
+
+// How many tiles of `rows` rows so many rows take; mostly it is one.
+__device__ __forceinline__ int RowTilesOf(int count, int rows) {
+  return count <= rows ? static_cast<int>(count > 0) : (count + rows - 1) / rows;
+}
 
 // Writes to before[0 .. groups] how many tiles of `rows` rows lie before each group's, by a warp.
-__device__ __forceinline__ void CountRowTiles(const int32_t* starts, int groups, int rows,
+__device__ __forceinline__ void CountRowTiles(const int* starts, int groups, int rows,
                                               int* before) {
   const int lane = threadIdx.x % kLanes, each = (groups + kLanes - 1) / kLanes;
   const int first = min(lane * each, groups), last = min(first + each, groups);
   int mine = 0;
-  const auto tiles_of = [&](int g) {
-    return (__ldcg(starts + g + 1) - __ldcg(starts + g) + rows - 1) / rows;
-  };
 #pragma unroll 1
-  for (int g = first; g < last; ++g) mine += tiles_of(g);
+  for (int g = first; g < last; ++g) {
+    before[g] = mine;
+    mine += RowTilesOf(starts[g + 1] - starts[g], rows);
+  }
   int sum = mine;
 #pragma unroll 1
   for (int distance = 1; distance < kLanes; distance *= 2) {
     const int other = __shfl_up_sync(~0u, sum, distance);
     if (lane >= distance) sum += other;
   }
-  int at = sum - mine;
 #pragma unroll 1
-  for (int g = first; g < last; ++g) {
-    before[g] = at;
-    at += tiles_of(g);
-  }
+  for (int g = first; g < last; ++g) before[g] += sum - mine;
   if (lane == kLanes - 1) before[groups] = sum;
 }
 
 template <int kTileN, bool kGated>
 struct GroupedShare {
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
-  const int32_t* starts;
-  const int* before;
+  const int *starts, *before;  // in shared memory
   int groups, row_tiles, tiles, steps, stages, rows, n;
   bool is_one_row;  // of x, which every row of the output is made of
   bool is_weight_read_once;
-  __device__ GroupedShare(const int32_t* starts, const int* before, int groups, int n, int k,
+  __device__ GroupedShare(const int* starts, const int* before, int groups, int n, int k,
                           int stages, int rows, bool is_one_row, bool is_weight_read_once)
       : starts(starts),
         before(before),
@@ -83,10 +83,10 @@ struct GroupedShare {
       const int middle = (group + end) / 2;
       (before[middle] <= nth ? group : end) = middle;
     }
-    const int row = __ldcg(starts + group) + (nth - before[group]) * rows;
+    const int row = starts[group] + (nth - before[group]) * rows;
     const int column = columns * kOutN;
     const int weight_rows = kGated ? 2 * n : n;
-    return {row, min(__ldcg(starts + group + 1), row + rows), column, group * weight_rows + column};
+    return {row, min(starts[group + 1], row + rows), column, group * weight_rows + column};
   }
 };
 
@@ -101,7 +101,8 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* full = reinterpret_cast<uint64_t*>(shared);
-  auto* before = reinterpret_cast<int*>(shared + kFewHeadBytes);
+  int* const before = reinterpret_cast<int*>(shared + kFewHeadBytes);
+  int* const begins = before + kMostGroups + 1;
   const FewRing<kTileN> ring{shared + kGroupedHeadBytes, full, full + kFewMostStages, stages, rows};
   if (threadIdx.x == 0) FewInit(ring);
   if (threadIdx.x == kFewConsumers) {
@@ -110,9 +111,13 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   }
   if constexpr (kGated) WaitForEarlierGrids();
   LetNextGridStart();
-  if (threadIdx.x < kLanes) CountRowTiles(starts, groups, rows, before);
+  // By all threads at once: nothing can be loaded before this is there.
+#pragma unroll 1
+  for (int g = threadIdx.x; g <= groups; g += kFewThreads) begins[g] = __ldcg(starts + g);
   __syncthreads();
-  const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows,
+  if (threadIdx.x < kLanes) CountRowTiles(begins, groups, rows, before);
+  __syncthreads();
+  const GroupedShare<kTileN, kGated> share(begins, before, groups, out.n, k, stages, rows,
                                            is_one_row, is_weight_read_once);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<Tile>(ring, share, out);
