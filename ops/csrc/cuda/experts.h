@@ -51,6 +51,7 @@ Error GroupedMatmul(const GroupedInput& input, const Rows& out, Stream stream);
 Error GenericGrouped(const GroupedInput& input, bool is_gated, const Rows& out, Stream stream);
 Error GroupedGateUpSilu(const GroupedInput& input, const Rows& out, Stream stream);
 
+// `place` and `weight` are read early, as `starts` of GroupedMatmul is.
 struct CombineInput {
   Rows made;  // by place
   ElementType type;

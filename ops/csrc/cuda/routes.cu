@@ -10,6 +10,7 @@ namespace baton_ops::cuda {
 namespace {
 
 static_assert(kMostExperts == kMostExpertsOfLayer && kMostChosen == kMostExpertsOfToken);
+static_assert(kMostCombined == kMostExpertsOfToken);
 constexpr int64_t kMostGridRows = 65535;
 
 // From so many tokens on the router's products are bound by reading x again for every few experts,
@@ -122,6 +123,7 @@ Error Route(const RouteInput& in, const RouteOutput& out, Stream stream) {
 
 Error Combine(const CombineInput& in, const Rows& out, Stream stream) {
   if (in.tokens == 0 || in.columns == 0) return nullptr;
+  if (in.chosen > kMostCombined) return "a token takes more than 32 experts";
   return ForElement(in.type,
                     [&](auto element) { return CombineOf<decltype(element)>(in, out, stream); });
 }

@@ -8,7 +8,7 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kCombineThreads = 256, kCombineAtOnce = 4;
+constexpr int kCombineThreads = 256, kCombineAtOnce = 4, kMostCombined = 32;
 
 template <class E>
 struct CombineParams {
@@ -24,13 +24,21 @@ struct CombineParams {
 
 // out[t] = the sum of weight * made of a token's pairs from the first on, then of beside; products
 // and sums are rounded to fp32 one by one. The next kernel may begin before anything is added: a
-// norm, and behind it a product, which fetches its weights as soon as the experts leave room. Grid:
-// (tokens, parts of a row).
+// norm, and behind it a product, which fetches its weights as soon as the experts leave room. Where
+// pairs stand was told some launches before: it is read while the experts' products are still made.
+// Grid: (tokens, parts of a row).
 template <class E, bool kWide>
 __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
+  __shared__ int32_t places[kMostCombined];
+  __shared__ float weights[kMostCombined];
   LetNextGridStart();
-  WaitForEarlierGrids();
   const int64_t token = blockIdx.x;
+  if (static_cast<int>(threadIdx.x) < p.chosen) {
+    places[threadIdx.x] = __ldcg(p.place + token * p.chosen + threadIdx.x);
+    weights[threadIdx.x] = __ldcg(p.weight + token * p.chosen + threadIdx.x);
+  }
+  WaitForEarlierGrids();
+  __syncthreads();
   const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
   if (first >= p.columns) return;
   float sum[kChunk] = {};
@@ -40,9 +48,9 @@ __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E
     float weight[kCombineAtOnce];
 #pragma unroll
     for (int n = 0; n < kCombineAtOnce; ++n) {
-      const int64_t pair = token * p.chosen + min(from + n, p.chosen - 1);
-      made[n] = LoadChunk<E, kWide>(p.made + p.place[pair] * p.made_stride, first, p.columns);
-      weight[n] = p.weight[pair];
+      const int pair = min(from + n, p.chosen - 1);
+      made[n] = LoadChunk<E, kWide>(p.made + places[pair] * p.made_stride, first, p.columns);
+      weight[n] = weights[pair];
     }
 #pragma unroll
     for (int n = 0; n < kCombineAtOnce; ++n) {

@@ -133,5 +133,6 @@ def expert_matmul_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -
 def combine_into(made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
     """Write out E[N, H]: of each token the sum of its pairs' rows of made E[N * C, H] times their
     weights, from the first on, then of beside E[N, H] if there is one; each step rounded to fp32.
+    Call it behind `expert_matmul_into`: what `route_into` wrote is read before that one is over.
     """
     launch("cuda_combine")(made, routes.place, routes.weight, beside, out)

@@ -39,6 +39,7 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
+    "combine": lambda made, routes, beside, out: (routes.place, routes.weight),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (tables, contexts),
 }
 
@@ -205,7 +206,7 @@ def test_an_experts_second_product_right_behind_the_choice_would_be_found(
     assert names[at + 1] == "expert_matmul"
     routed = of_a_mixture[names.index("route")]
     without = [*of_a_mixture[:at], routed, *of_a_mixture[at + 1 :]]
-    assert conflicts(without) == ["expert_matmul behind route"]
+    assert {*conflicts(without)} == {"expert_matmul behind route", "combine behind route"}
 
 
 def test_keys_that_attention_reads_early_are_those_of_earlier_launches() -> None:

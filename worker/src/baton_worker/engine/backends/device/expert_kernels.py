@@ -68,5 +68,5 @@ class ExpertKernels(Protocol):
     def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
         """out E[N, H] = the sum of each token's pairs of made E[N * C, H], which stand at places,
         times their weights, from the first on, and then of beside E[N, H] (None: nothing); in fp32,
-        rounded once.
+        rounded once. Places and weights are read early, as `starts` by `expert_matmul`.
         """
