@@ -8,7 +8,7 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kCombineThreads = 256, kCombineAtOnce = 4, kMostCombined = 32;
+constexpr int kCombineThreads = 256, kCombineAtOnce = 8, kMostCombined = 32;
 
 template <class E>
 struct CombineParams {
