@@ -45,13 +45,15 @@ struct GroupedInput {
   const int32_t* starts;  // [groups + 1]
   int64_t groups;
 };
-// Of GroupedMatmul `starts` is read early: what wrote it lies two launches back at least, of which
-// the nearer one waited for it before it let this one start, as GroupedGateUpSilu does.
+// Of GroupedMatmul `starts` is read early where rows are few: what wrote it lies two launches back
+// at least, of which the nearer one waited for it before it let this one start, as
+// GroupedGateUpSilu of as many rows does.
 Error GroupedMatmul(const GroupedInput& input, const Rows& out, Stream stream);
 Error GenericGrouped(const GroupedInput& input, bool is_gated, const Rows& out, Stream stream);
 Error GroupedGateUpSilu(const GroupedInput& input, const Rows& out, Stream stream);
 
-// `place` and `weight` are read early, as `starts` of GroupedMatmul is.
+// `place` and `weight` are read early: the launch before is GroupedMatmul, and what wrote them was
+// complete before that one let this one start.
 struct CombineInput {
   Rows made;  // by place
   ElementType type;

@@ -17,6 +17,9 @@ int RowsOfTile(int64_t rows, int64_t groups) {
   return static_cast<int>(std::min<int64_t>(DivideUp<int64_t>(wanted, 8) * 8, kFewRows));
 }
 
+// Both products of an expert have as many rows, so they agree on it.
+bool AreFew(const HopperGrouped& call) { return call.product.input.rows <= kFewRows; }
+
 template <int kTileN, bool kGated, class Tile>
 Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
   const MatmulInput& in = call.product.input;
@@ -41,7 +44,7 @@ Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
   // With few rows a ring of half a multiprocessor keeps memory busy; so the next product's blocks
   // find room beside this one's, and fill their rings before its end. Hardly a weight is read twice
   // then; the L2 cache is for what is, the kernels' code among it.
-  const bool are_few = in.rows <= kFewRows;
+  const bool are_few = AreFew(call);
   const int bytes = are_few ? kGroupedHalfBytes : kFewSharedBytes;
   const HopperGrid grid{blocks, kFewThreads, bytes};
   if (const Error error =
@@ -59,7 +62,7 @@ template <int kTileN, bool kGated>
 Error LaunchOne(const HopperGrouped& call, Stream stream) {
   const int rows = RowsOfTile(call.product.input.rows, call.groups);
   if constexpr (kTileN <= kTurnedMostN) {
-    if (rows <= kTurnedRows) {
+    if (AreFew(call) && rows <= kTurnedRows) {
       return LaunchTiles<kTileN, kGated, FewTurnedTile<kTileN, kGated>>(call, rows, stream);
     }
   }

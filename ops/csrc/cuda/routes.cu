@@ -75,6 +75,12 @@ Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
   return LaunchEarly(ChooseKernel<16, kSorts>, grid, stream, p);
 }
 
+template <class E, int kAtOnce>
+Error CombineBy(const CombineParams<E>& params, const Grid& grid, bool is_wide, Stream stream) {
+  return is_wide ? LaunchEarly(CombineKernel<E, true, kAtOnce>, grid, stream, params)
+                 : LaunchEarly(CombineKernel<E, false, kAtOnce>, grid, stream, params);
+}
+
 template <class E>
 Error CombineOf(const CombineInput& in, const Rows& out, Stream stream) {
   const CombineParams<E> params{static_cast<const E*>(in.made.data),
@@ -93,8 +99,9 @@ Error CombineOf(const CombineInput& in, const Rows& out, Stream stream) {
                        AreVectors(out, in.columns, bytes) && is_beside_wide &&
                        in.columns % kChunk == 0;
   const Grid grid{RowGrid(in.tokens, in.columns, kCombineThreads * kChunk), kCombineThreads};
-  return is_wide ? LaunchEarly(CombineKernel<E, true>, grid, stream, params)
-                 : LaunchEarly(CombineKernel<E, false>, grid, stream, params);
+  return in.tokens <= kCombineFewTokens
+             ? CombineBy<E, kCombineOfFew>(params, grid, is_wide, stream)
+             : CombineBy<E, kCombineOfMany>(params, grid, is_wide, stream);
 }
 
 }  // namespace

@@ -8,7 +8,9 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kCombineThreads = 256, kCombineAtOnce = 8, kMostCombined = 32;
+constexpr int kCombineThreads = 256, kMostCombined = 32;
+// Of a token, so many rows are asked for at once. With many tokens others' loads fill the time.
+constexpr int kCombineFewTokens = 8, kCombineOfFew = 8, kCombineOfMany = 4;
 
 template <class E>
 struct CombineParams {
@@ -27,7 +29,7 @@ struct CombineParams {
 // norm, and behind it a product, which fetches its weights as soon as the experts leave room. Where
 // pairs stand was told some launches before: it is read while the experts' products are still made.
 // Grid: (tokens, parts of a row).
-template <class E, bool kWide>
+template <class E, bool kWide, int kAtOnce>
 __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
   __shared__ int32_t places[kMostCombined];
   __shared__ float weights[kMostCombined];
@@ -43,17 +45,17 @@ __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E
   if (first >= p.columns) return;
   float sum[kChunk] = {};
   // What takes time is waiting for memory, so loads of some pairs are under way together.
-  for (int from = 0; from < p.chosen; from += kCombineAtOnce) {
-    Packed<E, kChunk> made[kCombineAtOnce];
-    float weight[kCombineAtOnce];
+  for (int from = 0; from < p.chosen; from += kAtOnce) {
+    Packed<E, kChunk> made[kAtOnce];
+    float weight[kAtOnce];
 #pragma unroll
-    for (int n = 0; n < kCombineAtOnce; ++n) {
+    for (int n = 0; n < kAtOnce; ++n) {
       const int pair = min(from + n, p.chosen - 1);
       made[n] = LoadChunk<E, kWide>(p.made + places[pair] * p.made_stride, first, p.columns);
       weight[n] = weights[pair];
     }
 #pragma unroll
-    for (int n = 0; n < kCombineAtOnce; ++n) {
+    for (int n = 0; n < kAtOnce; ++n) {
       if (from + n >= p.chosen) break;
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {

@@ -7,9 +7,15 @@
 // Tiles of the same columns follow each other: where a group has several, its part of the weight is
 // read from memory once.
 //
-// An expert's two products follow each other. The first, gates and ups, waits for what tells it
-// where the groups begin, before it lets the second start. So that one knows them as it starts, and
-// loads its weights while the first still multiplies.
+// An expert's two products follow each other. Where rows are few the first, gates and ups, waits
+// for what tells it where the groups begin, before it lets the second start. So that one knows them
+// as it starts, and loads its weights while the first still multiplies. Where they are many both
+// read them once they have waited: the first lets the second start at once, and the second waits
+// before it lets anybody.
+//
+// Who follows the second may read early what was written before the first. Of few rows that was
+// complete when the first let the second start; of many when the second, which had waited for the
+// first and so for all before it, let the next one.
 #ifndef BATON_OPS_MATMUL_GROUPED_CUH_
 #define BATON_OPS_MATMUL_GROUPED_CUH_
 
@@ -90,14 +96,14 @@ struct GroupedShare {
   }
 };
 
-// Where the groups begin is written by an earlier grid: of a gated product by the one before it, of
-// another by one that was over when the one before it let grids start. Past its first-level cache,
-// which may hold what stood there before.
+// Where the groups begin is written by an earlier grid: by the one before it, or, of a product of
+// few rows that is not gated, by one that was over when the one before it let grids start. Past its
+// first-level cache, which may hold what stood there before.
 template <int kTileN, bool kGated, class Tile>
 __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
     const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages,
-    bool is_one_row, bool is_weight_read_once) {
+    bool is_one_row, bool are_few) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* full = reinterpret_cast<uint64_t*>(shared);
@@ -109,8 +115,10 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
   }
-  if constexpr (kGated) WaitForEarlierGrids();
-  LetNextGridStart();
+  const bool lets_first = kGated != are_few;
+  if (lets_first) LetNextGridStart();
+  if (kGated || !are_few) WaitForEarlierGrids();
+  if (!lets_first) LetNextGridStart();
   // By all threads at once: nothing can be loaded before this is there.
 #pragma unroll 1
   for (int g = threadIdx.x; g <= groups; g += kFewThreads) begins[g] = __ldcg(starts + g);
@@ -118,7 +126,7 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   if (threadIdx.x < kLanes) CountRowTiles(begins, groups, rows, before);
   __syncthreads();
   const GroupedShare<kTileN, kGated> share(begins, before, groups, out.n, k, stages, rows,
-                                           is_one_row, is_weight_read_once);
+                                           is_one_row, are_few);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<Tile>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {

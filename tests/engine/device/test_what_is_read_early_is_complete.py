@@ -25,10 +25,12 @@ from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
 LETS_GO_AT_ONCE = {
-    "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "expert_matmul",
-    "combine",
+    "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "combine"
 }  # fmt: skip
 """Whose next launch may begin before they have waited themselves."""
+
+OF_EXPERTS = {"few": {"expert_matmul"}, "many": {"expert_gate_up_silu"}}
+"""Which of an expert's products does so, by how many rows both have."""
 
 BEGINS_LATE = {"plan_scores", "normalise_top_p"}
 """Launched when all before them is complete."""
@@ -38,10 +40,14 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "gate_up_silu": lambda x, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
-    "expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "combine": lambda made, routes, beside, out: (routes.place, routes.weight),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (tables, contexts),
 }
+
+READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
+    "expert_matmul": lambda x, starts, weight, out: (starts, weight),
+}
+"""Of many rows nothing is."""
 
 WRITES: dict[str, Callable[..., Any]] = {
     "matmul": lambda x, weight, out: out,
@@ -116,7 +122,9 @@ class EarlyKeys(NumpyKernels):
                     self.wrong.add((layer, position))
 
 
-def still_running(launches: list[Launch]) -> Iterator[tuple[Launch, list[Launch]]]:
+def still_running(
+    launches: list[Launch], rows: str = "few"
+) -> Iterator[tuple[Launch, list[Launch]]]:
     """Yield each launch, and those before it that may run when it begins."""
     done = 0  # so many of the first are complete when the next one begins
     for index, launch in enumerate(launches):
@@ -124,7 +132,7 @@ def still_running(launches: list[Launch]) -> Iterator[tuple[Launch, list[Launch]
         if name in BEGINS_LATE:
             done = index
         yield launch, launches[done:index]
-        if name not in LETS_GO_AT_ONCE:
+        if name not in LETS_GO_AT_ONCE | OF_EXPERTS[rows]:
             done = index
 
 
@@ -136,13 +144,16 @@ def arrays_of(argument: Any) -> Iterator[Any]:
             yield from arrays_of(part)
 
 
-def conflicts(launches: list[Launch]) -> list[str]:
-    """Return who reads early what a launch that may still run writes."""
+def conflicts(launches: list[Launch], rows: str = "few") -> list[str]:
+    """Return who reads early what a launch that may still run writes, if experts' rows are few or
+    many.
+    """
+    reads = READ_EARLY | (READ_EARLY_OF_FEW if rows == "few" else {})
     found = []
-    for (name, arguments), running in still_running(launches):
-        if name not in READ_EARLY:
+    for (name, arguments), running in still_running(launches, rows):
+        if name not in reads:
             continue
-        for early in arrays_of(READ_EARLY[name](*arguments)):
+        for early in arrays_of(reads[name](*arguments)):
             for other, given in running:
                 written = WRITES[other](*given) if other in WRITES else given
                 if any(np.may_share_memory(early, array) for array in arrays_of(written)):
@@ -191,11 +202,12 @@ def of_a_mixture(make_checkpoint: Callable[..., Any]) -> list[Launch]:
     return launches_of_an_engine(make_checkpoint("glm4_moe").path)
 
 
+@pytest.mark.parametrize("rows", OF_EXPERTS)
 def test_no_launch_of_a_mixture_reads_what_one_that_may_still_run_was_given(
-    of_a_mixture: list[Launch],
+    of_a_mixture: list[Launch], rows: str
 ) -> None:
     assert "expert_matmul" in {name for name, _ in of_a_mixture}
-    assert conflicts(of_a_mixture) == []
+    assert conflicts(of_a_mixture, rows) == []
 
 
 def test_an_experts_second_product_right_behind_the_choice_would_be_found(
@@ -207,6 +219,16 @@ def test_an_experts_second_product_right_behind_the_choice_would_be_found(
     routed = of_a_mixture[names.index("route")]
     without = [*of_a_mixture[:at], routed, *of_a_mixture[at + 1 :]]
     assert {*conflicts(without)} == {"expert_matmul behind route", "combine behind route"}
+
+
+def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found(
+    of_a_mixture: list[Launch],
+) -> None:
+    names = [name for name, _ in of_a_mixture]
+    at = names.index("expert_matmul")
+    routed = of_a_mixture[names.index("route")]
+    without = [*of_a_mixture[: at - 1], routed, of_a_mixture[at - 1], *of_a_mixture[at + 1 :]]
+    assert {*conflicts(without, "many")} == {"combine behind route"}
 
 
 def test_keys_that_attention_reads_early_are_those_of_earlier_launches() -> None:

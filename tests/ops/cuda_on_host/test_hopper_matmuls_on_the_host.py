@@ -224,3 +224,12 @@ def test_a_planted_fault_of_groups_is_found(matmuls: host_matmul.HostMatmul, fau
     case = Grouped(matmuls, "gated", (8, 0, 9, 1), 40, 72)
     assert not any(case.differs(2, seed) for seed in range(1, 4))
     assert any(case.differs(2, seed, fault) for seed in range(1, 4))
+
+
+def test_groups_of_many_rows_are_read_behind_the_wait_by_a_product_that_is_not_gated(
+    matmuls: host_matmul.HostMatmul,
+) -> None:
+    case = Grouped(matmuls, "bf16", (64, 0, 9, 1), 40, 72)
+    assert not any(case.differs(2, seed) for seed in range(1, 4))
+    fault = "groups are read before the grid that writes them is over"
+    assert any(case.differs(2, seed, fault) for seed in range(1, 4))
