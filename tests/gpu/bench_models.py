@@ -1,12 +1,14 @@
 """Measure steps of published shapes on a GPU, dense ones and mixtures, against memory's roof.
 
-    python3 tools/gpu.py run tests/gpu/bench_models.py [--models NAME ...] [--json FILE]
+    python3 tools/gpu.py run tests/gpu/bench_models.py [--models NAME ...] [--batches N ...]
+        [--layers N] [--kernels] [--json FILE]
 
 Random bfloat16 weights in the real shape, all layers. A step is a replayed graph with greedy
 sampling and no logprobs, its inputs made up (see bench_steps), 2,048 tokens of context. The roof is
 what the step must read once - of a mixture the experts that its rows choose, counted in that step,
 layer by layer - and its KV, at the rate of a kernel that copies, measured in the same run. A pool
-that does not fit holds fewer sequences, and the row says how many were measured.
+that does not fit holds fewer sequences, and the row says how many were measured. With --kernels
+each step's kernels follow its row, the one that takes longest first, in microseconds of a layer.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ BLOCK_TOKENS = 16
 CONTEXT = 2048
 SPARE_BYTES = 6 << 30
 """Beside weights and pool: the workspace, graphs, the copies of the roof."""
-MODELS: dict[str, Callable[[], ModelShape]] = {
+MODELS: dict[str, Callable[..., ModelShape]] = {
     "mimo-7b": random_model.mimo_7b,
     "qwen3-30b-a3b": random_model.qwen3_30b_a3b,
     "ernie-4.5-21b-a3b": random_model.ernie_21b_a3b,
@@ -118,7 +120,7 @@ def flops(shape: ModelShape, weights: DeviceWeights, n: int) -> float:
     return total + 2 * 2 * n * n / 2 * shape.q_size * shape.n_layers
 
 
-def load(make: Callable[[], ModelShape]) -> devices.LoadedModel:
+def load(whole: ModelShape) -> devices.LoadedModel:
     """Return the random model on the GPU, without its draft layer, with the engine's kernels."""
     from dataclasses import replace
 
@@ -127,7 +129,7 @@ def load(make: Callable[[], ModelShape]) -> devices.LoadedModel:
 
     device = TorchDevice()
     device.synchronise()
-    shape = replace(make(), n_mtp_layers=0)
+    shape = replace(whole, n_mtp_layers=0)
     weights = random_model.random_weights(torch, shape)
     return devices.LoadedModel(device, CountingKernels(OpsKernels(device)), shape, weights)
 
@@ -167,20 +169,23 @@ def measured(bench: Bench, programs: Any, case: Case, memory: roof.Roof) -> dict
     return record | {"kernels": kernels}
 
 
-def steps(name: str, memory: roof.Roof) -> Iterator[dict[str, Any]]:
-    """Yield a record of each case of a model."""
-    loaded = load(MODELS[name])
+def steps(
+    name: str, cases: Sequence[Case], n_layers: int | None, memory: roof.Roof
+) -> Iterator[dict[str, Any]]:
+    """Yield a record of each case of a model, of all layers or so many."""
+    loaded = load(MODELS[name]() if n_layers is None else MODELS[name](n_layers))
     tokens = pool_tokens(loaded.model_shape)
     options = bench_cases.options(use_mtp=False, n_blocks=tokens // BLOCK_TOKENS)
     engine: Any = devices.engine_of(loaded, options)
     engine.pool.tensor.normal_()
     bench = Bench(loaded, BLOCK_TOKENS, tokens // BLOCK_TOKENS)
-    for case in CASES:
+    for case in cases:
         if case.context > tokens - 2 * BLOCK_TOKENS:
             continue
         batch = case.batch if case.prefill else min(case.batch, tokens // case.context)
         fits = Case(batch, case.context, prefill=case.prefill)
-        yield {"model": name} | measured(bench, engine.runner._programs, fits, memory)
+        told = {"model": name, "layers": loaded.model_shape.n_layers}
+        yield told | measured(bench, engine.runner._programs, fits, memory)
     engine.close()
     vars(engine).clear()
 
@@ -195,12 +200,25 @@ def line(record: dict[str, Any]) -> str:
     return f"| {record['model']} | {what} | {experts} | {times} | {speed} |"
 
 
+def by_kernel(record: dict[str, Any]) -> Iterator[str]:
+    """Yield a row for each kernel of a step: launches and microseconds, both a layer."""
+    yield "\n| kernel | launches a layer | us a layer |\n|---|---|---|"
+    for kernel in record["kernels"]:
+        launches, us = (kernel[name] / record["layers"] for name in ("launches", "us"))
+        yield f"| {kernel['name']} | {launches:.2f} | {us:.2f} |"
+    yield ""
+
+
 def main() -> None:
     """Measure, print, and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--batches", nargs="+", type=int, help="decode of so many sequences alone")
+    parser.add_argument("--layers", type=int, help="instead of all")
+    parser.add_argument("--kernels", action="store_true", help="tell what each kernel takes")
     parser.add_argument("--json", type=Path, default=Path("out/bench/gpu-models.json"))
     options = parser.parse_args()
+    cases = [Case(batch, CONTEXT) for batch in options.batches] if options.batches else CASES
     memory = roof.measured()
     record: dict[str, Any] = {"machine": gpu.machine(), "commit": gpu.commit()}
     record |= {"roof": {"read": memory.read, "copy": memory.copy}, "steps": []}
@@ -211,9 +229,11 @@ def main() -> None:
     for name in options.models:
         gc.collect()
         torch.cuda.empty_cache()
-        for found in steps(name, memory):
+        for found in steps(name, cases, options.layers, memory):
             record["steps"].append(found)
             print(line(found), flush=True)
+            if options.kernels:
+                print("\n".join(by_kernel(found)), flush=True)
             options.json.write_text(json.dumps(record) + "\n")
 
 

@@ -38,16 +38,22 @@ struct RouteOutput {
 Error Route(const RouteInput& input, const RouteOutput& out, Stream stream);
 
 // As Matmul and GateUpSilu of each row with its group's part of the weight. `product.out` is what
-// each part has.
+// each part has. Where `product.x` has stride 0 it is one row, which each place has; then a group
+// has one place at most.
 struct GroupedInput {
   MatmulInput product;
   const int32_t* starts;  // [groups + 1]
   int64_t groups;
 };
+// Of GroupedMatmul `starts` is read early where rows are few: what wrote it lies two launches back
+// at least, of which the nearer one waited for it before it let this one start, as
+// GroupedGateUpSilu of as many rows does.
 Error GroupedMatmul(const GroupedInput& input, const Rows& out, Stream stream);
 Error GenericGrouped(const GroupedInput& input, bool is_gated, const Rows& out, Stream stream);
 Error GroupedGateUpSilu(const GroupedInput& input, const Rows& out, Stream stream);
 
+// `place` and `weight` are read early: the launch before is GroupedMatmul, and what wrote them was
+// complete before that one let this one start.
 struct CombineInput {
   Rows made;  // by place
   ElementType type;

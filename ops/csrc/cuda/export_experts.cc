@@ -68,11 +68,15 @@ void RunGrouped(ArgumentReader args, bool is_gated, const cuda::MatmulWay* way =
   in.product.x = call.Rows(x, "x", -1, -1);
   in.product.rows = x.size(0);
   in.product.in = x.size(1);
+  Checked(out, "out").HasRank(2);
+  if (x.size(0) == 1 && out.size(0) > 1) {
+    in.product.rows = out.size(0);
+    in.product.x.stride = 0;
+  }
   Checked(starts, "starts").HasRank(1).HasSizeAtLeast(0, 2);
   in.groups = starts.size(0) - 1;
   in.starts = call.Ints<const int32_t>(starts, "starts", in.groups + 1);
   CheckRange("groups", 0, in.groups, 1, cuda::kMostExpertsOfLayer);
-  Checked(out, "out").HasRank(2);
   in.product.out = out.size(1) * (is_gated ? 2 : 1);
   // A group's rows of the weight are addressed in 32 bits.
   const int64_t weight_rows = in.groups * in.product.out;

@@ -19,7 +19,9 @@ struct HopperGrid {
   int shared_bytes;
 };
 
-// Once for a kernel and device: more than 48 KiB of shared memory must be asked for.
+// Once for a kernel and device: more than 48 KiB of shared memory must be asked for, the most that
+// it is launched with. Besides, all that a multiprocessor has is for shared memory: else it may
+// have as much as one block needs, and the next kernel's wait until it is idle.
 template <auto kKernel>
 Error AllowSharedMemory(int bytes) {
   constexpr int kDevices = 64;
@@ -27,6 +29,11 @@ Error AllowSharedMemory(int bytes) {
   int device = 0;
   if (const Error error = ErrorOf(cudaGetDevice(&device))) return error;
   if (device < kDevices && is_allowed[device].load(std::memory_order_relaxed)) return nullptr;
+  if (const Error error =
+          ErrorOf(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                       cudaSharedmemCarveoutMaxShared))) {
+    return error;
+  }
   const Error error =
       ErrorOf(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   if (!error && device < kDevices) is_allowed[device].store(true, std::memory_order_relaxed);

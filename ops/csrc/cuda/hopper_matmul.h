@@ -39,6 +39,7 @@ struct HopperMatmul {
 
 // Rows that lie group by group: group g's are starts[g] .. starts[g + 1] - 1, on the device. The
 // product's `out` is what each group's part of the weight has, and these lie one after the other.
+// Stride 0 of x: one row, which the only row of each group is.
 struct HopperGrouped {
   HopperMatmul product;
   const int32_t* starts;  // [groups + 1], from 0 to all rows

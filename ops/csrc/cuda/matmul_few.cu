@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "baton_ops/matmul_few.cuh"
+#include "baton_ops/few_turned.cuh"
 #include "hopper_launch.h"
 #include "hopper_matmul.h"
 #include "matmul_output.h"
@@ -8,8 +8,8 @@
 namespace baton_ops::cuda {
 namespace {
 
-template <int kTileN, bool kGated>
-Error LaunchOne(const HopperMatmul& call, Stream stream) {
+template <int kTileN, bool kGated, class Tile>
+Error LaunchTiles(const HopperMatmul& call, Stream stream) {
   const MatmulInput& in = call.input;
   const int row_tiles = static_cast<int>(DivideUp<int64_t>(in.rows, kFewRows));
   const int rows = static_cast<int>(DivideUp<int64_t>(in.rows, 8 * row_tiles) * 8);
@@ -25,9 +25,19 @@ Error LaunchOne(const HopperMatmul& call, Stream stream) {
   }
   const int tiles = static_cast<int>(DivideUp<int64_t>(in.out, kTileN)) * row_tiles;
   const HopperGrid grid{std::min(tiles, call.processors), kFewThreads, kFewSharedBytes};
-  return LaunchOnHopper<MatmulFewKernel<kTileN, kGated>>(
+  return LaunchOnHopper<MatmulFewKernel<kTileN, kGated, Tile>>(
       grid, stream, map_x, map_weight, OutputOf(call), static_cast<int>(in.in), row_tiles, rows,
-      FewRing<kTileN>::StagesFor(rows));
+      FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows)));
+}
+
+template <int kTileN, bool kGated>
+Error LaunchOne(const HopperMatmul& call, Stream stream) {
+  if constexpr (kTileN <= kTurnedMostN) {
+    if (call.input.rows <= kTurnedRows) {
+      return LaunchTiles<kTileN, kGated, FewTurnedTile<kTileN, kGated>>(call, stream);
+    }
+  }
+  return LaunchTiles<kTileN, kGated, FewTile<kTileN, kGated>>(call, stream);
 }
 
 template <int kTileN>

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "baton_ops/few_turned.cuh"
 #include "baton_ops/matmul_grouped.cuh"
 #include "hopper_launch.h"
 #include "hopper_matmul.h"
@@ -16,13 +17,18 @@ int RowsOfTile(int64_t rows, int64_t groups) {
   return static_cast<int>(std::min<int64_t>(DivideUp<int64_t>(wanted, 8) * 8, kFewRows));
 }
 
-template <int kTileN, bool kGated>
-Error LaunchOne(const HopperGrouped& call, Stream stream) {
+// Both products of an expert have as many rows, so they agree on it.
+bool AreFew(const HopperGrouped& call) { return call.product.input.rows <= kFewRows; }
+
+template <int kTileN, bool kGated, class Tile>
+Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
   const MatmulInput& in = call.product.input;
-  const int rows = RowsOfTile(in.rows, call.groups);
+  // Behind one row, which is described as such, the copy engine puts zeros, that nobody stores.
+  const bool is_one_row = in.x.stride == 0;
+  const BFloat16Matrix x{in.x.data, is_one_row ? 1 : in.rows, in.in,
+                         is_one_row ? in.in : in.x.stride};
   CUtensorMap map_x, map_weight;
-  if (const Error error = Describe({in.x.data, in.rows, in.in, in.x.stride}, rows,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
+  if (const Error error = Describe(x, rows, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
     return error;
   }
   if (const Error error =
@@ -35,10 +41,32 @@ Error LaunchOne(const HopperGrouped& call, Stream stream) {
   const int64_t row_tiles = std::min(in.rows, call.groups + in.rows / rows);
   const int64_t tiles = DivideUp<int64_t>(out.n, kOutN) * row_tiles;
   const int blocks = static_cast<int>(std::min<int64_t>(tiles, call.product.processors));
-  const HopperGrid grid{blocks, kFewThreads, kFewSharedBytes};
-  return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated>>(
+  // With few rows a ring of half a multiprocessor keeps memory busy; so the next product's blocks
+  // find room beside this one's, and fill their rings before its end. Hardly a weight is read twice
+  // then; the L2 cache is for what is, the kernels' code among it.
+  const bool are_few = AreFew(call);
+  const int bytes = are_few ? kGroupedHalfBytes : kFewSharedBytes;
+  const HopperGrid grid{blocks, kFewThreads, bytes};
+  if (const Error error =
+          AllowSharedMemory<MatmulGroupedKernel<kTileN, kGated, Tile>>(kFewSharedBytes)) {
+    return error;
+  }
+  return LaunchOnHopper<MatmulGroupedKernel<kTileN, kGated, Tile>>(
       grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
-      static_cast<int>(call.groups), rows, FewRing<kTileN>::StagesFor(rows, kGroupedHeadBytes));
+      static_cast<int>(call.groups), rows,
+      FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows), kGroupedHeadBytes, bytes), is_one_row,
+      are_few);
+}
+
+template <int kTileN, bool kGated>
+Error LaunchOne(const HopperGrouped& call, Stream stream) {
+  const int rows = RowsOfTile(call.product.input.rows, call.groups);
+  if constexpr (kTileN <= kTurnedMostN) {
+    if (AreFew(call) && rows <= kTurnedRows) {
+      return LaunchTiles<kTileN, kGated, FewTurnedTile<kTileN, kGated>>(call, rows, stream);
+    }
+  }
+  return LaunchTiles<kTileN, kGated, FewTile<kTileN, kGated>>(call, rows, stream);
 }
 
 template <int kTileN>

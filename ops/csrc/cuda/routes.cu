@@ -1,5 +1,6 @@
 // Launches of what a mixture of experts does beside its products.
 #include "baton_ops/combine.cuh"
+#include "baton_ops/router.cuh"
 #include "baton_ops/routes.cuh"
 #include "early_launch.h"
 #include "element_types.h"
@@ -9,6 +10,7 @@ namespace baton_ops::cuda {
 namespace {
 
 static_assert(kMostExperts == kMostExpertsOfLayer && kMostChosen == kMostExpertsOfToken);
+static_assert(kMostCombined == kMostExpertsOfToken);
 constexpr int64_t kMostGridRows = 65535;
 
 // From so many tokens on the router's products are bound by reading x again for every few experts,
@@ -40,12 +42,15 @@ Error RunRouter(const RouteInput& in, float* products, Stream stream) {
   return RunRouterBy<8, 8, 2>(params, is_wide, stream);
 }
 
-Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
+ChooseParams ParamsOf(const RouteInput& in, const RouteOutput& out) {
   ChooseParams p{};
   p.products = out.products;
   p.bias = in.bias;
   p.expert = out.expert;
   p.weight = out.weight;
+  p.place = out.place;
+  p.row = out.row;
+  p.starts = out.starts;
   p.tokens = in.tokens;
   p.experts = static_cast<int>(in.experts);
   p.chosen = static_cast<int>(in.chosen);
@@ -55,12 +60,25 @@ Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
   p.normalises = in.normalises;
   p.least_sum = in.least_sum;
   p.scaling = in.scaling;
-  const auto blocks = DivideUp<int64_t>(in.tokens, kChooseThreads / kWarp);
+  return p;
+}
+
+// Sorts as well, if kSorts.
+template <bool kSorts>
+Error Choose(const RouteInput& in, const RouteOutput& out, Stream stream) {
+  const ChooseParams p = ParamsOf(in, out);
+  const auto blocks = DivideUp<int64_t>(in.tokens, kChooseTokens);
   const Grid grid{dim3(static_cast<unsigned>(blocks)), kChooseThreads};
-  if (in.experts <= 2 * kWarp) return LaunchEarly(ChooseKernel<2>, grid, stream, p);
-  if (in.experts <= 4 * kWarp) return LaunchEarly(ChooseKernel<4>, grid, stream, p);
-  if (in.experts <= 8 * kWarp) return LaunchEarly(ChooseKernel<8>, grid, stream, p);
-  return LaunchEarly(ChooseKernel<16>, grid, stream, p);
+  if (in.experts <= 2 * kWarp) return LaunchEarly(ChooseKernel<2, kSorts>, grid, stream, p);
+  if (in.experts <= 4 * kWarp) return LaunchEarly(ChooseKernel<4, kSorts>, grid, stream, p);
+  if (in.experts <= 8 * kWarp) return LaunchEarly(ChooseKernel<8, kSorts>, grid, stream, p);
+  return LaunchEarly(ChooseKernel<16, kSorts>, grid, stream, p);
+}
+
+template <class E, int kAtOnce>
+Error CombineBy(const CombineParams<E>& params, const Grid& grid, bool is_wide, Stream stream) {
+  return is_wide ? LaunchEarly(CombineKernel<E, true, kAtOnce>, grid, stream, params)
+                 : LaunchEarly(CombineKernel<E, false, kAtOnce>, grid, stream, params);
 }
 
 template <class E>
@@ -81,8 +99,9 @@ Error CombineOf(const CombineInput& in, const Rows& out, Stream stream) {
                        AreVectors(out, in.columns, bytes) && is_beside_wide &&
                        in.columns % kChunk == 0;
   const Grid grid{RowGrid(in.tokens, in.columns, kCombineThreads * kChunk), kCombineThreads};
-  return is_wide ? LaunchEarly(CombineKernel<E, true>, grid, stream, params)
-                 : LaunchEarly(CombineKernel<E, false>, grid, stream, params);
+  return in.tokens <= kCombineFewTokens
+             ? CombineBy<E, kCombineOfFew>(params, grid, is_wide, stream)
+             : CombineBy<E, kCombineOfMany>(params, grid, is_wide, stream);
 }
 
 }  // namespace
@@ -96,7 +115,8 @@ Error Route(const RouteInput& in, const RouteOutput& out, Stream stream) {
     return RunRouter<decltype(element)>(in, out.products, stream);
   });
   if (error) return error;
-  if (const Error choosing = Choose(in, out, stream)) return choosing;
+  if (in.tokens <= kChooseTokens) return Choose<true>(in, out, stream);
+  if (const Error choosing = Choose<false>(in, out, stream)) return choosing;
   const OrderParams order{out.expert,
                           out.place,
                           out.row,
@@ -110,6 +130,7 @@ Error Route(const RouteInput& in, const RouteOutput& out, Stream stream) {
 
 Error Combine(const CombineInput& in, const Rows& out, Stream stream) {
   if (in.tokens == 0 || in.columns == 0) return nullptr;
+  if (in.chosen > kMostCombined) return "a token takes more than 32 experts";
   return ForElement(in.type,
                     [&](auto element) { return CombineOf<decltype(element)>(in, out, stream); });
 }

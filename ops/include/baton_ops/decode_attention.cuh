@@ -9,6 +9,10 @@
 // from a context's first on are merged in registers. Where a context does not lie whole in one
 // block, these, merged, and each of the others are left in memory, and the block that brings the
 // last of them merges them, in order.
+//
+// What the kernel before adds to the pool are the queries' own keys and values, at a context's end;
+// those before them lie there since an earlier step. So a launch that overlaps that kernel looks up
+// its splits and loads their first tiles meanwhile.
 #ifndef BATON_OPS_DECODE_ATTENTION_CUH_
 #define BATON_OPS_DECODE_ATTENTION_CUH_
 
@@ -49,16 +53,25 @@ __device__ __forceinline__ void DecodeProduce(DecodeShared& shared, const CUtens
   const int lane = threadIdx.x, part = lane % 32 / 2, half = lane % 2;
   const int at = half * kHalfBytes + part * keys.page * 128, parts = kTile / keys.page;
   DecodeTurn turn;
+  bool has_waited = false;
+  const auto wait = [&] {
+    if (!has_waited) WaitForEarlierGrids();
+    has_waited = true;
+  };
   shared.contexts.ForEachRun(shape.rows, keys.kv_heads, [&](const Run& run) {
     const int32_t* table = keys.tables + static_cast<size_t>(run.row) * keys.width;
     const int last = (run.context - 1) / keys.page;
     int next = ReadBlock(table, keys, run.first, last);
+#pragma unroll 1
     for (int split = run.first; split < run.last; ++split) {
       const int blocks = next;
       next = ReadBlock(table, keys, split + 1, last);
+#pragma unroll 1
       for (int tile = 0; tile < run.Tiles(split); ++tile) {
         const int block = __shfl_sync(~0u, blocks, tile * parts + part % parts);
         const int row = keys.FirstRow(block, run.head);
+        const int end = (split * kSplitTiles + tile + 1) * kTile;
+        if (end > run.context - shape.queries) wait();
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (lane % 32 == 0) {
@@ -75,6 +88,7 @@ __device__ __forceinline__ void DecodeProduce(DecodeShared& shared, const CUtens
       }
     }
   });
+  wait();
 }
 
 // The warpgroup's state: scores, what a split has made and probabilities, of which rows r + 8 stay
@@ -94,12 +108,14 @@ class DecodeConsumer {
     for (int i = threadIdx.x; i < 2 * kQueryHalfBytes / 16; i += kDecodeConsumers) {
       reinterpret_cast<uint4*>(shared_.q)[i] = uint4{};
     }
+    WaitForEarlierGrids();
     shared_.contexts.ForEachRun(shape_.rows, keys_.kv_heads, [&](const Run& run) {
       LoadQueries(run, q);
       position_ = run.context - shape_.queries + row_ / shape_.heads_a_kv;
       SoftmaxRow all;
 #pragma unroll
       for (float& value : total_) value = 0.f;
+#pragma unroll 1
       for (int split = run.first; split < run.last; ++split) {
         const SoftmaxRow row = Attend(run, split);
         if (run.first == 0) {
@@ -132,6 +148,8 @@ class DecodeConsumer {
   // Row r of the queries is the product's row r / 8 * 16 + r % 8.
   __device__ __forceinline__ void LoadQueries(const Run& run, const __nv_bfloat16* q) {
     Sync();
+    // Not unrolled: a step's weights drive the code out of the caches, and few rows are one round.
+#pragma unroll 1
     for (int i = threadIdx.x; i < shape_.UsedRows() * 16; i += kDecodeConsumers) {
       const int row = i / 16, to = row / 8 * 16 + row % 8, chunk = i % 16;
       uint8_t* at = shared_.q + chunk / 8 * kQueryHalfBytes + to * 128;
@@ -165,6 +183,7 @@ class DecodeConsumer {
 #pragma unroll
     for (int i = 0; i < 32; ++i) weights_[i] = 0;
     const int tiles = run.Tiles(split);
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       const int first_key = (split * kSplitTiles + tile) * kTile;
       Score();
@@ -301,7 +320,6 @@ __global__ __launch_bounds__(kDecodeThreads, 1) void DecodeAttentionKernel(
   DecodeShared& shared = *reinterpret_cast<DecodeShared*>(bytes);
   LetNextGridStart();
   if (threadIdx.x == kDecodeConsumers) PrefetchMap(&map);
-  WaitForEarlierGrids();
   if (threadIdx.x < 32) {
     shared.contexts.Read(keys, shape.rows);
   } else if (threadIdx.x == 32) {

@@ -29,6 +29,7 @@ class Contexts {
   // Counts the splits; by the first warp, before anybody asks.
   __device__ void Read(const PagedKeys& keys, int rows) {
     int before = 0;
+#pragma unroll 1
     for (int from = 0; from < rows; from += 32) {
       const int row = from + threadIdx.x, context = row < rows ? keys.Context(row) : 0;
       int count = (context + kSplitKeys - 1) / kSplitKeys;
@@ -57,6 +58,7 @@ class Contexts {
     int item = FirstOf(blockIdx.x);
     const int end = FirstOf(blockIdx.x + 1);
     int row = RowOf(item, rows, kv_heads);
+#pragma unroll 1
     while (item < end) {
       const int begin = before_[row] * kv_heads, splits = before_[row + 1] - before_[row];
       if (item >= begin + splits * kv_heads) {
@@ -90,6 +92,7 @@ class Contexts {
   // The row of a split; of rows that begin there, the last.
   __device__ __forceinline__ int RowOf(int item, int rows, int kv_heads) const {
     int row = 0, above = rows;
+#pragma unroll 1
     while (above - row > 1) {
       const int middle = (row + above) / 2;
       (before_[middle] * kv_heads <= item ? row : above) = middle;

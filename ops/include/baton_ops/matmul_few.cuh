@@ -35,12 +35,12 @@ struct FewRing {
   static __host__ __device__ int StageBytes(int rows) {
     return kBoxes * (rows * kBoxRowBytes + kWeightBytes);
   }
-  // How many stages fit behind the head; the last may be read beyond its end.
-  static int StagesFor(int rows, int head_bytes = kFewHeadBytes) {
-    const int stage = StageBytes(rows);
-    const int read = (kFewRows + (kBoxes - 1) * rows) * kBoxRowBytes;
-    const int beyond = read > stage ? read - stage : 0;
-    const int fit = (kFewSharedBytes - head_bytes - beyond) / stage;
+  // How many stages fit behind the head, of each of which so many bytes are read: of the last some
+  // may lie beyond its end.
+  static int StagesFor(int rows, int read, int head_bytes = kFewHeadBytes,
+                       int shared_bytes = kFewSharedBytes) {
+    const int stage = StageBytes(rows), beyond = read > stage ? read - stage : 0;
+    const int fit = (shared_bytes - head_bytes - beyond) / stage;
     return fit < kFewMostStages ? fit : kFewMostStages;
   }
   __device__ uint8_t* X(int s, int box) const {
@@ -76,6 +76,7 @@ struct FewShare {
         m(m),
         n(n) {}
   __device__ bool IsWeightReadOnce() const { return row_tiles == 1; }
+  __device__ int RowOfX(const FewPlace& place) const { return place.row; }
   __device__ FewPlace Place(int tile) const {
     const int columns = tile / row_tiles, row = (tile - columns * row_tiles) * rows;
     return {row, min(m, row + rows), columns * kOutN, columns * kOutN};
@@ -106,6 +107,7 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
                            const CUtensorMap* map_weight, const Share& share) {
   constexpr int kBoxes = kFewBoxes<kTileN>, kParts = kGated ? 2 : 1;
   const int turns = share.tiles * share.steps, ahead = min(turns, ring.stages);
+  const uint64_t policy = CachePolicy(share.IsWeightReadOnce());
   const auto load_weight = [&](const FewTurn<Share>& t) {
     ExpectBytes(ring.full + t.s, ring.StageBytes(ring.rows));
     for (int i = 0; i < kBoxes * kParts; ++i) {
@@ -113,23 +115,24 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
       const int column = (t.k * kBoxes + box) * kBoxColumns;
       const int row = t.place.weight_row + part * share.n;
       uint8_t* to = ring.Weight(t.s, box) + part * (ring.kWeightBytes / kParts);
-      if (share.IsWeightReadOnce()) {
-        LoadBoxOnce(to, map_weight, column, row, ring.full + t.s);
-      } else {
-        LoadBox(to, map_weight, column, row, ring.full + t.s);
-      }
+      LoadBoxBy(policy, to, map_weight, column, row, ring.full + t.s);
     }
   };
   const auto load_x = [&](const FewTurn<Share>& t) {
     for (int box = 0; box < kBoxes; ++box) {
       const int column = (t.k * kBoxes + box) * kBoxColumns;
-      LoadBox(ring.X(t.s, box), map_x, column, t.place.row, ring.full + t.s);
+      LoadBox(ring.X(t.s, box), map_x, column, share.RowOfX(t.place), ring.full + t.s);
     }
   };
   FewTurn<Share> turn(share), behind(share);
+  // Not unrolled, here and below: between two launches of a kernel a step's weights drive its code
+  // out of the caches, so what is fetched of it counts.
+#pragma unroll 1
   for (int i = 0; i < ahead; ++i, turn.Advance()) load_weight(turn);
   WaitForEarlierGrids();
+#pragma unroll 1
   for (int i = 0; i < ahead; ++i, behind.Advance()) load_x(behind);
+#pragma unroll 1
   for (int i = ahead; i < turns; ++i, turn.Advance()) {
     Await(ring.empty + turn.s, turn.phase ^ 1);
     load_weight(turn);
@@ -137,32 +140,61 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
   }
 }
 
+// A tile whose rows are x's: the warpgroup's sums of it.
+template <int kTileN, bool kGated>
+struct FewTile {
+  float sums[kTileN / 2];
+
+  // What is read of a stage, from its begin on: of the last box of x as many rows as wgmma has.
+  static __host__ __device__ int ReadBytes(int rows) {
+    return (kFewRows + (kFewBoxes<kTileN> - 1) * rows) * kBoxRowBytes;
+  }
+  __device__ __forceinline__ void Settle() { Hold(sums); }
+  // Adds the product of the i-th 16 columns of a box, or begins with it.
+  __device__ __forceinline__ void Multiply(uint64_t x, uint64_t weight, int i, bool adds) {
+    Wgmma<kTileN>::Multiply(sums, x + i * 2, weight + i * 2, adds);
+  }
+  // Stores what `out` has rows of.
+  __device__ __forceinline__ void Store(const MatmulOutput& out, const FewPlace& place) const {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    if constexpr (kGated) {
+      GatedTile<kTileN> gated;
+      gated.Keep(sums);
+      const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+      const int there = out.m - place.row - warp * 16;  // of the warp's rows, so many are there
+      if (there > 0) gated.template Store<0, 2>(out, place.row + row, place.column, lane % 4);
+      if (there > 8) gated.template Store<1, 2>(out, place.row + row, place.column, lane % 4);
+    } else {
+      StoreTile<kTileN>(sums, out, place.row + row, place.column, lane % 4);
+    }
+  }
+};
+
 // Writes follow reads of x, and these the kernel before: nothing here waits for that itself.
-template <int kTileN, bool kGated, class Share>
+template <class Tile, int kTileN, class Share>
 __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
                            const MatmulOutput& out) {
   constexpr int kBoxes = kFewBoxes<kTileN>;
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
   FewTurn<Share> turn(share);
   const auto release = [&](int s) {
     if (threadIdx.x == 0) Arrive(ring.empty + s);
   };
+#pragma unroll 1
   for (int t = 0; t < share.tiles; ++t) {
     const FewPlace place = turn.place;
-    float sums[kTileN / 2];
+    Tile tile;
     int last = 0;
+#pragma unroll 1
     for (int k = 0; k < share.steps; ++k) {
       Await(ring.full + turn.s, turn.phase);
-      Hold(sums);
+      tile.Settle();
       FenceProducts();
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         const uint64_t x = Descriptor(ring.X(turn.s, box));
         const uint64_t weight = Descriptor(ring.Weight(turn.s, box));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          Wgmma<kTileN>::Multiply(sums, x + i * 2, weight + i * 2, (k | box | i) != 0);
-        }
+        for (int i = 0; i < 4; ++i) tile.Multiply(x, weight, i, (k | box | i) != 0);
       }
       CommitProducts();
       // One stage's products stay under way; what those before read may be overwritten.
@@ -172,26 +204,18 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
       turn.Advance();
     }
     AwaitProducts<0>();
-    Hold(sums);
+    tile.Settle();
     release(last);
     MatmulOutput part = out;
     part.m = place.end_row;
-    if constexpr (kGated) {
-      GatedTile<kTileN> gated;
-      gated.Keep(sums);
-      const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-      const int there = part.m - place.row - warp * 16;  // of the warp's rows, so many are there
-      if (there > 0) gated.template Store<0, 2>(part, place.row + row, place.column, lane % 4);
-      if (there > 8) gated.template Store<1, 2>(part, place.row + row, place.column, lane % 4);
-    } else {
-      StoreTile<kTileN>(sums, part, place.row + row, place.column, lane % 4);
-    }
+    tile.Store(part, place);
   }
 }
 
 // Makes the ring's barriers, by one thread.
 template <int kTileN>
 __device__ __forceinline__ void FewInit(const FewRing<kTileN>& ring) {
+#pragma unroll 1
   for (int s = 0; s < ring.stages; ++s) {
     InitBarrier(ring.full + s, 1);
     InitBarrier(ring.empty + s, 1);
@@ -199,7 +223,7 @@ __device__ __forceinline__ void FewInit(const FewRing<kTileN>& ring) {
   PublishBarriers();
 }
 
-template <int kTileN, bool kGated>
+template <int kTileN, bool kGated, class Tile>
 __global__ __launch_bounds__(kFewThreads,
                              1) void MatmulFewKernel(const __grid_constant__ CUtensorMap map_x,
                                                      const __grid_constant__ CUtensorMap map_weight,
@@ -218,7 +242,7 @@ __global__ __launch_bounds__(kFewThreads,
   __syncthreads();
   const FewShare<kTileN, kGated> share(out.m, out.n, k, stages, row_tiles, rows);
   if (threadIdx.x < kFewConsumers) {
-    FewConsume<kTileN, kGated>(ring, share, out);
+    FewConsume<Tile>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {
     FewProduce<kTileN, kGated>(ring, &map_x, &map_weight, share);
   }

@@ -6,6 +6,16 @@
 // counts their tiles, and then takes tiles as the matmul for few rows does, whose ring it fills.
 // Tiles of the same columns follow each other: where a group has several, its part of the weight is
 // read from memory once.
+//
+// An expert's two products follow each other. Where rows are few the first, gates and ups, waits
+// for what tells it where the groups begin, before it lets the second start. So that one knows them
+// as it starts, and loads its weights while the first still multiplies. Where they are many both
+// read them once they have waited: the first lets the second start at once, and the second waits
+// before it lets anybody.
+//
+// Who follows the second may read early what was written before the first. Of few rows that was
+// complete when the first let the second start; of many when the second, which had waited for the
+// first and so for all before it, let the next one.
 #ifndef BATON_OPS_MATMUL_GROUPED_CUH_
 #define BATON_OPS_MATMUL_GROUPED_CUH_
 
@@ -14,38 +24,48 @@
 namespace baton_ops::cuda {
 
 constexpr int kMostGroups = 512, kLanes = 32;
-// Barriers, then how many tiles of rows lie before each group's, and all.
-constexpr int kGroupedHeadBytes = 4096;
-static_assert(kFewHeadBytes + (kMostGroups + 1) * sizeof(int) <= kGroupedHeadBytes);
+// Barriers, then how many tiles of rows lie before each group's, and all, then where groups begin.
+constexpr int kGroupedHeadBytes = 6 * 1024;
+// Of two blocks on a multiprocessor: one of an expert's first product, one of its second.
+constexpr int kGroupedHalfBytes = 113 * 1024;
+static_assert(kFewHeadBytes + 2 * (kMostGroups + 1) * sizeof(int) <= kGroupedHeadBytes);
+
+// How many tiles of `rows` rows so many rows take; mostly it is one.
+__device__ __forceinline__ int RowTilesOf(int count, int rows) {
+  return count <= rows ? static_cast<int>(count > 0) : (count + rows - 1) / rows;
+}
 
 // Writes to before[0 .. groups] how many tiles of `rows` rows lie before each group's, by a warp.
-__device__ __forceinline__ void CountRowTiles(const int32_t* starts, int groups, int rows,
+__device__ __forceinline__ void CountRowTiles(const int* starts, int groups, int rows,
                                               int* before) {
   const int lane = threadIdx.x % kLanes, each = (groups + kLanes - 1) / kLanes;
   const int first = min(lane * each, groups), last = min(first + each, groups);
   int mine = 0;
-  for (int g = first; g < last; ++g) mine += (starts[g + 1] - starts[g] + rows - 1) / rows;
+#pragma unroll 1
+  for (int g = first; g < last; ++g) {
+    before[g] = mine;
+    mine += RowTilesOf(starts[g + 1] - starts[g], rows);
+  }
   int sum = mine;
+#pragma unroll 1
   for (int distance = 1; distance < kLanes; distance *= 2) {
     const int other = __shfl_up_sync(~0u, sum, distance);
     if (lane >= distance) sum += other;
   }
-  int at = sum - mine;
-  for (int g = first; g < last; ++g) {
-    before[g] = at;
-    at += (starts[g + 1] - starts[g] + rows - 1) / rows;
-  }
+#pragma unroll 1
+  for (int g = first; g < last; ++g) before[g] += sum - mine;
   if (lane == kLanes - 1) before[groups] = sum;
 }
 
 template <int kTileN, bool kGated>
 struct GroupedShare {
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
-  const int32_t* starts;
-  const int* before;
+  const int *starts, *before;  // in shared memory
   int groups, row_tiles, tiles, steps, stages, rows, n;
-  __device__ GroupedShare(const int32_t* starts, const int* before, int groups, int n, int k,
-                          int stages, int rows)
+  bool is_one_row;  // of x, which every row of the output is made of
+  bool is_weight_read_once;
+  __device__ GroupedShare(const int* starts, const int* before, int groups, int n, int k,
+                          int stages, int rows, bool is_one_row, bool is_weight_read_once)
       : starts(starts),
         before(before),
         groups(groups),
@@ -54,45 +74,61 @@ struct GroupedShare {
         steps(BoxesAlong(k) / kFewBoxes<kTileN>),
         stages(stages),
         rows(rows),
-        n(n) {}
-  __device__ bool IsWeightReadOnce() const { return false; }
+        n(n),
+        is_one_row(is_one_row),
+        is_weight_read_once(is_weight_read_once) {}
+  __device__ bool IsWeightReadOnce() const { return is_weight_read_once; }
+  __device__ int RowOfX(const FewPlace& place) const { return is_one_row ? 0 : place.row; }
   // Of a tile behind the last, which nobody loads: any.
   __device__ FewPlace Place(int tile) const {
     if (row_tiles == 0) return {};
     const int columns = tile / row_tiles, nth = tile - columns * row_tiles;
     int group = 0, end = groups;  // before[group] <= nth < before[end]
+#pragma unroll 1
     while (end - group > 1) {
       const int middle = (group + end) / 2;
       (before[middle] <= nth ? group : end) = middle;
     }
-    const int row = starts[group] + (nth - before[group]) * rows, column = columns * kOutN;
+    const int row = starts[group] + (nth - before[group]) * rows;
+    const int column = columns * kOutN;
     const int weight_rows = kGated ? 2 * n : n;
     return {row, min(starts[group + 1], row + rows), column, group * weight_rows + column};
   }
 };
 
-// Where the groups begin is written by an earlier grid, so nothing is loaded before that is over.
-template <int kTileN, bool kGated>
+// Where the groups begin is written by an earlier grid: by the one before it, or, of a product of
+// few rows that is not gated, by one that was over when the one before it let grids start. Past its
+// first-level cache, which may hold what stood there before.
+template <int kTileN, bool kGated, class Tile>
 __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
-    const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages) {
+    const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages,
+    bool is_one_row, bool are_few) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* full = reinterpret_cast<uint64_t*>(shared);
-  auto* before = reinterpret_cast<int*>(shared + kFewHeadBytes);
+  int* const before = reinterpret_cast<int*>(shared + kFewHeadBytes);
+  int* const begins = before + kMostGroups + 1;
   const FewRing<kTileN> ring{shared + kGroupedHeadBytes, full, full + kFewMostStages, stages, rows};
   if (threadIdx.x == 0) FewInit(ring);
   if (threadIdx.x == kFewConsumers) {
     PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
   }
-  LetNextGridStart();
-  WaitForEarlierGrids();
-  if (threadIdx.x < kLanes) CountRowTiles(starts, groups, rows, before);
+  const bool lets_first = kGated != are_few;
+  if (lets_first) LetNextGridStart();
+  if (kGated || !are_few) WaitForEarlierGrids();
+  if (!lets_first) LetNextGridStart();
+  // By all threads at once: nothing can be loaded before this is there.
+#pragma unroll 1
+  for (int g = threadIdx.x; g <= groups; g += kFewThreads) begins[g] = __ldcg(starts + g);
   __syncthreads();
-  const GroupedShare<kTileN, kGated> share(starts, before, groups, out.n, k, stages, rows);
+  if (threadIdx.x < kLanes) CountRowTiles(begins, groups, rows, before);
+  __syncthreads();
+  const GroupedShare<kTileN, kGated> share(begins, before, groups, out.n, k, stages, rows,
+                                           is_one_row, are_few);
   if (threadIdx.x < kFewConsumers) {
-    FewConsume<kTileN, kGated>(ring, share, out);
+    FewConsume<Tile>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {
     FewProduce<kTileN, kGated>(ring, &map_x, &map_weight, share);
   }

@@ -1,5 +1,5 @@
-// Which experts tokens take, and where that puts them: the router's products, each token's choice,
-// and its pairs (a token and one of its experts) sorted by expert.
+// Which experts tokens take, and where that puts them: each token's choice by the router's
+// products, and its pairs (a token and one of its experts) sorted by expert.
 //
 // A token's choice and weights depend on that token alone. Pairs of an expert stand in the order of
 // their tokens; their own sums never depend on where they stand.
@@ -11,78 +11,6 @@
 
 namespace baton_ops::cuda {
 
-// Asks for a row of weights, which no earlier grid writes, to be brought near: by a warp.
-__device__ __forceinline__ void PrefetchRow(const float* row, int64_t columns, int lane) {
-  constexpr int kLine = 128 / sizeof(float);
-  for (int64_t at = lane * kLine; at < columns; at += kWarp * kLine) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
-  }
-}
-
-constexpr int kRouterThreads = 256, kRouterWarps = kRouterThreads / kWarp;
-
-template <class E>
-struct RouterParams {
-  const E* x;
-  const float* router;
-  float* products;
-  int64_t x_stride;
-  int64_t tokens;
-  int64_t hidden;
-  int experts;
-};
-
-// products[t, e] = x[t] . router[e]: a warp has some experts and some tokens, and kAcross warps of
-// a block the same tokens, so that the router is read once for these tokens and x for these
-// experts. Each lane sums its chunks in ascending order, then the lanes are added, however many of
-// each a warp has. Grid: (experts, tokens).
-template <class E, bool kWide, int kTokens, int kExperts, int kAcross>
-__global__ void __launch_bounds__(kRouterThreads) RouterKernel(RouterParams<E> p) {
-  constexpr int kDown = kRouterWarps / kAcross;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int first_expert = static_cast<int>(blockIdx.x * kAcross + warp % kAcross) * kExperts;
-  const float* weights[kExperts];
-#pragma unroll
-  for (int e = 0; e < kExperts; ++e) {
-    weights[e] = p.router + min(first_expert + e, p.experts - 1) * p.hidden;
-  }
-  if constexpr (kTokens * kExperts == 1) PrefetchRow(weights[0], p.hidden, lane);
-  WaitForEarlierGrids();
-  LetNextGridStart();
-  const int64_t first = (blockIdx.y * static_cast<int64_t>(kDown) + warp / kAcross) * kTokens;
-  if (first_expert >= p.experts || first >= p.tokens) return;  // the whole warp
-  float sum[kExperts][kTokens] = {};
-#pragma unroll(kTokens* kExperts == 1 ? 4 : 1)
-  for (int64_t at = lane * kChunk; at < p.hidden; at += kWarp * kChunk) {
-    float x[kTokens][kChunk];
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      const E* row = p.x + min(first + t, p.tokens - 1) * p.x_stride;
-      const auto chunk = LoadChunk<E, kWide>(row, at, p.hidden);
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) x[t][i] = ToFloat(chunk.at[i]);
-    }
-#pragma unroll
-    for (int e = 0; e < kExperts; ++e) {
-      const auto w = LoadChunk<float, kWide>(weights[e], at, p.hidden);
-#pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) sum[e][t] = __fmaf_rn(x[t][i], w.at[i], sum[e][t]);
-      }
-    }
-  }
-#pragma unroll
-  for (int e = 0; e < kExperts; ++e) {
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      const float whole = SumOfWarp(sum[e][t]);
-      if (lane > 0 || first + t >= p.tokens || first_expert + e >= p.experts) continue;
-      p.products[(first + t) * p.experts + first_expert + e] = whole;
-    }
-  }
-}
-
 constexpr int kMostExperts = 512, kMostChosen = kWarp, kMostExpertGroups = kWarp;
 constexpr int kChooseThreads = 128;
 
@@ -91,6 +19,7 @@ struct ChooseParams {
   const float* bias;      // [experts] or null
   int32_t* expert;        // [tokens, chosen]
   float* weight;
+  int32_t *place, *row, *starts;  // where a block sorts: as of OrderParams
   int64_t tokens;
   int experts, chosen, groups, chosen_groups;
   bool is_sigmoid, normalises;
@@ -105,24 +34,49 @@ __device__ __forceinline__ double AddLanes(double value) {
   return value;
 }
 
-// A score and who has it; of equal ones the lower number is first.
-struct Ranked {
-  double value = -INFINITY;
-  int id = 1 << 30;
+// A score as an unsigned number of the same order, above 0; both zeros are one.
+__device__ __forceinline__ uint64_t KeyOf(double score) {
+  const auto bits = static_cast<uint64_t>(__double_as_longlong(score + 0.0));
+  return bits >> 63 ? ~bits : bits | uint64_t{1} << 63;
+}
 
-  __device__ __forceinline__ void See(double other_value, int other_id) {
-    if (other_value < value || (other_value == value && other_id > id)) return;
-    value = other_value;
+// The largest of some keys and who has it, of equal ones the lowest number; key 0: nobody.
+struct Ranked {
+  uint64_t key = 0;
+  int id = 0;
+
+  // Ids come in ascending order.
+  __device__ __forceinline__ void See(uint64_t other, int other_id) {
+    if (other <= key) return;
+    key = other;
     id = other_id;
   }
-  // The first of all lanes'.
+  // The first of all lanes': by three reductions of a warp, where exchanges would be fifteen.
   __device__ __forceinline__ void Meet() {
-#pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      See(__shfl_xor_sync(kEveryLane, value, distance), __shfl_xor_sync(kEveryLane, id, distance));
-    }
+    const auto high = static_cast<uint32_t>(key >> 32), low = static_cast<uint32_t>(key);
+    const uint32_t most_high = __reduce_max_sync(kEveryLane, high);
+    const bool is_high = high == most_high;
+    const uint32_t most_low = __reduce_max_sync(kEveryLane, is_high ? low : 0u);
+    const bool is_first = is_high && low == most_low;
+    const auto behind = ~static_cast<uint32_t>(id);  // larger, the lower the number
+    id = static_cast<int>(~__reduce_max_sync(kEveryLane, is_first ? behind : 0u));
   }
 };
+
+// Replaces each value by f(value, its number), by one copy of what f is: an exponential or a
+// quotient in float64 is long, and a step's weights drive a kernel's code out of the caches.
+template <int kPer, class Function>
+__device__ __forceinline__ void ForEachValue(double (&values)[kPer], Function f) {
+#pragma unroll 1
+  for (int v = 0; v < kPer; ++v) {
+    double value = values[0];
+#pragma unroll
+    for (int u = 1; u < kPer; ++u) value = u == v ? values[u] : value;
+    value = f(value, v);
+#pragma unroll
+    for (int u = 0; u < kPer; ++u) values[u] = u == v ? value : values[u];
+  }
+}
 
 // Scores of one token by a warp: lane l has experts l, l + 32, ...
 template <int kPer>
@@ -142,22 +96,20 @@ struct Scores {
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
       most = fmax(most, __shfl_xor_sync(kEveryLane, most, distance));
     }
-#pragma unroll
-    for (int v = 0; v < kPer; ++v) {
-      const bool is_there = lane + v * kWarp < p.experts;
-      if (p.is_sigmoid) {
-        score[v] = 1.0 / (1.0 + exp(-score[v]));
-      } else {
-        score[v] = is_there ? exp(score[v] - most) : 0.0;
-        sum += score[v];
-      }
-    }
+    ForEachValue(score, [&](double value, int v) {
+      const double power = exp(p.is_sigmoid ? -value : value - most);
+      const double own = p.is_sigmoid || lane + v * kWarp < p.experts ? power : 0.0;
+      sum += own;
+      return own;
+    });
     sum = AddLanes(sum);
+    ForEachValue(score, [&](double power, int) {
+      return (p.is_sigmoid ? 1.0 : power) / (p.is_sigmoid ? 1.0 + power : sum);
+    });
     bool has_nan = false;
 #pragma unroll
     for (int v = 0; v < kPer; ++v) {
       const int i = lane + v * kWarp;
-      if (!p.is_sigmoid) score[v] /= sum;
       wanted[v] = i < p.experts ? score[v] : -INFINITY;
       if (i < p.experts && p.bias != nullptr) wanted[v] += static_cast<double>(p.bias[i]);
       if (!isnan(wanted[v])) continue;
@@ -171,6 +123,7 @@ struct Scores {
   __device__ __forceinline__ void KeepGroups(const ChooseParams& p, int lane) {
     const int size = p.experts / p.groups;
     double mine = -INFINITY;  // of the group with the lane's number
+#pragma unroll 1
     for (int g = 0; g < p.groups; ++g) {
       double first = -INFINITY, second = -INFINITY;
 #pragma unroll
@@ -190,9 +143,10 @@ struct Scores {
       if (lane == g) mine = first + second;
     }
     unsigned kept = 0;
+#pragma unroll 1
     for (int n = 0; n < p.chosen_groups; ++n) {
       Ranked best;
-      if (lane < p.groups && (kept >> lane & 1) == 0) best.See(mine, lane);
+      if (lane < p.groups && (kept >> lane & 1) == 0) best.See(KeyOf(mine), lane);
       best.Meet();
       kept |= 1u << best.id;
     }
@@ -204,34 +158,31 @@ struct Scores {
   }
 };
 
-// A warp has a token. In float64, rounded once. Grid: (tokens by four).
+// Chooses for a token, by a warp: in float64, rounded once. Returns the expert that the token takes
+// as the lane's number.
 template <int kPer>
-__global__ void __launch_bounds__(kChooseThreads) ChooseKernel(ChooseParams p) {
-  WaitForEarlierGrids();
-  LetNextGridStart();
-  const int lane = threadIdx.x % kWarp;
-  const int64_t token =
-      blockIdx.x * static_cast<int64_t>(kChooseThreads / kWarp) + threadIdx.x / kWarp;
-  if (token >= p.tokens) return;  // the whole warp
+__device__ __forceinline__ int ChooseExperts(const ChooseParams& p, int64_t token, int lane) {
   Scores<kPer> scores;
   scores.Read(p, p.products + token * p.experts, lane);
   if (p.chosen_groups < p.groups) scores.KeepGroups(p, lane);
-  unsigned taken = 0;  // of the lane's experts
-  int mine = 0;        // what the token takes as the lane's number
+  uint64_t keys[kPer];  // of the lane's experts, 0 once taken
+#pragma unroll
+  for (int v = 0; v < kPer; ++v) {
+    keys[v] = lane + v * kWarp < p.experts ? KeyOf(scores.wanted[v]) : 0;
+  }
+  int mine = 0;
   double own = 0.0, total = 0.0;
+#pragma unroll 1
   for (int n = 0; n < p.chosen; ++n) {
     Ranked best;
 #pragma unroll
-    for (int v = 0; v < kPer; ++v) {
-      const int i = lane + v * kWarp;
-      if (i < p.experts && (taken >> v & 1) == 0) best.See(scores.wanted[v], i);
-    }
+    for (int v = 0; v < kPer; ++v) best.See(keys[v], lane + v * kWarp);
     best.Meet();
     double score = 0.0;
 #pragma unroll
     for (int v = 0; v < kPer; ++v) {
       if (best.id != lane + v * kWarp) continue;
-      taken |= 1u << v;
+      keys[v] = 0;
       score = scores.score[v];
     }
     score = __shfl_sync(kEveryLane, score, best.id % kWarp);
@@ -241,10 +192,53 @@ __global__ void __launch_bounds__(kChooseThreads) ChooseKernel(ChooseParams p) {
       own = score;
     }
   }
-  if (lane >= p.chosen) return;
+  if (lane >= p.chosen) return mine;
   if (p.normalises) own /= total < p.least_sum ? p.least_sum : total;
   p.expert[token * p.chosen + lane] = mine;
   p.weight[token * p.chosen + lane] = scores.is_broken ? NAN : static_cast<float>(own * p.scaling);
+  return mine;
+}
+
+constexpr int kChooseTokens = kChooseThreads / kWarp;  // of a block
+constexpr int kPairBits = 8;
+static_assert(kChooseTokens * kMostChosen <= 1 << kPairBits);
+
+// Sorts the pairs of a block that has all tokens: `mine` is the expert of the lane's pair of the
+// warp's token. A pair stands behind those of lower experts, and of its own with lower numbers.
+__device__ __forceinline__ void OrderFew(const ChooseParams& p, int mine, int lane, int token) {
+  __shared__ int taken[kChooseTokens * kMostChosen];  // by pair: its expert, then its number
+  const int pairs = static_cast<int>(p.tokens) * p.chosen, own = token * p.chosen + lane;
+  const bool is_pair = token < p.tokens && lane < p.chosen;
+  const int key = mine << kPairBits | own;
+  if (is_pair) taken[own] = key;
+  __syncthreads();
+  const auto count_below = [&](int bound) {
+    int count = 0;
+#pragma unroll 1
+    for (int i = 0; i < pairs; ++i) count += taken[i] < bound;
+    return count;
+  };
+#pragma unroll 1
+  for (int e = threadIdx.x; e <= p.experts; e += kChooseThreads) {
+    p.starts[e] = count_below(e << kPairBits);
+  }
+  if (!is_pair) return;
+  const int place = count_below(key);
+  p.place[own] = place;
+  p.row[place] = token;
+}
+
+// A warp has a token. Where one block has all tokens it sorts their pairs as well. Grid: (tokens by
+// four).
+template <int kPer, bool kSorts>
+__global__ void __launch_bounds__(kChooseThreads) ChooseKernel(ChooseParams p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t token = blockIdx.x * static_cast<int64_t>(kChooseTokens) + warp;
+  int mine = 0;
+  if (token < p.tokens) mine = ChooseExperts<kPer>(p, token, lane);  // the whole warp
+  if constexpr (kSorts) OrderFew(p, mine, lane, warp);
 }
 
 constexpr int kOrderThreads = 256, kOrderEach = 4;

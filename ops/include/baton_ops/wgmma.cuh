@@ -8,6 +8,7 @@
 
 namespace baton_ops::cuda {
 
+#define BATON_REGISTERS_4 "%0,%1,%2,%3"
 #define BATON_REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define BATON_REGISTERS_24 BATON_REGISTERS_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define BATON_REGISTERS_32 BATON_REGISTERS_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
@@ -28,6 +29,7 @@ namespace baton_ops::cuda {
   BATON_REGISTERS_112       \
   ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
+#define BATON_SUMS_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define BATON_SUMS_8(i)                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -60,6 +62,7 @@ struct Wgmma;
     }                                                                                          \
   };
 
+BATON_DEFINE_WGMMA(8, 4, 4, 5, 6)
 BATON_DEFINE_WGMMA(32, 16, 16, 17, 18)
 BATON_DEFINE_WGMMA(48, 24, 24, 25, 26)
 BATON_DEFINE_WGMMA(64, 32, 32, 33, 34)
@@ -88,6 +91,7 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
 #undef BATON_SUMS_24
 #undef BATON_SUMS_16
 #undef BATON_SUMS_8
+#undef BATON_SUMS_4
 #undef BATON_REGISTERS_128
 #undef BATON_REGISTERS_112
 #undef BATON_REGISTERS_96
@@ -97,6 +101,7 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
 #undef BATON_REGISTERS_32
 #undef BATON_REGISTERS_24
 #undef BATON_REGISTERS_16
+#undef BATON_REGISTERS_4
 
 }  // namespace baton_ops::cuda
 

@@ -170,6 +170,9 @@ def attend_into(
 ) -> None:
     """Attend causally from each sequence's last N / S tokens over its paged context.
 
+    Tables, contexts, and what the pool has before the queries' own positions may be read before
+    `rope_store_into` right before this is over, but not before what came before that is.
+
     Args:
         query: E[N, Hq, D], sequence by sequence, equally many tokens each.
         kv: E[blocks, layers, 2, Hkv, block_size, D], Hkv dividing Hq.

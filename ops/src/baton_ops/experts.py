@@ -110,7 +110,8 @@ def route_into(x: Tensor, router: Tensor, bias: Tensor | None, rule: Rule, out: 
 
 def expert_gate_up_silu_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write out E[P, I]: of each place `decoder.gate_up_silu_into` of its row of x E[P, H] and of
-    its expert's rows of weight E[X * 2 I, H].
+    its expert's rows of weight E[X * 2 I, H]. x E[1, H], a single token's: that
+    row stands at every place, of which an expert has one at most.
 
     Raises:
         RuntimeError: as `decoder.gate_up_silu_into`.
@@ -120,7 +121,8 @@ def expert_gate_up_silu_into(x: Tensor, starts: Tensor, weight: Tensor, out: Ten
 
 def expert_matmul_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write out E[P, H]: of each place `decoder.matmul_into` of its row of x E[P, I] and of its
-    expert's rows of weight E[X * H, I].
+    expert's rows of weight E[X * H, I]. Call it behind `expert_gate_up_silu_into` with the same
+    `starts`: it reads them before that one is over, so right behind `route_into` too early.
 
     Raises:
         RuntimeError: as `decoder.matmul_into`.
@@ -131,5 +133,6 @@ def expert_matmul_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -
 def combine_into(made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
     """Write out E[N, H]: of each token the sum of its pairs' rows of made E[N * C, H] times their
     weights, from the first on, then of beside E[N, H] if there is one; each step rounded to fp32.
+    Call it behind `expert_matmul_into`: what `route_into` wrote is read before that one is over.
     """
     launch("cuda_combine")(made, routes.place, routes.weight, beside, out)

@@ -1,6 +1,6 @@
 """Time the layer of Qwen3-30B-A3B's mixture for 1 to 2,048 tokens, by parts, beside what it reads.
 
-    python tests/bench/gpu/bench_experts.py [--ways] [--json FILE]
+    python tests/bench/gpu/bench_experts.py [--tokens N ...] [--ways] [--json FILE]
 
 128 experts of 2,048 x 768 in bf16, 8 a token. Times are medians of CUDA graphs' replays; weights
 rotate over more than the second-level cache holds. The roof is a copy of as many bytes as the
@@ -68,6 +68,7 @@ class Layer:
         )
         self.spread, self.made = empty(pairs, HIDDEN), empty(pairs, HIDDEN)
         self.gated = empty(pairs, WIDTH)
+        self.fed = self.x if tokens == 1 else self.spread
         self.all(0)
 
     def route(self, i: int) -> None:
@@ -75,13 +76,14 @@ class Layer:
         experts.route_into(self.x, self.router, None, RULE, self.routes)
 
     def gather(self, i: int) -> None:
-        """Put each token's row where its pairs stand."""
-        decoder.gather_into(self.x, self.routes.row, self.spread)
+        """Put each token's row where its pairs stand: more rows than one."""
+        if self.fed is self.spread:
+            decoder.gather_into(self.x, self.routes.row, self.spread)
 
     def gate_up(self, i: int) -> None:
         """Feed each expert."""
         weight = self.weights[i % WEIGHTS][0]
-        experts.expert_gate_up_silu_into(self.spread, self.routes.starts, weight, self.gated)
+        experts.expert_gate_up_silu_into(self.fed, self.routes.starts, weight, self.gated)
 
     def down(self, i: int) -> None:
         """Project what each made."""
@@ -102,7 +104,7 @@ class Layer:
         starts = self.routes.starts
         if is_gated:
             call = library().cuda_expert_gate_up_silu_by
-            return lambda i: call(way, self.spread, starts, self.weights[i % 3][0], self.gated)
+            return lambda i: call(way, self.fed, starts, self.weights[i % 3][0], self.gated)
         call = library().cuda_expert_matmul_by
         return lambda i: call(way, self.gated, starts, self.weights[i % 3][1], self.made)
 
@@ -128,9 +130,8 @@ def measured(tokens: int, every_way: bool) -> dict[str, object]:
     """Return microseconds of the layer and its parts, and the share of the roof."""
     layer = Layer(tokens)
     roof = copied_us(layer.read_bytes())
-    parts = {
-        name: us(getattr(layer, name)) for name in ("route", "gather", "gate_up", "down", "combine")
-    }
+    named = ("route", "gather", "gate_up", "down", "combine")
+    parts = {name: us(getattr(layer, name)) for name in named if name != "gather" or tokens > 1}
     whole = us(layer.all)
     ways = {
         f"{'gate_up' if is_gated else 'down'} {columns}": us(layer.by(way, is_gated))
@@ -138,7 +139,7 @@ def measured(tokens: int, every_way: bool) -> dict[str, object]:
         for is_gated in (True, False)
         if every_way
     }
-    told = " | ".join(f"{value:.1f}" for value in parts.values())
+    told = " | ".join(f"{parts[name]:.1f}" if name in parts else "-" for name in named)
     print(f"| {tokens} | {told} | {whole:.1f} | {roof:.1f} | {roof / whole:.2f} |", flush=True)
     for name, value in ways.items():
         print(f"    {name}: {value:.1f}", flush=True)
@@ -148,12 +149,13 @@ def measured(tokens: int, every_way: bool) -> dict[str, object]:
 def main() -> None:
     """Print a line for each number of tokens."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--ways", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print("| tokens | route | gather | gate, up | down | combine | layer, us | roof | share |")
-    record = [measured(tokens, arguments.ways) for tokens in TOKENS]
+    record = [measured(tokens, arguments.ways) for tokens in arguments.tokens]
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1))
 

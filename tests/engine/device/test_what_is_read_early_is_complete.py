@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from baton_testing.fp8_folder import quantise_folder
 from baton_testing.numpy_device import NumpyDevice, on_device
@@ -24,8 +25,13 @@ from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
-LETS_GO_AT_ONCE = {"matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather"}
+LETS_GO_AT_ONCE = {
+    "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "combine"
+}  # fmt: skip
 """Whose next launch may begin before they have waited themselves."""
+
+OF_EXPERTS = {"few": {"expert_matmul"}, "many": {"expert_gate_up_silu"}}
+"""Which of an expert's products does so, by how many rows both have."""
 
 BEGINS_LATE = {"plan_scores", "normalise_top_p"}
 """Launched when all before them is complete."""
@@ -37,7 +43,14 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "scaled_gate_up_silu": lambda x, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
+    "combine": lambda made, routes, beside, out: (routes.place, routes.weight),
+    "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (tables, contexts),
 }
+
+READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
+    "expert_matmul": lambda x, starts, weight, out: (starts, weight),
+}
+"""Of many rows nothing is."""
 
 WRITES: dict[str, Callable[..., Any]] = {
     "matmul": lambda x, weight, out: out,
@@ -46,6 +59,9 @@ WRITES: dict[str, Callable[..., Any]] = {
     "add_norm": lambda x, residual, weight, eps, out: (residual, out),
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (kv, query),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
+    "expert_gate_up_silu": lambda x, starts, weight, out: out,
+    "expert_matmul": lambda x, starts, weight, out: out,
+    "combine": lambda made, routes, beside, out: out,
     "rank_sum": lambda part, exchange, out: (part, out),
     "rank_gather": lambda part, exchange, out: (part, out),
 }
@@ -74,7 +90,45 @@ class Noted(NumpyKernels):
         return call
 
 
-def still_running(launches: list[Launch]) -> Iterator[tuple[Launch, list[Launch]]]:
+class EarlyKeys(NumpyKernels):
+    """NumPy's kernels, which hold the pool's keys that attention reads early to what was there
+    before the launch before it.
+    """
+
+    def __init__(self, device: NumpyDevice) -> None:
+        super().__init__(device)
+        self.n_compared, self.wrong = 0, set[tuple[int, int]]()
+        self._before: Any = None
+
+    def rope_store(
+        self, qkv: Any, rotation: Any, places: Any, kv: Any, layer: int, query: Any
+    ) -> None:
+        self._launch(self._keep, kv)
+        super().rope_store(qkv, rotation, places, kv, layer, query)
+
+    def attend(
+        self, query: Any, kv: Any, layer: int, tables: Any, contexts: Any, *rest: Any
+    ) -> None:
+        self._launch(self._compare, query, kv, layer, tables, contexts)
+        super().attend(query, kv, layer, tables, contexts, *rest)
+
+    def _keep(self, kv: Any) -> None:
+        self._before = kv.copy()
+
+    def _compare(self, query: Any, kv: Any, layer: int, tables: Any, contexts: Any) -> None:
+        own, block_size = len(query) // len(tables), kv.shape[4]
+        for table, context in zip(tables, contexts.tolist(), strict=True):
+            for position in range(context - own):
+                block, offset = table[position // block_size], position % block_size
+                now, early = (pool[block, layer, :, :, offset] for pool in (kv, self._before))
+                self.n_compared += 1
+                if not np.array_equal(now, early):
+                    self.wrong.add((layer, position))
+
+
+def still_running(
+    launches: list[Launch], rows: str = "few"
+) -> Iterator[tuple[Launch, list[Launch]]]:
     """Yield each launch, and those before it that may run when it begins."""
     done = 0  # so many of the first are complete when the next one begins
     for index, launch in enumerate(launches):
@@ -82,7 +136,7 @@ def still_running(launches: list[Launch]) -> Iterator[tuple[Launch, list[Launch]
         if name in BEGINS_LATE:
             done = index
         yield launch, launches[done:index]
-        if name not in LETS_GO_AT_ONCE:
+        if name not in LETS_GO_AT_ONCE | OF_EXPERTS[rows]:
             done = index
 
 
@@ -94,13 +148,16 @@ def arrays_of(argument: Any) -> Iterator[Any]:
             yield from arrays_of(part)
 
 
-def conflicts(launches: list[Launch]) -> list[str]:
-    """Return who reads early what a launch that may still run writes."""
+def conflicts(launches: list[Launch], rows: str = "few") -> list[str]:
+    """Return who reads early what a launch that may still run writes, if experts' rows are few or
+    many.
+    """
+    reads = READ_EARLY | (READ_EARLY_OF_FEW if rows == "few" else {})
     found = []
-    for (name, arguments), running in still_running(launches):
-        if name not in READ_EARLY:
+    for (name, arguments), running in still_running(launches, rows):
+        if name not in reads:
             continue
-        for early in arrays_of(READ_EARLY[name](*arguments)):
+        for early in arrays_of(reads[name](*arguments)):
             for other, given in running:
                 written = WRITES[other](*given) if other in WRITES else given
                 if any(np.may_share_memory(early, array) for array in arrays_of(written)):
@@ -108,17 +165,23 @@ def conflicts(launches: list[Launch]) -> list[str]:
     return found
 
 
-def launches_of_an_engine(folder: Path = TINY_MODEL) -> list[Launch]:
+def launches_of_an_engine(model: Path = TINY_MODEL) -> list[Launch]:
+    """Return what an engine launches."""
+    device = NumpyDevice(64 << 20)
+    kernels = Noted(device)
+    serve(device, kernels, model)
+    return kernels.launches
+
+
+def serve(device: NumpyDevice, kernels: NumpyKernels, model: Path = TINY_MODEL) -> None:
     """Serve prompts in chunks, drafts, drawn tokens and logprobs."""
     config = ProcessConfig(
-        model=ModelConfig(path=str(folder)),
+        model=ModelConfig(path=str(model)),
         speculative=SpeculativeConfig(method="mtp", num_speculative_tokens=3),
         engine=EngineConfig(
             device="gpu", dtype="float32", max_model_len=64, max_running=2, prefill_chunk_tokens=16
         ),
     )
-    device = NumpyDevice(64 << 20)
-    kernels = Noted(device)
     engine = start_engine(config, device, kernels, time.monotonic)
     for number, temperature in enumerate((0.0, 0.7), 1):
         sampling = SamplingParams(
@@ -129,7 +192,6 @@ def launches_of_an_engine(folder: Path = TINY_MODEL) -> list[Launch]:
         )
     while engine.has_work():
         engine.step()
-    return kernels.launches
 
 
 def test_no_launch_reads_what_one_that_may_still_run_was_given() -> None:
@@ -147,6 +209,48 @@ def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) 
     assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
     assert {"scaled_expert_gate_up_silu", "scaled_expert_matmul"} <= called
     assert conflicts(launches) == []
+
+
+@pytest.fixture
+def of_a_mixture(make_checkpoint: Callable[..., Any]) -> list[Launch]:
+    return launches_of_an_engine(make_checkpoint("glm4_moe").path)
+
+
+@pytest.mark.parametrize("rows", OF_EXPERTS)
+def test_no_launch_of_a_mixture_reads_what_one_that_may_still_run_was_given(
+    of_a_mixture: list[Launch], rows: str
+) -> None:
+    assert "expert_matmul" in {name for name, _ in of_a_mixture}
+    assert conflicts(of_a_mixture, rows) == []
+
+
+def test_an_experts_second_product_right_behind_the_choice_would_be_found(
+    of_a_mixture: list[Launch],
+) -> None:
+    names = [name for name, _ in of_a_mixture]
+    at = names.index("expert_gate_up_silu")
+    assert names[at + 1] == "expert_matmul"
+    routed = of_a_mixture[names.index("route")]
+    without = [*of_a_mixture[:at], routed, *of_a_mixture[at + 1 :]]
+    assert {*conflicts(without)} == {"expert_matmul behind route", "combine behind route"}
+
+
+def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found(
+    of_a_mixture: list[Launch],
+) -> None:
+    names = [name for name, _ in of_a_mixture]
+    at = names.index("expert_matmul")
+    routed = of_a_mixture[names.index("route")]
+    without = [*of_a_mixture[: at - 1], routed, of_a_mixture[at - 1], *of_a_mixture[at + 1 :]]
+    assert {*conflicts(without, "many")} == {"combine behind route"}
+
+
+def test_keys_that_attention_reads_early_are_those_of_earlier_launches() -> None:
+    device = NumpyDevice(64 << 20)
+    kernels = EarlyKeys(device)
+    serve(device, kernels)
+    assert kernels.n_compared > 1000
+    assert kernels.wrong == set()
 
 
 def test_places_written_right_before_the_projection_would_be_found() -> None:

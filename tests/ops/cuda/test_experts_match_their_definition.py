@@ -150,6 +150,17 @@ def test_each_row_has_the_bits_of_its_own_product(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_one_row_has_the_bits_that_it_has_at_every_place(torch: ModuleType, dtype: str) -> None:
+    mixture = Mixture(torch, dtype, "qwen3")
+    x = mixture.random(1, mixture.hidden)
+    routes = mixture.routed(x)
+    wanted, _ = mixture.made(x, routes)
+    gated = torch.full_like(wanted, torch.nan)
+    experts.expert_gate_up_silu_into(x, routes.starts, mixture.gate_up, gated)
+    assert torch.equal(gated, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RULES)
 def test_a_token_has_the_same_bits_in_any_company(torch: ModuleType, dtype: str, name: str) -> None:
     mixture = Mixture(torch, dtype, name)

@@ -189,11 +189,47 @@ def test_rows_of_groups_have_the_bits_of_their_own_part_of_the_weight(
         assert {way: text for way, text in differences.items() if text} == {}, (n, k)
 
 
+class OneRow(Grouped):
+    """One row of x, which the only row of each group is."""
+
+    def __init__(
+        self, matmuls: host_matmul.HostMatmul, kind: str, counts: tuple[int, ...], n: int, k: int
+    ) -> None:
+        super().__init__(matmuls, kind, counts, n, k)
+        rows = len(self.weight) // len(counts)
+        self.x = self.x[:1]
+        for group in range(len(counts)):
+            mine = slice(self.starts[group], self.starts[group + 1])
+            sums = host_matmul.sequential(self.x, self.weight[group * rows : (group + 1) * rows])
+            if kind == "gated":
+                sums = matmuls.silu_mul(sums[:, :n].copy(), sums[:, n:].copy())
+            self.view(self.expected)[mine] = host_matmul.bf16(sums)
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 1, 0, 1), (1, 1), (0,) * 40 + (1,) + (0,) * 9 + (1,)])
+@pytest.mark.parametrize("kind", ["bf16", "gated"])
+def test_one_row_has_the_bits_that_it_has_at_every_place(
+    matmuls: host_matmul.HostMatmul, kind: str, counts: tuple[int, ...]
+) -> None:
+    case = OneRow(matmuls, kind, counts, 40, 264)
+    differences = {way: case.differs(way, seed=way + 1) for way in GROUPED_WAYS}
+    assert {way: text for way, text in differences.items() if text} == {}
+
+
 OF_GROUPS = [fault for fault in host_matmul.FAULTS if fault not in FOUND]
 
 
 @pytest.mark.parametrize("fault", OF_GROUPS)
 def test_a_planted_fault_of_groups_is_found(matmuls: host_matmul.HostMatmul, fault: str) -> None:
-    case = Grouped(matmuls, "bf16", (8, 0, 9, 1), 40, 72)
+    case = Grouped(matmuls, "gated", (8, 0, 9, 1), 40, 72)
     assert not any(case.differs(2, seed) for seed in range(1, 4))
+    assert any(case.differs(2, seed, fault) for seed in range(1, 4))
+
+
+def test_groups_of_many_rows_are_read_behind_the_wait_by_a_product_that_is_not_gated(
+    matmuls: host_matmul.HostMatmul,
+) -> None:
+    case = Grouped(matmuls, "bf16", (64, 0, 9, 1), 40, 72)
+    assert not any(case.differs(2, seed) for seed in range(1, 4))
+    fault = "groups are read before the grid that writes them is over"
     assert any(case.differs(2, seed, fault) for seed in range(1, 4))

@@ -102,6 +102,9 @@ class Case:
 SHAPES = [
     (1, 64, True, 8),
     (1, 51, False, 2),
+    (3, 64, True, 8),
+    (4, 51, False, 2),
+    (5, 64, True, 8),
     (37, 51, False, 2),
     (9, 264, True, 3),
     (9, 264, True, 8),

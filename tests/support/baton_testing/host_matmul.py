@@ -31,6 +31,7 @@ _ON_HOST = {
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %3}], [%4];": "LoadBox",
     "createpolicy.fractional.L2::evict_first.b64 %0, 1.0;": "ReadOncePolicy",
+    "createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;": "UsualPolicy",
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
     " [%0], [%1, {%2, %3}], [%4], %5;": "LoadBoxBy",
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -198,9 +199,13 @@ class HostMatmul:
     def run_grouped(
         self, way: int, x: Any, weight: Any, starts: Any, out: Any, processors: int
     ) -> None:
-        """The same of rows that lie group by group, each with its part of the weight's rows."""
+        """The same of rows that lie group by group, each with its part of the weight's rows. One
+        row of x is what the only row of each group is made of.
+        """
         groups = len(starts) - 1
         call = _call(x, weight, len(weight) // groups, out, processors)
+        if len(x) == 1 < len(out):
+            call.rows, call.x_stride = len(out), 0
         places = ctypes.c_void_p(starts.ctypes.data), ctypes.c_int64(groups)
         error = self._library.host_grouped(ctypes.byref(call), *places, way)
         if error is not None:

@@ -42,7 +42,8 @@ def by_expert(
     out: Array,
     product: Callable[[Array, Array, Array], None],
 ) -> None:
-    """Write `product` of each place's row of x and its expert's rows of the weight."""
+    """Write `product` of each place's row of x, or the only one, and its expert's of the weight."""
+    x = np.broadcast_to(x, (len(out), x.shape[1]))
     rows = len(weight) // (len(starts) - 1)
     for expert, (first, last) in enumerate(itertools.pairwise(starts)):
         for place in range(first, last):

@@ -19,7 +19,11 @@ enum cudaDeviceAttr {
 };
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
 enum cudaDriverEntryPointFlags { cudaEnableDefault };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize,
+  cudaFuncAttributePreferredSharedMemoryCarveout,
+};
+enum { cudaSharedmemCarveoutMaxShared = 100 };  // per cent
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization,
   cudaLaunchAttributeClusterDimension,
@@ -147,7 +151,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 }
 
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int bytes) {
+  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   if (bytes > host_cuda::settings.shared_bytes) {
     snprintf(host_cuda::failure, sizeof(host_cuda::failure),
              "more shared memory than a block of this device has");

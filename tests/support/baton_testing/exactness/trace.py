@@ -183,6 +183,10 @@ class TracingKernels:
         self._kernels.gather(x, rows, out)
         if self._taken is not None and not self._spreads:
             self._gathered = self._peek(rows)
+
+    def combine(self, *given: Any) -> None:
+        """A mixture ends."""
+        self._kernels.combine(*given)
         self._spreads = False
 
     def _name(self, kind: str) -> str:

@@ -56,16 +56,17 @@ class ExpertKernels(Protocol):
 
     def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """out E[N * C, I]: of each place `gate_up_silu` of its row of x E[N * C, H] and of its
-        expert's rows of `weight` E[X * 2 I, H].
+        expert's rows of `weight` E[X * 2 I, H]. A single token's x E[1, H] needs no spreading.
         """
 
     def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """out E[N * C, H]: of each place `matmul` of its row of x E[N * C, I] and of its expert's
-        rows of `weight` E[X * H, I].
+        rows of `weight` E[X * H, I]. Called behind `expert_gate_up_silu` with the same `starts`,
+        which it reads early.
         """
 
     def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
         """out E[N, H] = the sum of each token's pairs of made E[N * C, H], which stand at places,
         times their weights, from the first on, and then of beside E[N, H] (None: nothing); in fp32,
-        rounded once.
+        rounded once. Places and weights are read early, as `starts` by `expert_matmul`.
         """

@@ -108,8 +108,10 @@ class Products:
             assert scaled is not None, "whoever has the weight has had its rows quantised"
             self._kernels.scaled_expert_gate_up_silu(scaled, routes.row, routes.starts, weight, out)
             return
-        self._kernels.gather(x, routes.row, spread)
-        self._kernels.expert_gate_up_silu(spread, routes.starts, weight, out)
+        if x.shape[0] > 1:  # a single row is what every place has
+            self._kernels.gather(x, routes.row, spread)
+            x = spread
+        self._kernels.expert_gate_up_silu(x, routes.starts, weight, out)
 
     def expert_matmul(
         self, x: Tensor, routes: Routes, weight: Weight, out: Tensor, room: ScaledSpace | None

@@ -268,7 +268,7 @@ class Kernels(RankKernels, ExpertKernels, ScaledKernels, Protocol):
         All of it is float32, rounded once. A token without a block of its own (null, or beyond the
         table) writes to the trash block; padding writes nothing. Bias, norms, angles and places are
         read early: between what writes them and the call before this one there is one that is no
-        `matmul`, `attend`, `add_norm` or call of ranks.
+        `matmul`, `attend`, `add_norm`, `expert_matmul`, `combine` or call of ranks.
         """
 
     def attend(
@@ -286,7 +286,7 @@ class Kernels(RankKernels, ExpertKernels, ScaledKernels, Protocol):
 
         Args:
             query: E[N, Hq, D], sequence by sequence, equally many tokens each.
-            tables: i32[S, W].
+            tables: i32[S, W]; they, contexts and keys of earlier steps are read as early as places.
             contexts: i32[S], positions up to and with the sequence's last query; 0 or less: not
                 there, its output is left alone.
             out: E[N, Hq, D].
