@@ -132,12 +132,18 @@ def test_runs_of_parts_come_together_if_they_are_of_one_commit_and_machine() -> 
         battery_two.together([one, other | {"commit": "z"}])
 
 
+OF_TWO_EACH = {
+    4: ["2 mixed of 2 GPUs each", "1P+1D of 2 GPUs each"],
+    8: ["4 mixed of 2 GPUs each", "2P+2D of 2 GPUs each"],
+}
+
+
 @pytest.mark.parametrize(
     ("n_gpus", "names"),
     [
         (2, ["2 mixed", "1P+1D"]),
-        (4, ["4 mixed", "2P+2D", "3P+1D", "1P+3D", "1P+1D of 2 GPUs each"]),
-        (8, ["8 mixed", "4P+4D", "7P+1D", "1P+7D", "2P+2D of 2 GPUs each"]),
+        (4, ["4 mixed", "2P+2D", "3P+1D", "1P+3D", *OF_TWO_EACH[4]]),
+        (8, ["8 mixed", "4P+4D", "7P+1D", "1P+7D", *OF_TWO_EACH[8]]),
     ],
 )
 def test_every_ratio_stands_on_all_gpus(n_gpus: int, names: list[str]) -> None:

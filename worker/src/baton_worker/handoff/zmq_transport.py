@@ -90,7 +90,7 @@ class ZmqKvTransport:
         self._owner = owner
         self._pools, self._ways = PeerPools(None, None), None
         pool_id, nixl_visits = secrets.token_bytes(POOL_ID_BYTES), None
-        agent = _agent(config, owner, pool_id)
+        agent = _agent(config, pool_id) if _has_address(owner) else None
         if owner is not None and places is not None:
             self._pools = self._peer_pools(owner, agent)
         elif owner is not None:
@@ -345,14 +345,18 @@ def _listening_clock() -> ListeningClock:
     )
 
 
-def _agent(config: HandoffConfig, owner: PoolOwner | None, pool_id: bytes) -> NixlAgent | None:
-    """Return NIXL's agent, or None where it is not wanted, has no pool to read, or cannot be had
-    and need not.
+def _has_address(owner: PoolOwner | None) -> bool:
+    """Whether there is a pool that NIXL reads: not one that ranks have parts of."""
+    return owner is not None and owner.sharing.region is not None
+
+
+def _agent(config: HandoffConfig, pool_id: bytes) -> NixlAgent | None:
+    """Return NIXL's agent, or None where it is not wanted, or cannot be had and need not.
 
     Raises:
         ConfigError: it is not installed, or it must be had.
     """
-    if config.nixl == "off" or owner is None or owner.sharing.region is None:
+    if config.nixl == "off":
         return None
     try:
         return NixlAgent(pool_id.hex(), is_rdma_only=config.nixl == "rdma")
