@@ -31,6 +31,8 @@ OVER_RANKS = "-ranks"
 """What the name of a model ends in that several GPUs compute, waiting for each other."""
 BY_PARAMETER = ("tests/gpu/test_the_same_bits_any_way_it_is_served.py",)
 """Whose tests take a model that is loaded once for all of them, by its name."""
+PARTS = {"test_transformers_computes_the_same": 6, "test_two_processes_say_the_same": 2, "cuda": 3}
+"""Jobs that are cut into so many, or one of them would run long after all others."""
 LONGEST = (
     "test_transformers_computes_the_same",
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b",
@@ -72,16 +74,22 @@ SILENT_S = 900.0
 
 
 class Job(NamedTuple):
-    """Tests of one process, by pytest's ids."""
+    """Tests of one process, by pytest's ids; `part`: of those that it is cut into, from 1 on."""
 
-    name: str
+    kind: str
     tests: tuple[str, ...]
     alone: bool = False
+    part: int = 0
+
+    @property
+    def name(self) -> str:
+        """What its files and its line in the output are called."""
+        return f"{self.kind}-part-{self.part}" if self.part else self.kind
 
     @property
     def most_bytes(self) -> int:
         """What it holds at most of the GPU's memory."""
-        return MOST_GIB.get(self.name, OTHERS_GIB) * GIB
+        return MOST_GIB.get(self.kind, OTHERS_GIB) * GIB
 
 
 class Ended(NamedTuple):
@@ -100,11 +108,20 @@ def jobs_of(tests: Iterable[str]) -> list[Job]:
     for test in tests:
         found.setdefault(_job_name(test), []).append(test)
     jobs = [
-        Job(name, tuple(some), some[0].startswith(ALONE) or name.endswith(OVER_RANKS))
-        for name, some in found.items()
+        Job(kind, tuple(some), some[0].startswith(ALONE) or kind.endswith(OVER_RANKS), part)
+        for kind, whole in found.items()
+        for part, some in _parts(whole, PARTS.get(kind, 1))
     ]
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    return sorted(jobs, key=lambda job: (not job.alone, rank.get(job.name, len(rank))))
+    rank = {kind: place for place, kind in enumerate(LONGEST)}
+    return sorted(jobs, key=lambda job: (not job.alone, rank.get(job.kind, len(rank))))
+
+
+def _parts(tests: Sequence[str], count: int) -> list[tuple[int, Sequence[str]]]:
+    """Return the tests in so many parts with their numbers, in turns, as neighbours take alike."""
+    if count == 1:
+        return [(0, tests)]
+    parts = [(part + 1, tests[part::count]) for part in range(count)]
+    return [(part, some) for part, some in parts if some]
 
 
 def _job_name(test: str) -> str:
@@ -203,7 +220,7 @@ class Running:
         held = [self._held_bytes(gpu) for gpu in all_gpus]
         counts = [sum(going.gpu == gpu for going in self._going.values()) for gpu in all_gpus]
         has_memory = [bytes_ + job.most_bytes <= self._memory_bytes for bytes_ in held]
-        if job.name in ON_ALL and not all(has_memory):
+        if job.kind in ON_ALL and not all(has_memory):
             return None
         fit = [gpu for gpu in all_gpus if has_memory[gpu] and counts[gpu] < most]
         return min(fit, key=held.__getitem__, default=None)
@@ -213,7 +230,7 @@ class Running:
         return sum(
             job.most_bytes
             for job, going in self._going.items()
-            if going.gpu == gpu or job.name in ON_ALL
+            if going.gpu == gpu or job.kind in ON_ALL
         )
 
     def ended(self) -> list[Ended]:

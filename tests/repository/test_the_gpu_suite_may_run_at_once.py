@@ -48,12 +48,14 @@ def test_each_test_is_in_one_job_and_a_model_is_loaded_by_one() -> None:
     assert sorted(test for job in jobs for test in job.tests) == sorted(TESTS)
     of = {test: job.name for job in jobs for test in job.tests}
     assert of[TESTS[5]] == of[TESTS[6]] != of[TESTS[4]]
-    assert of[TESTS[0]] == of[TESTS[1]] == "cuda"
+    assert [of[test] for test in TESTS[:2]] == ["cuda-part-1", "cuda-part-2"]
+    assert all(job.tests for job in jobs), "no process is started for nothing"
+    assert len({job.name for job in jobs}) == len(jobs), "each has files of its own"
 
 
 def test_what_looks_at_the_whole_device_runs_first_and_alone_then_the_longest() -> None:
     jobs = gpu_jobs.jobs_of(TESTS)
-    assert [job.alone for job in jobs] == [True] * 4 + [False] * 4
+    assert [job.alone for job in jobs] == [True] * 4 + [False] * 5
     assert {Path(job.tests[0].partition("::")[0]).as_posix() for job in jobs[:4]} == {
         *gpu_jobs.ALONE,
         EXACT,  # of the model that several GPUs compute
