@@ -37,7 +37,7 @@ Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
     return error;
   }
   const MatmulOutput out = OutputOf(call.product);
-  constexpr int kOutN = GroupedShare<kTileN, kGated>::kOutN;
+  constexpr int kOutN = GroupedShare<kTileN, kGated, Tile::kIsTurned>::kOutN;
   const int64_t row_tiles = std::min(in.rows, call.groups + in.rows / rows);
   const int64_t tiles = DivideUp<int64_t>(out.n, kOutN) * row_tiles;
   const int blocks = static_cast<int>(std::min<int64_t>(tiles, call.product.processors));

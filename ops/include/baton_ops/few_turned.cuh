@@ -19,6 +19,7 @@ constexpr int kTurnedRows = 8, kTurnedMostN = 128;
 template <int kTileN, bool kGated>
 struct FewTurnedTile {
   static_assert(kTileN <= kTurnedMostN);
+  static constexpr bool kIsTurned = true;
   static constexpr int kStep = kGated ? kTileN / 2 : kFewRows;
   static constexpr int kParts = kGated ? 2 : (kTileN + kFewRows - 1) / kFewRows;
   float sums[kParts][4];

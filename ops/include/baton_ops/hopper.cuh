@@ -73,31 +73,16 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       : "memory");
 }
 
-// How the L2 cache keeps what is loaded: what is read once need not stay.
-__device__ __forceinline__ uint64_t CachePolicy(bool is_read_once) {
+// The same of what is read once: it need not stay in the L2 cache.
+__device__ __forceinline__ void LoadBoxOnce(void* to, const CUtensorMap* map, int column, int row,
+                                            uint64_t* barrier) {
   uint64_t policy;
-  if (is_read_once) {
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  } else {
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  }
-  return policy;
-}
-
-// Loads a box as LoadBox does, and has it kept by a policy.
-__device__ __forceinline__ void LoadBoxBy(uint64_t policy, void* to, const CUtensorMap* map,
-                                          int column, int row, uint64_t* barrier) {
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "l"(policy)
       : "memory");
-}
-
-// The same of what is read once.
-__device__ __forceinline__ void LoadBoxOnce(void* to, const CUtensorMap* map, int column, int row,
-                                            uint64_t* barrier) {
-  LoadBoxBy(CachePolicy(true), to, map, column, row, barrier);
 }
 
 // Loads a box of a matrix that is described as pairs of blocks of kPairRows rows: from the pair of

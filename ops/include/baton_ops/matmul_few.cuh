@@ -61,11 +61,24 @@ __device__ __forceinline__ int TilesOfBlock(int all) {
   return mine < all ? (all - 1 - mine) / stride + 1 : 0;
 }
 
+// Calls body with each number. The loop is kept short on request: between two launches of a kernel
+// a step's weights drive its code out of the caches, so what is fetched of it counts.
+template <bool kIsShort, class Body>
+__device__ __forceinline__ void ForEachTurn(int from, int to, Body body) {
+  if constexpr (kIsShort) {
+#pragma unroll 1
+    for (int i = from; i < to; ++i) body(i);
+  } else {
+    for (int i = from; i < to; ++i) body(i);
+  }
+}
+
 // What a block has to do. Columns are those of the output, of which a gated tile has half as many
 // as of the weight.
 template <int kTileN, bool kGated>
 struct FewShare {
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
+  static constexpr bool kAreLoopsShort = true;
   int tiles, steps, stages, row_tiles, rows, m, n;
   __device__ FewShare(int m, int n, int k, int stages, int row_tiles, int rows)
       : tiles(TilesOfBlock((n + kOutN - 1) / kOutN * row_tiles)),
@@ -107,7 +120,6 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
                            const CUtensorMap* map_weight, const Share& share) {
   constexpr int kBoxes = kFewBoxes<kTileN>, kParts = kGated ? 2 : 1;
   const int turns = share.tiles * share.steps, ahead = min(turns, ring.stages);
-  const uint64_t policy = CachePolicy(share.IsWeightReadOnce());
   const auto load_weight = [&](const FewTurn<Share>& t) {
     ExpectBytes(ring.full + t.s, ring.StageBytes(ring.rows));
     for (int i = 0; i < kBoxes * kParts; ++i) {
@@ -115,7 +127,13 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
       const int column = (t.k * kBoxes + box) * kBoxColumns;
       const int row = t.place.weight_row + part * share.n;
       uint8_t* to = ring.Weight(t.s, box) + part * (ring.kWeightBytes / kParts);
-      LoadBoxBy(policy, to, map_weight, column, row, ring.full + t.s);
+      // Without a hint where it is read again: with one of evict_normal experts' products of many
+      // rows took a twentieth longer on an H100, a seventh on an H200.
+      if (share.IsWeightReadOnce()) {
+        LoadBoxOnce(to, map_weight, column, row, ring.full + t.s);
+      } else {
+        LoadBox(to, map_weight, column, row, ring.full + t.s);
+      }
     }
   };
   const auto load_x = [&](const FewTurn<Share>& t) {
@@ -125,24 +143,28 @@ __device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x
     }
   };
   FewTurn<Share> turn(share), behind(share);
-  // Not unrolled, here and below: between two launches of a kernel a step's weights drive its code
-  // out of the caches, so what is fetched of it counts.
-#pragma unroll 1
-  for (int i = 0; i < ahead; ++i, turn.Advance()) load_weight(turn);
+  constexpr bool kIsShort = Share::kAreLoopsShort;
+  ForEachTurn<kIsShort>(0, ahead, [&](int) {
+    load_weight(turn);
+    turn.Advance();
+  });
   WaitForEarlierGrids();
-#pragma unroll 1
-  for (int i = 0; i < ahead; ++i, behind.Advance()) load_x(behind);
-#pragma unroll 1
-  for (int i = ahead; i < turns; ++i, turn.Advance()) {
+  ForEachTurn<kIsShort>(0, ahead, [&](int) {
+    load_x(behind);
+    behind.Advance();
+  });
+  ForEachTurn<kIsShort>(ahead, turns, [&](int) {
     Await(ring.empty + turn.s, turn.phase ^ 1);
     load_weight(turn);
     load_x(turn);
-  }
+    turn.Advance();
+  });
 }
 
 // A tile whose rows are x's: the warpgroup's sums of it.
 template <int kTileN, bool kGated>
 struct FewTile {
+  static constexpr bool kIsTurned = false;
   float sums[kTileN / 2];
 
   // What is read of a stage, from its begin on: of the last box of x as many rows as wgmma has.
@@ -179,13 +201,11 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
   const auto release = [&](int s) {
     if (threadIdx.x == 0) Arrive(ring.empty + s);
   };
-#pragma unroll 1
-  for (int t = 0; t < share.tiles; ++t) {
+  ForEachTurn<Share::kAreLoopsShort>(0, share.tiles, [&](int) {
     const FewPlace place = turn.place;
     Tile tile;
     int last = 0;
-#pragma unroll 1
-    for (int k = 0; k < share.steps; ++k) {
+    ForEachTurn<Share::kAreLoopsShort>(0, share.steps, [&](int k) {
       Await(ring.full + turn.s, turn.phase);
       tile.Settle();
       FenceProducts();
@@ -202,14 +222,14 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
       if (k > 0) release(last);
       last = turn.s;
       turn.Advance();
-    }
+    });
     AwaitProducts<0>();
     tile.Settle();
     release(last);
     MatmulOutput part = out;
     part.m = place.end_row;
     tile.Store(part, place);
-  }
+  });
 }
 
 // Makes the ring's barriers, by one thread.

@@ -57,8 +57,10 @@ __device__ __forceinline__ void CountRowTiles(const int* starts, int groups, int
   if (lane == kLanes - 1) before[groups] = sum;
 }
 
-template <int kTileN, bool kGated>
+// Loops are short where rows are few; of many a block has more turns than it fetches code for.
+template <int kTileN, bool kGated, bool kIsShort>
 struct GroupedShare {
+  static constexpr bool kAreLoopsShort = kIsShort;
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
   const int *starts, *before;  // in shared memory
   int groups, row_tiles, tiles, steps, stages, rows, n;
@@ -125,8 +127,8 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   __syncthreads();
   if (threadIdx.x < kLanes) CountRowTiles(begins, groups, rows, before);
   __syncthreads();
-  const GroupedShare<kTileN, kGated> share(begins, before, groups, out.n, k, stages, rows,
-                                           is_one_row, are_few);
+  const GroupedShare<kTileN, kGated, Tile::kIsTurned> share(begins, before, groups, out.n, k,
+                                                            stages, rows, is_one_row, are_few);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<Tile>(ring, share, out);
   } else if (threadIdx.x == kFewConsumers) {

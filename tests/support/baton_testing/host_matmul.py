@@ -31,7 +31,6 @@ _ON_HOST = {
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %3}], [%4];": "LoadBox",
     "createpolicy.fractional.L2::evict_first.b64 %0, 1.0;": "ReadOncePolicy",
-    "createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;": "UsualPolicy",
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
     " [%0], [%1, {%2, %3}], [%4], %5;": "LoadBoxBy",
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"

@@ -144,7 +144,6 @@ inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair,
   LoadBoxAt<4>(to, map, {column, zero, zero, pair}, full);
 }
 inline uint64_t ReadOncePolicy() { return 0; }
-inline uint64_t UsualPolicy() { return 0; }
 inline void Prefetch(const CUtensorMap*) {}
 
 // Of a descriptor's 16 columns, element c of row r.
