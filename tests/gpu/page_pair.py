@@ -397,16 +397,16 @@ class Ratios(NamedTuple):
     record: Record
     results: str
 
-    @property
-    def section(self) -> str:
-        """What the page tells of it."""
+    def section(self, is_first: bool) -> str:
+        """What the page tells of it; the first run's heading names no card."""
         most = max(one["gpus"] for one in self.record["ratios"])
         where = machine(self.record["machine"], most)
-        return page_pair_more.ratios(self.record, where, self.results)
+        card = "" if is_first else f", {self.record['machine']['gpu']}"
+        return page_pair_more.ratios(self.record, where, self.results, card)
 
 
 def page(
-    record: Record, results: str, written: str | None = None, ratios: Ratios | None = None
+    record: Record, results: str, written: str | None = None, ratios: Sequence[Ratios] = ()
 ) -> str:
     """Return the page; `written` holds the hand-written words, page_pair_bounds.md's by default."""
     run = Run(record)
@@ -422,7 +422,8 @@ def page(
     told = goals(run) if run.goals else ""
     parts = [head, told, bounding(run, words), *sections]
     has = {part for part in MISSING if record.get(part)} | ({"ratios"} if ratios else set())
-    parts += [ratios.section if ratios else "", not_measured(record, has)]
+    parts += [one.section(is_first=one is ratios[0]) for one in ratios]
+    parts.append(not_measured(record, has))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -436,11 +437,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="the JSON, in the docs' folder")
     parser.add_argument("docs", type=Path)
-    parser.add_argument("--ratios", type=Path, help="bench_ratios' JSON, there too")
+    parser.add_argument("--ratios", type=Path, action="append", default=[],
+                        help="bench_ratios' JSON, there too; again for another run")  # fmt: skip
     options = parser.parse_args(words)
     benchmarks = options.docs / "benchmarks"
-    for path in (options.results, options.ratios):
-        if path and not path.resolve().is_relative_to(benchmarks.resolve()):
+    for path in (options.results, *options.ratios):
+        if not path.resolve().is_relative_to(benchmarks.resolve()):
             parser.error(f"{path} is not in {benchmarks}, and the page links to it")
 
     def linked(path: Path) -> str:
@@ -448,10 +450,10 @@ def main(words: Sequence[str] | None = None) -> None:
 
     try:
         record = read(options.results, problems)
-        ratios = options.ratios and Ratios(
-            read(options.ratios, lambda told: list(page_pair_more.RATIOS("", told))),
-            linked(options.ratios),
-        )
+        ratios = [
+            Ratios(read(path, lambda told: list(page_pair_more.RATIOS("", told))), linked(path))
+            for path in options.ratios
+        ]
     except ValueError as error:
         sys.exit(f"[page] {error}")
     text = page(record, linked(options.results), ratios=ratios)

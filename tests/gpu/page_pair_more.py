@@ -272,8 +272,12 @@ for single requests started side by side.
 {table(["deployment", "chunk", "seconds"], rows)}"""
 
 
-def ratios(told: Record, where: str, results: str) -> str:
-    """Which ratio of prefill to decode serves which requests: a run of its own, on more GPUs."""
+def ratios(told: Record, where: str, results: str, card: str = "") -> str:
+    """Which ratio of prefill to decode serves which requests: a run of its own, on more GPUs.
+
+    Args:
+        card: what stands behind the heading, where there are several such runs.
+    """
     parts = []
     for mix in {one["mix"]["name"]: one["mix"] for one in told["ratios"]}.values():
         some = [one for one in told["ratios"] if one["mix"]["name"] == mix["name"]]
@@ -295,7 +299,7 @@ def ratios(told: Record, where: str, results: str) -> str:
     failed = "".join(f"\n- {line}" for line in told.get("unmeasured") or ())
     lacks = f"\n\nNot measured:\n{failed}" if failed else ""
     tables = "\n\n".join(parts)
-    return f"""## Which ratio
+    return f"""## Which ratio{card}
 
 `make gpu-bench-4` on {where}, commit {told["commit"]}; [its numbers]({results}). Every deployment
 stood alone on the GPUs: {told["model"]}, {told["layers"]} layers, chunks of 2,048 tokens, KV by

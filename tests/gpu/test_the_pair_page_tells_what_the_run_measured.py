@@ -223,7 +223,7 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
     docs = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
     kept = json.loads((docs / "results" / "several-gpus-h100.json").read_text())
     assert page_pair.problems(kept) == []
-    ratios = "results/gpu-ratios-h100x4.json"
-    told = page_pair.Ratios(json.loads((docs / ratios).read_text()), ratios)
+    names = ("results/gpu-ratios-h100x4.json", "results/gpu-ratios-ranks-h200x4.json")
+    told = [page_pair.Ratios(json.loads((docs / name).read_text()), name) for name in names]
     page = page_pair.page(kept, "results/several-gpus-h100.json", ratios=told)
     assert page == (docs / "several-gpus.md").read_text()
