@@ -88,8 +88,8 @@ claims and reads none.
 
 - `zmq` (KV is sent): nothing, and a network between pods.
 - `shm` (read on a CPU): `placement: samePod`; the operator adds a folder of 1 MiB in memory.
-- `nvlink` (read on GPUs): `placement: samePod`, and one claim of both GPUs in the templates of both
-  roles, as in `examples/same-pod-gpus.yaml`: `resource.k8s.io/v1`, which Kubernetes serves from
+- `nvlink` (read on GPUs): `placement: samePod`, and one claim of all GPUs of both roles in their
+  templates, as in `examples/same-pod-gpus.yaml`: `resource.k8s.io/v1`, which Kubernetes serves from
   1.34 on, and a DRA driver for GPUs. A limit `nvidia.com/gpu` shows each container its own alone.
 - `rdma`: `placement: separate`, `handoff.require: rdma`, an image with `baton-worker[nixl]`, and in
   the roles' templates what the devices' own driver wants, and memory that may be locked: an
