@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from contextlib import closing
+from multiprocessing.connection import Connection
+from typing import cast
 
 import pytest
 
-from baton_worker.engine.api import RankDiedError
+from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends import members
+from baton_worker.engine.backends.device import orders
+from baton_worker.engine.backends.device.follower import Answering, Follower
 from baton_worker.engine.backends.members import Members
+from baton_worker.engine.backends.ranked import follower
 
 pytestmark = pytest.mark.e2e
 
@@ -40,3 +46,40 @@ def test_half_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [str(error) for error in told] == [
             "tensor-parallel rank 1 went silent in the middle of a message"
         ]
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("pass", "tensor-parallel rank 1 .* ended with code 0"),
+        ("import time; time.sleep(600)", "rank 1 went silent in the middle of a message"),
+    ],
+    ids=["gone", "silent"],
+)
+def test_a_descriptor_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch, program: str, told: str
+) -> None:
+    """Behind the message that announces it."""
+    monkeypatch.setattr(members, "_HALF_SECONDS", 1)
+    with (
+        closing(Members((sys.executable, "-c", program), 2, lambda error: None)) as ranks,
+        pytest.raises(RankDiedError, match=told),
+    ):
+        ranks.receive_descriptor(1)
+
+
+def test_why_a_rank_cannot_finish_what_is_waited_for_is_told() -> None:
+    """An answer is waited for behind its order: a device may fail in between."""
+
+    class Failing:
+        def obey(self, order: orders.Order) -> Answering:
+            return self.fail
+
+        def fail(self) -> orders.Answer:
+            raise DeviceError("an illegal memory access was encountered")
+
+    ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+    ours.send_bytes(orders.encode(orders.Measure()))
+    assert follower._serve(theirs, cast("Follower", Failing())) == 1
+    answer = orders.decode_answer(ours.recv_bytes())
+    assert answer == orders.Failed("an illegal memory access was encountered")

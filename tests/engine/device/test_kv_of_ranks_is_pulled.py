@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from baton_testing.engine_bench import Bench, Clock, Reader
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_team import team_of
-from baton_testing.pool_pair import LONG, Pair, alone, said
+from baton_testing.pool_pair import LONG, Pair, alone, fill, said
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.head_copies import head_copies
@@ -150,13 +151,52 @@ def test_what_was_sent_and_given_up_does_not_land_on_what_is_pulled() -> None:
         target.import_blocks([2, 3], [twos])
         followers = engines[1]._followers
         assert followers is not None
-        settle = followers.settle
-        followers.settle = lambda: (may_go_on.set(), settle())[1]  # type: ignore[method-assign]
+        meet = followers.meet
+        followers.meet = lambda: (may_go_on.set(), meet())[1]  # type: ignore[method-assign]
         target.sharing.begin_pull([2, 3], peer, [2, 3]).wait()
         may_go_on.set()
         np.testing.assert_array_equal(target.begin_export([2, 3], 32)()[0], ones)
         for engine in engines:
             engine.close()
+
+
+def test_a_pull_is_begun_without_waiting_for_the_step_in_flight() -> None:
+    """Blocks are cleared in front of most steps; the one behind covers them. Where none is, ranks
+    meet on their devices: no host waits.
+    """
+    with over(2) as first, over(2) as second:
+        pair = Pair(benches(first, second))
+        key = pair.decode.submit(50, LONG[:20], max_tokens=8, logprobs_k=0)
+        pool = pair.decode.engine.kv
+        (form,) = pool.shape.arrays(1)
+        pair.submit(1, LONG)
+        told = fill(pair)
+        for is_behind in (False, True):
+            pool.import_blocks([40], [np.zeros(form.shape, form.dtype)])
+            if not is_behind:
+                pair.decode.step()
+            assert pair.decode.engine._in_flight is not None
+            begun = threading.Thread(target=pair.tell, args=(told[1 + is_behind],), daemon=True)
+            begun.start()
+            begun.join(60)
+            assert not begun.is_alive(), "it waits for what only this thread's steps end"
+        (handoff,) = pair.compute()
+        pair.offer(handoff)
+        pair.finish()
+        assert pair.decode.reader[key].tokens
+        pair.check_nothing_is_left()
+
+
+def test_an_engine_that_is_closed_gives_all_back_at_once() -> None:
+    """Without the collector of garbage: other ranks' memory is mapped, and has descriptors."""
+    with over(2) as model:
+        counts = []
+        for _ in range(3):
+            engine = DeviceEngine(model, options(share_kv=True), Clock())
+            engine.close()
+            del engine
+            counts.append(len(list(Path("/proc/self/fd").iterdir())))
+        assert counts[0] == counts[1] == counts[2]
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (4, 4), (1, 2), (4, 2)])

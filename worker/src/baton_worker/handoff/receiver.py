@@ -276,7 +276,8 @@ class Receiver:
                 self._metrics.send_blocked.inc()
 
         if self._pools.nixl is None:
-            tell(Welcome(words.pool_id, "this decode worker's handoff.nixl is off"))
+            why_not = "this decode worker's handoff.nixl is off, or it has several ranks"
+            tell(Welcome(words.pool_id, why_not))
         else:
             self._pools.nixl.introduced(words, connection, tell)
 

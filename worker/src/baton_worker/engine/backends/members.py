@@ -15,6 +15,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 
 from baton_worker.engine.api import RankDiedError
 
@@ -90,6 +91,21 @@ class Members:
                 f"tensor-parallel rank {rank} went silent in the middle of a message"
             ) from error
         except (EOFError, OSError) as error:
+            raise self.lost(error) from error
+
+    def receive_descriptor(self, rank: int) -> int:
+        """Return the descriptor behind a rank's last message, which is the caller's to close.
+
+        Raises:
+            RankDiedError: one of them is gone, or this one went silent before it.
+        """
+        try:
+            return int(recv_handle(self.pipe(rank)))
+        except BlockingIOError as error:
+            raise RankDiedError(
+                f"tensor-parallel rank {rank} went silent in the middle of a message"
+            ) from error
+        except (EOFError, OSError, RuntimeError) as error:
             raise self.lost(error) from error
 
     def lost(self, cause: Exception) -> RankDiedError:

@@ -130,6 +130,13 @@ class Collective:
         if self._half:
             self.sum(self.part(1, _VOID, "float32"), self._void)
 
+    def meet(self) -> None:
+        """Let what is launched here later be behind what every rank launched before: a unit of two
+        calls, at each of which all wait for all.
+        """
+        for _ in range(2):
+            self.sum(self.part(1, _VOID, "float32"), self._void)
+
     def check(self) -> None:
         """Look whether all came to all calls; to be asked where an output is not finite.
 

@@ -93,8 +93,15 @@ class DeviceEngine(StepEngine):
         self.pool: DevicePool | RankedPool = own
         if self._followers is not None:
             shape = dataclasses.replace(own.shape, kv_heads=model.model_shape.n_kv_heads)
-            copier = None if model.team is None else model.team.copier
-            self.pool = RankedPool(model.device, own, shape, model.n_ranks, self._followers, copier)
+            assert model.team is not None, "whose followers they are"
+            self.pool = RankedPool(
+                model.device,
+                own,
+                shape,
+                self._followers,
+                model.team.collective,
+                model.team.copier,
+            )
         steps = Steps(local_model(model, own), options)
         self.runner = DeviceRunner(steps, options, self._followers)
         self.model = model

@@ -49,8 +49,9 @@ class Follower:
         match order:
             case orders.Open():
                 return self._open(order)
-            case orders.Settle():
-                return self._settled
+            case orders.Meet():
+                assert self._model.team is not None, "a rank among others"
+                self._model.team.collective.meet()
             case orders.Shut():
                 del self._engines[order.engine]
             case orders.Step():
@@ -102,10 +103,6 @@ class Follower:
             return orders.Exported(array.tobytes())
 
         return answer
-
-    def _settled(self) -> orders.Answer:
-        self._model.device.synchronise()
-        return orders.Settled()
 
     def _measured(self) -> orders.Answer:
         self._model.device.synchronise()

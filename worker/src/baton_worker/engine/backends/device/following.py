@@ -5,7 +5,6 @@ Owns which order each thing is. Knows no pipe.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,12 +24,13 @@ class EngineFollowers:
         self._followers = followers
         self._engine = followers.new_number()
         self._is_open = True
+        self.n_steps = 0
         self._n_exporting = 0  # `export_blocks` that `exported` has not returned yet
-        self._early: deque[list[orders.Answer]] = deque()  # those of them that came before
         followers.tell([orders.Open(self._engine, options)])
 
     def step(self, shape: StepShape, lane: int, is_ahead: bool, inputs: Host) -> None:
         """Take the step that this rank takes next."""
+        self.n_steps += 1
         self._tell(orders.Step(self._engine, shape, lane, is_ahead, inputs.tobytes()))
 
     def penalise(self, slot: int, counts: npt.NDArray[Any], seen: npt.NDArray[Any]) -> None:
@@ -53,7 +53,7 @@ class EngineFollowers:
 
     def exported(self) -> list[bytes]:
         """Return what the oldest `export_blocks` read, rank 1's first."""
-        told = self._early.popleft() if self._early else self._followers.answers()
+        told = self._followers.answers()
         self._n_exporting -= 1
         return [answer.data for answer in told if isinstance(answer, orders.Exported)]
 
@@ -64,12 +64,9 @@ class EngineFollowers:
         told = self._followers.answers()
         return [answer for answer in told if isinstance(answer, orders.Opened)]
 
-    def settle(self) -> None:
-        """Wait until all has been done there that was told."""
-        self._tell(orders.Settle())
-        while len(self._early) < self._n_exporting:
-            self._early.append(self._followers.answers())
-        self._followers.answers()
+    def meet(self) -> None:
+        """Come to the sum that this rank comes to next; see `Collective.meet`."""
+        self._tell(orders.Meet())
 
     def close(self) -> None:
         """Give back what the engine has there, and take what it has asked for and not read: the

@@ -27,8 +27,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     options: EngineOptions
 
 
-class Settle(msgspec.Struct, frozen=True, tag="settle"):
-    """Finish what was told before; answered by `Settled`."""
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """Come to a sum of nothing: what any rank launches behind it is behind all before it on all."""
 
 
 class Shut(msgspec.Struct, frozen=True, tag="shut"):
@@ -85,7 +85,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """Finish all work and tell what is used; answered by `Measured`."""
 
 
-Order = Open | Settle | Shut | Step | Penalise | Score | Import | Export | Measure
+Order = Open | Meet | Shut | Step | Penalise | Score | Import | Export | Measure
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -95,10 +95,6 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
     n_bytes: int
     descriptor: int
-
-
-class Settled(msgspec.Struct, frozen=True, tag="settled"):
-    """All that was told before has been done."""
 
 
 class Exported(msgspec.Struct, frozen=True, tag="exported"):
@@ -119,7 +115,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Answer = Opened | Settled | Exported | Measured | Failed
+Answer = Opened | Exported | Measured | Failed
 
 
 class Followers(Protocol):

@@ -58,7 +58,7 @@ class DeviceSharing:
         device: this process's.
         shape: of all ranks together.
         parts: its descriptors are closed with this.
-        settle: returns when the other ranks have done all that they were told but for steps.
+        settle: lets what is launched next be behind what the other ranks were told beside steps.
 
     A step of several ranks ends, on each, behind the last sum over all of them, and that is behind
     all that any of them does in it with its KV: so what goes behind this rank's steps goes behind

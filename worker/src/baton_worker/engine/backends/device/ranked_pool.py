@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.following import EngineFollowers
 from baton_worker.engine.backends.device.orders import Opened
 from baton_worker.engine.backends.device.pool import DevicePool
@@ -31,7 +32,7 @@ class RankedPool:
     Args:
         own: this rank's pool.
         shape: of all ranks together.
-        size: ranks.
+        collective: this rank's.
         copier: returns another rank's device for copies alone; None where nothing is shared.
 
     Raises:
@@ -45,21 +46,22 @@ class RankedPool:
         device: Device,
         own: DevicePool,
         shape: KvShape,
-        size: int,
         followers: EngineFollowers,
+        collective: Collective,
         copier: Callable[[int], Device] | None = None,
     ) -> None:
+        size = collective.shard.size
         self.own = own
         self._followers = followers
         self._shape = shape
         self._heads = [Shard(rank, size).kv_heads(shape.kv_heads) for rank in range(size)]
-        self._is_settled = True  # nothing was imported since it was asked
+        self._imports = _Imports(followers, collective)
         self.sharing: DeviceSharing | None = None
         if own.sharing is not None:
             assert copier is not None, "whose pool is shared"
             copiers = [device, *(copier(rank) for rank in range(1, size))]
             parts = _parts(copiers, own.sharing, followers.shares())
-            self.sharing = DeviceSharing(device, shape, parts, self._settle)
+            self.sharing = DeviceSharing(device, shape, parts, self._imports.be_behind)
 
     @property
     def shape(self) -> KvShape:
@@ -90,15 +92,33 @@ class RankedPool:
         if array.ndim <= _HEADS or array.shape[_HEADS] != self._shape.kv_heads:
             raise ValueError(f"{list(array.shape)} for {self._shape.kv_heads} KV heads")
         parts = [np.ascontiguousarray(array[:, :, :, heads]) for heads in self._heads]
-        self._is_settled = False
+        self._imports.note()
         self._followers.import_blocks(blocks, parts[1:])
         self.own.import_blocks(blocks, [parts[0]])
 
-    def _settle(self) -> None:
-        """Wait for what the other ranks write beside steps: who pulls cannot see its end."""
-        if not self._is_settled:
-            self._followers.settle()
-            self._is_settled = True
+
+class _Imports:
+    """What the other ranks write beside steps, whose end who pulls does not see here.
+
+    A step that was told behind it ends behind it on every rank. Where there was none all come to a
+    sum of nothing, which nobody's host waits for.
+    """
+
+    def __init__(self, followers: EngineFollowers, collective: Collective) -> None:
+        self._followers = followers
+        self._collective = collective
+        self._behind_step: int | None = None
+
+    def note(self) -> None:
+        """Blocks are written now."""
+        self._behind_step = self._followers.n_steps
+
+    def be_behind(self) -> None:
+        """Let what is launched next be behind all that was noted, on every rank."""
+        if self._behind_step == self._followers.n_steps:
+            self._followers.meet()
+            self._collective.meet()
+        self._behind_step = None
 
 
 def _parts(copiers: Sequence[Device], own: DeviceSharing, others: Sequence[Opened]) -> SharedParts:

@@ -106,13 +106,14 @@ def _serve(pipe: Connection, follower: Follower) -> int:
     waiting: deque[Answering] = deque()
     answers = _Answers(pipe)
     while True:
-        while waiting and not pipe.poll(0):
-            answers.send(waiting.popleft()())
-        order = orders.decode_order(pipe.recv_bytes())
+        order: orders.Order | None = None
         try:
+            while waiting and not pipe.poll(0):
+                answers.send(waiting.popleft()())
+            order = orders.decode_order(pipe.recv_bytes())
             answering = follower.obey(order)
         except DeviceError as error:
-            log.critical("cannot obey %s: %s", type(order).__name__, error)
+            log.critical("cannot obey %s: %s", type(order).__name__ if order else "order", error)
             answers.send(orders.Failed(str(error)))
             answers.close()
             return 1

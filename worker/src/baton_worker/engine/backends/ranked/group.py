@@ -93,7 +93,7 @@ class DeviceRanks:
             if isinstance(answer, orders.Failed):
                 raise RankDiedError(f"tensor-parallel rank {rank} gave up: {answer.reason}")
             if isinstance(answer, orders.Opened):
-                descriptor = meeting.take(self._members.pipe(rank))
+                descriptor = self._members.receive_descriptor(rank)
                 answer = msgspec.structs.replace(answer, descriptor=descriptor)
             found.append(answer)
         return found
@@ -110,7 +110,7 @@ class DeviceRanks:
         """Return the descriptor and the bytes of a rank's buffer."""
         loaded = self._answered(rank)
         assert isinstance(loaded, meeting.Loaded), "the first thing that a rank says"
-        descriptor = meeting.take(self._members.pipe(rank))
+        descriptor = self._members.receive_descriptor(rank)
         if loaded.identity != identity:
             os.close(descriptor)
             raise RankDiedError(f"tensor-parallel rank {rank} loaded another checkpoint")
