@@ -182,8 +182,12 @@ def _simulated(config: ProcessConfig) -> str:
     return f"+sim-{sim.seed}-{sim.vocab_size}" if config.engine.device == "sim" else ""
 
 
-def process_config_hash(config: ProcessConfig) -> str:
-    """Return the hash of what prefill and decode must share beyond the model itself."""
+def process_config_hash(config: ProcessConfig, n_draft_layers: int) -> str:
+    """Return the hash of what prefill and decode must share beyond the model itself.
+
+    Args:
+        n_draft_layers: see `EngineOptions`. One is not told: so it was when one was all.
+    """
     engine = config.engine
     layout = (KV_LAYOUT, KV_DTYPE)
     if engine.device == "gpu":
@@ -193,5 +197,6 @@ def process_config_hash(config: ProcessConfig) -> str:
         str(engine.block_size),
         *layout,
         engine.device,
+        *((f"draft-layers-{n_draft_layers}",) if n_draft_layers > 1 else ()),
     )
     return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=6).hexdigest()

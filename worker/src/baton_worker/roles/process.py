@@ -295,7 +295,7 @@ def _worker_info(
         wire_min=MAJOR,
         wire_max=MAJOR,
         semantic_hash=process_semantic_hash(config),
-        config_hash=process_config_hash(config),
+        config_hash=process_config_hash(config, engine.options.n_draft_layers),
         revision=config.revision,
         model=config.served_name,
         vocab_size=engine.shape.vocab_size,

@@ -15,6 +15,7 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.engine import DeviceEngine, parts_of
 from baton_worker.engine.backends.device.shapes import sequence_bucket
 from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.options import EngineOptions
 from baton_worker.identity import RequestKey
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
@@ -63,10 +64,11 @@ def _descend(
 ) -> None:
     """Decode with ever fewer requests."""
     keys = [RequestKey(number, 0) for number in range(1, sizes[0] + 1)]
+    n_prompt = _prompt_tokens(engine.options)
     for key in keys:
-        engine.submit(_request(key, engine.max_model_len, temperature, logprobs_k))
+        engine.submit(_request(key, n_prompt, engine.max_model_len, temperature, logprobs_k))
     # No more than all prompts take: who finds no room would wait for the whole output of others.
-    for _ in range(-(-sizes[0] // engine.options.prefill_tokens)):
+    for _ in range(-(-sizes[0] // (engine.options.prefill_tokens // n_prompt))):
         _step(engine)
     for size in sizes:
         for key in keys[size:]:
@@ -80,17 +82,29 @@ def _descend(
     engine.close()
 
 
+def _prompt_tokens(options: EngineOptions) -> int:
+    """Return how long prompts are: as many tokens as a step feeds again, for behind fewer ones it
+    feeds fewer and no drafts. The scheduler feeds so short a prompt whole.
+    """
+    return min(options.n_open_tokens, options.max_model_len - 1)
+
+
 def _step(engine: StepEngine) -> None:
     failed = engine.step().failed if engine.has_work() else ()
     if failed:
+        n_prompt = _prompt_tokens(engine.options)
+        length = "one token" if n_prompt == 1 else f"{n_prompt} tokens"
         raise DeviceError(
-            f"the model cannot answer a prompt of one token: {failed[0].message}; the checkpoint "
+            f"the model cannot answer a prompt of {length}: {failed[0].message}; the checkpoint "
             "may be broken, or its numbers too large for engine.dtype"
         )
 
 
-def _request(key: RequestKey, max_len: int, temperature: float, logprobs_k: int) -> Submit:
+def _request(
+    key: RequestKey, n_prompt: int, max_len: int, temperature: float, logprobs_k: int
+) -> Submit:
     sampling = SamplingParams(
-        max_tokens=max_len - 1, temperature=temperature, ignore_eos=True, seed=key.handle
+        max_tokens=max_len - n_prompt, temperature=temperature, ignore_eos=True, seed=key.handle
     )
-    return Submit(*key, prompt_token_ids=(0,), sampling=sampling, logprobs_k=logprobs_k)
+    prompt = (0,) * n_prompt
+    return Submit(*key, prompt_token_ids=prompt, sampling=sampling, logprobs_k=logprobs_k)
