@@ -227,15 +227,16 @@ def test_the_templates_own_file_comes_first(model_folder, tmp_path):
     assert load_tokenizer(folder).chat_template.render(USER) == "own </s>"
 
 
-def test_special_tokens_of_older_exports_are_found_in_their_own_file(model_folder, tmp_path):
+def test_special_tokens_of_older_exports_are_those_of_their_own_file(model_folder, tmp_path):
     shutil.copy(model_folder / "tokenizer.json", tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}")
-    config = {"add_bos_token": True, "bos_token": None, "eos_token": "</s>"}
+    source = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token is defined }}"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    config = {"add_bos_token": True, "bos_token": None, "eos_token": "the", "unk_token": "<unk>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    named = {"bos_token": "<s>", "eos_token": "other", "pad_token": {"content": "<pad>"}}
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": {"content": "<pad>"}}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named | {"unk_token": None}))
     tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.chat_template.render(USER) == "<s>|</s>|<pad>"
+    assert tokenizer.chat_template.render(USER) == "<s>|</s>|<pad>|False"
     first, *_ = tokenizer.encode("the", add_special_tokens=True)
     assert tokenizer.decode([first]) == "<s>"
     assert (tokenizer.info["bos_token"], tokenizer.info["pad_token"]) == ("<s>", "<pad>")

@@ -106,7 +106,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
     """Return the model's tokenizer_config.json, empty where there is none.
 
     Exports that list no added tokens in it may name the special ones in special_tokens_map.json:
-    those that the configuration lacks are taken from there, as transformers does.
+    what that says wins then, null too, as in transformers.
 
     Raises:
         ConfigError: one of the two cannot be read.
@@ -114,8 +114,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
     config = _fields(folder / _TOKENIZER_CONFIG)
     if "added_tokens_decoder" in config:
         return config
-    named = _fields(folder / _SPECIAL_TOKENS_MAP)
-    return config | {name: token for name, token in named.items() if config.get(name) is None}
+    return config | _fields(folder / _SPECIAL_TOKENS_MAP)
 
 
 def _fields(path: Path) -> dict[str, Any]:
