@@ -201,18 +201,6 @@ def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
         ("qwen3_moe", {"num_local_experts": 4}, "num_experts is 8, supported is unset or 4, as"),
         ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank is None, supported is a number >= 1"),
         ("deepseek_v3", {"v_head_dim": 0}, "v_head_dim is 0"),
-        (
-            "deepseek_v3",
-            {
-                "quantization_config": {
-                    "quant_method": "fp8",
-                    "fmt": "e4m3",
-                    "weight_block_size": [128, 128],
-                    "activation_scheme": "dynamic",
-                }
-            },
-            "quantization_config says FP8, which no engine computes for models with MLA (deep",
-        ),
         ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, supported is an even"),
         ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank is 8192, supported is <= 4090"),
         ("deepseek_v3", {"kv_lora_rank": 33}, "kv_lora_rank is 33, supported is an even number"),
@@ -321,6 +309,26 @@ def test_what_published_configs_say_beside_is_no_reason_to_refuse_them(
     plain = load_shape(made.path)
     (made.path / "config.json").write_text(json.dumps(made.config | fields))
     assert load_shape(made.path) == plain
+
+
+def test_fp8_with_compressed_rows_is_refused_for_what_it_is_and_nothing_else(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    made = make_checkpoint("deepseek_v3")
+    says = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    }
+    path = made.path / "config.json"
+    path.write_text(json.dumps(made.config | {"quantization_config": says}))
+    with pytest.raises(ModelShapeError) as caught:
+        load_shape(made.path)
+    assert str(caught.value) == (
+        f"{path}: quantization_config says FP8, which no engine computes for models with MLA "
+        "(deepseek_v3): convert the weights to bfloat16 and take the field out"
+    )
 
 
 def test_whether_queries_are_compressed_must_be_said(make_checkpoint: Callable[..., Any]) -> None:

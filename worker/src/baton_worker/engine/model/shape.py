@@ -262,8 +262,7 @@ def _quantisation(raw: RawConfig, mla: Mla | None) -> Fp8 | None:
     if found is not None and mla is not None:
         raise ModelShapeError(
             f"quantization_config says FP8, which no engine computes for models with MLA "
-            f"({raw.model_type}): convert the weights to bfloat16 and take the field out; a GPU "
-            "does not compute MLA either, so engine.device must be 'cpu'"
+            f"({raw.model_type}): convert the weights to bfloat16 and take the field out"
         )
     return found
 
