@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from baton_testing.tiny_model import TINY_MODEL
-from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig
+from baton_worker.compatibility import process_semantic_hash
+from baton_worker.config import ConfigError, EngineConfig, ModelConfig, ProcessConfig
+from baton_worker.engine import build
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.model.families.registry import FAMILIES
+from baton_worker.engine.model.refusals import ModelShapeError
 from baton_worker.engine.model.unread_fields import unread_fields
 
 PUBLISHED = {
@@ -28,6 +31,14 @@ PUBLISHED = {
     "transformers_version": "4.51.0",
     "use_cache": True,
 }
+
+
+def with_field(tmp_path: Path, field: bytes) -> Path:
+    """Return a copy of the tiny model whose config.json has this field too."""
+    folder = shutil.copytree(TINY_MODEL, tmp_path / "model")
+    path = folder / "config.json"
+    path.write_bytes(path.read_bytes().rstrip().removesuffix(b"}") + b", " + field + b"}")
+    return folder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,6 +64,39 @@ def test_a_field_that_nobody_reads_is_named_at_start(
     assert [message for message in messages if "nothing reads" in message] == [
         "config.json has fields that nothing reads: attention_multiplier, residual_multiplier"
     ]
+
+
+@pytest.mark.parametrize("value", [b'"\xff\xfe"', b"1e400", b"9" * 5000, b'{"\xff": 1}'])
+def test_a_value_that_nobody_reads_need_not_be_one(tmp_path: Path, value: bytes) -> None:
+    folder = with_field(tmp_path, b'"odd": ' + value)
+    assert unread_fields(folder) == ("odd",)
+    with_it, without = (
+        ProcessConfig(model=ModelConfig(path=str(path), served_name="model"))
+        for path in (folder, TINY_MODEL)
+    )
+    assert process_semantic_hash(with_it) == process_semantic_hash(without)
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[object] = []
+    monkeypatch.setattr(build, "_simulated", lambda *given: loaded.append(given))
+    folder = with_field(tmp_path, b'"\xff": 1')
+    engine = EngineConfig(device="sim", max_model_len=64)
+    with pytest.raises(ModelShapeError, match=r"/model/config\.json: .*utf-8"):
+        build_engine(ProcessConfig(model=ModelConfig(path=str(folder)), engine=engine))
+    assert not loaded
+
+
+@pytest.mark.parametrize("text", [b"", b'{"vocab_size": "many"}', b'{"vocab_size": 1e400}'])
+def test_a_size_of_the_vocabulary_that_is_none_is_a_configuration_error(
+    tmp_path: Path, text: bytes
+) -> None:
+    folder = shutil.copytree(TINY_MODEL, tmp_path / "model")
+    (folder / "config.json").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"model\.path: .*config\.json: "):
+        process_semantic_hash(ProcessConfig(model=ModelConfig(path=str(folder))))
 
 
 def test_the_tiny_model_says_nothing_that_nobody_reads() -> None:

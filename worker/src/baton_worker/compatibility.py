@@ -47,6 +47,10 @@ class _NamedTemplate(msgspec.Struct, frozen=True):
     template: str
 
 
+class _Vocabulary(msgspec.Struct, frozen=True):
+    vocab_size: int | None = None
+
+
 class ChatSource(NamedTuple):
     """A model's chat template as its folder has it, with the special tokens that it may name, and
     the other one, if there is one, for requests with tools.
@@ -161,18 +165,25 @@ def process_semantic_hash(config: ProcessConfig) -> int:
     """Return the STEP header's semantic hash for a process of this configuration.
 
     Raises:
-        ConfigError: the model folder lacks config.json or tokenizer.json.
+        ConfigError: the folder lacks config.json or tokenizer.json, or the first is malformed.
     """
     folder = Path(config.model.path)
-    model = msgspec.json.decode(_read(folder / "config.json"), type=dict)
     return semantic_hash(
         config.served_name,
         config.model.revision + _simulated(config),
         tokenizer_hash(config),
-        str(model.get("vocab_size")),
+        str(_vocab_size(folder / "config.json")),
         LOGPROBS_MODE,
         config.speculative.method,
     )
+
+
+def _vocab_size(path: Path) -> int | None:
+    """Return what config.json says; what else it says is not looked at."""
+    try:
+        return msgspec.json.decode(_read(path), type=_Vocabulary).vocab_size
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"model.path: {path}: {error}") from error
 
 
 def _simulated(config: ProcessConfig) -> str:

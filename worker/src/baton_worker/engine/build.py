@@ -1,6 +1,6 @@
 """From a configuration to a running engine.
 
-Owns the order of start: device, model shape, limits, weights, ranks. Imports Paddle only when
+Owns the order of start: model shape, device, limits, weights, ranks. Imports Paddle only when
 called for a device that computes, so that a simulating process stays light.
 """
 
@@ -41,13 +41,14 @@ def build_engine(
 
     Raises:
         ConfigError: a limit does not fit the model.
-        ModelSpecError: config.json is unreadable or unsupported.
+        ModelShapeError: config.json is unreadable or unsupported.
         CheckpointError: the checkpoint does not match it.
         DeviceError: what is installed, or the device, cannot serve `engine.device`.
         RankDiedError: a tensor-parallel rank did not start.
     """
     device = config.engine.device
     progress = progress or LoadProgress()
+    _tell_unread(Path(config.model.path))
     match device:
         case "sim":
             engine: StepEngine = _simulated(config, clock)
@@ -55,12 +56,6 @@ def build_engine(
             engine = _loaded(config, clock, on_rank_death, progress)
         case "gpu":
             engine = _on_a_gpu(config, clock, on_rank_death, progress)
-    if unread := unread_fields(Path(config.model.path)):
-        log.warning(
-            "config.json has fields that nothing reads: %s",
-            ", ".join(unread),
-            extra={"path": config.model.path, "fields": list(unread)},
-        )
     log.info(
         "engine ready",
         extra={
@@ -75,6 +70,17 @@ def build_engine(
         },
     )
     return engine
+
+
+def _tell_unread(path: Path) -> None:
+    """Before anything is loaded: a name that cannot be read is not to cost minutes."""
+    load_shape(path)
+    if unread := unread_fields(path):
+        log.warning(
+            "config.json has fields that nothing reads: %s",
+            ", ".join(unread),
+            extra={"path": str(path), "fields": list(unread)},
+        )
 
 
 def _simulated(config: ProcessConfig, clock: Callable[[], float]) -> StepEngine:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from baton_worker.engine.model.config import RawConfig
+from baton_worker.engine.model.refusals import ModelShapeError
 
 _HARMLESS = frozenset(
     (
@@ -68,8 +69,19 @@ def unread_fields(model_dir: Path) -> tuple[str, ...]:
 
     Args:
         model_dir: a folder whose config.json `shape.load_shape` has taken.
+
+    Raises:
+        ModelShapeError: the file is not what was taken, or a field's name is no text.
     """
-    text = (model_dir / "config.json").read_bytes()
-    told = msgspec.json.decode(text, type=dict[str, object])
+    told = _values(model_dir / "config.json")
     known = _HARMLESS.union(RawConfig.__struct_fields__)
-    return tuple(sorted(name for name in told.keys() - known if told[name] is not None))
+    return tuple(sorted(name for name in told.keys() - known if told[name] != b"null"))
+
+
+def _values(path: Path) -> dict[str, bytes]:
+    """Return each field's value as it is written: nobody reads it, so it need not be one."""
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelShapeError(f"{path}: {error}") from error
+    return {name: bytes(value).strip() for name, value in told.items()}

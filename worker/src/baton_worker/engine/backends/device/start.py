@@ -69,7 +69,7 @@ def start_engine(
 
     Raises:
         ConfigError: a limit does not fit the model.
-        ModelSpecError: config.json is unreadable or unsupported.
+        ModelShapeError: config.json is unreadable or unsupported.
         CheckpointError: the checkpoint does not match it.
         DeviceError: the device has too little memory, or cannot do what a step needs.
     """

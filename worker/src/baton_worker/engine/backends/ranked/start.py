@@ -40,7 +40,7 @@ def start_over_ranks(
 
     Raises:
         RankDiedError: another rank did not start.
-        ConfigError, ModelSpecError, CheckpointError, DeviceError: see `start_engine`.
+        ConfigError, ModelShapeError, CheckpointError, DeviceError: see `start_engine`.
     """
     ranks = DeviceRanks(config, on_rank_death, command)
     try:
