@@ -145,13 +145,27 @@ def test_pieces_of_any_size_give_the_same(
     assert progress.n_added == progress.now().n_bytes > 0
 
 
+EXPERTS_OF_1 = tuple(f"experts.{i}.{name}_proj" for i in range(8) for name in ("gate", "up"))
+
+
 @pytest.mark.parametrize("scheme", ["fp8", "channel"])
-@pytest.mark.parametrize("family", ["qwen3", "mimo", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("family", "kept"),
+    [
+        ("qwen3", ()),
+        ("mimo", ()),
+        ("glm4_moe", ()),
+        ("qwen3", ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj")),
+        ("mimo", tuple(f"model.mtp_layers.0.mlp.{name}_proj" for name in ("gate", "up"))),
+        ("glm4_moe", tuple(f"model.layers.1.mlp.{name}" for name in EXPERTS_OF_1)),
+        ("glm4_moe", tuple(f"model.layers.3.self_attn.{name}_proj" for name in "qkv")),
+    ],
+)
 def test_what_weights_take_is_known_before_they_are_there(
-    make: Any, family: str, scheme: Scheme
+    make: Any, family: str, kept: tuple[str, ...], scheme: Scheme
 ) -> None:
     """Norms and biases are not counted, and a draft's projection as if it were not quantised."""
-    folder = make(family, scheme)
+    folder = make(family, scheme, kept)
     shape = load_shape(folder)
     n_bytes = 0
     for name, array in tensors(streamed(folder)):

@@ -174,6 +174,15 @@ def test_what_cannot_fit_is_refused_before_weights_are_copied(
     assert device.memory().peak == 0
 
 
+def test_weights_that_leave_no_room_while_they_are_copied_are_told_what_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Norms are not counted, and others may take memory meanwhile."""
+    monkeypatch.setattr(start, "check_memory", lambda *_: None)
+    with pytest.raises(DeviceError, match=r"bytes, .* are free: no room for .*: choose engine\."):
+        started(NumpyDevice(512 * KIB))
+
+
 def test_a_request_may_be_as_long_as_the_model_can_with_kv_of_128k_tokens(
     make_checkpoint: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

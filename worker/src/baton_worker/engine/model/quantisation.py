@@ -49,6 +49,11 @@ class Fp8:
         return self.group or width
 
 
+def is_kept(key: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
+    """Whether the weight of this key is one of those that `Fp8.patterns` names."""
+    return any(pattern.match(module_of(key)) for pattern in patterns)
+
+
 def module_of(key: str) -> str:
     """Return the name of the module that the weight of this key is of."""
     return key.removesuffix(".weight")

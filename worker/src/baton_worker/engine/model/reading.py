@@ -15,7 +15,7 @@ from baton_worker.engine.model import naming
 from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.families.registry import family_of
-from baton_worker.engine.model.quantisation import E4M3, module_of
+from baton_worker.engine.model.quantisation import E4M3, is_kept
 from baton_worker.engine.model.shape import ModelShape
 
 _COMPARED_VALUES = 1 << 24
@@ -80,11 +80,11 @@ class CheckedReader:
         if quantisation is None:
             return None
         found = self.stored(key, shape).dtype
-        is_kept = any(pattern.match(module_of(key)) for pattern in self._kept)
-        if found != E4M3 and (is_kept or as_stored):
+        must_be_float = is_kept(key, self._kept)
+        if found != E4M3 and (must_be_float or as_stored):
             return None
-        if (found == E4M3) == is_kept:
-            wanted = "as floats" if is_kept else f"as {E4M3}, or in its list of what is not"
+        if (found == E4M3) == must_be_float:
+            wanted = "as floats" if must_be_float else f"as {E4M3}, or in its list of what is not"
             raise CheckpointError(
                 f"{key}: stored as {found}, quantization_config wants it {wanted}"
             )

@@ -17,7 +17,9 @@ from baton_worker.engine.backends.device.budget import Budget, told
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.pool_sharing import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
-from baton_worker.engine.model.quantisation import Fp8
+from baton_worker.engine.model import naming
+from baton_worker.engine.model.families.registry import family_of
+from baton_worker.engine.model.quantisation import Fp8, is_kept
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape
 from baton_worker.engine.options import EngineOptions
@@ -27,6 +29,13 @@ from baton_worker.sampling import SamplingParams
 _BESIDE_THE_CHUNK = 4
 """Requests that decode in the step that is measured; all that is sized by requests is there
 whatever their number."""
+
+
+FOR_LESS_WEIGHTS = (
+    "choose engine.dtype bfloat16, a smaller model or a larger device, or raise "
+    "engine.tensor_parallel_size"
+)
+"""What to do where weights do not fit, for refusals."""
 
 
 def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
@@ -43,8 +52,7 @@ def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
     has = f"the device has {told(free)} free of {told(budget.total)}"
     if budget.weights > free:
         raise DeviceError(
-            f"the model's weights take {told(budget.weights)}, {has}: choose engine.dtype "
-            "bfloat16, a smaller model or a larger device, or raise engine.tensor_parallel_size"
+            f"the model's weights take {told(budget.weights)}, {has}: {FOR_LESS_WEIGHTS}"
         )
     pool = (n_blocks + RESERVED_BLOCKS) * budget.block_bytes
     if n_blocks and budget.weights + pool > free:
@@ -61,17 +69,19 @@ def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
 def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1) -> int:
     """Return what a model's weights take on each of its ranks; norms are not counted.
 
-    Of a quantised one matrices of decoder layers are taken for quantised, all of them.
+    Of a quantised one matrices of decoder layers are, but for those that its config keeps; a
+    draft's projection is counted as if it were not.
     """
     hidden, local = model_shape.hidden_size, local_shape(model_shape, ranks)
+    fp8 = _StoredFp8(local.quantisation, item_bytes) if local.quantisation else None
 
     def layer(index: int) -> int:
         width, experts = local.mlp_size(index), local.experts_of(index)
         router_bytes = 0
         if experts is not None:
             router_bytes = 4 * hidden * experts.count  # float32 in every model
-        if local.quantisation is not None:
-            return _scaled_layer_bytes(local, local.quantisation, index) + router_bytes
+        if fp8 is not None:
+            return fp8.layer_bytes(local, index) + router_bytes
         if experts is not None:
             width += experts.count * experts.intermediate_size
         items = hidden * (sum(local.projected_sizes) + local.o_size + 3 * width)
@@ -83,29 +93,62 @@ def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: in
     vocabulary = model_shape.vocab_size * hidden
     if not model_shape.tie_word_embeddings:
         vocabulary += head_rows(model_shape.vocab_size, ranks) * hidden
-    main = sum(map(layer, range(local.n_layers)))
-    draft = layer(local.n_layers) + 2 * hidden * hidden * item_bytes
-    return main + n_mtp * draft + vocabulary * item_bytes
+    layers = sum(map(layer, range(local.n_layers + n_mtp)))
+    return layers + (n_mtp * 2 * hidden * hidden + vocabulary) * item_bytes
 
 
-def _scaled_layer_bytes(local: ModelShape, fp8: Fp8, index: int) -> int:
-    """Return those of a quantised layer's matrices but its router."""
-    hidden, experts = local.hidden_size, local.experts_of(index)
-    mlps = [(local.mlp_size(index), 1)]
-    if experts is not None:
-        mlps.append((experts.intermediate_size, experts.count))
-    of_mlps = sum(
-        count * (_scaled_bytes(fp8, 2 * width, hidden) + _scaled_bytes(fp8, hidden, width))
-        for width, count in mlps
-        if width
-    )
-    qkv = _scaled_bytes(fp8, sum(local.projected_sizes), hidden)
-    return qkv + _scaled_bytes(fp8, hidden, local.o_size) + of_mlps
+class _StoredFp8:
+    """What matrices of a quantised model take.
+
+    Args:
+        item_bytes: of an element of those that are kept as they are.
+    """
+
+    def __init__(self, fp8: Fp8, item_bytes: int) -> None:
+        self._fp8 = fp8
+        self._item_bytes = item_bytes
+        self._patterns = fp8.patterns()
+
+    def layer_bytes(self, local: ModelShape, index: int) -> int:
+        """Return those of a layer but its router: the most that any of its names gives."""
+        return max(self._named_bytes(local, index, keys) for keys in _layer_keys(local, index))
+
+    def _named_bytes(self, local: ModelShape, index: int, keys: naming.LayerKeys) -> int:
+        hidden, experts = local.hidden_size, local.experts_of(index)
+        mlps = [(keys.shared if experts else keys.mlp, local.mlp_size(index), 1)]
+        if experts is not None:
+            mlps.append((keys.expert(0), experts.intermediate_size, experts.count))
+        of_mlps = sum(
+            count
+            * (
+                self._bytes(mlp.gate_up[0], 2 * width, hidden)
+                + self._bytes(mlp.down, hidden, width)
+            )
+            for mlp, width, count in mlps
+            if width
+        )
+        qkv = self._bytes(keys.qkv[0], sum(local.projected_sizes), hidden)
+        return qkv + self._bytes(keys.o, hidden, local.o_size) + of_mlps
+
+    def _bytes(self, key: str, outputs: int, inputs: int) -> int:
+        """Return those of a matrix: e4m3 numbers, and float32 scales of each row.
+
+        Args:
+            key: of its first part: parts of one matrix are kept together, or refused.
+        """
+        if is_kept(key, self._patterns):
+            return outputs * inputs * self._item_bytes
+        group = self._fp8.group
+        return outputs * (inputs + 4 * (-(-inputs // group) if group else 1))
 
 
-def _scaled_bytes(fp8: Fp8, outputs: int, inputs: int) -> int:
-    """Return those of a matrix: e4m3 numbers, and float32 scales of each row."""
-    return outputs * (inputs + 4 * (-(-inputs // fp8.group) if fp8.group else 1))
+def _layer_keys(model_shape: ModelShape, index: int) -> list[naming.LayerKeys]:
+    """Return what a layer's keys may be: which scheme drafts have, the checkpoint alone says."""
+    n_layers, tied = model_shape.n_layers, model_shape.tie_word_embeddings
+    if index < n_layers:
+        return [naming.main_layer(index)]
+    namings = family_of(model_shape.model_type).mtp_namings
+    return [each(index - n_layers, n_layers, tied).layer for each in namings]
 
 
 def measured_budget(

@@ -25,6 +25,7 @@ from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
 from baton_worker.engine.backends.device.loading import load_device_weights, model_dtype
 from baton_worker.engine.backends.device.seam import Device, DType, Kernels, MemoryUse
 from baton_worker.engine.backends.device.sizing import (
+    FOR_LESS_WEIGHTS,
     check_memory,
     measured_budget,
     weight_bytes,
@@ -123,9 +124,14 @@ def prepare(
     budget = _expected(config, model_shape, options, dtype, shard.size, before)
     check_memory(budget, before.free, config.engine.kv_blocks)
     started = clock()
-    weights = load_device_weights(
-        device, checkpoint, model_shape, dtype, options.n_mtp, shard, progress
-    )
+    try:
+        weights = load_device_weights(
+            device, checkpoint, model_shape, dtype, options.n_mtp, shard, progress
+        )
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}: no room for the model's weights: {FOR_LESS_WEIGHTS}"
+        ) from error
     use = device.memory()
     log.info(
         "weights are on the device",
