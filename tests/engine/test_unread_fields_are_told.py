@@ -18,6 +18,7 @@ from baton_worker.engine import build
 from baton_worker.engine.build import build_engine
 from baton_worker.engine.model.families.registry import FAMILIES
 from baton_worker.engine.model.refusals import ModelShapeError
+from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.unread_fields import unread_fields
 
 PUBLISHED = {
@@ -47,7 +48,8 @@ def test_what_families_read_and_what_is_harmless_is_not_told(
 ) -> None:
     made = make_checkpoint(family)
     (made.path / "config.json").write_text(json.dumps(made.config | PUBLISHED))
-    assert unread_fields(made.path) == ()
+    has_experts = load_shape(made.path).experts is not None
+    assert unread_fields(made.path, has_experts) == ()
 
 
 def test_a_field_that_nobody_reads_is_named_at_start(
@@ -69,7 +71,7 @@ def test_a_field_that_nobody_reads_is_named_at_start(
 @pytest.mark.parametrize("value", [b'"\xff\xfe"', b"1e400", b"9" * 5000, b'{"\xff": 1}'])
 def test_a_value_that_nobody_reads_need_not_be_one(tmp_path: Path, value: bytes) -> None:
     folder = with_field(tmp_path, b'"odd": ' + value)
-    assert unread_fields(folder) == ("odd",)
+    assert unread_fields(folder, False) == ("odd",)
     with_it, without = (
         ProcessConfig(model=ModelConfig(path=str(path), served_name="model"))
         for path in (folder, TINY_MODEL)
@@ -99,5 +101,37 @@ def test_a_size_of_the_vocabulary_that_is_none_is_a_configuration_error(
         process_semantic_hash(ProcessConfig(model=ModelConfig(path=str(folder))))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moe_intermediate_size", 32),
+        ("first_k_dense_replace", 1),
+        ("n_group", 8),
+        ("n_shared_experts", 1),
+        ("norm_topk_prob", True),
+        ("routed_scaling_factor", 2.5),
+        ("scoring_func", "sigmoid"),
+    ],
+)
+def test_what_tells_of_experts_is_read_where_there_are_some(
+    make_checkpoint: Callable[..., Any], name: str, value: object
+) -> None:
+    dense, mixture = make_checkpoint("llama"), make_checkpoint("glm4_moe")
+    (dense.path / "config.json").write_text(json.dumps(dense.config | {name: value}))
+    assert unread_fields(dense.path, load_shape(dense.path).experts is not None) == (name,)
+    (mixture.path / "config.json").write_text(json.dumps(mixture.config | {name: value}))
+    assert unread_fields(mixture.path, True) == ()
+
+
+def test_fields_of_experts_that_say_nothing_are_not_told(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """As `transformers` writes some for models without."""
+    made, says = make_checkpoint("qwen3"), {"n_group": 1, "num_experts": 0, "mlp_only_layers": []}
+    path = made.path / "config.json"
+    path.write_text(json.dumps(made.config | says | {"routed_scaling_factor": 1.0, "moe_k": None}))
+    assert unread_fields(made.path, load_shape(made.path).experts is not None) == ()
+
+
 def test_the_tiny_model_says_nothing_that_nobody_reads() -> None:
-    assert unread_fields(TINY_MODEL) == ()
+    assert unread_fields(TINY_MODEL, False) == ()

@@ -74,8 +74,8 @@ def build_engine(
 
 def _tell_unread(path: Path) -> None:
     """Before anything is loaded: a name that cannot be read is not to cost minutes."""
-    load_shape(path)
-    if unread := unread_fields(path):
+    shape = load_shape(path)
+    if unread := unread_fields(path, shape.experts is not None):
         log.warning(
             "config.json has fields that nothing reads: %s",
             ", ".join(unread),

@@ -60,6 +60,11 @@ _SAYS_NOTHING: dict[str, object] = {
 """What a field may be that its family does not read, beside nothing, 0 and false."""
 
 
+def says_nothing(name: str, value: object) -> bool:
+    """Whether a field of experts has a value that it may have in a family that does not read it."""
+    return not value or value == _SAYS_NOTHING.get(name)
+
+
 def refuse_others(raw: RawExperts, known: Mapping[str, object]) -> None:
     """Refuse what a config tells of experts and its family does not read.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from baton_worker.engine.model.config import RawConfig
+from baton_worker.engine.model.expert_fields import RawExperts, says_nothing
 from baton_worker.engine.model.refusals import ModelShapeError
 
 _HARMLESS = frozenset(
@@ -64,18 +65,26 @@ _HARMLESS = frozenset(
 )
 
 
-def unread_fields(model_dir: Path) -> tuple[str, ...]:
+def unread_fields(model_dir: Path, has_experts: bool) -> tuple[str, ...]:
     """Return the fields of `config.json` that are set, not read and not known to be harmless.
 
     Args:
         model_dir: a folder whose config.json `shape.load_shape` has taken.
+        has_experts: of the model; without, what tells of experts is not read.
 
     Raises:
         ModelShapeError: the file is not what was taken, or a field's name is no text.
     """
     told = _values(model_dir / "config.json")
     known = _HARMLESS.union(RawConfig.__struct_fields__)
+    if not has_experts:
+        known -= {name for name in RawExperts.__struct_fields__ if _tells(name, told)}
     return tuple(sorted(name for name in told.keys() - known if told[name] != b"null"))
+
+
+def _tells(name: str, told: dict[str, bytes]) -> bool:
+    """Whether a field of experts says what it would not without them."""
+    return name in told and not says_nothing(name, msgspec.json.decode(told[name]))
 
 
 def _values(path: Path) -> dict[str, bytes]:
