@@ -55,6 +55,7 @@ def refuse(make_checkpoint: Callable[..., Any]) -> Callable[..., None]:
         ("mlp_bias", True, "mlp_bias is True"),
         ("use_qk_norm", True, "use_qk_norm is True"),
         ("sliding_window", 4096, "sliding_window is 4096"),
+        ("use_rmsnorm", False, "use_rmsnorm is False, supported is unset or true"),
         ("moe_num_experts", 64, "moe_num_experts is 64"),
         ("moe_num_experts", [64, 64], "moe_num_experts is [64, 64]"),
         ("num_local_experts", 8, "num_local_experts is 8"),

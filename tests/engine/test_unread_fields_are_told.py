@@ -23,14 +23,28 @@ from baton_worker.engine.model.unread_fields import unread_fields
 
 PUBLISHED = {
     "attention_dropout": 0.0,
+    "add_cross_attention": False,
     "auto_map": {"AutoConfig": "configuration.Config"},
+    "do_sample": False,
     "initializer_range": 0.02,
+    "is_llama_config": True,
+    "is_quantized": False,
+    "max_length": 20,
     "max_window_layers": 28,
+    "moe_gate": "topk",
+    "multi_token_pred_lambda": 0.1,
+    "num_beams": 1,
     "pad_token_id": 0,
     "pretraining_tp": 1,
+    "pruned_heads": {},
+    "rope_interleaved": False,
     "router_aux_loss_coef": 0.001,
+    "temperature": 1.0,
+    "tokenizer_class": "LlamaTokenizerFast",
     "transformers_version": "4.51.0",
+    "unsloth_fixed": True,
     "use_cache": True,
+    "use_rmsnorm": True,
 }
 
 
@@ -131,6 +145,22 @@ def test_fields_of_experts_that_say_nothing_are_not_told(
     path = made.path / "config.json"
     path.write_text(json.dumps(made.config | says | {"routed_scaling_factor": 1.0, "moe_k": None}))
     assert unread_fields(made.path, load_shape(made.path).experts is not None) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moe_gate", b'"top2_fused"'),
+        ("rope_interleaved", b"true"),
+        ("is_quantized", b"true"),
+        ("pruned_heads", b'{"0": [1]}'),
+    ],
+)
+def test_what_is_harmless_with_one_value_is_told_with_another(
+    tmp_path: Path, name: str, value: bytes
+) -> None:
+    folder = with_field(tmp_path, b'"' + name.encode() + b'": ' + value)
+    assert unread_fields(folder, False) == (name,)
 
 
 def test_the_tiny_model_says_nothing_that_nobody_reads() -> None:

@@ -51,6 +51,7 @@ class RawConfig(RawMla, frozen=True, kw_only=True):
     mlp_bias: bool | None = None
     qkv_bias: bool | None = None
     use_qk_norm: bool | None = None
+    use_rmsnorm: bool | None = None
     use_mrope: bool | None = None
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
@@ -174,6 +175,8 @@ def _refuse_unsupported(raw: RawConfig, family: Family) -> None:
     for name in _MUST_BE_OFF if family.experts else _MUST_BE_OFF + _COUNTS_OF_EXPERTS:
         if getattr(raw, name):
             refuse(name, getattr(raw, name), "unset or false")
+    if raw.use_rmsnorm is False:
+        refuse("use_rmsnorm", False, "unset or true")
     for name in _MUST_BE_ONE:
         if getattr(raw, name) not in (None, 1.0):
             refuse(name, getattr(raw, name), "unset or 1")

@@ -31,6 +31,14 @@ _HARMLESS = frozenset(
         "output_hidden_states",
         "use_flash_attention",
         "is_decoder",
+        "is_llama_config",
+        "unsloth_fixed",
+        "chunk_size_feed_forward",
+        "return_dict_in_generate",
+        "tf_legacy_loss",
+        "add_cross_attention",
+        "cross_attention_hidden_size",
+        "tokenizer_class",
         "is_encoder_decoder",
         "tie_encoder_decoder",
         "id2label",
@@ -57,12 +65,50 @@ _HARMLESS = frozenset(
         "router_jitter_noise",
         "moe_use_aux_free",
         "moe_capacity",
+        "multi_token_pred_lambda",
+        # How to generate, which older transformers wrote here: generation_config.json says it now.
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "max_length",
+        "min_length",
+        "num_beams",
+        "num_beam_groups",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "output_scores",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "remove_invalid_values",
+        "exponential_decay_length_penalty",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "diversity_penalty",
+        "early_stopping",
+        "typical_p",
+        "prefix",
+        "decoder_start_token_id",
+        "sep_token_id",
         # Read elsewhere, or of what is switched by a field that is read.
         "pad_token_id",
         "max_window_layers",
         "weight_share_add_bias",
     )
 )
+
+
+_HARMLESS_AS = {
+    "is_quantized": b"false",
+    "moe_gate": b'"topk"',
+    "pruned_heads": b"{}",
+    "rope_interleaved": b"false",
+}
+"""Fields that change no number while they have this value, as it is written."""
 
 
 def unread_fields(model_dir: Path, has_experts: bool) -> tuple[str, ...]:
@@ -77,6 +123,7 @@ def unread_fields(model_dir: Path, has_experts: bool) -> tuple[str, ...]:
     """
     told = _values(model_dir / "config.json")
     known = _HARMLESS.union(RawConfig.__struct_fields__)
+    known |= {name for name, value in _HARMLESS_AS.items() if told.get(name) == value}
     if not has_experts:
         known -= {name for name in RawExperts.__struct_fields__ if _tells(name, told)}
     return tuple(sorted(name for name in told.keys() - known if told[name] != b"null"))
