@@ -54,7 +54,7 @@ def test_a_number_that_is_none_is_refused_by_file_and_key(
             tensors[key].reshape(-1)[-1] = value
 
         made = make_checkpoint("mimo", storage=storage, tie_word_embeddings=False, edit=spoil)
-        message = f"^{re.escape(key)}: must be finite, and is not .*model.safetensors"
+        message = f"^{re.escape(key)}: must be finite, and is not.*model.safetensors"
         with pytest.raises(CheckpointError, match=message):
             LOADERS[loader](made.path)
 
@@ -69,6 +69,21 @@ def test_the_largest_numbers_of_either_sign_are_taken(
         tensors[KEYS[2]].reshape(-1)[:4] = [largest, -largest, 0.0, -0.0]
 
     LOADERS[loader](make_checkpoint("mimo", tie_word_embeddings=False, edit=stretch).path)
+
+
+def test_a_number_that_bfloat16_does_not_hold_is_told_as_one(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    def stretch(tensors: dict[str, Any]) -> None:
+        tensors[KEYS[2]][0, 0] = np.finfo(np.float32).max
+
+    made = make_checkpoint("mimo", edit=stretch)
+    LOADERS["device-float32"](made.path)
+    message = (
+        f"^{re.escape(KEYS[2])}: must be finite, and is not, or beyond what bfloat16 holds \\("
+    )
+    with pytest.raises(CheckpointError, match=message):
+        LOADERS["device-bfloat16"](made.path)
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -120,7 +120,7 @@ class StoredTensor:
 
         Raises:
             CheckpointError: the storage dtype is another than that, the file cannot be read, or a
-                number in it is not finite.
+                number in it is not finite, or rounds to what is not.
         """
         if out.dtype == np.uint8:
             self.require_e4m3()
@@ -182,7 +182,9 @@ class StoredTensor:
         signed, unsigned, infinity = _BITS[values.dtype.itemsize]
         negative = infinity | (np.iinfo(unsigned).max // 2 + 1)
         if values.view(signed).max() >= infinity or values.view(unsigned).max() >= negative:
-            raise CheckpointError(f"{self.key}: must be finite, and is not{self.where}")
+            is_rounded = self.dtype == "F32" and values.dtype == np.uint16
+            beyond = ", or beyond what bfloat16 holds" if is_rounded else ""
+            raise CheckpointError(f"{self.key}: must be finite, and is not{beyond}{self.where}")
 
     def n_stored(self, rows: slice = slice(None)) -> int:
         """Return how many bytes of the file these rows are."""
