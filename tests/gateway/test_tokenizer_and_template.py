@@ -242,6 +242,20 @@ def test_special_tokens_of_older_exports_are_those_of_their_own_file(model_folde
     assert (tokenizer.info["bos_token"], tokenizer.info["pad_token"]) == ("<s>", "<pad>")
 
 
+def test_a_token_that_is_none_is_told_with_both_files_that_may_say_it(model_folder, tmp_path):
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True}))
+    message = r"/tokenizer_config\.json: bos_token is None, which is no token of tokenizer\.json"
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<nope>"}))
+    message = (
+        r"/tokenizer_config\.json or special_tokens_map\.json beside it: bos_token is '<nope>'"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(tmp_path)
+
+
 def test_where_added_tokens_are_listed_a_token_that_is_none_stays_none(model_folder, tmp_path):
     shutil.copy(model_folder / "tokenizer.json", tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token is defined }}")

@@ -111,8 +111,10 @@ def _set_ends(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
     try:
         bos, eos = (_end(tokenizer, config, name) for name in ("bos", "eos"))
     except ValueError as error:
+        other = "special_tokens_map.json"
+        beside = f" or {other} beside it" if (folder / other).exists() else ""
         path = folder / "tokenizer_config.json"
-        raise ConfigError(f"model.path: {path}: {error}") from error
+        raise ConfigError(f"model.path: {path}{beside}: {error}") from error
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*(end["id"] for end in bos), "$A", *(end["id"] for end in eos)],
         special_tokens=[*bos, *eos],
