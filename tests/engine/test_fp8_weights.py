@@ -209,6 +209,10 @@ def with_scale(worst: float) -> npt.NDArray[np.float32]:
     return scales
 
 
+FLOATS_ALONE = (
+    "supported are ['BF16', 'F16', 'F32']; decoder layers' matrices alone may be FP8, where "
+    "quantization_config of config.json says so"
+)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-scales": (
         edited(lambda stored: stored.pop(f"{UP}.weight_scale_inv")),
@@ -252,11 +256,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a-norm-of-fp8": (
         put("model.norm.weight", "float8_e4m3fn", np.zeros(160, np.uint8)),
-        "model.norm.weight: stored as F8_E4M3, supported are",
+        f"model.norm.weight: stored as F8_E4M3, {FLOATS_ALONE}",
     ),
     "an-embedding-of-fp8": (
         put("model.embed_tokens.weight", "float8_e4m3fn", np.zeros((96, 160), np.uint8)),
-        "model.embed_tokens.weight: stored as F8_E4M3, supported are",
+        f"model.embed_tokens.weight: stored as F8_E4M3, {FLOATS_ALONE}",
+    ),
+    "a-head-of-fp8": (
+        put("lm_head.weight", "float8_e4m3fn", np.zeros((96, 160), np.uint8)),
+        f"lm_head.weight: stored as F8_E4M3, {FLOATS_ALONE}",
     ),
     "kept-in-part": (
         {"kept": (UP,)},

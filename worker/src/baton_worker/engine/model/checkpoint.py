@@ -209,7 +209,10 @@ class StoredTensor:
             hint = (
                 ""
                 if self.dtype != E4M3
-                else ("; matrices may be FP8 where quantization_config of config.json says so")
+                else (
+                    "; decoder layers' matrices alone may be FP8, where quantization_config of "
+                    "config.json says so"
+                )
             )
             raise CheckpointError(
                 f"{self.key}: stored as {self.dtype}, supported are {sorted(_STORED_AS)}{hint}"
