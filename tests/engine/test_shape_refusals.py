@@ -203,12 +203,12 @@ def test_qwen3_must_say_what_does_not_follow_from_other_sizes(
         ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank is None, supported is a number >= 1"),
         ("deepseek_v3", {"v_head_dim": 0}, "v_head_dim is 0"),
         ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, supported is an even"),
-        ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank is 8192, supported is <= 4090"),
+        ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank is 8192, supported is <= 4074"),
         ("deepseek_v3", {"kv_lora_rank": 33}, "kv_lora_rank is 33, supported is an even number"),
         (
             "deepseek_v3",
             {"qk_rope_head_dim": 8192},
-            "qk_rope_head_dim is 8192, supported is < 4096",
+            "qk_rope_head_dim is 8192, supported is < 4080",
         ),
         (
             "deepseek_v3",
@@ -330,6 +330,20 @@ def test_fp8_with_compressed_rows_is_refused_for_what_it_is_and_nothing_else(
         f"{path}: quantization_config says FP8, which no engine computes for models with MLA "
         "(deepseek_v3): convert the weights to bfloat16 and take the field out"
     )
+
+
+def test_a_row_may_be_as_wide_as_attention_has_room_for(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """Two queries and eight warps' results of 2 * 258 values, as float32 in 48 KiB."""
+    made = make_checkpoint("deepseek_v3")
+    path = made.path / "config.json"
+    path.write_text(json.dumps(made.config | {"kv_lora_rank": 4074}))
+    row = load_shape(made.path).head_dim
+    assert (2 * row + 8 * 2 * 258) * 4 <= 48 * 1024 < (2 * (row + 2) + 8 * 2 * 258) * 4
+    path.write_text(json.dumps(made.config | {"kv_lora_rank": 4076}))
+    with pytest.raises(ModelShapeError, match="kv_lora_rank is 4076, supported is <= 4074"):
+        load_shape(made.path)
 
 
 def test_whether_queries_are_compressed_must_be_said(make_checkpoint: Callable[..., Any]) -> None:

@@ -22,8 +22,10 @@ _ALL = (
     "v_head_dim",
     "rope_interleave",
 )
-MOST_ROW = 4096
-"""Values of a token's row at most: what a handoff may say."""
+MOST_ROW = 4080
+"""Values of a token's row at most, on every engine: what the plain CUDA kernel of attention has
+room for. Its block holds two queries of a row's width and eight warps' results of 2 * (256 + 2)
+values, as float32 in 48 KiB: (2 * 4080 + 8 * 516) * 4 bytes. A handoff may say 4096."""
 
 
 class RawMla(RawExperts, frozen=True, kw_only=True):
