@@ -125,8 +125,8 @@ class HandoffConfig(_Section, frozen=True):
     decode worker. `receive_bytes`: KV under way that decode holds or has promised to take, before
     its pool has room. `ahead_requests`: how many beyond its `max_running` decode lets prefill
     compute, for places that become free. `shared_dir`: a folder of one host's workers, where decode
-    finds and reads prefill's KV, on gpus over NVLink. `nixl`: where not so, it reads it by NIXL,
-    over RDMA or any way, TCP too, which nobody encrypts. `require`: fail what would go another way.
+    finds and reads prefill's KV, on gpus over NVLink. `nixl`: else workers of one rank read it by
+    NIXL, over RDMA or any way, TCP too, unencrypted. `require`: fail what would go another way.
     """
 
     bind: str = "tcp://127.0.0.1:0"
@@ -172,23 +172,23 @@ class EngineConfig(_Section, frozen=True):
     """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`, or
     on a gpu what its memory holds.
 
-    `device` sim computes nothing: no weights are read, and `sim` says what to pretend.
-    `framework`: what gives a gpu's memory and graphs; auto: PyTorch where it is installed, else
-    Paddle. `dtype`: of weights and KV on a gpu; auto: the checkpoint's, bfloat16 for float16.
+    `device` sim computes nothing: no weights are read, and `sim` says what to pretend. `framework`:
+    what gives a gpu's memory and graphs; auto: PyTorch where it is installed, else Paddle. `dtype`:
+    of weights and KV on a gpu; auto: the checkpoint's, bfloat16 for float16.
     `gpu_memory_utilization`: share of a gpu's memory for weights, KV and a step's own, together.
     `block_size`: tokens in a KV block. `max_running`: requests that are stepped at once;
     `max_waiting`: how many more may wait in the worker. `max_model_len`: most tokens of prompt and
-    output together; 0: what the model can. `prefill_chunk_tokens`: most prompt tokens in a step.
-    `prefix_caching`: requests that begin alike share the KV of their common full blocks; outputs do
-    not change, but `usage` and the time to the first token tell a client whether others sent its
-    prompt. `overlap`: launch each step before the output work of the one before; outputs are the
-    same. `tensor_parallel_size`: processes of this worker that share each layer's heads and MLP; it
-    must divide the model's attention heads, KV heads (gpus: or be a multiple of these) and
-    intermediate size. On gpus it is 1, 2, 4 or 8, a rank on each of the first that the worker sees.
-    `stuck_seconds`: how long a step may last before the worker counts as hung and ends (or ten
-    times as long as others of its size did, if that is more); from half of that on it takes no new
-    requests. `first_step_seconds`: the same for a step of a size that none before it had, which may
-    compile.
+    output together; 0: what the model can. `prefill_chunk_tokens`: most prompt tokens in a step, no
+    fewer than draft layers. `prefix_caching`: requests that begin alike share the KV of their
+    common full blocks; outputs do not change, but `usage` and the time to the first token tell a
+    client whether others sent its prompt. `overlap`: launch each step before the output work of the
+    one before; outputs are the same. `tensor_parallel_size`: processes of this worker that share
+    each layer's heads and MLP; it must divide the model's attention heads, KV heads (gpus: or be a
+    multiple of these) and intermediate size. On gpus it is 1, 2, 4 or 8, a rank on each of the
+    first that the worker sees. `stuck_seconds`: how long a step may last before the worker counts
+    as hung and ends (or ten times as long as others of its size did, if that is more); from half of
+    that on it takes no new requests. `first_step_seconds`: the same for a step of a size that none
+    before it had, which may compile.
     """
 
     device: Literal["cpu", "gpu", "sim"] = "cpu"
