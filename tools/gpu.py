@@ -19,12 +19,14 @@ installed.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +194,9 @@ def at_once(
     jobs = gpu_jobs.jobs_of(tests)
     say(f"{len(tests)} tests in {len(jobs)} processes, at most {most} at once on a GPU")
     cases: Cases = []
+    shared = gpu_jobs.threads_of(environment(), os.cpu_count() or 1, most * gpus)
     running = gpu_jobs.Running(
-        plain, folder, ROOT, environment(), gpu_memory_bytes(), gpus=gpu_names(gpus)
+        plain, folder, ROOT, shared, gpu_memory_bytes(), gpus=gpu_names(gpus)
     )
     for ended in gpu_jobs.run(running, jobs, most):
         cases += gpu_jobs.cases_of_job(ended)
@@ -232,6 +235,29 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         before = gpu_stamp.read(options.stamp)
     except ValueError as error:
         sys.exit(f"[gpu] {error}; remove it, or name another file by --stamp")
+    with alone(BUILD):
+        return _tested(options, more, before)
+
+
+@contextmanager
+def alone(build: Path) -> Iterator[None]:
+    """End here where another run of the suite has its reports in this folder."""
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(
+                f"[gpu] the suite runs already and has its reports under {build}; "
+                "another one at once needs a checkout of its own"
+            )
+        yield
+
+
+def _tested(
+    options: argparse.Namespace, more: Sequence[str], before: gpu_stamp.Stamp | None
+) -> int:
+    """Run what was asked for and leave a stamp, held to the one before."""
     folder, digests = BUILD / "reports", BUILD / "digests"
     for stale in (folder, digests):
         shutil.rmtree(stale, ignore_errors=True)

@@ -52,7 +52,7 @@ JOBS = 4
 """Processes at once, on each GPU."""
 GIB = 1 << 30
 MOST_GIB = {
-    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b": 85,
+    "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b": 55,
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-8b-12": 35,
     "test_the_same_bits_any_way_it_is_served-gpu-mimo-7b-12": 35,
     "test_the_same_bits_any_way_it_is_served-gpu-qwen3-30b-a3b-8": 35,
@@ -67,6 +67,8 @@ MOST_GIB = {
 OTHERS_GIB = 4
 ON_ALL = ("test_two_processes_say_the_same", "test_a_deployment_on_the_gpu_is_exact", "cuda")
 """Jobs that use what other GPUs there are beside their own."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What tells the libraries that compute on the CPU how many threads to take."""
 POLL_S = 0.2
 STOP_S = 10.0
 SILENT_S = 900.0
@@ -296,6 +298,15 @@ def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
             yield from told
             if not told:
                 time.sleep(POLL_S)
+
+
+def threads_of(environment: Mapping[str, str], cores: int, processes: int) -> dict[str, str]:
+    """Return an environment in which so many processes share the cores, unless it says how.
+
+    Each would take as many threads as there are cores, and wait for those that have none.
+    """
+    share = str(max(cores // processes, 1))
+    return {name: share for name in THREADS} | dict(environment)
 
 
 def cases_of(report: Path) -> list[tuple[str, str]]:

@@ -85,12 +85,12 @@ def test_jobs_share_no_more_memory_than_there_is_and_the_rest_go_first(tmp_path:
     began: list[str] = []
     held: list[int] = []
     names = [*gpu_jobs.MOST_GIB, "small", "other"]
-    running = Taken((), tmp_path, tmp_path, {}, 90 * gpu_jobs.GIB)
+    running = Taken((), tmp_path, tmp_path, {}, 60 * gpu_jobs.GIB)
     ended = list(gpu_jobs.run(running, [Job(name, ()) for name in names], 3))
     assert sorted(one.job.name for one in ended) == sorted(names) == sorted(began)
     assert began[:3] == [names[0], "small", names[1]]
-    assert 85 < max(held) <= 90
-    running = Taken((), tmp_path, tmp_path, {}, 80 * gpu_jobs.GIB)
+    assert 55 < max(held) <= 60
+    running = Taken((), tmp_path, tmp_path, {}, 50 * gpu_jobs.GIB)
     assert running.gpu_for(Job(names[0], ()), 3) == 0, "it may tell itself that memory is short"
 
 
@@ -100,7 +100,7 @@ def test_jobs_go_where_least_is_held_and_those_that_use_all_gpus_where_all_have_
     large = Job(next(iter(gpu_jobs.MOST_GIB)), ())
     small, other, third = (Job(name, ()) for name in ("small", "other", "third"))
     on_all = Job(gpu_jobs.ON_ALL[0], ())
-    running = gpu_jobs.Running((), tmp_path, tmp_path, {}, 90 * gpu_jobs.GIB, gpus=("4", "7"))
+    running = gpu_jobs.Running((), tmp_path, tmp_path, {}, 60 * gpu_jobs.GIB, gpus=("4", "7"))
     running._going[large] = going(running.gpu_for(large, 2))
     assert running.gpu_for(small, 2) == 1
     assert running.gpu_for(on_all, 2) is None, "the first GPU has no memory for it"
@@ -130,6 +130,28 @@ def test_a_process_sees_its_own_gpu_first(tmp_path: Path) -> None:
     while not ended:
         ended = running.ended()
     assert ended[0].code == 0, ended[0].log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("told", "cores", "processes", "wanted"),
+    [({}, 64, 20, "3"), ({}, 2, 20, "1"), ({"OMP_NUM_THREADS": "7"}, 64, 20, "7")],
+)
+def test_processes_share_the_cores(
+    told: dict[str, str], cores: int, processes: int, wanted: str
+) -> None:
+    shared = gpu_jobs.threads_of({"HOME": "x"} | told, cores, processes)
+    assert shared["OMP_NUM_THREADS"] == wanted
+    assert shared["HOME"] == "x"
+
+
+def test_a_second_run_does_not_take_the_folder_of_the_first(tmp_path: Path) -> None:
+    with gpu.alone(tmp_path / "gpu"):
+        with pytest.raises(SystemExit, match="the suite runs already"), gpu.alone(tmp_path / "gpu"):
+            pass
+        with gpu.alone(tmp_path / "other"):
+            pass
+    with gpu.alone(tmp_path / "gpu"):
+        pass
 
 
 @pytest.mark.parametrize(

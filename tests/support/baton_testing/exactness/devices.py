@@ -66,6 +66,8 @@ LARGE = Sizes(
 
 
 FEWER = replace(LARGE, batches=(2, 33, 256), chunks=(64, 1000), scored_chunks=(128,))
+WHOLE = replace(LARGE, batches=(2, 33, 128))
+"""For all layers of a real shape: a pool for 256 requests would leave an H100 nothing."""
 SHORTER = replace(FEWER, longest=600, batches=(2, 33), chunks=(64, 257))
 """For what the kernels of any shape compute, which take longer."""
 
@@ -124,7 +126,7 @@ KNOWN = {
     "gpu-small-glm4_moe-fp8": Known("gpu", "small-glm4_moe-fp8", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
     "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
-    "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 36),
+    "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", WHOLE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
     "gpu-qwen3-30b-a3b-8": Known("gpu", "qwen3-30b-a3b", "bfloat16", FEWER, 8),
     "gpu-deepseek-v3-4": Known("gpu", "deepseek-v3", "bfloat16", SHORTER, 4),
