@@ -22,9 +22,12 @@ from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.unread_fields import unread_fields
 
 PUBLISHED = {
+    "_commit_hash": "0f1e2d",
     "attention_dropout": 0.0,
+    "attn_factor": 1.0,
     "add_cross_attention": False,
     "auto_map": {"AutoConfig": "configuration.Config"},
+    "classifier_dropout": 0.1,
     "do_sample": False,
     "initializer_range": 0.02,
     "is_llama_config": True,
@@ -39,6 +42,7 @@ PUBLISHED = {
     "pruned_heads": {},
     "rope_interleaved": False,
     "router_aux_loss_coef": 0.001,
+    "scale_attn_weights": True,
     "temperature": 1.0,
     "tokenizer_class": "LlamaTokenizerFast",
     "transformers_version": "4.51.0",

@@ -19,6 +19,7 @@ _HARMLESS = frozenset(
         # Who wrote the file, and for what code.
         "_attn_implementation",
         "_attn_implementation_autoset",
+        "_commit_hash",
         "_name_or_path",
         "auto_map",
         "transformers_version",
@@ -50,6 +51,7 @@ _HARMLESS = frozenset(
         "attention_dropout",
         "attention_probs_dropout_prob",
         "attn_pdrop",
+        "classifier_dropout",
         "embd_pdrop",
         "hidden_dropout",
         "hidden_dropout_prob",
@@ -103,10 +105,12 @@ _HARMLESS = frozenset(
 
 
 _HARMLESS_AS = {
+    "attn_factor": b"1.0",
     "is_quantized": b"false",
     "moe_gate": b'"topk"',
     "pruned_heads": b"{}",
     "rope_interleaved": b"false",
+    "scale_attn_weights": b"true",
 }
 """Fields that change no number while they have this value, as it is written."""
 
