@@ -19,14 +19,12 @@ installed.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,23 +233,8 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         before = gpu_stamp.read(options.stamp)
     except ValueError as error:
         sys.exit(f"[gpu] {error}; remove it, or name another file by --stamp")
-    with alone(BUILD):
+    with gpu_jobs.alone(BUILD):
         return _tested(options, more, before)
-
-
-@contextmanager
-def alone(build: Path) -> Iterator[None]:
-    """End here where another run of the suite has its reports in this folder."""
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(
-                f"[gpu] the suite runs already and has its reports under {build}; "
-                "another one at once needs a checkout of its own"
-            )
-        yield
 
 
 def _tested(
@@ -318,6 +301,15 @@ def at_least_one(word: str) -> int:
     return count
 
 
+def program_at(words: Sequence[str]) -> int:
+    """Return where the program of `run` stands: what is behind it is the program's, however called,
+    for it may have a --gpus of its own.
+    """
+    run_at = words.index("run") if "run" in words else len(words)
+    programs = (at for at, word in enumerate(words) if at > run_at and word.endswith(".py"))
+    return next(programs, len(words))
+
+
 def a_file(word: str) -> Path:
     """Return the path of a file that is there.
 
@@ -364,11 +356,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--library", type=a_file, help="a libbaton_ops.so with CUDA, built before")
     parser.add_argument("--stamp", type=Path, default=gpu_stamp.STAMP, help="where the stamp goes")
     parser.add_argument("--site", type=a_folder, default=SITE, help="where lay-out puts it")
-    options, more = parser.parse_known_args(words)
+    words = list(sys.argv[1:] if words is None else words)
+    ours = program_at(words)
+    options, more = parser.parse_known_args(words[:ours])
+    more += words[ours:]
+    options.help |= bool({"-h", "--help"} & {*words[ours:]})
     if options.what is None or (options.help and options.what not in ("bench", "run")):
         parser.print_help()
         return 0 if options.help else 2
-    more += ["--help"] * options.help
+    more += ["--help"] * (options.help and "--help" not in more)
     if options.what == "lay-out":
         if options.library is None:
             parser.error("lay-out needs --library: a libbaton_ops.so")

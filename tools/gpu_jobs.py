@@ -7,14 +7,15 @@ the tests are.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -298,6 +299,21 @@ def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
             yield from told
             if not told:
                 time.sleep(POLL_S)
+
+
+@contextmanager
+def alone(build: Path) -> Iterator[None]:
+    """End here where another run of the suite has its reports in this folder."""
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(
+                f"[gpu] the suite runs already and has its reports under {build}; "
+                "another one at once needs a checkout of its own"
+            )
+        yield
 
 
 def threads_of(environment: Mapping[str, str], cores: int, processes: int) -> dict[str, str]:

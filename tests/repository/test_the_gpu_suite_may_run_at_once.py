@@ -145,12 +145,15 @@ def test_processes_share_the_cores(
 
 
 def test_a_second_run_does_not_take_the_folder_of_the_first(tmp_path: Path) -> None:
-    with gpu.alone(tmp_path / "gpu"):
-        with pytest.raises(SystemExit, match="the suite runs already"), gpu.alone(tmp_path / "gpu"):
+    with gpu_jobs.alone(tmp_path / "gpu"):
+        with (
+            pytest.raises(SystemExit, match="the suite runs already"),
+            gpu_jobs.alone(tmp_path / "gpu"),
+        ):
             pass
-        with gpu.alone(tmp_path / "other"):
+        with gpu_jobs.alone(tmp_path / "other"):
             pass
-    with gpu.alone(tmp_path / "gpu"):
+    with gpu_jobs.alone(tmp_path / "gpu"):
         pass
 
 

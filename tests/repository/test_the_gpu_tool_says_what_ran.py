@@ -86,6 +86,17 @@ def test_what_could_not_run_is_refused_before_anything_is_built(
     assert message in capsys.readouterr().err
 
 
+def test_what_stands_behind_a_program_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(gpu_needs, "what_is_missing", lambda builds: "")
+    monkeypatch.setattr(gpu, "lay_out", lambda library: None)
+    monkeypatch.setattr(gpu, "run", lambda command: ran.append(command) or 0)
+    program = "tests/gpu/bench_pair.py"
+    words = ["--library", __file__, "run", program, "--gpus", "0,0", "--library", "x"]
+    assert gpu.main(words) == 0
+    assert ran == [[sys.executable, program, "--gpus", "0,0", "--library", "x"]]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
