@@ -16,23 +16,30 @@ from baton_testing.processes import wait_until
 from baton_worker.config import ConfigError, CurveConfig, HandoffConfig, ProcessConfig
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import Leases
-from baton_worker.handoff import nixl_agent, nixl_visits, pool_visits, zmq_transport
+from baton_worker.engine.kv.sharing import KvSharing, Leases
+from baton_worker.handoff import nixl_agent, nixl_agents, nixl_visits, pool_visits
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.nixl_agent import NixlError, check_environment
+from baton_worker.handoff.nixl_agents import agents_of
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.pool_visits import PoolOwner
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import RequestKey
-from baton_worker.messages import HANDOFF_NIXL, DecodeTarget
+from baton_worker.messages import HANDOFF_NIXL, HANDOFF_NIXL_RANKS, DecodeTarget
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode
 from baton_worker.roles import process
 
 SHAPE = KvShape(n_layers=1, kv_heads=1, block_size=4, head_dim=2, n_blocks=8)
+
+
+def sharing() -> KvSharing:
+    found = KvPool(SHAPE, is_shared=True).sharing
+    assert found is not None
+    return found
 
 
 class End:
@@ -109,7 +116,7 @@ def nixl() -> None:
 @pytest.mark.usefixtures("nixl")
 def test_kv_stays_where_both_have_nixl(end: Callable[..., End]) -> None:
     decode, prefill = end("decode", nixl="any"), end("prefill", nixl="any")
-    assert decode.transport.features == (HANDOFF_NIXL,)
+    assert decode.transport.features == (HANDOFF_NIXL, HANDOFF_NIXL_RANKS)
     assert prefill.way(decode) == "nixl"
     assert prefill.way(decode) == "nixl"
     assert decode.value("baton_handoff_mapped_pools") == 1, "introduced once"
@@ -207,7 +214,7 @@ def test_nixl_that_is_missing_is_named_with_what_installs_it(
     for name in nixl_agent._PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"handoff\.nixl is 'any'.*baton-worker\[nixl\]"):
-        zmq_transport._agent(HandoffConfig(nixl="any"), bytes(16))
+        agents_of(HandoffConfig(nixl="any"), bytes(16), sharing())
 
 
 def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
@@ -216,9 +223,9 @@ def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
     def broken(*arguments: Any, **options: Any) -> None:
         raise NixlError("no device")
 
-    monkeypatch.setattr(zmq_transport, "NixlAgent", broken)
+    monkeypatch.setattr(nixl_agents, "NixlAgent", broken)
     with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*no device"):
-        zmq_transport._agent(HandoffConfig(nixl="rdma", require="rdma"), bytes(16))
+        agents_of(HandoffConfig(nixl="rdma", require="rdma"), bytes(16), sharing())
     decode, prefill = end("decode"), end("prefill", nixl="rdma")
     assert prefill.way(decode).startswith("zmq")
 

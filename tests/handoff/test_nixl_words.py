@@ -48,7 +48,8 @@ def test_a_welcome_comes_back_as_it_went() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
+        ({"version": 2}, "1 parts in an introduction of version 2"),
         ({"address": 0}, "address"),
         ({"address": -5}, "address"),
         ({"address": (1 << 62) - 1}, "where no memory is"),

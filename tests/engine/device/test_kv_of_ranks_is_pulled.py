@@ -20,6 +20,7 @@ from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_team import team_of
 from baton_testing.pool_pair import LONG, Pair, alone, fill, said
 from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.engine.backends.device import orders
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.head_copies import head_copies
 from baton_worker.engine.backends.device.loading import load_device_weights
@@ -195,6 +196,8 @@ def test_an_engine_that_is_closed_gives_all_back_at_once() -> None:
             engine = DeviceEngine(model, options(share_kv=True), Clock())
             engine.close()
             del engine
+            model.team.followers.tell([orders.Measure()])  # type: ignore[union-attr]
+            model.team.followers.answers()  # type: ignore[union-attr]
             counts.append(len(list(Path("/proc/self/fd").iterdir())))
         assert counts[0] == counts[1] == counts[2]
 
@@ -240,9 +243,12 @@ def test_a_pool_that_no_ranks_can_have_parts_of_is_not_attached() -> None:
         engine.close()
 
 
-def test_ranks_share_nothing_that_nobody_can_map() -> None:
-    """As where NIXL alone is used, which reads no pool that ranks have parts of."""
+def test_ranks_whose_pool_is_read_by_address_alone_map_nothing() -> None:
+    """As where NIXL alone is used: each rank's part lies in memory that has no descriptor."""
     with over(2) as model:
         engine = DeviceEngine(model, options(share_kv=True, map_kv=False), Clock())
-        assert engine.pool.sharing is None
+        sharing = engine.pool.sharing
+        assert sharing is not None
+        assert sharing.descriptors == ()
+        assert sharing.n_ranks == 2
         engine.close()

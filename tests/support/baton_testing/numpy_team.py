@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.shards import Shard
+from baton_worker.handoff.nixl_rank import attend
 
 MOST_TOKENS = 2048
 LIMIT_SECONDS = 300.0
@@ -51,7 +53,7 @@ class _Member:
         self.thread.start()
 
     def _run(self) -> None:
-        follower = self.follower = Follower(self.model)
+        follower = self.follower = Follower(self.model, attend)
         while (data := self.told.get()) is not None:
             try:
                 answering = follower.obey(orders.decode_order(data))
@@ -90,6 +92,17 @@ class ThreadFollowers:
             if member.error is not None:
                 raise RankDiedError(f"rank {member.rank}: {member.error}") from member.error
             member.told.put(orders.encode(order))
+
+    def connect(self, engine: int) -> list[Connection]:
+        """See `Followers.connect`."""
+        ours = []
+        for member in self._members:
+            near, far = Pipe()
+            with far:
+                told = orders.Connect(engine, os.dup(far.fileno()))
+            member.told.put(orders.encode(told))
+            ours.append(near)
+        return ours
 
     def answers(self) -> list[orders.Answer]:
         """See `Followers.answers`."""
