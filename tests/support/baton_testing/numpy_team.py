@@ -75,7 +75,8 @@ def _given(answer: orders.Answer) -> orders.Answer:
 class ThreadFollowers:
     """See `orders.Followers`."""
 
-    def __init__(self, models: Sequence[LoadedModel]) -> None:
+    def __init__(self, models: Sequence[LoadedModel], device: NumpyDevice) -> None:
+        self._device = device
         self._members = [_Member(rank, model) for rank, model in enumerate(models, 1)]
         self._numbers = itertools.count(1)
         self.n_told = 0
@@ -115,12 +116,13 @@ class ThreadFollowers:
         return found
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and rank 0's device's."""
         for member in self._members:
             member.told.put(None)
         for member in self._members:
             member.thread.join()
             member.model.device.close()  # type: ignore[attr-defined]
+        self._device.close()
 
 
 def team_of(
@@ -129,11 +131,16 @@ def team_of(
     n_mtp: int | None = None,
     limit_seconds: float = LIMIT_SECONDS,
     most_tokens: int = MOST_TOKENS,
+    runs_by_itself: bool = False,
 ) -> LoadedModel:
-    """Return rank 0 of a model over so many ranks, loaded part by part; close its followers."""
+    """Return rank 0 of a model over so many ranks, loaded part by part; close its followers.
+
+    Args:
+        runs_by_itself: rank 0's device, too, does what it is given without being waited for.
+    """
     model_shape, checkpoint = load_shape(folder), open_checkpoint(folder)
     n_mtp = model_shape.n_mtp_layers if n_mtp is None else n_mtp
-    devices = [NumpyDevice(runs_by_itself=rank > 0) for rank in range(size)]
+    devices = [NumpyDevice(runs_by_itself=runs_by_itself or rank > 0) for rank in range(size)]
     kernels = [NumpyKernels(device) for device in devices]
     weights = [
         load_device_weights(device, checkpoint, model_shape, "float32", n_mtp, Shard(rank, size))
@@ -156,6 +163,6 @@ def team_of(
     for own in shared:
         os.close(own.descriptor)
     assert models[0].team is not None, "it was just made"
-    followers = ThreadFollowers(models[1:])
+    followers = ThreadFollowers(models[1:], devices[0])
     team = models[0].team._replace(followers=followers, copier=lambda rank: NumpyDevice())
     return models[0]._replace(team=team)
