@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from baton_testing.engine_bench import Bench, Reader
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_rank import COMMAND, TOTAL
@@ -246,12 +247,15 @@ class NixlPair(Pair):
     """See `Pair`: what it reads, NIXL reads."""
 
     def __init__(self, make: Callable[..., Any], stack: contextlib.ExitStack, **given: Any) -> None:
+        self._stack = stack
         super().__init__(make, **given)
+
+    def introduced(self) -> NixlPool:
         owner = Prefill(self.prefill.engine)
-        stack.callback(owner.agents.close)
+        self._stack.callback(owner.agents.close)
         reader = NixlReader(self.decode.engine.kv.sharing)
-        stack.callback(reader.close)
-        self.peer = reader.known(owner.words)  # type: ignore[assignment]
+        self._stack.callback(reader.close)
+        return reader.known(owner.words)
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (1, 2), (4, 2), (2, 1)])
@@ -311,6 +315,28 @@ def processes(
         return stack.enter_context(contextlib.closing(engine))
 
     return make
+
+
+@pytest.mark.e2e
+def test_kv_goes_from_the_processes_of_one_worker_into_those_of_another(
+    processes: Callable[[], DeviceEngine], stack: contextlib.ExitStack
+) -> None:
+    """What is read while prompts are computed says what one worker of two ranks says."""
+
+    def make(reader: Reader | None = None, **_: Any) -> Bench:
+        return Bench(processes(), reader or Reader())
+
+    pair = NixlPair(make, stack)
+    keys = [pair.submit(number, LONG[number:70]) for number in (1, 2)]
+    while pair.prefill.engine.has_work():
+        for handoff in pair.compute():
+            pair.offer(handoff)
+    pair.finish()
+    assert sum(pair.pulled()) == 2 * 5
+    pair.check_nothing_is_left()
+    by_itself = benches(stack.enter_context(over(2)))
+    for number, key in zip((1, 2), keys, strict=True):
+        assert said(pair.decode, key) == alone(by_itself, number, LONG[number:70])
 
 
 def second_rank(engine: DeviceEngine) -> int:
