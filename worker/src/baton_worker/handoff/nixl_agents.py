@@ -29,13 +29,18 @@ class NixlAgents(NamedTuple):
             rank.close()
 
 
-def agents_of(config: HandoffConfig, pool_id: bytes, sharing: KvSharing) -> NixlAgents | None:
+def agents_of(
+    config: HandoffConfig, pool_id: bytes, sharing: KvSharing | None
+) -> NixlAgents | None:
     """Return a worker's agents, or None where they are not wanted, or cannot be had and need not.
+
+    Args:
+        sharing: of its pool; None where it shares none.
 
     Raises:
         ConfigError: NIXL is not installed, or it must be had.
     """
-    if config.nixl == "off":
+    if config.nixl == "off" or sharing is None:
         return None
     name, is_rdma_only = pool_id.hex(), config.nixl == "rdma"
     try:

@@ -86,18 +86,17 @@ class ZmqKvTransport:
         self._on_event: Callable[[HandoffEvent], None] = lambda event: None
         self._calls: deque[Callable[[], None]] = deque()
         self._poller = zmq.Poller()
-        self._metrics = metrics
-        self._owner = owner
+        self._metrics, self._owner = metrics, owner
         self._pools, self._ways = PeerPools(None, None), None
         pool_id, nixl_visits = secrets.token_bytes(POOL_ID_BYTES), None
-        agents = None if owner is None else agents_of(config, pool_id, owner.sharing)
+        sharing = None if owner is None else owner.sharing
+        agents = self._agents = agents_of(config, pool_id, sharing)
         if owner is not None and places is not None:
             self._pools = self._peer_pools(owner, agents)
         elif owner is not None:
             nixl_visits = None if agents is None else _nixl_visits(owner, agents, pool_id)
             visits = PoolVisits(owner, self._call, pool_id) if owner.folder else None
             self._ways = KvWays(owner.sharing.transport, config.require, visits, nixl_visits)
-        self._agents = agents
         self._listening = _listening_clock()
         self._sender = Sender(
             metrics,

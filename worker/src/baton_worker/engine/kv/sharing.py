@@ -239,8 +239,7 @@ class PartPieces(NamedTuple):
     """What goes from one rank's part of a pool to one's of another.
 
     Attributes:
-        there, here: the ranks.
-        pieces: [pieces, 3]: byte there, byte here, bytes; counted from the beginning of each part.
+        pieces: [pieces, 3]: byte there, byte here, bytes; from the beginning of each rank's part.
     """
 
     there: int
@@ -269,9 +268,7 @@ class KvSharing(Protocol):
     region: Region
 
     def connect(self) -> list[Connection]:
-        """Return a new way to each other rank, that of rank 1 first, at whose end somebody reads
-        into its part by address and lets others read it; not while a step is launched.
-        """
+        """Return a new way to who attends to each other rank's part, that of rank 1 first."""
 
     def attach(self, descriptors: Sequence[int], n_bytes: int, shape: KvShape) -> PeerPool:
         """Map another process's pool. May be called on any thread.
@@ -298,8 +295,7 @@ class KvSharing(Protocol):
         """Return what blocks of another pool are read by, for each rank here from whom it needs.
 
         Args:
-            shape: of the other pool, which `check_fits` let pass.
-            ranks: how many have a part of that.
+            shape, ranks: of the other pool, which `check_fits` let pass.
         """
 
     def check_fits(self, shape: KvShape, n_bytes: int, ranks: int = 1) -> None:
