@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from baton_worker.config import (
     ProcessConfig,
     SpeculativeConfig,
 )
+from baton_worker.engine.api import RankDiedError
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.ranked.start import start_over_ranks
 from baton_worker.engine.kv.sharing import GivenAwayError, PullLostError
@@ -286,7 +288,7 @@ def test_what_is_read_while_it_is_computed_says_the_same(
 @pytest.fixture
 def processes(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], DeviceEngine]:
+) -> Callable[..., DeviceEngine]:
     """Make an engine over two ranks, of which the second is a process. Nothing moves out of one
     that stands still.
     """
@@ -309,8 +311,8 @@ def processes(
         device = stack.enter_context(contextlib.closing(NumpyDevice(TOTAL, runs_by_itself=True)))
         return device, NumpyKernels(device)
 
-    def make() -> DeviceEngine:
-        given = (time.monotonic, lambda error: None, lambda rank: NumpyDevice(), COMMAND)
+    def make(on_death: Callable[[RankDiedError], None] = lambda error: None) -> DeviceEngine:
+        given = (time.monotonic, on_death, lambda rank: NumpyDevice(), COMMAND)
         engine = start_over_ranks(chosen, opened, *given)
         return stack.enter_context(contextlib.closing(engine))
 
@@ -319,7 +321,7 @@ def processes(
 
 @pytest.mark.e2e
 def test_kv_goes_from_the_processes_of_one_worker_into_those_of_another(
-    processes: Callable[[], DeviceEngine], stack: contextlib.ExitStack
+    processes: Callable[..., DeviceEngine], stack: contextlib.ExitStack
 ) -> None:
     """What is read while prompts are computed says what one worker of two ranks says."""
 
@@ -345,7 +347,7 @@ def second_rank(engine: DeviceEngine) -> int:
 
 
 def test_a_prefill_rank_that_stands_still_delays_and_one_that_dies_ends_a_read(
-    processes: Callable[[], DeviceEngine],
+    processes: Callable[..., DeviceEngine],
     engine_over: Callable[..., DeviceEngine],
     prefill_of: Callable[[DeviceEngine], Prefill],
     reader_of: Callable[..., NixlReader],
@@ -375,7 +377,7 @@ def test_a_prefill_rank_that_stands_still_delays_and_one_that_dies_ends_a_read(
 
 
 def test_a_decode_rank_that_dies_ends_its_reads(
-    processes: Callable[[], DeviceEngine],
+    processes: Callable[..., DeviceEngine],
     engine_over: Callable[..., DeviceEngine],
     prefill_of: Callable[[DeviceEngine], Prefill],
     reader_of: Callable[..., NixlReader],
@@ -390,3 +392,13 @@ def test_a_decode_rank_that_dies_ends_its_reads(
     with pytest.raises(PullLostError, match="rank 1 of this worker is gone"):
         ended(begun).check()
     assert "rank 1 of this worker is gone" in reader.hears_of_a_loss()
+
+
+def test_a_rank_whose_thread_dies_is_a_rank_that_dies(
+    processes: Callable[..., DeviceEngine], prefill_of: Callable[[DeviceEngine], Prefill]
+) -> None:
+    """Else its reads would neither come nor fail, and their blocks would be nobody's for ever."""
+    told: queue.SimpleQueue[RankDiedError] = queue.SimpleQueue()
+    prefill = prefill_of(processes(told.put))
+    prefill.agents.others[0]._channel._connection.send_bytes(b"no message")
+    assert "ended with code 70" in str(told.get(timeout=60))

@@ -30,6 +30,7 @@ from baton_worker.engine.backends.ranked import meeting
 from baton_worker.engine.model.checkpoint import CheckpointError
 from baton_worker.engine.model.shape import ModelShapeError
 from baton_worker.engine.model.shards import Shard
+from baton_worker.faults import end_on_thread_fault
 from baton_worker.readiness import die_with_parent
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ def follow(opened: Callable[[ProcessConfig, int], tuple[Device, Kernels]], atten
         attend: see `orders.Connect`.
     """
     die_with_parent()
+    end_on_thread_fault()  # who attends to the pool is on a thread, and nobody waits for it here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
 
     def prepare_part(config: ProcessConfig, shard: Shard) -> Prepared:
