@@ -15,7 +15,7 @@ import pytest
 
 from baton_testing.exactness.small_models import VOCAB, write_small_model
 from baton_testing.fp8_folder import quantise_folder
-from baton_testing.gpus import two_gpus
+from baton_testing.gpus import some_gpus, two_gpus
 from baton_testing.local_deployment import Deployment, start
 from baton_testing.model_folder import write_tokenizer
 
@@ -113,6 +113,29 @@ def test_a_pair_on_two_gpus_says_what_one_process_says_on_the_second(transport: 
     assert f"CUDA_VISIBLE_DEVICES={first}".encode() in seen["prefill"]
     assert f"CUDA_VISIBLE_DEVICES={second}".encode() in seen["decode"]
     with start(*MIXED, "--gpus", second) as mixed:
+        wanted = [ask(mixed, n) for n in range(REQUESTS)]
+    differing = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
+    assert differing == []
+
+
+@pytest.mark.parametrize("transport", ["nvlink", "nixl"])
+def test_a_pair_of_two_ranks_each_says_what_one_worker_of_two_says(transport: str) -> None:
+    gpus = some_gpus(4)
+    if transport == "nixl":
+        pytest.importorskip("nixl_cu13")
+    flags = ("--tp", "2", "--gpus", ",".join(gpus), *WAYS[transport])
+    with start(*PAIR, *flags) as pair, ThreadPoolExecutor(48) as clients:
+        pair.wait_lines(3)
+        found = list(clients.map(lambda n: ask(pair, n), range(REQUESTS)))
+        delivered = {
+            way: pair.metric("prefill", "baton_handoff_delivered_bytes_total", transport=way)
+            for way in WAYS
+        }
+        assert [way for way, n_bytes in delivered.items() if n_bytes] == [transport]
+        pair.wait_idle("prefill", "decode")
+        for role in ("prefill", "decode"):
+            pair.wait_metric(role, "baton_engine_kv_blocks_used", 0)
+    with start(*MIXED, "--tp", "2", "--gpus", ",".join(gpus[2:])) as mixed:
         wanted = [ask(mixed, n) for n in range(REQUESTS)]
     differing = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
     assert differing == []

@@ -74,8 +74,8 @@ class Thread:
 
     def turn(self, count: int = 20) -> None:
         for _ in range(count):
-            self._active += [order() for order in self._pulls._orders]
-            self._pulls._orders.clear()
+            self._active += [order() for order in self._pulls._turns._orders]
+            self._pulls._turns._orders.clear()
             self._active = [work for work in self._active if next(work, "over") is None]
 
 

@@ -103,7 +103,7 @@ def test_the_pieces_that_are_read_are_the_blocks(is_by_block: bool) -> None:
     for array, values in zip(arrays, rows_of(shape, shape.n_blocks + 2), strict=True):
         array[:] = values
     to = np.zeros_like(memory)
-    pieces = pool_of(shape).sharing.pieces([3, 6], [2, 5], shape)
+    ((_, _, pieces),) = pool_of(shape).sharing.pieces([3, 6], [2, 5], shape)
     for source, target, n_bytes in pieces.tolist():
         to[target : target + n_bytes] = memory[source : source + n_bytes]
     start = 0

@@ -57,8 +57,8 @@ def test_who_says_it_again_takes_the_place_of_what_was_said_before() -> None:
     active: list[Any] = []
     for connection in range(N_TIMES):
         pools.introduced(words, connection, lambda welcome: None)
-        active += [order() for order in pools._pulls._orders]
-        pools._pulls._orders.clear()
+        active += [order() for order in pools._pulls._turns._orders]
+        pools._pulls._turns._orders.clear()
         active = [work for work in active if next(work, "over") is None]
     assert len(active) == 2, "the read, and the last who waits for its end"
     pools.ended(N_TIMES - 1)

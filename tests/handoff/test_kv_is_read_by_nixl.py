@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,20 +12,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from baton_testing.processes import wait_until
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import GivenAwayError, PullLostError, UnfitKvError
-from baton_worker.handoff.metrics import PoolMetrics
-from baton_worker.handoff.nixl_words import Introduction, Welcome
-from baton_worker.metrics import MetricFactory
 
 pytest.importorskip("nixl_cu13")
 from baton_testing.nixl_owner import Owner, values
+from baton_testing.nixl_reader import NixlReader, ended
 from baton_worker.handoff.nixl_agent import NixlAgent
-from baton_worker.handoff.nixl_pools import NixlPools
 from baton_worker.handoff.nixl_pulls import NixlPool, NixlPull
 
 SHAPE = KvShape(n_layers=2, kv_heads=2, block_size=16, head_dim=32, n_blocks=40)
@@ -34,59 +29,23 @@ THEIRS, OURS = [3, 4, 5, 9, 30, 31, 2], [20, 21, 22, 7, 6, 5, 39]
 APART = ("unshare", "--pid", "--ipc", "--fork", "--kill-child")
 
 
-class Decode:
+class Decode(NixlReader):
     """Decode's side: its pool, and what it knows of others'."""
 
     def __init__(self, deadline_seconds: float = 60.0) -> None:
-        self.registry = CollectorRegistry()
         self.pool = KvPool(SHAPE, is_shared=True)
-        self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
-        agent = NixlAgent(os.urandom(16).hex(), is_rdma_only=False)
         assert self.pool.sharing is not None
-        metrics = PoolMetrics(MetricFactory(self.registry, "m", "decode"))
-        self.pools = NixlPools(agent, self.pool.sharing, deadline_seconds, metrics, self.calls.put)
-        self.pools.start()
-        self.told: list[Welcome] = []
-
-    def introduced(self, words: Introduction, connection: int = 1) -> Welcome:
-        count = len(self.told)
-        self.pools.introduced(words, connection, self.told.append)
-        while len(self.told) == count:
-            self.calls.get(timeout=60)()
-        return self.told[-1]
-
-    def known(self, words: Introduction) -> NixlPool:
-        assert self.introduced(words).why_not == ""
-        pool = self.pools.find(words.pool_id)
-        assert pool is not None
-        return pool
+        super().__init__(self.pool.sharing, deadline_seconds)
 
     def pull(self, pool: NixlPool, lease: tuple[int, int] | None = None) -> NixlPull:
         assert self.pool.sharing is not None
         return pool.pull(self.pool.sharing, OURS, THEIRS, lease)
-
-    def hears_of_a_loss(self) -> str:
-        count = len(self.told)
-        while len(self.told) == count:
-            self.calls.get(timeout=60)()
-        return self.told[-1].why_not
-
-    def value(self, name: str, **labels: str) -> float:
-        return (
-            self.registry.get_sample_value(name, {"model": "m", "role": "decode", **labels}) or 0.0
-        )
 
     def holds(self, seed: int) -> bool:
         arrays = values(SHAPE, seed)
         both = (self.pool.keys, arrays[::2]), (self.pool.values, arrays[1::2])
         pairs = [pair for own, some in both for pair in zip(own, some, strict=True)]
         return all(np.array_equal(own[OURS], theirs[THEIRS]) for own, theirs in pairs)
-
-
-def ended(pull: NixlPull) -> NixlPull:
-    pull.wait(60)
-    assert pull.has_come()
-    return pull
 
 
 @pytest.fixture(params=["", "tcp"], ids=["any way", "tcp alone"])
@@ -133,7 +92,7 @@ def decode(request: pytest.FixtureRequest) -> Iterator[Decode]:
             request.getfixturevalue(name)
     decode = Decode()
     yield decode
-    decode.pools.close()
+    decode.close()
 
 
 @pytest.mark.usefixtures("ucx")
@@ -234,7 +193,7 @@ def test_a_pull_that_takes_too_long_is_lost_and_its_blocks_are_not_free_before_i
     ended(pull)
     assert decode.holds(3), "it was"
     assert not pool.why_lost
-    decode.pools.close()
+    decode.close()
 
 
 @pytest.mark.usefixtures("ucx")
@@ -326,7 +285,7 @@ def test_an_owner_in_a_process_namespace_of_its_own_is_read_and_the_worse_way_is
         assert decode.holds(5)
         rates[owner] = pool.rates.expected
     assert 0 < rates[apart] < rates[beside] / 10
-    decode.pools.close()
+    decode.close()
 
 
 def test_no_agent_for_rdma_alone_is_made_where_there_is_none() -> None:

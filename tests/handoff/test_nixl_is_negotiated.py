@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +15,24 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from baton_testing.processes import wait_until
+from baton_testing.ranked_engines import options, over
 from baton_worker.config import ConfigError, CurveConfig, HandoffConfig, ProcessConfig
+from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import Leases
-from baton_worker.handoff import nixl_agent, nixl_visits, pool_visits, zmq_transport
+from baton_worker.engine.kv.sharing import KvSharing, Leases
+from baton_worker.handoff import nixl_agent, nixl_agents, nixl_visits, pool_visits
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.nixl_agent import NixlError, check_environment
+from baton_worker.handoff.nixl_agents import agents_of
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.pool_visits import PoolOwner
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import RequestKey
-from baton_worker.messages import HANDOFF_NIXL, DecodeTarget
+from baton_worker.messages import HANDOFF_NIXL, HANDOFF_NIXL_RANKS, DecodeTarget
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode
 from baton_worker.roles import process
@@ -35,14 +40,23 @@ from baton_worker.roles import process
 SHAPE = KvShape(n_layers=1, kv_heads=1, block_size=4, head_dim=2, n_blocks=8)
 
 
-class End:
-    """One process's transport over a pool that it shares."""
+def sharing() -> KvSharing:
+    found = KvPool(SHAPE, is_shared=True).sharing
+    assert found is not None
+    return found
 
-    def __init__(self, role: str, **config: Any) -> None:
+
+class End:
+    """One process's transport over a pool that it shares.
+
+    Args:
+        pool: of a worker of several ranks, say.
+    """
+
+    def __init__(self, role: str, pool: Any = None, **config: Any) -> None:
         self.registry = CollectorRegistry()
         self.context: zmq.Context[Any] = zmq.Context()
-        pool, takes_offers = KvPool(SHAPE, is_shared=True), role == "decode"
-        assert pool.sharing is not None
+        pool, takes_offers = pool or KvPool(SHAPE, is_shared=True), role == "decode"
         metrics = HandoffMetrics(MetricFactory(self.registry, "m", role))
         curve = CurveConfig(enabled=False)
         security = kv_security(curve, self.context, lambda why: None, takes_offers=takes_offers)
@@ -53,24 +67,23 @@ class End:
             context=self.context,
             security=security,
             places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
-            owner=PoolOwner(asked.shared_dir, pool.sharing, SHAPE, Leases(8), role),
+            owner=PoolOwner(asked.shared_dir, pool.sharing, pool.shape, Leases(8), role),
         )
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self.transport.start(self.events.put)
         self.n_asked = 0
 
-    def ask(self, decode: End) -> HandoffEvent:
+    def ask(self, decode: End, features: tuple[str, ...] | None = None) -> HandoffEvent:
         self.n_asked += 1
         transport = decode.transport
-        target = DecodeTarget(
-            "decode-0", transport.endpoint, features=transport.features, kv_door=transport.door
-        )
+        told = transport.features if features is None else features
+        target = DecodeTarget("decode-0", transport.endpoint, features=told, kv_door=transport.door)
         self.transport.ask(target, RequestKey(1 << 40 | self.n_asked, 0), Wish(64, 10), 60.0)
         return self.events.get(timeout=60)
 
-    def way(self, decode: End) -> str:
-        """Return the way that a place is told with."""
-        event = self.ask(decode)
+    def way(self, decode: End, features: tuple[str, ...] | None = None) -> str:
+        """Return the way that a place is told with, by a decode worker of other features if so."""
+        event = self.ask(decode, features)
         assert isinstance(event, HandoffGranted)
         told = self.transport.ways()["decode-0"]
         assert event.kv_stays == (not told.startswith("zmq"))
@@ -92,8 +105,8 @@ def end(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., End]]:
         monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
     ends: list[End] = []
 
-    def make(role: str, **config: Any) -> End:
-        ends.append(End(role, **config))
+    def make(role: str, pool: Any = None, **config: Any) -> End:
+        ends.append(End(role, pool, **config))
         return ends[-1]
 
     yield make
@@ -109,11 +122,54 @@ def nixl() -> None:
 @pytest.mark.usefixtures("nixl")
 def test_kv_stays_where_both_have_nixl(end: Callable[..., End]) -> None:
     decode, prefill = end("decode", nixl="any"), end("prefill", nixl="any")
-    assert decode.transport.features == (HANDOFF_NIXL,)
+    assert decode.transport.features == (HANDOFF_NIXL, HANDOFF_NIXL_RANKS)
     assert prefill.way(decode) == "nixl"
     assert prefill.way(decode) == "nixl"
     assert decode.value("baton_handoff_mapped_pools") == 1, "introduced once"
     assert prefill.transport.rates()["decode-0"]["measured_bytes_per_second"] > 0
+
+
+@pytest.fixture
+def ranked() -> Iterator[Callable[[], Any]]:
+    """Make the pool of a worker of two ranks, which is read by address alone."""
+    with ExitStack() as stack:
+
+        def make() -> Any:
+            model = stack.enter_context(over(2, runs_by_itself=True))
+            engine = DeviceEngine(model, options(share_kv=True, map_kv=False), time.monotonic)
+            return stack.enter_context(closing(engine)).pool
+
+        yield make
+
+
+@pytest.mark.usefixtures("nixl")
+def test_kv_of_ranks_stays_where_both_have_nixl(
+    ranked: Callable[[], Any], end: Callable[..., End]
+) -> None:
+    decode = end("decode", ranked(), nixl="any")
+    prefill = end("prefill", ranked(), nixl="any")
+    assert prefill.way(decode) == "nixl"
+    assert decode.value("baton_handoff_mapped_pools") == 1
+    assert prefill.transport.rates()["decode-0"]["measured_bytes_per_second"] > 0
+
+
+@pytest.mark.usefixtures("nixl")
+def test_a_decode_worker_of_before_is_sent_kv_of_ranks_and_not_waited_for(
+    ranked: Callable[[], Any], end: Callable[..., End]
+) -> None:
+    decode = end("decode", ranked(), nixl="any")
+    prefill = end("prefill", ranked(), nixl="any")
+    told = prefill.way(decode, features=(HANDOFF_NIXL,))
+    assert told == "zmq: decode-0 is old: it reads no pool that ranks have parts of"
+    assert decode.value("baton_handoff_mapped_pools") == 0
+
+
+@pytest.mark.usefixtures("nixl")
+def test_parts_are_no_pool_of_the_hosts_form(
+    ranked: Callable[[], Any], end: Callable[..., End]
+) -> None:
+    told = end("prefill", ranked(), nixl="any").way(end("decode", nixl="any"))
+    assert told == "zmq: it is in 2 parts, one of each rank"
 
 
 @pytest.mark.usefixtures("nixl")
@@ -207,7 +263,7 @@ def test_nixl_that_is_missing_is_named_with_what_installs_it(
     for name in nixl_agent._PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"handoff\.nixl is 'any'.*baton-worker\[nixl\]"):
-        zmq_transport._agent(HandoffConfig(nixl="any"), bytes(16))
+        agents_of(HandoffConfig(nixl="any"), bytes(16), sharing())
 
 
 def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
@@ -216,9 +272,9 @@ def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
     def broken(*arguments: Any, **options: Any) -> None:
         raise NixlError("no device")
 
-    monkeypatch.setattr(zmq_transport, "NixlAgent", broken)
+    monkeypatch.setattr(nixl_agents, "NixlAgent", broken)
     with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*no device"):
-        zmq_transport._agent(HandoffConfig(nixl="rdma", require="rdma"), bytes(16))
+        agents_of(HandoffConfig(nixl="rdma", require="rdma"), bytes(16), sharing())
     decode, prefill = end("decode"), end("prefill", nixl="rdma")
     assert prefill.way(decode).startswith("zmq")
 

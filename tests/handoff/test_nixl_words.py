@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import Region
@@ -17,6 +18,8 @@ from baton_worker.handoff.nixl_words import Introduction, NixlWordsError, Welcom
 
 SHAPE = KvShape(n_layers=2, kv_heads=2, block_size=4, head_dim=8, n_blocks=6)
 POOL, LEASES = Region(1 << 40, 1 << 20, None), Region(1 << 41, 4096, None)
+
+PART = nixl_words.part_of(b"meta", POOL)
 
 
 def words(**changes: Any) -> Introduction:
@@ -39,6 +42,23 @@ def test_an_introduction_comes_back_as_it_went(device: int | None) -> None:
     assert told.device == (nixl_words.HOST if device is None else device)
 
 
+def test_parts_of_ranks_come_back_in_their_order_and_are_no_first_version() -> None:
+    others = [
+        nixl_words.part_of(b"meta-%d" % rank, POOL._replace(address=rank << 40, device=rank))
+        for rank in (1, 2, 3)
+    ]
+    told = nixl_words.introduction_of(
+        bytes(16), "prefill-0", b"meta", SHAPE, POOL._replace(device=0), LEASES, others
+    )
+    found = nixl_words.decode_introduction(nixl_words.encode_introduction(told))
+    assert found.parts == (nixl_words.part_of(b"meta", POOL._replace(device=0)), *others)
+    assert found.version == nixl_words.RANKS_VERSION, "who knows no ranks refuses it"
+    assert words().version == nixl_words.VERSION, "who knows no ranks reads it"
+    names = [nixl_words.agent_of(found.agent, rank) for rank in range(4)]
+    assert len(set(names)) == 4
+    assert names[0] == found.agent
+
+
 def test_a_welcome_comes_back_as_it_went() -> None:
     frames = nixl_words.encode_welcome(Welcome(bytes(16), "no", 1e9, 2e9))
     assert nixl_words.is_welcome(frames)
@@ -48,7 +68,13 @@ def test_a_welcome_comes_back_as_it_went() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
+        ({"version": 2}, "1 parts in an introduction of version 2"),
+        ({"others": (PART,)}, "2 parts in an introduction of version 1"),
+        ({"others": (), "version": 2}, "others"),
+        ({"others": (PART,) * 64, "version": 2}, "others"),
+        ({"others": (replace(PART, address=(1 << 62) - 1),), "version": 2}, "where no memory is"),
+        ({"others": (replace(PART, metadata=b""),), "version": 2}, "metadata"),
         ({"address": 0}, "address"),
         ({"address": -5}, "address"),
         ({"address": (1 << 62) - 1}, "where no memory is"),

@@ -124,10 +124,10 @@ CASES = {
         {"placement": "samePod", "handoff": {"require": "rdma"}},
         "handoff.require rdma is for placement separate: KV does not leave a pod of a pair",
     ),
-    "rdma to ranks": (
+    "rdma to ranks of a CPU": (
         {"handoff": {"require": "rdma"}} | roles({"parallelism": {"tensor": 2}}),
-        "handoff.require rdma is for roles[].parallelism.tensor 1: NIXL reads no KV pool that "
-        "ranks have parts of",
+        "handoff.require rdma with roles[].parallelism.tensor above 1 is for engine.device gpu: "
+        "NIXL reads no KV of several ranks of a cpu",
     ),
     "a way that there is not": ({"handoff": {"require": "smoke"}}, "Unsupported value"),
     "a placement that there is not": ({"placement": "sameNode"}, "Unsupported value"),

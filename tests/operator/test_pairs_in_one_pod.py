@@ -272,10 +272,10 @@ MISFITS = {
         "handoff.require nvlink is for",
     ),
     "rdma within a pod": ({"handoff": {"require": "rdma"}}, "handoff.require rdma is for"),
-    "rdma to ranks": (
-        {"placement": "separate", "engine": {"device": "gpu"}, "handoff": {"require": "rdma"},
+    "rdma to ranks of a cpu": (
+        {"placement": "separate", "engine": {"device": "cpu"}, "handoff": {"require": "rdma"},
          "roles": roles({"parallelism": {"tensor": 2}})},
-        "handoff.require rdma is for roles[].parallelism.tensor 1",
+        "handoff.require rdma with roles[].parallelism.tensor above 1 is for engine.device gpu",
     ),
 }  # fmt: skip
 
@@ -291,14 +291,15 @@ async def test_what_does_not_fit_a_pair_is_refused_also_where_the_schema_let_it_
     assert message in told["message"]
 
 
-async def test_a_pair_of_ranks_may_demand_nvlink():
+@pytest.mark.parametrize(("placement", "require"), [("samePod", "nvlink"), ("separate", "rdma")])
+async def test_ranks_of_gpus_may_demand_either_way(placement, require):
     asked = {
         "engine": {"device": "gpu"},
-        "handoff": {"require": "nvlink"},
+        "handoff": {"require": require},
         "roles": roles(parallelism={"tensor": 2}, template=gpu_template()),
     }
     cluster = Cluster()
-    await cluster.create(**(PAIR | asked))
+    await cluster.create(**(PAIR | asked | {"placement": placement}))
     await cluster.reconcile()
     assert cluster.condition("SpecValid") == ("True", "Valid")
 

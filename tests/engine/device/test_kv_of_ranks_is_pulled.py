@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_testing.engine_bench import Bench, Clock, Reader
-from baton_testing.numpy_device import NumpyDevice
-from baton_testing.numpy_kernels import NumpyKernels
-from baton_testing.numpy_team import team_of
+from baton_testing.engine_bench import Clock
 from baton_testing.pool_pair import LONG, Pair, alone, fill, said
+from baton_testing.ranked_engines import benches, options, over
 from baton_testing.tiny_model import TINY_MODEL
-from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
+from baton_worker.engine.backends.device import orders
+from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.head_copies import head_copies
-from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.kv.sharing import CannotAttachError
-from baton_worker.engine.model.checkpoint import open_checkpoint
-from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.shards import Shard
-from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
 
 POWERS = st.sampled_from([1, 2, 4, 8, 16])
 
@@ -64,38 +57,6 @@ def test_a_head_that_many_have_is_taken_from_different_ones(kv_heads: int, there
     copies = head_copies(kv_heads, there, 16)
     taken = [copy.there for copy in copies]
     assert max(map(taken.count, taken)) <= max(len(copies) // there, 1)
-
-
-@contextmanager
-def over(ranks: int, folder: Any = TINY_MODEL) -> Iterator[LoadedModel]:
-    if ranks > 1:
-        model = team_of(folder, ranks)
-        with contextlib.closing(model.team.followers):  # type: ignore[union-attr,type-var]
-            yield model
-        return
-    shape, device = load_shape(folder), NumpyDevice()
-    weights = load_device_weights(device, open_checkpoint(folder), shape, "float32", 1)
-    yield LoadedModel(device, NumpyKernels(device), shape, weights)
-
-
-def options(**given: Any) -> EngineOptions:
-    n_draft = given.setdefault("n_draft", 0)
-    given.setdefault("use_mtp", n_draft > 0)
-    given.setdefault("drafts", DraftSources() if n_draft else NO_DRAFTS)
-    most = {"block_size": 16, "n_blocks": 64, "max_running": 4, "max_waiting": 16}
-    sizes = {"max_model_len": 256, "prefill_tokens": 256, "max_top_k": 20, "overlap": True}
-    return EngineOptions(**(most | sizes | given))
-
-
-def benches(*models: LoadedModel) -> Callable[..., Bench]:
-    """Return what makes an engine over each model in turn, the last one's from then on."""
-    left = list(models)
-
-    def make(reader: Reader | None = None, **given: Any) -> Bench:
-        model = left.pop(0) if len(left) > 1 else left[0]
-        return Bench(DeviceEngine(model, options(**given), Clock()), reader or Reader())
-
-    return make
 
 
 GROUPS = [(2, 2), (1, 2), (2, 1), (2, 4), (4, 2), (4, 1), (1, 4), (4, 4)]
@@ -195,6 +156,8 @@ def test_an_engine_that_is_closed_gives_all_back_at_once() -> None:
             engine = DeviceEngine(model, options(share_kv=True), Clock())
             engine.close()
             del engine
+            model.team.followers.tell([orders.Measure()])  # type: ignore[union-attr]
+            model.team.followers.answers()  # type: ignore[union-attr]
             counts.append(len(list(Path("/proc/self/fd").iterdir())))
         assert counts[0] == counts[1] == counts[2]
 
@@ -240,9 +203,12 @@ def test_a_pool_that_no_ranks_can_have_parts_of_is_not_attached() -> None:
         engine.close()
 
 
-def test_ranks_share_nothing_that_nobody_can_map() -> None:
-    """As where NIXL alone is used, which reads no pool that ranks have parts of."""
+def test_ranks_whose_pool_is_read_by_address_alone_map_nothing() -> None:
+    """As where NIXL alone is used: each rank's part lies in memory that has no descriptor."""
     with over(2) as model:
         engine = DeviceEngine(model, options(share_kv=True, map_kv=False), Clock())
-        assert engine.pool.sharing is None
+        sharing = engine.pool.sharing
+        assert sharing is not None
+        assert sharing.descriptors == ()
+        assert sharing.n_ranks == 2
         engine.close()

@@ -33,6 +33,8 @@ from baton_worker.config import (
 from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.start import start_engine
+from baton_worker.engine.backends.members import Members
+from baton_worker.engine.backends.ranked import group
 from baton_worker.engine.backends.ranked.start import start_over_ranks
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
@@ -214,6 +216,15 @@ def test_a_rank_that_hangs_is_named() -> None:
                 step_on(engine)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_the_program_of_a_rank_over_gpus_is_there_and_ends_with_rank_0() -> None:
+    """Before it was told what to load."""
+    ranks = Members(group.COMMAND, 2, lambda error: None)
+    ((process, pipe),) = ranks._members
+    pipe.close()
+    assert process.wait(PATIENCE_SECONDS) == 0
+    ranks.close()
 
 
 def test_a_rank_that_cannot_load_says_why() -> None:

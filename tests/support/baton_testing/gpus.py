@@ -1,4 +1,4 @@
-"""The GPUs of a machine, for tests that need one or two of them."""
+"""The GPUs of a machine, for tests that need some of them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ def gpu_name() -> str:
     return str(_torch().cuda.get_device_properties(0).uuid)
 
 
-def two_gpus() -> tuple[str, str]:
-    """Return what CUDA_VISIBLE_DEVICES calls the first two GPUs; skip where there is one, or where
+def some_gpus(count: int) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES calls the first GPUs; skip where there are fewer, or where
     they are of two kinds.
     """
     torch = _torch()
-    if torch.cuda.device_count() < 2:
-        pytest.skip("this machine has one CUDA device, two are needed")
-    kinds = {torch.cuda.get_device_name(index) for index in (0, 1)}
+    if (found := torch.cuda.device_count()) < count:
+        pytest.skip(f"CUDA devices of this machine: {found}, needed: {count}")
+    kinds = {torch.cuda.get_device_name(index) for index in range(count)}
     if len(kinds) > 1:
-        pytest.skip(f"its first two GPUs are of two kinds: {sorted(kinds)}")
-    names = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1"
-    first, second = names.split(",")[:2]
+        pytest.skip(f"its first {count} GPUs are of two kinds: {sorted(kinds)}")
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return names.split(",")[:count]
+
+
+def two_gpus() -> tuple[str, str]:
+    """Return what CUDA_VISIBLE_DEVICES calls the first two GPUs; see `some_gpus`."""
+    first, second = some_gpus(2)
     return first, second
 
 

@@ -1,4 +1,4 @@
-"""A rank other than 0 over a NumPy device, as a process: what `ranked.follower` is over a GPU.
+"""A rank other than 0 over a NumPy device, as a process: what `roles.rank` is over a GPU.
 
 Owns the command that starts one, wherever the caller has this package from.
 """
@@ -13,6 +13,7 @@ from baton_testing.numpy_kernels import NumpyKernels
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.ranked.follower import follow
+from baton_worker.handoff.nixl_rank import attend
 
 TOTAL = 256 << 20
 _SUPPORT = str(Path(__file__).resolve().parent.parent)
@@ -28,4 +29,4 @@ def opened(config: ProcessConfig, rank: int) -> tuple[Device, Kernels]:
 
 def main() -> None:
     """Be a rank over the pipe whose descriptor is the only argument."""
-    sys.exit(follow(opened))
+    sys.exit(follow(opened, attend))

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.shards import Shard
+from baton_worker.handoff.nixl_rank import attend
 
 MOST_TOKENS = 2048
 LIMIT_SECONDS = 300.0
@@ -51,7 +53,7 @@ class _Member:
         self.thread.start()
 
     def _run(self) -> None:
-        follower = self.follower = Follower(self.model)
+        follower = self.follower = Follower(self.model, attend)
         while (data := self.told.get()) is not None:
             try:
                 answering = follower.obey(orders.decode_order(data))
@@ -73,7 +75,8 @@ def _given(answer: orders.Answer) -> orders.Answer:
 class ThreadFollowers:
     """See `orders.Followers`."""
 
-    def __init__(self, models: Sequence[LoadedModel]) -> None:
+    def __init__(self, models: Sequence[LoadedModel], device: NumpyDevice) -> None:
+        self._device = device
         self._members = [_Member(rank, model) for rank, model in enumerate(models, 1)]
         self._numbers = itertools.count(1)
         self.n_told = 0
@@ -91,6 +94,17 @@ class ThreadFollowers:
                 raise RankDiedError(f"rank {member.rank}: {member.error}") from member.error
             member.told.put(orders.encode(order))
 
+    def connect(self, engine: int) -> list[Connection]:
+        """See `Followers.connect`."""
+        ours = []
+        for member in self._members:
+            near, far = Pipe()
+            with far:
+                told = orders.Connect(engine, os.dup(far.fileno()))
+            member.told.put(orders.encode(told))
+            ours.append(near)
+        return ours
+
     def answers(self) -> list[orders.Answer]:
         """See `Followers.answers`."""
         found = []
@@ -102,12 +116,13 @@ class ThreadFollowers:
         return found
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and rank 0's device's."""
         for member in self._members:
             member.told.put(None)
         for member in self._members:
             member.thread.join()
             member.model.device.close()  # type: ignore[attr-defined]
+        self._device.close()
 
 
 def team_of(
@@ -116,11 +131,16 @@ def team_of(
     n_mtp: int | None = None,
     limit_seconds: float = LIMIT_SECONDS,
     most_tokens: int = MOST_TOKENS,
+    runs_by_itself: bool = False,
 ) -> LoadedModel:
-    """Return rank 0 of a model over so many ranks, loaded part by part; close its followers."""
+    """Return rank 0 of a model over so many ranks, loaded part by part; close its followers.
+
+    Args:
+        runs_by_itself: rank 0's device, too, does what it is given without being waited for.
+    """
     model_shape, checkpoint = load_shape(folder), open_checkpoint(folder)
     n_mtp = model_shape.n_mtp_layers if n_mtp is None else n_mtp
-    devices = [NumpyDevice(runs_by_itself=rank > 0) for rank in range(size)]
+    devices = [NumpyDevice(runs_by_itself=runs_by_itself or rank > 0) for rank in range(size)]
     kernels = [NumpyKernels(device) for device in devices]
     weights = [
         load_device_weights(device, checkpoint, model_shape, "float32", n_mtp, Shard(rank, size))
@@ -143,6 +163,6 @@ def team_of(
     for own in shared:
         os.close(own.descriptor)
     assert models[0].team is not None, "it was just made"
-    followers = ThreadFollowers(models[1:])
+    followers = ThreadFollowers(models[1:], devices[0])
     team = models[0].team._replace(followers=followers, copier=lambda rank: NumpyDevice())
     return models[0]._replace(team=team)

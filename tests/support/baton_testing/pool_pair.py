@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
-from baton_worker.engine.kv.sharing import PeerPool, mapped_leases
+from baton_worker.engine.kv.sharing import Peer, PeerPool, mapped_leases
 
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
 LONG = tuple(2 + (7 * i) % 50 for i in range(150))
@@ -22,12 +22,16 @@ class Pair:
         chunks = {"prefill_tokens": 32} | limits
         self.prefill = make_bench(share_kv=True, reader=reader, **chunks)
         self.decode = make_bench(share_kv=True, reader=reader or self.prefill.reader, **limits)
+        self.peer = self.introduced()
+
+    def introduced(self) -> Peer:
+        """Return prefill's pool as decode has it."""
         theirs, leases = self.prefill.engine.kv.sharing, self.prefill.engine.leases
-        peer = self.decode.engine.kv.sharing.attach(
+        peer: PeerPool = self.decode.engine.kv.sharing.attach(
             theirs.descriptors, theirs.n_bytes, self.prefill.engine.kv.shape
         )
         words = mapped_leases(leases.descriptor, leases.n_bytes)
-        self.peer: PeerPool = peer._replace(leases=words)
+        return peer._replace(leases=words)
 
     def submit(self, number: int, prompt: tuple[int, ...], **options: Any) -> Any:
         told = OPTIONS | {"temperature": 0.9 * (number % 2), "seed": number} | options

@@ -18,6 +18,7 @@ from baton_worker.engine.backends.ranked.follower import run
 from baton_worker.engine.backends.ranked.group import DeviceRanks
 from baton_worker.engine.model.shards import Shard
 from baton_worker.engine.options import resolve_options
+from baton_worker.handoff.nixl_rank import attend
 from baton_worker.readiness import die_with_parent
 
 _NUMPY_BYTES = 1 << 30
@@ -87,7 +88,8 @@ def _on_gpu(how: str, shape: Any, shard: Shard) -> LoadedModel:
 def main(device: str, how: str, descriptor: str) -> int:
     """Be a rank."""
     die_with_parent()
-    return run(Connection(int(descriptor)), lambda *given: prepared(device, how, *given))
+    pipe = Connection(int(descriptor))
+    return run(pipe, lambda *given: prepared(device, how, *given), attend)
 
 
 if __name__ == "__main__":

@@ -125,8 +125,8 @@ class HandoffConfig(_Section, frozen=True):
     decode worker. `receive_bytes`: KV under way that decode holds or has promised to take, before
     its pool has room. `ahead_requests`: how many beyond its `max_running` decode lets prefill
     compute, for places that become free. `shared_dir`: a folder of one host's workers, where decode
-    finds and reads prefill's KV, on gpus over NVLink. `nixl`: else workers of one rank read it by
-    NIXL, over RDMA or any way, TCP too, unencrypted. `require`: fail what would go another way.
+    finds and reads prefill's KV, on gpus over NVLink. `nixl`: else it reads it by NIXL, each rank
+    its part, over RDMA or any way, TCP too, unencrypted. `require`: fail what would go another way.
     """
 
     bind: str = "tcp://127.0.0.1:0"

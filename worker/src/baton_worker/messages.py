@@ -21,6 +21,8 @@ HANDOFF_PLACES = "handoff_places"
 """Feature of a decode worker that answers asks for a place; an older one cannot read them."""
 HANDOFF_NIXL = "handoff_nixl"
 """Feature of a decode worker that reads prefill workers' KV by NIXL."""
+HANDOFF_NIXL_RANKS = "handoff_nixl_ranks"
+"""Feature of one that reads it out of the parts of several ranks, too; an older one cannot."""
 FEATURES = (*REQUEST_FEATURES, HANDOFF_PLACES)
 """What this version's workers can do beyond the first version's."""
 

@@ -162,7 +162,8 @@ def _check_placement(spec: PDDeploymentSpec, low: tuple[int, int], high: tuple[i
         placement.NVLINK_BETWEEN_GPUS: requires == "nvlink"
         and not (spec.has_pairs and spec.engine.device == "gpu"),
         placement.RDMA_BETWEEN_PODS: requires == "rdma" and spec.has_pairs,
-        placement.WHOLE_POOLS: requires == "rdma"
+        placement.RANKS_OF_GPUS: requires == "rdma"
+        and spec.engine.device != "gpu"
         and any(role.parallelism.tensor > 1 for role in spec.roles),
     }
     for rule, is_broken in broken.items():

@@ -37,9 +37,9 @@ NVLINK_BETWEEN_GPUS: Final = (
 RDMA_BETWEEN_PODS: Final = (
     "handoff.require rdma is for placement separate: KV does not leave a pod of a pair"
 )
-WHOLE_POOLS: Final = (
-    "handoff.require rdma is for roles[].parallelism.tensor 1: "
-    "NIXL reads no KV pool that ranks have parts of"
+RANKS_OF_GPUS: Final = (
+    "handoff.require rdma with roles[].parallelism.tensor above 1 is for engine.device gpu: "
+    "NIXL reads no KV of several ranks of a cpu"
 )
 
 
@@ -105,8 +105,9 @@ PLACEMENT_RULES: Final = (
     ),
     (f"{_IS_PAIR}self.handoff.require != 'rdma'", RDMA_BETWEEN_PODS),
     (
-        "self.handoff.require != 'rdma' || self.roles.all(r, r.parallelism.tensor == 1)",
-        WHOLE_POOLS,
+        "self.handoff.require != 'rdma' || self.engine.device == 'gpu' || "
+        "self.roles.all(r, r.parallelism.tensor == 1)",
+        RANKS_OF_GPUS,
     ),
 )
 """Of a whole spec, as (rule, message)."""

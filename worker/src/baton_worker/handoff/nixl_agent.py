@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -144,6 +144,48 @@ class Reading:
         """Release it."""
         with _Telling("release a read"):
             self._agent.releaseXferReq(self._handle)
+
+
+class Work(Protocol):
+    """What is asked of NIXL, by this process or by one that is asked to; see `Reading`."""
+
+    def begin(self) -> bool:
+        """See `Reading.begin`."""
+
+    def has_ended(self) -> bool:
+        """See `Reading.has_ended`."""
+
+    def close(self) -> None:
+        """See `Reading.close`."""
+
+
+def seen_to_its_end(work: Work) -> Iterator[None]:
+    """Begin it, and yield until it has ended and is released.
+
+    Raises:
+        NixlError: it failed; nothing is under way.
+    """
+    try:
+        has_ended = work.begin()
+        while not has_ended:
+            yield
+            has_ended = work.has_ended()
+    except NixlError:
+        work.close()
+        raise
+    work.close()
+
+
+def add_named(agent: NixlAgent, name: str, metadata: bytes) -> None:
+    """Learn of another agent, which must be called so.
+
+    Raises:
+        NixlError: it cannot be learnt of, or is called otherwise.
+    """
+    found = agent.add(metadata)
+    if found != name:
+        agent.remove(found)
+        raise NixlError(f"its agent is {found!r}, not named by its pool")
 
 
 class _Telling:

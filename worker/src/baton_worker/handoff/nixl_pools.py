@@ -6,17 +6,17 @@ it, and beyond that for handoffs under way. Knows no request and no socket.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from baton_worker.engine.kv.sharing import CannotAttachError, GivenAwayError, KvSharing
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.nixl_agent import NixlAgent, NixlError
 from baton_worker.handoff.nixl_pulls import NixlPool, NixlPulls
+from baton_worker.handoff.nixl_ranks import FarRank
 from baton_worker.handoff.nixl_words import Introduction, Welcome, rates_of
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ class NixlPools:
 
     Args:
         agent: of this process.
-        own: its pool, into which the others' are read.
+        own: its pool, into which the others' are read, or of all its ranks.
         call: runs a function on that thread, soon; may be called from any.
+        others: the other ranks that have a part of the pool.
 
     Raises:
         NixlError: its pool cannot be registered.
@@ -54,11 +55,12 @@ class NixlPools:
         deadline_seconds: float,
         metrics: PoolMetrics,
         call: Callable[[Callable[[], None]], None],
+        others: Sequence[FarRank] = (),
     ) -> None:
         self._own = own
         self._metrics = metrics
         self._call = call
-        self._pulls = NixlPulls(agent, own, deadline_seconds, self)
+        self._pulls = NixlPulls(agent, own, deadline_seconds, self, others)
         self._pools: dict[bytes, NixlPool] = {}
         self._owners: dict[bytes, _Owner] = {}
         # This and the next: for the pulls' thread.
@@ -89,7 +91,8 @@ class NixlPools:
             tell: is told the outcome, and when the pool can be read no more.
         """
         try:
-            self._own.check_fits(words.shape, words.n_bytes)
+            n_bytes = min(part.n_bytes for part in words.parts)
+            self._own.check_fits(words.shape, n_bytes, len(words.parts))
             if words.pool_id not in self._owners and len(self._owners) >= MOST_POOLS:
                 raise CannotAttachError(f"{MOST_POOLS} pools are known already")
         except CannotAttachError as error:
@@ -164,7 +167,8 @@ class NixlPools:
         with self._lock:
             self._pools[words.pool_id] = pool
         welcome = Welcome(words.pool_id, "", *pool.rates)
-        facts = {"prefill": words.worker_id, "transport": "nixl", "bytes": words.n_bytes}
+        n_bytes = sum(part.n_bytes for part in words.parts)
+        facts = {"prefill": words.worker_id, "transport": "nixl", "bytes": n_bytes}
         log.info("a KV pool can be read", extra=facts | rates_of(welcome))
         if is_slow(welcome.measured_bytes_per_second, words.shape.block_bytes):
             log.warning("NIXL reads slowly: UCX may use TCP, see UCX_TLS", extra=facts)
@@ -192,5 +196,4 @@ class NixlPools:
         for agent, reference in list(self._loaded.items()):
             if agent == returning or reference() is None:
                 del self._loaded[agent]
-                with contextlib.suppress(NixlError):  # it never came to be known
-                    self._pulls.agent.remove(agent)
+                self._pulls.forget(agent)

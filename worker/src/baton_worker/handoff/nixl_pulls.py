@@ -2,16 +2,17 @@
 
 Owns each pull from its order to its end, and the word of the lease that is read behind it. A pull
 whose request is gone goes on until NIXL says that it is over, for until then something writes.
-Nobody else calls NIXL at decode, so that the engine never waits for it. Knows no request.
+Nobody else calls NIXL at decode, so that the engine never waits for it. Of several ranks each reads
+into its own part, and what has come is what has come on all. Knows no request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,22 +25,23 @@ from baton_worker.engine.kv.sharing import (
     HostMemory,
     KvSharing,
     LeaseWords,
+    PartPieces,
     PullLostError,
     UnfitKvError,
 )
-from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, Place, Reading
-from baton_worker.handoff.nixl_words import HOST, Introduction
+from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, Place, Work, seen_to_its_end
+from baton_worker.handoff.nixl_ranks import FarRank, OwnRank, Rank
+from baton_worker.handoff.nixl_turns import Order, Turns
+from baton_worker.handoff.nixl_words import HOST, Introduction, agent_of
 
-_PAUSE_SECONDS = 0.0001
-"""Between two looks at what is under way, at first; it grows to the longest while nothing ends."""
-_LONGEST_PAUSE_SECONDS = 0.0005
-_IDLE_SECONDS = 1.0
 _SETTLING_SECONDS = 1.0
 """How long after a failure blocks are left to what may still write to them: UCX tells of a broken
 connection before all that was under way on it is cleared up.
 """
 _SLOWEST_BYTES_PER_SECOND = 1 << 20
 _SCRATCH_WORDS = 4096
+_MOST_PIECES = 4096
+"""Of one read: others have their turn between two, and each piece costs microseconds."""
 _ESTIMATED_BYTES = 64 << 20
 
 
@@ -73,6 +75,7 @@ class NixlPool:
         why_lost: why nothing is read from there any more; "" as long as it is.
         rates: what is known of the way to it.
         n_reading: reads under way, on the pulls' thread.
+        parts: each rank's.
     """
 
     def __init__(self, words: Introduction, pulls: NixlPulls) -> None:
@@ -82,8 +85,16 @@ class NixlPool:
         self.rates = NO_RATES
         self.n_reading = 0
         self._pulls = pulls
-        self.place = Place(words.agent, None if words.device == HOST else words.device)
+        self.parts = [
+            Place(agent_of(words.agent, rank), None if part.device == HOST else part.device)
+            for rank, part in enumerate(words.parts)
+        ]
         self.leases = Place(words.agent, None)
+
+    @property
+    def form(self) -> tuple[KvShape, int]:
+        """Its shape, and how many ranks have a part of it."""
+        return self.shape, len(self.parts)
 
     def goes_beside(self, own: KvSharing) -> bool:
         """See `Peer.goes_beside`."""
@@ -138,27 +149,31 @@ class NixlPull:
         self._over.set()
 
 
-Order = Callable[[], Iterator[None]]
-"""What is done on the thread, a piece at a time: each `None` lets others have their turn."""
-
-
 class NixlPulls:
     """See the module.
 
     Args:
         agent: of this process; its own pool and the words of leases are registered here.
         deadline_seconds: of silence, beside what bytes take at 1 MiB/s.
+        others: the other ranks of this worker, rank 1 first.
 
     Raises:
         NixlError: the pool cannot be registered.
     """
 
     def __init__(
-        self, agent: NixlAgent, own: KvSharing, deadline_seconds: float, tells: Tells
+        self,
+        agent: NixlAgent,
+        own: KvSharing,
+        deadline_seconds: float,
+        tells: Tells,
+        others: Sequence[FarRank] = (),
     ) -> None:
-        self.agent = agent
-        assert own.region is not None, "NIXL reads into no pool of several ranks"
+        self._agent = agent
         self._own, self._region = own, own.region
+        self._ranks: list[Rank] = [OwnRank(agent, own.region), *others]
+        assert len(self._ranks) == own.n_ranks, "each reads into its own part"
+        self._added: dict[str, list[tuple[Rank, str]]] = {}
         self._deadline_seconds = deadline_seconds
         self._tells = tells
         self._scratch = HostMemory(_SCRATCH_WORDS * LEASE_BYTES)
@@ -166,29 +181,19 @@ class NixlPulls:
         self._free_words = list(range(_SCRATCH_WORDS))
         for region in (self._region, self._scratch.region):
             agent.register(region)
-        self._orders = deque[Order]()
-        self._active: list[Iterator[None]] = []
-        self._wakeup = threading.Condition()
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="kv-nixl", daemon=True)
+        self._turns = Turns("kv-nixl")
 
     def start(self) -> None:
         """Begin to work."""
-        self._thread.start()
+        self._turns.start()
 
     def close(self) -> None:
         """Stop; what is under way goes on by itself, and is nobody's business any more."""
-        with self._wakeup:
-            self._is_closing = True
-            self._wakeup.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5.0)
+        self._turns.close()
 
     def order(self, order: Order) -> None:
         """Have something done on the thread. May be called on any."""
-        with self._wakeup:
-            self._orders.append(order)
-            self._wakeup.notify()
+        self._turns.order(order)
 
     def begin(
         self, pool: NixlPool, blocks: Sequence[int], theirs: Sequence[int], lease: LeaseWords
@@ -223,7 +228,7 @@ class NixlPulls:
         return pull
 
     def greet(self, pool: NixlPool) -> Iterator[None]:
-        """Make sure that a pool can be read: connect to its agent, read a word and a block.
+        """Make sure that a pool can be read: connect to its agents, read a word and a block.
 
         That one is for nobody: it goes where padding does. UCX tells nobody when it falls back to
         TCP, and expects as much as before, so only what was measured tells.
@@ -231,15 +236,28 @@ class NixlPulls:
         Raises:
             NixlError: it cannot be.
         """
-        name = self.agent.add(pool.words.metadata)
-        if name != pool.words.agent:
-            self.agent.remove(name)
-            raise NixlError(f"its agent is {name!r}, not named by its pool")
+        yield from self._add(pool)
         yield from self._lease_word(pool, 0)
         expected, measured = self._expected(pool), 0.0
         for _ in range(2):  # the first one connects
-            measured = yield from self._blocks(pool, [TRASH_BLOCK], [NULL_BLOCK])
+            seconds = yield from self._blocks(pool, [TRASH_BLOCK], [NULL_BLOCK])
+            measured = pool.shape.block_bytes / seconds
         pool.rates = Rates(expected, measured)
+
+    def forget(self, agent: str) -> None:
+        """Have NIXL forget the agents of a pool, rank 0's of which is called so."""
+        for rank, name in self._added.pop(agent, ()):
+            with contextlib.suppress(NixlError):  # one that is gone may have been forgotten
+                rank.remove(name)
+
+    def _add(self, pool: NixlPool) -> Iterator[None]:
+        """Have each rank learn of the agents that it reads from, and this one of the leases'."""
+        pairs = {(copy.here, copy.there) for copy in self._own.pieces([0], [0], *pool.form)}
+        added = self._added.setdefault(pool.words.agent, [])
+        for here, there in sorted(pairs | {(0, 0)}):
+            rank, name = self._ranks[here], pool.parts[there].agent
+            yield from rank.add(name, pool.words.parts[there].metadata)
+            added.append((rank, name))
 
     def _pull(
         self, pool: NixlPool, blocks: list[int], theirs: list[int], lease: LeaseWords
@@ -247,9 +265,8 @@ class NixlPulls:
         if pool.why_lost:
             raise NixlError(pool.why_lost)
         if blocks:
-            rate = yield from self._blocks(pool, blocks, theirs)
-            n_bytes = len(blocks) * pool.shape.block_bytes
-            self._tells.pulled(pool, n_bytes, n_bytes / rate)
+            seconds = yield from self._blocks(pool, blocks, theirs)
+            self._tells.pulled(pool, len(blocks) * pool.shape.block_bytes, seconds)
             self._own.check_values(blocks)
         if lease is not None:
             slot, serial = lease
@@ -259,13 +276,19 @@ class NixlPulls:
     def _blocks(
         self, pool: NixlPool, blocks: list[int], theirs: list[int]
     ) -> Generator[None, None, float]:
-        """Read blocks; returns at how many bytes per second."""
-        own = self._region
-        pieces = self._own.pieces(blocks, theirs, pool.shape)
-        pieces = pieces + np.array([pool.words.address, own.address, 0])
+        """Read blocks; returns the seconds that it took."""
+        copies = self._own.pieces(blocks, theirs, *pool.form)
         started = time.monotonic()
-        yield from self._read(pool, self.agent.read(pool.place, own.device, pieces))
-        return float(pieces[:, 2].sum()) / max(time.monotonic() - started, 1e-9)
+        yield from _together([self._copy(pool, copy) for copy in copies])
+        return max(time.monotonic() - started, 1e-9)
+
+    def _copy(self, pool: NixlPool, copy: PartPieces) -> Iterator[None]:
+        """Read what one rank needs of another pool's rank."""
+        rank, there = self._ranks[copy.here], pool.words.parts[copy.there]
+        pieces = copy.pieces + np.array([there.address, rank.address, 0])
+        for start in range(0, len(pieces), _MOST_PIECES):
+            some = pieces[start : start + _MOST_PIECES]
+            yield from self._read(pool, rank.read(pool.parts[copy.there], some))
 
     def _lease_word(self, pool: NixlPool, slot: int) -> Generator[None, None, int]:
         """Read what an owner says of a lease now; returns it."""
@@ -278,62 +301,59 @@ class NixlPulls:
         here = self._scratch.region.address + word * LEASE_BYTES
         pieces = np.array([[there, here, LEASE_BYTES]], np.int64)
         try:
-            yield from self._read(pool, self.agent.read(pool.leases, None, pieces))
+            yield from self._read(pool, self._agent.read(pool.leases, None, pieces))
             return int(self._words[word])
         finally:
             self._free_words.append(word)
 
-    def _read(self, pool: NixlPool, reading: Reading) -> Iterator[None]:
+    def _read(self, pool: NixlPool, work: Work) -> Iterator[None]:
         """Begin a read and see it to its end, whatever that is."""
         pool.n_reading += 1
         try:
-            has_ended = reading.begin()
-            while not has_ended:
-                yield
-                has_ended = reading.has_ended()
-        except NixlError:
+            yield from seen_to_its_end(work)
+        finally:
             pool.n_reading -= 1
-            reading.close()
-            raise
-        pool.n_reading -= 1
-        reading.close()
 
     def _expected(self, pool: NixlPool) -> float:
+        """Return what UCX expects of this rank's way to rank 0's part, as often as there are ranks:
+        they read at the same time.
+        """
         own = self._region
         n_bytes = min(pool.words.n_bytes, own.n_bytes, _ESTIMATED_BYTES)
         pieces = np.array([[pool.words.address, own.address, n_bytes]], np.int64)
-        reading = self.agent.read(pool.place, own.device, pieces)
+        reading = self._agent.read(pool.parts[0], own.device, pieces)
         try:
             seconds = reading.expected_seconds()
         finally:
             reading.close()
-        return n_bytes / seconds if seconds > 0 else 0.0
+        return len(self._ranks) * n_bytes / seconds if seconds > 0 else 0.0
 
     def _lose(self, pool: NixlPool, why: str) -> None:
         if not pool.why_lost:
             pool.why_lost = why
             self._tells.lost(pool)
 
-    def _run(self) -> None:
-        pause = _PAUSE_SECONDS
-        while True:
-            with self._wakeup:
-                if not self._orders and not self._is_closing:
-                    self._wakeup.wait(pause if self._active else _IDLE_SECONDS)
-                if self._is_closing:
-                    return
-                begun = len(self._orders)
-                for _ in range(begun):
-                    self._active.append(self._orders.popleft()())
-            n_before = len(self._active)
-            self._active = [work for work in self._active if _goes_on(work)]
-            is_moving = begun or len(self._active) < n_before
-            pause = _PAUSE_SECONDS if is_moving else min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+def _together(works: list[Iterator[None]]) -> Iterator[None]:
+    """Let all come to their ends.
 
-def _goes_on(work: Iterator[None]) -> bool:
-    try:
-        next(work)
-    except StopIteration:
-        return False
-    return True
+    Raises:
+        NixlError: the first that failed; none is under way any more.
+    """
+    failure: NixlError | None = None
+    while works:
+        left = []
+        for work in works:
+            try:
+                next(work)
+            except StopIteration:
+                continue
+            except NixlError as error:
+                failure = failure or error
+                continue
+            left.append(work)
+        works = left
+        if works:
+            yield
+    if failure is not None:
+        raise failure

@@ -7,15 +7,21 @@ as that connection. Owns the introductions and what came of them. Knows no reque
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import KvSharing, Leases
 from baton_worker.handoff.nixl_agent import NixlAgent
-from baton_worker.handoff.nixl_words import Introduction, Welcome, introduction_of, rates_of
+from baton_worker.handoff.nixl_words import (
+    Introduction,
+    Part,
+    Welcome,
+    introduction_of,
+    rates_of,
+)
 from baton_worker.handoff.offers import Address, address_of
-from baton_worker.messages import HANDOFF_NIXL, DecodeTarget
+from baton_worker.messages import HANDOFF_NIXL, HANDOFF_NIXL_RANKS, DecodeTarget
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +51,9 @@ class _Visit:
 class NixlVisits:
     """See the module. All methods are for one thread.
 
+    Args:
+        others: the parts of the other ranks, whose agents are there.
+
     Raises:
         NixlError: the pool cannot be registered.
     """
@@ -57,14 +66,14 @@ class NixlVisits:
         shape: KvShape,
         sharing: KvSharing,
         leases: Leases,
+        others: Sequence[Part] = (),
     ) -> None:
         self._agent = agent  # which others read from as long as it is there
-        assert sharing.region is not None, "NIXL reads no pool of several ranks"
         regions = (sharing.region, leases.region)
         for region in regions:
             agent.register(region)
         self.words: Introduction = introduction_of(
-            pool_id, worker_id, agent.metadata(), shape, *regions
+            pool_id, worker_id, agent.metadata(), shape, *regions, others
         )
         self._visits: dict[Address, _Visit] = {}
 
@@ -73,8 +82,11 @@ class NixlVisits:
         if HANDOFF_NIXL not in target.features:
             then(
                 f"{target.worker_id} reads nothing by NIXL: its handoff.nixl is off, it has "
-                "several ranks, or it is old"
+                "several ranks of a CPU, or it is old"
             )
+            return
+        if len(self.words.parts) > 1 and HANDOFF_NIXL_RANKS not in target.features:
+            then(f"{target.worker_id} is old: it reads no pool that ranks have parts of")
             return
         address = address_of(target)
         visit = self._visits.get(address)

@@ -14,9 +14,13 @@ import msgspec
 
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import Region
-from baton_worker.handoff.pool_words import POOL_ID_BYTES, KvShapeWords, words_of
+from baton_worker.handoff.pool_words import MOST_RANKS, POOL_ID_BYTES, KvShapeWords, words_of
 
 VERSION = 1
+RANKS_VERSION = 2
+"""Of an introduction of several ranks' pool: who knows the first one alone must not take rank 0's
+part for all of it.
+"""
 INTRODUCTION_MAGIC = b"BKI1"
 WELCOME_MAGIC = b"BKW1"
 MOST_METADATA_BYTES = 256 << 10
@@ -24,6 +28,7 @@ MOST_METADATA_BYTES = 256 << 10
 HOST = -1
 
 _T = TypeVar("_T", "Introduction", "Welcome")
+_Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MOST_METADATA_BYTES)]
 _Id = Annotated[bytes, msgspec.Meta(min_length=POOL_ID_BYTES, max_length=POOL_ID_BYTES)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
 _Address = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
@@ -36,31 +41,55 @@ class NixlWordsError(ValueError):
     """A message is not what it must be; the text says how."""
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A rank's part of a pool, or all of one that has no others.
+
+    Attributes:
+        metadata: of the rank's agent.
+        address, n_bytes, device: where it lies there; `HOST` is no device.
+    """
+
+    metadata: _Metadata
+    address: _Address
+    n_bytes: _Bytes
+    device: _Device
+
+
 class Introduction(KvShapeWords, frozen=True):
     """Prefill's pool.
 
     Attributes:
         pool_id: names the pool in offers, and in hex its agent; nobody can guess it.
         worker_id: whose it is, for logs and metrics.
-        metadata: of its agent.
-        address, n_bytes, device: where the pool lies there; `HOST` is no device.
+        metadata, address, n_bytes, device: see `Part`; rank 0's, which has the leases.
         lease_address, lease_bytes: where its `Leases` lie, in the host's memory.
+        others: those of the other ranks, rank 1's first; not said where there is none.
     """
 
     pool_id: _Id
     worker_id: _Name
-    metadata: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MOST_METADATA_BYTES)]
+    metadata: _Metadata
     address: _Address
     n_bytes: _Bytes
     device: _Device
     lease_address: _Address
     lease_bytes: _Bytes
     version: int = VERSION
+    others: (
+        Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MOST_RANKS - 1)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
 
     @property
     def agent(self) -> str:
-        """What its agent must be called."""
+        """What its agent must be called, of several ranks rank 0's; see `agent_of`."""
         return self.pool_id.hex()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Return each rank's."""
+        others = () if isinstance(self.others, msgspec.UnsetType) else self.others
+        return (Part(self.metadata, self.address, self.n_bytes, self.device), *others)
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -85,19 +114,40 @@ def rates_of(words: Welcome) -> dict[str, float]:
     }
 
 
+def agent_of(agent: str, rank: int) -> str:
+    """Return what a rank's agent is called, where rank 0's is `agent`."""
+    return f"{agent}-{rank}" if rank else agent
+
+
+def part_of(metadata: bytes, region: Region) -> Part:
+    """Return what is said of a rank's part, or of a whole pool."""
+    device = HOST if region.device is None else region.device
+    return Part(metadata, region.address, region.n_bytes, device)
+
+
 def introduction_of(
-    pool_id: bytes, worker_id: str, metadata: bytes, shape: KvShape, pool: Region, leases: Region
+    pool_id: bytes,
+    worker_id: str,
+    metadata: bytes,
+    shape: KvShape,
+    pool: Region,
+    leases: Region,
+    others: Sequence[Part] = (),
 ) -> Introduction:
-    """Return what a pool's owner says."""
+    """Return what a pool's owner says.
+
+    Args:
+        metadata, pool: of several ranks those of rank 0.
+        others: the other ranks' parts, rank 1's first.
+    """
     return Introduction(
         pool_id=pool_id,
         worker_id=worker_id,
-        metadata=metadata,
-        address=pool.address,
-        n_bytes=pool.n_bytes,
-        device=HOST if pool.device is None else pool.device,
         lease_address=leases.address,
         lease_bytes=leases.n_bytes,
+        version=RANKS_VERSION if others else VERSION,
+        others=tuple(others) if others else msgspec.UNSET,
+        **msgspec.structs.asdict(part_of(metadata, pool)),
         **words_of(shape),
     )
 
@@ -119,10 +169,14 @@ def decode_introduction(frames: Sequence[Any]) -> Introduction:
         NixlWordsError: it is none, or of another version.
     """
     words = _decoded(frames, Introduction)
-    if words.version != VERSION:
-        raise NixlWordsError(f"version {words.version} of an introduction, {VERSION} is known")
-    ends = (words.address + words.n_bytes, words.lease_address + words.lease_bytes)
-    if max(ends) > 1 << 62:
+    if words.version not in (VERSION, RANKS_VERSION):
+        known = f"{VERSION} and {RANKS_VERSION} are known"
+        raise NixlWordsError(f"version {words.version} of an introduction, {known}")
+    if (words.version == RANKS_VERSION) != (len(words.parts) > 1):
+        n_parts = len(words.parts)
+        raise NixlWordsError(f"{n_parts} parts in an introduction of version {words.version}")
+    ends = [part.address + part.n_bytes for part in words.parts]
+    if max(*ends, words.lease_address + words.lease_bytes) > 1 << 62:
         raise NixlWordsError("its memory ends where no memory is")
     return words
 

@@ -32,7 +32,7 @@ from baton_worker.handoff.api import (
 )
 from baton_worker.handoff.dealers import STUCK_MS
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, NixlMissingError
+from baton_worker.handoff.nixl_agents import NixlAgents, agents_of
 from baton_worker.handoff.nixl_pools import NixlPools
 from baton_worker.handoff.nixl_visits import NixlVisits
 from baton_worker.handoff.peer_pools import PeerPools
@@ -51,7 +51,7 @@ from baton_worker.link.peer import FROZEN_SECONDS
 from baton_worker.link.sockets import CALLING_AGAIN, HANDSHAKE_MS, close, monitor, use_family_of
 from baton_worker.link.wakeup import Wakeup
 from baton_worker.listening import ListeningClock
-from baton_worker.messages import HANDOFF_NIXL, DecodeTarget
+from baton_worker.messages import HANDOFF_NIXL, HANDOFF_NIXL_RANKS, DecodeTarget
 from baton_worker.records.columns import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -86,15 +86,15 @@ class ZmqKvTransport:
         self._on_event: Callable[[HandoffEvent], None] = lambda event: None
         self._calls: deque[Callable[[], None]] = deque()
         self._poller = zmq.Poller()
-        self._metrics = metrics
-        self._owner = owner
+        self._metrics, self._owner = metrics, owner
         self._pools, self._ways = PeerPools(None, None), None
         pool_id, nixl_visits = secrets.token_bytes(POOL_ID_BYTES), None
-        agent = _agent(config, pool_id) if _has_address(owner) else None
+        sharing = None if owner is None else owner.sharing
+        agents = self._agents = agents_of(config, pool_id, sharing)
         if owner is not None and places is not None:
-            self._pools = self._peer_pools(owner, agent)
+            self._pools = self._peer_pools(owner, agents)
         elif owner is not None:
-            nixl_visits = None if agent is None else _nixl_visits(owner, agent, pool_id)
+            nixl_visits = None if agents is None else _nixl_visits(owner, agents, pool_id)
             visits = PoolVisits(owner, self._call, pool_id) if owner.folder else None
             self._ways = KvWays(owner.sharing.transport, config.require, visits, nixl_visits)
         self._listening = _listening_clock()
@@ -144,7 +144,7 @@ class ZmqKvTransport:
     @property
     def features(self) -> tuple[str, ...]:
         """What this process can do beyond what its version can."""
-        return () if self._pools.nixl is None else (HANDOFF_NIXL,)
+        return () if self._pools.nixl is None else (HANDOFF_NIXL, HANDOFF_NIXL_RANKS)
 
     def ways(self) -> dict[str, str]:
         """Return how KV goes to decode workers, by their names, where there is a choice."""
@@ -202,6 +202,8 @@ class ZmqKvTransport:
         self._call(partial(setattr, self, "_closing", True))
         self._thread.join(timeout=5.0)
         self._pools.close()
+        if self._agents is not None:
+            self._agents.close()
         self._security.close()
 
     def _call(self, action: Callable[[], None]) -> None:
@@ -252,12 +254,12 @@ class ZmqKvTransport:
         else:
             self._metrics.pools.delivered("zmq", event.sent_bytes)
 
-    def _peer_pools(self, owner: PoolOwner, agent: NixlAgent | None) -> PeerPools:
+    def _peer_pools(self, owner: PoolOwner, agents: NixlAgents | None) -> PeerPools:
         pools, own = self._metrics.pools, owner.sharing
         nixl = door = None
-        if agent is not None:
+        if agents is not None:
             deadline = self._config.deadline_seconds
-            nixl = NixlPools(agent, own, deadline, pools, self._call)
+            nixl = NixlPools(agents.own, own, deadline, pools, self._call, agents.others)
         if owner.folder:
             door = PoolDoor(owner.folder, own, pools)
         return PeerPools(door, nixl)
@@ -345,34 +347,9 @@ def _listening_clock() -> ListeningClock:
     )
 
 
-def _has_address(owner: PoolOwner | None) -> bool:
-    """Whether there is a pool that NIXL reads: not one that ranks have parts of."""
-    return owner is not None and owner.sharing.region is not None
-
-
-def _agent(config: HandoffConfig, pool_id: bytes) -> NixlAgent | None:
-    """Return NIXL's agent, or None where it is not wanted, or cannot be had and need not.
-
-    Raises:
-        ConfigError: it is not installed, or it must be had.
-    """
-    if config.nixl == "off":
-        return None
-    try:
-        return NixlAgent(pool_id.hex(), is_rdma_only=config.nixl == "rdma")
-    except NixlMissingError as error:
-        raise ConfigError(f"handoff.nixl is {config.nixl!r}, but {error}") from error
-    except NixlError as error:
-        if config.require == "rdma":
-            message = f"handoff.require is 'rdma', and KV cannot go so from here: {error}"
-            raise ConfigError(message) from error
-        log.warning("KV will not be read by NIXL", extra={"why": str(error)})
-        return None
-
-
-def _nixl_visits(owner: PoolOwner, agent: NixlAgent, pool_id: bytes) -> NixlVisits:
+def _nixl_visits(owner: PoolOwner, agents: NixlAgents, pool_id: bytes) -> NixlVisits:
     facts = (owner.worker_id, owner.shape, owner.sharing, owner.leases)
-    return NixlVisits(agent, pool_id, *facts)
+    return NixlVisits(agents.own, pool_id, *facts, [rank.part for rank in agents.others])
 
 
 def _heard(why_not: str) -> None:

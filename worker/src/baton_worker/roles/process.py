@@ -141,11 +141,11 @@ def _check_sharing(config: ProcessConfig) -> None:
             f"handoff.require is {require!r}, but handoff.shared_dir is empty: name a folder that "
             "the prefill and decode workers of a host share"
         )
-    if require == "rdma" and ranks > 1:
+    if require == "rdma" and ranks > 1 and device == "cpu":
         raise ConfigError(
-            f"handoff.require is 'rdma', but engine.tensor_parallel_size is {ranks}: NIXL reads no "
-            "pool that ranks have parts of; set handoff.require to 'any', or to 'nvlink' where "
-            "both workers are on one host"
+            f"handoff.require is 'rdma', but engine.tensor_parallel_size is {ranks} and "
+            f"engine.device {device!r}: KV of several ranks is read by NIXL on gpus only; set "
+            "handoff.require to 'any'"
         )
     if require == "nvlink" and device != "gpu":
         raise ConfigError(
@@ -250,16 +250,13 @@ def _kv_transport(
 
 def _pool_owner(config: ProcessConfig, role: Role, engine: StepEngine) -> PoolOwner | None:
     sharing = engine.kv.sharing
-    ranks, is_mapped = config.engine.tensor_parallel_size, config.handoff.shared_dir
-    wanted = is_mapped or config.handoff.nixl != "off"
+    wanted = config.handoff.shared_dir or config.handoff.nixl != "off"
     if sharing is None and wanted and role is not Role.MIXED:
         log.warning(
             "this worker's KV is sent, not read where it lies: its ranks have parts of the pool, "
-            "which are mapped on GPUs of one host alone (handoff.shared_dir)",
-            extra={"ranks": ranks},
+            "which are mapped, or read by NIXL, on GPUs alone",
+            extra={"ranks": config.engine.tensor_parallel_size},
         )
-    elif ranks > 1 and config.handoff.nixl != "off" and role is not Role.MIXED:
-        log.warning("NIXL is not used: it reads no pool that ranks have parts of")
     if sharing is None or engine.leases is None or role is Role.MIXED:
         return None
     folder, leases = config.handoff.shared_dir, engine.leases

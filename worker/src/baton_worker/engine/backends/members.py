@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
+from multiprocessing.reduction import recv_handle, send_handle
 
 from baton_worker.engine.api import RankDiedError
 
@@ -72,6 +72,17 @@ class Members:
             raise RankDiedError(
                 f"tensor-parallel rank {rank} has taken nothing for {_SEND_SECONDS} s"
             ) from error
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def send_descriptor(self, rank: int, descriptor: int) -> None:
+        """Send a descriptor behind the last message to a rank; it stays the caller's to close.
+
+        Raises:
+            RankDiedError: one of them is gone.
+        """
+        try:
+            send_handle(self.pipe(rank), descriptor, 0)
         except OSError as error:
             raise self.lost(error) from error
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from baton_worker.engine.kv.sharing import (
     CannotAttachError,
     Copy,
     HostMemory,
+    PartPieces,
     PeerPool,
-    Region,
     UnfitKvError,
     check_blocks_alike,
     mapped,
@@ -39,6 +40,7 @@ class HostSharing:
 
     transport = "shm"
     goes_beside = False
+    n_ranks = 1
 
     def __init__(self, shape: KvShape, n_reserved: int) -> None:
         self._shape = shape
@@ -47,31 +49,34 @@ class HostSharing:
         self.arrays = self._arrays_in(self._memory.bytes, shape)
         self.descriptors: tuple[int, ...] = (self._memory.descriptor,)
         self.n_bytes = self._memory.n_bytes
-        self.region: Region | None = self._memory.region
+        self.region = self._memory.region
+
+    def connect(self) -> list[Connection]:
+        """See `KvSharing.connect`: there is no other rank."""
+        return []
 
     def attach(self, descriptors: Sequence[int], n_bytes: int, shape: KvShape) -> PeerPool:
-        """See `KvSharing.attach`; of the host's there is none in parts."""
-        if len(descriptors) != 1:
-            raise CannotAttachError(f"it is in {len(descriptors)} parts, one of each rank")
+        """See `KvSharing.attach`."""
+        self.check_fits(shape, n_bytes, len(descriptors))
         (descriptor,) = descriptors
-        self.check_fits(shape, n_bytes)
         return PeerPool(shape, self._arrays_in(mapped(descriptor, n_bytes), shape))
 
-    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
-        """See `KvSharing.check_fits`."""
+    def check_fits(self, shape: KvShape, n_bytes: int, ranks: int = 1) -> None:
+        """See `KvSharing.check_fits`; of the host's there is none in parts."""
+        if ranks != 1:
+            raise CannotAttachError(f"it is in {ranks} parts, one of each rank")
         check_blocks_alike(self._shape, shape, n_bytes, self._n_reserved)
 
     def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
-    ) -> npt.NDArray[np.int64]:
+        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape, ranks: int = 1
+    ) -> list[PartPieces]:
         """See `KvSharing.pieces`: a block is one piece in each array of each layer."""
         n_arrays = self._shape.n_parts * self._shape.n_layers
         size = self._shape.block_bytes // n_arrays
         runs = runs_of(theirs, blocks) * size
         strides = [(pool.n_blocks + self._n_reserved) * size for pool in (shape, self._shape)]
         starts = np.arange(n_arrays)[:, None, None] * np.array([*strides, 0])
-        pieces: npt.NDArray[np.int64] = (runs[None] + starts).reshape(-1, 3)
-        return pieces
+        return [PartPieces(0, 0, (runs[None] + starts).reshape(-1, 3))]
 
     def fence(self) -> Copy:
         """See `KvSharing.fence`: a block is nobody's before the step that had it has landed."""

@@ -13,6 +13,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -234,6 +235,18 @@ class Region(NamedTuple):
     device: int | None
 
 
+class PartPieces(NamedTuple):
+    """What goes from one rank's part of a pool to one's of another.
+
+    Attributes:
+        pieces: [pieces, 3]: byte there, byte here, bytes; from the beginning of each rank's part.
+    """
+
+    there: int
+    here: int
+    pieces: npt.NDArray[np.int64]
+
+
 class KvSharing(Protocol):
     """A pool whose memory other processes may map, and which pulls out of theirs.
 
@@ -243,14 +256,19 @@ class KvSharing(Protocol):
             pool's own, closed with it. None for memory that can only be read by others' means.
         n_bytes: what there is to map by each.
         goes_beside: whether a pull goes on beside steps; else it has come when it has begun.
-        region: the same memory, for who reads it by address; None where ranks have parts of it.
+        n_ranks: how many have a part of it.
+        region: the same memory, for who reads it by address; of several ranks' it is rank 0's part.
     """
 
     transport: str
     descriptors: tuple[int, ...]
     n_bytes: int
     goes_beside: bool
-    region: Region | None
+    n_ranks: int
+    region: Region
+
+    def connect(self) -> list[Connection]:
+        """Return a new way to who attends to each other rank's part, that of rank 1 first."""
 
     def attach(self, descriptors: Sequence[int], n_bytes: int, shape: KvShape) -> PeerPool:
         """Map another process's pool. May be called on any thread.
@@ -272,16 +290,19 @@ class KvSharing(Protocol):
         """
 
     def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
-    ) -> npt.NDArray[np.int64]:
-        """Return [pieces, 3]: byte there, byte here, bytes, of another pool's blocks and one's own.
+        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape, ranks: int = 1
+    ) -> list[PartPieces]:
+        """Return what blocks of another pool are read by, for each rank here from whom it needs.
 
         Args:
-            shape: of the other pool, which `check_fits` let pass.
+            shape, ranks: of the other pool, which `check_fits` let pass.
         """
 
-    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
-        """Look at what another pool says of itself, which is in one piece.
+    def check_fits(self, shape: KvShape, n_bytes: int, ranks: int = 1) -> None:
+        """Look at what another pool says of itself.
+
+        Args:
+            ranks: how many have a part of it, of `n_bytes` at least.
 
         Raises:
             CannotAttachError: its blocks are not of this pool's form, or it has too few bytes.

@@ -174,10 +174,9 @@ def kv_form(model_shape: ModelShape, options: EngineOptions, dtype: DType, ranks
 
 
 def local_pool(model: LoadedModel, options: EngineOptions) -> DevicePool:
-    """Return a rank's pool; one of several is shared only with who maps it."""
-    staged_bytes, is_mapped = options.kv_bytes_per_step // model.n_ranks, options.map_kv
-    is_shared = options.share_kv and (is_mapped or model.team is None)
-    return DevicePool(model.device, kv_shape(model, options), staged_bytes, is_shared, is_mapped)
+    """Return a rank's pool."""
+    shape, staged_bytes = kv_shape(model, options), options.kv_bytes_per_step // model.n_ranks
+    return DevicePool(model.device, shape, staged_bytes, options.share_kv, options.map_kv)
 
 
 def local_model(model: LoadedModel, pool: DevicePool) -> DeviceModel:

@@ -7,6 +7,7 @@ nothing of a step; the same tokens come out of the same logits. Knows no pipe.
 from __future__ import annotations
 
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +18,12 @@ from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.program import N_LANES
 from baton_worker.engine.backends.device.seam import Event
 from baton_worker.engine.backends.device.steps import Steps
+from baton_worker.engine.kv.sharing import Region
 
 Answering = Callable[[], orders.Answer]
 """Waits for an answer."""
+Attend = Callable[[Connection, Region], None]
+"""Does from then on what is said over a connection about a rank's part of a pool."""
 
 
 class _Engine(NamedTuple):
@@ -34,10 +38,12 @@ class Follower:
 
     Args:
         model: this rank's part, with its collective.
+        attend: see `orders.Connect`.
     """
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, attend: Attend) -> None:
         self._model = model
+        self._attend = attend
         self._engines: dict[int, _Engine] = {}
 
     def obey(self, order: orders.Order) -> Answering | None:
@@ -49,6 +55,10 @@ class Follower:
         match order:
             case orders.Open():
                 return self._open(order)
+            case orders.Connect():
+                sharing = self._engines[order.engine].pool.sharing
+                assert sharing is not None, "a pool that others read"
+                self._attend(Connection(order.descriptor), sharing.region)
             case orders.Meet():
                 assert self._model.team is not None, "a rank among others"
                 self._model.team.collective.meet()
@@ -76,7 +86,7 @@ class Follower:
         pool = local_pool(self._model, order.options)
         steps = Steps(local_model(self._model, pool), order.options)
         self._engines[order.engine] = _Engine(pool, steps, [None] * N_LANES)
-        if pool.sharing is None:
+        if pool.sharing is None or not pool.sharing.descriptors:
             return None
         (descriptor,), n_bytes = pool.sharing.descriptors, pool.sharing.n_bytes
         return lambda: orders.Opened(n_bytes, descriptor)

@@ -6,6 +6,7 @@ Owns which order each thing is. Knows no pipe.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy.typing as npt
@@ -59,10 +60,14 @@ class EngineFollowers:
 
     def shares(self) -> list[orders.Opened]:
         """Return what each rank's pool is mapped by, rank 1's first; to be asked once, before
-        anything else, of an engine whose pool is shared.
+        anything else, of an engine whose pool is mapped.
         """
         told = self._followers.answers()
         return [answer for answer in told if isinstance(answer, orders.Opened)]
+
+    def connect(self) -> list[Connection]:
+        """Return a new way to each rank's pool, rank 1's first; see `orders.Connect`."""
+        return self._followers.connect(self._engine)
 
     def meet(self) -> None:
         """Come to the sum that this rank comes to next; see `Collective.meet`."""

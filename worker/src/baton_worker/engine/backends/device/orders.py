@@ -9,6 +9,7 @@ rank 0 has opened: pool, memory and graphs of one set of limits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Protocol
 
 import msgspec
@@ -25,6 +26,17 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
     engine: int
     options: EngineOptions
+
+
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """Attend to who reads the pool by address, and into it, as is said over a way of its own.
+
+    Its descriptor goes over with this, and is whoever's to close that has received it: no step's
+    order waits for a read, and the end of a read is told at any time.
+    """
+
+    engine: int
+    descriptor: int = -1
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
@@ -85,7 +97,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """Finish all work and tell what is used; answered by `Measured`."""
 
 
-Order = Open | Meet | Shut | Step | Penalise | Score | Import | Export | Measure
+Order = Open | Connect | Meet | Shut | Step | Penalise | Score | Import | Export | Measure
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -126,6 +138,13 @@ class Followers(Protocol):
 
     def tell(self, orders: Sequence[Order]) -> None:
         """Send the one order to all, or each rank its own, that of rank 1 first.
+
+        Raises:
+            RankDiedError: one of them is gone.
+        """
+
+    def connect(self, engine: int) -> list[Connection]:
+        """Send `Connect` to all; return the near ends, that of rank 1 first.
 
         Raises:
             RankDiedError: one of them is gone.

@@ -21,6 +21,15 @@ class Rows(NamedTuple):
     apart_here: int
 
 
+def each_row(pieces: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
+    """Return [rows, 3], byte there, byte here, bytes, of pieces whose third number counts rows."""
+    counts = pieces[:, 2]
+    row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    apart = np.array([rows.apart_there, rows.apart_here])
+    starts = np.repeat(pieces[:, :2], counts, axis=0) + row[:, None] * apart
+    return np.column_stack([starts, np.full(len(row), rows.n_bytes)])
+
+
 def check_pieces(
     pieces: npt.NDArray[np.int64], source_bytes: int, to_bytes: int, rows: Rows | None = None
 ) -> None:

@@ -1,8 +1,9 @@
 """KV pools in devices' memory as other processes read them, and are read: by copies beside steps.
 
 Owns which bytes go where. A pool is one tensor, or a part of its heads on each of several ranks,
-and so is another's, of as many ranks or not: who pulls begins all copies itself, also those into
-the memory of other ranks of its own, on their GPUs. Knows no request.
+and so is another's, of as many ranks or not. Who pulls out of pools that are mapped begins all
+copies itself, also those into the memory of other ranks of its own, on their GPUs. Knows no
+request.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.head_copies import HeadCopy, head_copies
-from baton_worker.engine.backends.device.pieces import Rows
+from baton_worker.engine.backends.device.pieces import Rows, each_row
 from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Tensor
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import (
     CannotAttachError,
     Copy,
+    PartPieces,
     PeerPool,
     Region,
     check_blocks_alike,
@@ -39,7 +42,7 @@ class SharedParts(NamedTuple):
 
     Attributes:
         memory: each rank's part from its null block on, this process's own first, as its copier
-            has it.
+            has it; this process's alone where they cannot be mapped.
         descriptors: what each can be mapped by; none where they cannot be.
         n_bytes: of each.
         copiers: the devices that copy into each, of which kernels go to the first alone.
@@ -51,6 +54,31 @@ class SharedParts(NamedTuple):
     copiers: tuple[Device, ...]
 
 
+class OtherRanks(Protocol):
+    """The ranks beside this one that have a part of the pool."""
+
+    size: int
+
+    def connect(self) -> list[Connection]:
+        """See `KvSharing.connect`."""
+
+    def be_behind(self) -> None:
+        """Let what is launched next be behind what they were told beside steps."""
+
+
+class NoOthers:
+    """`OtherRanks` of a pool that is one device's."""
+
+    size = 0
+
+    def connect(self) -> list[Connection]:
+        """See `KvSharing.connect`."""
+        return []
+
+    def be_behind(self) -> None:
+        """See `OtherRanks.be_behind`."""
+
+
 class DeviceSharing:
     """`KvSharing` of a pool in the memory of one device, or of several ranks'.
 
@@ -58,7 +86,7 @@ class DeviceSharing:
         device: this process's.
         shape: of all ranks together.
         parts: its descriptors are closed with this.
-        settle: lets what is launched next be behind what the other ranks were told beside steps.
+        others: none where the pool is this device's alone.
 
     A step of several ranks ends, on each, behind the last sum over all of them, and that is behind
     all that any of them does in it with its KV: so what goes behind this rank's steps goes behind
@@ -73,32 +101,42 @@ class DeviceSharing:
         device: Device,
         shape: KvShape,
         parts: SharedParts,
-        settle: Callable[[], None] = lambda: None,
+        others: OtherRanks | None = None,
     ) -> None:
         self._device = device
         self._shape = shape
         self.parts = parts
-        self._settle = settle
+        self._others = NoOthers() if others is None else others
+        self.n_ranks = 1 + self._others.size
         self.descriptors, self.n_bytes = parts.descriptors, parts.n_bytes
-        self.region: Region | None = None
-        if len(parts.memory) == 1:
-            address = device.address(parts.memory[0])
-            self.region = Region(address, parts.n_bytes, device.index)
+        self.region = Region(device.address(parts.memory[0]), parts.n_bytes, device.index)
         for descriptor in parts.descriptors:
             weakref.finalize(self, os.close, descriptor)
 
-    def check_fits(self, shape: KvShape, n_bytes: int) -> None:
+    def connect(self) -> list[Connection]:
+        """See `KvSharing.connect`."""
+        return self._others.connect()
+
+    def check_fits(self, shape: KvShape, n_bytes: int, ranks: int = 1) -> None:
         """See `KvSharing.check_fits`."""
-        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS)
+        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS, ranks)
 
     def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape
-    ) -> npt.NDArray[np.int64]:
-        """See `KvSharing.pieces`: a block of all layers is one."""
-        return runs_of(theirs, blocks) * self._shape.block_bytes
+        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape, ranks: int = 1
+    ) -> list[PartPieces]:
+        """See `KvSharing.pieces`: a block of all layers is one where two parts have the same heads,
+        else each row of those that they share.
+        """
+        runs, found = runs_of(theirs, blocks), []
+        for copy in self._copies(ranks):
+            pieces, rows = self._heads_of(runs, copy, ranks)
+            whole = pieces if rows is None else each_row(pieces, rows)
+            found.append(PartPieces(copy.there, copy.here, whole))
+        return found
 
     def fence(self) -> Copy:
-        """See `KvSharing.fence`."""
+        """See `KvSharing.fence`: of several ranks it is of what all of them were told."""
+        self._others.be_behind()
         end = self._device.record()
         return _DeviceCopy((_Timed(end, end),))
 
@@ -107,7 +145,7 @@ class DeviceSharing:
 
     def attach(self, descriptors: Sequence[int], n_bytes: int, shape: KvShape) -> PeerPool:
         """See `KvSharing.attach`."""
-        check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS, len(descriptors))
+        self.check_fits(shape, n_bytes, len(descriptors))
         try:
             parts = {
                 (copy.there, copy.here): self.parts.copiers[copy.here].map(
@@ -123,7 +161,7 @@ class DeviceSharing:
         """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
         its context had no first token.
         """
-        self._settle()
+        self._others.be_behind()
         there: _PeerParts = peer.memory
         runs = runs_of(theirs, blocks)
         before = self._device.record()
@@ -140,7 +178,7 @@ class DeviceSharing:
         return _DeviceCopy(tuple(found))
 
     def _copies(self, ranks_there: int) -> tuple[HeadCopy, ...]:
-        return head_copies(self._shape.kv_heads, ranks_there, len(self.parts.memory))
+        return head_copies(self._shape.kv_heads, ranks_there, self.n_ranks)
 
     def _heads_of(
         self, runs: npt.NDArray[np.int64], copy: HeadCopy, ranks_there: int
@@ -149,7 +187,7 @@ class DeviceSharing:
 
         A block has a row of its heads for each part of each layer.
         """
-        there, here = (self._shape.part(ranks) for ranks in (ranks_there, len(self.parts.memory)))
+        there, here = (self._shape.part(ranks) for ranks in (ranks_there, self.n_ranks))
         if copy.n_heads == there.kv_heads == here.kv_heads:
             return runs * here.block_bytes, None
         n_rows = self._shape.n_layers * self._shape.n_parts

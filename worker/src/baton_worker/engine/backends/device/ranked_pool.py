@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class RankedPool:
         own: this rank's pool.
         shape: of all ranks together.
         collective: this rank's.
-        copier: returns another rank's device for copies alone; None where nothing is shared.
+        copier: returns another rank's device for copies alone; None where nothing is mapped.
 
     Raises:
         DeviceError: another rank's pool, which is shared, cannot be mapped.
@@ -55,13 +56,15 @@ class RankedPool:
         self._followers = followers
         self._shape = shape
         self._heads = [Shard(rank, size).kv_heads(shape.kv_heads) for rank in range(size)]
-        self._imports = _Imports(followers, collective)
+        self._others = _Others(followers, collective)
         self.sharing: DeviceSharing | None = None
         if own.sharing is not None:
-            assert copier is not None, "whose pool is shared"
-            copiers = [device, *(copier(rank) for rank in range(1, size))]
-            parts = _parts(copiers, own.sharing, followers.shares())
-            self.sharing = DeviceSharing(device, shape, parts, self._imports.be_behind)
+            parts = own.sharing.parts
+            if parts.descriptors:
+                assert copier is not None, "whose pool is mapped"
+                copiers = [device, *(copier(rank) for rank in range(1, size))]
+                parts = _parts(copiers, own.sharing, followers.shares())
+            self.sharing = DeviceSharing(device, shape, parts, self._others)
 
     @property
     def shape(self) -> KvShape:
@@ -92,13 +95,13 @@ class RankedPool:
         if array.ndim <= _HEADS or array.shape[_HEADS] != self._shape.kv_heads:
             raise ValueError(f"{list(array.shape)} for {self._shape.kv_heads} KV heads")
         parts = [np.ascontiguousarray(array[:, :, :, heads]) for heads in self._heads]
-        self._imports.note()
+        self._others.note()
         self._followers.import_blocks(blocks, parts[1:])
         self.own.import_blocks(blocks, [parts[0]])
 
 
-class _Imports:
-    """What the other ranks write beside steps, whose end who pulls does not see here.
+class _Others:
+    """`OtherRanks`, with what they write beside steps, whose end who pulls does not see here.
 
     A step that was told behind it ends behind it on every rank. Where there was none all come to a
     sum of nothing, which nobody's host waits for.
@@ -108,6 +111,11 @@ class _Imports:
         self._followers = followers
         self._collective = collective
         self._behind_step: int | None = None
+        self.size = collective.shard.size - 1
+
+    def connect(self) -> list[Connection]:
+        """See `KvSharing.connect`."""
+        return self._followers.connect()
 
     def note(self) -> None:
         """Blocks are written now."""

@@ -1,7 +1,7 @@
 """A rank other than 0: a process that does at its GPU what rank 0 says and speaks to nobody else.
 
-Run as `python -m baton_worker.engine.backends.ranked.follower FD`, FD being its end of the pipe. It
-ends with exit code 0 when rank 0 closes the pipe, and with an error when its device refuses.
+It ends with exit code 0 when rank 0 closes the pipe, and with an error when its device refuses. The
+program is `roles.rank`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+import msgspec
+
 from baton_worker.config import ConfigError, ProcessConfig
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import orders
 from baton_worker.engine.backends.device.engine import Team
-from baton_worker.engine.backends.device.follower import Answering, Follower
+from baton_worker.engine.backends.device.follower import Answering, Attend, Follower
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.device.start import Prepared, prepare
-from baton_worker.engine.backends.gpu import open_device
-from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.engine.backends.ranked import meeting
 from baton_worker.engine.model.checkpoint import CheckpointError
 from baton_worker.engine.model.shape import ModelShapeError
 from baton_worker.engine.model.shards import Shard
+from baton_worker.faults import end_on_thread_fault
 from baton_worker.readiness import die_with_parent
 
 log = logging.getLogger(__name__)
@@ -38,16 +39,16 @@ Prepare = Callable[[ProcessConfig, Shard], Prepared]
 """Loads a rank's part."""
 
 
-def run(pipe: Connection, prepare_part: Prepare) -> int:
+def run(pipe: Connection, prepare_part: Prepare, attend: Attend) -> int:
     """Load, meet the others and obey until the pipe is closed; return the exit code."""
     try:
-        follower = _met(pipe, prepare_part)
+        follower = _met(pipe, prepare_part, attend)
         return 1 if follower is None else _serve(pipe, follower)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
 
 
-def _met(pipe: Connection, prepare_part: Prepare) -> Follower | None:
+def _met(pipe: Connection, prepare_part: Prepare, attend: Attend) -> Follower | None:
     start = meeting.decode_told(pipe.recv_bytes())
     assert isinstance(start, meeting.Start), "rank 0 sends it first"
     shard = Shard(start.rank, start.size)
@@ -70,7 +71,7 @@ def _met(pipe: Connection, prepare_part: Prepare) -> Follower | None:
         pipe.send_bytes(meeting.encode(meeting.Refused(str(error))))
         return None
     pipe.send_bytes(meeting.encode(meeting.Met()))
-    return Follower(prepared.model._replace(team=Team(collective)))
+    return Follower(prepared.model._replace(team=Team(collective)), attend)
 
 
 class _Answers:
@@ -110,7 +111,7 @@ def _serve(pipe: Connection, follower: Follower) -> int:
         try:
             while waiting and not pipe.poll(0):
                 answers.send(waiting.popleft()())
-            order = orders.decode_order(pipe.recv_bytes())
+            order = _next_order(pipe)
             answering = follower.obey(order)
         except DeviceError as error:
             log.critical("cannot obey %s: %s", type(order).__name__ if order else "order", error)
@@ -121,25 +122,25 @@ def _serve(pipe: Connection, follower: Follower) -> int:
             waiting.append(answering)
 
 
-def follow(opened: Callable[[ProcessConfig, int], tuple[Device, Kernels]]) -> int:
+def _next_order(pipe: Connection) -> orders.Order:
+    order = orders.decode_order(pipe.recv_bytes())
+    if isinstance(order, orders.Connect):
+        return msgspec.structs.replace(order, descriptor=meeting.take(pipe))
+    return order
+
+
+def follow(opened: Callable[[ProcessConfig, int], tuple[Device, Kernels]], attend: Attend) -> int:
     """Be a rank over the pipe whose descriptor is the only argument.
 
     Args:
         opened: returns the device of a rank.
+        attend: see `orders.Connect`.
     """
     die_with_parent()
+    end_on_thread_fault()  # who attends to the pool is on a thread, and nobody waits for it here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
 
     def prepare_part(config: ProcessConfig, shard: Shard) -> Prepared:
         return prepare(config, *opened(config, shard.rank), time.monotonic, shard)
 
-    return run(Connection(int(sys.argv[1])), prepare_part)
-
-
-def _opened(config: ProcessConfig, rank: int) -> tuple[Device, Kernels]:
-    device = open_device(config.engine.framework, rank)
-    return device, OpsKernels(device)
-
-
-if __name__ == "__main__":
-    sys.exit(follow(_opened))
+    return run(Connection(int(sys.argv[1])), prepare_part, attend)

@@ -9,6 +9,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
 
 import msgspec
 
@@ -21,7 +22,8 @@ from baton_worker.engine.backends.members import Members
 from baton_worker.engine.backends.ranked import meeting
 from baton_worker.engine.model.shards import Shard
 
-COMMAND = (sys.executable, "-m", "baton_worker.engine.backends.ranked.follower")
+COMMAND = (sys.executable, "-m", "baton_worker.roles.rank")
+"""A program from above the engine: it attends to who reads the rank's KV, too."""
 
 _ANSWER_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
@@ -83,6 +85,17 @@ class DeviceRanks:
         shared = orders.encode(told[0]) if len(told) == 1 else b""
         for rank in self._ranks:
             self._members.send(rank, shared or orders.encode(told[rank - 1]))
+
+    def connect(self, engine: int) -> list[Connection]:
+        """See `Followers.connect`."""
+        ours = []
+        for rank in self._ranks:
+            near, far = Pipe()
+            with far:
+                self._members.send(rank, orders.encode(orders.Connect(engine)))
+                self._members.send_descriptor(rank, far.fileno())
+            ours.append(near)
+        return ours
 
     def answers(self) -> list[orders.Answer]:
         """See `Followers.answers`."""
