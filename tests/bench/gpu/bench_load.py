@@ -1,7 +1,7 @@
 """Loading a checkpoint onto a GPU against reading its files and copying them, at the real size.
 
     python3 tools/gpu.py run tests/bench/gpu/bench_load.py [--folder DIR] [--rounds N]
-        [--gigabytes N] [--storage BF16|F16] [--cold] [--start] [--json FILE]
+        [--gigabytes N] [--storage BF16|F16] [--cold DIR] [--start] [--json FILE]
 
 Qwen3-8B's shape, random numbers, four shards. What the load is held to is the best plain way that
 was found (`both`): threads that take pieces as they come, each reads into page-locked memory of its
@@ -9,9 +9,10 @@ own and has the copy engine take it, and nothing is checked or placed; it is tri
 numbers of threads and sizes of pieces, all of it made before the clock runs, and the fastest
 counts. `read` and `copy` are the halves of it. `baton` is `open_checkpoint` and
 `load_device_weights`, from nothing: memory of the device and page-locked memory are given back
-before each turn. Turns alternate. `cold` drops the files from the page cache before each turn, and
-tells how much of them was left there; what a hypervisor caches beneath the disk nobody here can
-drop. With --start a whole engine is built at the end.
+before each turn. Turns alternate. With --start a whole engine is built. `cold` is of a smaller
+checkpoint in a folder on a disk: its files are dropped from the page cache before each turn, and
+how much of them was left there is told; what a hypervisor caches beneath the disk nobody here can
+drop.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Way(NamedTuple):
     piece_bytes: int
 
 
-WAYS = (Way(8, 8 * MIB), Way(16, 8 * MIB), Way(16, 2 * MIB), Way(8, 32 * MIB))
+WAYS = (Way(12, 32 * MIB), Way(16, 32 * MIB))
+COLD_GIGABYTES, COLD_ROUNDS = 3.0, 1
 
 
 class Plain:
@@ -217,7 +219,7 @@ def alternated(
     left: list[float] = []
     for _ in range(rounds):
         for name, times in seconds.items():
-            if name == "copy" and is_cold:
+            if name in ("read", "copy") and is_cold:
                 continue
             if is_cold:
                 drop_from_cache(files)
@@ -246,7 +248,7 @@ def best_way(files: list[Path], memory: torch.Tensor) -> tuple[Way, dict[str, fl
         plain = Plain(files, memory, way)
         plain.run()
         times = []
-        for _ in range(3):
+        for _ in range(2):
             began = time.perf_counter()
             plain.run()
             times.append(time.perf_counter() - began)
@@ -272,14 +274,29 @@ def start_seconds(folder: Path) -> float:
     return seconds
 
 
+def cold(folder: Path, way: Way, rounds: int) -> dict[str, Any]:
+    """Measure a smaller checkpoint whose files come from the disk."""
+    files = write_checkpoint(folder, QWEN3_8B, QWEN3_8B.layers_of(COLD_GIGABYTES))
+    n_bytes = sum(path.stat().st_size for path in files)
+    plain = Plain(files, torch.empty(n_bytes, dtype=torch.uint8, device="cuda"), way)
+    found = alternated(files, plain, Loads(folder), rounds, is_cold=True)
+    return {"bytes": n_bytes, "file system": file_system(folder)} | found
+
+
+def file_system(folder: Path) -> str:
+    """Return the kind of it that a folder is on."""
+    command = ["stat", "--file-system", "--format=%T", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def measure(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """Write the checkpoint and yield what was found, by name."""
     n_layers = QWEN3_8B.layers_of(options.gigabytes) if options.gigabytes else QWEN3_8B.n_layers
     began = time.perf_counter()
     files = write_checkpoint(folder, QWEN3_8B, n_layers, options.storage)
     n_bytes = sum(path.stat().st_size for path in files)
-    yield "bytes", n_bytes
-    yield "written", {"seconds": time.perf_counter() - began, "layers": n_layers}
+    yield "checkpoint", {"bytes": n_bytes, "layers": n_layers, "file system": file_system(folder)}
+    yield "seconds of writing", time.perf_counter() - began
     loads = Loads(folder)
     memory = torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
     way, took = best_way(files, memory)
@@ -287,11 +304,12 @@ def measure(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, An
     plain = Plain(files, memory, way)
     yield "first load", loads.run()
     yield "warm", alternated(files, plain, loads, options.rounds, is_cold=False)
-    if options.cold:
-        yield "cold", alternated(files, plain, loads, options.cold, is_cold=True)
     yield "host memory", peak_of_a_load(loads)
     yield "rank 0 of 2", [loads.run(Shard(0, 2)) for _ in range(3)]
     del plain, memory
+    if options.cold:
+        with tempfile.TemporaryDirectory(dir=options.cold) as name:
+            yield "cold", cold(Path(name), way, COLD_ROUNDS)
     if options.start:
         yield "start", start_seconds(folder)
 
@@ -303,7 +321,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gigabytes", type=float, help="instead of all 36 layers' 16.4")
     parser.add_argument("--storage", choices=["BF16", "F16"], default="BF16")
-    parser.add_argument("--cold", type=int, default=0, help="rounds with the page cache dropped")
+    parser.add_argument(
+        "--cold", type=Path, help="a folder on a disk, for files that are not cached"
+    )
     parser.add_argument("--start", action="store_true", help="build an engine, too")
     parser.add_argument("--json", type=Path, default=Path("out/bench/gpu-load.json"))
     options = parser.parse_args()
@@ -311,9 +331,6 @@ def main() -> None:
     record |= {"cpus": os.cpu_count(), "storage": options.storage, "rounds": options.rounds}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        command = ["stat", "--file-system", "--format=%T", name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True)
-        record["file system"] = told.stdout.strip()
         for what, found in measure(Path(name), options):
             record[what] = found
             print(f"{what}: {json.dumps(found)}", flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -110,12 +111,16 @@ def write_checkpoint(
     load_shape(folder)  # what is not supported is told before gigabytes are written
     every = list(sizes.tensors(n_layers))
     step = -(-len(every) // SHARDS)
-    weight_map: dict[str, str] = {}
-    for number in range(SHARDS):
-        own = every[number * step : (number + 1) * step]
-        name = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
-        _write_shard(folder / name, own, storage, number)
-        weight_map |= {key: name for key, _ in own}
+    shards = [every[number * step : (number + 1) * step] for number in range(SHARDS)]
+    names = [f"model-{number + 1:05}-of-{SHARDS:05}.safetensors" for number in range(SHARDS)]
+    with ThreadPoolExecutor(SHARDS) as writers:
+        written = [
+            writers.submit(_write_shard, folder / names[number], shards[number], storage, number)
+            for number in range(SHARDS)
+        ]
+        for each in written:
+            each.result()
+    weight_map = {key: name for name, own in zip(names, shards, strict=True) for key, _ in own}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return sorted(folder.glob("*.safetensors"))
 
