@@ -55,7 +55,8 @@ class Pool {
       work->wanted = helpers;
       works_.push_back(work);
     }
-    wake_.notify_all();
+    // No more than may join: each that wakes takes `state_`, and who is needed would wait for all.
+    for (int i = 0; i < helpers; ++i) wake_.notify_one();
     work->Drain();
     std::unique_lock<std::mutex> lock(state_);
     // Nobody may join late: `work` lives on the caller's stack.
