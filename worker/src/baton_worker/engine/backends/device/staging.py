@@ -25,12 +25,13 @@ READERS = 4
 """Reads at once, of `model.files.THREADS` threads each: network storage and NVMe want several. No
 option, for more of them read no faster and a machine with fewer cores loses nothing."""
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 12 << 20
 """Of a piece on the device: large enough that handing it from thread to thread, which takes the
 interpreter's lock, is nothing beside reading it. A wider row is a piece too."""
 
-AHEAD = 2
-"""Pieces that the device takes, or that wait for those before them, while others are read."""
+AHEAD = 4
+"""Pieces that the device takes, or that wait for those before them, while others are read: with
+half as many readers would wait a tenth of their time, for reads do not take equally long."""
 
 _HOST_TYPES: dict[DType, type[np.generic]] = {
     "bfloat16": np.uint16,
