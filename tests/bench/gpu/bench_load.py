@@ -1,7 +1,8 @@
 """Loading a checkpoint onto a GPU against reading its files and copying them, at the real size.
 
     python3 tools/gpu.py run tests/bench/gpu/bench_load.py [--folder DIR] [--rounds N]
-        [--gigabytes N] [--storage BF16|F16] [--cold DIR] [--start] [--json FILE]
+        [--gigabytes N] [--storage BF16|F16] [--cold DIR] [--start] [--sizes]
+        [--json FILE]
 
 Qwen3-8B's shape, random numbers, four shards. What the load is held to is the best plain way that
 was found (`both`): threads that take pieces as they come, each reads into page-locked memory of its
@@ -9,10 +10,10 @@ own and has the copy engine take it, and nothing is checked or placed; it is tri
 numbers of threads and sizes of pieces, all of it made before the clock runs, and the fastest
 counts. `read` and `copy` are the halves of it. `baton` is `open_checkpoint` and
 `load_device_weights`, from nothing: memory of the device and page-locked memory are given back
-before each turn. Turns alternate. With --start a whole engine is built. `cold` is of a smaller
-checkpoint in a folder on a disk: its files are dropped from the page cache before each turn, and
-how much of them was left there is told; what a hypervisor caches beneath the disk nobody here can
-drop.
+before each turn. Turns alternate. With --sizes it is tried with other numbers of readers, pieces
+and threads than its own. With --start a whole engine is built. `cold` is of a smaller checkpoint in
+a folder on a disk: its files are dropped from the page cache before each turn, and how much of them
+was left there is told; what a hypervisor caches beneath the disk nobody here can drop.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ from baton_worker.config import (  # noqa: E402
     ProcessConfig,
     SpeculativeConfig,
 )
+from baton_worker.engine.backends.device import staging  # noqa: E402
 from baton_worker.engine.backends.device.loading import load_device_weights  # noqa: E402
 from baton_worker.engine.backends.torch.device import TorchDevice  # noqa: E402
 from baton_worker.engine.build import build_engine  # noqa: E402
+from baton_worker.engine.model import files  # noqa: E402
 from baton_worker.engine.model.checkpoint import open_checkpoint  # noqa: E402
 from baton_worker.engine.model.shape import load_shape  # noqa: E402
 from baton_worker.engine.model.shards import WHOLE, Shard  # noqa: E402
@@ -69,6 +72,32 @@ class Way(NamedTuple):
 
 WAYS = (Way(12, 32 * MIB), Way(16, 32 * MIB))
 COLD_GIGABYTES, COLD_ROUNDS = 3.0, 1
+
+
+class Sizes(NamedTuple):
+    """How a load reads: `staging`'s readers, pieces ahead and a piece, `files`' threads a read."""
+
+    readers: int
+    ahead: int
+    piece_bytes: int
+    threads: int
+
+    def take(self) -> Sizes:
+        """Have loads read so, and return how they did before."""
+        before = Sizes(staging.READERS, staging.AHEAD, staging.PIECE_BYTES, files.THREADS)
+        staging.READERS, staging.AHEAD, staging.PIECE_BYTES, files.THREADS = self
+        return before
+
+
+TRIED = [
+    Sizes(4, 2, 16 * MIB, 4),
+    Sizes(4, 4, 16 * MIB, 4),
+    Sizes(4, 4, 32 * MIB, 4),
+    Sizes(2, 2, 24 * MIB, 8),
+    Sizes(8, 4, 8 * MIB, 2),
+    Sizes(6, 4, 12 * MIB, 4),
+    Sizes(16, 4, 8 * MIB, 1),
+]
 
 
 class Plain:
@@ -241,6 +270,17 @@ def alternated(
     }
 
 
+def by_sizes(loads: Loads) -> dict[str, list[float]]:
+    """Return the seconds of two loads by each of the sizes that are tried."""
+    took = {}
+    for sizes in TRIED:
+        own = sizes.take()
+        name = f"{sizes.readers} + {sizes.ahead} of {sizes.piece_bytes // MIB} MiB"
+        took[f"{name}, {sizes.threads} threads"] = [loads.run() for _ in range(2)]
+        own.take()
+    return took
+
+
 def best_way(files: list[Path], memory: torch.Tensor) -> tuple[Way, dict[str, float]]:
     """Return the fastest of the plain ways over files that are in the page cache, and all times."""
     took: dict[Way, float] = {}
@@ -306,6 +346,8 @@ def measure(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, An
     yield "warm", alternated(files, plain, loads, options.rounds, is_cold=False)
     yield "host memory", peak_of_a_load(loads)
     yield "rank 0 of 2", [loads.run(Shard(0, 2)) for _ in range(3)]
+    if options.sizes:
+        yield "sizes", by_sizes(loads)
     del plain, memory
     if options.cold:
         with tempfile.TemporaryDirectory(dir=options.cold) as name:
@@ -324,6 +366,7 @@ def main() -> None:
     parser.add_argument(
         "--cold", type=Path, help="a folder on a disk, for files that are not cached"
     )
+    parser.add_argument("--sizes", action="store_true", help="try other sizes than the load's own")
     parser.add_argument("--start", action="store_true", help="build an engine, too")
     parser.add_argument("--json", type=Path, default=Path("out/bench/gpu-load.json"))
     options = parser.parse_args()
