@@ -21,6 +21,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 ALONE = (
+    "tests/gpu/test_long_contexts_fit_and_are_exact.py",
     "tests/gpu/test_an_engine_starts_from_a_folder.py",
     "tests/engine/device/test_device_contract.py",
     "tests/gpu/test_two_gpus_compute_as_one.py",

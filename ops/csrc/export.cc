@@ -7,6 +7,7 @@
 #include "baton_ops/cpu/settings.h"
 #include "logprob_arguments.h"
 #include "logprob_run.h"
+#include "read_arguments.h"
 #include "verify_arguments.h"
 
 // Exports a function over an ArgumentReader, which names arguments where tvm-ffi's typed export
@@ -21,6 +22,7 @@
   }
 
 BATON_EXPORT(logprobs, baton_ops::kLogprobArguments, baton_ops::RunLogprobs)
+BATON_EXPORT(read_rows, baton_ops::kReadRowsArguments, baton_ops::RunReadRows)
 BATON_EXPORT(verify_greedy, baton_ops::kVerifyGreedyArguments, baton_ops::RunVerifyGreedy)
 BATON_EXPORT(verify_sampled, baton_ops::kVerifySampledArguments, baton_ops::RunVerifySampled)
 

@@ -38,15 +38,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from baton_testing.random_checkpoint import (
+    SMALL,
+    drop_from_cache,
+    write_checkpoint,
+)
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.staging import AHEAD, PIECE_BYTES, READERS
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 
 Bytes = npt.NDArray[np.uint8]
-SHARDS = 4
-HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 6144, 16, 8, 128, 65_536
-LAYER_VALUES = HIDDEN * (2 * HEADS * HEAD_DIM + 2 * KV_HEADS * HEAD_DIM + 3 * WIDTH)
 
 
 class _Done:
@@ -90,74 +94,6 @@ class HostDevice:
 
     def synchronise(self) -> None:
         """See `Device.synchronise`."""
-
-
-def tensors(n_layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the keys and shapes of a dense model of Qwen3's family."""
-    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
-    for index in range(n_layers):
-        at = f"model.layers.{index}"
-        for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            yield f"{at}.self_attn.{name}_proj.weight", (heads * HEAD_DIM, HIDDEN)
-        yield f"{at}.self_attn.o_proj.weight", (HIDDEN, HEADS * HEAD_DIM)
-        for name in ("q", "k"):
-            yield f"{at}.self_attn.{name}_norm.weight", (HEAD_DIM,)
-        for name in ("gate", "up"):
-            yield f"{at}.mlp.{name}_proj.weight", (WIDTH, HIDDEN)
-        yield f"{at}.mlp.down_proj.weight", (HIDDEN, WIDTH)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{at}.{name}.weight", (HIDDEN,)
-    yield "model.norm.weight", (HIDDEN,)
-    yield "lm_head.weight", (VOCAB, HIDDEN)
-
-
-def write_checkpoint(folder: Path, gigabytes: float, storage: str) -> list[Path]:
-    """Write about so much and return its files, which are on the disk then."""
-    n_layers = max(round((gigabytes * 5e8 - 2 * VOCAB * HIDDEN) / LAYER_VALUES), 1)
-    config = {
-        "model_type": "qwen3", "hidden_size": HIDDEN, "intermediate_size": WIDTH,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-        "num_hidden_layers": n_layers, "vocab_size": VOCAB, "tie_word_embeddings": False,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-        "rope_theta": 1e6,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    every = list(tensors(n_layers))
-    step = -(-len(every) // SHARDS)
-    weight_map: dict[str, str] = {}
-    for number in range(SHARDS):
-        own = every[number * step : (number + 1) * step]
-        name = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
-        _write_shard(folder / name, own, storage)
-        weight_map |= {key: name for key, _ in own}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return sorted(folder.glob("*.safetensors"))
-
-
-def _write_shard(path: Path, own: list[tuple[str, tuple[int, ...]]], storage: str) -> None:
-    header: dict[str, Any] = {}
-    end = 0
-    for key, shape in own:
-        start, end = end, end + 2 * int(np.prod(shape))
-        header[key] = {"dtype": storage, "shape": shape, "data_offsets": (start, end)}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    # Small positive numbers, as weights are: NaN would take another way where they are converted.
-    noise = np.random.default_rng(0).integers(0x2000, 0x3800, 1 << 22, np.uint16).view(np.uint8)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for at in range(0, end, len(noise)):
-            file.write(noise[: min(len(noise), end - at)].data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def drop_from_cache(files: list[Path]) -> None:
-    """Have the next read come from the disk."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def _pieces(files: list[Path], descriptors: list[int]) -> Iterator[tuple[int, int, int]]:
@@ -258,7 +194,8 @@ class Measured:
 def measure(storage: str, options: argparse.Namespace) -> Iterator[Measured]:
     """Write a checkpoint, time every contender over it, and remove it."""
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        files = write_checkpoint(Path(name), options.gigabytes, storage)
+        n_layers = SMALL.layers_of(options.gigabytes)
+        files = write_checkpoint(Path(name), SMALL, n_layers, storage)
         contenders = Contenders(Path(name), files)
         contenders.both()  # the files are in the cache, as far as there is room
         for cache in ("warm", "cold") if options.cold else ("warm",):

@@ -1,9 +1,11 @@
 """The decode phase that transformers' continuous batching serves, to set beside the engine's own.
 
-    python tests/gpu/bench_transformers.py --json FILE [--phase SECONDS] [--whole SECONDS]
+    python tests/gpu/bench_transformers.py --json FILE [--model NAME] [--phase SECONDS]
+        [--whole SECONDS]
 
-Owns the model (Qwen3-8B's shape as transformers builds it, random bfloat16 weights), the requests,
-which are those of bench_phase, and what is read off the times of their tokens. Knows nothing of the
+Owns the model (Qwen3-8B's shape, or another's of `CONFIGS`, as transformers builds it, random
+bfloat16 weights), the requests, which are those of bench_phase, and what is read off the times of
+their tokens. MiMo-7B is built as Qwen2, which it is but for its draft layer. Knows nothing of the
 engine. A process of its own: what it holds of the GPU's memory goes with it. Each phase is
 bounded: what a slow one has not finished by then is dropped, and the steps until then are
 counted. Needs a GPU, and transformers with continuous batching.
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which Python is told
 
 from bench_phase import PROMPT, TIMED, TOKENS
 
-from baton_testing.exactness.random_model import qwen3_8b
+from baton_testing.exactness.random_model import mimo_7b, qwen3_8b, qwen3_30b_a3b
 from baton_worker.engine.model.shape import ModelShape
 
 ROWS = (64, 256)
@@ -72,26 +74,67 @@ class Steps(NamedTuple):
     steps: int
 
 
-def model_of(torch: Any, shape: ModelShape, attention: str, device: str) -> Any:
-    """Return transformers' model of a shape, random weights made where they are used."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
+class Build(NamedTuple):
+    """How transformers builds a model: its shape, its configuration's class and further fields."""
 
-    config = Qwen3Config(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_position_embeddings,
-        rms_norm_eps=shape.rms_norm_eps,
-        tie_word_embeddings=shape.tie_word_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-    )
+    shape: Callable[[], ModelShape]
+    config: str
+    more: Callable[[ModelShape], dict[str, Any]]
+
+
+def _mixture(shape: ModelShape) -> dict[str, Any]:
+    """Return the fields of a mixture in every layer."""
+    experts = shape.experts
+    assert experts is not None, "a mixture's shape tells its experts"
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _head_size(shape: ModelShape) -> dict[str, Any]:
+    return {"head_dim": shape.head_dim}
+
+
+CONFIGS = {
+    "qwen3-8b": Build(qwen3_8b, "Qwen3Config", _head_size),
+    "mimo-7b": Build(mimo_7b, "Qwen2Config", lambda shape: {}),
+    "qwen3-30b-a3b": Build(
+        qwen3_30b_a3b, "Qwen3MoeConfig", lambda shape: _head_size(shape) | _mixture(shape)
+    ),
+}
+
+
+def fields_of(build: Build) -> dict[str, Any]:
+    """Return the fields of a model's configuration."""
+    shape = build.shape()
+    return {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+    } | build.more(shape)
+
+
+def model_of(torch: Any, name: str, attention: str, device: str) -> Any:
+    """Return transformers' model of a shape, random weights made where they are used."""
+    import transformers
+
+    build = CONFIGS[name]
+    config = getattr(transformers, build.config)(**fields_of(build))
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(
+        model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation=attention
         )
     return model.eval()
@@ -212,13 +255,13 @@ def measured(torch: Any, model: Any, attention: str, rows: int, seconds: float) 
 
 
 def phases(
-    torch: Any, shape: ModelShape, attentions: Sequence[str], device: str, limits: Limits
+    torch: Any, name: str, attentions: Sequence[str], device: str, limits: Limits
 ) -> Iterator[dict[str, Any]]:
     """Measure attentions at each number of requests, for as long as the time suffices."""
     until = time.monotonic() + limits.whole
     if STAND_IN in attentions:
         stand_in(flash_varlen)
-    model = model_of(torch, shape, attentions[0], device)
+    model = model_of(torch, name, attentions[0], device)
     for attention in attentions:
         model.set_attn_implementation(attention)
         for rows in ROWS[:1] if attention == EAGER else ROWS:
@@ -237,20 +280,20 @@ def phases(
                 torch.cuda.empty_cache()
 
 
-def measure_here(attentions: Sequence[str], limits: Limits, place: Path) -> None:
+def measure_here(name: str, attentions: Sequence[str], limits: Limits, place: Path) -> None:
     """Write the record of these attentions' phases, and by which transformers, as far as it got."""
     import torch
     import transformers
 
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     found = []
-    for record in phases(torch, qwen3_8b(), attentions, "cuda", limits):
+    for record in phases(torch, name, attentions, "cuda", limits):
         found.append(record)
         place.write_text(json.dumps({"version": transformers.__version__, "phases": found}) + "\n")
 
 
-def measured_apart(limits: Limits) -> dict[str, Any]:
-    """Return the record of all phases; flash attention in a process of its own.
+def measured_apart(limits: Limits, name: str = "qwen3-8b") -> dict[str, Any]:
+    """Return the record of all phases of a model; flash attention in a process of its own.
 
     A kernel that fails takes its process's GPU with it, and shall not take the others' too.
     """
@@ -261,7 +304,15 @@ def measured_apart(limits: Limits) -> dict[str, Any]:
     until = time.monotonic() + limits.whole
     for some in ([flash()], [SDPA, EAGER]):
         left = until - time.monotonic()
-        words = [*some, "--phase", str(limits.phase), "--whole", str(left - STARTING)]
+        words = [
+            *some,
+            "--model",
+            name,
+            "--phase",
+            str(limits.phase),
+            "--whole",
+            str(left - STARTING),
+        ]
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "found.json"
             command = [sys.executable, __file__, "--json", str(place), "--attention", *words]
@@ -274,7 +325,7 @@ def measured_apart(limits: Limits) -> dict[str, Any]:
                 record["version"] = found["version"]
                 record["phases"] += found["phases"]
         if code:
-            names = "+".join(name.removeprefix("paged|") for name in some)
+            names = "+".join(each.removeprefix("paged|") for each in some)
             error = f"the process ended with status {code}"
             record["phases"].append({"rows": None, "attention": names, "error": error})
     return record
@@ -284,6 +335,7 @@ def main() -> None:
     """Measure, and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--model", choices=[*CONFIGS], default="qwen3-8b")
     parser.add_argument(
         "--phase", type=float, default=LIMITS.phase, help="most seconds for a phase"
     )
@@ -293,9 +345,9 @@ def main() -> None:
     limits = Limits(options.phase, options.whole)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     if options.attention:
-        measure_here(options.attention, limits, options.json)
+        measure_here(options.model, options.attention, limits, options.json)
     else:
-        options.json.write_text(json.dumps(measured_apart(limits)) + "\n")
+        options.json.write_text(json.dumps(measured_apart(limits, options.model)) + "\n")
 
 
 if __name__ == "__main__":

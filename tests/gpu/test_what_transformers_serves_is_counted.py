@@ -66,3 +66,12 @@ def test_without_transformers_nothing_is_measured_and_a_line_says_so(
     found = bench.measured_apart(bench.LIMITS)
     assert found == {"version": None, "phases": []}
     assert "transformers is not installed" in capsys.readouterr().out
+
+
+def test_a_shape_is_told_in_transformers_fields() -> None:
+    dense = bench.fields_of(bench.CONFIGS["mimo-7b"])
+    assert "head_dim" not in dense, "Qwen2's is what its heads leave of the hidden size"
+    assert dense["hidden_size"] // dense["num_attention_heads"] == 128
+    mixed = bench.fields_of(bench.CONFIGS["qwen3-30b-a3b"])
+    assert (mixed["num_experts"], mixed["num_experts_per_tok"]) == (128, 8)
+    assert (mixed["moe_intermediate_size"], mixed["head_dim"]) == (768, 128)

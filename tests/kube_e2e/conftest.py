@@ -5,6 +5,7 @@ Collected only when BATON_CLUSTER says so (`make kube-e2e`): it needs root and s
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,13 +13,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from baton_cluster.clusters import Cluster
 from baton_cluster.host import traces
-from baton_cluster.kubectl import Kubectl
+from baton_cluster.kubectl import Json, Kubectl
 from baton_cluster.progress import step
 from baton_cluster.scratch import scratch_folder
 from baton_cluster.waiting import NotReadyError, wait_until
+from baton_testing.exactness.small_models import VOCAB, write_small_model
+from baton_testing.model_folder import write_tokenizer
 
 collect_ignore_glob = [] if os.environ.get("BATON_CLUSTER") == "node" else ["test_*.py"]
 
@@ -86,6 +90,71 @@ def tiny(kubectl: Kubectl, ready: Callable[..., None]) -> Iterator[str]:
     kubectl.run(
         "delete", "pdd", "tiny", "--ignore-not-found", "--timeout=120s", timeout_seconds=130
     )
+
+
+@pytest.fixture
+def mimo(
+    cluster: Cluster, kubectl: Kubectl, ready: Callable[..., None]
+) -> Iterator[tuple[str, Path]]:
+    """Serve examples/mimo-7b.yaml of a small random checkpoint of the family, on the processor.
+
+    All else is as the example says: the claim, the GPUs, which the node says it has, and which
+    nodes the pods may run on. Gives its name and the folder.
+    """
+    folder = cluster.plane.folder / "claims" / "models"
+    checkpoint = folder / "MiMo-7B-RL"
+    checkpoint.mkdir(parents=True)
+    write_small_model(checkpoint, "mimo")
+    write_tokenizer(checkpoint, VOCAB)
+    for path in checkpoint.iterdir():
+        path.chmod(0o644)  # pods are of a user that owns nothing here
+    (example,) = yaml.safe_load_all((ROOT / "examples" / "mimo-7b.yaml").read_text())
+    spec, name = example["spec"], example["metadata"]["name"]
+    spec["image"] = "localhost/baton-worker:dev"
+    spec["engine"]["device"] = "cpu"
+    has_gpus(kubectl)
+    try:
+        with step("serving examples/mimo-7b.yaml"):
+            kubectl.apply(*a_claim("models", folder), example)
+            ready(name)
+        yield name, checkpoint
+    finally:
+        kubectl.run(
+            "delete", "pdd", name, "--ignore-not-found", "--timeout=120s", timeout_seconds=130
+        )
+
+
+def has_gpus(kubectl: Kubectl) -> None:
+    """Have the node say that it has GPUs, as a device plugin would."""
+    (node,) = (body["metadata"]["name"] for body in kubectl.items("nodes"))
+    kubectl.run("label", "node", node, "accelerator=nvidia", "--overwrite")
+    told = {"status": {"capacity": {"nvidia.com/gpu": "8"}}}
+    words = ("--subresource=status", "--type=merge", "-p", json.dumps(told))
+    kubectl.run("patch", "node", node, *words)
+
+
+def a_claim(name: str, folder: Path) -> tuple[Json, Json]:
+    """Return a volume of a folder of the node, and the claim that is bound to it."""
+    sizes = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    room = {"storage": "1Gi"}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": sizes
+        | {
+            "capacity": room,
+            "hostPath": {"path": str(folder), "type": "Directory"},
+            "claimRef": {"namespace": "default", "name": name},
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": sizes | {"volumeName": name, "resources": {"requests": room}},
+    }
+    return volume, claim
 
 
 @pytest.fixture

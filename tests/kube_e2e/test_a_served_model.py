@@ -21,6 +21,9 @@ from baton_cluster.load import REQUEST_SECONDS, Load, ask
 from baton_cluster.ports import reserve_port
 from baton_cluster.progress import say, step
 from baton_cluster.waiting import wait_until
+from baton_testing.engine_bench import LoadedModel
+from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.weights import load_weights
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -531,6 +534,25 @@ def is_served(base):
         return httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_an_example_of_a_family_serves_what_its_checkpoint_says(mimo, served_at):
+    """Every logprob against the published formulas in float64; the draft layer drafts."""
+    name, folder = mimo
+    shape = load_shape(folder)
+    oracle = LoadedModel(shape, load_weights(folder, shape))
+    prompt = [7 * i % 500 + 2 for i in range(40)]
+    body = {"model": "MiMo-7B-RL", "prompt": prompt, "max_tokens": 32, "temperature": 0,
+            "ignore_eos": True, "logprobs": 2, "return_token_ids": True}  # fmt: skip
+    reply = httpx.post(f"{served_at(name)}/v1/completions", json=body, timeout=REQUEST_SECONDS)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    tokens = choice["token_ids"]
+    assert len(tokens) == 32
+    expected = oracle.logprobs(prompt + tokens)[len(prompt) - 1 : -1]
+    assert tokens == expected.argmax(axis=1).tolist()
+    said = choice["logprobs"]["token_logprobs"]
+    assert said == pytest.approx(expected.max(axis=1).tolist(), abs=1e-4)
 
 
 def test_deletion_leaves_no_pod(kubectl, tiny):

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct Work {
   const void* context;
   int64_t count;
   std::atomic<int64_t> next{0};
+  int wanted = 0;  // helpers that may still join; of the pool's state, as `busy`
+  int busy = 0;
 
   Work(Body b, const void* c, int64_t n) : body(b), context(c), count(n) {}
 
@@ -39,22 +42,27 @@ class Pool {
   // False if another thread's call is in progress or the process is exiting: nothing was done.
   bool TryRun(Work* work, int helpers) {
     const std::unique_lock<std::mutex> one_call(call_, std::try_to_lock);
-    if (!one_call.owns_lock()) return false;
+    return one_call.owns_lock() && Run(work, helpers);
+  }
+
+  // False if the process is exiting: nothing was done.
+  bool Run(Work* work, int helpers) {
     {
       const std::lock_guard<std::mutex> lock(state_);
       if (stopped_) return false;
-      while (static_cast<int>(threads_.size()) < helpers) {
-        threads_.emplace_back([this] { Serve(); });
-      }
-      work_ = work;
-      wanted_ = helpers;
+      asked_ += helpers;
+      Grow();
+      work->wanted = helpers;
+      works_.push_back(work);
     }
-    wake_.notify_all();
+    // No more than may join: each that wakes takes `state_`, and who is needed would wait for all.
+    for (int i = 0; i < helpers; ++i) wake_.notify_one();
     work->Drain();
     std::unique_lock<std::mutex> lock(state_);
     // Nobody may join late: `work` lives on the caller's stack.
-    work_ = nullptr;
-    idle_.wait(lock, [this] { return busy_ == 0; });
+    works_.erase(std::find(works_.begin(), works_.end(), work));
+    asked_ -= helpers;
+    idle_.wait(lock, [work] { return work->busy == 0; });
     return true;
   }
 
@@ -69,18 +77,35 @@ class Pool {
   }
 
  private:
+  void Grow() {
+    const int most = std::min(asked_, kMaxThreads - 1);
+    try {
+      while (static_cast<int>(threads_.size()) < most) {
+        threads_.emplace_back([this] { Serve(); });
+      }
+    } catch (const std::system_error&) {
+      // The machine gives no more threads: those that are there do it, the callers' among them.
+    }
+  }
+
+  Work* Joinable() const {
+    const auto found = std::find_if(works_.begin(), works_.end(),
+                                    [](const Work* work) { return work->wanted > 0; });
+    return found == works_.end() ? nullptr : *found;
+  }
+
   void Serve() {
     std::unique_lock<std::mutex> lock(state_);
     for (;;) {
-      wake_.wait(lock, [this] { return stopped_ || (work_ != nullptr && wanted_ > 0); });
+      wake_.wait(lock, [this] { return stopped_ || Joinable() != nullptr; });
       if (stopped_) return;
-      Work* work = work_;
-      --wanted_;
-      ++busy_;
+      Work* work = Joinable();
+      --work->wanted;
+      ++work->busy;
       lock.unlock();
       work->Drain();
       lock.lock();
-      if (--busy_ == 0) idle_.notify_one();
+      if (--work->busy == 0) idle_.notify_all();
     }
   }
 
@@ -90,9 +115,8 @@ class Pool {
   std::condition_variable wake_;
   std::condition_variable idle_;
   std::vector<std::thread> threads_;
-  Work* work_ = nullptr;
-  int wanted_ = 0;  // helpers that may still join the current call
-  int busy_ = 0;
+  std::vector<Work*> works_;  // those in progress, the oldest first
+  int asked_ = 0;             // helpers that all of them may have together
   bool stopped_ = false;
 };
 
@@ -130,6 +154,13 @@ void ParallelFor(int64_t count, int64_t cost, Body body, const void* context) {
   const bool small = count * cost < kMinParallelCost;
   const int threads = small ? 1 : static_cast<int>(std::min<int64_t>(ThreadCount(), count));
   if (threads > 1 && PoolOfThisProcess()->TryRun(&work, threads - 1)) return;
+  work.Drain();
+}
+
+void ParallelBeside(int64_t count, int threads, Body body, const void* context) {
+  Work work(body, context, count);
+  const int most = static_cast<int>(std::min<int64_t>(threads, count));
+  if (most > 1 && PoolOfThisProcess()->Run(&work, most - 1)) return;
   work.Drain();
 }
 

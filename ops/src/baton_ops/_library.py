@@ -69,6 +69,11 @@ def _function(name: str, keeps_gil: bool) -> Any:
     return function
 
 
+def blocking(name: str) -> Any:
+    """Return the function of this name, which waits for something: it releases the GIL."""
+    return _function(name, False)
+
+
 def launch(name: str) -> Any:
     """Return the function of this name, which launches work on a device.
 

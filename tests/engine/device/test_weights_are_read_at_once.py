@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from baton_ops.files import StoredRows
 from baton_testing.numpy_device import NumpyDevice, on_device
 from baton_worker.engine.backends.device import staging
 from baton_worker.engine.backends.device.loading import load_device_weights
@@ -168,16 +169,16 @@ def test_a_rank_reads_its_rows_alone_and_of_columns_what_lies_between(
         at_work.key = self.key
         write_to(self, out, rows)
 
-    read_to = files.MappedFile.read_to
+    read_rows = files.read_rows
 
-    def counting(self: Any, out: Any, view: Any) -> None:
+    def counting(rows: StoredRows, out: Any, *more: int) -> Any:
+        n_bytes = (rows.rows - 1) * rows.pitch_bytes + 4 * rows.row_items
         with lock:
-            key = getattr(at_work, "key", "")
-            read[key] = read.get(key, 0) + out.nbytes
-        read_to(self, out, view)
+            read[at_work.key] = read.get(at_work.key, 0) + n_bytes
+        return read_rows(rows, out, *more)
 
     monkeypatch.setattr(StoredTensor, "write_to", noting)
-    monkeypatch.setattr(files.MappedFile, "read_to", counting)
+    monkeypatch.setattr(files, "read_rows", counting)
     load_device_weights(NumpyDevice(), checkpoint, shape, "float32", 1, Shard(1, 2))
     layer = "model.layers.0"
     for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj"):

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <numeric>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "baton_ops/cpu/logprobs.h"
+#include "baton_ops/cpu/read_rows.h"
 #include "baton_ops/cpu/settings.h"
 #include "baton_ops/cpu/verify.h"
 
@@ -198,6 +200,40 @@ void CheckVerify() {
   }
 }
 
+// Several callers at once, all of which get threads; one file is read too far.
+void CheckReads() {
+  using baton_ops::cpu::Number;
+  std::mt19937 random(4);
+  std::vector<uint16_t> values(100 * 1000);
+  for (uint16_t& value : values) value = random() & 0x3FFF;
+  std::FILE* file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  REQUIRE(std::fwrite(values.data(), 2, values.size(), file) == values.size());
+  REQUIRE(std::fflush(file) == 0);
+  const baton_ops::cpu::StoredRows rows{fileno(file), 400, 100, 800, 2000, Number::kBFloat16};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&rows, &values] {
+      std::vector<uint16_t> narrow(100 * 800);
+      std::vector<float> wide(100 * 800);
+      for (int block_bytes : {1, 5000, 1 << 20}) {
+        REQUIRE(ReadRows(rows, Number::kBFloat16, narrow.data(), block_bytes, 4).error == 0);
+        REQUIRE(ReadRows(rows, Number::kFloat32, wide.data(), block_bytes, 4).is_finite);
+        for (int i = 0; i < 100 * 800; ++i) {
+          const uint32_t want = uint32_t{values[200 + i / 800 * 1000 + i % 800]} << 16;
+          REQUIRE(narrow[i] == want >> 16 && std::memcmp(&wide[i], &want, 4) == 0);
+        }
+      }
+      baton_ops::cpu::StoredRows beyond = rows;
+      beyond.offset = 2000;
+      const auto told = ReadRows(beyond, Number::kBFloat16, narrow.data(), 3000, 4);
+      REQUIRE(told.error == baton_ops::cpu::kEndOfFile && told.at == 200 * 1000);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  std::fclose(file);
+}
+
 }  // namespace
 
 int main() {
@@ -205,5 +241,6 @@ int main() {
   CheckLogprobs("avx2");
   CheckPool();
   CheckVerify();
+  CheckReads();
   std::puts("ok");
 }

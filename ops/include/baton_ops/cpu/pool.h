@@ -1,4 +1,4 @@
-// A few threads that share the rows of one call.
+// A few threads that share the rows of one call, or the blocks of several.
 #ifndef BATON_OPS_CPU_POOL_H_
 #define BATON_OPS_CPU_POOL_H_
 
@@ -13,6 +13,12 @@ namespace baton_ops::cpu {
 // exits, and are started afresh in a forked child.
 void ParallelFor(int64_t count, int64_t cost, void (*body)(const void* context, int64_t index),
                  const void* context);
+
+// As ParallelFor on at most `threads` threads, whatever the size and beside other calls: for work
+// that waits, or that several callers have at once. There are as many threads as all calls that are
+// in progress ask for together, kMaxThreads at most.
+void ParallelBeside(int64_t count, int threads, void (*body)(const void* context, int64_t index),
+                    const void* context);
 
 }  // namespace baton_ops::cpu
 

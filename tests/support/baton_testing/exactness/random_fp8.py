@@ -22,28 +22,39 @@ IN_GROUPS = Fp8(128, 1, "weight_scale")
 """What a model's shape says of such weights."""
 
 
+def quantised_matrix(device: Device, kernels: Kernels, of: Any) -> Any:
+    """Return a matrix in FP8; None for none."""
+    if of is None:
+        return None
+    rows, columns = of.shape
+    scales = device.empty((rows, -(-columns // IN_GROUPS.group)), "float32")
+    made = Scaled(device.empty((rows, columns), "uint8"), scales)
+    kernels.quantise(of, made)
+    return made
+
+
+def quantised_layer(device: Device, kernels: Kernels, of: DeviceLayer) -> DeviceLayer:
+    """Return a layer whose matrices are FP8."""
+
+    def matrix(each: Any) -> Any:
+        return quantised_matrix(device, kernels, each)
+
+    def mixture(each: DeviceMixture) -> DeviceMixture:
+        return replace(each, gate_up=matrix(each.gate_up), down=matrix(each.down))
+
+    mixed = None if of.mixture is None else mixture(of.mixture)
+    sides = {name: matrix(getattr(of, name)) for name in ("qkv", "o", "gate_up", "down")}
+    return replace(of, mixture=mixed, **sides)
+
+
 def quantised(device: Device, kernels: Kernels, weights: DeviceWeights) -> DeviceWeights:
     """Return weights whose decoder layers' matrices are FP8, draft layers' too, on the device."""
 
-    def matrix(of: Any) -> Any:
-        if of is None:
-            return None
-        rows, columns = of.shape
-        scales = device.empty((rows, -(-columns // IN_GROUPS.group)), "float32")
-        made = Scaled(device.empty((rows, columns), "uint8"), scales)
-        kernels.quantise(of, made)
-        return made
-
-    def mixture(of: DeviceMixture) -> DeviceMixture:
-        return replace(of, gate_up=matrix(of.gate_up), down=matrix(of.down))
-
     def layer(of: DeviceLayer) -> DeviceLayer:
-        mixed = None if of.mixture is None else mixture(of.mixture)
-        sides = {name: matrix(getattr(of, name)) for name in ("qkv", "o", "gate_up", "down")}
-        return replace(of, mixture=mixed, **sides)
+        return quantised_layer(device, kernels, of)
 
     def draft(of: DeviceMtp) -> DeviceMtp:
-        return replace(of, layer=layer(of.layer), proj=matrix(of.proj))
+        return replace(of, layer=layer(of.layer), proj=quantised_matrix(device, kernels, of.proj))
 
     made = replace(
         weights,

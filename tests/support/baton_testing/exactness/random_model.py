@@ -7,6 +7,7 @@ accepted, some are not, and a wrong last bit changes tokens. Needs PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -182,8 +183,18 @@ def deepseek_v3(n_layers: int = 61, n_experts: int = 256) -> ModelShape:
     )
 
 
-def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeights:
-    """Return bfloat16 weights on the current CUDA device, the same for a seed on every H200."""
+def random_weights(
+    torch: Any,
+    shape: ModelShape,
+    seed: int = 0,
+    kept_as: Callable[[DeviceLayer], DeviceLayer] = lambda layer: layer,
+) -> DeviceWeights:
+    """Return bfloat16 weights on the current CUDA device, the same for a seed on every H200.
+
+    Args:
+        kept_as: what becomes of each layer before the next is made, so that no more than one is
+            there in bfloat16.
+    """
     source = torch.Generator(device="cuda")
     source.manual_seed(seed)
     kind = {"device": "cuda", "dtype": torch.bfloat16}
@@ -195,24 +206,9 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
         return 1 + normal(size, scale=0.1)
 
     hidden = shape.hidden_size
-    into_residual = 0.02 / (2 * shape.n_layers) ** 0.5
 
     def layer(index: int) -> DeviceLayer:
-        inner, experts = shape.mlp_size(index), shape.experts_of(index)
-        heads = (norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None
-        width = sum(shape.projected_sizes)
-        return DeviceLayer(
-            input_norm=norm(hidden),
-            qkv=normal(width, hidden),
-            o=normal(hidden, shape.o_size, scale=into_residual),
-            post_norm=norm(hidden),
-            gate_up=normal(2 * inner, hidden) if inner else None,
-            down=normal(hidden, inner, scale=into_residual) if inner else None,
-            qk_norm=heads,
-            qkv_bias=normal(width, scale=1.0) if shape.has_qkv_bias else None,
-            mixture=_mixture(normal, hidden, experts, into_residual) if experts else None,
-            latent=_latent(normal, norm, shape.n_heads, shape.mla) if shape.mla else None,
-        )
+        return kept_as(_layer(normal, norm, shape, index))
 
     embed = normal(shape.vocab_size, hidden, scale=1.0)
     head = normal(shape.vocab_size, hidden)
@@ -236,6 +232,25 @@ def random_weights(torch: Any, shape: ModelShape, seed: int = 0) -> DeviceWeight
         final_norm=final_norm,
         lm_head=head,
         identity=f"random {shape.n_layers} {seed}",
+    )
+
+
+def _layer(normal: Any, norm: Any, shape: ModelShape, index: int) -> DeviceLayer:
+    hidden, into_residual = shape.hidden_size, 0.02 / (2 * shape.n_layers) ** 0.5
+    inner, experts = shape.mlp_size(index), shape.experts_of(index)
+    heads = (norm(shape.head_dim), norm(shape.head_dim)) if shape.has_qk_norm else None
+    width = sum(shape.projected_sizes)
+    return DeviceLayer(
+        input_norm=norm(hidden),
+        qkv=normal(width, hidden),
+        o=normal(hidden, shape.o_size, scale=into_residual),
+        post_norm=norm(hidden),
+        gate_up=normal(2 * inner, hidden) if inner else None,
+        down=normal(hidden, inner, scale=into_residual) if inner else None,
+        qk_norm=heads,
+        qkv_bias=normal(width, scale=1.0) if shape.has_qkv_bias else None,
+        mixture=_mixture(normal, hidden, experts, into_residual) if experts else None,
+        latent=_latent(normal, norm, shape.n_heads, shape.mla) if shape.mla else None,
     )
 
 

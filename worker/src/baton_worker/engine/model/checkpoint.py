@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
+from baton_ops.files import Number
 from baton_worker.engine.model.e4m3 import decoded
 from baton_worker.engine.model.files import MappedFile, ReadError
 from baton_worker.engine.model.quantisation import E4M3
@@ -33,13 +34,12 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAPPED_AS = _STORED_AS | {E4M3: "u1"}
-_BITS: dict[int, tuple[type, type, int]] = {
-    1: (np.int8, np.uint8, 0x7F),
-    2: (np.int16, np.uint16, 0x7F80),
-    4: (np.int32, np.uint32, 0x7F800000),
+_NUMBERS = {
+    "F32": Number.FLOAT32,
+    "F16": Number.FLOAT16,
+    "BF16": Number.BFLOAT16,
+    E4M3: Number.E4M3,
 }
-"""How bits of so many bytes are compared, and the least that is no number: of e4m3, which has NaN
-alone, of bfloat16, and of float32."""
 _WHOLE_HASH_BYTES = 256 << 10
 _HASH_PAGES = 16
 _HASH_PAGE_BYTES = 4096
@@ -92,7 +92,8 @@ class StoredTensor:
         with self._telling():
             for block, values in self.file.blocks(part):
                 out[block] = decoded(values)
-        self._require_finite(out)
+        if not np.isfinite(out).all():
+            raise self._not_finite(out)
         return out
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> StoredTensor:
@@ -112,11 +113,11 @@ class StoredTensor:
         return dataclasses.replace(self, raw=raw, shape=raw.shape)
 
     def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
-        """Write these rows to `out`: float32, or uint16 for the bits of bfloat16; of e4m3 numbers
-        uint8, their bits.
+        """Write these rows to `out`, contiguous: float32, or uint16 for the bits of bfloat16; of
+        e4m3 numbers uint8, their bits.
 
-        What is stored as it is wanted is read straight to `out`, which is contiguous then. Widening
-        is exact; what bfloat16 cannot hold is rounded to nearest, ties to even.
+        What is stored as it is wanted is read straight to `out`. Widening is exact; what bfloat16
+        cannot hold is rounded to nearest, ties to even.
 
         Raises:
             CheckpointError: the storage dtype is another than that, the file cannot be read, or a
@@ -130,14 +131,10 @@ class StoredTensor:
         if self.file is None:
             self._convert(part, out)
             return
-        is_straight = part.flags.c_contiguous and out.flags.c_contiguous
         with self._telling():
-            if is_straight and part.dtype == out.dtype:
-                self.file.read_to(out, part)
-            else:
-                for block, values in self.file.blocks(part):
-                    self._convert(values, out[block])
-        self._require_finite(out)
+            is_finite = self.file.convert_to(out, part, _NUMBERS[self.dtype])
+        if not is_finite:
+            raise self._not_finite(out)
 
     def read(self, view: npt.NDArray[np.uint8]) -> bytes:
         """Return what a contiguous part of its bytes holds.
@@ -173,18 +170,10 @@ class StoredTensor:
         else:
             np.copyto(out, part)
 
-    def _require_finite(self, values: npt.NDArray[Any]) -> None:
-        """Refuse NaN and infinity, told by the bits: as signed numbers those without a sign are the
-        largest, as unsigned ones those with it. Two maxima, and no memory.
-        """
-        if not values.size:
-            return
-        signed, unsigned, infinity = _BITS[values.dtype.itemsize]
-        negative = infinity | (np.iinfo(unsigned).max // 2 + 1)
-        if values.view(signed).max() >= infinity or values.view(unsigned).max() >= negative:
-            is_rounded = self.dtype == "F32" and values.dtype == np.uint16
-            beyond = ", or beyond what bfloat16 holds" if is_rounded else ""
-            raise CheckpointError(f"{self.key}: must be finite, and is not{beyond}{self.where}")
+    def _not_finite(self, values: npt.NDArray[Any]) -> CheckpointError:
+        is_rounded = self.dtype == "F32" and values.dtype == np.uint16
+        beyond = ", or beyond what bfloat16 holds" if is_rounded else ""
+        return CheckpointError(f"{self.key}: must be finite, and is not{beyond}{self.where}")
 
     def n_stored(self, rows: slice = slice(None)) -> int:
         """Return how many bytes of the file these rows are."""
@@ -323,6 +312,8 @@ def _sharded(model_dir: Path, weight_map: dict[str, str]) -> dict[str, StoredTen
 
 def _tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     try:
+        with path.open("rb"):  # first: the library says of what it may not open that it is missing
+            pass
         with safe_open(path, framework="np"):
             pass
         file = MappedFile(path)

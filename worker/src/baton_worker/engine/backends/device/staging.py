@@ -1,10 +1,10 @@
 """Pieces of stored tensors on their way to the device: several are read at once, sent in order.
 
-Owns the page-locked memory, all of the host's that a load takes beside what a reader converts
-through (`model.files.BLOCK_BYTES` each), and the threads that fill it. A piece is some rows of one
-tensor; those of one tensor and of the next are read alike. They are sent to the device in the order
-in which they were asked for, whichever is there first, and it is the first in that order whose
-failure is told. Knows no layout of weights.
+Owns the page-locked memory, all of the host's that a load takes beside what is converted through
+(`model.files.BLOCK_BYTES` for each thread of a read), and the threads that fill it. A piece is some
+rows of one tensor; those of one tensor and of the next are read alike. They are sent to the device
+in the order in which they were asked for, whichever is there first, and it is the first in that
+order whose failure is told. Knows no layout of weights.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.device.seam import Device, DType, Event, Tensor
 
-READERS = 8
-"""Reads at once: network storage and NVMe want several. No option, for more of them read no faster
-and a machine with fewer cores loses nothing."""
+READERS = 4
+"""Reads at once, of `model.files.THREADS` threads each: network storage and NVMe want several. No
+option, for more of them read no faster and a machine with fewer cores loses nothing."""
 
-PIECE_BYTES = 8 << 20
-"""Of a piece on the device: large enough for storage and for DMA. A wider row is a piece too."""
+PIECE_BYTES = 12 << 20
+"""Of a piece on the device: large enough that handing it from thread to thread, which takes the
+interpreter's lock, is nothing beside reading it. A wider row is a piece too."""
 
 AHEAD = 4
-"""Pieces that the device takes, or that wait for those before them, while others are read."""
+"""Pieces that the device takes, or that wait for those before them, while others are read: with
+half as many readers would wait a tenth of their time, for reads do not take equally long."""
 
 _HOST_TYPES: dict[DType, type[np.generic]] = {
     "bfloat16": np.uint16,
