@@ -94,11 +94,12 @@ class CountingKernels:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
 
-    def route(self, x: Any, router: Any, bias: Any, experts: Experts, out: Any) -> None:
-        """See `ExpertKernels.route`."""
-        self._kernels.route(x, router, bias, experts, out)
+    def norm_route(self, *given: Any) -> None:
+        """See `ExpertKernels.norm_route`."""
+        self._kernels.norm_route(*given)
         if self.counts is not None:
-            self.counts.append((out.starts[1:] > out.starts[:-1]).sum())
+            starts = given[-1].starts
+            self.counts.append((starts[1:] > starts[:-1]).sum())
 
 
 def values_of(weight: Weight) -> int:

@@ -78,7 +78,12 @@ Error DecodeAttention(const HopperAttention& call, Stream stream) {
                           static_cast<int>(HeadsAKv(in) / PartsOf(in)), in.scale * kLog2OfE};
   const DecodeLeft left =
       LeftIn(call.scratch, SplitsOf(in.width * in.pool.block_size), UsedRows(in));
-  const int blocks = static_cast<int>(std::min<int64_t>(kMostBlocks, call.processors));
+  // No more than there are splits, if contexts are as long as tables are wide: what blocks without
+  // work would take is free for the kernels around this one.
+  const int64_t most_splits =
+      in.sequences * in.pool.heads * PartsOf(in) * SplitsOf(in.width * in.pool.block_size);
+  const int blocks =
+      static_cast<int>(std::min({kMostBlocks, static_cast<int64_t>(call.processors), most_splits}));
   const HopperGrid grid{blocks, kDecodeThreads, sizeof(DecodeShared)};
   return LaunchOnHopper<DecodeAttentionKernel<__nv_bfloat16>>(
       grid, stream, map, static_cast<const __nv_bfloat16*>(in.query),

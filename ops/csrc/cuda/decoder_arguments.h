@@ -100,6 +100,19 @@ void ReadAngles(ArgumentReader* args, const Call& call, int64_t head_dim, Input*
   in->interleaved = args->Int("is_interleaved") != 0;
 }
 
+// A norm of the rows of `residual`, to which nothing is added yet.
+inline cuda::AddNormInput ReadNorm(const Call& call, const TensorView& residual,
+                                   const TensorView& weight, const char* name, double eps) {
+  cuda::AddNormInput in{};
+  in.eps = static_cast<float>(eps);
+  in.type = call.type;
+  in.residual = call.Rows(residual, "residual", -1, -1);
+  in.rows = residual.size(0);
+  in.columns = residual.size(1);
+  in.weight = Vector<const void>(weight, name, DtypeOf(call.type), in.columns, call.device);
+  return in;
+}
+
 // Reads sequence, position, tables.
 template <class Input>
 void ReadPlaces(ArgumentReader* args, const Call& call, Input* in) {

@@ -7,6 +7,7 @@
 #include "decoder.h"
 #include "early_launch.h"
 #include "element_types.h"
+#include "norm_launch.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -33,19 +34,10 @@ Error CopyWords(const CopyRowsInput& in, const Rows& out, int64_t element_bytes,
 
 template <class E, bool kWide>
 Error NormOf(const AddNormInput& in, const Rows& out, Stream stream) {
-  const NormParams<E> params{static_cast<const E*>(in.x.data),
-                             static_cast<E*>(in.residual.data),
-                             static_cast<const E*>(in.weight),
-                             static_cast<E*>(out.data),
-                             in.x.stride,
-                             in.residual.stride,
-                             out.stride,
-                             in.columns,
-                             in.eps};
+  const NormParams<E> params = NormParamsOf<E>(in, out);
   const int64_t chunks = DivideUp<int64_t>(in.columns, kChunk);
-  const int64_t warps = DivideUp<int64_t>(chunks, kWarp);
-  const int64_t threads = std::min<int64_t>(warps * kWarp, kMostNormThreads);
-  const Grid grid{static_cast<unsigned>(in.rows), static_cast<unsigned>(threads)};
+  const unsigned threads = NormThreads(in.columns);
+  const Grid grid{static_cast<unsigned>(in.rows), threads};
   if (chunks <= threads) return LaunchEarly(AddNormKernel<E, kWide, 1>, grid, stream, params);
   if (chunks <= 2 * threads) return LaunchEarly(AddNormKernel<E, kWide, 2>, grid, stream, params);
   return LaunchEarly(AddNormLongKernel<E, kWide>, grid, stream, params);
@@ -121,10 +113,7 @@ Error CopyRows(const CopyRowsInput& in, const Rows& out, Stream stream) {
 
 Error AddNorm(const AddNormInput& in, const Rows& out, Stream stream) {
   if (in.rows == 0 || in.columns == 0) return nullptr;
-  const int64_t bytes = ElementBytes(in.type);
-  const bool is_wide = in.columns % kChunk == 0 && AreVectors(in.x, in.columns, bytes) &&
-                       AreVectors(in.residual, in.columns, bytes) && IsOnVector(in.weight) &&
-                       AreVectors(out, in.columns, bytes);
+  const bool is_wide = IsNormWide(in, out);
   return ForElement(in.type, [&](auto element) {
     using E = decltype(element);
     return is_wide ? NormOf<E, true>(in, out, stream) : NormOf<E, false>(in, out, stream);

@@ -37,6 +37,11 @@ struct RouteOutput {
 };
 Error Route(const RouteInput& input, const RouteOutput& out, Stream stream);
 
+// AddNorm of `norm` to `route.x`, and Route of that, in one launch of a single token where a device
+// and its sizes allow it. `norm.rows` is route.tokens.
+Error NormRoute(const AddNormInput& norm, const RouteInput& route, const RouteOutput& out,
+                Stream stream);
+
 // As Matmul and GateUpSilu of each row with its group's part of the weight. `product.out` is what
 // each part has. Where `product.x` has stride 0 it is one row, which each place has; then a group
 // has one place at most.
@@ -65,6 +70,10 @@ struct CombineInput {
   int64_t columns;
 };
 Error Combine(const CombineInput& input, const Rows& out, Stream stream);
+
+// AddNorm of `norm` to `out`, its x being what Combine makes, rounded; `norm.x` is none.
+Error CombineNorm(const CombineInput& input, const AddNormInput& norm, const Rows& out,
+                  Stream stream);
 
 }  // namespace baton_ops::cuda
 

@@ -31,16 +31,11 @@ void RunGather(ArgumentReader args) { RunCopyRows(args, "gather", "x", "rows"); 
 void RunAddNorm(ArgumentReader args) {
   const auto x = args.OptionalTensor("x");
   const TensorView residual = args.Tensor("residual"), weight = args.Tensor("weight");
-  cuda::AddNormInput in{};
-  in.eps = static_cast<float>(args.Float("eps"));
+  const double eps = args.Float("eps");
   const TensorView out = args.Tensor("out");
   const Call call(residual, "residual");
-  in.type = call.type;
-  in.residual = call.Rows(residual, "residual", -1, -1);
-  in.rows = residual.size(0);
-  in.columns = residual.size(1);
+  cuda::AddNormInput in = ReadNorm(call, residual, weight, "weight", eps);
   if (x) in.x = call.Rows(*x, "x", in.rows, in.columns);
-  in.weight = Vector<const void>(weight, "weight", DtypeOf(call.type), in.columns, call.device);
   const cuda::Rows to = call.Rows(out, "out", in.rows, in.columns);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   Raise("add_norm", cuda::AddNorm(in, to, StreamOf(call.device)));

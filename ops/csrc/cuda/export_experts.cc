@@ -9,10 +9,18 @@
 namespace baton_ops {
 namespace {
 
-// Reads x, router, bias?, chosen, groups, chosen_groups, is_sigmoid, normalises, least_sum,
-// scaling, products, expert, weight, place, row, starts.
-void RunRoute(ArgumentReader args) {
-  const TensorView x = args.Tensor("x"), router = args.Tensor("router");
+// What a choice reads and writes, of a call's rows.
+struct Routing {
+  cuda::RouteInput in{};
+  cuda::RouteOutput out{};
+};
+
+// Reads router, bias?, chosen, groups, chosen_groups, is_sigmoid, normalises, least_sum, scaling,
+// products, expert, weight, place, row, starts.
+Routing ReadRouting(ArgumentReader* reader, const Call& call, const TensorView& x,
+                    const char* name) {
+  ArgumentReader& args = *reader;
+  const TensorView router = args.Tensor("router");
   const auto bias = args.OptionalTensor("bias");
   cuda::RouteInput in{};
   in.chosen = args.Int("chosen");
@@ -25,9 +33,8 @@ void RunRoute(ArgumentReader args) {
   const TensorView products = args.Tensor("products"), expert = args.Tensor("expert");
   const TensorView weight = args.Tensor("weight"), place = args.Tensor("place");
   const TensorView row = args.Tensor("row"), starts = args.Tensor("starts");
-  const Call call(x, "x");
   in.type = call.type;
-  in.x = call.Rows(x, "x", -1, -1);
+  in.x = call.Rows(x, name, -1, -1);
   in.tokens = x.size(0);
   in.hidden = x.size(1);
   Checked(router, "router").HasRank(2);
@@ -54,8 +61,31 @@ void RunRoute(ArgumentReader args) {
       call.Ints<int32_t>(place, "place", pairs),
       call.Ints<int32_t>(row, "row", pairs),
       call.Ints<int32_t>(starts, "starts", in.experts + 1)};
+  return {in, out};
+}
+
+// Reads x, and what ReadRouting does.
+void RunRoute(ArgumentReader args) {
+  const TensorView x = args.Tensor("x");
+  const Call call(x, "x");
+  const Routing routing = ReadRouting(&args, call, x, "x");
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
-  Raise("route", cuda::Route(in, out, StreamOf(call.device)));
+  Raise("route", cuda::Route(routing.in, routing.out, StreamOf(call.device)));
+}
+
+// Reads x?, residual, norm_weight, eps, normed, and what ReadRouting does.
+void RunNormRoute(ArgumentReader args) {
+  const auto x = args.OptionalTensor("x");
+  const TensorView residual = args.Tensor("residual"), weight = args.Tensor("norm_weight");
+  const double eps = args.Float("eps");
+  const TensorView normed = args.Tensor("normed");
+  const Call call(residual, "residual");
+  const Routing routing = ReadRouting(&args, call, normed, "normed");
+  cuda::AddNormInput norm = ReadNorm(call, residual, weight, "norm_weight", eps);
+  call.Rows(normed, "normed", norm.rows, norm.columns);
+  if (x) norm.x = call.Rows(*x, "x", norm.rows, norm.columns);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("norm_route", cuda::NormRoute(norm, routing.in, routing.out, StreamOf(call.device)));
 }
 
 // Reads x, starts, weight, out; `way`: what measures one way after the other, or null.
@@ -110,13 +140,12 @@ void RunExpertMatmulBy(ArgumentReader args) { RunBy(args, false); }
 
 void RunExpertGateUpSiluBy(ArgumentReader args) { RunBy(args, true); }
 
-// Reads made, place, weight, beside?, out.
-void RunCombine(ArgumentReader args) {
-  const TensorView made = args.Tensor("made"), place = args.Tensor("place");
-  const TensorView weight = args.Tensor("weight");
+// Reads made, place, weight, beside?, of what is added to rows of `out`.
+cuda::CombineInput ReadCombining(ArgumentReader* reader, const TensorView& made, const Call& call,
+                                 const TensorView& out) {
+  ArgumentReader& args = *reader;
+  const TensorView place = args.Tensor("place"), weight = args.Tensor("weight");
   const auto beside = args.OptionalTensor("beside");
-  const TensorView out = args.Tensor("out");
-  const Call call(made, "made");
   cuda::CombineInput in{};
   in.type = call.type;
   Checked(out, "out").HasRank(2);
@@ -133,9 +162,30 @@ void RunCombine(ArgumentReader args) {
   in.place = call.Ints<const int32_t>(place, "place", pairs);
   in.weight = Vector<const float>(weight, "weight", kFloat32, pairs, call.device);
   if (beside) in.beside = call.Rows(*beside, "beside", in.tokens, in.columns);
+  return in;
+}
+
+// Reads out, made, and what ReadCombining does.
+void RunCombine(ArgumentReader args) {
+  const TensorView out = args.Tensor("out"), made = args.Tensor("made");
+  const Call call(made, "made");
+  const cuda::CombineInput in = ReadCombining(&args, made, call, out);
   const cuda::Rows to = call.Rows(out, "out", in.tokens, in.columns);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   Raise("combine", cuda::Combine(in, to, StreamOf(call.device)));
+}
+
+// Reads residual, norm_weight, eps, out, made, and what ReadCombining does.
+void RunCombineNorm(ArgumentReader args) {
+  const TensorView residual = args.Tensor("residual"), weight = args.Tensor("norm_weight");
+  const double eps = args.Float("eps");
+  const TensorView out = args.Tensor("out"), made = args.Tensor("made");
+  const Call call(made, "made");
+  const cuda::CombineInput in = ReadCombining(&args, made, call, out);
+  const cuda::AddNormInput norm = ReadNorm(call, residual, weight, "norm_weight", eps);
+  const cuda::Rows to = call.Rows(out, "out", norm.rows, norm.columns);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("combine_norm", cuda::CombineNorm(in, norm, to, StreamOf(call.device)));
 }
 
 }  // namespace
@@ -146,4 +196,6 @@ BATON_EXPORT_CUDA(cuda_expert_matmul, 4, RunExpertMatmul)
 BATON_EXPORT_CUDA(cuda_expert_matmul_by, 5, RunExpertMatmulBy)
 BATON_EXPORT_CUDA(cuda_expert_gate_up_silu_by, 5, RunExpertGateUpSiluBy)
 BATON_EXPORT_CUDA(cuda_expert_gate_up_silu, 4, RunExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_norm_route, 20, RunNormRoute)
 BATON_EXPORT_CUDA(cuda_combine, 5, RunCombine)
+BATON_EXPORT_CUDA(cuda_combine_norm, 8, RunCombineNorm)

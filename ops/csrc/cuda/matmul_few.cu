@@ -8,6 +8,11 @@
 namespace baton_ops::cuda {
 namespace {
 
+// Of a multiprocessor, so much of the weight is asked for at once before x is there: enough to keep
+// memory busy. All that a ring has room for would be five microseconds' reading, which whoever
+// computes x would wait behind with each of its loads.
+constexpr int kWindowBytes = 40 * 1024;
+
 template <int kTileN, bool kGated, class Tile>
 Error LaunchTiles(const HopperMatmul& call, Stream stream) {
   const MatmulInput& in = call.input;
@@ -24,10 +29,12 @@ Error LaunchTiles(const HopperMatmul& call, Stream stream) {
     return error;
   }
   const int tiles = static_cast<int>(DivideUp<int64_t>(in.out, kTileN)) * row_tiles;
+  using Ring = FewRing<kTileN>;
   const HopperGrid grid{std::min(tiles, call.processors), kFewThreads, kFewSharedBytes};
+  constexpr int kWindow = std::max(2, kWindowBytes / (kFewBoxes<kTileN> * Ring::kWeightBytes));
   return LaunchOnHopper<MatmulFewKernel<kTileN, kGated, Tile>>(
       grid, stream, map_x, map_weight, OutputOf(call), static_cast<int>(in.in), row_tiles, rows,
-      FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows)));
+      Ring::StagesFor(rows, Tile::ReadBytes(rows)), kWindow);
 }
 
 template <int kTileN, bool kGated>

@@ -94,7 +94,7 @@ Error Argmax(const RowsOfLogits& input, int32_t* token, uint8_t* broken, Stream 
                        BeginsAtVectors(input.logits, input.vocab * 4), token, broken};
   const unsigned blocks = BlocksOfRow(input.vocab);
   const auto kernel = blocks > 1 ? ArgmaxKernel<kRowBlocks> : ArgmaxKernel<1>;
-  return LaunchRows(kernel, RowGrid{input.rows, blocks, kArgmaxThreads}, p, stream);
+  return LaunchRows(kernel, ClusterGrid{input.rows, blocks, kArgmaxThreads}, p, stream);
 }
 
 Error Probabilities(const RowsOfLogits& input, const RowParamsInput& params, float* probs,
@@ -109,7 +109,7 @@ Error Probabilities(const RowsOfLogits& input, const RowParamsInput& params, flo
   const auto shared =
       fits ? ProbabilitiesKernel<kRowBlocks, true> : ProbabilitiesKernel<kRowBlocks, false>;
   const auto alone = fits ? ProbabilitiesKernel<1, true> : ProbabilitiesKernel<1, false>;
-  const RowGrid grid{input.rows, blocks, kProbabilitiesThreads, fits ? needed : 0};
+  const ClusterGrid grid{input.rows, blocks, kProbabilitiesThreads, fits ? needed : 0};
   return LaunchRows(blocks > 1 ? shared : alone, grid, p, stream);
 }
 

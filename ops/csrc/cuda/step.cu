@@ -51,7 +51,7 @@ Error VerifySampled(const ProbsInput& probs, const DraftInput& drafts, const Ver
                          probs.residual_uniform};
   const unsigned blocks = BlocksOfRow(probs.vocab);
   const auto kernel = blocks > 1 ? DecideKernel<kRowBlocks> : DecideKernel<1>;
-  const RowGrid grid{probs.rows, blocks, kVerifyThreads};
+  const ClusterGrid grid{probs.rows, blocks, kVerifyThreads};
   if (const Error error =
           LaunchRows(kernel, grid, DecideParams{requests, rows, output.token}, stream)) {
     return error;

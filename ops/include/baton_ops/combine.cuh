@@ -4,6 +4,7 @@
 #define BATON_OPS_COMBINE_CUH_
 
 #include "baton_ops/grid_order.cuh"
+#include "baton_ops/row_norm.cuh"
 #include "baton_ops/values.cuh"
 
 namespace baton_ops::cuda {
@@ -24,25 +25,25 @@ struct CombineParams {
   int chosen;
 };
 
-// out[t] = the sum of weight * made of a token's pairs from the first on, then of beside; products
-// and sums are rounded to fp32 one by one. The next kernel may begin before anything is added: a
-// norm, and behind it a product, which fetches its weights as soon as the experts leave room. Where
-// pairs stand was told some launches before: it is read while the experts' products are still made.
-// Grid: (tokens, parts of a row).
-template <class E, bool kWide, int kAtOnce>
-__global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
-  __shared__ int32_t places[kMostCombined];
-  __shared__ float weights[kMostCombined];
-  LetNextGridStart();
-  const int64_t token = blockIdx.x;
-  if (static_cast<int>(threadIdx.x) < p.chosen) {
+// Of a token, where its pairs stand and what they count.
+struct CombinePairs {
+  int32_t places[kMostCombined];
+  float weights[kMostCombined];
+
+  template <class E>
+  __device__ __forceinline__ void Read(const CombineParams<E>& p, int64_t token) {
+    if (static_cast<int>(threadIdx.x) >= p.chosen) return;
     places[threadIdx.x] = __ldcg(p.place + token * p.chosen + threadIdx.x);
     weights[threadIdx.x] = __ldcg(p.weight + token * p.chosen + threadIdx.x);
   }
-  WaitForEarlierGrids();
-  __syncthreads();
-  const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
-  if (first >= p.columns) return;
+};
+
+// A chunk of a token's row: the sum of weight * made of its pairs from the first on, then of
+// beside; products and sums are rounded to fp32 one by one.
+template <class E, bool kWide, int kAtOnce>
+__device__ __forceinline__ Packed<E, kChunk> CombineChunk(const CombineParams<E>& p,
+                                                          const CombinePairs& pairs, int64_t token,
+                                                          int64_t first) {
   float sum[kChunk] = {};
   // What takes time is waiting for memory, so loads of some pairs are under way together.
   for (int from = 0; from < p.chosen; from += kAtOnce) {
@@ -51,8 +52,8 @@ __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int pair = min(from + n, p.chosen - 1);
-      made[n] = LoadChunk<E, kWide>(p.made + places[pair] * p.made_stride, first, p.columns);
-      weight[n] = weights[pair];
+      made[n] = LoadChunk<E, kWide>(p.made + pairs.places[pair] * p.made_stride, first, p.columns);
+      weight[n] = pairs.weights[pair];
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -72,7 +73,65 @@ __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E
   Packed<E, kChunk> out;
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) out.at[i] = Rounded<E>(sum[i]);
+  return out;
+}
+
+// The next kernel may begin before anything is added: a norm, and behind it a product, which
+// fetches its weights as soon as the experts leave room. Where pairs stand was told some launches
+// before: it is read while the experts' products are still made. Grid: (tokens, parts of a row).
+template <class E, bool kWide, int kAtOnce>
+__global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E> p) {
+  __shared__ CombinePairs pairs;
+  LetNextGridStart();
+  const int64_t token = blockIdx.x;
+  pairs.Read(p, token);
+  WaitForEarlierGrids();
+  __syncthreads();
+  const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
+  if (first >= p.columns) return;
+  const auto out = CombineChunk<E, kWide, kAtOnce>(p, pairs, token, first);
   StoreChunk<E, kWide>(p.out + token * p.out_stride, first, p.columns, out);
+}
+
+// The same, and what row_norm.cuh makes of it: the sum, rounded, is not stored but added to the
+// residual, and that normed. A thread has a chunk of the row of a block. Who rehearses does all
+// twice: the first time is for nobody, while the experts' products are still made, and leaves
+// nothing but this code in the caches, which a step's weights have driven it out of. It reads the
+// norm's weight in place of rows, for the first-level cache would keep what is read too early.
+// Grid: (tokens).
+template <class E, int kAtOnce>
+__global__ void __launch_bounds__(kMostNormThreads)
+    CombineNormKernel(CombineParams<E> p, NormParams<E> norm, bool rehearses) {
+  __shared__ CombinePairs pairs;
+  __shared__ float warps[kWarp];
+  LetNextGridStart();
+  const int64_t token = blockIdx.x, first = threadIdx.x * int64_t{kChunk};
+  const bool is_there = first < p.columns;
+  pairs.Read(p, token);
+  Packed<E, kChunk> weight{};
+  if (is_there) weight = LoadChunk<E, true>(norm.weight, first, p.columns);
+  CombineParams<E> now = p;
+  now.made = norm.weight;
+  now.made_stride = now.beside_stride = 0;
+  if (p.beside) now.beside = norm.weight;
+#pragma unroll 1
+  for (int turn = rehearses ? 0 : 1; turn < 2; ++turn) {
+    const bool is_real = turn > 0;
+    if (is_real) {
+      WaitForEarlierGrids();
+      now = p;
+    }
+    __syncthreads();
+    const NormRow<E, true> row(norm, token);
+    Packed<E, kChunk> sum{};
+    if (is_there) {
+      sum = LoadChunk<E, true>(is_real ? row.residual : norm.weight, first, p.columns);
+      row.AddTo(sum, CombineChunk<E, true, kAtOnce>(now, pairs, token, first));
+      if (is_real) StoreChunk<E, true>(row.residual, first, p.columns, sum);
+    }
+    const float scale = row.Scale(row.Squares(sum, 0.0f), warps);
+    if (is_there && is_real) row.Write(first, sum, weight, scale);
+  }
 }
 
 }  // namespace baton_ops::cuda

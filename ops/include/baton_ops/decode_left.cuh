@@ -52,9 +52,11 @@ class DecodeMerge {
     } else if (parts_ > 8) {
 #pragma unroll 1
       for (int row = warp; row < used_; row += 4) MergeRows<1, 16>(row, store);
-    } else {
+    } else if (parts_ > 4) {
 #pragma unroll 1
       for (int row = warp; row < used_; row += 4) MergeRows<1, 8>(row, store);
+    } else {
+      MergeRows<2, 4>(warp, store);
     }
   }
 

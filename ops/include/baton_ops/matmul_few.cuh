@@ -14,10 +14,12 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kFewRows = 64, kFewConsumers = 128, kFewThreads = kFewConsumers + 32;
-constexpr int kFewSharedBytes = 227 * 1024, kFewHeadBytes = 1024, kFewMostStages = 48;
+// The warps behind the warpgroup load: one the weight, one x.
+constexpr int kFewRows = 64, kFewConsumers = 128, kFewThreads = kFewConsumers + 64;
+constexpr int kFewWeightThread = kFewConsumers, kFewRowsThread = kFewConsumers + 32;
+constexpr int kFewSharedBytes = 227 * 1024, kFewHeadBytes = 1024, kFewMostStages = 40;
 constexpr int kBoxRowBytes = kBoxColumns * 2;
-static_assert(2 * kFewMostStages * sizeof(uint64_t) <= kFewHeadBytes);
+static_assert(3 * kFewMostStages * sizeof(uint64_t) <= kFewHeadBytes);
 
 // Wide tiles need shorter stages for as many of them.
 template <int kTileN>
@@ -26,12 +28,20 @@ constexpr int kFewBoxes = kTileN <= 48    ? 4
                                           : 1;
 
 // Stages of kBoxes boxes of x and as many of the weight; `rows` of x are loaded, a multiple of 8.
+// Both come by themselves: the weight before x is there.
 template <int kTileN>
 struct FewRing {
   static constexpr int kBoxes = kFewBoxes<kTileN>, kWeightBytes = kTileN * kBoxRowBytes;
   uint8_t* bytes;
-  uint64_t *full, *empty;
+  uint64_t *has_weight, *has_rows, *empty;
   int stages, rows;
+  __device__ FewRing(uint8_t* head, int head_bytes, int stages, int rows)
+      : bytes(head + head_bytes),
+        has_weight(reinterpret_cast<uint64_t*>(head)),
+        has_rows(has_weight + kFewMostStages),
+        empty(has_rows + kFewMostStages),
+        stages(stages),
+        rows(rows) {}
   static __host__ __device__ int StageBytes(int rows) {
     return kBoxes * (rows * kBoxRowBytes + kWeightBytes);
   }
@@ -115,48 +125,54 @@ struct FewTurn {
   }
 };
 
+// Loads the weight, by one thread, as far ahead as the ring goes. Until the ring is full `window`
+// stages are under way at most: small kernels that read memory meanwhile wait behind no more.
 template <int kTileN, bool kGated, class Share>
-__device__ void FewProduce(const FewRing<kTileN>& ring, const CUtensorMap* map_x,
-                           const CUtensorMap* map_weight, const Share& share) {
+__device__ void FewLoadWeight(const FewRing<kTileN>& ring, const CUtensorMap* map,
+                              const Share& share, int window) {
   constexpr int kBoxes = kFewBoxes<kTileN>, kParts = kGated ? 2 : 1;
-  const int turns = share.tiles * share.steps, ahead = min(turns, ring.stages);
-  const auto load_weight = [&](const FewTurn<Share>& t) {
-    ExpectBytes(ring.full + t.s, ring.StageBytes(ring.rows));
-    for (int i = 0; i < kBoxes * kParts; ++i) {
-      const int box = i / kParts, part = i % kParts;
-      const int column = (t.k * kBoxes + box) * kBoxColumns;
-      const int row = t.place.weight_row + part * share.n;
-      uint8_t* to = ring.Weight(t.s, box) + part * (ring.kWeightBytes / kParts);
+  const int turns = share.tiles * share.steps;
+  FewTurn<Share> turn(share);
+  ForEachTurn<Share::kAreLoopsShort>(0, turns, [&](int i) {
+    if (i >= ring.stages) {
+      Await(ring.empty + turn.s, turn.phase ^ 1);
+    } else if (i >= window) {
+      Await(ring.has_weight + i - window, 0);
+    }
+    uint64_t* const barrier = ring.has_weight + turn.s;
+    ExpectBytes(barrier, kBoxes * ring.kWeightBytes);
+    for (int part_of_box = 0; part_of_box < kBoxes * kParts; ++part_of_box) {
+      const int box = part_of_box / kParts, part = part_of_box % kParts;
+      const int column = (turn.k * kBoxes + box) * kBoxColumns;
+      const int row = turn.place.weight_row + part * share.n;
+      uint8_t* to = ring.Weight(turn.s, box) + part * (ring.kWeightBytes / kParts);
       // Without a hint where it is read again: with one of evict_normal experts' products of many
       // rows took a twentieth longer on an H100, a seventh on an H200.
       if (share.IsWeightReadOnce()) {
-        LoadBoxOnce(to, map_weight, column, row, ring.full + t.s);
+        LoadBoxOnce(to, map, column, row, barrier);
       } else {
-        LoadBox(to, map_weight, column, row, ring.full + t.s);
+        LoadBox(to, map, column, row, barrier);
       }
     }
-  };
-  const auto load_x = [&](const FewTurn<Share>& t) {
-    for (int box = 0; box < kBoxes; ++box) {
-      const int column = (t.k * kBoxes + box) * kBoxColumns;
-      LoadBox(ring.X(t.s, box), map_x, column, share.RowOfX(t.place), ring.full + t.s);
-    }
-  };
-  FewTurn<Share> turn(share), behind(share);
-  constexpr bool kIsShort = Share::kAreLoopsShort;
-  ForEachTurn<kIsShort>(0, ahead, [&](int) {
-    load_weight(turn);
     turn.Advance();
   });
+}
+
+// Loads x, by one thread, once the kernel before is over.
+template <int kTileN, class Share>
+__device__ void FewLoadRows(const FewRing<kTileN>& ring, const CUtensorMap* map,
+                            const Share& share) {
+  constexpr int kBoxes = kFewBoxes<kTileN>;
+  const int turns = share.tiles * share.steps;
+  FewTurn<Share> turn(share);
   WaitForEarlierGrids();
-  ForEachTurn<kIsShort>(0, ahead, [&](int) {
-    load_x(behind);
-    behind.Advance();
-  });
-  ForEachTurn<kIsShort>(ahead, turns, [&](int) {
-    Await(ring.empty + turn.s, turn.phase ^ 1);
-    load_weight(turn);
-    load_x(turn);
+  ForEachTurn<Share::kAreLoopsShort>(0, turns, [&](int i) {
+    if (i >= ring.stages) Await(ring.empty + turn.s, turn.phase ^ 1);
+    ExpectBytes(ring.has_rows + turn.s, kBoxes * ring.rows * kBoxRowBytes);
+    for (int box = 0; box < kBoxes; ++box) {
+      const int column = (turn.k * kBoxes + box) * kBoxColumns;
+      LoadBox(ring.X(turn.s, box), map, column, share.RowOfX(turn.place), ring.has_rows + turn.s);
+    }
     turn.Advance();
   });
 }
@@ -206,13 +222,15 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
     Tile tile;
     int last = 0;
     ForEachTurn<Share::kAreLoopsShort>(0, share.steps, [&](int k) {
-      Await(ring.full + turn.s, turn.phase);
+      const UniformDescriptor first_x(ring.X(turn.s, 0)), first_weight(ring.Weight(turn.s, 0));
+      Await(ring.has_weight + turn.s, turn.phase);
+      Await(ring.has_rows + turn.s, turn.phase);
       tile.Settle();
       FenceProducts();
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
-        const uint64_t x = Descriptor(ring.X(turn.s, box));
-        const uint64_t weight = Descriptor(ring.Weight(turn.s, box));
+        const uint64_t x = first_x.Behind(box * ring.rows * kBoxRowBytes);
+        const uint64_t weight = first_weight.Behind(box * ring.kWeightBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) tile.Multiply(x, weight, i, (k | box | i) != 0);
       }
@@ -237,7 +255,8 @@ template <int kTileN>
 __device__ __forceinline__ void FewInit(const FewRing<kTileN>& ring) {
 #pragma unroll 1
   for (int s = 0; s < ring.stages; ++s) {
-    InitBarrier(ring.full + s, 1);
+    InitBarrier(ring.has_weight + s, 1);
+    InitBarrier(ring.has_rows + s, 1);
     InitBarrier(ring.empty + s, 1);
   }
   PublishBarriers();
@@ -248,23 +267,22 @@ __global__ __launch_bounds__(kFewThreads,
                              1) void MatmulFewKernel(const __grid_constant__ CUtensorMap map_x,
                                                      const __grid_constant__ CUtensorMap map_weight,
                                                      const MatmulOutput out, int k, int row_tiles,
-                                                     int rows, int stages) {
+                                                     int rows, int stages, int window) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
-  auto* full = reinterpret_cast<uint64_t*>(shared);
-  const FewRing<kTileN> ring{shared + kFewHeadBytes, full, full + kFewMostStages, stages, rows};
+  const FewRing<kTileN> ring(shared, kFewHeadBytes, stages, rows);
   if (threadIdx.x == 0) FewInit(ring);
-  if (threadIdx.x == kFewConsumers) {
-    PrefetchMap(&map_x);
-    PrefetchMap(&map_weight);
-  }
+  if (threadIdx.x == kFewWeightThread) PrefetchMap(&map_weight);
+  if (threadIdx.x == kFewRowsThread) PrefetchMap(&map_x);
   LetNextGridStart();
   __syncthreads();
   const FewShare<kTileN, kGated> share(out.m, out.n, k, stages, row_tiles, rows);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<Tile>(ring, share, out);
-  } else if (threadIdx.x == kFewConsumers) {
-    FewProduce<kTileN, kGated>(ring, &map_x, &map_weight, share);
+  } else if (threadIdx.x == kFewWeightThread) {
+    FewLoadWeight<kTileN, kGated>(ring, &map_weight, share, window);
+  } else if (threadIdx.x == kFewRowsThread) {
+    FewLoadRows(ring, &map_x, share);
   }
 #endif
 }

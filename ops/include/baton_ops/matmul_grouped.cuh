@@ -108,31 +108,36 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     bool is_one_row, bool are_few) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
-  auto* full = reinterpret_cast<uint64_t*>(shared);
   int* const before = reinterpret_cast<int*>(shared + kFewHeadBytes);
   int* const begins = before + kMostGroups + 1;
-  const FewRing<kTileN> ring{shared + kGroupedHeadBytes, full, full + kFewMostStages, stages, rows};
+  const FewRing<kTileN> ring(shared, kGroupedHeadBytes, stages, rows);
   if (threadIdx.x == 0) FewInit(ring);
-  if (threadIdx.x == kFewConsumers) {
-    PrefetchMap(&map_x);
-    PrefetchMap(&map_weight);
-  }
+  if (threadIdx.x == kFewWeightThread) PrefetchMap(&map_weight);
+  if (threadIdx.x == kFewRowsThread) PrefetchMap(&map_x);
   const bool lets_first = kGated != are_few;
   if (lets_first) LetNextGridStart();
-  if (kGated || !are_few) WaitForEarlierGrids();
-  if (!lets_first) LetNextGridStart();
-  // By all threads at once: nothing can be loaded before this is there.
+  // By all threads at once: nothing can be loaded before this is there. Who waits for it does it
+  // for nobody before, whatever is there then: so its code is near when it counts.
 #pragma unroll 1
-  for (int g = threadIdx.x; g <= groups; g += kFewThreads) begins[g] = __ldcg(starts + g);
-  __syncthreads();
-  if (threadIdx.x < kLanes) CountRowTiles(begins, groups, rows, before);
-  __syncthreads();
+  for (int turn = kGated ? 0 : 1; turn < 2; ++turn) {
+    if (turn > 0) {
+      if (kGated || !are_few) WaitForEarlierGrids();
+      if (!lets_first) LetNextGridStart();
+    }
+#pragma unroll 1
+    for (int g = threadIdx.x; g <= groups; g += kFewThreads) begins[g] = __ldcg(starts + g);
+    __syncthreads();
+    if (threadIdx.x < kLanes) CountRowTiles(begins, groups, rows, before);
+    __syncthreads();
+  }
   const GroupedShare<kTileN, kGated, Tile::kIsTurned> share(begins, before, groups, out.n, k,
                                                             stages, rows, is_one_row, are_few);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<Tile>(ring, share, out);
-  } else if (threadIdx.x == kFewConsumers) {
-    FewProduce<kTileN, kGated>(ring, &map_x, &map_weight, share);
+  } else if (threadIdx.x == kFewWeightThread) {
+    FewLoadWeight<kTileN, kGated>(ring, &map_weight, share, stages);
+  } else if (threadIdx.x == kFewRowsThread) {
+    FewLoadRows(ring, &map_x, share);
   }
 #endif
 }

@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreKernel(RopeParams<
       if (has_pairs) bias[i] = pairs_of.Load(p.bias + int64_t{head} * p.head_dim, lane);
     }
   }
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   if (!place.is_there || warp / parts >= p.tokens) return;
   const E* from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(first) * p.head_dim;
   Pairs pairs[kPer] = {};
@@ -233,8 +233,8 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreVectorKernel(RopeP
       bias[i].Load(p.bias + int64_t{min(first + i, all_heads - 1)} * kVectorHead, lane);
     }
   }
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   const int heads = place.is_there && part / parts < p.tokens ? min(kPer, all_heads - first) : 0;
   const E* from = p.qkv + token * p.qkv_stride + static_cast<int64_t>(first) * kVectorHead;
   HalfChunks<E> chunks[kPer] = {};
@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreVectorKernel(RopeP
 // Heads of any size: each lane reads again what it summed. A warp takes a head.
 template <class E, bool kInterleaved, bool kWide, bool kBias>
 __global__ void __launch_bounds__(kRopeWarps* kWarp) RopeStoreLongKernel(RopeParams<E> p) {
-  WaitForEarlierGrids();
   LetNextGridStart();
+  WaitForEarlierGrids();
   const int lane = threadIdx.x % kWarp, warp = blockIdx.x * kRopeWarps + threadIdx.x / kWarp;
   const int all_heads = p.heads + 2 * p.kv_heads, token = warp / all_heads, of = warp % all_heads;
   if (token >= p.tokens) return;

@@ -15,9 +15,9 @@ constexpr int kMostExperts = 512, kMostChosen = kWarp, kMostExpertGroups = kWarp
 constexpr int kChooseThreads = 128;
 
 struct ChooseParams {
-  const float* products;  // [tokens, experts]
-  const float* bias;      // [experts] or null
-  int32_t* expert;        // [tokens, chosen]
+  float* products;    // [tokens, experts]
+  const float* bias;  // [experts] or null
+  int32_t* expert;    // [tokens, chosen]
   float* weight;
   int32_t *place, *row, *starts;  // where a block sorts: as of OrderParams
   int64_t tokens;

@@ -39,6 +39,18 @@ struct RowGroup {
     __syncthreads();
   }
 
+  // Writes to block `rank`'s place where this block has `mine`, in shared memory; all have met.
+  static __device__ __forceinline__ void Write(float* mine, uint32_t rank, float value) {
+#if BATON_HAS_CLUSTERS
+    if (kBlocks > 1) {
+      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(Place(mine, rank)), "f"(value)
+                   : "memory");
+      return;
+    }
+#endif
+    *mine = value;
+  }
+
   // What block `rank` has at the place where this block has `mine`, in shared memory.
   static __device__ __forceinline__ uint32_t Read(const uint32_t* mine, uint32_t rank) {
 #if BATON_HAS_CLUSTERS

@@ -30,22 +30,31 @@ struct NormRow {
   E* residual;
   E* out;
 
-  __device__ __forceinline__ explicit NormRow(const NormParams<E>& params)
+  __device__ __forceinline__ NormRow(const NormParams<E>& params, int64_t row)
       : p(params),
-        x(p.x ? p.x + blockIdx.x * p.x_stride : nullptr),
-        residual(p.residual + blockIdx.x * p.residual_stride),
-        out(p.out + blockIdx.x * p.out_stride) {}
+        x(p.x ? p.x + row * p.x_stride : nullptr),
+        residual(p.residual + row * p.residual_stride),
+        out(p.out + row * p.out_stride) {}
 
-  // The residual with x added, which is written back.
-  __device__ __forceinline__ Packed<E, kChunk> Add(int64_t first) const {
-    Packed<E, kChunk> sum = LoadChunk<E, kWide>(residual, first, p.columns);
-    if (x == nullptr) return sum;
-    const Packed<E, kChunk> add = LoadChunk<E, kWide>(x, first, p.columns);
+  static __device__ __forceinline__ void AddTo(Packed<E, kChunk>& sum,
+                                               const Packed<E, kChunk>& add) {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       sum.at[i] = Rounded<E>(__fadd_rn(ToFloat(sum.at[i]), ToFloat(add.at[i])));
     }
-    StoreChunk<E, kWide>(residual, first, p.columns, sum);
+  }
+
+  // The residual with x added.
+  __device__ __forceinline__ Packed<E, kChunk> Sum(int64_t first) const {
+    Packed<E, kChunk> sum = LoadChunk<E, kWide>(residual, first, p.columns);
+    if (x) AddTo(sum, LoadChunk<E, kWide>(x, first, p.columns));
+    return sum;
+  }
+
+  // The same, which is written back.
+  __device__ __forceinline__ Packed<E, kChunk> Add(int64_t first) const {
+    const Packed<E, kChunk> sum = Sum(first);
+    if (x) StoreChunk<E, kWide>(residual, first, p.columns, sum);
     return sum;
   }
 
@@ -62,14 +71,20 @@ struct NormRow {
     return __frsqrt_rn(__fadd_rn(mean, p.eps));
   }
 
-  __device__ __forceinline__ void Write(int64_t first, Packed<E, kChunk> chunk,
-                                        const Packed<E, kChunk>& weight, float scale) const {
+  static __device__ __forceinline__ Packed<E, kChunk> Normed(Packed<E, kChunk> chunk,
+                                                             const Packed<E, kChunk>& weight,
+                                                             float scale) {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       const float normed = __fmul_rn(ToFloat(chunk.at[i]), scale);
       chunk.at[i] = Rounded<E>(__fmul_rn(normed, ToFloat(weight.at[i])));
     }
-    StoreChunk<E, kWide>(out, first, p.columns, chunk);
+    return chunk;
+  }
+
+  __device__ __forceinline__ void Write(int64_t first, const Packed<E, kChunk>& chunk,
+                                        const Packed<E, kChunk>& weight, float scale) const {
+    StoreChunk<E, kWide>(out, first, p.columns, Normed(chunk, weight, scale));
   }
 };
 
@@ -87,7 +102,7 @@ __global__ void __launch_bounds__(kMostNormThreads) AddNormKernel(NormParams<E> 
   }
   LetNextGridStart();
   WaitForEarlierGrids();
-  const NormRow<E, kWide> row(p);
+  const NormRow<E, kWide> row(p, blockIdx.x);
   float sum = 0.0f;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
@@ -111,7 +126,7 @@ __global__ void __launch_bounds__(kMostNormThreads) AddNormLongKernel(NormParams
   __shared__ float warps[kWarp];
   LetNextGridStart();
   WaitForEarlierGrids();
-  const NormRow<E, kWide> row(p);
+  const NormRow<E, kWide> row(p, blockIdx.x);
   const int64_t start = threadIdx.x * static_cast<int64_t>(kChunk);
   const int64_t step = blockDim.x * static_cast<int64_t>(kChunk);
   float sum = 0.0f;

@@ -86,26 +86,25 @@ def route_into(x: Tensor, router: Tensor, bias: Tensor | None, rule: Rule, out: 
     choice alone. Of equals the lower expert is taken; a token with NaN takes some, weighted NaN.
     Without tokens nothing is written.
     """
-    if rule.scores not in ("softmax", "sigmoid"):
-        raise ValueError(f'scores must be "softmax" or "sigmoid", got {rule.scores!r}')
-    launch("cuda_route")(
-        x,
-        router,
-        bias,
-        rule.chosen,
-        rule.n_groups,
-        rule.n_chosen_groups,
-        int(rule.scores == "sigmoid"),
-        int(rule.normalises),
-        float(rule.least_sum),
-        float(rule.scaling),
-        out.products,
-        out.expert,
-        out.weight,
-        out.place,
-        out.row,
-        out.starts,
-    )
+    launch("cuda_route")(x, router, bias, *_of(rule), *_parts(out))
+
+
+def norm_route_into(
+    x: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    normed: Tensor,
+    router: Tensor,
+    bias: Tensor | None,
+    rule: Rule,
+    out: Routes,
+) -> None:
+    """Do what `decoder.add_norm_into` does to `normed` E[N, H], and route that by `route_into`: the
+    same bits, for a single token in one launch.
+    """
+    norm = (x, residual, weight, float(eps), normed)
+    launch("cuda_norm_route")(*norm, router, bias, *_of(rule), *_parts(out))
 
 
 def expert_gate_up_silu_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -130,9 +129,44 @@ def expert_matmul_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -
     launch("cuda_expert_matmul")(x, starts, weight, out)
 
 
+def _of(rule: Rule) -> tuple[int | float, ...]:
+    if rule.scores not in ("softmax", "sigmoid"):
+        raise ValueError(f'scores must be "softmax" or "sigmoid", got {rule.scores!r}')
+    return (
+        rule.chosen,
+        rule.n_groups,
+        rule.n_chosen_groups,
+        int(rule.scores == "sigmoid"),
+        int(rule.normalises),
+        float(rule.least_sum),
+        float(rule.scaling),
+    )
+
+
+def _parts(out: Routes) -> tuple[Tensor, ...]:
+    return (out.products, out.expert, out.weight, out.place, out.row, out.starts)
+
+
 def combine_into(made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
     """Write out E[N, H]: of each token the sum of its pairs' rows of made E[N * C, H] times their
     weights, from the first on, then of beside E[N, H] if there is one; each step rounded to fp32.
     Call it behind `expert_matmul_into`: what `route_into` wrote is read before that one is over.
     """
-    launch("cuda_combine")(made, routes.place, routes.weight, beside, out)
+    launch("cuda_combine")(out, made, routes.place, routes.weight, beside)
+
+
+def combine_norm_into(
+    made: Tensor,
+    routes: Routes,
+    beside: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+) -> None:
+    """Do what `combine_into` and `decoder.add_norm_into` of that do one after the other, in one
+    launch: residual E[N, H] gets the sum, rounded, and out E[N, H] what is normed. Called as
+    `combine_into` is.
+    """
+    norm = (residual, weight, float(eps), out)
+    launch("cuda_combine_norm")(*norm, made, routes.place, routes.weight, beside)

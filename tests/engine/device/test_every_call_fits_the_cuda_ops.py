@@ -31,7 +31,7 @@ from baton_testing.stub_device import (
     stub_weights,
 )
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
-from baton_worker.engine.backends.device.expert_kernels import Routes
+from baton_worker.engine.backends.device.expert_kernels import Norm, Router, Routes
 from baton_worker.engine.backends.device.scorer import TextScorer
 from baton_worker.engine.backends.latent import OpsLatentKernels
 from baton_worker.engine.model.experts import Experts
@@ -97,7 +97,8 @@ def test_steps_of_every_kind(subject: Subject) -> None:
     is_fp8 = subject.loaded.model_shape.quantisation is not None
     plain = {"gate_up_silu", "expert_gate_up_silu", "expert_matmul"}
     scaled = {"quantise", "scaled_matmul", *(f"scaled_{name}" for name in plain)}
-    of_mixtures = {"route", "combine", *(name for name in plain | scaled if "expert" in name)}
+    of_mixtures = {"norm_route", "combine_norm"}
+    of_mixtures |= {name for name in plain | scaled if "expert" in name}
     is_mixture = subject.loaded.model_shape.experts is not None
     has_mla = subject.loaded.model_shape.mla is not None
     of_rows = {f"latent.{name}" for name in vars(OpsLatentKernels) if not name.startswith("_")}
@@ -107,7 +108,7 @@ def test_steps_of_every_kind(subject: Subject) -> None:
     assert not called & unasked
     assert kernels - called - of_heads - unasked <= {
         "attention_scratch_bytes", "logprob_workspace_bytes", "expert_limits", "latent",
-        "exchange_head_bytes", "rank_sum", "rank_gather",
+        "exchange_head_bytes", "rank_sum", "rank_gather", "combine",
     }  # fmt: skip
 
 
@@ -121,7 +122,10 @@ def test_a_ranks_steps(size: int, made: Callable[[int], ModelShape]) -> None:
             serve(engine, subject.asks(80), arriving=64)
     is_fp8 = subject.loaded.model_shape.quantisation is not None
     gate_up = "scaled_gate_up_silu" if is_fp8 else "gate_up_silu"
-    assert {"rank_sum", "rank_gather", "matmul", gate_up} <= set(subject.loaded.kernels.calls)
+    called = set(subject.loaded.kernels.calls)
+    assert {"rank_sum", "rank_gather", "matmul", gate_up} <= called
+    assert ("combine" in called) == (subject.loaded.model_shape.experts is not None)
+    assert "combine_norm" not in called
 
 
 def test_handoffs(subject: Subject) -> None:
@@ -147,9 +151,10 @@ def routed(rule: Experts, n_tokens: int = 4, hidden: int = 64) -> None:
         device.empty((pairs,), "int32"),
         device.empty((rule.count + 1,), "int32"),
     )
-    x = device.empty((n_tokens, hidden), "bfloat16")
-    router = device.empty((rule.count, hidden), "float32")
-    JudgedKernels().route(x, router, None, rule, out)
+    residual, normed = (device.empty((n_tokens, hidden), "bfloat16") for _ in range(2))
+    norm = Norm(device.empty((hidden,), "bfloat16"), 1e-6)
+    router = Router(device.empty((rule.count, hidden), "float32"), None, rule)
+    JudgedKernels().norm_route(None, residual, norm, normed, router, out)
 
 
 def test_a_choice_beyond_the_chosen_groups_is_refused() -> None:

@@ -26,7 +26,8 @@ from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
 LETS_GO_AT_ONCE = {
-    "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "combine"
+    "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "combine",
+    "norm_route", "combine_norm", "rope_store",
 }  # fmt: skip
 """Whose next launch may begin before they have waited themselves."""
 
@@ -44,6 +45,12 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
     "combine": lambda made, routes, beside, out: (routes.place, routes.weight),
+    "norm_route": lambda x, residual, norm, normed, router, *rest: (norm.weight, router.weight),
+    "combine_norm": lambda sum_, residual, norm, out: (
+        sum_.routes.place,
+        sum_.routes.weight,
+        norm.weight,
+    ),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (tables, contexts),
 }
 
@@ -53,6 +60,7 @@ READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
 """Of many rows nothing is."""
 
 WRITES: dict[str, Callable[..., Any]] = {
+    "embed": lambda table, tokens, out: out,
     "matmul": lambda x, weight, out: out,
     "gate_up_silu": lambda x, weight, out: out,
     "quantise": lambda x, out: out,
@@ -62,6 +70,12 @@ WRITES: dict[str, Callable[..., Any]] = {
     "expert_gate_up_silu": lambda x, starts, weight, out: out,
     "expert_matmul": lambda x, starts, weight, out: out,
     "combine": lambda made, routes, beside, out: out,
+    "norm_route": lambda x, residual, norm, normed, router, out: (
+        residual,
+        normed,
+        out,
+    ),
+    "combine_norm": lambda sum_, residual, norm, out: (residual, out),
     "rank_sum": lambda part, exchange, out: (part, out),
     "rank_gather": lambda part, exchange, out: (part, out),
 }
@@ -230,9 +244,12 @@ def test_an_experts_second_product_right_behind_the_choice_would_be_found(
     names = [name for name, _ in of_a_mixture]
     at = names.index("expert_gate_up_silu")
     assert names[at + 1] == "expert_matmul"
-    routed = of_a_mixture[names.index("route")]
+    routed = of_a_mixture[names.index("norm_route")]
     without = [*of_a_mixture[:at], routed, *of_a_mixture[at + 1 :]]
-    assert {*conflicts(without)} == {"expert_matmul behind route", "combine behind route"}
+    assert {*conflicts(without)} == {
+        "expert_matmul behind norm_route",
+        "combine_norm behind norm_route",
+    }
 
 
 def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found(
@@ -240,9 +257,9 @@ def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found
 ) -> None:
     names = [name for name, _ in of_a_mixture]
     at = names.index("expert_matmul")
-    routed = of_a_mixture[names.index("route")]
+    routed = of_a_mixture[names.index("norm_route")]
     without = [*of_a_mixture[: at - 1], routed, of_a_mixture[at - 1], *of_a_mixture[at + 1 :]]
-    assert {*conflicts(without, "many")} == {"combine behind route"}
+    assert {*conflicts(without, "many")} == {"combine_norm behind norm_route"}
 
 
 def test_keys_that_attention_reads_early_are_those_of_earlier_launches() -> None:

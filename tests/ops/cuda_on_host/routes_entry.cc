@@ -5,9 +5,9 @@
 
 using namespace baton_ops::cuda;
 
-extern "C" {
+namespace {
 
-Error host_route(const int64_t* words, double least_sum, double scaling) {
+RouteInput ReadRouting(const int64_t*& words, double least_sum, double scaling, RouteOutput& out) {
   RouteInput in{};
   in.least_sum = least_sum;
   in.scaling = scaling;
@@ -24,17 +24,30 @@ Error host_route(const int64_t* words, double least_sum, double scaling) {
   in.chosen_groups = *words++;
   in.is_sigmoid = *words++ != 0;
   in.normalises = *words++ != 0;
-  RouteOutput out{};
   out.products = At<float>(words);
   out.expert = At<int32_t>(words);
   out.weight = At<float>(words);
   out.place = At<int32_t>(words);
   out.row = At<int32_t>(words);
   out.starts = At<int32_t>(words);
-  return Route(in, out, nullptr);
+  return in;
 }
 
-Error host_combine(const int64_t* words) {
+AddNormInput ReadNorm(const int64_t*& words, double eps, Rows& out) {
+  AddNormInput in{};
+  in.eps = static_cast<float>(eps);
+  for (Rows* rows : {&in.x, &in.residual, &out}) {
+    rows->data = At<void>(words);
+    rows->stride = *words++;
+  }
+  in.weight = At<const void>(words);
+  in.type = TypeOf(*words++);
+  in.rows = *words++;
+  in.columns = *words++;
+  return in;
+}
+
+CombineInput ReadCombining(const int64_t*& words) {
   CombineInput in{};
   in.made.data = At<void>(words);
   in.made.stride = *words++;
@@ -46,9 +59,45 @@ Error host_combine(const int64_t* words) {
   in.tokens = *words++;
   in.chosen = *words++;
   in.columns = *words++;
+  return in;
+}
+
+}  // namespace
+
+extern "C" {
+
+Error host_route(const int64_t* words, double least_sum, double scaling) {
+  RouteOutput out{};
+  const RouteInput in = ReadRouting(words, least_sum, scaling, out);
+  return Route(in, out, nullptr);
+}
+
+Error host_norm(const int64_t* words, double eps) {
+  Rows out{};
+  const AddNormInput in = ReadNorm(words, eps, out);
+  return AddNorm(in, out, nullptr);
+}
+
+Error host_norm_route(const int64_t* words, double eps, double least_sum, double scaling) {
+  Rows normed{};
+  const AddNormInput norm = ReadNorm(words, eps, normed);
+  RouteOutput out{};
+  const RouteInput in = ReadRouting(words, least_sum, scaling, out);
+  return NormRoute(norm, in, out, nullptr);
+}
+
+Error host_combine(const int64_t* words) {
+  const CombineInput in = ReadCombining(words);
   Rows out{};
   out.data = At<void>(words);
   out.stride = *words++;
   return Combine(in, out, nullptr);
+}
+
+Error host_combine_norm(const int64_t* words, double eps) {
+  const CombineInput in = ReadCombining(words);
+  Rows out{};
+  const AddNormInput norm = ReadNorm(words, eps, out);
+  return CombineNorm(in, norm, out, nullptr);
 }
 }

@@ -98,6 +98,25 @@ class Case:
         self.routes.route(x, self.router, self.bias, self.rule, out)
         return out
 
+    def normed(self, seed: int, at_once: bool, adds: bool) -> dict[str, Any]:
+        """Return what norming and routing the rows writes, in one launch or in two."""
+        rng = np.random.default_rng(seed)
+        rows = [rng.standard_normal(self.x.shape).astype(np.float32) for _ in range(2)]
+        weight = rng.standard_normal(self.x.shape[1]).astype(np.float32)
+        stored = host_matmul.bf16 if self.x.dtype == np.uint16 else np.asarray
+        x, residual = (apart(stored(values), 8) for values in rows)
+        norm = host_routes.Norm(
+            x if adds else None, residual, aligned(stored(weight)), 1e-6, apart(stored(rows[0]), 16)
+        )
+        out, choice = room(len(self.x), self.rule), (self.router, self.bias, self.rule)
+        self.routes.set(seed)
+        if at_once:
+            self.routes.norm_route(norm, *choice, out)
+        else:
+            self.routes.norm(norm)
+            self.routes.route(norm.out, *choice, out)
+        return {"residual": norm.residual, "normed": norm.out} | out._asdict()
+
 
 SHAPES = [
     (1, 64, True, 8),
@@ -242,3 +261,49 @@ def test_a_tokens_pairs_are_added_in_their_order(
             wanted[token] += weight[pair] * read(made)[place[pair]]
     wanted = wanted + read(beside) if has_beside else wanted
     np.testing.assert_array_equal(out, stored(wanted))
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("n_tokens", "hidden"), [(1, 264), (1, 2560), (1, 51), (3, 64)])
+@pytest.mark.parametrize(("is_bf16", "adds"), [(True, True), (False, True), (True, False)])
+def test_a_norm_and_a_choice_have_the_bits_of_both(
+    routes: host_routes.HostRoutes,
+    name: str,
+    n_tokens: int,
+    hidden: int,
+    is_bf16: bool,
+    adds: bool,
+) -> None:
+    case = Case(routes, name, n_tokens, hidden, is_bf16)
+    parts, once = (case.normed(n_tokens + hidden, way, adds) for way in (False, True))
+    for key, values in parts.items():
+        np.testing.assert_array_equal(once[key], values, err_msg=key)
+
+
+@pytest.mark.parametrize("is_bf16", [True, False])
+@pytest.mark.parametrize(
+    ("n_tokens", "columns"), [(1, 264), (5, 2056), (9, 64), (2, 51), (2, 8200)]
+)
+@pytest.mark.parametrize("has_beside", [True, False])
+def test_a_sum_and_a_norm_have_the_bits_of_both(
+    routes: host_routes.HostRoutes, is_bf16: bool, n_tokens: int, columns: int, has_beside: bool
+) -> None:
+    rng, chosen = np.random.default_rng(columns), 6
+    stored = host_matmul.bf16 if is_bf16 else np.asarray
+
+    def rows(n: int, between: int) -> Any:
+        return apart(stored(rng.standard_normal((n, columns)).astype(np.float32)), between)
+
+    made, residual, out = rows(n_tokens * chosen, 8), rows(n_tokens, 16), rows(n_tokens, 8)
+    beside = rows(n_tokens, 24) if has_beside else None
+    place = rng.permutation(n_tokens * chosen).astype(np.int32)
+    weight = rng.random(n_tokens * chosen).astype(np.float32)
+    scale = aligned(stored(rng.standard_normal(columns).astype(np.float32)))
+    pair = made, place, weight, beside
+    summed, same = rows(n_tokens, 8), apart(residual, 16)
+    routes.set(seed=columns)
+    routes.combine(*pair, summed)
+    routes.norm(host_routes.Norm(summed, same, scale, 1e-6, summed))
+    routes.combine_norm(*pair, host_routes.Norm(None, residual, scale, 1e-6, out))
+    np.testing.assert_array_equal(residual, same)
+    np.testing.assert_array_equal(out, summed)

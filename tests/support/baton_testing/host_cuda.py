@@ -33,6 +33,7 @@ INSTRUCTIONS = {
     "barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;": "ClusterSync",
     "ld.shared::cluster.u32 %0, [%1];": "ClusterLoad<uint32_t>",
     "ld.shared::cluster.u64 %0, [%1];": "ClusterLoad<uint64_t>",
+    "st.shared::cluster.f32 [%0], %1;": "ClusterStore",
     "mapa.shared::cluster.u32 %0, %1, %2;": "ClusterPlace",
     "griddepcontrol.wait;": "WaitForGrids",
     "griddepcontrol.launch_dependents;": "LetGridsStart",

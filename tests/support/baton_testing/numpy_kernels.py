@@ -18,7 +18,7 @@ from baton_testing import numpy_experts, numpy_ranks
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_testing.numpy_latent import NumpyLatentKernels
 from baton_testing.numpy_scaled import NumpyScaledKernels, silu_mul
-from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Norm, Router
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
@@ -38,7 +38,6 @@ from baton_worker.engine.backends.device.seam import (
     Seeds,
 )
 from baton_worker.engine.kv.pool import NULL_BLOCK, TRASH_BLOCK
-from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.sampling.logits_processing import truncated
 from baton_worker.engine.sampling.noise import uniforms
 
@@ -68,17 +67,6 @@ class NumpyKernels(NumpyScaledKernels):
         """See `Kernels.gate_up_silu`."""
         self._launch(gate_up_silu, x, weight, out)
 
-    def route(
-        self,
-        x: NumpyTensor,
-        router: NumpyTensor,
-        bias: NumpyTensor | None,
-        experts: Experts,
-        out: Routes,
-    ) -> None:
-        """See `ExpertKernels.route`."""
-        self._launch(numpy_experts.route, x, router, bias, experts, out, matmul)
-
     def expert_gate_up_silu(
         self, x: NumpyTensor, starts: NumpyTensor, weight: NumpyTensor, out: NumpyTensor
     ) -> None:
@@ -91,11 +79,25 @@ class NumpyKernels(NumpyScaledKernels):
         """See `ExpertKernels.expert_matmul`."""
         self._launch(numpy_experts.by_expert, x, starts, weight, out, matmul)
 
+    def norm_route(
+        self, x: Any, residual: Any, norm: Norm, normed: Any, router: Router, out: Routes
+    ) -> None:
+        """See `ExpertKernels.norm_route`."""
+        self._launch(_add_norm, x, residual, *norm, normed)
+        self._launch(numpy_experts.route, normed, *router, out, matmul)
+
     def combine(
         self, made: NumpyTensor, routes: Routes, beside: NumpyTensor | None, out: NumpyTensor
     ) -> None:
         """See `ExpertKernels.combine`."""
         self._launch(numpy_experts.combine, made, routes, beside, out)
+
+    def combine_norm(
+        self, sum_: ExpertSum, residual: NumpyTensor, norm: Norm, out: NumpyTensor
+    ) -> None:
+        """See `ExpertKernels.combine_norm`."""
+        self._launch(numpy_experts.combine, *sum_, out)
+        self._launch(_add_norm, out, residual, *norm, out)
 
     def add_norm(
         self,

@@ -4,6 +4,7 @@
 #define BATON_TESTS_CUDA_ON_HOST_CUDA_RUNTIME_H_
 
 #include <map>
+#include <set>
 
 #include "cuda.h"
 #include "device_language.h"
@@ -22,6 +23,7 @@ enum cudaDriverEntryPointFlags { cudaEnableDefault };
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize,
   cudaFuncAttributePreferredSharedMemoryCarveout,
+  cudaFuncAttributeNonPortableClusterSizeAllowed,
 };
 enum { cudaSharedmemCarveoutMaxShared = 100 };  // per cent
 enum cudaLaunchAttributeID {
@@ -53,6 +55,7 @@ namespace host_cuda {
 
 constexpr size_t kWithoutAsking = 48 << 10;
 inline std::map<const void*, size_t> asked;  // dynamic shared memory, by kernel
+inline std::set<const void*> asked_for_large_clusters;
 
 struct Shape {
   Index grid;
@@ -70,7 +73,8 @@ inline const char* Refusal(const Shape& shape, const void* kernel) {
   if (shape.grid.x == 0 || !is_side(shape.grid.y) || !is_side(shape.grid.z)) return "not a grid";
   if (shape.threads == 0 || shape.threads > 1024) return "not a block";
   if (shape.grid.x % shape.cluster_blocks != 0) return "clusters do not divide the grid";
-  if (shape.cluster_blocks > 8) return "a cluster has 8 blocks at most";
+  const unsigned most_blocks = asked_for_large_clusters.count(kernel) ? 16 : 8;
+  if (shape.cluster_blocks > most_blocks) return "more blocks of a cluster than were asked for";
   if (settings.capability < 9 && (shape.cluster_blocks > 1 || shape.is_early)) {
     return "this device has neither clusters nor early launches";
   }
@@ -153,12 +157,22 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int bytes) {
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+  if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) {
+    host_cuda::asked_for_large_clusters.insert(reinterpret_cast<const void*>(kernel));
+    return cudaSuccess;
+  }
   if (bytes > host_cuda::settings.shared_bytes) {
     snprintf(host_cuda::failure, sizeof(host_cuda::failure),
              "more shared memory than a block of this device has");
     return cudaErrorLaunchFailure;
   }
   host_cuda::asked[reinterpret_cast<const void*>(kernel)] = static_cast<size_t>(bytes);
+  return cudaSuccess;
+}
+
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t*) {
+  *clusters = 1;
   return cudaSuccess;
 }
 

@@ -128,6 +128,9 @@ inline T ClusterLoad(uint32_t at) {
   memcpy(&value, &cluster.shared[at], sizeof(T));
   return value;
 }
+inline void ClusterStore(uint32_t at, float value) {
+  memcpy(&cluster.shared[at], &value, sizeof value);
+}
 inline float MaxOrNan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 inline float Reciprocal(float x) { return 1.0f / x; }
 inline void Prefetch(const void*) {}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baton_testing import numpy_experts
 from baton_testing.numpy_kernels import gate_up_silu, matmul
 
 Array = npt.NDArray[Any]
@@ -61,6 +62,18 @@ class RoundingKernels:
             self._launch(_round, residual)
         self._kernels.add_norm(None, residual, weight, eps, out)
         self._launch(_round, out)
+
+    def norm_route(
+        self, x: Any, residual: Any, norm: Any, normed: Any, router: Any, out: Any
+    ) -> None:
+        """See `ExpertKernels.norm_route`."""
+        self.add_norm(x, residual, *norm, normed)
+        self._launch(numpy_experts.route, normed, *router, out, matmul)
+
+    def combine_norm(self, sum_: Any, residual: Any, norm: Any, out: Any) -> None:
+        """See `ExpertKernels.combine_norm`."""
+        self._kernels.combine(*sum_, out)
+        self.add_norm(out, residual, *norm, out)
 
     def rope_store(
         self, qkv: Any, rotation: Any, places: Any, kv: Any, layer: int, query: Any

@@ -144,6 +144,9 @@ class TracingKernels:
     def add_norm(self, x: Any, residual: Any, weight: Any, eps: float, out: Any) -> None:
         """See `Kernels.add_norm`."""
         self._kernels.add_norm(x, residual, weight, eps, out)
+        self._write_norm(residual, out)
+
+    def _write_norm(self, residual: Any, out: Any) -> None:
         name = self._name("add_norm")
         self._write(f"{name}: residual", residual)
         self._write(name, out)
@@ -173,9 +176,10 @@ class TracingKernels:
         """Note what was written in a layer that has begun."""
         self._write(f"layer {self._layer}: {name}", out)
 
-    def route(self, *given: Any) -> None:
-        """A mixture begins: what it gathers are tokens for its experts."""
-        self._kernels.route(*given)
+    def norm_route(self, x: Any, residual: Any, norm: Any, normed: Any, *given: Any) -> None:
+        """A norm, and a mixture begins: what it gathers are tokens for its experts."""
+        self._kernels.norm_route(x, residual, norm, normed, *given)
+        self._write_norm(residual, normed)
         self._spreads = True
 
     def gather(self, x: Any, rows: Any, out: Any) -> None:
@@ -188,6 +192,12 @@ class TracingKernels:
         """A mixture ends."""
         self._kernels.combine(*given)
         self._spreads = False
+
+    def combine_norm(self, sum_: Any, residual: Any, norm: Any, out: Any) -> None:
+        """A mixture ends, and a norm."""
+        self._kernels.combine_norm(sum_, residual, norm, out)
+        self._spreads = False
+        self._write_norm(residual, out)
 
     def _name(self, kind: str) -> str:
         count = self._counts[kind] = self._counts.get(kind, 0) + 1

@@ -11,7 +11,7 @@ import baton_ops
 from baton_ops import cuda, decoder, ranks, sampling, scaled
 from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.expert_kernels import ExpertLimits
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Norm, Router
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.scaled_kernels import Scaled
@@ -34,7 +34,6 @@ from baton_worker.engine.backends.device.seam import (
     Tensor,
 )
 from baton_worker.engine.backends.latent import OpsLatentKernels
-from baton_worker.engine.model.experts import Experts
 
 
 class OpsKernels:
@@ -252,11 +251,18 @@ class OpsKernels:
         self.embed(table, token, self._device.empty((1, 8), "float32"))
         self._device.synchronise()
 
-    def route(
-        self, x: Tensor, router: Tensor, bias: Tensor | None, experts: Experts, out: Routes
+    def norm_route(
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        norm: Norm,
+        normed: Tensor,
+        router: Router,
+        out: Routes,
     ) -> None:
-        """See `ExpertKernels.route`."""
-        mixtures.route_into(x, router, bias, experts, out)
+        """See `ExpertKernels.norm_route`."""
+        weight, bias, experts = router
+        mixtures.norm_route_into(x, residual, *norm, normed, weight, bias, experts, out)
 
     def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """See `ExpertKernels.expert_gate_up_silu`."""
@@ -269,6 +275,10 @@ class OpsKernels:
     def combine(self, made: Tensor, routes: Routes, beside: Tensor | None, out: Tensor) -> None:
         """See `ExpertKernels.combine`."""
         mixtures.combine_into(made, routes, beside, out)
+
+    def combine_norm(self, sum_: ExpertSum, residual: Tensor, norm: Norm, out: Tensor) -> None:
+        """See `ExpertKernels.combine_norm`."""
+        mixtures.combine_norm_into(*sum_, residual, *norm, out)
 
     def quantise(self, x: Tensor, out: Scaled) -> None:
         """See `ScaledKernels.quantise`."""

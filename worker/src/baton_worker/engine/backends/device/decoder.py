@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.collective import Collective
+from baton_worker.engine.backends.device.expert_kernels import ExpertSum, Norm, Router
 from baton_worker.engine.backends.device.products import Products
-from baton_worker.engine.backends.device.scaled_kernels import Weight
+from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
 from baton_worker.engine.backends.device.weights import (
     DeviceLatent,
@@ -39,6 +40,10 @@ class Fed(NamedTuple):
     tokens: Tensor
     places: Places
     groups: tuple[Group, ...]
+
+
+Added = Tensor | ExpertSum | None
+"""What the norm behind a layer adds: E[N, H], or what makes it."""
 
 
 class Decoder:
@@ -77,10 +82,10 @@ class Decoder:
         """Feed the main model: `space.residual` is its output, `space.final` that normed."""
         kernels, weights, eps = self._kernels, self._weights, self._model_shape.rms_norm_eps
         kernels.embed(weights.embed, fed.tokens, space.residual)
-        added = None
+        added: Added = None
         for index, layer in enumerate(weights.layers):
             added = self._layer(layer, index, added, fed, space)
-        kernels.add_norm(added, space.residual, weights.final_norm, eps, space.final)
+        self._add_norm(added, space, Norm(weights.final_norm, eps), space.final)
 
     def run_mtp(
         self, fed: Fed, hidden: Tensor, out: Tensor, space: TokenSpace, number: int = 0
@@ -101,7 +106,7 @@ class Decoder:
         kernels.add_norm(None, hidden, mtp.hidden_norm, eps, halves[1])
         self._products.matmul(space.pair, mtp.proj, space.residual, space.scaled)
         added = self._layer(mtp.layer, index, None, fed, space)
-        kernels.add_norm(added, space.residual, mtp.final_norm, eps, out)
+        self._add_norm(added, space, Norm(mtp.final_norm, eps), out)
 
     def mtp_input(self, hidden: Tensor, normed: Tensor) -> Tensor:
         """Return what the MTP layer is fed of a pass: its output, or that normed."""
@@ -119,24 +124,31 @@ class Decoder:
         if self.collective is not None:
             self.collective.even()
 
+    def _add_norm(self, added: Added, space: TokenSpace, norm: Norm, out: Tensor) -> None:
+        """Add what a layer left to the stream, and norm that."""
+        if isinstance(added, ExpertSum):
+            self._kernels.combine_norm(added, space.residual, norm, out)
+        else:
+            self._kernels.add_norm(added, space.residual, *norm, out)
+
     def _layer(
-        self, layer: DeviceLayer, index: int, added: Tensor | None, fed: Fed, space: TokenSpace
-    ) -> Tensor:
+        self, layer: DeviceLayer, index: int, added: Added, fed: Fed, space: TokenSpace
+    ) -> Added:
         """Run a layer behind `added`, the addition of the one before; return this one's."""
-        kernels, eps = self._kernels, self._model_shape.rms_norm_eps
-        kernels.add_norm(added, space.residual, layer.input_norm, eps, space.normed)
+        eps = self._model_shape.rms_norm_eps
+        self._add_norm(added, space, Norm(layer.input_norm, eps), space.normed)
         self._products.matmul(space.normed, layer.qkv, space.qkv, space.scaled)
         if layer.latent is not None:
             self._attend_rows(layer.latent, index, fed, space)
         else:
             self._attend_heads(layer, index, fed, space)
         self._project(space.attended_rows, layer.o, space.added, space)
-        kernels.add_norm(space.added, space.residual, layer.post_norm, eps, space.normed)
-        if layer.mixture is None:
-            self._gate_up_silu(layer, space, space.activated)
-            self._project(space.activated, layer.down, space.added, space)
-        else:
-            self._mix(layer, layer.mixture, space)
+        norm = Norm(layer.post_norm, eps)
+        if layer.mixture is not None:
+            return self._mix(layer, layer.mixture, norm, space)
+        self._add_norm(space.added, space, norm, space.normed)
+        self._gate_up_silu(layer, space, space.activated)
+        self._project(space.activated, layer.down, space.added, space)
         return space.added
 
     def _attend_heads(self, layer: DeviceLayer, index: int, fed: Fed, space: TokenSpace) -> None:
@@ -183,26 +195,40 @@ class Decoder:
             )
         latent.unfold(room.attended, own.kv_up, mla, space.attended_rows)
 
-    def _mix(self, layer: DeviceLayer, mixture: DeviceMixture, space: TokenSpace) -> None:
-        """Add what each token's own experts make of it, and those that all tokens share."""
+    def _mix(
+        self, layer: DeviceLayer, mixture: DeviceMixture, norm: Norm, space: TokenSpace
+    ) -> Added:
+        """Norm, and feed each token's own experts and those that all tokens share."""
         kernels, experts, own = self._kernels, self._model_shape.experts, space.experts
         products, x = self._products, space.normed
         assert experts is not None, "the shape tells of no experts"
         assert own is not None, "memory was made for another shape"
         routes = own.routes
-        kernels.route(x, mixture.router, mixture.choice_bias, experts, routes)
+        router = Router(mixture.router, mixture.choice_bias, experts)
+        kernels.norm_route(space.added, space.residual, norm, x, router, routes)
         scaled = products.quantised(x, space.scaled, mixture.gate_up, layer.gate_up)
+        # First what all share: it is known which weights that reads while experts are chosen. But
+        # its second product is quantised where the rows of x are, which experts read.
+        if scaled is None:
+            self._share(layer, None, space)
         up, out = mixture.gate_up, own.activated
         products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out)
         products.expert_matmul(out, routes, mixture.down, own.made, space.scaled)
-        beside = None
-        if layer.gate_up is not None:
-            products.gate_up_silu(x, scaled, layer.gate_up, own.shared)
-            products.matmul(own.shared, layer.down, own.beside, space.scaled)
-            beside = own.beside
-        self._over_ranks(
-            lambda out: kernels.combine(own.made, own.routes, beside, out), space.added
-        )
+        if scaled is not None:
+            self._share(layer, scaled, space)
+        beside = None if layer.gate_up is None else own.beside
+        if self.collective is None:
+            return ExpertSum(own.made, routes, beside)
+        self._over_ranks(lambda out: kernels.combine(own.made, routes, beside, out), space.added)
+        return space.added
+
+    def _share(self, layer: DeviceLayer, scaled: Scaled | None, space: TokenSpace) -> None:
+        """Feed the experts that all tokens share, if there are any."""
+        own = space.experts
+        if layer.gate_up is None or own is None:
+            return
+        self._products.gate_up_silu(space.normed, scaled, layer.gate_up, own.shared)
+        self._products.matmul(own.shared, layer.down, own.beside, space.scaled)
 
     def _gate_up_silu(self, layer: DeviceLayer, space: TokenSpace, out: Tensor) -> None:
         scaled = self._products.quantised(space.normed, space.scaled, layer.gate_up)

@@ -30,6 +30,29 @@ class Routes(NamedTuple):
     starts: Tensor
 
 
+class ExpertSum(NamedTuple):
+    """What is to be added of a mixture: see `ExpertKernels.combine`."""
+
+    made: Tensor
+    routes: Routes
+    beside: Tensor | None
+
+
+class Router(NamedTuple):
+    """Who chooses: weight f32[X, H], `bias` f32[X] that counts for the choice alone, the rule."""
+
+    weight: Tensor
+    bias: Tensor | None
+    experts: Experts
+
+
+class Norm(NamedTuple):
+    """An RMS norm: weight E[H], epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
 class ExpertLimits(NamedTuple):
     """What kernels take at most: experts of a layer, those that a token takes, groups."""
 
@@ -47,11 +70,18 @@ class ExpertKernels(Protocol):
 
     expert_limits: ExpertLimits
 
-    def route(
-        self, x: Tensor, router: Tensor, bias: Tensor | None, experts: Experts, out: Routes
+    def norm_route(
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        norm: Norm,
+        normed: Tensor,
+        router: Router,
+        out: Routes,
     ) -> None:
-        """Choose for x E[N, H] as `experts.choose` does, by x @ router f32[X, H]^T summed in fp32
-        along H. `bias` f32[X], None for none. A row with NaN chooses some experts, weighted NaN.
+        """Do `add_norm` of x and residual to `normed` E[N, H], and choose for that as
+        `experts.choose` does, by normed @ router^T summed in fp32 along H. A row with NaN chooses
+        some experts, weighted NaN.
         """
 
     def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -70,3 +100,6 @@ class ExpertKernels(Protocol):
         times their weights, from the first on, and then of beside E[N, H] (None: nothing); in fp32,
         rounded once. Places and weights are read early, as `starts` by `expert_matmul`.
         """
+
+    def combine_norm(self, sum_: ExpertSum, residual: Tensor, norm: Norm, out: Tensor) -> None:
+        """Do `combine`, and `add_norm` of what that makes and residual to out; the same bits."""

@@ -268,7 +268,8 @@ class Kernels(RankKernels, ExpertKernels, ScaledKernels, Protocol):
         All of it is float32, rounded once. A token without a block of its own (null, or beyond the
         table) writes to the trash block; padding writes nothing. Bias, norms, angles and places are
         read early: between what writes them and the call before this one there is one that is no
-        `matmul`, `attend`, `add_norm`, `expert_matmul`, `combine` or call of ranks.
+        `matmul`, `attend`, `add_norm`, `rope_store`, `expert_matmul`, `norm_route`, `combine`,
+        `combine_norm` or call of ranks.
         """
 
     def attend(
