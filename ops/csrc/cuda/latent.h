@@ -73,9 +73,10 @@ Error StoreRows(const StoreRowsInput& input, Stream stream);
 // values; out is [tokens, heads, value_dim].
 Error GenericRowAttention(const AttendInput& input, int64_t value_dim, void* out, Stream stream);
 
-// The same, by the tensor cores' kernel for rows of 576 and values of 512 or by the generic one: a
-// choice by type, sizes and device alone.
-Error RowAttention(const AttendInput& input, int64_t value_dim, void* out, Stream stream);
+// The same, by the tensor cores' kernels for rows of 576 and values of 512 or by the generic one: a
+// choice by type, sizes and device alone. `scratch`: as Attention's.
+Error RowAttention(const AttendInput& input, int64_t value_dim, void* out, const Workspace& scratch,
+                   Stream stream);
 
 }  // namespace baton_ops::cuda
 

@@ -80,17 +80,20 @@ def attend_into(
     contexts: Tensor,
     scale: float,
     out: Tensor,
+    scratch: Tensor,
 ) -> None:
     """Attend as `decoder.attend_into` does, of query E[N, Hq, R + T] over the kept rows.
 
     All heads share them, and their first R are the values too: out E[N, Hq, R]. In bf16, with R of
     512, T of 64 and heads in sixteens, tensor cores do it, where a block may have 155 KiB of shared
-    memory; with fp32 sums, but probabilities in bf16.
+    memory; with fp32 sums, but probabilities in bf16. On Hopper GPUs with blocks of 16, 32, 64 or
+    128 they need `scratch`, of one KV head and R + T (`decoder.attention_scratch_bytes`).
 
     Raises:
-        RuntimeError: there, `query`, `kv` or `out` do not begin at multiples of 16 bytes.
+        RuntimeError: there, `query`, `kv`, `out` or `scratch` do not begin at multiples of 16
+            bytes, or `scratch` is too small.
     """
-    launch("cuda_attend_rows")(query, kv, layer, tables, contexts, scale, out)
+    launch("cuda_attend_rows")(query, kv, layer, tables, contexts, scale, out, scratch)
 
 
 def unfold_into(attended: Tensor, kv_up: Tensor, nope_size: int, out: Tensor) -> None:
