@@ -71,6 +71,9 @@ Error HeadProductOf(const HeadParams& params, const HeadSteps& steps, int64_t he
     return "x must begin and have its rows at multiples of 16 bytes";
   }
   if (!IsOnVector(params.weight)) return "kv_up must begin at a multiple of 16 bytes";
+  if (!IsOnVector(params.out) || params.out_stride % 8 != 0) {
+    return "out must begin and have its rows at multiples of 16 bytes";
+  }
   if (params.rows <= FewHeadTile::kRows) {
     return HeadTiles<FewHeadTile, kTurned>(params, steps, heads, stream);
   }

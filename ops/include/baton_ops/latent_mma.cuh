@@ -6,8 +6,11 @@
 #ifndef BATON_OPS_LATENT_MMA_CUH_
 #define BATON_OPS_LATENT_MMA_CUH_
 
+#include <cstring>
+
 #include "baton_ops/generic_matmul.cuh"
 #include "baton_ops/latent_products.cuh"
+#include "baton_ops/quad.cuh"
 #include "baton_ops/warp_mma.cuh"
 
 namespace baton_ops::cuda {
@@ -28,10 +31,10 @@ struct HeadTile {
                                          : kDepth * (kColumns + kPad);
   static constexpr int kStage = kXElements + kMostWeight;
   static constexpr size_t kBytes = 2 * kStage * sizeof(HeadElement);
-  static_assert(kRowTiles > 0 && kColumnTiles % 2 == 0 && kDepth % 16 == 0);
+  static_assert(kRowTiles > 0 && kColumnTiles % 4 == 0 && kDepth % 16 == 0);
 };
-using FewHeadTile = HeadTile<16, 64, 128, 1, 4>;
-using SomeHeadTile = HeadTile<64, 64, 64, 2, 4>;
+using FewHeadTile = HeadTile<16, 128, 128, 1, 4>;
+using SomeHeadTile = HeadTile<64, 64, 64, 4, 2>;
 using ManyHeadTile = HeadTile<128, 128, 64, 2, 4>;
 
 // Begins to bring a part of a matrix, zeros where it ends; columns are a multiple of 8.
@@ -90,20 +93,30 @@ class HeadSums {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int64_t row = top + row_ + m * 16 + h * 8 + lane / 4;
-        if (row >= p.rows) continue;
 #pragma unroll
-        for (int n = 0; n < Tile::kColumnTiles; ++n) {
-          const int64_t column = left + column_ + n * 8 + lane % 4 * 2;
-          if (column >= p.out_columns) continue;
-          const Packed<HeadElement, 2> pair{Rounded<HeadElement>(sums_[m][n][2 * h]),
-                                            Rounded<HeadElement>(sums_[m][n][2 * h + 1])};
-          *reinterpret_cast<Packed<HeadElement, 2>*>(p.out + row * p.out_stride + column) = pair;
+        for (int n = 0; n < Tile::kColumnTiles; n += 4) {
+          uint32_t words[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            words[i] = Word(sums_[m][n + i][2 * h], sums_[m][n + i][2 * h + 1]);
+          }
+          TransposeQuad(words, lane % 4);
+          const int64_t column = left + column_ + (n + lane % 4) * 8;
+          if (row >= p.rows || column >= p.out_columns) continue;
+          *reinterpret_cast<uint4*>(p.out + row * p.out_stride + column) =
+              make_uint4(words[0], words[1], words[2], words[3]);
         }
       }
     }
   }
 
  private:
+  __device__ __forceinline__ static uint32_t Word(float low, float high) {
+    const HeadElement pair[2] = {Rounded<HeadElement>(low), Rounded<HeadElement>(high)};
+    uint32_t word;
+    memcpy(&word, pair, sizeof word);
+    return word;
+  }
   // Of 16 columns and 16 of their depth.
   __device__ __forceinline__ static void LoadWeight(const HeadElement* weight, int column, int k,
                                                     uint32_t (&to)[4]) {

@@ -139,8 +139,10 @@ class LatentScorer {
       Await(&shared.full[score_.s][part], score_.phase);
     }
     uint64_t q = Descriptor(shared.query), k = Descriptor(shared.ring[score_.s]);
-#pragma unroll 1  // else what is known of all boxes takes the registers
+#pragma unroll
     for (int box = 0; box < kLatentBoxes; ++box) {
+      // Else what is known of all boxes at once takes the registers.
+      asm volatile("" : "+l"(q), "+l"(k));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         Wgmma<kLatentTile>::Multiply(scores_, q + i * 2, k + i * 2, (box | i) != 0);
