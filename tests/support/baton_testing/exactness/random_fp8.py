@@ -40,7 +40,8 @@ def quantised(device: Device, kernels: Kernels, weights: DeviceWeights) -> Devic
     def layer(of: DeviceLayer) -> DeviceLayer:
         mixed = None if of.mixture is None else mixture(of.mixture)
         sides = {name: matrix(getattr(of, name)) for name in ("qkv", "o", "gate_up", "down")}
-        return replace(of, mixture=mixed, **sides)
+        latent = of.latent and replace(of.latent, q_up=matrix(of.latent.q_up))
+        return replace(of, mixture=mixed, latent=latent, **sides)
 
     def draft(of: DeviceMtp) -> DeviceMtp:
         return replace(of, layer=layer(of.layer), proj=matrix(of.proj))
