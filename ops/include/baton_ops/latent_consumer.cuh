@@ -12,14 +12,13 @@ constexpr int kLatentBoxBytes = kLatentTile * 128;
 constexpr int kLatentStageBytes = kLatentBoxes * kLatentBoxBytes;
 constexpr int kHalfBoxes = kLatentValue / 64 / 2;  // of the values, a warpgroup's
 
-// A stage has three parts: the boxes of either warpgroup's values, and that which is none; who has
-// last read a part gives it back.
+// A stage has three parts: the boxes of either warpgroup's values, and that which is none, where the
+// tile's weights are told; who has last read a part gives it back.
 struct LatentShared {
   uint8_t query[kLatentStageBytes], ring[kLatentStages][kLatentStageBytes];
-  uint4 weights[4][128];           // of a tile, as the first warpgroup's threads have them
-  float factors[3][kLatentHeads];  // of what was made before, of what is next, of the whole
+  float4 rows[2][128];  // tops and sums of two heads a thread, as either warpgroup tells them
   uint64_t full[kLatentStages][kLatentParts], empty[kLatentStages][kLatentParts];
-  uint64_t query_full, query_empty, told, heard;  // of weights and factors
+  uint64_t query_full, query_empty, told[2];
   LatentRuns runs;
 };
 static_assert(sizeof(LatentShared) <= 227 * 1024);
@@ -82,7 +81,7 @@ class LatentMade {
   // Adds them to what is there, by two factors a row. The warpgroup meets in between: more loads at
   // once would have no registers.
   template <class Sync>
-  __device__ __forceinline__ void Merge(const float4* from, const float (&before)[2],
+  __device__ __forceinline__ void Join(const float4* from, const float (&before)[2],
                                         const float (&next)[2], Sync sync) {
     Scale(next[0], next[1]);
 #pragma unroll
@@ -142,64 +141,6 @@ class LatentMade {
   }
 
   float left_[64], right_[64];
-};
-
-// A warpgroup's part in a block: 0 scores too, 1 adds values alone.
-template <int kGroup>
-class LatentMember {
- public:
-  LatentShared& shared;
-  const LatentKeys& keys;
-  const LatentLeft& left;
-
-  __device__ LatentMember(LatentShared& shared, const LatentKeys& keys, const LatentLeft& left)
-      : shared(shared), keys(keys), left(left) {}
-
-  const int quad = threadIdx.x % 4, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-
-  __device__ __forceinline__ uint8_t* Values(int s) const {
-    return shared.ring[s] + kGroup * kHalfBoxes * kLatentBoxBytes;
-  }
-  __device__ __forceinline__ void Sync() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(kGroup + 1), "n"(128) : "memory");
-  }
-
-  // Makes zeros of the warpgroup's values from a key on, where a context has ended: what lies there
-  // may be anything, and a weight of zero does not make zero of it.
-  __device__ __forceinline__ void ClearBehind(int s, int there) const {
-    if (there >= kLatentTile) return;
-    for (int key = there + threadIdx.x % 128 / 32; key < kLatentTile; key += 4) {
-      uint8_t* at = Values(s) + threadIdx.x % 32 / 8 * kLatentBoxBytes + key * 128;
-      reinterpret_cast<uint4*>(at)[threadIdx.x % 8] = uint4{};
-    }
-    PublishShared();
-    Sync();
-  }
-
-  // Merges a split with those before it, or leaves it for others.
-  __device__ __forceinline__ void EndSplit(const LatentRun& run, int split, LatentMade& made,
-                                           const float (&before)[2], const float (&next)[2],
-                                           const float (&share)[2], __nv_bfloat16* out,
-                                           int heads) const {
-    // Made anew: what only a split's end needs would cost registers meanwhile.
-    int thread = threadIdx.x, list = run.list;
-    asm volatile("" : "+r"(thread), "+r"(list));
-    const bool is_last = split + 1 == run.last;
-    if (run.first == 0 && split > 0) {
-      made.Merge(LatentLeft::Of(left.totals, blockIdx.x, thread), before, next, [this] { Sync(); });
-    }
-    if (is_last && run.IsWhole()) {
-      const int tile = list % keys.head_tiles, token = list / keys.head_tiles;
-      const int64_t head = static_cast<int64_t>(token) * heads + tile * kLatentHeads;
-      made.Store(out + head * kLatentValue + kGroup * (kLatentValue / 2),
-                 heads - tile * kLatentHeads, share, thread);
-    } else {
-      const bool is_left = run.first > 0 || is_last;
-      float4* base = is_left ? left.made : left.totals;
-      const int place = is_left ? run.PlaceOf(split) : static_cast<int>(blockIdx.x);
-      made.Leave(LatentLeft::Of(base, place, thread));
-    }
-  }
 };
 
 }  // namespace baton_ops::cuda

@@ -2,11 +2,10 @@
 // the order of latent_order.cuh.
 //
 // A block keeps one token's queries of 64 heads in shared memory and reads tiles of rows through a
-// ring of two, which serve as keys and as values. One warpgroup scores a tile and makes weights of
-// the scores; both add the tile's values by these, 256 of the 512 each, while the first already
-// scores the next tile. A list's splits are merged in order through a place in memory of the
-// block's own, which stays in the L2 cache. Where lists are cut, other parts than a list's first are
-// left split by split, and a second kernel merges them.
+// ring of two, which serve as keys and as values. Two warpgroups take tiles in turns: one makes
+// weights of a tile's scores while the other multiplies. A list's splits are merged in order through
+// a place in memory of the block's own, which stays in the L2 cache. Where lists are cut, other
+// parts than a list's first are left split by split, and a second kernel merges them.
 #ifndef BATON_OPS_LATENT_WGMMA_CUH_
 #define BATON_OPS_LATENT_WGMMA_CUH_
 
@@ -16,8 +15,8 @@ namespace baton_ops::cuda {
 
 constexpr int kLatentBlockThreads = 3 * 128;
 // A block begins with 168 a thread, and has no others.
-constexpr int kScorerRegisters = 240, kAdderRegisters = 208, kProducerRegisters = 56;
-static_assert(kScorerRegisters + kAdderRegisters + kProducerRegisters <= 3 * 168);
+constexpr int kManyRegisters = 224, kFewRegisters = 56;
+static_assert(2 * kManyRegisters + kFewRegisters <= 3 * 168);
 
 // Brings queries and tiles, by one warp.
 class LatentProducer {
@@ -93,35 +92,75 @@ class LatentProducer {
   LatentTurn turn_;
 };
 
-// The first warpgroup: scores, weights of them, and half of the values.
-class LatentScorer {
+// A warpgroup of two, which take tiles in turns: each scores its own, makes weights of the scores
+// and tells them, and adds its half of every tile's values, in order. So one multiplies while the
+// other makes weights. Of the softmax each has all, told or its own.
+template <int kGroup>
+class LatentConsumer {
  public:
-  __device__ LatentScorer(LatentShared& shared, const LatentKeys& keys, const LatentLeft& left,
-                          float scale_log2)
-      : me_(shared, keys, left), scale_log2_(scale_log2) {}
+  __device__ LatentConsumer(LatentShared& shared, const LatentKeys& keys, const LatentLeft& left,
+                            float scale_log2)
+      : shared_(shared), keys_(keys), left_(left), scale_log2_(scale_log2) {}
 
   __device__ __forceinline__ void Compute(__nv_bfloat16* out, int heads) {
-    me_.shared.runs.ForEachRun(me_.keys, [&](const LatentRun& run) {
-      if (run.first == 0 && threadIdx.x == 0 && run.splits > 1) {
-        const int merged = run.IsWhole() ? 0 : run.last;
-        if (me_.keys.tokens <= kMostCutTokens) {
-          me_.left.records[run.list] = make_int2(run.item, merged);
-        }
+    shared_.runs.ForEachRun(keys_, [&](const LatentRun& run) {
+      if (threadIdx.x == 0 && run.first == 0 && keys_.tokens <= kMostCutTokens && run.splits > 1) {
+        left_.records[run.list] = make_int2(run.item, run.IsWhole() ? 0 : run.last);
       }
       SoftmaxRow all[2];
-      Await(&me_.shared.query_full, query_phase_);
+      Await(&shared_.query_full, query_phase_);
       query_phase_ ^= 1;
 #pragma unroll 1
       for (int split = run.first; split < run.last; ++split) {
-        SoftmaxRow rows[2];
-        Attend(run, split, rows);
-        if (split + 1 == run.last) ArriveWarp(&me_.shared.query_empty);
-        End(run, split, all, rows, out, heads);
+        rows_[0] = rows_[1] = SoftmaxRow();
+        Attend(run.Tiles(split), run.keys - split * kLatentSplit);
+        if (split + 1 == run.last) ArriveWarp(&shared_.query_empty);
+        End(run, split, all, out, heads);
       }
     });
   }
 
  private:
+  __device__ __forceinline__ static void Sync() {
+    asm volatile("bar.sync %0, %1;" ::"r"(kGroup + 1), "n"(128) : "memory");
+  }
+  __device__ __forceinline__ uint8_t* Values(int s) const {
+    return shared_.ring[s] + kGroup * kHalfBoxes * kLatentBoxBytes;
+  }
+  // Where a tile's weights are told: its box that holds no values, once it was scored.
+  __device__ __forceinline__ uint4* Weights(int s) const {
+    uint8_t* box = shared_.ring[s] + 2 * kHalfBoxes * kLatentBoxBytes;
+    return reinterpret_cast<uint4*>(box) + threadIdx.x % 128;
+  }
+
+  // Attends to the tiles of a split, in which, from its first on, so many keys are there. Each turn
+  // is a tile of its own, of which the second warpgroup's first turn has none, and the other's next.
+  __device__ __forceinline__ void Attend(int tiles, int there) {
+    made_.Clear();
+    Settle();
+    if (kGroup == 0) Score(0);
+    int tile = -kGroup;
+    asm volatile("" : "+r"(tile));  // else the first warpgroup's state ends up in local memory
+#pragma unroll 1
+    for (;; tile += 2) {
+      if (tile >= 0) AddOwn(there - tile * kLatentTile);
+      if (tile + 1 == tiles) return;
+      Hear();
+      ClearBehind(there - (tile + 1) * kLatentTile);
+      Settle();
+      Add();
+      if (tile + 2 == tiles) {
+        AwaitProducts<0>();
+        made_.Settle();
+        Added();
+        return;
+      }
+      Score(1);
+      AwaitProducts<1>();
+      Added();
+    }
+  }
+
   // Whatever products read or add to is made before the first of them begins: else each would wait
   // for the one before.
   __device__ __forceinline__ void Settle() {
@@ -131,14 +170,12 @@ class LatentScorer {
     FenceProducts();
   }
 
-  // Begins to score the ring's next tile.
-  __device__ __forceinline__ void Score() {
-    LatentShared& shared = me_.shared;
+  // Begins to score the tile that is so many ahead in the ring.
+  __device__ __forceinline__ void Score(int ahead) {
+    const int s = turn_.s ^ ahead, phase = turn_.phase ^ (turn_.s & ahead);
 #pragma unroll
-    for (int part = 0; part < kLatentParts; ++part) {
-      Await(&shared.full[score_.s][part], score_.phase);
-    }
-    uint64_t q = Descriptor(shared.query), k = Descriptor(shared.ring[score_.s]);
+    for (int part = 0; part < kLatentParts; ++part) Await(&shared_.full[s][part], phase);
+    uint64_t q = Descriptor(shared_.query), k = Descriptor(shared_.ring[s]);
 #pragma unroll
     for (int box = 0; box < kLatentBoxes; ++box) {
       // Else what is known of all boxes at once takes the registers.
@@ -153,36 +190,30 @@ class LatentScorer {
     CommitProducts();
   }
 
-  // Begins to add the values of the tile that was scored.
+  // Begins to add a tile's values.
   __device__ __forceinline__ void Add() {
-    made_.Add(weights_, me_.Values(add_.s));
+    made_.Add(weights_, Values(turn_.s));
     CommitProducts();
   }
   __device__ __forceinline__ void Added() {
-    ArriveWarp(&me_.shared.empty[add_.s][0]);
-    add_.Advance();
+    ArriveWarp(&shared_.empty[turn_.s][kGroup]);
+    turn_.Advance();
   }
 
-  __device__ __forceinline__ void Attend(const LatentRun& run, int split, SoftmaxRow (&rows)[2]) {
-    const int last = run.Tiles(split) - 1;
-    made_.Clear();
-    Settle();
-    Score();
-#pragma unroll 1
-    for (int tile = 0; tile < last; ++tile) {
-      Scored();
-      Weigh(rows);
-      Settle();
-      Add();
-      Score();
-      AwaitProducts<1>();
-      Added();
-    }
-    Scored();
-    const int there = run.keys - (split * kLatentSplitTiles + last) * kLatentTile;
+  // Makes and tells weights of the tile that was scored, of which so many keys are there, and adds
+  // its values.
+  __device__ __forceinline__ void AddOwn(int there) {
+    AwaitProducts<0>();
+    Hold(scores_);
+    made_.Settle();
     Hide(there);
-    Weigh(rows);
-    me_.ClearBehind(add_.s, there);
+    const float low = Soften(rows_[0], scores_, 0, scale_log2_);
+    const float high = Soften(rows_[1], scores_, 1, scale_log2_);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) weights_[i] = Packed(scores_[i * 2], scores_[i * 2 + 1]);
+    Tell();
+    made_.Scale(low, high);
+    ClearBehind(there);
     Settle();
     Add();
     AwaitProducts<0>();
@@ -190,168 +221,113 @@ class LatentScorer {
     Added();
   }
 
-  // Waits for the scores, and all products before them.
-  __device__ __forceinline__ void Scored() {
-    AwaitProducts<0>();
-    Hold(scores_);
-    made_.Settle();
-    ArriveWarp(&me_.shared.empty[score_.s][2]);
-    score_.Advance();
-  }
-
   // Hides what is no key.
   __device__ __forceinline__ void Hide(int there) {
     if (there >= kLatentTile) return;
+    const int quad = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      if (i / 4 * 8 + me_.quad * 2 + i % 2 >= there) scores_[i] = -INFINITY;
+      if (i / 4 * 8 + quad * 2 + i % 2 >= there) scores_[i] = -INFINITY;
     }
   }
 
-  // Makes weights of a tile's scores, and tells them.
-  __device__ __forceinline__ void Weigh(SoftmaxRow (&rows)[2]) {
-    const float low = Soften(rows[0], scores_, 0, scale_log2_);
-    const float high = Soften(rows[1], scores_, 1, scale_log2_);
+  // Makes zeros of the warpgroup's values from a key on, where a context has ended: what lies there
+  // may be anything, and a weight of zero does not make zero of it.
+  __device__ __forceinline__ void ClearBehind(int there) const {
+    if (there >= kLatentTile) return;
+    for (int key = there + threadIdx.x % 128 / 32; key < kLatentTile; key += 4) {
+      uint8_t* at = Values(turn_.s) + threadIdx.x % 32 / 8 * kLatentBoxBytes + key * 128;
+      reinterpret_cast<uint4*>(at)[threadIdx.x % 8] = uint4{};
+    }
+    PublishShared();
+    Sync();
+  }
+
+  // Tells the other warpgroup the weights and the softmax so far; all products that read where the
+  // weights lie are over.
+  __device__ __forceinline__ void Tell() {
+    Sync();
+    uint4* to = Weights(turn_.s);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) weights_[i] = Packed(scores_[i * 2], scores_[i * 2 + 1]);
-    Tell(0, low, high, [&] {
+    for (int i = 0; i < 4; ++i) {
+      to[i * 128] = make_uint4(weights_[i * 4], weights_[i * 4 + 1], weights_[i * 4 + 2],
+                               weights_[i * 4 + 3]);
+    }
+    shared_.rows[kGroup][threadIdx.x % 128] =
+        make_float4(rows_[0].top, rows_[1].top, rows_[0].sum, rows_[1].sum);
+    PublishShared();
+    ArriveWarp(&shared_.told[kGroup]);
+  }
+
+  // Hears of the other's tile, and scales what was made before.
+  __device__ __forceinline__ void Hear() {
+    Await(&shared_.told[1 - kGroup], told_phase_);
+    told_phase_ ^= 1;
+    Await(&shared_.full[turn_.s][kGroup], turn_.phase);
+    const uint4* from = Weights(turn_.s);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        me_.shared.weights[i][threadIdx.x] = make_uint4(weights_[i * 4], weights_[i * 4 + 1],
-                                                        weights_[i * 4 + 2], weights_[i * 4 + 3]);
-      }
-    });
+    for (int i = 0; i < 4; ++i) {
+      const uint4 four = from[i * 128];
+      weights_[i * 4] = four.x;
+      weights_[i * 4 + 1] = four.y;
+      weights_[i * 4 + 2] = four.z;
+      weights_[i * 4 + 3] = four.w;
+    }
+    const float4 told = shared_.rows[1 - kGroup][threadIdx.x % 128];
+    ArriveWarp(&shared_.empty[turn_.s][2]);
+    const float low = Exp2(__fsub_rn(rows_[0].top, BaseOf(told.x)));
+    const float high = Exp2(__fsub_rn(rows_[1].top, BaseOf(told.y)));
+    rows_[0] = {told.x, told.z};
+    rows_[1] = {told.y, told.w};
     made_.Scale(low, high);
   }
 
-  // Tells the other warpgroup a factor of both rows, and what `more` writes.
-  template <class More>
-  __device__ __forceinline__ void Tell(int which, float low, float high, More more) {
-    LatentShared& shared = me_.shared;
-    Await(&shared.heard, heard_phase_ ^ 1);
-    heard_phase_ ^= 1;
-    if (me_.quad == 0) {
-      shared.factors[which][me_.row] = low;
-      shared.factors[which][me_.row + 8] = high;
-    }
-    more();
-    ArriveWarp(&shared.told);
-  }
-
+  // Merges a split with those before it, or leaves it for others.
   __device__ __forceinline__ void End(const LatentRun& run, int split, SoftmaxRow (&all)[2],
-                                      const SoftmaxRow (&rows)[2], __nv_bfloat16* out, int heads) {
-    float before[2] = {0.f, 0.f}, next[2] = {1.f, 1.f}, share[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (split == run.first || run.first > 0) {
-        all[h] = rows[h];
-      } else {
-        const Merge merged(all[h], rows[h]);
-        before[h] = merged.before;
-        next[h] = merged.next;
-      }
-      share[h] = ShareOf(all[h].sum);
+                                      __nv_bfloat16* out, int heads) {
+    // Made anew: what only a split's end needs would cost registers meanwhile.
+    int thread = threadIdx.x, list = run.list;
+    asm volatile("" : "+r"(thread), "+r"(list));
+    const bool is_last = split + 1 == run.last;
+    if (split == run.first || run.first > 0) {
+      all[0] = rows_[0];
+      all[1] = rows_[1];
+    } else {
+      const Merge low(all[0], rows_[0]), high(all[1], rows_[1]);
+      const float before[2] = {low.before, high.before}, next[2] = {low.next, high.next};
+      made_.Join(LatentLeft::Of(left_.totals, blockIdx.x, thread), before, next, [] { Sync(); });
     }
-    Tell(0, before[0], before[1], [&] {
-      if (me_.quad != 0) return;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        me_.shared.factors[1][me_.row + h * 8] = next[h];
-        me_.shared.factors[2][me_.row + h * 8] = share[h];
-      }
-    });
-    const bool is_left = run.first > 0 || (split + 1 == run.last && !run.IsWhole());
-    if (is_left) {
-      me_.left.rows[static_cast<size_t>(run.PlaceOf(split)) * 128 + threadIdx.x] =
+    if (is_last && run.IsWhole()) {
+      const int tile = list % keys_.head_tiles, token = list / keys_.head_tiles;
+      const int64_t head = static_cast<int64_t>(token) * heads + tile * kLatentHeads;
+      const float share[2] = {ShareOf(all[0].sum), ShareOf(all[1].sum)};
+      made_.Store(out + head * kLatentValue + kGroup * (kLatentValue / 2),
+                  heads - tile * kLatentHeads, share, thread);
+      return;
+    }
+    const bool is_left = run.first > 0 || is_last;
+    float4* base = is_left ? left_.made : left_.totals;
+    const int place = is_left ? run.PlaceOf(split) : static_cast<int>(blockIdx.x);
+    made_.Leave(LatentLeft::Of(base, place, thread));
+    if (kGroup == 0 && is_left) {
+      left_.rows[static_cast<size_t>(place) * 128 + thread] =
           make_float4(all[0].top, all[1].top, all[0].sum, all[1].sum);
     }
-    me_.EndSplit(run, split, made_, before, next, share, out, heads);
   }
 
-  const LatentMember<0> me_;
+  LatentShared& shared_;
+  const LatentKeys& keys_;
+  const LatentLeft& left_;
   const float scale_log2_;
-  int query_phase_ = 0, heard_phase_ = 0;
-  LatentTurn score_, add_;
+  int query_phase_ = 0, told_phase_ = 0;
+  LatentTurn turn_;
+  SoftmaxRow rows_[2];
   float scores_[32];
   uint32_t weights_[16];
   LatentMade made_;
 };
 
-// The second warpgroup: the other half of the values.
-class LatentAdder {
- public:
-  __device__ LatentAdder(LatentShared& shared, const LatentKeys& keys, const LatentLeft& left)
-      : me_(shared, keys, left) {}
-
-  __device__ __forceinline__ void Compute(__nv_bfloat16* out, int heads) {
-    me_.shared.runs.ForEachRun(me_.keys, [&](const LatentRun& run) {
-#pragma unroll 1
-      for (int split = run.first; split < run.last; ++split) {
-        made_.Clear();
-        const int tiles = run.Tiles(split);
-#pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-          Add(run.keys - (split * kLatentSplitTiles + tile) * kLatentTile);
-        }
-        float factors[3][2];
-        Hear([&] {
-#pragma unroll
-          for (int i = 0; i < 3; ++i) Factors(i, factors[i]);
-        });
-        me_.EndSplit(run, split, made_, factors[0], factors[1], factors[2], out, heads);
-      }
-    });
-  }
-
- private:
-  template <class Read>
-  __device__ __forceinline__ void Hear(Read read) {
-    Await(&me_.shared.told, told_phase_);
-    told_phase_ ^= 1;
-    read();
-    ArriveWarp(&me_.shared.heard);
-  }
-  __device__ __forceinline__ void Factors(int which, float (&of)[2]) const {
-    of[0] = me_.shared.factors[which][me_.row];
-    of[1] = me_.shared.factors[which][me_.row + 8];
-  }
-
-  __device__ __forceinline__ void Add(int there) {
-    float alpha[2];
-    uint32_t weights[16];
-    Hear([&] {
-      Factors(0, alpha);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint4 four = me_.shared.weights[i][threadIdx.x - 128];
-        weights[i * 4] = four.x;
-        weights[i * 4 + 1] = four.y;
-        weights[i * 4 + 2] = four.z;
-        weights[i * 4 + 3] = four.w;
-      }
-    });
-    made_.Scale(alpha[0], alpha[1]);
-    Await(&me_.shared.full[turn_.s][1], turn_.phase);
-    me_.ClearBehind(turn_.s, there);
-    Hold(weights);
-    made_.Settle();
-    FenceProducts();
-    made_.Add(weights, me_.Values(turn_.s));
-    CommitProducts();
-    AwaitProducts<0>();
-    Hold(weights);
-    made_.Settle();
-    ArriveWarp(&me_.shared.empty[turn_.s][1]);
-    turn_.Advance();
-  }
-
-  const LatentMember<1> me_;
-  int told_phase_ = 0;
-  LatentTurn turn_;
-  LatentMade made_;
-};
-
-// Makes barriers, by one thread: all but those that bytes complete are arrived at by four warps.
+// Makes barriers, by one thread: all but those that bytes complete are arrived at by warps.
 __device__ __forceinline__ void InitLatent(LatentShared& shared) {
 #pragma unroll 1
   for (int s = 0; s < kLatentStages; ++s) {
@@ -362,9 +338,9 @@ __device__ __forceinline__ void InitLatent(LatentShared& shared) {
     }
   }
   InitBarrier(&shared.query_full, 1);
-  InitBarrier(&shared.query_empty, 4);
-  InitBarrier(&shared.told, 4);
-  InitBarrier(&shared.heard, 4);
+  InitBarrier(&shared.query_empty, 8);
+  InitBarrier(&shared.told[0], 4);
+  InitBarrier(&shared.told[1], 4);
   PublishBarriers();
 }
 
@@ -392,13 +368,13 @@ __global__ __launch_bounds__(kLatentBlockThreads, 1) void LatentAttentionKernel(
   if (threadIdx.x < 32) shared.runs.Read(keys, left.places);
   __syncthreads();
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kScorerRegisters));
-    LatentScorer(shared, keys, left, scale_log2).Compute(out, heads);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kManyRegisters));
+    LatentConsumer<0>(shared, keys, left, scale_log2).Compute(out, heads);
   } else if (threadIdx.x < 256) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kAdderRegisters));
-    LatentAdder(shared, keys, left).Compute(out, heads);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kManyRegisters));
+    LatentConsumer<1>(shared, keys, left, scale_log2).Compute(out, heads);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFewRegisters));
     if (threadIdx.x < 288) LatentProducer(shared, keys, heads).Run(&query, &pool);
   }
 #endif
