@@ -1,5 +1,3 @@
-#include "latent_hopper.h"
-
 #include <algorithm>
 #include <limits>
 
@@ -7,6 +5,7 @@
 #include "baton_ops/latent_wgmma.cuh"
 #include "hopper_device.h"
 #include "hopper_launch.h"
+#include "latent_hopper.h"
 #include "paged_keys.h"
 
 namespace baton_ops::cuda {
@@ -71,8 +70,8 @@ LatentKeys LatentKeysOf(const AttendInput& in) {
 Error DescribeBoth(const AttendInput& in, CUtensorMap* query, CUtensorMap* pool) {
   const int64_t most = std::min<int64_t>(in.heads, kLatentHeads);
   if (const Error error =
-          Describe({in.query, in.tokens * in.heads, kLatentRow, kLatentRow},
-                   static_cast<int>(most), CU_TENSOR_MAP_L2_PROMOTION_L2_128B, query)) {
+          Describe({in.query, in.tokens * in.heads, kLatentRow, kLatentRow}, static_cast<int>(most),
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, query)) {
     return error;
   }
   const int64_t rows = in.pool.blocks * in.pool.layers * in.pool.block_size;

@@ -12,8 +12,8 @@ constexpr int kLatentBoxBytes = kLatentTile * 128;
 constexpr int kLatentStageBytes = kLatentBoxes * kLatentBoxBytes;
 constexpr int kHalfBoxes = kLatentValue / 64 / 2;  // of the values, a warpgroup's
 
-// A stage has three parts: the boxes of either warpgroup's values, and that which is none, where the
-// tile's weights are told; who has last read a part gives it back.
+// A stage has three parts: the boxes of either warpgroup's values, and that which is none, where
+// the tile's weights are told; who has last read a part gives it back.
 struct LatentShared {
   uint8_t query[kLatentStageBytes], ring[kLatentStages][kLatentStageBytes];
   float4 rows[2][128];  // tops and sums of two heads a thread, as either warpgroup tells them
@@ -82,7 +82,7 @@ class LatentMade {
   // once would have no registers.
   template <class Sync>
   __device__ __forceinline__ void Join(const float4* from, const float (&before)[2],
-                                        const float (&next)[2], Sync sync) {
+                                       const float (&next)[2], Sync sync) {
     Scale(next[0], next[1]);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {

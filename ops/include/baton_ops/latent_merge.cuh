@@ -69,8 +69,8 @@ class LeftTotal {
 // Of all lists and slices of their values, a block's.
 template <class Output>
 __global__ __launch_bounds__(kMergeThreads) void LatentMergeKernel(const LatentKeys keys,
-                                                                  const LatentLeft left,
-                                                                  Output* out, int heads) {
+                                                                   const LatentLeft left,
+                                                                   Output* out, int heads) {
   WaitForEarlierGrids();
   LetNextGridStart();
 #pragma unroll 1

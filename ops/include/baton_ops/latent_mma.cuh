@@ -26,7 +26,7 @@ struct HeadTile {
   static constexpr int kRowTiles = kRows / kDown / 16, kColumnTiles = kColumns / kAcross / 8;
   static constexpr int kPad = 8;  // elements: rows begin in different banks
   static constexpr int kXPitch = kDepth + kPad, kXElements = kRows * kXPitch;
-  static constexpr int kMostWeight = kColumns * (kDepth + kPad) > kDepth * (kColumns + kPad)
+  static constexpr int kMostWeight = kColumns * (kDepth + kPad) > kDepth*(kColumns + kPad)
                                          ? kColumns * (kDepth + kPad)
                                          : kDepth * (kColumns + kPad);
   static constexpr int kStage = kXElements + kMostWeight;
@@ -157,8 +157,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
       BringBox<Tile::kThreads, Tile::kDepth, Tile::kColumns>(
           p.weight + first * p.out_columns, p.out_columns, p.in - first, p.out_columns - left, to);
     } else {
-      BringBox<Tile::kThreads, Tile::kColumns, Tile::kDepth>(p.weight + first, p.in,
-                                                             p.out_columns - left, p.in - first, to);
+      BringBox<Tile::kThreads, Tile::kColumns, Tile::kDepth>(
+          p.weight + first, p.in, p.out_columns - left, p.in - first, to);
     }
   };
   bring_weight(0, 0);

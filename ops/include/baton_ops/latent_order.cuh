@@ -116,7 +116,7 @@ class LatentRuns {
     return token * keys.head_tiles + min(tile, keys.head_tiles - 1);
   }
 
-  int all_, length_;  // splits; those of a run, 0 where lists are whole
+  int all_, length_;                // splits; those of a run, 0 where lists are whole
   int before_[kMostCutTokens + 1];  // splits of a tile of heads before a token
 };
 

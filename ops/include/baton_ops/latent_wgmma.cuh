@@ -1,11 +1,11 @@
-// Causal attention over rows that all heads of a token share, of DeepSeek-V3's sizes, for Hopper, in
-// the order of latent_order.cuh.
+// Causal attention over rows that all heads of a token share, of DeepSeek-V3's sizes, for Hopper,
+// in the order of latent_order.cuh.
 //
 // A block keeps one token's queries of 64 heads in shared memory and reads tiles of rows through a
 // ring of two, which serve as keys and as values. Two warpgroups take tiles in turns: one makes
-// weights of a tile's scores while the other multiplies. A list's splits are merged in order through
-// a place in memory of the block's own, which stays in the L2 cache. Where lists are cut, other
-// parts than a list's first are left split by split, and a second kernel merges them.
+// weights of a tile's scores while the other multiplies. A list's splits are merged in order
+// through a place in memory of the block's own, which stays in the L2 cache. Where lists are cut,
+// other parts than a list's first are left split by split, and a second kernel merges them.
 #ifndef BATON_OPS_LATENT_WGMMA_CUH_
 #define BATON_OPS_LATENT_WGMMA_CUH_
 
@@ -134,7 +134,8 @@ class LatentConsumer {
   }
 
   // Attends to the tiles of a split, in which, from its first on, so many keys are there. Each turn
-  // is a tile of its own, of which the second warpgroup's first turn has none, and the other's next.
+  // is a tile of its own, of which the second warpgroup's first turn has none, and the other's
+  // next.
   __device__ __forceinline__ void Attend(int tiles, int there) {
     made_.Clear();
     Settle();

@@ -30,7 +30,7 @@ struct Product {
   uint64_t x, y;
   unsigned columns;
   bool adds;
-  float* sums[kGroupThreads];  // of each thread
+  float* sums[kGroupThreads];                 // of each thread
   const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers; then y is turned
 };
 
