@@ -21,7 +21,13 @@ def fold_into(queries: Tensor, kv_up: Tensor, nope_size: int, out: Tensor) -> No
     """Write the first R of each head of out E[N, Hq, R + T].
 
     The first P (`nope_size`) of the head's query in E[N, Hq * (P + T)], whose rows may be strided,
-    @ the first P rows of its matrix; summed in fp32 in ranges of 128 in ascending order.
+    @ the first P rows of its matrix; summed in fp32 in ascending order: in bf16, all sizes multiples
+    of 8, by tensor cores, else in ranges of 128. Reads `kv_up` before what is launched before it is
+    over.
+
+    Raises:
+        RuntimeError: on tensor cores, a row of `queries`, `kv_up` or `out` does not begin at a
+            multiple of 16 bytes.
     """
     launch("cuda_fold_queries")(queries, kv_up, nope_size, out)
 
@@ -99,7 +105,10 @@ def attend_into(
 def unfold_into(attended: Tensor, kv_up: Tensor, nope_size: int, out: Tensor) -> None:
     """Write out E[N, Hq * V], whose rows may be strided.
 
-    Of each head of E[N, Hq, R] @ the last V rows of its matrix, transposed; summed in fp32 in
-    ranges of 128 in ascending order.
+    Of each head of E[N, Hq, R] @ the last V rows of its matrix, transposed; summed in fp32 as
+    `fold_into` does.
+
+    Raises:
+        RuntimeError: as `fold_into`.
     """
     launch("cuda_unfold_values")(attended, kv_up, nope_size, out)

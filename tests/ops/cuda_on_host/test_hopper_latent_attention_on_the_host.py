@@ -21,6 +21,8 @@ Array = npt.NDArray[Any]
 ROW, VALUE, LAYERS, SPLIT = 576, 512, 2, 1024
 SCALE = 192**-0.5
 GUARD, NO_NUMBER = np.uint16(0x40E0), np.uint16(0x7FC0)
+FIRST_FIRST = 0
+"""The seed by which a block's first threads run ahead."""
 LENGTH = 2100
 """Two splits, and a part of a tile in the third."""
 
@@ -158,6 +160,14 @@ def test_more_tokens_than_may_be_cut_have_the_same_bits(kernels: HostHopperLaten
     for end in (1, 64, 65, 299, 300):
         alone = paged.attend([end], 1, Launch())[0, 0]
         np.testing.assert_array_equal(prompt[end - 1], alone, err_msg=str(end))
+
+
+def test_a_warpgroup_that_runs_ahead_waits_to_be_heard(kernels: HostHopperLatent) -> None:
+    """Contexts of one tile are the first warpgroup's alone, but for half of their values."""
+    paged = Paged(kernels, 16, 60)
+    ends = [*range(1, 61)]
+    ahead = paged.attend(ends, 1, Launch(seed=FIRST_FIRST))
+    np.testing.assert_array_equal(ahead, paged.attend(ends, 1, Launch()))
 
 
 def test_a_changed_key_would_be_seen(kernels: HostHopperLatent) -> None:
