@@ -21,9 +21,9 @@ def fold_into(queries: Tensor, kv_up: Tensor, nope_size: int, out: Tensor) -> No
     """Write the first R of each head of out E[N, Hq, R + T].
 
     The first P (`nope_size`) of the head's query in E[N, Hq * (P + T)], whose rows may be strided,
-    @ the first P rows of its matrix; summed in fp32 in ascending order: in bf16, all sizes multiples
-    of 8, by tensor cores, else in ranges of 128. Reads `kv_up` before what is launched before it is
-    over.
+    @ the first P rows of its matrix; summed in fp32 in ascending order: in bf16, all sizes
+    multiples of 8, by tensor cores, else in ranges of 128. Reads `kv_up` before what is launched
+    before it is over.
 
     Raises:
         RuntimeError: on tensor cores, a row of `queries`, `kv_up` or `out` does not begin at a
