@@ -14,6 +14,7 @@ target_sources(
           csrc/cuda/generic_decoder.cu
           csrc/cuda/latent.cu
           csrc/cuda/latent_attention.cu
+          csrc/cuda/latent_hopper.cu
           csrc/cuda/logprobs.cu
           csrc/cuda/matmul.cc
           csrc/cuda/matmul_few.cu

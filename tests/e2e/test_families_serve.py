@@ -36,6 +36,7 @@ def said(deployment: Any, **body: Any) -> list[tuple[list[int], list[float]]]:
     [
         *((family, False, 1) for family in DRAFTED),
         ("glm4_moe", True, 1),
+        ("deepseek_v3", True, 1),
         pytest.param("mimo", False, 3, id="mimo-three-draft-layers"),
     ],
 )

@@ -312,26 +312,6 @@ def test_what_published_configs_say_beside_is_no_reason_to_refuse_them(
     assert load_shape(made.path) == plain
 
 
-def test_fp8_with_compressed_rows_is_refused_for_what_it_is_and_nothing_else(
-    make_checkpoint: Callable[..., Any],
-) -> None:
-    made = make_checkpoint("deepseek_v3")
-    says = {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "weight_block_size": [128, 128],
-        "activation_scheme": "dynamic",
-    }
-    path = made.path / "config.json"
-    path.write_text(json.dumps(made.config | {"quantization_config": says}))
-    with pytest.raises(ModelShapeError) as caught:
-        load_shape(made.path)
-    assert str(caught.value) == (
-        f"{path}: quantization_config says FP8, which no engine computes for models with MLA "
-        "(deepseek_v3): convert the weights to bfloat16 and take the field out"
-    )
-
-
 def test_a_row_may_be_as_wide_as_attention_has_room_for(
     make_checkpoint: Callable[..., Any],
 ) -> None:

@@ -27,7 +27,7 @@ ON_GPU = ("--engine", "gpu", "--max-running", "64", "--gpu-memory", "0.4", "--kv
 PAIR = ("-k", "3", *ON_GPU)
 MIXED = ("--prefill", "0", "--decode", "0", "--mixed", "1", "-k", "0", *ON_GPU)
 REQUESTS = 96
-FAMILIES = ("glm4_moe", "glm4_moe-fp8", "deepseek_v3")
+FAMILIES = ("glm4_moe", "glm4_moe-fp8", "deepseek_v3", "deepseek_v3-fp8")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -61,6 +61,7 @@ def started(folder: Path, where: str, has_drafts: bool) -> Any:
         ("qwen2", "fp8"),
         pytest.param("mimo", "channel", marks=pytest.mark.slow),
         pytest.param("glm4_moe", "fp8", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", "fp8", marks=pytest.mark.slow),
     ],
 )
 def test_logprobs_and_drafts(tmp_path: Path, family: str, scheme: Scheme, where: str) -> None:

@@ -94,6 +94,7 @@ def attend(**changed: Any) -> None:
         "contexts": ints(2),
         "scale": 0.2,
         "out": tensor(TOKENS, HEADS, RANK),
+        "scratch": tensor(64, dtype="uint8"),
     } | changed
     latent.attend_into(**given)
 
@@ -131,6 +132,7 @@ def test_what_fits_comes_to_the_driver(op: Any) -> None:
         (attend, {"query": tensor(TOKENS, HEADS, RANK)}, f"query.shape[2] must be {ROW}"),
         (attend, {"out": tensor(TOKENS, HEADS, ROW + 1)}, "out.shape[2] must be in [1, 40]"),
         (attend, {"contexts": ints(3)}, "contexts.shape[0] must be 2"),
+        (attend, {"scratch": tensor(64)}, "scratch must be uint8"),
         (attend, {"query": tensor(5, HEADS, ROW)}, "query.shape[0] must be a multiple of"),
     ],
 )

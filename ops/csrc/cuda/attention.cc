@@ -7,6 +7,7 @@
 
 #include "hopper_attention.h"
 #include "hopper_device.h"
+#include "latent_hopper.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -46,6 +47,7 @@ Error Attention(const AttendInput& input, void* out, const Workspace& scratch, S
 }
 
 size_t AttentionScratchBytes(const AttentionSizes& sizes) {
+  if (sizes.head_dim == kHopperRow && sizes.kv_heads == 1) return LatentScratchBytes(sizes);
   return sizes.head_dim == kHopperHeadDim ? DecodeScratchBytes(sizes) : 0;
 }
 

@@ -124,17 +124,20 @@ void RunStore(ArgumentReader args) {
   Raise("store_rows", cuda::StoreRows(in, StreamOf(call.device)));
 }
 
-// Reads what ReadAttending does, out.
+// Reads what ReadAttending does, out, scratch.
 void RunAttendRows(ArgumentReader args) {
   const Attending read = ReadAttending(&args, true);
-  const TensorView out = args.Tensor("out");
+  const TensorView out = args.Tensor("out"), scratch = args.Tensor("scratch");
   const cuda::AttendInput& in = read.input;
   Checked(out, "out").HasRank(3);
   const int64_t value_dim = out.size(2);
   CheckRange("out.shape", 2, value_dim, 1, in.pool.head_dim);
   void* to = read.call.Heads(out, "out", in.tokens, in.heads, value_dim);
+  uint8_t* bytes = Output<uint8_t>(scratch, "scratch", kUInt8, 0, read.call.device);
+  const cuda::Workspace workspace{bytes, static_cast<size_t>(scratch.numel())};
   const tvm::ffi::CUDADeviceGuard guard(read.call.device.device_id);
-  Raise("attend_rows", cuda::RowAttention(in, value_dim, to, StreamOf(read.call.device)));
+  Raise("attend_rows",
+        cuda::RowAttention(in, value_dim, to, workspace, StreamOf(read.call.device)));
 }
 
 }  // namespace
@@ -144,4 +147,4 @@ BATON_EXPORT_CUDA(cuda_fold_queries, 4, RunFold)
 BATON_EXPORT_CUDA(cuda_unfold_values, 4, RunUnfold)
 BATON_EXPORT_CUDA(cuda_rotate_queries, 9, RunRotate)
 BATON_EXPORT_CUDA(cuda_store_rows, 11, RunStore)
-BATON_EXPORT_CUDA(cuda_attend_rows, 7, RunAttendRows)
+BATON_EXPORT_CUDA(cuda_attend_rows, 8, RunAttendRows)

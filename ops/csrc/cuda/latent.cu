@@ -2,7 +2,9 @@
 #include <cuda_runtime.h>
 
 #include <limits>
+#include <type_traits>
 
+#include "baton_ops/latent_mma.cuh"
 #include "baton_ops/latent_products.cuh"
 #include "baton_ops/latent_rows.cuh"
 #include "early_launch.h"
@@ -13,6 +15,7 @@ namespace baton_ops::cuda {
 namespace {
 
 constexpr int64_t kMostGridRows = 65535;
+constexpr int64_t kSomeTokens = 128;  // up to so many, tiles are smaller and more
 
 template <class E, class Tile, bool kTurned>
 Error ProductTiles(const MatmulParams<E, E>& params, const HeadSteps& steps, int64_t heads,
@@ -34,6 +37,49 @@ Error ProductOf(const MatmulParams<E, E>& params, const HeadSteps& steps, int64_
   return params.rows <= SmallMatmulTile::kRows
              ? ProductTiles<E, SmallMatmulTile, kTurned>(params, steps, heads, stream)
              : ProductTiles<E, LargeMatmulTile, kTurned>(params, steps, heads, stream);
+}
+
+template <class Tile, bool kTurned>
+Error HeadTiles(const HeadParams& params, const HeadSteps& steps, int64_t heads, Stream stream) {
+  const int64_t across = DivideUp<int64_t>(params.out_columns, Tile::kColumns);
+  const int64_t down = DivideUp<int64_t>(params.rows, Tile::kRows);
+  if (down > kMostGridRows) return "too many tokens";
+  if (heads > kMostGridRows) return "too many heads";
+  const auto kernel = HeadTilesKernel<Tile, kTurned>;
+  const cudaError_t status = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(Tile::kBytes));
+  if (status != cudaSuccess) return ErrorOf(status);
+  const Grid grid{dim3(static_cast<unsigned>(across), static_cast<unsigned>(down),
+                       static_cast<unsigned>(heads)),
+                  Tile::kThreads, Tile::kBytes};
+  return LaunchEarly(kernel, grid, stream, params, steps);
+}
+
+// By sizes alone: where vectors of 16 bytes do not fit them, sums have another order.
+bool TensorCoresTake(const HeadProductInput& in) {
+  const LatentSizes& sizes = in.sizes;
+  const auto fits = [](int64_t size) { return size % 8 == 0; };
+  return in.type == ElementType::kBFloat16 && fits(sizes.kv_rank) && fits(sizes.rope_size) &&
+         fits(sizes.nope_size) && fits(sizes.value_size);
+}
+
+// As ProductOf, on tensor cores.
+template <bool kTurned>
+Error HeadProductOf(const HeadParams& params, const HeadSteps& steps, int64_t heads,
+                    Stream stream) {
+  if (!IsOnVector(params.x) || params.x_stride % 8 != 0) {
+    return "x must begin and have its rows at multiples of 16 bytes";
+  }
+  if (!IsOnVector(params.weight)) return "kv_up must begin at a multiple of 16 bytes";
+  if (!IsOnVector(params.out) || params.out_stride % 8 != 0) {
+    return "out must begin and have its rows at multiples of 16 bytes";
+  }
+  if (params.rows <= FewHeadTile::kRows) {
+    return HeadTiles<FewHeadTile, kTurned>(params, steps, heads, stream);
+  }
+  return params.rows <= kSomeTokens
+             ? HeadTiles<SomeHeadTile, kTurned>(params, steps, heads, stream)
+             : HeadTiles<ManyHeadTile, kTurned>(params, steps, heads, stream);
 }
 
 LatentPlaces PlacesOf(const PlacedTokens& in, int64_t rope_size, const KvPool* pool) {
@@ -103,6 +149,11 @@ Error FoldQueries(const HeadProductInput& in, void* out, Stream stream) {
                                     in.tokens,
                                     sizes.nope_size,
                                     sizes.kv_rank};
+    if constexpr (std::is_same_v<E, HeadElement>) {
+      if (TensorCoresTake(in)) {
+        return HeadProductOf<true>(params, steps, sizes.heads, stream);
+      }
+    }
     return ProductOf<E, true>(params, steps, sizes.heads, stream);
   });
 }
@@ -123,6 +174,11 @@ Error UnfoldValues(const HeadProductInput& in, const Rows& out, Stream stream) {
         in.tokens,
         sizes.kv_rank,
         sizes.value_size};
+    if constexpr (std::is_same_v<E, HeadElement>) {
+      if (TensorCoresTake(in)) {
+        return HeadProductOf<false>(params, steps, sizes.heads, stream);
+      }
+    }
     return ProductOf<E, false>(params, steps, sizes.heads, stream);
   });
 }

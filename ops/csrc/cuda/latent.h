@@ -25,7 +25,9 @@ struct HeadProductInput {
   LatentSizes sizes;
 };
 // x: [tokens, heads * (nope_size + rope_size)]. Writes the first kv_rank of each head of out
-// [tokens, heads, kv_rank + rope_size]. Sums are as GenericMatmul's, along nope_size.
+// [tokens, heads, kv_rank + rope_size]. Sums along nope_size are one chain of the tensor cores' in
+// bf16, all sizes multiples of 8, else as GenericMatmul's: a choice by type and sizes alone. Reads
+// kv_up before it waits for earlier grids: none that still runs may write it.
 Error FoldQueries(const HeadProductInput& input, void* out, Stream stream);
 // x: [tokens, heads * kv_rank]; out: [tokens, heads * value_size]. Sums likewise, along kv_rank.
 Error UnfoldValues(const HeadProductInput& input, const Rows& out, Stream stream);
@@ -73,9 +75,10 @@ Error StoreRows(const StoreRowsInput& input, Stream stream);
 // values; out is [tokens, heads, value_dim].
 Error GenericRowAttention(const AttendInput& input, int64_t value_dim, void* out, Stream stream);
 
-// The same, by the tensor cores' kernel for rows of 576 and values of 512 or by the generic one: a
-// choice by type, sizes and device alone.
-Error RowAttention(const AttendInput& input, int64_t value_dim, void* out, Stream stream);
+// The same, by the tensor cores' kernels for rows of 576 and values of 512 or by the generic one: a
+// choice by type, sizes and device alone. `scratch`: as Attention's.
+Error RowAttention(const AttendInput& input, int64_t value_dim, void* out, const Workspace& scratch,
+                   Stream stream);
 
 }  // namespace baton_ops::cuda
 

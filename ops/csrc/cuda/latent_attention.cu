@@ -1,11 +1,13 @@
 // Which kernel attends to rows that all heads share: the tensor cores' for DeepSeek-V3's sizes in
-// bf16, or that of any. A choice by sizes, type and device alone: they have different orders.
+// bf16, of Hopper or of others, or that of any. A choice by sizes, type and device alone: they have
+// different orders.
 #include <cuda_runtime.h>
 
 #include "baton_ops/latent_attention.cuh"
 #include "early_launch.h"
 #include "element_types.h"
 #include "latent.h"
+#include "latent_hopper.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -64,7 +66,8 @@ AttendParams<RowElement> ParamsOf(const AttendInput& in, void* out) {
 
 }  // namespace
 
-Error RowAttention(const AttendInput& input, int64_t value_dim, void* out, Stream stream) {
+Error RowAttention(const AttendInput& input, int64_t value_dim, void* out, const Workspace& scratch,
+                   Stream stream) {
   if (!Fits(input, value_dim)) return GenericRowAttention(input, value_dim, out, stream);
   if (input.tokens == 0 || input.heads == 0) return nullptr;
   if (input.tokens > kMostWarps) return "query has too many tokens";
@@ -72,6 +75,7 @@ Error RowAttention(const AttendInput& input, int64_t value_dim, void* out, Strea
   if (!IsOnVector(input.query)) return "query must begin at a multiple of 16 bytes";
   if (!IsOnVector(input.pool.data)) return "kv must begin at a multiple of 16 bytes";
   if (!IsOnVector(out)) return "out must begin at a multiple of 16 bytes";
+  if (HopperTakesRows(input)) return AttendOnHopper(input, out, scratch, stream);
   const AttendParams<RowElement> params = ParamsOf(input, out);
   if (input.heads % 64 == 0) return AttendTiles<4>(params, input.tokens, stream);
   return input.heads % 32 == 0 ? AttendTiles<2>(params, input.tokens, stream)

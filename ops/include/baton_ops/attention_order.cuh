@@ -29,11 +29,12 @@ struct SoftmaxRow {
 
 // Turns a tile's scores of row h of a lane's two (r and r + 8) into probabilities. Returns what
 // that which was made before is to be multiplied by.
-__device__ __forceinline__ float Soften(SoftmaxRow& row, float (&scores)[64], int h,
+template <int kCount>
+__device__ __forceinline__ float Soften(SoftmaxRow& row, float (&scores)[kCount], int h,
                                         float scale_log2) {
   float even = scores[h * 2], odd = scores[h * 2 + 1];
 #pragma unroll
-  for (int j = 1; j < 16; ++j) {
+  for (int j = 1; j < kCount / 4; ++j) {
     even = fmaxf(even, scores[j * 4 + h * 2]);
     odd = fmaxf(odd, scores[j * 4 + h * 2 + 1]);
   }
@@ -44,7 +45,7 @@ __device__ __forceinline__ float Soften(SoftmaxRow& row, float (&scores)[64], in
   const float base = BaseOf(top), alpha = Exp2(__fsub_rn(row.top, base));
   even = odd = 0.f;
 #pragma unroll
-  for (int j = 0; j < 16; ++j) {
+  for (int j = 0; j < kCount / 4; ++j) {
     float &x = scores[j * 4 + h * 2], &y = scores[j * 4 + h * 2 + 1];
     x = Exp2(fmaf(x, scale_log2, -base));
     y = Exp2(fmaf(y, scale_log2, -base));

@@ -11,6 +11,7 @@
 
 #include "baton_ops/async_copy.cuh"
 #include "baton_ops/grid_order.cuh"
+#include "baton_ops/quad.cuh"
 #include "baton_ops/wgmma.cuh"
 
 namespace baton_ops::cuda {
@@ -146,20 +147,6 @@ __device__ __forceinline__ void CommitProducts() {
 template <int kGroups>
 __device__ __forceinline__ void AwaitProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
-}
-
-// Gives lane q of four what all of them had as words[q], so that it can store 16 bytes at once.
-__device__ __forceinline__ void TransposeQuad(uint32_t (&words)[4], int q) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = q & bit;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int low = bit == 1 ? 2 * i : i, high = low + bit;
-      const uint32_t got = __shfl_xor_sync(~0u, upper ? words[low] : words[high], bit);
-      (upper ? words[low] : words[high]) = got;
-    }
-  }
 }
 
 __device__ __forceinline__ uint32_t Packed(float low, float high) {

@@ -21,7 +21,13 @@ def fold_into(queries: Tensor, kv_up: Tensor, nope_size: int, out: Tensor) -> No
     """Write the first R of each head of out E[N, Hq, R + T].
 
     The first P (`nope_size`) of the head's query in E[N, Hq * (P + T)], whose rows may be strided,
-    @ the first P rows of its matrix; summed in fp32 in ranges of 128 in ascending order.
+    @ the first P rows of its matrix; summed in fp32 in ascending order: in bf16, all sizes
+    multiples of 8, by tensor cores, else in ranges of 128. Reads `kv_up` before what is launched
+    before it is over.
+
+    Raises:
+        RuntimeError: on tensor cores, a row of `queries`, `kv_up` or `out` does not begin at a
+            multiple of 16 bytes.
     """
     launch("cuda_fold_queries")(queries, kv_up, nope_size, out)
 
@@ -80,23 +86,29 @@ def attend_into(
     contexts: Tensor,
     scale: float,
     out: Tensor,
+    scratch: Tensor,
 ) -> None:
     """Attend as `decoder.attend_into` does, of query E[N, Hq, R + T] over the kept rows.
 
     All heads share them, and their first R are the values too: out E[N, Hq, R]. In bf16, with R of
     512, T of 64 and heads in sixteens, tensor cores do it, where a block may have 155 KiB of shared
-    memory; with fp32 sums, but probabilities in bf16.
+    memory; with fp32 sums, but probabilities in bf16. On Hopper GPUs with blocks of 16, 32, 64 or
+    128 they need `scratch`, of one KV head and R + T (`decoder.attention_scratch_bytes`).
 
     Raises:
-        RuntimeError: there, `query`, `kv` or `out` do not begin at multiples of 16 bytes.
+        RuntimeError: there, `query`, `kv`, `out` or `scratch` do not begin at multiples of 16
+            bytes, or `scratch` is too small.
     """
-    launch("cuda_attend_rows")(query, kv, layer, tables, contexts, scale, out)
+    launch("cuda_attend_rows")(query, kv, layer, tables, contexts, scale, out, scratch)
 
 
 def unfold_into(attended: Tensor, kv_up: Tensor, nope_size: int, out: Tensor) -> None:
     """Write out E[N, Hq * V], whose rows may be strided.
 
-    Of each head of E[N, Hq, R] @ the last V rows of its matrix, transposed; summed in fp32 in
-    ranges of 128 in ascending order.
+    Of each head of E[N, Hq, R] @ the last V rows of its matrix, transposed; summed in fp32 as
+    `fold_into` does.
+
+    Raises:
+        RuntimeError: as `fold_into`.
     """
     launch("cuda_unfold_values")(attended, kv_up, nope_size, out)

@@ -276,7 +276,7 @@ def test_a_mixture_is_loaded_sized_and_served(
     assert len(served(engine)[0]) == 9
 
 
-@pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
 def test_a_quantised_model_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:

@@ -29,6 +29,8 @@ SIZES = {"hidden_size": 160, "intermediate_size": 200, "head_dim": 40}
 """Two groups along each shared dimension, the second of them short."""
 CUT = {"head_dim": 64, "intermediate_size": 512, "moe_intermediate_size": 256}
 """Whole groups for two ranks."""
+LATENT = {"head_dim": None, "q_lora_rank": 140, "kv_lora_rank": 132}
+"""Of MLA: two groups along both ranks."""
 NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 
@@ -76,9 +78,11 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "block", "channel"])
-@pytest.mark.parametrize("family", ["qwen2", "ernie4_5", "mimo", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "ernie4_5", "mimo", "qwen3_moe", "glm4_moe", "deepseek_v3"]
+)
 def test_every_tensor_is_the_hosts(make: Any, family: str, scheme: Scheme) -> None:
-    folder = make(family, scheme)
+    folder = make(family, scheme, **(LATENT if family == "deepseek_v3" else {}))
     shape = load_shape(folder)
     device = streamed(folder)
     host = load_weights(folder, shape)
@@ -88,15 +92,33 @@ def test_every_tensor_is_the_hosts(make: Any, family: str, scheme: Scheme) -> No
     assert device.identity == host.identity
 
 
-@pytest.mark.parametrize("family", ["mimo", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mimo", "qwen3_moe", "deepseek_v3"])
 def test_ranks_have_the_parts_that_ranks_of_the_host_have(make: Any, family: str) -> None:
     """Rows of blocks that other ranks have too, and columns of their own groups."""
-    folder = make(family, num_key_value_heads=4, **CUT)
+    cut = CUT | (LATENT | {"v_head_dim": 64} if family == "deepseek_v3" else {})
+    folder = make(family, num_key_value_heads=4, **cut)
     shape = load_shape(folder)
     for shard in (Shard(0, 2), Shard(1, 2)):
         device, local = streamed(folder, shard), local_shape(shape, 2)
         host = uploaded(NumpyDevice(), load_weights(folder, shape, shard), True, local)
         same((device.layers, device.mtp), (host.layers, host.mtp))
+
+
+def test_heads_matrices_of_compressed_rows_are_multiplied_out(make: Any) -> None:
+    """By the format's definition: each number times its block's scale; so bfloat16 has them."""
+    folder = make("deepseek_v3", **LATENT)
+    key = "model.layers.1.self_attn.kv_b_proj"
+    stored = open_checkpoint(folder)
+    values, scales = (stored[f"{key}.{name}"] for name in ("weight", "weight_scale_inv"))
+    by_block = np.repeat(np.repeat(scales.float32(), 128, 0), 128, 1)
+    wanted = values.e4m3() * by_block[: values.shape[0], : values.shape[1]]
+    latent = streamed(folder).layers[1].latent
+    assert latent is not None
+    np.testing.assert_array_equal(on_device(latent.kv_up), wanted)
+    assert isinstance(latent.q_up, Scaled)
+    kept = streamed(make("deepseek_v3", kept=(key,), **LATENT)).layers[1].latent
+    assert kept is not None
+    assert on_device(kept.kv_up).dtype == np.float32
 
 
 def test_modules_that_are_kept_stay_as_they_are(make: Any) -> None:
@@ -155,6 +177,8 @@ EXPERTS_OF_1 = tuple(f"experts.{i}.{name}_proj" for i in range(8) for name in ("
         ("qwen3", ()),
         ("mimo", ()),
         ("glm4_moe", ()),
+        ("deepseek_v3", ()),
+        ("deepseek_v3", ("model.layers.0.self_attn.q_b_proj",)),
         ("qwen3", ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj")),
         ("mimo", tuple(f"model.mtp_layers.0.mlp.{name}_proj" for name in ("gate", "up"))),
         ("glm4_moe", tuple(f"model.layers.1.mlp.{name}" for name in EXPERTS_OF_1)),
@@ -165,7 +189,7 @@ def test_what_weights_take_is_known_before_they_are_there(
     make: Any, family: str, kept: tuple[str, ...], scheme: Scheme
 ) -> None:
     """Norms and biases are not counted, and a draft's projection as if it were not quantised."""
-    folder = make(family, scheme, kept)
+    folder = make(family, scheme, kept, **(LATENT if family == "deepseek_v3" else {}))
     shape = load_shape(folder)
     n_bytes = 0
     for name, array in tensors(streamed(folder)):

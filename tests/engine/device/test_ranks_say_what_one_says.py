@@ -163,12 +163,13 @@ def test_every_family(make_checkpoint: Callable[..., Any], family: str) -> None:
     near(said[1], said[0])
 
 
-@pytest.mark.parametrize("family", ["mimo", "glm4_moe"])
+@pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
 def test_a_quantised_model(make_checkpoint: Callable[..., Any], family: str) -> None:
     """Ranks have whole groups, so they quantise what one does. Sums over ranks are rounded apart,
     and where that takes an activation over a step of e4m3, a logprob moves by what it is worth.
     """
-    sizes = {"head_dim": 64, "intermediate_size": 512, "moe_intermediate_size": 256}
+    sizes: dict[str, Any] = {"intermediate_size": 512, "moe_intermediate_size": 256}
+    sizes |= {"v_head_dim": 64} if family == "deepseek_v3" else {"head_dim": 64}
     folder = make_checkpoint(family, num_key_value_heads=4, **sizes).path
     quantise_folder(folder, with_drafts=True)
     said = []

@@ -43,6 +43,7 @@ TOKENS = 14
 
 SIZES = {"hidden_size": 160, "intermediate_size": 200, "head_dim": 40}
 """Two groups along each shared dimension, the second of them short."""
+RANKS = {"head_dim": None, "kv_lora_rank": 132}
 CASES: dict[str, tuple[str, Scheme, dict[str, Any]]] = {
     "qwen3-blocks": ("qwen3", "fp8", {"num_nextn_predict_layers": 0}),
     "qwen2-channels": ("qwen2", "channel", {"num_nextn_predict_layers": 0}),
@@ -50,8 +51,16 @@ CASES: dict[str, tuple[str, Scheme, dict[str, Any]]] = {
     "mimo-drafts": ("mimo", "fp8", {"tie_word_embeddings": False}),
     "qwen3-experts": ("qwen3_moe", "fp8", {}),
     "glm-experts": ("glm4_moe", "channel", {}),
+    "deepseek-rows": ("deepseek_v3", "fp8", RANKS | {"q_lora_rank": 136}),
+    "deepseek-channels": ("deepseek_v3", "channel", RANKS | {"q_lora_rank": None}),
 }
-HAVE_DRAFT_LAYERS = ("ernie-interleaved", "mimo-drafts", "glm-experts")
+HAVE_DRAFT_LAYERS = (
+    "ernie-interleaved",
+    "mimo-drafts",
+    "glm-experts",
+    "deepseek-rows",
+    "deepseek-channels",
+)
 
 
 @pytest.fixture

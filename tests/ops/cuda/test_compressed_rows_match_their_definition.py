@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from baton_ops import latent
+from baton_ops import decoder, latent
 from baton_testing.numpy_latent import NumpyLatentKernels
 from baton_worker.engine.backends.device.operands import Places, Rotation
 from baton_worker.engine.model.mla import Mla
@@ -156,6 +156,14 @@ class Paged(Case):
                 kv[block, 1, 0, 0, : len(part)] = part
         return kv, tables
 
+    def scratch(self, sequences: int, tokens: int) -> Any:
+        """Return scratch for so many, whose bytes are no numbers."""
+        positions = self.n_blocks * BLOCK_SIZE
+        size = decoder.attention_scratch_bytes(
+            self.heads, 1, self.mla.row_size, sequences, tokens, positions
+        )
+        return self.torch.full((size,), 255, dtype=self.torch.uint8, device="cuda")
+
     def query(self, ends: list[int], q_len: int) -> Any:
         parts = [self.queries[max(end, q_len) - q_len : max(end, q_len)] for end in ends]
         return self.torch.cat(parts)
@@ -166,7 +174,8 @@ class Paged(Case):
         query = self.query(ends, q_len)
         out = self.filled(len(query), self.heads, self.mla.kv_rank)
         contexts = self.torch.tensor(ends, dtype=self.torch.int32, device="cuda")
-        latent.attend_into(query, kv, 1, tables, contexts, self.mla.score_scale, out)
+        scratch = self.scratch(len(ends), len(query))
+        latent.attend_into(query, kv, 1, tables, contexts, self.mla.score_scale, out, scratch)
         return out.unflatten(0, (len(ends), q_len))
 
     def exact(self, position: int) -> Any:
@@ -220,11 +229,11 @@ def test_a_replayed_graph_follows_new_contexts(torch: ModuleType, q_len: int) ->
     contexts = torch.full((6,), q_len, dtype=torch.int32, device="cuda")
     query = paged.query([q_len] * 6, q_len)
     attended = paged.filled(n, heads, mla.kv_rank)
-    out = paged.filled(n, heads * mla.value_size)
+    out, scratch = paged.filled(n, heads * mla.value_size), paged.scratch(6, n)
 
     def work(query: Any, attended: Any, out: Any) -> None:
         latent.fold_into(queries, kv_up, mla.nope_size, query)
-        latent.attend_into(query, kv, 1, tables, contexts, mla.score_scale, attended)
+        latent.attend_into(query, kv, 1, tables, contexts, mla.score_scale, attended, scratch)
         latent.unfold_into(attended, kv_up, mla.nope_size, out)
 
     stream = torch.cuda.Stream()

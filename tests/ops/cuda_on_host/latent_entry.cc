@@ -1,6 +1,7 @@
 // The launches of multi-head latent attention under C names; arguments are laid out by
 // baton_testing/host_latent.py, eight bytes each. Returns null or what went wrong.
 #include "rewritten/latent.h"
+#include "rewritten/latent_hopper.h"
 #include "words.h"
 
 using namespace baton_ops::cuda;
@@ -109,6 +110,12 @@ Error host_attend_rows(const int64_t* words, float scale) {
   in.width = *words++;
   in.contexts = At<const int32_t>(words);
   const int64_t value_dim = *words++;
-  return RowAttention(in, value_dim, At<void>(words), nullptr);
+  return RowAttention(in, value_dim, At<void>(words), {}, nullptr);
 }
 }
+
+// No device is one of Hopper's here: see latent_hopper_entry.cc.
+namespace baton_ops::cuda {
+bool HopperTakesRows(const AttendInput&) { return false; }
+Error AttendOnHopper(const AttendInput&, void*, const Workspace&, Stream) { return "not here"; }
+}  // namespace baton_ops::cuda

@@ -24,7 +24,7 @@ Scheme = Literal["fp8", "block", "channel"]
 Stored = dict[str, tuple[str, npt.NDArray[Any]]]
 """dtype in safetensors' words, and the array."""
 
-MATRICES = re.compile(r"\.(q|k|v|o|gate|up|down)_proj\.weight$")
+MATRICES = re.compile(r"\.((q|k|v|o|gate|up|down|q_a|q_b|kv_b)_proj|kv_a_proj_with_mqa)\.weight$")
 DRAFT_MATRICES = re.compile(r"(\.(eh|input)_proj|\.mtp_linear_proj\.\d+)\.weight$")
 _NUMBERS = {"num_bits": 8, "type": "float", "symmetric": True}
 

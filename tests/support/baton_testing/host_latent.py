@@ -13,18 +13,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda
+from baton_testing import host_cuda, host_matmul
 from baton_worker.engine.backends.device.operands import Places, Rotation
 from baton_worker.engine.model.mla import Mla
 
 Array = npt.NDArray[Any]
 
 _INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"rcp.approx.ftz.f32 %0, %1;": "Reciprocal"}
+_OF_HOPPER = {
+    "ex2.approx.ftz.f32 %0, %1;": "PowerOfTwo",
+    "bar.sync %0, %1;": "SyncGroup",
+}
 UNIT = host_cuda.Unit(
     ("latent.cu", "latent_attention.cu", "generic_decoder.cu"),
     "latent_entry.cc",
     lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
     stand_ins=("warp_mma.cuh",),
+)
+
+
+HOPPER = host_cuda.Unit(
+    ("latent_hopper.cu", "tensor_map.cc"),
+    "latent_hopper_entry.cc",
+    lambda _, text: host_cuda.rewritten(text, host_matmul.INSTRUCTIONS | _OF_HOPPER),
+    language="hopper.h",
+    stand_ins=("wgmma.cuh",),
 )
 
 
@@ -83,6 +96,41 @@ class HostLatent:
         sizes = (_is_bf16(query), len(tables), tokens, heads)
         whose = (layer, tables, tables.shape[1], contexts, out.shape[2], out)
         words = _words(query, *sizes, *_pool(kv), *whose)
+        _check(self._library.host_attend_rows(words, ctypes.c_float(scale)))
+
+
+class HostHopperLatent:
+    """Hopper's attention to compressed rows. Raises RuntimeError as `HostLatent` does."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.host_attend_rows.restype = ctypes.c_char_p
+        self._library.host_scratch_bytes.restype = ctypes.c_int64
+        self.set(seed=1, processors=9)
+
+    def set(self, seed: int, processors: int) -> None:
+        """Set the order of threads, and how many blocks a launch has, from 9 on."""
+        self._library.host_settings(ctypes.c_uint64(seed), processors)
+
+    def scratch_bytes(self, heads: int, tokens: int, positions: int) -> int:
+        """See `decoder.attention_scratch_bytes`."""
+        return int(self._library.host_scratch_bytes(_words(heads, tokens, positions)))
+
+    def attend(
+        self,
+        query: Array,
+        kv: Array,
+        layer: int,
+        tables: Array,
+        contexts: Array,
+        scale: float,
+        out: Array,
+        scratch: Array,
+    ) -> None:
+        """See `LatentKernels.attend`."""
+        tokens, heads, _ = query.shape
+        whose = (layer, tables, tables.shape[1], contexts, out, scratch, scratch.nbytes)
+        words = _words(query, len(tables), tokens, heads, *_pool(kv), *whose)
         _check(self._library.host_attend_rows(words, ctypes.c_float(scale)))
 
 

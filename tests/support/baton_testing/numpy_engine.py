@@ -94,7 +94,7 @@ def uploaded(
             ),
             qkv_bias=None if bias is None else put(heads_in_order(bias, model_shape)),
             mixture=None if mixed is None else mixture(mixed),
-            latent=_latent(source.latent, put),
+            latent=_latent(device, source.latent),
         )
 
     def mixture(source: ExpertWeights) -> DeviceMixture:
@@ -145,16 +145,14 @@ def _matrix(device: Device, source: Matrix, heads_of: ModelShape | None) -> Weig
     return _put(device, rows(source))
 
 
-def _latent(
-    source: LatentWeights | None, put: Callable[[npt.NDArray[np.float32]], Tensor]
-) -> DeviceLatent | None:
+def _latent(device: Device, source: LatentWeights | None) -> DeviceLatent | None:
     if source is None:
         return None
     return DeviceLatent(
-        q_norm=None if source.q_norm is None else put(source.q_norm),
-        q_up=None if source.q_up is None else put(source.q_up.T),
-        kv_norm=put(source.kv_norm),
-        kv_up=put(source.kv_up.reshape(-1, source.kv_up.shape[2])),
+        q_norm=None if source.q_norm is None else _put(device, source.q_norm),
+        q_up=None if source.q_up is None else _matrix(device, source.q_up, None),
+        kv_norm=_put(device, source.kv_norm),
+        kv_up=_put(device, source.kv_up.reshape(-1, source.kv_up.shape[2])),
     )
 
 

@@ -348,7 +348,7 @@ def _latent_attention(
         axis=-1,
     )
     if latent.q_up is not None and latent.q_norm is not None:
-        query = _rms_norm(query, latent.q_norm, mla.norm_eps) @ latent.q_up
+        query = product(_rms_norm(query, latent.q_norm, mla.norm_eps), latent.q_up)
     query = query.reshape(length, shape.n_heads, mla.query_size)
     row = _rms_norm(row, latent.kv_norm, mla.norm_eps)
 

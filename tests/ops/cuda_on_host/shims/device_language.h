@@ -150,6 +150,11 @@ struct alignas(16) uint4 {
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(8) int2 {
+  int x, y;
+};
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -200,6 +205,15 @@ template <class T>
 inline T __ldcg(const T* at) {
   return *at;
 }
+template <class T>
+inline T __ldg(const T* at) {
+  return *at;
+}
+template <class T>
+inline void __stcg(T* at, T value) {
+  *at = value;
+}
+inline float __frcp_rn(float x) { return 1.0f / x; }
 inline uint32_t __cvta_generic_to_shared(const void* p) {
   return static_cast<uint32_t>(static_cast<const char*>(p) - host_cuda::cluster.shared.data());
 }

@@ -14,7 +14,7 @@
 namespace host_cuda {
 
 constexpr unsigned kGroupThreads = 128, kGroupRows = 64, kDepth = 16, kMostColumns = 256;
-constexpr int kMostRegisters = 64 << 10;
+constexpr unsigned kAllRegisters = 64 << 10;
 
 inline const void* written_before;  // by the grid before: nobody may read it before he waits
 inline std::pair<const char*, const char*> readable[2];  // begin and end of x and the weight
@@ -30,7 +30,8 @@ struct Product {
   uint64_t x, y;
   unsigned columns;
   bool adds;
-  float* sums[kGroupThreads];  // of each thread
+  float* sums[kGroupThreads];                 // of each thread
+  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers; then y is turned
 };
 
 struct Warpgroup {
@@ -156,17 +157,38 @@ inline float OperandAt(uint64_t descriptor, uint32_t r, uint32_t c) {
   return __uint_as_float(uint32_t{bits} << 16);
 }
 
+// The same of a descriptor's 16 rows that are columns: element k of what is column n.
+inline float TurnedAt(uint64_t descriptor, uint32_t n, uint32_t k) {
+  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
+  const auto next = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) * 16;
+  const uint32_t at = start + n / 64 * next + k / 8 * 1024 + k % 8 * 128 + n % 64 * 2;
+  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
+  uint16_t bits;
+  memcpy(&bits, MyShared() + Swizzled(at), 2);
+  return __uint_as_float(uint32_t{bits} << 16);
+}
+
+// Element c of row r that registers hold.
+inline float HeldAt(const Product& product, unsigned r, unsigned c) {
+  const unsigned thread = r / 16 * 32 + r % 8 * 4 + c % 8 / 2;
+  const uint32_t word = product.words[thread][r % 16 / 8 + c / 8 * 2];
+  return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+}
+
 // Each element sums its 16 products from the first on, and adds that to what there was.
 __attribute__((optimize("O3"))) inline void Make(const Product& product) {
   static float y[kDepth][kMostColumns];
   const unsigned columns = product.columns;
+  const bool is_held = product.words[0] != nullptr;
   for (unsigned j = 0; j < columns; ++j) {
-    for (unsigned c = 0; c < kDepth; ++c) y[c][j] = OperandAt(product.y, j, c);
+    for (unsigned c = 0; c < kDepth; ++c) {
+      y[c][j] = is_held ? TurnedAt(product.y, j, c) : OperandAt(product.y, j, c);
+    }
   }
   for (unsigned r = 0; r < kGroupRows; ++r) {
     float sums[kMostColumns] = {};
     for (unsigned c = 0; c < kDepth; ++c) {
-      const float x = OperandAt(product.x, r, c);
+      const float x = is_held ? HeldAt(product, r, c) : OperandAt(product.x, r, c);
       for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
     }
     for (unsigned j = 0; j < columns; ++j) {
@@ -177,15 +199,17 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product) {
   }
 }
 
-inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds) {
+inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
+                         const uint32_t* words = nullptr) {
   Warpgroup& group = MyGroup();
   const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
-  if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}});
+  if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}, {}});
   Product& product = group.products[at];
   if (product.x != x || product.y != y || product.adds != adds) {
     Fail("threads of a warpgroup multiply different things", int(at));
   }
   product.sums[thread] = sums;
+  product.words[thread] = words;
 }
 
 inline void CommitProducts() {
@@ -221,6 +245,12 @@ inline void WaitForGridsOnce() {
   std::copy_n(late.values, late.count, late.place);
 }
 inline void Nothing() {}
+// Named barriers: a warpgroup has one of its own.
+inline void SyncGroup(int, int threads) {
+  if (threads != int(kGroupThreads)) Fail("a barrier of other than a warpgroup", threads);
+  Meet(MyGroup().meeting, -4);
+}
+inline float PowerOfTwo(float x) { return exp2f(x); }
 template <class... Arguments>
 [[noreturn]] void NotOnHost(Arguments...) {
   Fail("an instruction that nothing stands for", 0);
@@ -229,7 +259,9 @@ template <class... Arguments>
 inline void SetRegisters(int each) {
   if (each % 8 != 0 || each < 24 || each > 256) Fail("no number of registers", each);
   if (Me().thread % kGroupThreads == 0) MyHopper().registers += each * int(kGroupThreads);
-  if (MyHopper().registers > kMostRegisters) Fail("more registers than there are", each);
+  // A block begins with as many, and has no others.
+  const unsigned most = kAllRegisters / blockDim.x / 8 * 8 * blockDim.x;
+  if (MyHopper().registers > static_cast<int>(most)) Fail("more registers than there are", each);
 }
 
 // Turns a block of 8 x 8 bf16 over: lane l has two neighbours of row l / 4.

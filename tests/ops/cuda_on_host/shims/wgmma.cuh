@@ -13,6 +13,10 @@ struct Wgmma {
   }
 };
 
+inline void AddProduct(float (&sums)[64], const uint32_t* x, uint64_t y) {
+  host_cuda::StartProduct(sums, 0, y, 128, true, x);
+}
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_WGMMA_CUH_

@@ -44,7 +44,8 @@ def quantised_layer(device: Device, kernels: Kernels, of: DeviceLayer) -> Device
 
     mixed = None if of.mixture is None else mixture(of.mixture)
     sides = {name: matrix(getattr(of, name)) for name in ("qkv", "o", "gate_up", "down")}
-    return replace(of, mixture=mixed, **sides)
+    latent = of.latent and replace(of.latent, q_up=matrix(of.latent.q_up))
+    return replace(of, mixture=mixed, latent=latent, **sides)
 
 
 def quantised(device: Device, kernels: Kernels, weights: DeviceWeights) -> DeviceWeights:

@@ -44,8 +44,8 @@ class OpsLatentKernels:
         out: Tensor,
         scratch: Tensor,
     ) -> None:
-        """See `LatentKernels.attend`; the kernels need no scratch."""
-        latent.attend_into(query, kv, layer, tables, contexts, scale, out)
+        """See `LatentKernels.attend`."""
+        latent.attend_into(query, kv, layer, tables, contexts, scale, out, scratch)
 
     def unfold(self, attended: Tensor, kv_up: Tensor, mla: Mla, out: Tensor) -> None:
         """See `LatentKernels.unfold`."""

@@ -69,6 +69,14 @@ def joined(parts: Sequence[Matrix]) -> Matrix:
     )
 
 
+def multiplied_out(matrix: Matrix) -> Float32Array:
+    """Return a quantised matrix's elements, each rounded to float32 once."""
+    if not isinstance(matrix, ScaledMatrix):
+        return matrix
+    scales = np.repeat(matrix.scales, matrix.group, axis=0)[: len(matrix.values)]
+    return matrix.values * scales
+
+
 def filled(matrix: Matrix, multiple: int, axis: int) -> Matrix:
     """Return a matrix with zeros behind its inputs (axis 0) or outputs (1), up to a multiple."""
     if isinstance(matrix, ScaledMatrix):

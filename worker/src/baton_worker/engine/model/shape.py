@@ -247,7 +247,7 @@ def _to_shape(raw: RawConfig, family: Family, generation: RawGeneration) -> Mode
         rotated_size=_rotated_size(part, head_dim),
         experts=family.experts(raw, raw.num_hidden_layers) if family.experts else None,
         mla=mla,
-        quantisation=_quantisation(raw, mla),
+        quantisation=read_quantisation(raw.quantization_config),
     )
 
 
@@ -255,16 +255,6 @@ def _mla(raw: RawConfig) -> Mla:
     sizes = read_mla(raw, raw.num_attention_heads, raw.num_key_value_heads, raw.head_dim)
     grown = read_score_factor(raw.rope_scaling, raw.rope_parameters)
     return dataclasses.replace(sizes, score_scale=sizes.score_scale * grown)
-
-
-def _quantisation(raw: RawConfig, mla: Mla | None) -> Fp8 | None:
-    found = read_quantisation(raw.quantization_config)
-    if found is not None and mla is not None:
-        raise ModelShapeError(
-            f"quantization_config says FP8, which no engine computes for models with MLA "
-            f"({raw.model_type}): convert the weights to bfloat16 and take the field out"
-        )
-    return found
 
 
 def _rope_style(raw: RawConfig, family: Family) -> RopeStyle:

@@ -92,8 +92,10 @@ def split_groups(shape: ModelShape, size: int) -> str:
     quantisation = shape.quantisation
     if size == 1 or quantisation is None:
         return ""
-    cut = {"num_attention_heads x head_dim": shape.q_size} | cut_sizes(shape)
-    del cut["num_attention_heads"], cut["num_key_value_heads"]
+    head = "head_dim" if shape.mla is None else "v_head_dim"
+    of_heads = ("num_attention_heads", "num_key_value_heads")
+    cut = {f"num_attention_heads x {head}": shape.o_size}
+    cut |= {name: width for name, width in cut_sizes(shape).items() if name not in of_heads}
     for name, width in cut.items():
         if width and (not quantisation.group or width // size % quantisation.group):
             of = quantisation.group or "all"

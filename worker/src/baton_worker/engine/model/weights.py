@@ -22,7 +22,13 @@ from baton_worker.engine.model.checkpoint import (
     open_checkpoint,
 )
 from baton_worker.engine.model.experts import Experts
-from baton_worker.engine.model.matrices import Float32Array, Matrix, ScaledMatrix, joined
+from baton_worker.engine.model.matrices import (
+    Float32Array,
+    Matrix,
+    ScaledMatrix,
+    joined,
+    multiplied_out,
+)
 from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.reading import CheckedReader
 from baton_worker.engine.model.shape import ModelShape
@@ -67,11 +73,12 @@ class LatentWeights:
         q_norm: `[q_rank]`, q_up: `[q_rank, n_heads * query_size]`: of compressed queries; None for
             models whose queries are not.
         kv_norm: `[kv_rank]`.
-        kv_up: `[n_heads, unfolded_size, kv_rank]`: each head's matrix, its key's rows first.
+        kv_up: `[n_heads, unfolded_size, kv_rank]`: each head's matrix, its key's rows first; never
+            quantised, but multiplied out.
     """
 
     q_norm: Float32Array | None
-    q_up: Float32Array | None
+    q_up: Matrix | None
     kv_norm: Float32Array
     kv_up: Float32Array
 
@@ -234,32 +241,34 @@ class _Reader:
             latent=self._latent(keys, model_shape.mla) if model_shape.mla else None,
         )
 
-    def _latent_columns(self, keys: naming.LayerKeys, widths: tuple[int, ...]) -> Float32Array:
+    def _latent_columns(self, keys: naming.LayerKeys, widths: tuple[int, ...]) -> Matrix:
         mla, hidden = self._model_shape.mla, self._model_shape.hidden_size
         assert mla is not None, "of a model that has it"
         query, (q_width, row_width) = keys.query_down if mla.q_rank else keys.query, widths
         own = slice(None) if mla.q_rank else self._shard.part(q_width)
         parts = [
-            self._stored(query, (q_width, hidden)).float32(rows=own),
-            self.matrix(keys.kv_down, (row_width, hidden)),
+            self._matrix(query, (q_width, hidden), rows=own),
+            self._matrix(keys.kv_down, (row_width, hidden)),
         ]
-        return np.ascontiguousarray(np.concatenate(parts).T)
+        return _of_one_kind((query, keys.kv_down), parts)
 
     def _latent(self, keys: naming.LayerKeys, mla: Mla) -> LatentWeights:
         n_heads = self._model_shape.n_heads
         q_norm = q_up = None
         if mla.q_rank:
             width = n_heads * mla.query_size
-            stored = self._stored(keys.query_up, (width, mla.q_rank))
             q_norm = self._stored(keys.query_norm, (mla.q_rank,)).float32()
-            q_up = np.ascontiguousarray(stored.float32(rows=self._shard.part(width)).T)
+            shape = (width, mla.q_rank)
+            q_up = self._matrix(keys.query_up, shape, rows=self._shard.part(width))
         width = n_heads * mla.unfolded_size
-        kv_up = self._stored(keys.kv_up, (width, mla.kv_rank)).float32(rows=self._shard.part(width))
+        shape = (width, mla.kv_rank)
+        # Multiplied with from both sides, which scales of groups along one do not go with.
+        kv_up = multiplied_out(self._matrix(keys.kv_up, shape, rows=self._shard.part(width))).T
         return LatentWeights(
             q_norm=q_norm,
             q_up=q_up,
             kv_norm=self._stored(keys.kv_norm, (mla.kv_rank,)).float32(),
-            kv_up=kv_up.reshape(-1, mla.unfolded_size, mla.kv_rank),
+            kv_up=np.ascontiguousarray(kv_up).reshape(-1, mla.unfolded_size, mla.kv_rank),
         )
 
     def _mlp(self, keys: naming.MlpKeys, width: int) -> MlpWeights:
@@ -319,10 +328,7 @@ class _Reader:
             self._matrix(key, (width, hidden), rows=self._shard.part(width))
             for key, width in zip(keys, widths, strict=True)
         ]
-        if len({type(part) for part in parts}) > 1:
-            told = ", ".join(keys)
-            raise CheckpointError(f"{told}: quantised in part, supported is all of them or none")
-        return joined(parts)
+        return _of_one_kind(keys, parts)
 
     def _joined(self, keys: tuple[str, ...], widths: tuple[int, ...]) -> Float32Array:
         parts = [
@@ -363,3 +369,10 @@ class _Reader:
 
     def _transposed(self, key: str, shape: tuple[int, ...]) -> Float32Array:
         return np.ascontiguousarray(self.matrix(key, shape).T)
+
+
+def _of_one_kind(keys: tuple[str, ...], parts: list[Matrix]) -> Matrix:
+    if len({type(part) for part in parts}) > 1:
+        told = ", ".join(keys)
+        raise CheckpointError(f"{told}: quantised in part, supported is all of them or none")
+    return joined(parts)

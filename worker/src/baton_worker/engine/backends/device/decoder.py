@@ -174,7 +174,7 @@ class Decoder:
         queries = device.columns(space.qkv, 0, width)
         if own.q_up is not None:
             latent.norm(queries, own.q_norm, mla.norm_eps, room.normed)
-            kernels.matmul(room.normed, own.q_up, room.queries)
+            self._products.matmul(room.normed, own.q_up, room.queries, space.scaled)
             queries = room.queries
         row = device.columns(space.qkv, width, width + row_size)
         style = self._model_shape.rope_style

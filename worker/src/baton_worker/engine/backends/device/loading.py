@@ -12,7 +12,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from baton_worker.engine.backends.device.placing import Part, ScaledParts, stored_parts
+from baton_worker.engine.backends.device.placing import (
+    MultipliedOut,
+    Part,
+    ScaledParts,
+    stored_parts,
+)
 from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, DType, Tensor
 from baton_worker.engine.backends.device.staging import Source, Staging
@@ -33,6 +38,7 @@ from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import WHOLE, Shard, head_rows
 
+_Stored = StoredTensor | MultipliedOut
 _Rows = tuple[str, tuple[int, ...], slice]
 """A key, the shape that its tensor must have, and which rows of it."""
 
@@ -110,7 +116,7 @@ class Place(Protocol):
     """Makes one tensor of stored ones."""
 
     def __call__(
-        self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
+        self, parts: tuple[_Stored, ...], n_rows: int = 0, dtype: DType | None = None
     ) -> Tensor:
         """Return them joined by rows, and rows of zeros behind them up to so many; E if no dtype
         is told.
@@ -155,6 +161,15 @@ class _Layers:
         found = stored_parts(self._checked, self._model_shape.quantisation, parts, as_stored)
         return self._place.scaled(found) if isinstance(found, ScaledParts) else self._place(found)
 
+    def multiplied_out(self, part: Part) -> Tensor:
+        """Place a part of a matrix as E, though it may be quantised."""
+        quantisation = self._model_shape.quantisation
+        found = stored_parts(self._checked, quantisation, [part])
+        if isinstance(found, ScaledParts):
+            assert quantisation is not None, "what has scales is quantised"
+            return self._place(found.multiplied_out(quantisation.group_of(part.shape[1])))
+        return self._place(found)
+
     def columns(self, key: str, width: int) -> Part:
         """Return this rank's columns of `[H, width]`."""
         shape = (self._model_shape.hidden_size, width)
@@ -181,24 +196,24 @@ class _Layers:
             latent=self._latent(keys, mla) if mla else None,
         )
 
-    def _latent_input(self, keys: naming.LayerKeys, mla: Mla) -> Tensor:
+    def _latent_input(self, keys: naming.LayerKeys, mla: Mla) -> Weight:
         hidden, (query, row) = self._model_shape.hidden_size, self._model_shape.projected_sizes
-        kept = (keys.kv_down, (row, hidden), slice(0, row))
+        kept = Part(keys.kv_down, (row, hidden))
         if mla.q_rank:
-            return self.rows((keys.query_down, (query, hidden), slice(0, query)), kept)
-        return self.rows((keys.query, (query, hidden), self._shard.part(query)), kept)
+            return self.matrix([Part(keys.query_down, (query, hidden)), kept])
+        return self.matrix([Part(keys.query, (query, hidden), self._shard.part(query)), kept])
 
     def _latent(self, keys: naming.LayerKeys, mla: Mla) -> DeviceLatent:
-        def heads(key: str, size: int, rank: int) -> Tensor:
+        def heads(key: str, size: int, rank: int) -> Part:
             width = self._model_shape.n_heads * size
-            return self.rows((key, (width, rank), self._shard.part(width)))
+            return Part(key, (width, rank), self._shard.part(width))
 
         rank = mla.q_rank
         return DeviceLatent(
             q_norm=self.tensor(keys.query_norm, (rank,)) if rank else None,
-            q_up=heads(keys.query_up, mla.query_size, rank) if rank else None,
+            q_up=self.matrix([heads(keys.query_up, mla.query_size, rank)]) if rank else None,
             kv_norm=self.tensor(keys.kv_norm, (mla.kv_rank,)),
-            kv_up=heads(keys.kv_up, mla.unfolded_size, mla.kv_rank),
+            kv_up=self.multiplied_out(heads(keys.kv_up, mla.unfolded_size, mla.kv_rank)),
         )
 
     def _gate_up(self, keys: naming.MlpKeys, width: int) -> list[Part]:
@@ -296,7 +311,7 @@ class _Counted:
         self.n_bytes = 0
 
     def __call__(
-        self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
+        self, parts: tuple[_Stored, ...], n_rows: int = 0, dtype: DType | None = None
     ) -> Tensor:
         for part in parts:
             part.require_float()
@@ -319,7 +334,7 @@ class _Copies:
         self._staging = staging
 
     def __call__(
-        self, parts: tuple[StoredTensor, ...], n_rows: int = 0, dtype: DType | None = None
+        self, parts: tuple[_Stored, ...], n_rows: int = 0, dtype: DType | None = None
     ) -> Tensor:
         return self._joined(parts, dtype or self._dtype, n_rows)
 

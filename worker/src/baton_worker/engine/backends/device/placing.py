@@ -60,11 +60,55 @@ class RowScales:
         return 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MultipliedOut:
+    """A quantised matrix as floats: each number times its scale, rounded to float32.
+
+    Attributes:
+        values: e4m3 numbers `[rows, columns]`.
+        scales: of the rows.
+        group: how many columns share a scale.
+    """
+
+    values: StoredTensor
+    scales: RowScales
+    group: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, columns]."""
+        return self.values.shape
+
+    def require_float(self) -> None:
+        """It is, and its numbers are e4m3: `stored_parts` has seen to it."""
+
+    def write_to(self, out: npt.NDArray[Any], rows: slice) -> None:
+        """Write these rows to `out`, as `StoredTensor.write_to` does of float32.
+
+        Raises:
+            CheckpointError: as `StoredTensor.e4m3` does.
+        """
+        numbers = self.values.e4m3(rows)
+        scales = np.empty((len(numbers), self.scales.shape[1]), np.float32)
+        self.scales.write_to(scales, rows)
+        numbers *= np.repeat(scales, self.group, axis=1)[:, : numbers.shape[1]]
+        StoredTensor(self.values.key, "F32", numbers.shape, numbers).write_to(out, slice(None))
+
+    def n_stored(self, rows: slice = _ALL) -> int:
+        """Return how many bytes of the file these rows stand for."""
+        return self.values.n_stored(rows)
+
+
 class ScaledParts(NamedTuple):
     """What makes a quantised matrix: e4m3 numbers, and the scales of their rows."""
 
     values: tuple[StoredTensor, ...]
     scales: tuple[RowScales, ...]
+
+    def multiplied_out(self, group: int) -> tuple[MultipliedOut, ...]:
+        """Return them as floats; so many columns share a scale."""
+        parts = zip(self.values, self.scales, strict=True)
+        return tuple(MultipliedOut(values, scales, group) for values, scales in parts)
 
 
 def stored_parts(

@@ -50,7 +50,8 @@ def _widest(model_shape: ModelShape) -> int:
     """Return the most columns of a token's row; a draft layer's projection takes two states."""
     hidden, experts = model_shape.hidden_size, model_shape.experts
     shared = experts.shared_size if experts else 0
-    return max(2 * hidden, model_shape.o_size, model_shape.intermediate_size, shared)
+    queries = model_shape.mla.q_rank if model_shape.mla else 0
+    return max(2 * hidden, model_shape.o_size, model_shape.intermediate_size, shared, queries)
 
 
 def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:

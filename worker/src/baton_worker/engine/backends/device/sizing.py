@@ -127,8 +127,18 @@ class _StoredFp8:
             for mlp, width, count in mlps
             if width
         )
-        qkv = self._bytes(keys.qkv[0], sum(local.projected_sizes), hidden)
-        return qkv + self._bytes(keys.o, hidden, local.o_size) + of_mlps
+        o = self._bytes(keys.o, hidden, local.o_size)
+        return self._input_bytes(local, keys) + o + of_mlps
+
+    def _input_bytes(self, local: ModelShape, keys: naming.LayerKeys) -> int:
+        """Return those of what makes queries, keys and values."""
+        hidden, mla, width = local.hidden_size, local.mla, sum(local.projected_sizes)
+        if mla is None:
+            return self._bytes(keys.qkv[0], width, hidden)
+        down = self._bytes(keys.query_down if mla.q_rank else keys.query, width, hidden)
+        q_up = self._bytes(keys.query_up, local.n_heads * mla.query_size, mla.q_rank)
+        kv_up = local.n_heads * mla.unfolded_size * mla.kv_rank * self._item_bytes
+        return down + (q_up if mla.q_rank else 0) + kv_up
 
     def _bytes(self, key: str, outputs: int, inputs: int) -> int:
         """Return those of a matrix: e4m3 numbers, and float32 scales of each row.

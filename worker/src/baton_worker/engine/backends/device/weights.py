@@ -32,17 +32,18 @@ class DeviceMixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceLatent:
-    """What MLA makes of compressed rows, see `model.mla.Mla`; all of it E.
+    """What MLA makes of compressed rows, see `model.mla.Mla`; E but for `q_up` where it is FP8.
 
     Attributes:
         q_norm: `[q_rank]`, q_up: `[n_heads * query_size, q_rank]`; None where queries are not
             compressed.
         kv_norm: `[kv_rank]`.
-        kv_up: `[n_heads * unfolded_size, kv_rank]`: each head's key, then its value.
+        kv_up: `[n_heads * unfolded_size, kv_rank]`: each head's key, then its value; what is FP8 in
+            the checkpoint is multiplied out.
     """
 
     q_norm: Tensor | None
-    q_up: Tensor | None
+    q_up: Weight | None
     kv_norm: Tensor
     kv_up: Tensor
 

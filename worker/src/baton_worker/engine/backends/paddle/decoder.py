@@ -248,7 +248,6 @@ def _load_layer(shape: ModelShape, layer: LayerWeights, index: int) -> _Layer:
     if mla is None:
         rewritten = _rewrite_matrix(shape, layer.qkv)
     else:
-        assert not isinstance(layer.qkv, ScaledMatrix), "refused by shape.load_shape"
         rewritten = rewrite_input(shape, mla, layer.qkv)
     return _Layer(
         input_norm=as_tensor(layer.input_norm),

@@ -15,8 +15,14 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.paddle.framework import Tensor, as_tensor, paddle
 from baton_worker.engine.backends.paddle.norm import rms_norm
-from baton_worker.engine.backends.paddle.products import COLUMN_MULTIPLE, Product
-from baton_worker.engine.model.matrices import filled_array
+from baton_worker.engine.backends.paddle.products import COLUMN_MULTIPLE, product_of
+from baton_worker.engine.model.matrices import (
+    Matrix,
+    ScaledMatrix,
+    columns,
+    filled_array,
+    joined,
+)
 from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.weights import LatentWeights
@@ -33,7 +39,7 @@ class Latent:
         self._q_norm = self._q_up = None
         if weights.q_norm is not None and weights.q_up is not None:
             self._q_norm = as_tensor(weights.q_norm)
-            self._q_up = Product.of(_rewrite_queries(shape, mla, weights.q_up))
+            self._q_up = product_of(_rewrite_queries(shape, mla, weights.q_up))
         self._kv_norm = as_tensor(weights.kv_norm)
         key, value = np.split(weights.kv_up, [mla.nope_size], axis=1)
         self._fold = _HeadProduct.of(key)
@@ -90,20 +96,24 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos + paddle.roll(heads, heads.shape[2] // 2, 2) * sin
 
 
-def rewrite_input(shape: ModelShape, mla: Mla, weight: Float32Array) -> Float32Array:
+def rewrite_input(shape: ModelShape, mla: Mla, weight: Matrix) -> Matrix:
     """Return the columns f32[*, sum of `Mla.input_sizes`] in the rewritten form."""
-    query, row = np.split(weight, [mla.input_sizes(shape.n_heads)[0]], axis=1)
+    width = mla.input_sizes(shape.n_heads)[0]
+    query, row = columns(weight, slice(width)), columns(weight, slice(width, None))
     if not mla.q_rank:
         query = _rewrite_queries(shape, mla, query)
-    row = row[:, [*range(mla.kv_rank), *(mla.kv_rank + _order(shape, mla))]]
-    return np.ascontiguousarray(np.concatenate([query, row], axis=1))
+    order = np.concatenate([np.arange(mla.kv_rank), mla.kv_rank + _order(shape, mla)])
+    return joined([query, columns(row, order)])
 
 
-def _rewrite_queries(shape: ModelShape, mla: Mla, weight: Float32Array) -> Float32Array:
+def _rewrite_queries(shape: ModelShape, mla: Mla, weight: Matrix) -> Matrix:
     """Return columns f32[*, heads * query_size] with pairs half a head apart, and scaled."""
     order = np.concatenate([np.arange(mla.nope_size), mla.nope_size + _order(shape, mla)])
     heads = np.arange(weight.shape[1]).reshape(-1, mla.query_size)
-    return np.ascontiguousarray(weight[:, heads[:, order].ravel()] * np.float32(mla.score_scale))
+    ordered, scale = columns(weight, heads[:, order].ravel()), np.float32(mla.score_scale)
+    if isinstance(ordered, ScaledMatrix):
+        return ScaledMatrix(ordered.values, ordered.scales * scale, ordered.group)
+    return np.ascontiguousarray(ordered * scale)
 
 
 def _order(shape: ModelShape, mla: Mla) -> npt.NDArray[np.int64]:
