@@ -7,6 +7,9 @@
 
 namespace baton_ops::cuda {
 
+// Of numbers with scales: what is summed before it is scaled, and what a lane has 16 of.
+constexpr int kScaledRange = 128, kScaledHalf = 64;
+
 // Two numbers, the one in the lower byte first, as halves.
 __device__ __forceinline__ uint32_t HalvesOf(uint32_t pair) {
   uint32_t halves;

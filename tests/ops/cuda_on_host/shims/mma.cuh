@@ -7,6 +7,8 @@
 
 namespace baton_ops::cuda {
 
+constexpr int kScaledRange = 128, kScaledHalf = 64;
+
 inline uint32_t HalvesOf(uint32_t pair) { return pair & 0xffffu; }
 
 inline float NumberOf(uint32_t pair, int nth) {
@@ -17,10 +19,10 @@ inline void AddProduct(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (
   const int lane = static_cast<int>(host_cuda::Lane()), quad = lane / 4 * 4;
   for (int each = 0; each < 4; ++each) {  // lanes that have parts of the depth
     uint32_t mine[4], theirs[2][2];
-    for (int i = 0; i < 4; ++i) mine[i] = __shfl_sync(kEveryLane, a[i], quad + each);
+    for (int i = 0; i < 4; ++i) mine[i] = __shfl_sync(0xffffffffu, a[i], quad + each);
     for (int column = 0; column < 2; ++column) {
       for (int i = 0; i < 2; ++i) {
-        theirs[column][i] = __shfl_sync(kEveryLane, b[i], (lane % 4 * 2 + column) * 4 + each);
+        theirs[column][i] = __shfl_sync(0xffffffffu, b[i], (lane % 4 * 2 + column) * 4 + each);
       }
     }
     for (int i = 0; i < 4; ++i) {

@@ -13,6 +13,14 @@ struct Wgmma {
   }
 };
 
+template <int kColumns>
+struct WgmmaOfHalves {
+  static void Multiply(float (&sums)[kColumns / 2], const uint32_t* rows, uint64_t columns,
+                       int adds) {
+    host_cuda::StartProduct(sums, 0, columns, kColumns, adds != 0, rows);
+  }
+};
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_WGMMA_CUH_
