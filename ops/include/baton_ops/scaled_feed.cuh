@@ -35,14 +35,16 @@ struct TurnedInput {
 template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
 struct TurnedWay {
   static constexpr int kWeightGroups = kWeightGroupsOf, kColumns = kColumnsOf;
-  static constexpr bool kGated = kGatedOf;
-  static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 88, kManyRegisters = 208;
+  static constexpr bool kGated = kGatedOf, kTakesTurns = kColumns >= 32;
+  static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 104, kManyRegisters = 200;
   static constexpr int kTileX = kColumns * 2 / kWeightGroups, kTileWeight = 64 * kWeightGroups;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
   static constexpr int kXBytes = kTileX * kScaledRange * 2, kRawBytes = kTileX * kScaledRange;
   static constexpr int kWeightBytes = kTileWeight * kScaledRange;
   static constexpr int kScales = kTileX + kTileWeight;
-  static constexpr int kXStages = kTileX < 128 ? 4 : 3, kRawStages = kTileX < 128 ? 4 : 2;
+  // More copies of x's bytes are under way where a range is over sooner.
+  static constexpr int kXStages = kTileX < 64 ? 4 : kTileX < 128 ? 3 : 2;
+  static constexpr int kRawStages = kTileX < 64 ? 8 : kTileX < 128 ? 6 : 4;
   static constexpr int kOtherBytes = kTurnedHeadBytes + kRawStages * kRawBytes +
                                      kXStages * (kXBytes + kScales * int{sizeof(float)});
   static constexpr int kFit = (kFewSharedBytes - kOtherBytes) / kWeightBytes;
@@ -143,12 +145,15 @@ struct TurnedTurn {
   __device__ void Find() {
     if (!IsOver()) place = share.Place(tile);
   }
-  __device__ void Advance() {
-    if (++k < share.steps) return;
+  // So many ranges further, or to where the next tile begins.
+  __device__ void AdvanceBy(int ranges) {
+    k += ranges;
+    if (k < share.steps) return;
     k = 0;
     tile += gridDim.x;
     Find();
   }
+  __device__ void Advance() { AdvanceBy(1); }
   // Of eight rows from `row` of the tile on, whether there are some.
   __device__ __forceinline__ bool Has(int row) const { return place.row + row < place.end_row; }
 };
@@ -170,25 +175,25 @@ class TurnedFeed {
     } else {
       FillWeights();
     }
-    TurnedTurn<Way> turn(share_), ahead(share_), next(share_);
+    TurnedTurn<Way> turn(share_), ahead(share_), scales(share_);
     int raw = 0;
-    if (!turn.IsOver()) LoadScales(turn);
+    LoadScales(scales);
+#pragma unroll 1
     for (int i = 0; i + 1 < Way::kRawStages; ++i) CopyX(ahead, i);
-    next.Advance();
     TurnedStage<Way::kXStages> stage;
     for (int i = 0; !turn.IsOver(); turn.Advance(), ++i) {
-      if (turn.k % 4 == 0) now_ = next_;
-      // With two stages of copies the next range is the one that is copied now: one turn less.
-      const TurnedTurn<Way>& coming = Way::kRawStages == 2 ? ahead : next;
-      if (!coming.IsOver() && coming.k % 4 == 0) LoadScales(coming);
-      if constexpr (Way::kRawStages != 2) next.Advance();
+      if (turn.k % kFour == 0) {
+        now_ = next_;
+        scales.AdvanceBy(kFour);
+        LoadScales(scales);
+      }
       CopyX(ahead, raw == 0 ? Way::kRawStages - 1 : raw - 1);
       Await(ring_.x_empty + stage.s, stage.phase ^ 1);
       // What was multiplied before that has left its stage of the weight as well.
       if (i >= Way::kXStages) LoadWeight();
       AwaitCopies<Way::kRawStages - 1>();
       Convert(turn, raw, stage.s);
-      StoreScales(turn.k % 4, stage.s);
+      StoreScales(turn.k % kFour, stage.s);
       PublishShared();
       __syncwarp();
       if (lane_ == 0) Arrive(ring_.x_full + stage.s);
@@ -199,11 +204,14 @@ class TurnedFeed {
 
  private:
   static constexpr int kItems = (Way::kTileX / 8 + 1) / 2;
+  static constexpr int kBlockBytes = 8 * kTurnedRowBytes;
+  static constexpr int kFour = 4;  // ranges, whose scales of a row are loaded at once
   struct Scales {
-    float x[4], weight[4];
+    float x[kFour], weight[kFour];
   };
 
   __device__ __forceinline__ void FillWeights() {
+#pragma unroll 1
     for (int i = 0; i < Way::kWeightStages; ++i) LoadWeight();
   }
 
@@ -246,28 +254,41 @@ class TurnedFeed {
   }
 
   // Halves of a step lie together: of each lane's four numbers the first two, then the others.
+  // Blocks are converted four at once, so that what one waits for is another's time.
   __device__ __forceinline__ void Convert(const TurnedTurn<Way>& turn, int slot, int s) const {
-    uint8_t* to = ring_.x + s * Way::kXBytes + half_ * (Way::kXBytes / 2) + lane_ % 4 * 4;
-    const int in_block = lane_ / 4;
+    constexpr int kAtOnce = kItems < 4 ? kItems : 4;
+    uint8_t* to = ring_.x + s * Way::kXBytes + half_ * (Way::kXBytes / 2) + lane_ % 4 * 4 +
+                  lane_ / 4 * kTurnedRowBytes;
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (!turn.Has(Block(i) * 8)) continue;
-      const Sixteen numbers = *reinterpret_cast<const Sixteen*>(Raw(slot, i));
-      uint8_t* row = to + (Block(i) * 8 + in_block) * kTurnedRowBytes;
+    for (int i = 0; i < kItems; i += kAtOnce) {
+      if (i > 0 && !turn.Has(i * 16)) return;
+      Sixteen numbers[kAtOnce];
 #pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        const uint32_t four = numbers.at[word];
-        *reinterpret_cast<uint32_t*>(row + (word * 2 ^ in_block) * 16) = HalvesOf(four);
-        *reinterpret_cast<uint32_t*>(row + (word * 2 + 1 ^ in_block) * 16) = HalvesOf(four >> 16);
+      for (int j = 0; j < kAtOnce; ++j) {
+        numbers[j] = *reinterpret_cast<const Sixteen*>(Raw(slot, i + j));
       }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) StoreHalves(to + Block(i + j) * kBlockBytes, numbers[j]);
     }
   }
 
-  // Four groups' scales of a row of the tile, and of one of the weight's.
+  __device__ __forceinline__ void StoreHalves(uint8_t* row, const Sixteen& numbers) const {
+    const int in_block = lane_ / 4;
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      const uint32_t four = numbers.at[word];
+      *reinterpret_cast<uint32_t*>(row + (word * 2 ^ in_block) * 16) = HalvesOf(four);
+      *reinterpret_cast<uint32_t*>(row + (word * 2 + 1 ^ in_block) * 16) = HalvesOf(four >> 16);
+    }
+  }
+
+  // Begins to load four groups' scales of a row of the tile, and of one of the weight's.
   __device__ __forceinline__ void LoadScales(const TurnedTurn<Way>& turn) {
     const int mine = threadIdx.x;
+    if (turn.IsOver()) return;
     if (mine < Way::kTileX && turn.Has(mine)) {
-      LoadFour(in_.x_scales, RowOfX(turn.place, mine), turn.k, next_.x);
+      if (turn.k == 0) scaled_row_ = RowOfX(turn.place, mine);
+      LoadFour(in_.x_scales, scaled_row_, turn.k, next_.x);
     }
     if (mine >= Way::kTileWeight) return;
     const int column = turn.place.column + (Way::kGated ? mine / 2 : mine);
@@ -314,6 +335,7 @@ class TurnedFeed {
   TurnedStage<Way::kWeightStages> weight_stage_;
   Scales now_{}, next_{};
   int rows_[kItems] = {};  // of x, of the tile that is copied
+  int scaled_row_ = 0;     // of x, of the tile whose scales are loaded
   const int lane_ = threadIdx.x % 32, half_ = threadIdx.x / 32 % 2, first_block_ = threadIdx.x / 64;
 };
 

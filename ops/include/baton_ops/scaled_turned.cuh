@@ -37,21 +37,46 @@ struct TurnedRows {
   }
 };
 
-// As the rows of eight products: four words of each.
-__device__ __forceinline__ void ToHalves(const TurnedNumbers& numbers, uint32_t (&rows)[32]) {
+// As the rows of eight products: of two words one by conversion, one by arithmetic.
+__device__ __forceinline__ void ToHalves(const TurnedNumbers& numbers, uint32_t (&halves)[32]) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int word = 0; word < 8; ++word) {
 #pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      uint32_t* step = rows + (half * 4 + word) * 4;
-      const uint32_t upper = numbers.at[half][0].at[word], lower = numbers.at[half][1].at[word];
-      step[0] = HalvesOf(upper);
-      step[1] = HalvesOf(lower);
-      step[2] = HalvesOf(upper >> 16);
-      step[3] = HalvesOf(lower >> 16);
+    for (int row = 0; row < 2; ++row) {
+      const uint32_t four = numbers.at[word / 4][row].at[word % 4];
+      uint32_t pairs[2] = {};
+      if (word % 2 == 0) {
+        pairs[0] = HalvesOf(four);
+        pairs[1] = HalvesOf(four >> 16);
+      } else {
+        HalvesOfFour(four, pairs);
+      }
+      halves[word * 4 + row] = pairs[0];
+      halves[word * 4 + 2 + row] = pairs[1];
     }
   }
 }
+
+// Two warpgroups that begin their products in turns: while one's are under way the other scales,
+// adds and converts.
+template <bool kAreThere>
+struct TurnedTurns {
+  static constexpr int kFirst = 1, kBoth = 2 * kTurnedGroup;
+  int group;
+  bool has_heard;  // that it is its turn
+  __device__ explicit TurnedTurns(int group) : group(group), has_heard(group == 0) {}
+  __device__ __forceinline__ void Take() {
+    if constexpr (kAreThere) {
+      if (!has_heard) asm volatile("bar.sync %0, %1;" ::"r"(kFirst + group), "n"(kBoth) : "memory");
+      has_heard = false;
+    }
+  }
+  __device__ __forceinline__ void Give() const {
+    if constexpr (kAreThere) {
+      asm volatile("bar.arrive %0, %1;" ::"r"(kFirst + 1 - group), "n"(kBoth) : "memory");
+    }
+  }
+};
 
 // Adds a range's sums to the total, times the row's scale and then the weight's; or as they are.
 template <int kColumns>
@@ -88,27 +113,31 @@ __device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way
     weight_stage.Advance();
     return rows.Load(stage);
   };
-  int left = share.Mine() * share.steps;
+  const int ranges = share.Mine() * share.steps;
+  int left = ranges;
+  TurnedTurns<Way::kTakesTurns> turns(group);
   TurnedNumbers numbers{};
+  uint32_t halves[32];
   if (left > 0) numbers = load();
+  ToHalves(numbers, halves);
   for (int tile = blockIdx.x; tile < share.Count(); tile += gridDim.x) {
     float total[kSums] = {};
     for (int k = 0; k < share.steps; ++k) {
       float sums[kSums];
-      uint32_t halves[32];
-      ToHalves(numbers, halves);
-      Await(ring.x_full + x_stage.s, x_stage.phase);
       const uint8_t* x = ring.x + x_stage.s * Way::kXBytes + first_x * kTurnedRowBytes;
       const uint64_t columns[2] = {Descriptor(x), Descriptor(x + Way::kXBytes / 2)};
+      Await(ring.x_full + x_stage.s, x_stage.phase);
       Hold(halves);
       Hold(sums);
+      turns.Take();
       FenceProducts();
 #pragma unroll
       for (int step = 0; step < 8; ++step) {
-        WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4, columns[step / 4] + step % 4 * 2,
-                                          step != 0);
+        WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4,
+                                          columns[step / 4] + step % 4 * 2, step != 0);
       }
       CommitProducts();
+      turns.Give();
       if (--left > 0) numbers = load();
       AwaitProducts<0>();
       Hold(sums);
@@ -130,6 +159,8 @@ __device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way
       __syncwarp();
       if (lane == 0) Arrive(ring.x_empty + x_stage.s);
       x_stage.Advance();
+      ToHalves(numbers, halves);  // here, and not before the products: else it waits for a turn
+      Hold(halves);
     }
     const TurnedPlace place = share.Place(tile);
     MatmulOutput part = out;
@@ -141,6 +172,7 @@ __device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way
       StoreScaled<kColumns>(total, part, place.row + first_x, place.column + warp_row, lane);
     }
   }
+  if (group == 0 && ranges > 0) turns.Take();  // hears the other's last word
 }
 
 // Grid: as many blocks as there are multiprocessors, or tiles.

@@ -11,6 +11,11 @@ constexpr int kScaledRange = 128, kScaledHalf = 64;
 
 inline uint32_t HalvesOf(uint32_t pair) { return pair & 0xffffu; }
 
+inline void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
+  halves[0] = HalvesOf(four);
+  halves[1] = HalvesOf(four >> 16);
+}
+
 inline float NumberOf(uint32_t pair, int nth) {
   return ToFloat(E4m3{static_cast<uint8_t>(pair >> 8 * nth)});
 }
