@@ -23,9 +23,9 @@ __device__ __forceinline__ uint32_t HalvesOf(uint32_t pair) {
   return halves;
 }
 
-// The same of four numbers, none of them NaN, by plain arithmetic: beside conversions, of which a
-// multiprocessor makes sixteen pairs in eight of its clocks, that is another's work. A sign and seven
-// bits are those of a half whose exponent is 8 too small.
+// The same of four numbers, none of them NaN, by plain arithmetic, which other units do than
+// convert: of those a multiprocessor has for sixteen pairs a clock. A sign and seven bits are those
+// of a half whose exponent is 8 too small.
 __device__ __forceinline__ void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
   constexpr uint32_t kSigns = 0x80008000u, kSizes = 0x3f803f80u, k256 = 0x5c005c00u;
   const uint32_t turned = __byte_perm(four, 0, 0x1302);  // 1, 3, 0, 2, from the highest on

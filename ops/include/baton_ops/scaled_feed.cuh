@@ -35,7 +35,7 @@ struct TurnedInput {
 template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
 struct TurnedWay {
   static constexpr int kWeightGroups = kWeightGroupsOf, kColumns = kColumnsOf;
-  static constexpr bool kGated = kGatedOf, kTakesTurns = kColumns >= 32;
+  static constexpr bool kGated = kGatedOf;
   static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 104, kManyRegisters = 200;
   static constexpr int kTileX = kColumns * 2 / kWeightGroups, kTileWeight = 64 * kWeightGroups;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;

@@ -4,8 +4,8 @@
 // A block stays and takes one tile after the other. One of its warpgroups loads (scaled_feed.cuh):
 // the weight's bytes by the copy engine, and x, which it turns into halves. Two multiply: each
 // takes 64 of the weight's rows from shared memory into registers, as halves, so that every number
-// of a weight is converted once for all rows of x that a tile has. A range's sums begin at nothing;
-// they are scaled and added while the other warpgroup's are under way.
+// of a weight is converted once for all rows of x that a tile has. A range's sums begin at nothing,
+// and are scaled and added to the tile's.
 //
 // wgmma's sums of eight steps have the bits of eight of mma.cuh's, whichever operand is which, if
 // the same sixteen numbers meet in a step: so each operand has them where mma.cuh has them.
@@ -57,27 +57,6 @@ __device__ __forceinline__ void ToHalves(const TurnedNumbers& numbers, uint32_t 
   }
 }
 
-// Two warpgroups that begin their products in turns: while one's are under way the other scales,
-// adds and converts.
-template <bool kAreThere>
-struct TurnedTurns {
-  static constexpr int kFirst = 1, kBoth = 2 * kTurnedGroup;
-  int group;
-  bool has_heard;  // that it is its turn
-  __device__ explicit TurnedTurns(int group) : group(group), has_heard(group == 0) {}
-  __device__ __forceinline__ void Take() {
-    if constexpr (kAreThere) {
-      if (!has_heard) asm volatile("bar.sync %0, %1;" ::"r"(kFirst + group), "n"(kBoth) : "memory");
-      has_heard = false;
-    }
-  }
-  __device__ __forceinline__ void Give() const {
-    if constexpr (kAreThere) {
-      asm volatile("bar.arrive %0, %1;" ::"r"(kFirst + 1 - group), "n"(kBoth) : "memory");
-    }
-  }
-};
-
 // Adds a range's sums to the total, times the row's scale and then the weight's; or as they are.
 template <int kColumns>
 __device__ __forceinline__ void AddScaled(const float* of_x, const float* of_weight, int q,
@@ -113,9 +92,7 @@ __device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way
     weight_stage.Advance();
     return rows.Load(stage);
   };
-  const int ranges = share.Mine() * share.steps;
-  int left = ranges;
-  TurnedTurns<Way::kTakesTurns> turns(group);
+  int left = share.Mine() * share.steps;
   TurnedNumbers numbers{};
   uint32_t halves[32];
   if (left > 0) numbers = load();
@@ -129,15 +106,13 @@ __device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way
       Await(ring.x_full + x_stage.s, x_stage.phase);
       Hold(halves);
       Hold(sums);
-      turns.Take();
       FenceProducts();
 #pragma unroll
       for (int step = 0; step < 8; ++step) {
-        WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4,
-                                          columns[step / 4] + step % 4 * 2, step != 0);
+        WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4, columns[step / 4] + step % 4 * 2,
+                                          step != 0);
       }
       CommitProducts();
-      turns.Give();
       if (--left > 0) numbers = load();
       AwaitProducts<0>();
       Hold(sums);
@@ -159,7 +134,7 @@ __device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way
       __syncwarp();
       if (lane == 0) Arrive(ring.x_empty + x_stage.s);
       x_stage.Advance();
-      ToHalves(numbers, halves);  // here, and not before the products: else it waits for a turn
+      ToHalves(numbers, halves);
       Hold(halves);
     }
     const TurnedPlace place = share.Place(tile);
@@ -172,7 +147,6 @@ __device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way
       StoreScaled<kColumns>(total, part, place.row + first_x, place.column + warp_row, lane);
     }
   }
-  if (group == 0 && ranges > 0) turns.Take();  // hears the other's last word
 }
 
 // Grid: as many blocks as there are multiprocessors, or tiles.
