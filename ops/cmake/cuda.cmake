@@ -24,7 +24,9 @@ target_sources(
           csrc/cuda/rank_sum.cu
           csrc/cuda/routes.cu
           csrc/cuda/sampling.cu
+          csrc/cuda/scaled.cc
           csrc/cuda/scaled.cu
+          csrc/cuda/scaled_turned.cu
           csrc/cuda/step.cu
           csrc/cuda/tensor_map.cc
           csrc/cuda/export_decoder.cc

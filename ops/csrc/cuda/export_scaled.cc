@@ -5,7 +5,7 @@
 
 #include "decoder_arguments.h"
 #include "experts.h"
-#include "scaled.h"
+#include "hopper_scaled.h"
 
 namespace baton_ops {
 namespace {
@@ -49,8 +49,15 @@ void RunQuantiseRows(ArgumentReader args) {
   Raise("quantise_rows", cuda::QuantiseRows(in, out, StreamOf(call.device)));
 }
 
+struct Product {
+  bool is_gated, has_row, has_experts;
+};
+constexpr Product kMatmul{false, false, false}, kGateUp{true, false, false},
+    kExperts{false, false, true}, kExpertsGateUp{true, true, true};
+
 // Reads x, x_scales, then `row` and `starts` of what has them, weight, weight_scales, out.
-void RunProduct(ArgumentReader args, bool is_gated, bool has_row, bool has_experts) {
+void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledWay* way = nullptr) {
+  const auto [is_gated, has_row, has_experts] = product;
   const TensorView x = args.Tensor("x"), x_scales = args.Tensor("x_scales");
   std::optional<TensorView> row, starts;
   if (has_row) row = args.Tensor("row");
@@ -80,22 +87,40 @@ void RunProduct(ArgumentReader args, bool is_gated, bool has_row, bool has_exper
                        in.group, call.device);
   const cuda::Rows to = call.Rows(out, "out", in.rows, in.out);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
-  Raise("scaled_matmul", cuda::ScaledMatmul(in, to, call.type, StreamOf(call.device)));
+  const cuda::Stream stream = StreamOf(call.device);
+  Raise("scaled_matmul", way ? cuda::ScaledMatmulBy(*way, in, to, call.type, stream)
+                             : cuda::ScaledMatmul(in, to, call.type, stream));
 }
 
-void RunScaledMatmul(ArgumentReader args) { RunProduct(args, false, false, false); }
+// Reads way and what RunProduct does: for who measures one way after the other.
+void RunProductBy(ArgumentReader args, const Product& product) {
+  const int64_t way = args.Int("way");
+  CheckRange("way", 0, way, 0, cuda::kScaledWays - 1);
+  const auto by = static_cast<cuda::ScaledWay>(way);
+  RunProduct(args, product, &by);
+}
 
-void RunScaledGateUpSilu(ArgumentReader args) { RunProduct(args, true, false, false); }
+void RunScaledMatmul(ArgumentReader args) { RunProduct(args, kMatmul); }
+void RunScaledMatmulBy(ArgumentReader args) { RunProductBy(args, kMatmul); }
 
-void RunScaledExpertMatmul(ArgumentReader args) { RunProduct(args, false, false, true); }
+void RunScaledGateUpSilu(ArgumentReader args) { RunProduct(args, kGateUp); }
+void RunScaledGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kGateUp); }
 
-void RunScaledExpertGateUpSilu(ArgumentReader args) { RunProduct(args, true, true, true); }
+void RunScaledExpertMatmul(ArgumentReader args) { RunProduct(args, kExperts); }
+void RunScaledExpertMatmulBy(ArgumentReader args) { RunProductBy(args, kExperts); }
+
+void RunScaledExpertGateUpSilu(ArgumentReader args) { RunProduct(args, kExpertsGateUp); }
+void RunScaledExpertGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kExpertsGateUp); }
 
 }  // namespace
 }  // namespace baton_ops
 
 BATON_EXPORT_CUDA(cuda_quantise_rows, 3, RunQuantiseRows)
 BATON_EXPORT_CUDA(cuda_scaled_matmul, 5, RunScaledMatmul)
+BATON_EXPORT_CUDA(cuda_scaled_matmul_by, 6, RunScaledMatmulBy)
 BATON_EXPORT_CUDA(cuda_scaled_gate_up_silu, 5, RunScaledGateUpSilu)
+BATON_EXPORT_CUDA(cuda_scaled_gate_up_silu_by, 6, RunScaledGateUpSiluBy)
 BATON_EXPORT_CUDA(cuda_scaled_expert_matmul, 6, RunScaledExpertMatmul)
+BATON_EXPORT_CUDA(cuda_scaled_expert_matmul_by, 7, RunScaledExpertMatmulBy)
 BATON_EXPORT_CUDA(cuda_scaled_expert_gate_up_silu, 7, RunScaledExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_scaled_expert_gate_up_silu_by, 8, RunScaledExpertGateUpSiluBy)

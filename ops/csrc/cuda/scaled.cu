@@ -5,14 +5,12 @@
 #include "baton_ops/scaled_matmul.cuh"
 #include "early_launch.h"
 #include "element_types.h"
-#include "scaled.h"
+#include "hopper_scaled.h"
 
 namespace baton_ops::cuda {
 namespace {
 
 constexpr int64_t kMostGridRows = 65535;
-// Of a product, and columns: with what lies behind the last of a tile they are 32-bit numbers.
-constexpr int64_t kMostRows = int64_t{1} << 30;
 
 template <class E>
 Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
@@ -102,28 +100,18 @@ Error MatmulOf(const ScaledMatmulInput& in, const Rows& out, Stream stream) {
                  : RunSplit<Out, 1, kGated, false>(in, params, stream);
 }
 
-Error CheckGroup(int64_t group, int64_t columns) {
-  if (group == columns || group == kScaledGroup) return nullptr;
-  return "a group must be 128 columns or a whole row";
-}
-
 }  // namespace
 
 Error QuantiseRows(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
   if (in.rows == 0 || in.columns == 0) return nullptr;
-  if (in.rows > kMostRows) return "x has too many rows";
-  if (const Error error = CheckGroup(in.group, in.columns)) return error;
+  if (in.rows > kMostScaledRows) return "x has too many rows";
+  if (const Error error = CheckScaledGroup(in.group, in.columns)) return error;
   return ForElement(in.type,
                     [&](auto element) { return Quantise<decltype(element)>(in, out, stream); });
 }
 
-Error ScaledMatmul(const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
-                   Stream stream) {
-  if (in.rows == 0 || in.out == 0) return nullptr;
-  if (in.in == 0) return "x must have columns";
-  if (in.rows > kMostRows) return "x has too many rows";
-  if (in.in > kMostRows) return "x has too many columns";
-  if (const Error error = CheckGroup(in.group, in.in)) return error;
+Error ScaledOnAnyGpu(const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
+                     Stream stream) {
   return ForElement(out_type, [&](auto element) {
     using Out = decltype(element);
     return in.is_gated ? MatmulOf<Out, true>(in, out, stream)

@@ -17,23 +17,26 @@ Encode FindEncode() {
   return is_there ? reinterpret_cast<Encode>(function) : nullptr;
 }
 
-// `sizes` are of elements, `strides` of all dimensions but the first, in elements.
+// `sizes` are of elements of `width` bytes, `strides` of all dimensions but the first, in elements.
 template <cuuint32_t kRank>
-Error DescribeAs(const void* data, const cuuint64_t (&sizes)[kRank],
-                 const int64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank],
-                 CUtensorMapL2promotion promotion, CUtensorMap* map) {
+Error DescribeAs(CUtensorMapDataType type, int64_t width, const void* data,
+                 const cuuint64_t (&sizes)[kRank], const int64_t (&strides)[kRank - 1],
+                 const cuuint32_t (&box)[kRank], CUtensorMapL2promotion promotion,
+                 CUtensorMap* map) {
   static const Encode encode = FindEncode();
   if (!encode) return "the driver has no cuTensorMapEncodeTiled";
   cuuint64_t bytes[kRank - 1];
   cuuint32_t ones[kRank];
   for (cuuint32_t i = 0; i < kRank; ++i) ones[i] = 1;
-  for (cuuint32_t i = 0; i + 1 < kRank; ++i) bytes[i] = static_cast<cuuint64_t>(strides[i]) * 2;
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), sizes, bytes,
-             box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  for (cuuint32_t i = 0; i + 1 < kRank; ++i) bytes[i] = static_cast<cuuint64_t>(strides[i] * width);
+  const CUresult result = encode(map, type, kRank, const_cast<void*>(data), sizes, bytes, box, ones,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? nullptr : "the driver refuses to describe a matrix";
 }
+
+constexpr CUtensorMapDataType kBFloat16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                              kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 
 cuuint64_t Size(int64_t elements) { return static_cast<cuuint64_t>(elements); }
 
@@ -41,15 +44,25 @@ cuuint64_t Size(int64_t elements) { return static_cast<cuuint64_t>(elements); }
 
 Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotion promotion,
                CUtensorMap* map) {
-  return DescribeAs<2>(matrix.data, {Size(matrix.columns), Size(matrix.rows)}, {matrix.stride},
-                       {64, static_cast<cuuint32_t>(box_rows)}, promotion, map);
+  return DescribeAs<2>(kBFloat16, 2, matrix.data, {Size(matrix.columns), Size(matrix.rows)},
+                       {matrix.stride}, {64, static_cast<cuuint32_t>(box_rows)}, promotion, map);
 }
 
 Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map) {
   const int64_t half = matrix.rows / 2;
-  return DescribeAs<4>(matrix.data, {Size(matrix.columns), 8, 2, Size(half / 8)},
+  return DescribeAs<4>(kBFloat16, 2, matrix.data, {Size(matrix.columns), 8, 2, Size(half / 8)},
                        {matrix.stride, half * matrix.stride, 8 * matrix.stride},
                        {64, 8, 2, static_cast<cuuint32_t>(box_rows) / 16},
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
+}
+
+Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map) {
+  const int64_t turns = stack.is_paired ? 2 : 1, half = stack.rows * stack.columns;
+  const auto box_turns = static_cast<cuuint32_t>(turns);
+  return DescribeAs<4>(kBytes, 1, stack.data,
+                       {Size(stack.columns), Size(turns), Size(stack.rows), Size(stack.matrices)},
+                       {half, stack.columns, turns * half},
+                       {128, box_turns, static_cast<cuuint32_t>(box_rows) / box_turns, 1},
                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
 }
 

@@ -28,6 +28,19 @@ Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotio
 // each half: so boxes of `box_rows` rows take them in turns.
 Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map);
 
+// Matrices of bytes one behind the other, 16-byte aligned, columns a multiple of 16.
+struct ByteStack {
+  const void* data;
+  int64_t matrices;
+  int64_t rows;  // of each
+  int64_t columns;
+  bool is_paired;  // each has as many rows again behind these
+};
+
+// Describes them in boxes of 128 columns and `box_rows` rows of one of them; where it is paired
+// rows of both halves take turns in a box.
+Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map);
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_CSRC_CUDA_TENSOR_MAP_H_

@@ -19,6 +19,24 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Begins to copy 16 bytes into shared memory, or, if there are none, to zero them.
+__device__ __forceinline__ void BeginCopyOrZeros(void* to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(to)), "l"(from),
+               "r"(is_there ? 16 : 0)
+               : "memory");
+}
+
+// Counts what the thread has begun since the last call as one copy.
+__device__ __forceinline__ void CountCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most so many of the thread's copies are under way.
+template <int kUnderWay>
+__device__ __forceinline__ void AwaitCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kUnderWay) : "memory");
+}
+
 // In shared memory, one for each warp. All lanes call each function.
 class WarpCopy {
  public:

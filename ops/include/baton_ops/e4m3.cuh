@@ -4,7 +4,9 @@
 #ifndef BATON_OPS_E4M3_CUH_
 #define BATON_OPS_E4M3_CUH_
 
-#include "baton_ops/values.cuh"
+#include <cuda_runtime.h>
+
+#include <cstdint>
 
 namespace baton_ops::cuda {
 

@@ -98,6 +98,16 @@ __device__ __forceinline__ void LoadPairs(void* to, const CUtensorMap* map, int 
       : "memory");
 }
 
+// Loads a box of a matrix that is described as a stack of such, in pairs of rows or one by one.
+__device__ __forceinline__ void LoadOfStack(void* to, const CUtensorMap* map, int column, int row,
+                                            int nth, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(0), "r"(row), "r"(nth), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
 // Describes rows of 128 bytes, swizzled by 128 bytes, groups of 8 rows 1,024 bytes apart. Where the
 // operand is transposed, `next_bytes` lie between blocks of 64 columns.
 __device__ __forceinline__ uint64_t Descriptor(const void* p, int next_bytes = 16) {

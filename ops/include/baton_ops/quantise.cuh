@@ -6,6 +6,7 @@
 
 #include "baton_ops/e4m3.cuh"
 #include "baton_ops/grid_order.cuh"
+#include "baton_ops/values.cuh"
 
 namespace baton_ops::cuda {
 

@@ -6,10 +6,10 @@
 #define BATON_OPS_SCALED_TILE_CUH_
 
 #include "baton_ops/mma.cuh"
+#include "baton_ops/values.cuh"
 
 namespace baton_ops::cuda {
 
-constexpr int kScaledRange = 128, kScaledHalf = 64;
 constexpr int kScaledBlockRows = 16, kScaledTiles = 4, kScaledTileColumns = 8;
 
 template <class Out>

@@ -1,4 +1,5 @@
-// Hopper's matrix product of a warpgroup: 64 rows times n columns, 16 deep, bf16 in, fp32 sums.
+// Hopper's matrix product of a warpgroup: 64 rows times n columns, 16 deep, bf16 or halves in, fp32
+// sums.
 //
 // PTX wants every register of the sums by number, which is what the macros are for.
 #ifndef BATON_OPS_WGMMA_CUH_
@@ -9,6 +10,7 @@
 namespace baton_ops::cuda {
 
 #define BATON_REGISTERS_4 "%0,%1,%2,%3"
+#define BATON_REGISTERS_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define BATON_REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define BATON_REGISTERS_24 BATON_REGISTERS_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define BATON_REGISTERS_32 BATON_REGISTERS_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
@@ -30,18 +32,19 @@ namespace baton_ops::cuda {
   ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 #define BATON_SUMS_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define BATON_SUMS_8(i)                                                                       \
+#define BATON_EIGHT_SUMS(i)                                                                   \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define BATON_SUMS_16 BATON_SUMS_8(0), BATON_SUMS_8(8)
-#define BATON_SUMS_24 BATON_SUMS_16, BATON_SUMS_8(16)
-#define BATON_SUMS_32 BATON_SUMS_24, BATON_SUMS_8(24)
-#define BATON_SUMS_48 BATON_SUMS_32, BATON_SUMS_8(32), BATON_SUMS_8(40)
-#define BATON_SUMS_64 BATON_SUMS_48, BATON_SUMS_8(48), BATON_SUMS_8(56)
-#define BATON_SUMS_80 BATON_SUMS_64, BATON_SUMS_8(64), BATON_SUMS_8(72)
-#define BATON_SUMS_96 BATON_SUMS_80, BATON_SUMS_8(80), BATON_SUMS_8(88)
-#define BATON_SUMS_112 BATON_SUMS_96, BATON_SUMS_8(96), BATON_SUMS_8(104)
-#define BATON_SUMS_128 BATON_SUMS_112, BATON_SUMS_8(112), BATON_SUMS_8(120)
+#define BATON_SUMS_8 BATON_EIGHT_SUMS(0)
+#define BATON_SUMS_16 BATON_EIGHT_SUMS(0), BATON_EIGHT_SUMS(8)
+#define BATON_SUMS_24 BATON_SUMS_16, BATON_EIGHT_SUMS(16)
+#define BATON_SUMS_32 BATON_SUMS_24, BATON_EIGHT_SUMS(24)
+#define BATON_SUMS_48 BATON_SUMS_32, BATON_EIGHT_SUMS(32), BATON_EIGHT_SUMS(40)
+#define BATON_SUMS_64 BATON_SUMS_48, BATON_EIGHT_SUMS(48), BATON_EIGHT_SUMS(56)
+#define BATON_SUMS_80 BATON_SUMS_64, BATON_EIGHT_SUMS(64), BATON_EIGHT_SUMS(72)
+#define BATON_SUMS_96 BATON_SUMS_80, BATON_EIGHT_SUMS(80), BATON_EIGHT_SUMS(88)
+#define BATON_SUMS_112 BATON_SUMS_96, BATON_EIGHT_SUMS(96), BATON_EIGHT_SUMS(104)
+#define BATON_SUMS_128 BATON_SUMS_112, BATON_EIGHT_SUMS(112), BATON_EIGHT_SUMS(120)
 
 #define BATON_WGMMA(n, registers) \
   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" registers "}"
@@ -72,6 +75,32 @@ BATON_DEFINE_WGMMA(160, 80, 80, 81, 82)
 BATON_DEFINE_WGMMA(192, 96, 96, 97, 98)
 BATON_DEFINE_WGMMA(256, 128, 128, 129, 130)
 
+// The same of halves, rows in registers: of a warp's 16, lane l has l / 4 (x[0], x[2]) and l / 4 +
+// 8 (x[1], x[3]), of the depth l % 4 * 2 and the next one, then those 8 behind them.
+template <int kColumns>
+struct WgmmaOfHalves;
+
+#define BATON_DEFINE_WGMMA_OF_HALVES(n, count, a, b, c, e, y, p)                                   \
+  template <>                                                                                      \
+  struct WgmmaOfHalves<n> {                                                                        \
+    static __device__ __forceinline__ void Multiply(float (&d)[count], const uint32_t* rows,       \
+                                                    uint64_t columns, int adds) {                  \
+      asm volatile(                                                                                \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n     \
+          "k16.f32.f16.f16 {" BATON_REGISTERS_##count "}, {%" #a ",%" #b ",%" #c ",%" #e "}, %" #y \
+                                                      ", p, 1, 1, 0;\n}\n"                         \
+          : BATON_SUMS_##count                                                                     \
+          : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "l"(columns), "r"(adds));      \
+    }                                                                                              \
+  };
+
+BATON_DEFINE_WGMMA_OF_HALVES(8, 4, 4, 5, 6, 7, 8, 9)
+BATON_DEFINE_WGMMA_OF_HALVES(16, 8, 8, 9, 10, 11, 12, 13)
+BATON_DEFINE_WGMMA_OF_HALVES(32, 16, 16, 17, 18, 19, 20, 21)
+BATON_DEFINE_WGMMA_OF_HALVES(64, 32, 32, 33, 34, 35, 36, 37)
+BATON_DEFINE_WGMMA_OF_HALVES(96, 48, 48, 49, 50, 51, 52, 53)
+BATON_DEFINE_WGMMA_OF_HALVES(128, 64, 64, 65, 66, 67, 68, 69)
+
 // Adds the product of 16 columns in registers and a transposed operand in shared memory.
 __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, uint64_t y) {
   asm volatile(BATON_WGMMA(128, BATON_REGISTERS_64) ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
@@ -79,6 +108,7 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y));
 }
 
+#undef BATON_DEFINE_WGMMA_OF_HALVES
 #undef BATON_DEFINE_WGMMA
 #undef BATON_WGMMA
 #undef BATON_SUMS_128
@@ -91,6 +121,7 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
 #undef BATON_SUMS_24
 #undef BATON_SUMS_16
 #undef BATON_SUMS_8
+#undef BATON_EIGHT_SUMS
 #undef BATON_SUMS_4
 #undef BATON_REGISTERS_128
 #undef BATON_REGISTERS_112
@@ -101,6 +132,7 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
 #undef BATON_REGISTERS_32
 #undef BATON_REGISTERS_24
 #undef BATON_REGISTERS_16
+#undef BATON_REGISTERS_8
 #undef BATON_REGISTERS_4
 
 }  // namespace baton_ops::cuda

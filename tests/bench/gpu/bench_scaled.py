@@ -1,10 +1,11 @@
 """Time products with FP8 weights beside the same shapes in bf16, for 1 to 4,096 rows.
 
-    python tests/bench/gpu/bench_scaled.py [--json FILE]
+    python tests/bench/gpu/bench_scaled.py [--ways] [--json FILE]
 
 An 8B model's four products, and the experts of a 30B mixture. Times are medians of CUDA graphs'
 replays; weights rotate over more than the second-level cache holds. Of each: microseconds, what it
-reads of weights and scales a second, and the times of quantising its rows. Equal bits are for the
+reads of weights and scales a second, and the times of quantising its rows; with --ways instead the
+times of one product by every kernel and tile there is. Equal bits are for the
 tests (tests/ops/cuda). Needs PyTorch with a Hopper GPU and the library with CUDA kernels.
 """
 
@@ -19,6 +20,7 @@ import timing
 import torch
 
 from baton_ops import decoder, experts, scaled
+from baton_ops._library import library
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
 """Of Qwen3-8B: outputs and inputs."""
@@ -26,6 +28,8 @@ ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
 TOKENS = (1, 8, 64, 256, 2048)
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 """Of Qwen3-30B-A3B."""
+WAYS = ("any", "64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128x128")
+"""For any GPU, then by tiles: rows of the weight, rows of x."""
 CACHE_BYTES, REPEATS = 160 << 20, 3
 
 
@@ -62,6 +66,21 @@ def dense(name: str, rows: int) -> dict[str, Any]:
     quantising = us(lambda i: scaled.quantise_rows_into(x, *small), rows)
     n_bytes = outputs * (inputs + inputs // 32)
     return told(name, rows, took, bf16, quantising, n_bytes, 2 * rows * outputs * inputs)
+
+
+def by_ways(name: str, rows: int) -> dict[str, Any]:
+    """Time one product of so many rows by each way, see ScaledWay of ops/csrc/cuda."""
+    outputs, inputs = SHAPES[name]
+    is_gated = name == "gate_up"
+    count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
+    fp8 = [quantised(empty(outputs, inputs).normal_(0, 0.02)) for _ in range(count)]
+    x, out = quantised(empty(rows, inputs).normal_()), empty(rows, outputs // (1 + is_gated))
+    run = library().cuda_scaled_gate_up_silu_by if is_gated else library().cuda_scaled_matmul_by
+    took = [
+        us(lambda i, way=way: run(way, *x, *fp8[i % count], out), rows) for way in range(len(WAYS))
+    ]
+    print(f"| {name} | {rows} | " + " | ".join(f"{each:.1f}" for each in took) + " |", flush=True)
+    return {"name": name, "rows": rows, "us": dict(zip(WAYS, took, strict=True))}
 
 
 def told(
@@ -114,12 +133,17 @@ def main() -> None:
     """Print a line for each product and number of rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--ways", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    print("| product | rows | FP8, us | bf16, us | ratio | quantising, us | TB/s | TFLOP/s |")
-    record = [dense(name, rows) for name in SHAPES for rows in ROWS]
-    for tokens in TOKENS:
-        record += mixed(tokens)
+    if arguments.ways:
+        print("| product | rows | " + " | ".join(WAYS) + " |")
+        record = [by_ways(name, rows) for name in SHAPES for rows in ROWS]
+    else:
+        print("| product | rows | FP8, us | bf16, us | ratio | quantising, us | TB/s | TFLOP/s |")
+        record = [dense(name, rows) for name in SHAPES for rows in ROWS]
+        for tokens in TOKENS:
+            record += mixed(tokens)
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1))
 

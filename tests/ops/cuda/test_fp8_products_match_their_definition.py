@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton_ops import scaled
+from baton_ops._library import library
 
 SHAPES = [(1, 128, 64), (7, 640, 130), (8, 384, 72), (65, 1024, 256)]
 
@@ -187,3 +188,63 @@ def test_rows_of_experts_have_the_bits_of_a_product_with_their_experts_weight(
         then = torch.full((last - first, hidden), torch.nan, **kind)
         scaled.scaled_matmul_into(middle[0][first:last], middle[1][first:last], *own, then)
         assert torch.equal(made[first:last], then), expert
+
+
+WAYS = range(1, 9)
+"""Of ScaledWay in ops/csrc/cuda/hopper_scaled.h; 0 is the kernels for any GPU."""
+ROWS_OF_WAYS = (1, 7, 16, 33, 65, 129, 700)
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+@pytest.mark.parametrize(
+    ("columns", "outputs"), [(4096, 6144), (1408, 4104), (1040, 72), (112, 40), (640, 132)]
+)
+def test_every_way_on_hopper_has_the_bits_of_the_kernels_for_any_gpu(
+    torch: ModuleType, columns: int, outputs: int, is_whole: bool
+) -> None:
+    all_rows = grouped(torch, max(ROWS_OF_WAYS), columns, is_whole)
+    weight = grouped(torch, 2 * outputs, columns, is_whole, 0.02)
+    half = tuple(part[:outputs] for part in weight)
+    plain, gated = library().cuda_scaled_matmul_by, library().cuda_scaled_gate_up_silu_by
+    for rows in ROWS_OF_WAYS:
+        x = tuple(part[:rows] for part in all_rows)
+        for run, of, dtype in (
+            (plain, half, torch.float32),
+            (plain, half, torch.bfloat16),
+            (gated, weight, torch.bfloat16),
+        ):
+            wanted = torch.full((rows, outputs), torch.nan, device="cuda", dtype=dtype)
+            run(0, *x, *of, wanted)
+            assert bool(wanted.isfinite().all())
+            for way in WAYS:
+                out = torch.full_like(wanted, torch.nan)
+                run(way, *x, *of, out)
+                assert torch.equal(out, wanted), (way, rows, dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 300, 2048])
+def test_every_way_has_these_bits_of_experts_too(torch: ModuleType, tokens: int) -> None:
+    experts, hidden, width, chosen = 130, 512, 208, 4
+    x = grouped(torch, tokens, hidden, False)
+    gate_up = grouped(torch, experts * 2 * width, hidden, False, 0.05)
+    down = grouped(torch, experts * hidden, width, False, 0.05)
+    choice = torch.randint(0, 3 * experts, (tokens * chosen,), device="cuda")
+    choice = torch.where(choice < experts, choice, 7).sort()
+    row = (choice.indices // chosen).int()
+    counts = torch.bincount(choice.values, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    middle = grouped(torch, tokens * chosen, width, False)
+    first, second = (
+        library().cuda_scaled_expert_gate_up_silu_by,
+        library().cuda_scaled_expert_matmul_by,
+    )
+    for way in (0, *WAYS):
+        gated = torch.full((tokens * chosen, width), torch.nan, device="cuda", dtype=torch.bfloat16)
+        made = torch.full((tokens * chosen, hidden), torch.nan, device="cuda", dtype=torch.bfloat16)
+        first(way, *x, row, starts, *gate_up, gated)
+        second(way, *middle, starts, *down, made)
+        if way == 0:
+            wanted = gated, made
+            assert bool(gated.isfinite().all() and made.isfinite().all())
+        assert torch.equal(gated, wanted[0]), way
+        assert torch.equal(made, wanted[1]), way

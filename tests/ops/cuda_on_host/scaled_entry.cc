@@ -1,7 +1,7 @@
 // The launches of the ops of FP8 under C names; arguments are laid out by
 // baton_testing/host_scaled.py, eight bytes each. Returns null or what went wrong.
-#include "rewritten/scaled.h"
-#include "words.h"
+#include "rewritten/hopper_scaled.h"
+#include "scaled_words.h"
 
 using namespace baton_ops::cuda;
 
@@ -28,22 +28,8 @@ Error host_quantise(const int64_t* words) {
 }
 
 Error host_scaled_matmul(const int64_t* words) {
-  ScaledMatmulInput in{};
-  in.x.values = At<uint8_t>(words);
-  in.x.scales = At<float>(words);
-  in.weight.values = At<uint8_t>(words);
-  in.weight.scales = At<float>(words);
-  in.rows = *words++;
-  in.in = *words++;
-  in.out = *words++;
-  in.group = *words++;
-  in.is_gated = *words++ != 0;
-  in.row = At<int32_t>(words);
-  in.starts = At<int32_t>(words);
-  in.experts = *words++;
-  Rows out{};
-  out.data = At<void>(words);
-  out.stride = *words++;
-  return ScaledMatmul(in, out, TypeOf(*words++), nullptr);
+  const ScaledCall call(words);
+  if (const Error error = CheckScaledGroup(call.in.group, call.in.in)) return error;
+  return ScaledOnAnyGpu(call.in, call.out, call.type, nullptr);
 }
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda
+from baton_testing import host_cuda, host_matmul
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +24,14 @@ UNIT = host_cuda.Unit(
     lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
     stand_ins=("mma.cuh",),
 )
+TURNED = host_cuda.Unit(
+    ("scaled_turned.cu", "tensor_map.cc"),
+    "scaled_turned_entry.cc",
+    lambda _, text: host_cuda.rewritten(text, host_matmul.INSTRUCTIONS),
+    language="hopper.h",
+    stand_ins=("mma.cuh", "wgmma.cuh"),
+)
+"""The products for Hopper."""
 
 
 class ScaledRows(NamedTuple):
@@ -77,12 +85,54 @@ class HostScaled:
             row: i32[N], which row of x each is.
             starts: i32[X + 1], where each expert's rows begin.
         """
-        sizes = len(out), x.values.shape[1], out.shape[1], group, int(is_gated)
-        n_experts = 0 if starts is None else len(starts) - 1
-        of_experts = [0 if each is None else each for each in (row, starts)]
-        to = out, out.strides[0] // out.itemsize, int(out.dtype == np.uint16)
-        words = _words(*x, *weight, *sizes, *of_experts, n_experts, *to)
+        words = _product(x, weight, group, out, is_gated, row, starts)
         _check(self._library.host_scaled_matmul(words))
+
+
+class HostTurned:
+    """The compiled products for Hopper, by way. Raises as `HostScaled` does."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.host_scaled_turned.restype = ctypes.c_char_p
+        self.ways = range(1, int(self._library.host_scaled_ways()))
+
+    def set(self, seed: int) -> None:
+        """Set the order of threads."""
+        self._library.host_settings(ctypes.c_uint64(seed), 9)
+
+    def matmul(
+        self,
+        way: int,
+        x: ScaledRows,
+        weight: ScaledRows,
+        group: int,
+        out: Array,
+        is_gated: bool = False,
+        row: Array | None = None,
+        starts: Array | None = None,
+        processors: int = 3,
+    ) -> None:
+        """Multiply as `HostScaled.matmul` does, by one way and so many multiprocessors."""
+        words = _product(x, weight, group, out, is_gated, row, starts)
+        size = ctypes.c_int64(weight.values.nbytes)
+        _check(self._library.host_scaled_turned(words, way, processors, size))
+
+
+def _product(
+    x: ScaledRows,
+    weight: ScaledRows,
+    group: int,
+    out: Array,
+    is_gated: bool,
+    row: Array | None,
+    starts: Array | None,
+) -> Any:
+    sizes = len(out), x.values.shape[1], out.shape[1], group, int(is_gated)
+    n_experts = 0 if starts is None else len(starts) - 1
+    of_experts = [0 if each is None else each for each in (row, starts)]
+    to = out, out.strides[0] // out.itemsize, int(out.dtype == np.uint16)
+    return _words(*x, *weight, *sizes, *of_experts, n_experts, *to)
 
 
 def _words(*values: Any) -> Any:

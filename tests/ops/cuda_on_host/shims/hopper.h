@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include <map>
+#include <vector>
 
 #include "device_language.h"
 
@@ -31,7 +32,8 @@ struct Product {
   unsigned columns;
   bool adds;
   float* sums[kGroupThreads];                 // of each thread
-  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers; then y is turned
+  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers
+  bool are_halves = false;  // those words; of others, that are bfloat16, y is turned
 };
 
 struct Warpgroup {
@@ -41,8 +43,20 @@ struct Warpgroup {
   unsigned next[kGroupThreads] = {};  // each thread's next product
 };
 
+// Copies of 16 bytes, of each thread: made when they are waited for.
+struct BegunCopy {
+  uint32_t to;
+  const void* from;
+  int bytes;
+};
+struct BegunCopies {
+  std::vector<BegunCopy> copies;
+  std::vector<size_t> ends;  // of what was counted as one: an index behind its last
+};
+
 struct Hopper {
-  std::map<uint32_t, Barrier> barriers;  // by shared address
+  std::map<unsigned, BegunCopies> begun;  // by thread
+  std::map<uint32_t, Barrier> barriers;   // by shared address
   Warpgroup groups[1024 / kGroupThreads];
   int registers = 0;
 };
@@ -107,7 +121,7 @@ inline uint32_t Swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 
 template <size_t kRank>
 void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint32_t full) {
-  uint32_t bytes = 2;
+  uint32_t bytes = map->width;
   for (const uint32_t side : map->box) bytes *= side == 0 ? 1 : side;
   if (map->rank != kRank) Fail("a box of another rank than its matrix", int(map->rank));
   if (map->data == written_before && !Me().waited_for_grids) Fail("reads before it waited", 0);
@@ -115,7 +129,7 @@ void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint
   const auto next = MyHopper().barriers.lower_bound(to);
   if (next != MyHopper().barriers.end() && next->first < to + bytes) Fail("a box on a barrier", 0);
   char* shared = MyShared();
-  for (uint32_t i = 0; i < bytes / 2; ++i) {
+  for (uint32_t i = 0; i < bytes / map->width; ++i) {
     const char* from = map->data;
     bool is_there = true;
     for (uint32_t d = 0, rest = i; d < kRank; rest /= map->box[d++]) {
@@ -125,8 +139,8 @@ void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint
     }
     uint16_t value = 0;
     if (is_there && !IsReadable(from)) Fail("a matrix is described as larger than it is", 0);
-    if (is_there) memcpy(&value, from, 2);
-    memcpy(shared + Swizzled(to + i * 2), &value, 2);
+    if (is_there) memcpy(&value, from, map->width);
+    memcpy(shared + Swizzled(to + i * map->width), &value, map->width);
   }
   Barrier& barrier = BarrierAt(full);
   barrier.bytes -= bytes;
@@ -143,6 +157,10 @@ inline void LoadBoxBy(uint32_t to, const CUtensorMap* map, int column, int row, 
 inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair, int zero,
                       uint32_t full) {
   LoadBoxAt<4>(to, map, {column, zero, zero, pair}, full);
+}
+inline void LoadOfStack(uint32_t to, const CUtensorMap* map, int column, int turn, int row, int nth,
+                        uint32_t full) {
+  LoadBoxAt<4>(to, map, {column, turn, row, nth}, full);
 }
 inline uint64_t ReadOncePolicy() { return 0; }
 inline void Prefetch(const CUtensorMap*) {}
@@ -199,8 +217,36 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product) {
   }
 }
 
+// Of halves, that are e4m3 numbers here, see mma.cuh: a byte each of the two first of four bytes.
+inline float HalfIn(uint32_t word, uint32_t nth) {
+  const uint32_t bits = word >> 8 * nth, size = bits & 0x7fu;
+  const float scaled = size == 0x7fu ? NAN : __uint_as_float(size << 20) * 0x1p120f;
+  return bits & 0x80u ? -scaled : scaled;
+}
+
+// Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
+inline void MakeOfHalves(const Product& product) {
+  for (unsigned r = 0; r < kGroupRows; ++r) {
+    const unsigned quad = r / 16 * 32 + r % 8 * 4;
+    for (unsigned j = 0; j < product.columns; ++j) {
+      const unsigned thread = quad + j % 8 / 2;
+      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
+      if (!product.adds) sum = 0.0f;
+      for (unsigned i = 0; i < kDepth; ++i) {
+        const unsigned lane = i / 4, k = i % 4, c = lane * 2 + k % 2 + k / 2 * 8;
+        const uint32_t at =
+            static_cast<uint32_t>(product.y & 0x3fff) * 16 + j / 8 * 1024 + j % 8 * 128 + c / 2 * 4;
+        uint32_t word;
+        memcpy(&word, MyShared() + Swizzled(at), 4);
+        sum +=
+            HalfIn(product.words[quad + lane][r % 16 / 8 + k / 2 * 2], k % 2) * HalfIn(word, k % 2);
+      }
+    }
+  }
+}
+
 inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
-                         const uint32_t* words = nullptr) {
+                         const uint32_t* words = nullptr, bool are_halves = false) {
   Warpgroup& group = MyGroup();
   const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
   if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}, {}});
@@ -210,6 +256,7 @@ inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, 
   }
   product.sums[thread] = sums;
   product.words[thread] = words;
+  product.are_halves = are_halves;
 }
 
 inline void CommitProducts() {
@@ -222,13 +269,39 @@ inline void AwaitProducts(int keep) {
   if (Me().thread % kGroupThreads == 0 && group.ends.size() > static_cast<size_t>(keep)) {
     const size_t over = group.ends.size() - static_cast<size_t>(keep);
     const size_t made = group.ends[over - 1];
-    for (size_t i = 0; i < made; ++i) Make(group.products[i]);
+    for (size_t i = 0; i < made; ++i) {
+      const Product& product = group.products[i];
+      (product.are_halves ? MakeOfHalves : Make)(product);
+    }
     group.products.erase(group.products.begin(), group.products.begin() + long(made));
     group.ends.erase(group.ends.begin(), group.ends.begin() + long(over));
     for (size_t& end : group.ends) end -= made;
     for (unsigned& next : group.next) next -= static_cast<unsigned>(made);
   }
   Meet(MyGroup().meeting, -2);
+}
+
+inline void BeginCopyOrZeros(uint32_t to, const void* from, int bytes) {
+  if (!Me().waited_for_grids) Fail("reads before it waited", 0);
+  if (to % 16 != 0 || to + 16 > MyBlock().shared_used) Fail("no place for a copy", int(to));
+  MyHopper().begun[Me().thread].copies.push_back({to, from, bytes});
+}
+inline void CountCopies() {
+  BegunCopies& mine = MyHopper().begun[Me().thread];
+  mine.ends.push_back(mine.copies.size());
+}
+inline void AwaitCopies(int keep) {
+  BegunCopies& mine = MyHopper().begun[Me().thread];
+  if (mine.ends.size() <= static_cast<size_t>(keep)) return;
+  const size_t over = mine.ends.size() - static_cast<size_t>(keep), made = mine.ends[over - 1];
+  for (size_t i = 0; i < made; ++i) {
+    char* to = MyShared() + mine.copies[i].to;
+    memset(to, 0, 16);
+    memcpy(to, mine.copies[i].from, static_cast<size_t>(mine.copies[i].bytes));
+  }
+  mine.copies.erase(mine.copies.begin(), mine.copies.begin() + long(made));
+  mine.ends.erase(mine.ends.begin(), mine.ends.begin() + long(over));
+  for (size_t& end : mine.ends) end -= made;
 }
 
 // What the grid before writes: it holds nothing of that until somebody waits.

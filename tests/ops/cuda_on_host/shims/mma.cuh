@@ -7,7 +7,14 @@
 
 namespace baton_ops::cuda {
 
+constexpr int kScaledRange = 128, kScaledHalf = 64;
+
 inline uint32_t HalvesOf(uint32_t pair) { return pair & 0xffffu; }
+
+inline void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
+  halves[0] = HalvesOf(four);
+  halves[1] = HalvesOf(four >> 16);
+}
 
 inline float NumberOf(uint32_t pair, int nth) {
   return ToFloat(E4m3{static_cast<uint8_t>(pair >> 8 * nth)});
@@ -17,10 +24,10 @@ inline void AddProduct(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (
   const int lane = static_cast<int>(host_cuda::Lane()), quad = lane / 4 * 4;
   for (int each = 0; each < 4; ++each) {  // lanes that have parts of the depth
     uint32_t mine[4], theirs[2][2];
-    for (int i = 0; i < 4; ++i) mine[i] = __shfl_sync(kEveryLane, a[i], quad + each);
+    for (int i = 0; i < 4; ++i) mine[i] = __shfl_sync(0xffffffffu, a[i], quad + each);
     for (int column = 0; column < 2; ++column) {
       for (int i = 0; i < 2; ++i) {
-        theirs[column][i] = __shfl_sync(kEveryLane, b[i], (lane % 4 * 2 + column) * 4 + each);
+        theirs[column][i] = __shfl_sync(0xffffffffu, b[i], (lane % 4 * 2 + column) * 4 + each);
       }
     }
     for (int i = 0; i < 4; ++i) {

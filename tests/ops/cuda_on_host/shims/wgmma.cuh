@@ -17,6 +17,14 @@ inline void AddProduct(float (&sums)[64], const uint32_t* x, uint64_t y) {
   host_cuda::StartProduct(sums, 0, y, 128, true, x);
 }
 
+template <int kColumns>
+struct WgmmaOfHalves {
+  static void Multiply(float (&sums)[kColumns / 2], const uint32_t* rows, uint64_t columns,
+                       int adds) {
+    host_cuda::StartProduct(sums, 0, columns, kColumns, adds != 0, rows, true);
+  }
+};
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_WGMMA_CUH_

@@ -1,0 +1,47 @@
+// The products of FP8, way by way, and who chooses among them.
+#ifndef BATON_OPS_CSRC_CUDA_HOPPER_SCALED_H_
+#define BATON_OPS_CSRC_CUDA_HOPPER_SCALED_H_
+
+#include "scaled.h"
+
+namespace baton_ops::cuda {
+
+// Of a product, and columns: with what lies behind the last of a tile they are 32-bit numbers.
+constexpr int64_t kMostScaledRows = int64_t{1} << 30;
+
+// Ways have the same bits. For any GPU, or on Hopper by tiles: so many rows of the weight, of x.
+enum class ScaledWay {
+  kAnyGpu,
+  k64x16,
+  k64x32,
+  k64x64,
+  k64x128,
+  k128x16,
+  k128x32,
+  k128x64,
+  k128x128,
+};
+constexpr int kScaledWays = static_cast<int>(ScaledWay::k128x128) + 1;
+
+Error ScaledOnAnyGpu(const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
+                     Stream stream);
+
+// Whether the ways on Hopper take a product, on whatever GPU.
+bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type);
+// By one of these, on so many multiprocessors.
+Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,
+                   ElementType out_type, int processors, Stream stream);
+
+// As ScaledMatmul, by one way: what measures them uses it.
+Error ScaledMatmulBy(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,
+                     ElementType out_type, Stream stream);
+
+// Null, or what is wrong with a group of so many of these columns.
+inline Error CheckScaledGroup(int64_t group, int64_t columns) {
+  if (group == columns || group == kScaledGroup) return nullptr;
+  return "a group must be 128 columns or a whole row";
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_CSRC_CUDA_HOPPER_SCALED_H_

@@ -1,0 +1,92 @@
+#include <algorithm>
+
+#include "baton_ops/scaled_turned.cuh"
+#include "experts.h"
+#include "hopper_device.h"
+#include "hopper_launch.h"
+#include "hopper_scaled.h"
+
+namespace baton_ops::cuda {
+namespace {
+
+static_assert(kMostExpertsOfLayer <= kMostGroups);
+
+// Tiles of so many rows at most: each expert's last may have fewer.
+int64_t RowTiles(const ScaledMatmulInput& in, int64_t rows) {
+  if (in.experts == 0) return DivideUp<int64_t>(in.rows, rows);
+  return std::min(in.rows, in.experts + in.rows / rows);
+}
+
+template <class Way>
+Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int processors,
+                Stream stream) {
+  CUtensorMap map;
+  const ByteStack weight{in.weight.values, std::max<int64_t>(in.experts, 1), in.out, in.in,
+                         in.is_gated};
+  if (const Error error = DescribeStack(weight, Way::kTileWeight, &map)) return error;
+  const int64_t groups = DivideUp<int64_t>(in.in, in.group);
+  const bool are_scales_wide =
+      groups % 4 == 0 && IsOnVector(in.x.scales) && IsOnVector(in.weight.scales);
+  const TurnedInput input{in.x.values,
+                          in.x.scales,
+                          in.weight.scales,
+                          in.row,
+                          in.starts,
+                          static_cast<int>(in.experts),
+                          static_cast<int>(in.in),
+                          static_cast<int>(groups),
+                          are_scales_wide};
+  const int64_t tiles = RowTiles(in, Way::kTileX) * DivideUp<int64_t>(in.out, Way::kOutN);
+  const HopperGrid grid{static_cast<int>(std::min<int64_t>(tiles, processors)), Way::kThreads,
+                        Way::kSharedBytes};
+  return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map, input, out);
+}
+
+template <int kWeightGroups, int kColumns>
+Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processors, Stream stream) {
+  return in.is_gated
+             ? LaunchWay<TurnedWay<kWeightGroups, kColumns, true>>(in, out, processors, stream)
+             : LaunchWay<TurnedWay<kWeightGroups, kColumns, false>>(in, out, processors, stream);
+}
+
+}  // namespace
+
+bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type) {
+  return in.in % 16 == 0 && IsOnVector(in.x.values) && IsOnVector(in.weight.values) &&
+         in.experts <= kMostGroups && in.out <= kMostScaledRows &&
+         !(in.is_gated && out_type == ElementType::kFloat32);
+}
+
+Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, ElementType out_type,
+                   int processors, Stream stream) {
+  const bool is_wide = IsOnVector(to.data) && to.stride % 8 == 0 && in.out % 8 == 0;
+  const MatmulOutput out{to.data,
+                         to.stride,
+                         static_cast<int>(in.rows),
+                         static_cast<int>(in.out),
+                         out_type == ElementType::kFloat32,
+                         is_wide};
+  switch (way) {
+    case ScaledWay::kAnyGpu:
+      break;
+    case ScaledWay::k64x16:
+      return Launch<1, 8>(in, out, processors, stream);
+    case ScaledWay::k64x32:
+      return Launch<1, 16>(in, out, processors, stream);
+    case ScaledWay::k64x64:
+      return Launch<1, 32>(in, out, processors, stream);
+    case ScaledWay::k64x128:
+      return Launch<1, 64>(in, out, processors, stream);
+    case ScaledWay::k128x16:
+      return Launch<2, 16>(in, out, processors, stream);
+    case ScaledWay::k128x32:
+      return Launch<2, 32>(in, out, processors, stream);
+    case ScaledWay::k128x64:
+      return Launch<2, 64>(in, out, processors, stream);
+    case ScaledWay::k128x128:
+      return Launch<2, 128>(in, out, processors, stream);
+  }
+  return "no way for scaled rows";
+}
+
+}  // namespace baton_ops::cuda

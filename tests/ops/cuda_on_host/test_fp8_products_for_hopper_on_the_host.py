@@ -1,0 +1,131 @@
+"""FP8's products for Hopper on the host: every way has the bits of the kernels for any GPU, stores
+nothing beside its output, and reads nothing of a weight beside it, in any order of threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from baton_testing import host_cuda, host_scaled
+from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
+
+Array = npt.NDArray[Any]
+
+GUARD = 0x7B7B
+WAYS = range(1, 9)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[HostScaled, HostTurned]:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    units = [host_scaled.UNIT, host_scaled.TURNED]
+    paths = [host_cuda.build(compiler, tmp_path_factory.mktemp("scaled"), unit) for unit in units]
+    turned = HostTurned(paths[1])
+    assert turned.ways == WAYS
+    return HostScaled(paths[0]), turned
+
+
+def aligned(values: Array) -> Array:
+    """Return a copy where vectors may begin."""
+    raw = np.zeros(values.nbytes + 16, np.uint8)
+    start = -raw.ctypes.data % 16
+    copy = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def rows_of(rng: np.random.Generator, rows: int, columns: int, group: int) -> ScaledRows:
+    bits = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
+    bits[(bits & 0x7F) == 0x7F] = 0x7E
+    scales = rng.uniform(1e-4, 1e-2, (rows, -(-columns // group))).astype(np.float32)
+    return ScaledRows(aligned(bits), aligned(scales))
+
+
+def wide(rows: int, outputs: int, dtype: Any) -> Array:
+    """Return rows whose ends nobody may write."""
+    beside = 8 if outputs % 8 == 0 else 3
+    return aligned(np.full((rows, outputs + beside), GUARD, dtype))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rows", [70])
+@pytest.mark.parametrize(("columns", "outputs"), [(16, 8), (656, 70), (272, 136)], ids=str)
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+def test_every_way_has_the_bits_of_the_kernels_for_any_gpu(
+    both: tuple[HostScaled, HostTurned],
+    way: int,
+    rows: int,
+    columns: int,
+    outputs: int,
+    is_whole: bool,
+) -> None:
+    rng = np.random.default_rng([rows, columns, way])
+    group = columns if is_whole else 128
+    x, weight = rows_of(rng, rows, columns, group), rows_of(rng, 2 * outputs, columns, group)
+    half = ScaledRows(weight.values[:outputs], weight.scales[:outputs])
+    any_gpu, turned = both
+    turned.set(seed=rows + way)
+    kinds = [(half, np.float32, False), (half, np.uint16, False), (weight, np.uint16, True)]
+    for of, dtype, is_gated in kinds:
+        out, wanted = wide(rows, outputs, dtype), wide(rows, outputs, dtype)
+        any_gpu.matmul(x, of, group, wanted[:, :outputs], is_gated)
+        turned.matmul(way, x, of, group, out[:, :outputs], is_gated)
+        np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param([0, 3, 0, 17, 1, 0], id="few"),
+        pytest.param([0] * 33 + [2] + [0] * 40 + [1, 18], id="of-several-warps"),
+        pytest.param([70, 0, 30], id="many"),
+        pytest.param([0, 0], id="nobody"),
+    ],
+)
+def test_rows_of_experts_have_the_bits_of_the_kernels_for_any_gpu(
+    both: tuple[HostScaled, HostTurned], way: int, is_gated: bool, counts: list[int]
+) -> None:
+    rng = np.random.default_rng([way, len(counts)])
+    outputs, columns, n_places = 40, 272, max(sum(counts), 1)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    row = rng.integers(0, 9, n_places).astype(np.int32) if is_gated else None
+    x = rows_of(rng, 9 if is_gated else n_places, columns, 128)
+    weight = rows_of(rng, outputs * (1 + is_gated) * len(counts), columns, 128)
+    any_gpu, turned = both
+    turned.set(seed=way)
+    out, wanted = wide(n_places, outputs, np.uint16), wide(n_places, outputs, np.uint16)
+    any_gpu.matmul(x, weight, 128, wanted[:, :outputs], is_gated, row, starts)
+    turned.matmul(way, x, weight, 128, out[:, :outputs], is_gated, row, starts)
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_what_a_way_does_not_take_is_said(both: tuple[HostScaled, HostTurned]) -> None:
+    rng = np.random.default_rng(0)
+    x = rows_of(rng, 2, 40, 128)
+    with pytest.raises(RuntimeError, match="not taken"):
+        both[1].matmul(1, x, x, 128, np.zeros((2, 2), np.float32))
+    x = rows_of(rng, 2, 32, 128)
+    with pytest.raises(RuntimeError, match="not taken"):
+        both[1].matmul(1, x, x, 128, np.zeros((2, 1), np.float32), is_gated=True)
+
+
+def test_a_broken_row_is_broken_and_no_other_is(both: tuple[HostScaled, HostTurned]) -> None:
+    rng = np.random.default_rng(0)
+    x, weight = rows_of(rng, 9, 256, 128), rows_of(rng, 64, 256, 128)
+    x.values[4, 200] = 0x7F
+    for way in itertools.islice(WAYS, 0, None, 3):
+        out = aligned(np.zeros((9, 64), np.float32))
+        both[1].matmul(way, x, weight, 128, out)
+        assert np.isnan(out[4]).all()
+        assert np.isfinite(np.delete(out, 4, axis=0)).all()
