@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import sys
 import time
@@ -20,11 +21,11 @@ from baton_worker.config import ConfigError, CurveConfig, HandoffConfig, Process
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import KvSharing, Leases
+from baton_worker.engine.kv.sharing import KvSharing, Leases, Region
 from baton_worker.handoff import nixl_agent, nixl_agents, nixl_visits, pool_visits
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.nixl_agent import NixlError, check_environment
+from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, check_environment
 from baton_worker.handoff.nixl_agents import agents_of
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.pool_visits import PoolOwner
@@ -61,14 +62,18 @@ class End:
         curve = CurveConfig(enabled=False)
         security = kv_security(curve, self.context, lambda why: None, takes_offers=takes_offers)
         asked = HandoffConfig(**config)
-        self.transport = ZmqKvTransport(
-            asked,
-            metrics,
-            context=self.context,
-            security=security,
-            places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
-            owner=PoolOwner(asked.shared_dir, pool.sharing, pool.shape, Leases(8), role),
-        )
+        try:
+            self.transport = ZmqKvTransport(
+                asked,
+                metrics,
+                context=self.context,
+                security=security,
+                places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
+                owner=PoolOwner(asked.shared_dir, pool.sharing, pool.shape, Leases(8), role),
+            )
+        except ConfigError:
+            self.context.term()
+            raise
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self.transport.start(self.events.put)
         self.n_asked = 0
@@ -277,6 +282,37 @@ def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
         agents_of(HandoffConfig(nixl="rdma", require="rdma"), bytes(16), sharing())
     decode, prefill = end("decode"), end("prefill", nixl="rdma")
     assert prefill.way(decode).startswith("zmq")
+
+
+@pytest.mark.usefixtures("nixl")
+@pytest.mark.parametrize("n_registered", [0, 1], ids=["pool", "beside it"])
+@pytest.mark.parametrize("who", ["decode", "prefill"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_memory_that_nixl_cannot_register_is_an_error_only_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+    ranked: Callable[[], Any],
+    end: Callable[..., End],
+    who: str,
+    ranks: int,
+    n_registered: int,
+) -> None:
+    """Of rank 0: its pool, or what it registers beside it (the leases, where their words come)."""
+    pools = [ranked() if ranks == 2 else None for _ in range(3)]
+    other = end("prefill" if who == "decode" else "decode", pools[0], nixl="any")
+    register, count = NixlAgent.register, itertools.count()
+
+    def broken(agent: NixlAgent, region: Region) -> None:
+        if "-" not in agent.name and next(count) >= n_registered:
+            raise NixlError("cannot register so many bytes")
+        register(agent, region)
+
+    monkeypatch.setattr(NixlAgent, "register", broken)
+    one = end(who, pools[1], nixl="any")
+    prefill, decode = (other, one) if who == "decode" else (one, other)
+    assert prefill.way(decode).startswith("zmq: ")
+    count = itertools.count()
+    with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*so many bytes"):
+        end(who, pools[2], nixl="any", require="rdma")
 
 
 @pytest.mark.parametrize("nixl", ["off", "any"])

@@ -52,10 +52,11 @@ class NixlVisits:
     """See the module. All methods are for one thread.
 
     Args:
+        agent: of this process, with its own pool; the leases are registered here.
         others: the parts of the other ranks, whose agents are there.
 
     Raises:
-        NixlError: the pool cannot be registered.
+        NixlError: the leases cannot be registered.
     """
 
     def __init__(
@@ -69,9 +70,8 @@ class NixlVisits:
         others: Sequence[Part] = (),
     ) -> None:
         self._agent = agent  # which others read from as long as it is there
+        agent.register(leases.region)
         regions = (sharing.region, leases.region)
-        for region in regions:
-            agent.register(region)
         self.words: Introduction = introduction_of(
             pool_id, worker_id, agent.metadata(), shape, *regions, others
         )
