@@ -309,7 +309,12 @@ def test_memory_that_nixl_cannot_register_is_an_error_only_where_it_is_required(
     monkeypatch.setattr(NixlAgent, "register", broken)
     one = end(who, pools[1], nixl="any")
     prefill, decode = (other, one) if who == "decode" else (one, other)
-    assert prefill.way(decode).startswith("zmq: ")
+    told = prefill.way(decode)
+    assert told.startswith("zmq: ")
+    if who == "decode":
+        assert "NIXL cannot be had there (see its log)" in told
+        features = (HANDOFF_NIXL, HANDOFF_NIXL_RANKS)  # as of one that had it before
+        assert "NIXL cannot be had there (see its log)" in prefill.way(decode, features)
     count = itertools.count()
     with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*so many bytes"):
         end(who, pools[2], nixl="any", require="rdma")

@@ -81,8 +81,8 @@ class NixlVisits:
         """Have the pool read by a decode worker: `then("")` when it can, else with why not."""
         if HANDOFF_NIXL not in target.features:
             then(
-                f"{target.worker_id} reads nothing by NIXL: its handoff.nixl is off, it has "
-                "several ranks of a CPU, or it is old"
+                f"{target.worker_id} reads nothing by NIXL: its handoff.nixl is off, NIXL cannot "
+                "be had there (see its log), it has several ranks of a CPU, or it is old"
             )
             return
         if len(self.words.parts) > 1 and HANDOFF_NIXL_RANKS not in target.features:
