@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -29,7 +30,7 @@ from baton_worker.handoff.nixl_words import Part, agent_of, part_of
 from baton_worker.handoff.rank_words import Add, Begin, Ended, RankChannel, Read, Remove
 
 _BEGIN_SECONDS = 60.0
-"""How long a rank may take to have its agent: UCX looks at every network card meanwhile."""
+"""How long all ranks may take to have their agents: UCX looks at every network card meanwhile."""
 
 
 class Rank(Protocol):
@@ -183,8 +184,9 @@ def far_ranks(
     channels = [RankChannel(connection) for connection in connections]
     for rank, channel in enumerate(channels, 1):
         channel.send(Begin(agent_of(agent, rank), is_rdma_only))
+    ends_at = time.monotonic() + _BEGIN_SECONDS
     try:
-        parts = [_begun(rank, channel) for rank, channel in enumerate(channels, 1)]
+        parts = [_begun(rank, channel, ends_at) for rank, channel in enumerate(channels, 1)]
     except NixlError:
         for channel in channels:
             channel.close()
@@ -195,8 +197,9 @@ def far_ranks(
     )
 
 
-def _begun(rank: int, channel: RankChannel) -> Part:
-    answer = channel.answer() if channel.has_heard(_BEGIN_SECONDS) else None
+def _begun(rank: int, channel: RankChannel, ends_at: float) -> Part:
+    left_seconds = max(0.0, ends_at - time.monotonic())
+    answer = channel.answer() if channel.has_heard(left_seconds) else None
     if answer is None:
         raise NixlError(f"rank {rank} of this worker is gone, or has no agent yet")
     if isinstance(answer, Ended):
