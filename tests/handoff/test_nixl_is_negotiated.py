@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -22,13 +23,14 @@ from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import KvSharing, Leases, Region
-from baton_worker.handoff import nixl_agent, nixl_agents, nixl_visits, pool_visits
+from baton_worker.handoff import nixl_agent, nixl_agents, nixl_rank, nixl_visits, pool_visits
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, check_environment
 from baton_worker.handoff.nixl_agents import agents_of
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.pool_visits import PoolOwner
+from baton_worker.handoff.rank_words import Remove
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
@@ -156,6 +158,34 @@ def test_kv_of_ranks_stays_where_both_have_nixl(
     assert prefill.way(decode) == "nixl"
     assert decode.value("baton_handoff_mapped_pools") == 1
     assert prefill.transport.rates()["decode-0"]["measured_bytes_per_second"] > 0
+
+
+@pytest.mark.usefixtures("nixl")
+def test_a_worker_closes_though_a_rank_takes_nothing(
+    ranked: Callable[[], Any], end: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still once it has its agent, and the thread of the pulls waits to tell it more."""
+    may_end, is_told = threading.Event(), threading.Event()
+    monkeypatch.setattr(nixl_rank._Rank, "serve", lambda rank: may_end.wait(60))
+    transport = end("decode", ranked(), nixl="any").transport
+    assert transport._agents is not None
+    (rank,) = transport._agents.others
+    pools, was_waiting = transport._pools.nixl, list[bool]()
+    assert pools is not None
+
+    def tell() -> Iterator[None]:
+        is_told.set()
+        while rank._channel.send(Remove("a" * 4096)):
+            pass
+        yield from ()
+
+    pools._pulls.order(tell)
+    assert is_told.wait(60)
+    close, thread = pools.close, pools._pulls._turns._thread
+    monkeypatch.setattr(pools, "close", lambda: (close(), was_waiting.append(thread.is_alive())))
+    transport.close()
+    may_end.set()
+    assert was_waiting == [False]
 
 
 @pytest.mark.usefixtures("nixl")

@@ -34,7 +34,9 @@ _BEGIN_SECONDS = 60.0
 
 
 class Rank(Protocol):
-    """A rank's agent, for the thread of the pulls; none of it waits.
+    """A rank's agent, for the thread of the pulls. None of it waits for what is asked. What is
+    said to another process may wait until that one takes it: a rank that stands still until its way
+    is full holds up the reads of all, until it goes on, or dies, or this worker closes.
 
     Attributes:
         address: where its part of the pool lies, in its process.
@@ -142,7 +144,7 @@ class FarRank:
         return True
 
     def close(self) -> None:
-        """Let the rank know that nothing is asked any more."""
+        """Let the rank know that nothing is asked any more; who waits to say something is woken."""
         self._channel.close()
 
     def _listen(self) -> None:

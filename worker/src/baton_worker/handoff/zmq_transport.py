@@ -201,9 +201,9 @@ class ZmqKvTransport:
         """End the thread and close every socket."""
         self._call(partial(setattr, self, "_closing", True))
         self._thread.join(timeout=5.0)
-        self._pools.close()
         if self._agents is not None:
-            self._agents.close()
+            self._agents.close()  # which wakes who sends to a rank that takes nothing
+        self._pools.close()
         self._security.close()
 
     def _call(self, action: Callable[[], None]) -> None:
