@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -41,7 +42,7 @@ from baton_worker.engine.kv.sharing import GivenAwayError, PullLostError
 pytest.importorskip("nixl_cu13")
 from baton_testing.nixl_reader import NixlReader, ended
 from baton_worker.handoff import nixl_pulls, nixl_rank, nixl_ranks
-from baton_worker.handoff.nixl_agent import NixlError
+from baton_worker.handoff.nixl_agent import NixlAgent, NixlError
 from baton_worker.handoff.nixl_agents import NixlAgents, agents_of
 from baton_worker.handoff.nixl_pulls import NixlPool
 from baton_worker.handoff.nixl_ranks import far_ranks
@@ -180,6 +181,31 @@ def test_what_was_given_away_meanwhile_is_refused(
         ended(pull(target, pool, lease[1:])).check()
     ended(pull(target, pool, owner.leases.begin()[1:])).check()
     assert not pool.why_lost, "the pool is as good as before"
+
+
+def test_each_rank_forgets_the_agents_of_who_is_gone(
+    engine_over: Callable[..., DeviceEngine],
+    prefill_of: Callable[[DeviceEngine], Prefill],
+    reader_of: Callable[..., NixlReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prefill workers come and go for ever: it does so before it learns of the next one."""
+    forgotten: list[tuple[str, str]] = []
+    remove = NixlAgent.remove
+
+    def removing(agent: NixlAgent, name: str) -> None:
+        remove(agent, name)
+        forgotten.append((agent.name, name))
+
+    monkeypatch.setattr(NixlAgent, "remove", removing)
+    reader, source = reader_of(engine_over(2)), engine_over(2)
+    gone = prefill_of(source).words
+    reader.known(gone)
+    reader.pools.ended(1)
+    gc.collect()  # nobody knows its pool any more
+    reader.known(prefill_of(source).words)
+    ours = reader.agents.own.name
+    assert sorted(forgotten) == [(ours, gone.agent), (f"{ours}-1", f"{gone.agent}-1")]
 
 
 def test_what_was_sent_and_given_up_does_not_land_on_what_is_read(
