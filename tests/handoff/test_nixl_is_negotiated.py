@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -20,14 +22,15 @@ from baton_worker.config import ConfigError, CurveConfig, HandoffConfig, Process
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import KvSharing, Leases
-from baton_worker.handoff import nixl_agent, nixl_agents, nixl_visits, pool_visits
+from baton_worker.engine.kv.sharing import KvSharing, Leases, Region
+from baton_worker.handoff import nixl_agent, nixl_agents, nixl_rank, nixl_visits, pool_visits
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.nixl_agent import NixlError, check_environment
+from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, check_environment
 from baton_worker.handoff.nixl_agents import agents_of
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.handoff.pool_visits import PoolOwner
+from baton_worker.handoff.rank_words import Remove
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.security import kv_security
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
@@ -61,14 +64,18 @@ class End:
         curve = CurveConfig(enabled=False)
         security = kv_security(curve, self.context, lambda why: None, takes_offers=takes_offers)
         asked = HandoffConfig(**config)
-        self.transport = ZmqKvTransport(
-            asked,
-            metrics,
-            context=self.context,
-            security=security,
-            places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
-            owner=PoolOwner(asked.shared_dir, pool.sharing, pool.shape, Leases(8), role),
-        )
+        try:
+            self.transport = ZmqKvTransport(
+                asked,
+                metrics,
+                context=self.context,
+                security=security,
+                places=PlaceLimits(16, 1 << 30, 1 << 20, 1024, 600.0) if takes_offers else None,
+                owner=PoolOwner(asked.shared_dir, pool.sharing, pool.shape, Leases(8), role),
+            )
+        except ConfigError:
+            self.context.term()
+            raise
         self.events: queue.Queue[HandoffEvent] = queue.Queue()
         self.transport.start(self.events.put)
         self.n_asked = 0
@@ -151,6 +158,34 @@ def test_kv_of_ranks_stays_where_both_have_nixl(
     assert prefill.way(decode) == "nixl"
     assert decode.value("baton_handoff_mapped_pools") == 1
     assert prefill.transport.rates()["decode-0"]["measured_bytes_per_second"] > 0
+
+
+@pytest.mark.usefixtures("nixl")
+def test_a_worker_closes_though_a_rank_takes_nothing(
+    ranked: Callable[[], Any], end: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still once it has its agent, and the thread of the pulls waits to tell it more."""
+    may_end, is_told = threading.Event(), threading.Event()
+    monkeypatch.setattr(nixl_rank._Rank, "serve", lambda rank: may_end.wait(60))
+    transport = end("decode", ranked(), nixl="any").transport
+    assert transport._agents is not None
+    (rank,) = transport._agents.others
+    pools, was_waiting = transport._pools.nixl, list[bool]()
+    assert pools is not None
+
+    def tell() -> Iterator[None]:
+        is_told.set()
+        while rank._channel.send(Remove("a" * 4096)):
+            pass
+        yield from ()
+
+    pools._pulls.order(tell)
+    assert is_told.wait(60)
+    close, thread = pools.close, pools._pulls._turns._thread
+    monkeypatch.setattr(pools, "close", lambda: (close(), was_waiting.append(thread.is_alive())))
+    transport.close()
+    may_end.set()
+    assert was_waiting == [False]
 
 
 @pytest.mark.usefixtures("nixl")
@@ -277,6 +312,42 @@ def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
         agents_of(HandoffConfig(nixl="rdma", require="rdma"), bytes(16), sharing())
     decode, prefill = end("decode"), end("prefill", nixl="rdma")
     assert prefill.way(decode).startswith("zmq")
+
+
+@pytest.mark.usefixtures("nixl")
+@pytest.mark.parametrize("n_registered", [0, 1], ids=["pool", "beside it"])
+@pytest.mark.parametrize("who", ["decode", "prefill"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_memory_that_nixl_cannot_register_is_an_error_only_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+    ranked: Callable[[], Any],
+    end: Callable[..., End],
+    who: str,
+    ranks: int,
+    n_registered: int,
+) -> None:
+    """Of rank 0: its pool, or what it registers beside it (the leases, where their words come)."""
+    pools = [ranked() if ranks == 2 else None for _ in range(3)]
+    other = end("prefill" if who == "decode" else "decode", pools[0], nixl="any")
+    register, count = NixlAgent.register, itertools.count()
+
+    def broken(agent: NixlAgent, region: Region) -> None:
+        if "-" not in agent.name and next(count) >= n_registered:
+            raise NixlError("cannot register so many bytes")
+        register(agent, region)
+
+    monkeypatch.setattr(NixlAgent, "register", broken)
+    one = end(who, pools[1], nixl="any")
+    prefill, decode = (other, one) if who == "decode" else (one, other)
+    told = prefill.way(decode)
+    assert told.startswith("zmq: ")
+    if who == "decode":
+        assert "NIXL cannot be had there (see its log)" in told
+        features = (HANDOFF_NIXL, HANDOFF_NIXL_RANKS)  # as of one that had it before
+        assert "NIXL cannot be had there (see its log)" in prefill.way(decode, features)
+    count = itertools.count()
+    with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*so many bytes"):
+        end(who, pools[2], nixl="any", require="rdma")
 
 
 @pytest.mark.parametrize("nixl", ["off", "any"])

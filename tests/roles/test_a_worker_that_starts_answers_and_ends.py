@@ -15,22 +15,36 @@ import httpx
 import pytest
 
 from baton_testing.processes import HTTP
-from baton_worker.config import ControlConfig, HttpConfig, ModelConfig, ProcessConfig
+from baton_worker.config import (
+    ConfigError,
+    ControlConfig,
+    CurveConfig,
+    HttpConfig,
+    LinkConfig,
+    ModelConfig,
+    ProcessConfig,
+)
 from baton_worker.engine.load_progress import STILL_SECONDS
+from baton_worker.faults import EXIT_FAULT
 from baton_worker.identity import Role
 from baton_worker.logs import say_within
+from baton_worker.roles import process
 from baton_worker.roles import starting as module
 from baton_worker.roles.starting import SIGNALS, Starting
 
 
+def configured(folder: Path) -> ProcessConfig:
+    return ProcessConfig(
+        model=ModelConfig("/nowhere"),
+        link=LinkConfig(gateways=("tcp://127.0.0.1:1",), curve=CurveConfig(enabled=False)),
+        health=HttpConfig("127.0.0.1", 0),
+        control=ControlConfig(str(folder / "control")),
+    )
+
+
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Starting]:
-    config = ProcessConfig(
-        model=ModelConfig("/nowhere"),
-        health=HttpConfig("127.0.0.1", 0),
-        control=ControlConfig(str(tmp_path / "control")),
-    )
-    one = Starting(config, Role.MIXED)
+    one = Starting(configured(tmp_path), Role.MIXED)
     yield one
     one.close()
 
@@ -86,6 +100,29 @@ def test_a_signal_ends_it_though_the_log_takes_no_line(
             assert not (tmp_path / "control").exists()
     finally:
         module.log.removeFilter(waits)
+
+
+def test_a_thread_that_dies_while_the_engine_is_made_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Threads of its ranks, of NIXL and of health begin before it is there."""
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    def fails() -> None:
+        raise RuntimeError("a defect")
+
+    def load(*_: object) -> None:
+        thread = threading.Thread(target=fails)
+        thread.start()
+        thread.join()
+        raise ConfigError("no model")
+
+    monkeypatch.setattr(process, "_load_engine", load)
+    with pytest.raises(ConfigError, match="no model"):
+        process.run_worker(configured(tmp_path), Role.MIXED, on_ready=lambda ready: None)
+    assert ended == [EXIT_FAULT]
 
 
 def test_what_is_said_in_time_has_been_said() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import cast
@@ -66,6 +68,30 @@ def test_a_descriptor_that_does_not_come(
         pytest.raises(RankDiedError, match=told),
     ):
         ranks.receive_descriptor(1)
+
+
+@pytest.mark.parametrize(
+    "say",
+    [lambda ranks: ranks.send(1, bytes(1 << 16)), lambda ranks: ranks.send_descriptor(1, 0)],
+    ids=["a message", "a descriptor"],
+)
+def test_a_rank_that_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch, say: Callable[[Members], None]
+) -> None:
+    """It stands still, and its pipe is full."""
+    monkeypatch.setattr(members, "_SEND_SECONDS", 1)
+    monkeypatch.setattr(members, "_END_SECONDS", 0.1)
+    program = "import time; time.sleep(600)"
+    told = "rank 1 has taken nothing for 1 s"
+    with closing(Members((sys.executable, "-c", program), 2, lambda error: None)) as ranks:
+        with (
+            contextlib.suppress(BlockingIOError),
+            socket.fromfd(ranks.pipe(1).fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as way,
+        ):
+            while True:
+                way.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+        with pytest.raises(RankDiedError, match=told):
+            say(ranks)
 
 
 def test_why_a_rank_cannot_finish_what_is_waited_for_is_told() -> None:

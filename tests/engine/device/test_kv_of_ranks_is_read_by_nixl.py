@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,12 +41,14 @@ from baton_worker.engine.kv.sharing import GivenAwayError, PullLostError
 
 pytest.importorskip("nixl_cu13")
 from baton_testing.nixl_reader import NixlReader, ended
-from baton_worker.handoff import nixl_pulls, nixl_rank
-from baton_worker.handoff.nixl_agent import NixlError
+from baton_worker.handoff import nixl_pulls, nixl_rank, nixl_ranks
+from baton_worker.handoff.nixl_agent import NixlAgent, NixlError
 from baton_worker.handoff.nixl_agents import NixlAgents, agents_of
 from baton_worker.handoff.nixl_pulls import NixlPool
+from baton_worker.handoff.nixl_ranks import far_ranks
 from baton_worker.handoff.nixl_visits import NixlVisits
 from baton_worker.handoff.nixl_words import Introduction
+from baton_worker.handoff.rank_words import Begun, RankChannel
 
 THEIRS, OURS = [5, 6, 3, 9], [2, 3, 8, 7]
 UNTOUCHED = [4, 5, 6]
@@ -178,6 +183,31 @@ def test_what_was_given_away_meanwhile_is_refused(
     assert not pool.why_lost, "the pool is as good as before"
 
 
+def test_each_rank_forgets_the_agents_of_who_is_gone(
+    engine_over: Callable[..., DeviceEngine],
+    prefill_of: Callable[[DeviceEngine], Prefill],
+    reader_of: Callable[..., NixlReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prefill workers come and go for ever: it does so before it learns of the next one."""
+    forgotten: list[tuple[str, str]] = []
+    remove = NixlAgent.remove
+
+    def removing(agent: NixlAgent, name: str) -> None:
+        remove(agent, name)
+        forgotten.append((agent.name, name))
+
+    monkeypatch.setattr(NixlAgent, "remove", removing)
+    reader, source = reader_of(engine_over(2)), engine_over(2)
+    gone = prefill_of(source).words
+    reader.known(gone)
+    reader.pools.ended(1)
+    gc.collect()  # nobody knows its pool any more
+    reader.known(prefill_of(source).words)
+    ours = reader.agents.own.name
+    assert sorted(forgotten) == [(ours, gone.agent), (f"{ours}-1", f"{gone.agent}-1")]
+
+
 def test_what_was_sent_and_given_up_does_not_land_on_what_is_read(
     engine_over: Callable[..., DeviceEngine],
     prefill_of: Callable[[DeviceEngine], Prefill],
@@ -243,6 +273,50 @@ def test_a_rank_that_cannot_have_an_agent_leaves_the_worker_without(
     demanded = HandoffConfig(nixl="any", require="rdma")
     with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*rank 1: no device"):
         agents_of(demanded, bytes(16), sharing)
+
+
+def test_a_rank_whose_agent_is_not_there_yet_obeys_orders(
+    engine_over: Callable[..., DeviceEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCX may take long to find its ways, and rank 0 goes on without."""
+    engine, may_go_on, over_at_last = engine_over(2), threading.Event(), threading.Event()
+    came_to_be: list[str] = []
+
+    def slow(name: str, **_: Any) -> None:
+        may_go_on.wait(60)
+        came_to_be.append(name)
+        over_at_last.set()
+        raise NixlError("too late")
+
+    monkeypatch.setattr(nixl_rank, "NixlAgent", slow)
+    monkeypatch.setattr(nixl_ranks, "_BEGIN_SECONDS", 0.0)
+    assert agents_of(HandoffConfig(nixl="any"), bytes(16), engine.kv.sharing) is None
+    values = filled(engine, OURS, 1)
+    np.testing.assert_array_equal(held(engine, OURS), values.view(np.uint32))
+    assert not came_to_be, "each rank has had its part, and gave it back"
+    may_go_on.set()
+    assert over_at_last.wait(60)
+
+
+def test_ranks_have_one_deadline_together_to_have_their_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three that take 25 s each are too slow for 60, though none of them is."""
+    now, asked = [100.0], list[float]()
+
+    def heard(channel: RankChannel, most_seconds: float) -> bool:
+        asked.append(most_seconds)
+        now[0] += min(25.0, most_seconds)
+        return most_seconds >= 25.0
+
+    begun = Begun(b"m", 4096, 4096, None)
+    monkeypatch.setattr(nixl_ranks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(RankChannel, "has_heard", heard)
+    monkeypatch.setattr(RankChannel, "answer", lambda channel: begun)
+    ways = [Pipe() for _ in range(3)]
+    with pytest.raises(NixlError, match="rank 3 of this worker is gone, or has no agent yet"):
+        far_ranks([near for near, _ in ways], "agent", is_rdma_only=False)
+    assert asked == [60.0, 35.0, 10.0]
 
 
 class NixlPair(Pair):

@@ -93,6 +93,7 @@ def main() -> None:
     pool, leases, pool_id = KvPool(shape, is_shared=True), Leases(256), os.urandom(16)
     agent = NixlAgent(pool_id.hex(), is_rdma_only=False)
     assert pool.sharing is not None
+    agent.register(pool.sharing.region)
     visits = NixlVisits(agent, pool_id, "prefill-0", shape, pool.sharing, leases)
     print(base64.b64encode(msgspec.msgpack.encode(visits.words)).decode(), flush=True)
     for line in sys.stdin:

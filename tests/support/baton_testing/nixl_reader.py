@@ -59,8 +59,8 @@ class NixlReader:
 
     def close(self) -> None:
         """Read nothing any more."""
-        self.pools.close()
         self.agents.close()
+        self.pools.close()
 
     def _next(self, count: int) -> Welcome:
         while len(self.told) == count:

@@ -1,13 +1,15 @@
 """NIXL's agents of a worker: this process's, and one in each other rank that has a part of the
 pool.
 
-Owns whether they are wanted, and what becomes of a worker that cannot have them.
+Owns whether they are wanted, and what becomes of a worker that cannot have them, or what it needs
+of them.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.engine.kv.sharing import KvSharing
@@ -15,6 +17,8 @@ from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, NixlMissingErr
 from baton_worker.handoff.nixl_ranks import FarRank, far_ranks
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class NixlAgents(NamedTuple):
@@ -32,7 +36,8 @@ class NixlAgents(NamedTuple):
 def agents_of(
     config: HandoffConfig, pool_id: bytes, sharing: KvSharing | None
 ) -> NixlAgents | None:
-    """Return a worker's agents, or None where they are not wanted, or cannot be had and need not.
+    """Return a worker's agents, by which the pool can be read, or None where they are not wanted,
+    or cannot be had and need not.
 
     Args:
         sharing: of its pool; None where it shares none.
@@ -43,10 +48,24 @@ def agents_of(
     if config.nixl == "off" or sharing is None:
         return None
     name, is_rdma_only = pool_id.hex(), config.nixl == "rdma"
-    try:
+
+    def make() -> NixlAgents:
         own = NixlAgent(name, is_rdma_only=is_rdma_only)
+        own.register(sharing.region)
         others = far_ranks(sharing.connect(), name, is_rdma_only=is_rdma_only)
         return NixlAgents(own, others)
+
+    return had(config, make)
+
+
+def had(config: HandoffConfig, make: Callable[[], _T]) -> _T | None:
+    """Return what is made of NIXL; None, with a warning, where that cannot be and need not.
+
+    Raises:
+        ConfigError: NIXL is not installed, or it must be had.
+    """
+    try:
+        return make()
     except NixlMissingError as error:
         raise ConfigError(f"handoff.nixl is {config.nixl!r}, but {error}") from error
     except NixlError as error:

@@ -39,13 +39,13 @@ class NixlPools:
     """See the module. What is not said to be for any thread is for one, the transport's.
 
     Args:
-        agent: of this process.
+        agent: of this process, with its own pool.
         own: its pool, into which the others' are read, or of all its ranks.
         call: runs a function on that thread, soon; may be called from any.
         others: the other ranks that have a part of the pool.
 
     Raises:
-        NixlError: its pool cannot be registered.
+        NixlError: see `NixlPulls`.
     """
 
     def __init__(

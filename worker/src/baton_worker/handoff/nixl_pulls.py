@@ -153,12 +153,13 @@ class NixlPulls:
     """See the module.
 
     Args:
-        agent: of this process; its own pool and the words of leases are registered here.
+        agent: of this process, with its own pool; where the words of leases come is registered
+            here.
         deadline_seconds: of silence, beside what bytes take at 1 MiB/s.
         others: the other ranks of this worker, rank 1 first.
 
     Raises:
-        NixlError: the pool cannot be registered.
+        NixlError: that cannot be registered.
     """
 
     def __init__(
@@ -179,8 +180,7 @@ class NixlPulls:
         self._scratch = HostMemory(_SCRATCH_WORDS * LEASE_BYTES)
         self._words = self._scratch.bytes.view(np.uint64)
         self._free_words = list(range(_SCRATCH_WORDS))
-        for region in (self._region, self._scratch.region):
-            agent.register(region)
+        agent.register(self._scratch.region)
         self._turns = Turns("kv-nixl")
 
     def start(self) -> None:

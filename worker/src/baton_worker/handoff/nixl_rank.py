@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
@@ -40,10 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def attend(connection: Connection, region: Region) -> None:
-    """Let a rank's part be read, and read into it, as rank 0 says until it is gone.
-
-    Waits for its first word, which says what agent to be.
-    """
+    """Let a rank's part be read, and read into it, as rank 0 says; returns when it is gone."""
     channel = RankChannel(connection)
     begin = channel.told()
     if begin is None:
@@ -58,7 +54,7 @@ def attend(connection: Connection, region: Region) -> None:
         channel.send(Ended(0, str(error)))
         return
     channel.send(Begun(metadata, region.address, region.n_bytes, region.device))
-    _Rank(channel, agent, region.device).start()
+    _Rank(channel, agent, region.device).serve()
 
 
 class _Rank:
@@ -69,13 +65,9 @@ class _Rank:
         self._agent = agent
         self._device = device
         self._turns = Turns("kv-nixl")
-        self._listener = threading.Thread(target=self._listen, name="kv-rank-0", daemon=True)
 
-    def start(self) -> None:
+    def serve(self) -> None:
         self._turns.start()
-        self._listener.start()
-
-    def _listen(self) -> None:
         while (told := self._channel.told()) is not None:
             self._turns.order(partial(self._obey, told))
         self._turns.close()

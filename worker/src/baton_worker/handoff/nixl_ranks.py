@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -29,11 +30,13 @@ from baton_worker.handoff.nixl_words import Part, agent_of, part_of
 from baton_worker.handoff.rank_words import Add, Begin, Ended, RankChannel, Read, Remove
 
 _BEGIN_SECONDS = 60.0
-"""How long a rank may take to have its agent: UCX looks at every network card meanwhile."""
+"""How long all ranks may take to have their agents: UCX looks at every network card meanwhile."""
 
 
 class Rank(Protocol):
-    """A rank's agent, for the thread of the pulls; none of it waits.
+    """A rank's agent, for the thread of the pulls. None of it waits for what is asked. What is
+    said to another process may wait until that one takes it: a rank that stands still until its way
+    is full holds up the reads of all, until it goes on, or dies, or this worker closes.
 
     Attributes:
         address: where its part of the pool lies, in its process.
@@ -141,7 +144,7 @@ class FarRank:
         return True
 
     def close(self) -> None:
-        """Let the rank know that nothing is asked any more."""
+        """Let the rank know that nothing is asked any more; who waits to say something is woken."""
         self._channel.close()
 
     def _listen(self) -> None:
@@ -183,8 +186,9 @@ def far_ranks(
     channels = [RankChannel(connection) for connection in connections]
     for rank, channel in enumerate(channels, 1):
         channel.send(Begin(agent_of(agent, rank), is_rdma_only))
+    ends_at = time.monotonic() + _BEGIN_SECONDS
     try:
-        parts = [_begun(rank, channel) for rank, channel in enumerate(channels, 1)]
+        parts = [_begun(rank, channel, ends_at) for rank, channel in enumerate(channels, 1)]
     except NixlError:
         for channel in channels:
             channel.close()
@@ -195,8 +199,9 @@ def far_ranks(
     )
 
 
-def _begun(rank: int, channel: RankChannel) -> Part:
-    answer = channel.answer() if channel.has_heard(_BEGIN_SECONDS) else None
+def _begun(rank: int, channel: RankChannel, ends_at: float) -> Part:
+    left_seconds = max(0.0, ends_at - time.monotonic())
+    answer = channel.answer() if channel.has_heard(left_seconds) else None
     if answer is None:
         raise NixlError(f"rank {rank} of this worker is gone, or has no agent yet")
     if isinstance(answer, Ended):

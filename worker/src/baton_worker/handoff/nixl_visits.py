@@ -52,10 +52,11 @@ class NixlVisits:
     """See the module. All methods are for one thread.
 
     Args:
+        agent: of this process, with its own pool; the leases are registered here.
         others: the parts of the other ranks, whose agents are there.
 
     Raises:
-        NixlError: the pool cannot be registered.
+        NixlError: the leases cannot be registered.
     """
 
     def __init__(
@@ -69,9 +70,8 @@ class NixlVisits:
         others: Sequence[Part] = (),
     ) -> None:
         self._agent = agent  # which others read from as long as it is there
+        agent.register(leases.region)
         regions = (sharing.region, leases.region)
-        for region in regions:
-            agent.register(region)
         self.words: Introduction = introduction_of(
             pool_id, worker_id, agent.metadata(), shape, *regions, others
         )
@@ -81,8 +81,8 @@ class NixlVisits:
         """Have the pool read by a decode worker: `then("")` when it can, else with why not."""
         if HANDOFF_NIXL not in target.features:
             then(
-                f"{target.worker_id} reads nothing by NIXL: its handoff.nixl is off, it has "
-                "several ranks of a CPU, or it is old"
+                f"{target.worker_id} reads nothing by NIXL: its handoff.nixl is off, NIXL cannot "
+                "be had there (see its log), it has several ranks of a CPU, or it is old"
             )
             return
         if len(self.words.parts) > 1 and HANDOFF_NIXL_RANKS not in target.features:

@@ -276,7 +276,10 @@ class Receiver:
                 self._metrics.send_blocked.inc()
 
         if self._pools.nixl is None:
-            why_not = "this decode worker's handoff.nixl is off, or it has several ranks of a CPU"
+            why_not = (
+                "this decode worker's handoff.nixl is off, NIXL cannot be had there (see its log), "
+                "or it has several ranks of a CPU"
+            )
             tell(Welcome(words.pool_id, why_not))
         else:
             self._pools.nixl.introduced(words, connection, tell)

@@ -32,7 +32,7 @@ from baton_worker.handoff.api import (
 )
 from baton_worker.handoff.dealers import STUCK_MS
 from baton_worker.handoff.metrics import HandoffMetrics
-from baton_worker.handoff.nixl_agents import NixlAgents, agents_of
+from baton_worker.handoff.nixl_agents import NixlAgents, agents_of, had
 from baton_worker.handoff.nixl_pools import NixlPools
 from baton_worker.handoff.nixl_visits import NixlVisits
 from baton_worker.handoff.peer_pools import PeerPools
@@ -94,7 +94,7 @@ class ZmqKvTransport:
         if owner is not None and places is not None:
             self._pools = self._peer_pools(owner, agents)
         elif owner is not None:
-            nixl_visits = None if agents is None else _nixl_visits(owner, agents, pool_id)
+            nixl_visits = _nixl_visits(config, owner, agents, pool_id)
             visits = PoolVisits(owner, self._call, pool_id) if owner.folder else None
             self._ways = KvWays(owner.sharing.transport, config.require, visits, nixl_visits)
         self._listening = _listening_clock()
@@ -201,9 +201,9 @@ class ZmqKvTransport:
         """End the thread and close every socket."""
         self._call(partial(setattr, self, "_closing", True))
         self._thread.join(timeout=5.0)
-        self._pools.close()
         if self._agents is not None:
-            self._agents.close()
+            self._agents.close()  # which wakes who sends to a rank that takes nothing
+        self._pools.close()
         self._security.close()
 
     def _call(self, action: Callable[[], None]) -> None:
@@ -259,7 +259,8 @@ class ZmqKvTransport:
         nixl = door = None
         if agents is not None:
             deadline = self._config.deadline_seconds
-            nixl = NixlPools(agents.own, own, deadline, pools, self._call, agents.others)
+            given = (agents.own, own, deadline, pools, self._call, agents.others)
+            nixl = had(self._config, partial(NixlPools, *given))
         if owner.folder:
             door = PoolDoor(owner.folder, own, pools)
         return PeerPools(door, nixl)
@@ -347,9 +348,14 @@ def _listening_clock() -> ListeningClock:
     )
 
 
-def _nixl_visits(owner: PoolOwner, agents: NixlAgents, pool_id: bytes) -> NixlVisits:
+def _nixl_visits(
+    config: HandoffConfig, owner: PoolOwner, agents: NixlAgents | None, pool_id: bytes
+) -> NixlVisits | None:
+    if agents is None:
+        return None
     facts = (owner.worker_id, owner.shape, owner.sharing, owner.leases)
-    return NixlVisits(agents.own, pool_id, *facts, [rank.part for rank in agents.others])
+    parts = [rank.part for rank in agents.others]
+    return had(config, partial(NixlVisits, agents.own, pool_id, *facts, parts))
 
 
 def _heard(why_not: str) -> None:

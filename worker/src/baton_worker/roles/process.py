@@ -92,11 +92,11 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
         ConfigError: the configuration cannot be served (model, keys, addresses).
     """
     _check(config, role)  # before the weights, which may take minutes
+    end_on_thread_fault()  # before the engine, whose threads begin with it
     starting = Starting(config, role)
     with starting.ending_on_signal():
         engine = _load_engine(config, starting.progress)
         worker = _assemble(config, role, engine, starting)
-    end_on_thread_fault()
     for number in SIGNALS:
         signal.signal(number, lambda *_: starting.inbox.put(StopRequested("shutting down")))
     metrics_url = f"{starting.health.url}/metrics"

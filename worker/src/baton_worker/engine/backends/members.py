@@ -69,9 +69,7 @@ class Members:
         try:
             self.pipe(rank).send_bytes(data)
         except BlockingIOError as error:
-            raise RankDiedError(
-                f"tensor-parallel rank {rank} has taken nothing for {_SEND_SECONDS} s"
-            ) from error
+            raise self._stuck(rank) from error
         except OSError as error:
             raise self.lost(error) from error
 
@@ -79,10 +77,12 @@ class Members:
         """Send a descriptor behind the last message to a rank; it stays the caller's to close.
 
         Raises:
-            RankDiedError: one of them is gone.
+            RankDiedError: one of them is gone, or this one takes nothing any more.
         """
         try:
             send_handle(self.pipe(rank), descriptor, 0)
+        except BlockingIOError as error:
+            raise self._stuck(rank) from error
         except OSError as error:
             raise self.lost(error) from error
 
@@ -135,6 +135,9 @@ class Members:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _stuck(self, rank: int) -> RankDiedError:
+        return RankDiedError(f"tensor-parallel rank {rank} has taken nothing for {_SEND_SECONDS} s")
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()

@@ -6,6 +6,7 @@ nothing of a step; the same tokens come out of the same logits. Knows no pipe.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from baton_worker.engine.kv.sharing import Region
 Answering = Callable[[], orders.Answer]
 """Waits for an answer."""
 Attend = Callable[[Connection, Region], None]
-"""Does from then on what is said over a connection about a rank's part of a pool."""
+"""Does what is said over a connection about a rank's part of a pool, until it is closed."""
 
 
 class _Engine(NamedTuple):
@@ -38,7 +39,7 @@ class Follower:
 
     Args:
         model: this rank's part, with its collective.
-        attend: see `orders.Connect`.
+        attend: see `orders.Connect`; called on a thread of its own.
     """
 
     def __init__(self, model: LoadedModel, attend: Attend) -> None:
@@ -58,7 +59,10 @@ class Follower:
             case orders.Connect():
                 sharing = self._engines[order.engine].pool.sharing
                 assert sharing is not None, "a pool that others read"
-                self._attend(Connection(order.descriptor), sharing.region)
+                given = (Connection(order.descriptor), sharing.region)
+                threading.Thread(
+                    target=self._attend_beside, args=given, name="kv-rank-0", daemon=True
+                ).start()
             case orders.Meet():
                 assert self._model.team is not None, "a rank among others"
                 self._model.team.collective.meet()
@@ -81,6 +85,11 @@ class Follower:
             case orders.Measure():
                 return self._measured
         return None
+
+    def _attend_beside(self, connection: Connection, region: Region) -> None:
+        """Attend beside the steps: to find a way to a device's memory may take UCX long."""
+        self._model.device.record()  # the device is this thread's from here on
+        self._attend(connection, region)
 
     def _open(self, order: orders.Open) -> Answering | None:
         pool = local_pool(self._model, order.options)
