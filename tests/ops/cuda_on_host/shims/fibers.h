@@ -25,7 +25,7 @@ constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kSharedBytes = 256 << 10;  // the distance of two blocks' shared memory
 constexpr size_t kMostShared = 227 << 10;
 constexpr int kPoison = 0xa5;
-constexpr uint64_t kFirstFirst = 0;  // a seed by which nothing is drawn
+constexpr uint64_t kFirstFirst = ~uint64_t{0};  // a seed by which nothing is drawn
 
 struct Index {
   unsigned x = 1, y = 1, z = 1;
