@@ -2,7 +2,7 @@
 
     python3 tools/gpu.py test [--library FILE] [--jobs N] [pytest's options]
     python3 tools/gpu.py bench [--library FILE] [the benchmark's options]
-    python3 tools/gpu.py run PROGRAM [the program's options]
+    python3 tools/gpu.py [--library FILE] run PROGRAM [the program's options]
     python3 tools/gpu.py lay-out --library FILE --site FOLDER
 
 Needs a Hopper GPU, PyTorch, nvcc and CMake, and names the Python packages that are missing with the
@@ -70,7 +70,9 @@ def lay_out(library: Path, site: Path = SITE) -> None:
     """
     name = "baton_ops/lib/libbaton_ops.so"
     (site / name).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(library, site / name)
+    new = (site / name).with_suffix(".new")
+    shutil.copyfile(library, new)
+    new.replace(site / name)  # whoever has the one before mapped keeps it
     info = site / f"baton_ops-{(ROOT / 'VERSION').read_text().strip()}.dist-info"
     info.mkdir(exist_ok=True)
     version = info.name.removeprefix("baton_ops-").removesuffix(".dist-info")
@@ -233,14 +235,6 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         before = gpu_stamp.read(options.stamp)
     except ValueError as error:
         sys.exit(f"[gpu] {error}; remove it, or name another file by --stamp")
-    with gpu_jobs.alone(BUILD):
-        return _tested(options, more, before)
-
-
-def _tested(
-    options: argparse.Namespace, more: Sequence[str], before: gpu_stamp.Stamp | None
-) -> int:
-    """Run what was asked for and leave a stamp, held to the one before."""
     folder, digests = BUILD / "reports", BUILD / "digests"
     for stale in (folder, digests):
         shutil.rmtree(stale, ignore_errors=True)
@@ -305,7 +299,8 @@ def program_at(words: Sequence[str]) -> int:
     """Return where the program of `run` stands: what is behind it is the program's, however called,
     for it may have a --gpus of its own.
     """
-    run_at = words.index("run") if "run" in words else len(words)
+    is_run = "run" in words and not {"test", "bench", "lay-out"} & {*words[: words.index("run")]}
+    run_at = words.index("run") if is_run else len(words)
     programs = (at for at, word in enumerate(words) if at > run_at and word.endswith(".py"))
     return next(programs, len(words))
 
@@ -381,8 +376,9 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.exit(f"[gpu] {problem}")
     if options.gpus > 1 and (problem := gpu_needs.too_few_gpus(options.gpus)):
         sys.exit(f"[gpu] {problem}")
-    lay_out(options.library or built_library())
-    return int(chosen[options.what](options, more))
+    with gpu_jobs.held(BUILD, alone=options.what == "test"):
+        lay_out(options.library or built_library())
+        return int(chosen[options.what](options, more))
 
 
 if __name__ == "__main__":

@@ -303,16 +303,17 @@ def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
 
 
 @contextmanager
-def alone(build: Path) -> Iterator[None]:
-    """End here where another run of the suite has its reports in this folder."""
+def held(build: Path, *, alone: bool) -> Iterator[None]:
+    """Hold the folder of the library and of reports, alone for the suite; end where it is taken."""
     build.mkdir(parents=True, exist_ok=True)
     with (build / "lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
+            others = "a suite, or programs run by this tool," if alone else "the suite"
             sys.exit(
-                f"[gpu] the suite runs already and has its reports under {build}; "
-                "another one at once needs a checkout of its own"
+                f"[gpu] {others} already at work over what is under {build}; "
+                "what shall run at the same time needs a checkout of its own"
             )
         yield
 

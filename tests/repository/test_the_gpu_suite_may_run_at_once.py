@@ -145,17 +145,40 @@ def test_processes_share_the_cores(
     assert shared["HOME"] == "x"
 
 
-def test_a_second_run_does_not_take_the_folder_of_the_first(tmp_path: Path) -> None:
-    with gpu_jobs.alone(tmp_path / "gpu"):
-        with (
-            pytest.raises(SystemExit, match="the suite runs already"),
-            gpu_jobs.alone(tmp_path / "gpu"),
-        ):
-            pass
-        with gpu_jobs.alone(tmp_path / "other"):
-            pass
-    with gpu_jobs.alone(tmp_path / "gpu"):
+def test_a_suite_has_its_folder_to_itself_and_programs_share_it(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu"
+    for alone, other in [(True, True), (True, False), (False, True)]:
+        with gpu_jobs.held(folder, alone=alone):
+            with pytest.raises(SystemExit, match="at work"), gpu_jobs.held(folder, alone=other):
+                pass
+            with gpu_jobs.held(tmp_path / "other", alone=other):
+                pass
+    with gpu_jobs.held(folder, alone=False), gpu_jobs.held(folder, alone=False):
         pass
+
+
+def test_a_run_that_is_refused_leaves_the_library_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "BUILD", tmp_path / "gpu")
+    monkeypatch.setattr("gpu_needs.what_is_missing", lambda builds: "")
+    laid: list[Path] = []
+    monkeypatch.setattr(gpu, "lay_out", laid.append)
+    with gpu_jobs.held(tmp_path / "gpu", alone=True):
+        for what in (["test"], ["run", "tests/gpu/bench_pair.py"]):
+            with pytest.raises(SystemExit, match="at work"):
+                gpu.main(["--library", __file__, *what])
+    assert laid == []
+
+
+def test_a_library_that_is_replaced_stays_whole_for_whoever_has_mapped_it(tmp_path: Path) -> None:
+    library = tmp_path / "built.so"
+    library.write_bytes(b"first")
+    gpu.lay_out(library, tmp_path / "site")
+    with (tmp_path / "site/baton_ops/lib/libbaton_ops.so").open("rb") as mapped:
+        library.write_bytes(b"2")
+        gpu.lay_out(library, tmp_path / "site")
+        assert mapped.read() == b"first"
 
 
 @pytest.mark.parametrize(

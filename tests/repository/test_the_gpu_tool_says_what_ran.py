@@ -95,6 +95,8 @@ def test_what_stands_behind_a_program_is_the_programs(monkeypatch: pytest.Monkey
     words = ["--library", __file__, "run", program, "--gpus", "0,0", "--library", "x"]
     assert gpu.main(words) == 0
     assert ran == [[sys.executable, program, "--gpus", "0,0", "--library", "x"]]
+    words = ["test", "-k", "run", "tests/x.py", "--jobs", "3"]
+    assert gpu.program_at(words) == len(words), "it is no command there"
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,13 @@ class Fleet:
         for name, popen, read_fd in begun:
             with os.fdopen(read_fd, "rb") as pipe:
                 line = pipe.readline()
-            assert line, f"{name} ended with {popen.wait()} before it was ready"
+            assert line, f"{name} ended with {popen.wait()} before it was ready: {self._last(name)}"
             self.running[name] = Process(popen, msgspec.json.decode(line, type=Ready))
+
+    def _last(self, name: str, n_characters: int = 300) -> str:
+        """Return what a process said last."""
+        log = self.folder / f"{name}.log"
+        return log.read_text(errors="replace").strip()[-n_characters:] or "it said nothing"
 
     def _begin(self, name: str, source: Path | None) -> tuple[Running, int]:
         plan = self.plans[name]
