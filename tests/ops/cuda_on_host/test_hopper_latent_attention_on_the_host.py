@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from baton_testing import host_cuda, host_latent
+from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_latent import HostHopperLatent
 from baton_testing.host_matmul import bf16, fp32
 
@@ -21,8 +22,6 @@ Array = npt.NDArray[Any]
 ROW, VALUE, LAYERS, SPLIT = 576, 512, 2, 1024
 SCALE = 192**-0.5
 GUARD, NO_NUMBER = np.uint16(0x40E0), np.uint16(0x7FC0)
-FIRST_FIRST = (1 << 64) - 1
-"""The seed by which a block's first threads run ahead."""
 LENGTH = 2100
 """Two splits, and a part of a tile in the third."""
 

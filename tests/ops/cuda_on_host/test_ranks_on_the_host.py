@@ -1,7 +1,7 @@
 """Ranks that meet in a kernel, on the host: the ordered sum's bits on all of them, and no race.
 
-Ranks run side by side, thread by thread in a drawn order, over many calls on two halves. That this
-says something, planted faults are found.
+Ranks run side by side over many calls on two halves, thread by thread in a drawn order, or each as
+far ahead as meetings let it. That this says something, planted faults are found.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from baton_testing import host_cuda, host_ranks
+from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_ranks import GATHER, Call, HostGroup
 
 RANKS = (2, 4, 8)
@@ -76,7 +77,7 @@ def outcome(group: HostGroup, calls: Sequence[Call]) -> str:
 @pytest.mark.parametrize("way", [*host_ranks.WAYS, GATHER])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_all_ranks_have_the_bits_of_the_ordered_sum(library: Path, ranks: int, way: str) -> None:
-    for seed in range(3):
+    for seed in (*range(3), FIRST_FIRST):
         group = HostGroup(library, ranks, HALF_BYTES, seed)
         assert outcome(group, calls_of(ranks, [way], 12, seed)) == "", seed
 
@@ -84,7 +85,7 @@ def test_all_ranks_have_the_bits_of_the_ordered_sum(library: Path, ranks: int, w
 @pytest.mark.parametrize("ranks", RANKS)
 def test_calls_of_every_kind_follow_each_other(library: Path, ranks: int) -> None:
     """Grids of one block to five, so that blocks of a rank have met unequally often."""
-    for seed in range(2):
+    for seed in (*range(2), FIRST_FIRST):
         group = HostGroup(library, ranks, HALF_BYTES, seed)
         assert outcome(group, calls_of(ranks, ["one shot", "two shots", GATHER], 30, seed)) == ""
 
@@ -132,7 +133,7 @@ def test_a_dead_rank_is_given_up_within_the_limit(library: Path, way: str) -> No
 
     Nothing but time orders what runs on after giving up: races do not count.
     """
-    for seed in range(3):
+    for seed in (*range(3), FIRST_FIRST):
         group = HostGroup(library, 4, HALF_BYTES, seed)
         group.ignore_races()
         calls = calls_of(4, [way], 8, seed, kinds=[("bf16", "bf16")])
@@ -161,7 +162,7 @@ def test_a_half_that_is_taken_twice_running_is_a_race_and_an_error(library: Path
             call.half = 1
         return made
 
-    for seed in range(3):
+    for seed in (*range(3), FIRST_FIRST):
         assert outcome(HostGroup(library, 2, HALF_BYTES, seed), calls()).startswith("a race")
         group = HostGroup(library, 2, HALF_BYTES, seed)
         group.ignore_races()
@@ -188,6 +189,7 @@ def fails(library: Path, fault: str, seed: int) -> bool:
 @pytest.mark.parametrize("fault", ["", *OF_THE_LIVING])
 def test_a_planted_fault_is_found(library: Path, fault: str) -> None:
     assert any(fails(library, fault, seed) for seed in range(4)) == bool(fault)
+    assert fails(library, fault, FIRST_FIRST) == bool(fault)
 
 
 def is_given_up_badly(library: Path, fault: str, seed: int) -> bool:
@@ -207,6 +209,7 @@ def is_given_up_badly(library: Path, fault: str, seed: int) -> bool:
 @pytest.mark.parametrize("fault", ["", *OF_A_DEAD_RANK])
 def test_a_fault_that_a_dead_rank_shows_is_found(library: Path, fault: str) -> None:
     assert any(is_given_up_badly(library, fault, seed) for seed in range(4)) == bool(fault)
+    assert is_given_up_badly(library, fault, FIRST_FIRST) == bool(fault)
 
 
 def test_a_fence_of_one_device_alone_is_refused() -> None:

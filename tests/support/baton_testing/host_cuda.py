@@ -27,6 +27,8 @@ OPS = ROOT / "ops"
 HERE = ROOT / "tests" / "ops" / "cuda_on_host"
 OPS_TESTS = ROOT / "tests" / "ops" / "cuda"
 SOURCES = ("sampling.cu", "step.cu")
+FIRST_FIRST = 2**64 - 1
+"""The seed by which of the threads that may run the first always does: these run ahead."""
 
 INSTRUCTIONS = {
     "mov.u32 %0, %%cluster_ctarank;": "ClusterRank",

@@ -81,7 +81,7 @@ struct Cluster {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<Block> blocks;
-  std::vector<unsigned> ready;
+  std::vector<unsigned> ready, later;  // later: who runs once nobody is ready
   std::vector<char> shared;
   Meeting meeting;
   unsigned threads = 0, left = 0, current = 0;
@@ -114,6 +114,7 @@ inline uint64_t Draw() {
 inline unsigned& First() { return *std::min_element(cluster.ready.begin(), cluster.ready.end()); }
 
 [[noreturn]] inline void RunAnother() {
+  if (cluster.ready.empty()) cluster.ready.swap(cluster.later);
   if (cluster.ready.empty()) {
     if (cluster.left == 0) _longjmp(cluster.out, 1);
     Fail("threads wait for others that never come", cluster.blocks[0].meeting.line);
@@ -183,6 +184,7 @@ inline void Prepare(unsigned n_blocks, unsigned threads) {
   cluster.warps.assign(n_blocks * warps, Warp{});
   cluster.shared.resize(n_blocks * kSharedBytes);
   cluster.ready.clear();
+  cluster.later.clear();
   cluster.meeting = Meeting{};
   cluster.meeting.members = cluster.left = all;
   cluster.threads = threads;

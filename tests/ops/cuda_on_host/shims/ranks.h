@@ -74,11 +74,17 @@ inline bool MeetInOrderOr(bool holds, int line) {
   return MyBlock().meeting.count[turn] != 0;
 }
 
-// Lets others go first.
-__attribute__((noinline)) inline void Yield() {
-  cluster.ready.push_back(cluster.current);
+__attribute__((noinline)) inline void ComeBack(std::vector<unsigned>& among) {
+  among.push_back(cluster.current);
   if (_setjmp(Me().at) == 0) RunAnother();
 }
+
+// Lets others go first.
+inline void Yield() { ComeBack(cluster.ready); }
+
+// Lets others go before the thread looks again. Where the first always runs, it would be the one
+// that looks, until it gives up a rank that was never let run: so all others go there.
+inline void LookLater() { ComeBack(settings.seed == kFirstFirst ? cluster.later : cluster.ready); }
 
 inline void YieldSometimes(unsigned one_in) {
   if (Draw() % one_in == 0) Yield();
@@ -98,7 +104,7 @@ inline void StoreFlag(uint32_t* at, uint32_t value) {
 }
 
 inline uint32_t AcquireFlag(const uint32_t* at) {
-  Yield();
+  LookLater();
   if (++polls > kMostPolls) Fail("a rank waits for ever", 0);
   if (planted != kReadsWithoutAcquiring) Join(MyClock(), released[at]);
   return *at;
