@@ -28,8 +28,9 @@
 // Who waits too long gives up: it leaves its reason in the head's error, and no later call of this
 // rank arrives or waits any more, so that the others give up in turn. What runs on there may
 // overwrite a half that a rank still reads which met it in time, but is slower by more than the
-// limit: such a rank finds nobody at its next call. So what ranks have computed holds where none
-// has an error, and before the next call all heads must be zeroed, with no call under way.
+// limit: such a rank finds nobody at the call after its next at the latest, for the others may have
+// arrived at one before they gave up. So what ranks have computed holds where none has an error,
+// and before the next call all heads must be zeroed, with no call under way.
 #ifndef BATON_OPS_RANK_TEAM_CUH_
 #define BATON_OPS_RANK_TEAM_CUH_
 
