@@ -144,10 +144,8 @@ class StoredTensor:
         """
         if self.file is None:
             return view.tobytes()
-        out = np.empty(view.shape, np.uint8)
         with self._telling():
-            self.file.read_to(out, view)
-        return out.tobytes()
+            return self.file.content(view)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -339,9 +337,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         with safe_open(path, framework="np"):
             pass
         file = MappedFile(path)
+        body, header = _parts(file)
+    except ReadError as error:
+        raise CheckpointError(str(error)) from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}{_cut_off(path)}") from error
-    body, header = _parts(file.map, path)
     for key, entry in header.items():
         if key == "__metadata__":
             continue
@@ -352,12 +352,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         yield key, StoredTensor(key, info.dtype, info.shape, stored, file)
 
 
-def _parts(
-    data: npt.NDArray[np.uint8], path: Path
-) -> tuple[npt.NDArray[np.uint8], dict[str, msgspec.Raw]]:
+def _parts(file: MappedFile) -> tuple[npt.NDArray[np.uint8], dict[str, msgspec.Raw]]:
     """Return what is behind a file's header, and the header."""
-    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    return data[start:], _decode(data[8:start].tobytes(), dict[str, msgspec.Raw], path)
+    start = 8 + int.from_bytes(file.content(file.map[:8]), "little")
+    header = file.content(file.map[8:start])
+    return file.map[start:], _decode(header, dict[str, msgspec.Raw], file.path)
 
 
 def _cut_off(path: Path) -> str:
@@ -365,13 +364,13 @@ def _cut_off(path: Path) -> str:
     it was refused.
     """
     try:
-        body, header = _parts(MappedFile(path).map, path)
+        body, header = _parts(MappedFile(path))
         infos = {
             key: _decode(bytes(entry), _TensorInfo, path)
             for key, entry in header.items()
             if key != "__metadata__"
         }
-    except (OSError, ValueError):  # it is no such file at all
+    except (OSError, ValueError, ReadError):  # it is no such file at all, or not any more
         return ""
     cut = [(info.data_offsets[1], key) for key, info in infos.items()]
     for end, key in sorted(cut):
