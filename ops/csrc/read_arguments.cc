@@ -35,9 +35,13 @@ cpu::StoredRows CheckRows(ArgumentReader& args) {
   rows.stored = static_cast<Number>(Within(args, "stored", 0, 3));
   rows.pitch_bytes = pitch;
   const int64_t least = rows.row_items * cpu::SizeOf(rows.stored);
-  if (pitch < least || pitch > kMost / rows.rows) {
+  if (pitch < least) {
     TVM_FFI_THROW(ValueError) << "pitch_bytes must be at least a row's " << least << ", got "
                               << pitch;
+  }
+  if (pitch > kMost / rows.rows) {
+    TVM_FFI_THROW(ValueError) << "pitch_bytes must be at most " << kMost / rows.rows << " for "
+                              << rows.rows << " rows, got " << pitch;
   }
   return rows;
 }

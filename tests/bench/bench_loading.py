@@ -3,7 +3,7 @@
 A checkpoint of random bits in the shape of a dense model, in several shards, is written once. Then
 contenders take turns, so that a busy machine is busy for all:
 
-    read      every byte of the files, by as many threads and in as large pieces, to few buffers
+    read      every byte of the files, by as many threads as a load has, in as large pieces
     copy      as many bytes from such a buffer to the device
     both      the two at once, nothing else: pieces are read ahead and copied in order
     baton     `open_checkpoint` and `load_device_weights`: keys checked, tensors placed, hashed
@@ -48,6 +48,7 @@ from baton_testing.random_checkpoint import (
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.staging import AHEAD, PIECE_BYTES, READERS
 from baton_worker.engine.model.checkpoint import open_checkpoint
+from baton_worker.engine.model.files import THREADS
 from baton_worker.engine.model.shape import load_shape
 
 Bytes = npt.NDArray[np.uint8]
@@ -106,7 +107,8 @@ def _pieces(files: list[Path], descriptors: list[int]) -> Iterator[tuple[int, in
 def read_and_pass_on(files: list[Path], pass_on: Callable[[Bytes], None]) -> None:
     """Read every byte by as many threads as a load does, and pass pieces on in order."""
     descriptors = [os.open(path, os.O_RDONLY) for path in files]
-    buffers = [np.full(PIECE_BYTES, 1, np.uint8) for _ in range(READERS + AHEAD)]
+    n_threads = READERS * THREADS
+    buffers = [np.full(PIECE_BYTES, 1, np.uint8) for _ in range(n_threads + AHEAD)]
     waiting: collections.deque[tuple[Future[int], Bytes, int]] = collections.deque()
 
     def oldest() -> None:
@@ -115,7 +117,7 @@ def read_and_pass_on(files: list[Path], pass_on: Callable[[Bytes], None]) -> Non
         pass_on(buffer[:size])
         buffers.append(buffer)
 
-    with ThreadPoolExecutor(READERS) as readers:
+    with ThreadPoolExecutor(n_threads) as readers:
         for descriptor, at, size in _pieces(files, descriptors):
             if not buffers:
                 oldest()

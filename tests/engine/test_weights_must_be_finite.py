@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_testing.fp8_folder import quantise_folder
+from baton_testing.fp8_folder import Stored, quantise_folder
 from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.seam import DType
-from baton_worker.engine.model.checkpoint import CheckpointError, open_checkpoint
+from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor, open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.weights import load_weights
 
@@ -105,3 +105,51 @@ def test_an_e4m3_number_that_is_none_is_refused_by_file_and_key(
     path.write_bytes(whole)
     with pytest.raises(CheckpointError, match=f"^{re.escape(key)}: must be finite, and is not"):
         LOADERS[loader](folder)
+
+
+MULTIPLIED_OUT = "model.layers.1.self_attn.kv_b_proj"
+"""Heads' matrices of compressed rows alone are."""
+OVERFLOWS = [("host", 1e38), ("device-float32", 1e38), ("device-bfloat16", 1e38)]
+ROUNDS_BEYOND = 7.59e35
+"""Times 448 float32 holds it, and the bfloat16 nearest to that is infinite."""
+
+
+def scaled_by(scale: float, folder: Path) -> Path:
+    def stretch(stored: Stored) -> None:
+        key = f"{MULTIPLIED_OUT}.weight_scale_inv"
+        name, scales = stored[key]
+        stored[key] = (name, np.full_like(scales, scale))
+
+    quantise_folder(folder, with_drafts=True, edit=stretch)
+    return folder
+
+
+@pytest.mark.parametrize(("loader", "scale"), [*OVERFLOWS, ("device-bfloat16", ROUNDS_BEYOND)])
+def test_numbers_that_overflow_times_their_scales_are_refused_by_file_and_key(
+    make_checkpoint: Callable[..., Any], loader: str, scale: float
+) -> None:
+    folder = scaled_by(scale, make_checkpoint("deepseek_v3").path)
+    message = f"{MULTIPLIED_OUT}.weight: must be finite, and times its scales is not"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(message)}.*model.safetensors"):
+        LOADERS[loader](folder)
+
+
+def test_what_float32_holds_of_numbers_times_their_scales_is_taken_as_such(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    folder = scaled_by(ROUNDS_BEYOND, make_checkpoint("deepseek_v3").path)
+    LOADERS["host"](folder)
+    LOADERS["device-float32"](folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "bits"),
+    [("F32", np.float32, 0x7F800000), ("F32", np.uint16, 0x7F7FFFFF), ("BF16", np.uint16, 0xFF80)],
+)
+def test_a_number_in_memory_that_is_none_is_refused_as_one_of_a_file(
+    dtype: str, wanted: type[np.generic], bits: int
+) -> None:
+    raw = np.array([[0, bits]], np.uint32 if dtype == "F32" else np.uint16)
+    stored = StoredTensor("x", dtype, raw.shape, raw.view("<f4") if dtype == "F32" else raw)
+    with pytest.raises(CheckpointError, match=r"^x: must be finite, and is not"):
+        stored.write_to(np.empty(raw.shape, wanted), slice(None))

@@ -176,6 +176,11 @@ def test_what_the_system_refuses_is_told_by_its_number(tmp_path: Path) -> None:
         ({"rows": 0}, ValueError, r"rows must be in \[1, "),
         ({"offset": -1}, ValueError, r"offset must be in \[0, "),
         ({"pitch_bytes": 15}, ValueError, "pitch_bytes must be at least a row's 16, got 15"),
+        (
+            {"rows": 4, "pitch_bytes": 1 << 58},
+            ValueError,
+            f"pitch_bytes must be at most {((1 << 63) - 1) // 8 // 4} for 4 rows, got {1 << 58}",
+        ),
         ({"row_items": 9, "pitch_bytes": 18}, ValueError, "out"),
         ({"stored": Number.E4M3}, TypeError, "out must be uint8"),
     ],

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -50,19 +51,15 @@ class Pool {
     {
       const std::lock_guard<std::mutex> lock(state_);
       if (stopped_) return false;
+      works_.push_back(work);  // first, for it may throw
       asked_ += helpers;
       Grow();
       work->wanted = helpers;
-      works_.push_back(work);
     }
+    const Removal removal{this, work, helpers};
     // No more than may join: each that wakes takes `state_`, and who is needed would wait for all.
     for (int i = 0; i < helpers; ++i) wake_.notify_one();
     work->Drain();
-    std::unique_lock<std::mutex> lock(state_);
-    // Nobody may join late: `work` lives on the caller's stack.
-    works_.erase(std::find(works_.begin(), works_.end(), work));
-    asked_ -= helpers;
-    idle_.wait(lock, [work] { return work->busy == 0; });
     return true;
   }
 
@@ -77,6 +74,21 @@ class Pool {
   }
 
  private:
+  // Takes a call's work away at its end, though the caller's own part of it throws: it lives on the
+  // caller's stack, so nobody may join late or be at it still.
+  struct Removal {
+    Pool* pool;
+    Work* work;
+    int helpers;
+
+    ~Removal() {
+      std::unique_lock<std::mutex> lock(pool->state_);
+      pool->works_.erase(std::find(pool->works_.begin(), pool->works_.end(), work));
+      pool->asked_ -= helpers;
+      pool->idle_.wait(lock, [this] { return work->busy == 0; });
+    }
+  };
+
   void Grow() {
     const int most = std::min(asked_, kMaxThreads - 1);
     try {
@@ -85,6 +97,8 @@ class Pool {
       }
     } catch (const std::system_error&) {
       // The machine gives no more threads: those that are there do it, the callers' among them.
+    } catch (const std::bad_alloc&) {
+      // Nor memory for one.
     }
   }
 

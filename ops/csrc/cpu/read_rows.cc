@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "baton_ops/cpu/pool.h"
@@ -55,10 +57,28 @@ struct OfHalf {
   }
 };
 
+// Never freed: threads may read while the process exits.
 const OfHalf& Halves() {
-  static const OfHalf halves;
+  static const OfHalf& halves = *new OfHalf;
   return halves;
 }
+
+// What a thread converts through: it grows to the largest block that the thread has taken.
+class Through {
+ public:
+  // Null if there is no memory: nothing may be thrown in a thread of the pool.
+  uint8_t* Of(int64_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset(new (std::nothrow) uint8_t[static_cast<size_t>(bytes)]);
+      bytes_ = memory_ ? bytes : 0;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<uint8_t[]> memory_;
+  int64_t bytes_ = 0;
+};
 
 void Convert(const uint8_t* from, Number stored, Number wanted, int64_t count, uint8_t* to) {
   if (stored == wanted) {
@@ -117,21 +137,25 @@ class Read {
   // Blocks are begun in their order. One behind a failure is left out, one before it is not: so the
   // first of those that fail is always told.
   void Take(int64_t block) {
-    thread_local std::vector<uint8_t> through;
+    thread_local Through through;
     if (block <= failed_.load(std::memory_order_relaxed)) One(block, &through);
   }
 
   ReadOutcome outcome() const { return {error_, at_, is_finite_.load()}; }
 
  private:
-  void One(int64_t block, std::vector<uint8_t>* through) {
+  void One(int64_t block, Through* through) {
     const int64_t first = block * step_, count = std::min(step_, units_ - first);
     const int64_t span = (count - 1) * unit_bytes_ + unit_items_ * size_;
     uint8_t* to = out_ + first * unit_items_ * SizeOf(wanted_);
     const bool is_straight = !has_gaps_ && rows_.stored == wanted_;
-    if (!is_straight) through->resize(span);
-    uint8_t* from = is_straight ? to : through->data();
-    if (!All(rows_.offset + first * unit_bytes_, span, from, block)) return;
+    const int64_t at = rows_.offset + first * unit_bytes_;
+    uint8_t* from = is_straight ? to : through->Of(span);
+    if (from == nullptr) {
+      Fail(ENOMEM, at, block);
+      return;
+    }
+    if (!All(at, span, from, block)) return;
     if (!is_straight) Place(from, count, to);
     if (!AreFinite(to, wanted_, count * unit_items_)) is_finite_.store(false);
   }
@@ -183,6 +207,7 @@ class Read {
 
 ReadOutcome ReadRows(const StoredRows& rows, Number wanted, void* out, int64_t block_bytes,
                      int threads) {
+  if (rows.stored == Number::kFloat16) Halves();  // made here, where it may throw
   Read read(rows, wanted, static_cast<uint8_t*>(out), block_bytes);
   const auto body = [](const void* context, int64_t block) {
     static_cast<Read*>(const_cast<void*>(context))->Take(block);

@@ -59,16 +59,24 @@ Error AllowCluster(void (*kernel)(Params), const ClusterGrid& grid) {
   return ErrorOf(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
 }
 
-// Whether the device, or the part of it that this process has, takes such a cluster.
+// Whether the device, or the part of it that this process has, takes such a cluster. That it is
+// refused is an answer, and no error that whoever looks next may be told of.
 template <class Params>
 bool TakesCluster(void (*kernel)(Params), const ClusterGrid& grid) {
-  if (Capability() < 9 || AllowCluster(kernel, grid)) return false;
+  if (Capability() < 9) return false;
+  if (AllowCluster(kernel, grid)) {
+    (void)cudaGetLastError();
+    return false;
+  }
   ClusterLaunch launch(grid, nullptr);
   launch.config.attrs = launch.attributes + 1;  // what it is asked about alone
   launch.config.numAttrs = 1;
   int clusters = 0;
-  return cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) == cudaSuccess &&
-         clusters > 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  return clusters > 0;
 }
 
 // Every block of `kernel` must call WaitForEarlierGrids, as for LaunchEarly.

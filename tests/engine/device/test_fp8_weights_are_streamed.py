@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from baton_testing.e4m3_numbers import number
 from baton_testing.fp8_folder import Scheme, quantise_folder
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor, on_device
 from baton_testing.numpy_engine import uploaded
-from baton_worker.engine.backends.device import staging
+from baton_worker.engine.backends.device import placing, staging
 from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.backends.device.placing import MultipliedOut, RowScales
 from baton_worker.engine.backends.device.scaled_kernels import Scaled
 from baton_worker.engine.backends.device.sizing import weight_bytes
 from baton_worker.engine.backends.device.weights import DeviceWeights
@@ -31,6 +33,8 @@ CUT = {"head_dim": 64, "intermediate_size": 512, "moe_intermediate_size": 256}
 """Whole groups for two ranks."""
 LATENT = {"head_dim": None, "q_lora_rank": 140, "kv_lora_rank": 132}
 """Of MLA: two groups along both ranks."""
+SMALL_BYTES = 64 << 10
+"""Of Python's objects, which are no rows."""
 NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 
@@ -119,6 +123,31 @@ def test_heads_matrices_of_compressed_rows_are_multiplied_out(make: Any) -> None
     kept = streamed(make("deepseek_v3", kept=(key,), **LATENT)).layers[1].latent
     assert kept is not None
     assert on_device(kept.kv_up).dtype == np.float32
+
+
+def test_a_piece_is_multiplied_out_through_less_than_a_readers_threads_have(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a float32 copy of the piece it would be more than the piece itself."""
+    n_bytes, columns = 32 << 10, LATENT["kv_lora_rank"]
+    stored = open_checkpoint(make("deepseek_v3", v_head_dim=2048, **LATENT))
+    key = "model.layers.1.self_attn.kv_b_proj.weight"
+    values, scales = stored[key], stored[f"{key}_scale_inv"].float32()
+    whole = MultipliedOut(values, RowScales(scales, range(values.shape[0]), 128), 128)
+    wanted, out = np.empty((2, *values.shape), np.float32)
+    whole.write_to(wanted, slice(None))
+    monkeypatch.setattr(placing, "BLOCK_BYTES", n_bytes)
+    tracemalloc.start()
+    try:
+        whole.write_to(out, slice(None))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < n_bytes + SMALL_BYTES < out.nbytes
+    np.testing.assert_array_equal(out, wanted)
+    some = np.empty((30, columns), np.float32)
+    whole.write_to(some, slice(117, 147))
+    np.testing.assert_array_equal(some, wanted[117:147])
 
 
 def test_modules_that_are_kept_stay_as_they_are(make: Any) -> None:

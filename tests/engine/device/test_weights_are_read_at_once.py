@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -13,13 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from baton_ops.files import StoredRows
+from baton_ops.files import StoredRows, read_rows
 from baton_testing.numpy_device import NumpyDevice, on_device
 from baton_worker.engine.backends.device import staging
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.backends.device.staging import AHEAD, READERS, Staging
 from baton_worker.engine.load_progress import LoadProgress
-from baton_worker.engine.model import files
+from baton_worker.engine.model import checkpoint, files
 from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor, open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.model.shards import Shard
@@ -144,7 +145,26 @@ def test_page_locked_memory_has_a_bound_whatever_the_size_of_a_model(
     assert device.host_bytes == 64 * min(2 * count, READERS + AHEAD)
 
 
-def test_what_a_reader_converts_through_has_a_bound(
+def test_a_read_converts_through_no_more_than_its_threads_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a block and a thread take is the library's: tests/ops/native/kernels_check.cc."""
+    save_file({"x": np.ones((4096, 64), np.float16)}, tmp_path / "model.safetensors")
+    stored = open_checkpoint(tmp_path)["x"]
+    asked: list[tuple[int, int]] = []
+
+    def noting(rows: StoredRows, out: Any, block_bytes: int, threads: int) -> Any:
+        asked.append((block_bytes, threads))
+        return read_rows(rows, out, block_bytes, threads)
+
+    monkeypatch.setattr(files, "read_rows", noting)
+    for part in (stored, stored.part(columns=slice(16, 32))):
+        np.testing.assert_array_equal(part.float32(), np.ones(part.shape, np.float32))
+    assert asked == [(1 << 20, files.THREADS)] * 2
+    assert files.THREADS <= 4
+
+
+def test_rows_that_python_converts_have_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_file({"x": np.ones((4096, 64), np.float16)}, tmp_path / "model.safetensors")
@@ -168,8 +188,6 @@ def test_a_rank_reads_its_rows_alone_and_of_columns_what_lies_between(
     def noting(self: StoredTensor, out: Any, rows: slice) -> None:
         at_work.key = self.key
         write_to(self, out, rows)
-
-    read_rows = files.read_rows
 
     def counting(rows: StoredRows, out: Any, *more: int) -> Any:
         n_bytes = (rows.rows - 1) * rows.pitch_bytes + 4 * rows.row_items
@@ -223,3 +241,20 @@ def test_a_file_that_is_cut_while_it_is_read_names_itself_the_key_and_the_shape(
     expected = f"{last.key}: BF16 {last.shape}: {path}: ends at byte"
     with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}.* 2 bytes early"):
         load()
+
+
+def test_a_file_that_is_cut_while_it_is_opened_names_itself(
+    make_checkpoint: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a download that begins anew; a map of the header would have ended the process."""
+    made = make_checkpoint("qwen3")
+
+    class Cut(files.MappedFile):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            os.truncate(path, 0)
+
+    monkeypatch.setattr(checkpoint, "MappedFile", Cut)
+    expected = f"{made.path / 'model.safetensors'}: ends at byte 0, 8 bytes early"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}"):
+        open_checkpoint(made.path)

@@ -76,6 +76,12 @@ WRITES: dict[str, Callable[..., Any]] = {
         out,
     ),
     "combine_norm": lambda sum_, residual, norm, out: (residual, out),
+    "latent.norm": lambda x, weight, eps, out: out,
+    "latent.fold": lambda queries, kv_up, mla, out: out,
+    "latent.rotate": lambda queries, rotation, places, mla, query: query,
+    "latent.store": lambda row, norm, rotation, places, kv, layer: kv,
+    "latent.attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
+    "latent.unfold": lambda attended, kv_up, mla, out: out,
     "rank_sum": lambda part, exchange, out: (part, out),
     "rank_gather": lambda part, exchange, out: (part, out),
 }
@@ -84,12 +90,30 @@ WRITES: dict[str, Callable[..., Any]] = {
 Launch = tuple[str, tuple[Any, ...]]
 
 
+class NotedLatent:
+    """Those of compressed rows, which are noted beside the others."""
+
+    def __init__(self, kernels: Any, launches: list[Launch]) -> None:
+        self._kernels = kernels
+        self._launches = launches
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._kernels, name)
+
+        def call(*arguments: Any) -> None:
+            self._launches.append((f"latent.{name}", on_device(arguments)))
+            kernel(*arguments)
+
+        return call
+
+
 class Noted(NumpyKernels):
     """NumPy's kernels, and what they were called with, in order."""
 
     def __init__(self, device: NumpyDevice) -> None:
         super().__init__(device)
         self.launches: list[Launch] = []
+        self.latent = NotedLatent(self.latent, self.launches)
 
     def __getattribute__(self, name: str) -> Any:
         kernel = object.__getattribute__(self, name)
@@ -223,6 +247,39 @@ def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) 
     assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
     assert {"scaled_expert_gate_up_silu", "scaled_expert_matmul"} <= called
     assert conflicts(launches) == []
+
+
+LATENT = {"norm", "fold", "rotate", "store", "attend", "unfold"}
+"""All of `LatentKernels`: each waits before it reads, and before it lets the next begin."""
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_nor_does_one_of_a_model_with_compressed_rows(
+    make_checkpoint: Callable[..., Any], is_fp8: bool
+) -> None:
+    folder = make_checkpoint("deepseek_v3").path
+    if is_fp8:
+        quantise_folder(folder, with_drafts=True)
+    launches = launches_of_an_engine(folder)
+    called = {name for name, _ in launches}
+    assert {f"latent.{name}" for name in LATENT} <= called
+    assert ("scaled_matmul" in called) is is_fp8
+    assert {"norm_route", "combine_norm"} <= called
+    for rows in OF_EXPERTS:
+        assert conflicts(launches, rows) == []
+
+
+def test_a_store_of_compressed_rows_that_wrote_a_norms_weight_would_be_found(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    launches = launches_of_an_engine(make_checkpoint("deepseek_v3").path)
+    at = next(i for i, launch in enumerate(launches) if launch[0] == "add_norm" and i > 8)
+    weight = launches[at][1][2]
+    stored = next(given for name, given in launches if name == "latent.store")
+    writes_weight = ("latent.store", (*stored[:4], weight, *stored[5:]))
+    assert "add_norm behind latent.store" in conflicts(
+        [*launches[:at], writes_weight, *launches[at:]]
+    )
 
 
 @pytest.fixture

@@ -1,5 +1,9 @@
 // The launches of what a mixture of experts does beside its products under C names; arguments are
 // laid out by baton_testing/host_routes.py, eight bytes each. Returns null or what went wrong.
+#include <cuda_runtime.h>
+
+#include <utility>
+
 #include "rewritten/experts.h"
 #include "words.h"
 
@@ -65,6 +69,11 @@ CombineInput ReadCombining(const int64_t*& words) {
 }  // namespace
 
 extern "C" {
+
+void host_clusters(int clusters) { host_cuda::active_clusters = clusters; }
+
+// Returns how many kernels were launched since this was last called.
+int host_launches() { return std::exchange(host_cuda::launches, 0); }
 
 Error host_route(const int64_t* words, double least_sum, double scaling) {
   RouteOutput out{};

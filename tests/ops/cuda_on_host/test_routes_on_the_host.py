@@ -90,6 +90,7 @@ class Case:
         if self.rule.has_choice_bias:
             self.bias = aligned(rng.normal(0.0, 0.2, self.rule.count).astype(np.float32))
         self.routes = routes
+        self.launches = 0
 
     def routed(self, seed: int, rows: slice = slice(None)) -> Routes:
         x = self.x[rows]
@@ -110,11 +111,13 @@ class Case:
         )
         out, choice = room(len(self.x), self.rule), (self.router, self.bias, self.rule)
         self.routes.set(seed)
+        self.routes.launches()
         if at_once:
             self.routes.norm_route(norm, *choice, out)
         else:
             self.routes.norm(norm)
             self.routes.route(norm.out, *choice, out)
+        self.launches = self.routes.launches()
         return {"residual": norm.residual, "normed": norm.out} | out._asdict()
 
 
@@ -276,6 +279,24 @@ def test_a_norm_and_a_choice_have_the_bits_of_both(
 ) -> None:
     case = Case(routes, name, n_tokens, hidden, is_bf16)
     parts, once = (case.normed(n_tokens + hidden, way, adds) for way in (False, True))
+    for key, values in parts.items():
+        np.testing.assert_array_equal(once[key], values, err_msg=key)
+    is_one = n_tokens == 1 and hidden % 8 == 0 and case.rule.n_groups == case.rule.n_chosen_groups
+    assert (case.launches == 1) is is_one
+
+
+def test_where_no_cluster_has_room_a_norm_and_a_choice_are_launches_of_their_own(
+    routes: host_routes.HostRoutes,
+) -> None:
+    case = Case(routes, "qwen3", 1, 264, True)
+    once = case.normed(7, at_once=True, adds=True)
+    assert case.launches == 1
+    routes.set_clusters(0)
+    try:
+        parts = case.normed(7, at_once=True, adds=True)
+    finally:
+        routes.set_clusters(1)
+    assert case.launches > 1
     for key, values in parts.items():
         np.testing.assert_array_equal(once[key], values, err_msg=key)
 

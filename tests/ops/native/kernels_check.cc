@@ -2,6 +2,7 @@
 // kernels may last read or write. Exits with 1 and a message at the first wrong result.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "baton_ops/cpu/logprobs.h"
+#include "baton_ops/cpu/pool.h"
 #include "baton_ops/cpu/read_rows.h"
 #include "baton_ops/cpu/settings.h"
 #include "baton_ops/cpu/verify.h"
@@ -21,6 +23,8 @@
 namespace {
 
 std::atomic<int64_t> allocations{0};
+std::atomic<size_t> largest_array{0};  // of those that are asked for without throwing
+std::atomic<bool> refuses_arrays{false};
 
 }  // namespace
 
@@ -32,6 +36,18 @@ void* operator new(size_t size) {
 
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+void* operator new[](size_t size, const std::nothrow_t&) noexcept {
+  ++allocations;
+  size_t largest = largest_array.load();
+  while (size > largest && !largest_array.compare_exchange_weak(largest, size)) {
+  }
+  return refuses_arrays ? nullptr : std::malloc(size);
+}
+
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
 
 namespace {
 
@@ -200,6 +216,61 @@ void CheckVerify() {
   }
 }
 
+// The caller's own part of a call may throw; the pool is as good as before.
+void CheckThrowing() {
+  struct Call {
+    std::thread::id caller = std::this_thread::get_id();
+    mutable std::atomic<bool> threw{false};
+    mutable std::atomic<int> done{0};
+  };
+  const auto body = [](const void* context, int64_t) {
+    const Call& call = *static_cast<const Call*>(context);
+    if (std::this_thread::get_id() == call.caller) {
+      call.threw = true;
+      throw std::bad_alloc();
+    }
+    while (!call.threw) std::this_thread::yield();  // so that there is something for the caller
+    ++call.done;
+  };
+  const auto count = [](const void* context, int64_t) {
+    ++static_cast<const Call*>(context)->done;
+  };
+  for (int round = 0; round < 20; ++round) {
+    const Call call, next;
+    bool was_told = false;
+    try {
+      baton_ops::cpu::ParallelBeside(1000, 4, body, &call);
+    } catch (const std::bad_alloc&) {
+      was_told = true;
+    }
+    REQUIRE(was_told);
+    baton_ops::cpu::ParallelBeside(1000, 4, count, &next);
+    REQUIRE(next.done == 1000);
+  }
+}
+
+// What is converted goes through a block a thread, and without memory for it the read fails.
+void CheckReadMemory() {
+  using baton_ops::cpu::Number;
+  std::FILE* file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  const std::vector<uint16_t> values(100 * 1000);
+  REQUIRE(std::fwrite(values.data(), 2, values.size(), file) == values.size());
+  REQUIRE(std::fflush(file) == 0);
+  const baton_ops::cpu::StoredRows rows{fileno(file), 0,          1,
+                                        100 * 1000,   200 * 1000, Number::kFloat16};
+  std::vector<float> wide(100 * 1000);
+  largest_array = 0;
+  REQUIRE(ReadRows(rows, Number::kFloat32, wide.data(), 3000, 4).error == 0);
+  REQUIRE(largest_array == 3000);
+  refuses_arrays = true;
+  const auto told = ReadRows(rows, Number::kFloat32, wide.data(), 6000, 4);
+  REQUIRE(told.error == ENOMEM && told.at == 0);
+  refuses_arrays = false;
+  REQUIRE(ReadRows(rows, Number::kFloat32, wide.data(), 6000, 4).error == 0);
+  std::fclose(file);
+}
+
 // Several callers at once, all of which get threads; one file is read too far.
 void CheckReads() {
   using baton_ops::cpu::Number;
@@ -241,6 +312,8 @@ int main() {
   CheckLogprobs("avx2");
   CheckPool();
   CheckVerify();
+  CheckThrowing();
+  CheckReadMemory();
   CheckReads();
   std::puts("ok");
 }

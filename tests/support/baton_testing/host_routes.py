@@ -63,6 +63,14 @@ class HostRoutes:
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
 
+    def set_clusters(self, clusters: int) -> None:
+        """Set how many clusters the device says that it has room for."""
+        self._library.host_clusters(clusters)
+
+    def launches(self) -> int:
+        """Return how many kernels were launched since this was last asked."""
+        return int(self._library.host_launches())
+
     def route(
         self, x: Array, router: Array, bias: Array | None, rule: Experts, out: Routes
     ) -> None:

@@ -9,8 +9,9 @@ namespace baton_ops::cpu {
 // Calls body(context, i) for every i in [0, count), on at most ThreadCount() threads, the caller's
 // among them, and returns when all calls have. `cost` is that of one index, in logits read; a call
 // too small to gain stays on the caller's thread, as does one made while another is in progress.
-// `body` must not throw. Threads start with the first call that needs them, live until the process
-// exits, and are started afresh in a forked child.
+// `body` must not throw, but on the caller's own thread: then the call ends by that once nobody is
+// at it any more, and some indices may be left out. Threads start with the first call that needs
+// them, live until the process exits, and are started afresh in a forked child.
 void ParallelFor(int64_t count, int64_t cost, void (*body)(const void* context, int64_t index),
                  const void* context);
 

@@ -35,7 +35,8 @@ struct ReadOutcome {
 // float32. Widening is exact; bfloat16 is rounded to nearest, ties to even, a NaN stays one. About
 // `block_bytes` are read at a time, by at most `threads` threads, the caller's among them, each of
 // which keeps as much memory where it converts. What is stored as it is wanted, and lies without
-// gaps, is read straight to its place. `out` is undefined behind a failure.
+// gaps, is read straight to its place. `out` is undefined behind a failure, which is ENOMEM where
+// there is no memory to convert through.
 ReadOutcome ReadRows(const StoredRows& rows, Number wanted, void* out, int64_t block_bytes,
                      int threads);
 

@@ -56,6 +56,8 @@ namespace host_cuda {
 constexpr size_t kWithoutAsking = 48 << 10;
 inline std::map<const void*, size_t> asked;  // dynamic shared memory, by kernel
 inline std::set<const void*> asked_for_large_clusters;
+inline int active_clusters = 1;  // that the device has room for, as it says when it is asked
+inline int launches = 0;         // of kernels, since this was last set
 
 struct Shape {
   Index grid;
@@ -104,6 +106,7 @@ inline cudaError_t Run(const std::function<void()>& kernel, const void* name, co
     snprintf(failure, sizeof(failure), "%s", refusal);
     return cudaErrorLaunchFailure;
   }
+  ++launches;
   if (recorder) {
     recorder(kernel, shape);
     return cudaSuccess;
@@ -172,7 +175,7 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, in
 
 template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t*) {
-  *clusters = 1;
+  *clusters = host_cuda::active_clusters;
   return cudaSuccess;
 }
 

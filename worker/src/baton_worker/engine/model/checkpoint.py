@@ -92,8 +92,7 @@ class StoredTensor:
         with self._telling():
             for block, values in self.file.blocks(part):
                 out[block] = decoded(values)
-        if not np.isfinite(out).all():
-            raise self._not_finite(out)
+        self.require_finite(out)
         return out
 
     def part(self, rows: slice = slice(None), columns: slice = slice(None)) -> StoredTensor:
@@ -130,6 +129,7 @@ class StoredTensor:
         part = self.raw[rows]
         if self.file is None:
             self._convert(part, out)
+            self.require_finite(out)
             return
         with self._telling():
             is_finite = self.file.convert_to(out, part, _NUMBERS[self.dtype])
@@ -144,10 +144,8 @@ class StoredTensor:
         """
         if self.file is None:
             return view.tobytes()
-        out = np.empty(view.shape, np.uint8)
         with self._telling():
-            self.file.read_to(out, view)
-        return out.tobytes()
+            return self.file.content(view)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -163,17 +161,31 @@ class StoredTensor:
             # Looked up, in a twelfth of the time. The mode matters: any other copies `out`.
             np.take(_rounded_halves(), part.view(np.uint16), out=out, mode="wrap")
         elif out.dtype == np.uint16:
-            np.copyto(out, _rounded(part))
+            np.copyto(out, rounded(part))
         elif self.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             np.left_shift(part, 16, out=out.view(np.uint32), dtype=np.uint32)
         else:
             np.copyto(out, part)
 
-    def _not_finite(self, values: npt.NDArray[Any]) -> CheckpointError:
-        is_rounded = self.dtype == "F32" and values.dtype == np.uint16
+    def require_finite(self, values: npt.NDArray[Any], made: str = "") -> None:
+        """Refuse what was read of it, or made of that, where a number is not finite.
+
+        Args:
+            values: float32; uint16, the bits of bfloat16; uint8, those of e4m3.
+            made: what was done with the numbers, for the message; "" for nothing.
+
+        Raises:
+            CheckpointError: one is not.
+        """
+        if not _are_finite(values):
+            raise self._not_finite(values, made)
+
+    def _not_finite(self, values: npt.NDArray[Any], made: str = "") -> CheckpointError:
+        is_rounded = values.dtype == np.uint16 and (self.dtype == "F32" or made != "")
         beyond = ", or beyond what bfloat16 holds" if is_rounded else ""
-        return CheckpointError(f"{self.key}: must be finite, and is not{beyond}{self.where}")
+        told = f"must be finite, and {made} is not" if made else "must be finite, and is not"
+        return CheckpointError(f"{self.key}: {told}{beyond}{self.where}")
 
     def n_stored(self, rows: slice = slice(None)) -> int:
         """Return how many bytes of the file these rows are."""
@@ -262,7 +274,15 @@ def identity(checkpoint: Mapping[str, StoredTensor]) -> str:
     return digest.hexdigest()
 
 
-def _rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def _are_finite(values: npt.NDArray[Any]) -> bool:
+    if values.dtype == np.float32:
+        return bool(np.isfinite(values).all())
+    # All bits of the exponent are set; e4m3 has no infinity, and one NaN of each sign.
+    mask = values.dtype.type(0x7F80 if values.dtype == np.uint16 else 0x7F)
+    return not bool(((values & mask) == mask).any())
+
+
+def rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return the bits of the bfloat16 nearest to each value; NaN stays NaN."""
     bits = values.view(np.uint32)
     nearest = bits >> 16
@@ -280,7 +300,7 @@ def _rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def _rounded_halves() -> npt.NDArray[np.uint16]:
     """Return for the bits of each float16 those of the bfloat16 nearest to it: u16[65536]."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    table = _rounded(halves.astype(np.float32))
+    table = rounded(halves.astype(np.float32))
     table.flags.writeable = False
     return table
 
@@ -317,9 +337,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         with safe_open(path, framework="np"):
             pass
         file = MappedFile(path)
+        body, header = _parts(file)
+    except ReadError as error:
+        raise CheckpointError(str(error)) from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}{_cut_off(path)}") from error
-    body, header = _parts(file.map, path)
     for key, entry in header.items():
         if key == "__metadata__":
             continue
@@ -330,12 +352,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         yield key, StoredTensor(key, info.dtype, info.shape, stored, file)
 
 
-def _parts(
-    data: npt.NDArray[np.uint8], path: Path
-) -> tuple[npt.NDArray[np.uint8], dict[str, msgspec.Raw]]:
+def _parts(file: MappedFile) -> tuple[npt.NDArray[np.uint8], dict[str, msgspec.Raw]]:
     """Return what is behind a file's header, and the header."""
-    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    return data[start:], _decode(data[8:start].tobytes(), dict[str, msgspec.Raw], path)
+    start = 8 + int.from_bytes(file.content(file.map[:8]), "little")
+    header = file.content(file.map[8:start])
+    return file.map[start:], _decode(header, dict[str, msgspec.Raw], file.path)
 
 
 def _cut_off(path: Path) -> str:
@@ -343,13 +364,13 @@ def _cut_off(path: Path) -> str:
     it was refused.
     """
     try:
-        body, header = _parts(MappedFile(path).map, path)
+        body, header = _parts(MappedFile(path))
         infos = {
             key: _decode(bytes(entry), _TensorInfo, path)
             for key, entry in header.items()
             if key != "__metadata__"
         }
-    except (OSError, ValueError):  # it is no such file at all
+    except (OSError, ValueError, ReadError):  # it is no such file at all, or not any more
         return ""
     cut = [(info.data_offsets[1], key) for key, info in infos.items()]
     for end, key in sorted(cut):

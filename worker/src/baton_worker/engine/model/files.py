@@ -67,6 +67,16 @@ class MappedFile:
                 raise self._failed(END_OF_FILE, at, len(left))
             at, left = at + n_read, left[n_read:]
 
+    def content(self, view: npt.NDArray[np.uint8]) -> bytes:
+        """Read what a contiguous view of the map shows.
+
+        Raises:
+            ReadError: see `read_to`.
+        """
+        out = np.empty(view.shape, np.uint8)
+        self.read_to(out, view)
+        return out.tobytes()
+
     def convert_to(self, out: npt.NDArray[Any], view: npt.NDArray[Any], stored: Number) -> bool:
         """Read what a view of the map shows to `out`, by several threads and without the GIL; say
         whether all of it is finite.

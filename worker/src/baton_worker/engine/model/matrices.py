@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 Float32Array = npt.NDArray[np.float32]
 
+SCALED = "times its scales"
+"""How a message tells of numbers that `multiplied_out` or its like has made."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledMatrix:
@@ -70,11 +73,14 @@ def joined(parts: Sequence[Matrix]) -> Matrix:
 
 
 def multiplied_out(matrix: Matrix) -> Float32Array:
-    """Return a quantised matrix's elements, each rounded to float32 once."""
+    """Return a quantised matrix's elements, each rounded to float32 once: infinite where that
+    overflows, which whoever knows the matrix's key must find.
+    """
     if not isinstance(matrix, ScaledMatrix):
         return matrix
     scales = np.repeat(matrix.scales, matrix.group, axis=0)[: len(matrix.values)]
-    return matrix.values * scales
+    with np.errstate(over="ignore"):
+        return matrix.values * scales
 
 
 def filled(matrix: Matrix, multiple: int, axis: int) -> Matrix:

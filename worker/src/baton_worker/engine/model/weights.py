@@ -23,6 +23,7 @@ from baton_worker.engine.model.checkpoint import (
 )
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.matrices import (
+    SCALED,
     Float32Array,
     Matrix,
     ScaledMatrix,
@@ -264,6 +265,7 @@ class _Reader:
         shape = (width, mla.kv_rank)
         # Multiplied with from both sides, which scales of groups along one do not go with.
         kv_up = multiplied_out(self._matrix(keys.kv_up, shape, rows=self._shard.part(width))).T
+        self._stored(keys.kv_up, shape).require_finite(kv_up, made=SCALED)
         return LatentWeights(
             q_norm=q_norm,
             q_up=q_up,

@@ -13,11 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor
+from baton_worker.engine.model.checkpoint import CheckpointError, StoredTensor, rounded
+from baton_worker.engine.model.files import BLOCK_BYTES
+from baton_worker.engine.model.matrices import SCALED
 from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.reading import CheckedReader
 
 _ALL = slice(None)
+
+_BYTES_OF_NUMBER = 20
+"""Of the host's memory, for each number while it is multiplied out: its bits, the index that it is
+looked up with, and itself twice."""
 
 
 class Part(NamedTuple):
@@ -86,13 +92,24 @@ class MultipliedOut:
         """Write these rows to `out`, as `StoredTensor.write_to` does of float32.
 
         Raises:
-            CheckpointError: as `StoredTensor.e4m3` does.
+            CheckpointError: as `StoredTensor.e4m3` does, or a number times its scale is not finite,
+                or rounds to what is not.
         """
+        first, last, _ = rows.indices(self.shape[0])
+        step = max(BLOCK_BYTES // (_BYTES_OF_NUMBER * self.shape[1]), 1)
+        for start in range(first, last, step):
+            block = slice(start, min(start + step, last))
+            self._write_block(out[block.start - first : block.stop - first], block)
+
+    def _write_block(self, out: npt.NDArray[Any], rows: slice) -> None:
         numbers = self.values.e4m3(rows)
         scales = np.empty((len(numbers), self.scales.shape[1]), np.float32)
         self.scales.write_to(scales, rows)
-        numbers *= np.repeat(scales, self.group, axis=1)[:, : numbers.shape[1]]
-        StoredTensor(self.values.key, "F32", numbers.shape, numbers).write_to(out, slice(None))
+        with np.errstate(over="ignore"):
+            for group, scale in enumerate(scales.T):
+                numbers[:, group * self.group : (group + 1) * self.group] *= scale[:, None]
+        np.copyto(out, rounded(numbers) if out.dtype == np.uint16 else numbers)
+        self.values.require_finite(out, made=SCALED)
 
     def n_stored(self, rows: slice = _ALL) -> int:
         """Return how many bytes of the file these rows stand for."""
