@@ -85,7 +85,10 @@ def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_draf
     ops = {name for name in vars(OpsKernels) if not name.startswith("_")}
     asked = {name for name in ops if not name.endswith("_bytes")}
     of_ranks = {"rank_sum", "rank_gather"}  # test_every_call_fits_the_cuda_ops has several
-    of_mixtures = {"expert_limits", "route", "expert_gate_up_silu", "expert_matmul", "combine"}
+    of_mixtures = {
+        "expert_limits", "norm_route", "expert_gate_up_silu", "expert_matmul", "combine",
+        "combine_norm",
+    }  # fmt: skip
     of_fp8 = {name for name in asked if name.startswith("scaled_")} | {"quantise"}
     others = of_ranks | of_mixtures | of_fp8 | {"advance", "latent"}
     assert asked - set(kernels.passed) <= unused | others
