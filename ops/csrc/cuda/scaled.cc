@@ -48,9 +48,21 @@ ScaledWay DenseWayFor(const ScaledMatmulInput& in, int processors) {
   return best;
 }
 
+// Experts with so many rows on average have mostly one tile of eight each.
+constexpr int64_t kFewOfExpert = 4;
+// Up to so many ranges, and where there are tiles for all warps, one warp has done a tile before a
+// block's have met.
+constexpr int64_t kRangesOfWarp = 8;
+
 // By how many rows an expert has on average, of 128 experts on an H100.
 ScaledWay ExpertsWayFor(const ScaledMatmulInput& in) {
-  if (in.rows < in.experts) return ScaledWay::kAnyGpu;
+  if (in.is_gated && in.rows < in.experts) return ScaledWay::kAnyGpu;
+  if (in.rows <= in.experts * kFewOfExpert) {
+    const bool are_tiles_many = in.rows * 2 >= in.experts;
+    const bool is_short = in.in <= kRangesOfWarp * kScaledGroup;
+    return !in.is_gated && are_tiles_many && is_short ? ScaledWay::kWarp32x8
+                                                      : ScaledWay::kBlock32x8;
+  }
   const int64_t each = in.rows / in.experts;
   if (each <= 8) return ScaledWay::k128x16;
   if (each <= 24) return ScaledWay::k128x32;
@@ -79,7 +91,8 @@ Error Run(const ScaledWay* way, const ScaledMatmulInput& in, const Rows& out, El
                                       : ScaledWay::kAnyGpu;
   if (by == ScaledWay::kAnyGpu) return ScaledOnAnyGpu(in, out, out_type, stream);
   if (!is_taken) return "the kernels for Hopper do not take this product";
-  return ScaledTurned(by, in, out, out_type, device.processors, stream);
+  return IsOfFew(by) ? ScaledFew(by, in, out, out_type, device.processors, stream)
+                     : ScaledTurned(by, in, out, out_type, device.processors, stream);
 }
 
 }  // namespace

@@ -68,6 +68,8 @@ Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, E
                          is_wide};
   switch (way) {
     case ScaledWay::kAnyGpu:
+    case ScaledWay::kBlock32x8:
+    case ScaledWay::kWarp32x8:
       break;
     case ScaledWay::k64x16:
       return Launch<1, 8>(in, out, processors, stream);

@@ -26,6 +26,18 @@ __device__ __forceinline__ void BeginCopyOrZeros(void* to, const void* from, boo
                : "memory");
 }
 
+// The same of a weight, which no kernel writes: it is read before earlier grids are complete.
+__device__ __forceinline__ void BeginEarlyCopyOrZeros(void* to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared::cta.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(to)),
+               "l"(from), "r"(is_there ? 16 : 0)
+               : "memory");
+}
+// Four bytes of one.
+__device__ __forceinline__ void BeginEarlyCopy(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(to)), "l"(from)
+               : "memory");
+}
+
 // Counts what the thread has begun since the last call as one copy.
 __device__ __forceinline__ void CountCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -53,6 +53,8 @@ def scaled_expert_matmul_into(
 ) -> None:
     """Write out E[N, O]: of rows starts i32[X + 1][e] to starts[e + 1] - 1 what
     `scaled_matmul_into` makes of them and of rows e * O to e * O + O - 1 of weight uint8[X * O, K].
+    `starts` are read early: they are there when `scaled_expert_gate_up_silu_into`, or any kernel
+    that lets none start before it has waited, comes between them and this.
     """
     launch("cuda_scaled_expert_matmul")(x, x_scales, starts, weight, weight_scales, out)
 

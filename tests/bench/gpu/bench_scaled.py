@@ -28,7 +28,8 @@ ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
 TOKENS = (1, 8, 64, 256, 2048)
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 """Of Qwen3-30B-A3B."""
-WAYS = ("any", "64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128x128")
+TILES = ("64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128x128")
+WAYS = ("any", *TILES, "32x8 of a block", "32x8 of a warp")
 """For any GPU, then by tiles: rows of the weight, rows of x."""
 CACHE_BYTES, REPEATS = 160 << 20, 3
 

@@ -9,19 +9,27 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
+// Has every thread pass a barrier by.
+void host_skip(const char* file, int line) {
+  host_cuda::settings.skipped_line = line;
+  snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
+}
+
 // `weight_bytes`: how many there are of the weight, of all experts together.
 Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t weight_bytes) {
   ScaledCall call(words);
   const auto weight = reinterpret_cast<const char*>(call.in.weight.values);
   host_cuda::readable[0] = host_cuda::readable[1] = {weight, weight + weight_bytes};
   // The grid before writes where experts' rows begin.
-  const int64_t starts = call.in.experts == 0 ? 0 : call.in.experts + 1;
+  const auto by = static_cast<ScaledWay>(way);
+  const bool is_early = !call.in.is_gated && IsOfFew(by);
+  const int64_t starts = call.in.experts == 0 || is_early ? 0 : call.in.experts + 1;
   std::vector<int32_t> seen(static_cast<size_t>(starts), -1);
   host_cuda::late = {seen.data(), call.in.starts, starts};
   if (starts > 0) call.in.starts = seen.data();
-  const auto by = static_cast<ScaledWay>(way);
   if (!HopperTakesScaled(call.in, call.type)) return "not taken";
-  return ScaledTurned(by, call.in, call.out, call.type, processors, nullptr);
+  return IsOfFew(by) ? ScaledFew(by, call.in, call.out, call.type, processors, nullptr)
+                     : ScaledTurned(by, call.in, call.out, call.type, processors, nullptr);
 }
 
 int host_scaled_ways() { return kScaledWays; }

@@ -19,7 +19,8 @@ from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 Array = npt.NDArray[Any]
 
 GUARD = 0x7B7B
-WAYS = range(1, 9)
+WAYS = range(1, 11)
+OF_BLOCKS = 9  # of which each takes tiles of few rows
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,30 @@ def test_rows_of_experts_have_the_bits_of_the_kernels_for_any_gpu(
     any_gpu.matmul(x, weight, 128, wanted[:, :outputs], is_gated, row, starts)
     turned.matmul(way, x, weight, 128, out[:, :outputs], is_gated, row, starts)
     np.testing.assert_array_equal(out, wanted)
+
+
+def test_ranges_of_a_block_of_few_rows_need_their_barrier(
+    both: tuple[HostScaled, HostTurned],
+) -> None:
+    """The first of its header, where ranges of all warps meet."""
+    barrier = host_cuda.barriers(["scaled_few.cuh"])[0]
+    rng = np.random.default_rng(0)
+    x, weight = rows_of(rng, 5, 1200, 128), rows_of(rng, 40, 1200, 128)
+    any_gpu, turned = both
+    wanted = np.zeros((5, 40), np.float32)
+    any_gpu.matmul(x, weight, 128, wanted)
+
+    def differs(seed: int) -> bool:
+        turned.set(seed)
+        out = np.zeros_like(wanted)
+        turned.skip(barrier)
+        try:
+            turned.matmul(OF_BLOCKS, x, weight, 128, out)
+        finally:
+            turned.skip()
+        return out.tobytes() != wanted.tobytes()
+
+    assert any(map(differs, range(8)))
 
 
 def test_what_a_way_does_not_take_is_said(both: tuple[HostScaled, HostTurned]) -> None:

@@ -38,6 +38,8 @@ _ON_HOST = {
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %3, %4, %5}], [%6];": "LoadOfStack",
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "BeginCopyOrZeros",
+    "cp.async.cg.shared::cta.global [%0], [%1], 16, %2;": "BeginEarlyCopyOrZeros",
+    "cp.async.ca.shared.global [%0], [%1], 4;": "BeginEarlyCopy",
     "cp.async.commit_group;": "CountCopies",
     "cp.async.wait_group %0;": "AwaitCopies",
     "wgmma.fence.sync.aligned;": "Nothing",

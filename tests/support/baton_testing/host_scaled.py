@@ -25,7 +25,7 @@ UNIT = host_cuda.Unit(
     stand_ins=("mma.cuh",),
 )
 TURNED = host_cuda.Unit(
-    ("scaled_turned.cu", "tensor_map.cc"),
+    ("scaled_turned.cu", "scaled_few.cu", "tensor_map.cc"),
     "scaled_turned_entry.cc",
     lambda _, text: host_cuda.rewritten(text, host_matmul.INSTRUCTIONS),
     language="hopper.h",
@@ -100,6 +100,10 @@ class HostTurned:
     def set(self, seed: int) -> None:
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
+
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by, as `HostScaled.skip`."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
 
     def matmul(
         self,

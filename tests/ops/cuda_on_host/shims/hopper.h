@@ -43,11 +43,11 @@ struct Warpgroup {
   unsigned next[kGroupThreads] = {};  // each thread's next product
 };
 
-// Copies of 16 bytes, of each thread: made when they are waited for.
+// Copies of each thread, of so many bytes and then zeros: made when they are waited for.
 struct BegunCopy {
   uint32_t to;
   const void* from;
-  int bytes;
+  int bytes, size;
 };
 struct BegunCopies {
   std::vector<BegunCopy> copies;
@@ -281,11 +281,21 @@ inline void AwaitProducts(int keep) {
   Meet(MyGroup().meeting, -2);
 }
 
+inline void BeginCopyOf(uint32_t to, const void* from, int bytes, int size) {
+  const auto at = reinterpret_cast<uintptr_t>(from), unit = static_cast<uintptr_t>(size);
+  if (to % unit != 0 || to + unit > MyBlock().shared_used) Fail("no place for a copy", int(to));
+  if (at % unit != 0) Fail("a copy of no vector", size);
+  MyHopper().begun[Me().thread].copies.push_back({to, from, bytes, size});
+}
 inline void BeginCopyOrZeros(uint32_t to, const void* from, int bytes) {
   if (!Me().waited_for_grids) Fail("reads before it waited", 0);
-  if (to % 16 != 0 || to + 16 > MyBlock().shared_used) Fail("no place for a copy", int(to));
-  MyHopper().begun[Me().thread].copies.push_back({to, from, bytes});
+  BeginCopyOf(to, from, bytes, 16);
 }
+// Of a weight, or its scales.
+inline void BeginEarlyCopyOrZeros(uint32_t to, const void* from, int bytes) {
+  BeginCopyOf(to, from, bytes, 16);
+}
+inline void BeginEarlyCopy(uint32_t to, const void* from) { BeginCopyOf(to, from, 4, 4); }
 inline void CountCopies() {
   BegunCopies& mine = MyHopper().begun[Me().thread];
   mine.ends.push_back(mine.copies.size());
@@ -296,7 +306,7 @@ inline void AwaitCopies(int keep) {
   const size_t over = mine.ends.size() - static_cast<size_t>(keep), made = mine.ends[over - 1];
   for (size_t i = 0; i < made; ++i) {
     char* to = MyShared() + mine.copies[i].to;
-    memset(to, 0, 16);
+    memset(to, 0, static_cast<size_t>(mine.copies[i].size));
     memcpy(to, mine.copies[i].from, static_cast<size_t>(mine.copies[i].bytes));
   }
   mine.copies.erase(mine.copies.begin(), mine.copies.begin() + long(made));

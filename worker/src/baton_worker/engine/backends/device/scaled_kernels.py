@@ -47,5 +47,6 @@ class ScaledKernels(Protocol):
 
     def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
         """out E[N * C, H]: of each place `scaled_matmul` of its row of x [N * C, I] and of its
-        expert's rows of `weight` [X * H, I].
+        expert's rows of `weight` [X * H, I]. Called behind `scaled_expert_gate_up_silu` with the
+        same `starts`, which it reads early; `quantise` may come between.
         """

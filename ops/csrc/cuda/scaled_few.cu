@@ -1,0 +1,62 @@
+// Launches of the products of FP8 for few rows.
+#include <algorithm>
+
+#include "baton_ops/scaled_few.cuh"
+#include "element_types.h"
+#include "hopper_launch.h"
+#include "hopper_scaled.h"
+
+namespace baton_ops::cuda {
+namespace {
+
+// Tiles of so many rows at most: each expert's last may have fewer.
+int64_t RowTiles(const ScaledMatmulInput& in, int64_t rows) {
+  if (in.experts == 0) return DivideUp<int64_t>(in.rows, rows);
+  return std::min(in.rows, in.experts + in.rows / rows);
+}
+
+template <class Way>
+Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
+  using Out = typename Way::Out;
+  const ScaledParams<Out> params{in.x.values,
+                                 in.x.scales,
+                                 in.weight.values,
+                                 in.weight.scales,
+                                 static_cast<Out*>(out.data),
+                                 out.stride,
+                                 static_cast<int>(in.rows),
+                                 static_cast<int>(in.in),
+                                 static_cast<int>(in.out),
+                                 static_cast<int>(DivideUp<int64_t>(in.in, in.group)),
+                                 in.row,
+                                 in.starts,
+                                 static_cast<int>(in.experts)};
+  const int64_t tiles =
+      RowTiles(in, kFewScaledRows) * DivideUp<int64_t>(in.out, int64_t{Way::kOutColumns});
+  const int64_t blocks = Way::kDeep ? tiles : DivideUp<int64_t>(tiles, kFewScaledWarps);
+  const int64_t room = kFewScaledBlocks * int64_t{processors};
+  const HopperGrid grid{static_cast<int>(std::min(blocks, room)), kFewScaledThreads,
+                        Way::kSharedBytes};
+  // An expert's second product, behind the first.
+  const bool are_starts_early = !in.is_gated;
+  return LaunchOnHopper<FewScaledKernel<Way>>(grid, stream, params, are_starts_early);
+}
+
+template <class Out, bool kDeep>
+Error Launch(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
+  return in.is_gated ? LaunchWay<FewScaledWay<Out, true, kDeep>>(in, out, processors, stream)
+                     : LaunchWay<FewScaledWay<Out, false, kDeep>>(in, out, processors, stream);
+}
+
+}  // namespace
+
+Error ScaledFew(ScaledWay way, const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
+                int processors, Stream stream) {
+  return ForElement(out_type, [&](auto element) {
+    using E = decltype(element);
+    return way == ScaledWay::kBlock32x8 ? Launch<E, true>(in, out, processors, stream)
+                                        : Launch<E, false>(in, out, processors, stream);
+  });
+}
+
+}  // namespace baton_ops::cuda

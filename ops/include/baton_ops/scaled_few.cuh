@@ -1,0 +1,271 @@
+// The product of scaled_matmul.cuh for few rows, in its order and so with its bits: what takes time
+// is reading the weight once, so a warp has copies of the next ranges under way while it multiplies
+// one, and does little else. It copies what it will itself multiply: no other waits for it.
+//
+// A tile is 32 of the weight's rows, which are the rows of the tensor cores' products; of their
+// columns, which are x's rows, there are eight. A block takes one tile after the other, and the
+// next one's bytes follow those of this one: its warps have a range each, which they add up in
+// order in shared memory. Or each warp takes tiles of its own, where there are enough for all.
+#ifndef BATON_OPS_SCALED_FEW_CUH_
+#define BATON_OPS_SCALED_FEW_CUH_
+
+#include "baton_ops/scaled_few_feed.cuh"
+
+namespace baton_ops::cuda {
+
+// A lane's sums: of 16 of the weight's rows and eight of x's, as mma.cuh has them.
+using FewScaledSums = float[2][4];
+
+// The products of a range. Of the weight every fourth word is converted by arithmetic.
+__device__ __forceinline__ void MultiplyRange(const uint8_t* stage, const Numbers (&x)[2],
+                                              FewScaledSums& sums) {
+  const int lane = threadIdx.x % kWarp, group = lane / 4;
+  const uint8_t* mine = stage + group * kScaledRange;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    Numbers weight[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int chunk = (half * 4 + lane % 4) ^ group % 2 * 4;
+      weight[i] = *reinterpret_cast<const Numbers*>(mine + i * 8 * kScaledRange + chunk * 16);
+    }
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      uint32_t a[2][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t four = weight[i].at[word];
+        uint32_t pairs[2] = {};
+        if (word < 3) {
+          pairs[0] = HalvesOf(four);
+          pairs[1] = HalvesOf(four >> 16);
+        } else {
+          HalvesOfFour(four, pairs);
+        }
+        a[i / 2][i % 2] = pairs[0];
+        a[i / 2][i % 2 + 2] = pairs[1];
+      }
+      const uint32_t four = x[half].at[word];
+      const uint32_t b[2] = {HalvesOf(four), HalvesOf(four >> 16)};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) AddProduct(sums[i], a[i], b);
+    }
+  }
+}
+
+// Times the row's scale and then the weight's. A lane has of the latter's rows the same ones.
+template <class Way>
+__device__ __forceinline__ void ScaleSums(const FewScaledX<Way>& x, const float* of_weight,
+                                          FewScaledSums& sums) {
+  const auto weight = *reinterpret_cast<const Packed<float, 4>*>(of_weight);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float scaled = __fmul_rn(sums[i][j], x.scales[j % 2]);
+      sums[i][j] = __fmul_rn(scaled, weight.at[i * 2 + j / 2]);
+    }
+  }
+}
+
+template <class Way>
+class FewScaledBlock {
+ public:
+  using Out = typename Way::Out;
+
+  __device__ FewScaledBlock(const ScaledParams<Out>& in, const FewScaledTiles<Way>& tiles,
+                            uint8_t* memory)
+      : in_(in),
+        tiles_(tiles),
+        mine_(memory + warp_ * Way::kWarpBytes),
+        partial_(reinterpret_cast<float*>(memory + kFewScaledWarps * Way::kWarpBytes)),
+        feed_(tiles, mine_) {}
+
+  __device__ __forceinline__ void Begin() {
+#pragma unroll 1
+    for (int i = 0; i < Way::kStages; ++i) feed_.Copy();
+  }
+
+  __device__ __forceinline__ void Run() {
+    const int ranges = (in_.in + kScaledRange - 1) / kScaledRange;
+    const bool is_whole = in_.groups == 1 && ranges > 1;
+    int tile = tiles_.First(), stage = 0, slot = 0, buffer = 0;
+    if (tile >= tiles_.count) return;
+    FewScaledPlace place = tiles_.Find(tile);
+    FewScaledX<Way> next;
+    next.Find(tiles_, place);
+    next.Load(in_, tiles_.FirstRange());
+    while (true) {
+      FewScaledSums total = {};
+      float added = 0.0f;  // of a block's tile
+      const int next_tile = tile + tiles_.Step();
+      const bool is_last = next_tile >= tiles_.count;
+      FewScaledPlace next_place{};
+      for (int first = 0; first < ranges; first += Way::kAtOnce) {
+        const int range = first + tiles_.FirstRange();
+        const FewScaledX<Way> now = next;
+        if (first + Way::kAtOnce < ranges) {
+          next.Load(in_, range + Way::kAtOnce);
+        } else if (!is_last) {
+          next_place = tiles_.Find(next_tile);
+          next.Find(tiles_, next_place);
+          next.Load(in_, tiles_.FirstRange());
+        }
+        AwaitCopies<Way::kStages - 1>();
+        __syncwarp();
+        FewScaledSums sums = {};
+        const uint8_t* from = mine_ + stage * Way::kStageBytes;
+        const float* scales = ScalesIn(slot, first);
+        if (!Way::kDeep || range < ranges) {
+          MultiplyRange(from, now.at, sums);
+          if (!is_whole) ScaleSums(now, scales, sums);
+        }
+        if constexpr (Way::kDeep) {
+          Put(buffer, sums);
+        } else {
+          AddSums(sums, total);
+        }
+        if (!Way::kDeep && is_whole && range + 1 == ranges) {
+          ScaleSums(now, scales, total);
+        }
+        __syncwarp();  // all have read the scales
+        feed_.Copy();
+        stage = stage + 1 == Way::kStages ? 0 : stage + 1;
+        if (EndsScales(range, ranges)) slot = slot + 1 == Way::kScaleSlots ? 0 : slot + 1;
+        if constexpr (Way::kDeep) {
+          __syncthreads();
+          AddRanges(min(ranges - first, kFewScaledWarps), buffer, added);
+          buffer ^= 1;
+        }
+      }
+      if constexpr (Way::kDeep) {
+        StoreAdded(place, is_whole, added);
+      } else {
+        StoreSums(place, total);
+      }
+      if (is_last) return;
+      tile = next_tile;
+      place = next_place;
+    }
+  }
+
+ private:
+  // The scales of the lane's rows of the weight, in a range of those that a slot has.
+  __device__ __forceinline__ const float* ScalesIn(int slot, int range) const {
+    const uint8_t* from = mine_ + Way::kStages * Way::kStageBytes + slot * Way::kSlotBytes;
+    const int nth = Way::kDeep ? 0 : range % Way::kScaleRanges;
+    return reinterpret_cast<const float*>(from) + nth * kFewScaledColumns + lane_ / 4 * 4;
+  }
+  // Whether the next range's scales are in another slot. Of a block's tile a warp may have none.
+  static __device__ __forceinline__ bool EndsScales(int range, int ranges) {
+    if constexpr (Way::kDeep) return range < ranges;
+    return (range + 1) % Way::kScaleRanges == 0 || range + 1 == ranges;
+  }
+
+  static __device__ __forceinline__ void AddSums(const FewScaledSums& sums, FewScaledSums& total) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) total[i][j] = __fadd_rn(total[i][j], sums[i][j]);
+    }
+  }
+
+  __device__ __forceinline__ void Put(int buffer, const FewScaledSums& sums) const {
+    float* partial = partial_ + (buffer * kFewScaledWarps + warp_) * Way::kPartial;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int row = lane_ % 4 * 2 + j % 2, column = i * 16 + j / 2 * 8 + lane_ / 4;
+        partial[row * kFewScaledPitch + column] = sums[i][j];
+      }
+    }
+  }
+
+  // Adds a round's ranges to the thread's output: the lane's column of the warp's row.
+  __device__ __forceinline__ void AddRanges(int ranges, int buffer, float& added) const {
+    const float* partial =
+        partial_ + buffer * kFewScaledWarps * Way::kPartial + warp_ * kFewScaledPitch + lane_;
+#pragma unroll
+    for (int i = 0; i < kFewScaledWarps; ++i) {
+      if (i >= ranges) break;
+      added = __fadd_rn(added, partial[i * Way::kPartial]);
+    }
+  }
+
+  __device__ __forceinline__ void StoreAdded(const FewScaledPlace& place, bool is_whole,
+                                             float sum) const {
+    if (warp_ >= place.rows) return;  // the whole warp
+    if (is_whole) {
+      sum = __fmul_rn(sum, in_.x_scales[tiles_.RowOfX(place, warp_)]);
+      sum = __fmul_rn(sum, in_.weight_scales[tiles_.WeightRow(place, lane_)]);
+    }
+    if constexpr (Way::kGated) {
+      const float up = __shfl_xor_sync(kEveryLane, sum, Way::kOutColumns);
+      if (lane_ < Way::kOutColumns) Write(place, warp_, lane_, ScaledGate<Out>(sum, up));
+    } else {
+      Write(place, warp_, lane_, Rounded<Out>(sum));
+    }
+  }
+
+  __device__ __forceinline__ void StoreSums(const FewScaledPlace& place,
+                                            const FewScaledSums& total) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = lane_ % 4 * 2 + j % 2, column = j / 2 * 8 + lane_ / 4;
+      if (row >= place.rows) continue;
+      if constexpr (Way::kGated) {
+        Write(place, row, column, ScaledGate<Out>(total[0][j], total[1][j]));
+      } else {
+        Write(place, row, column, Rounded<Out>(total[0][j]));
+        Write(place, row, column + 16, Rounded<Out>(total[1][j]));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Write(const FewScaledPlace& place, int row, int column,
+                                        Out value) const {
+    const int at = place.column + column;
+    if (at >= in_.out_columns) return;
+    in_.out[static_cast<int64_t>(place.row + row) * in_.out_stride + at] = value;
+  }
+
+  const ScaledParams<Out>& in_;
+  const FewScaledTiles<Way>& tiles_;
+  const int lane_ = threadIdx.x % kWarp, warp_ = threadIdx.x / kWarp;
+  uint8_t* const mine_;
+  float* const partial_;
+  FewScaledFeed<Way> feed_;
+};
+
+// Grid: as many blocks as there is room for, or tiles. `are_starts_early`: where experts' rows
+// begin was written before the kernel before this one let it start.
+template <class Way>
+__global__ void __launch_bounds__(kFewScaledThreads, kFewScaledBlocks)
+    FewScaledKernel(ScaledParams<typename Way::Out> in, bool are_starts_early) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  int* const begins = reinterpret_cast<int*>(memory);
+  int* const before = begins + kMostGroups + 1;
+  const bool has_experts = in.starts != nullptr;
+  const bool waits_first = has_experts && !are_starts_early;
+  if (waits_first) WaitForEarlierGrids();
+  if (has_experts) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i <= in.experts; i += kFewScaledThreads) {
+      begins[i] = __ldcg(in.starts + i);
+    }
+    __syncthreads();
+    if (threadIdx.x < kWarp) CountRowTiles(begins, in.experts, kFewScaledRows, before);
+    __syncthreads();
+  }
+  const FewScaledTiles<Way> tiles(in, begins, before);
+  FewScaledBlock<Way> block(in, tiles, memory + kFewScaledHeadBytes);
+  block.Begin();
+  if (!waits_first) WaitForEarlierGrids();
+  LetNextGridStart();
+  block.Run();
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_SCALED_FEW_CUH_
