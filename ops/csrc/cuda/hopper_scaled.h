@@ -9,8 +9,8 @@ namespace baton_ops::cuda {
 // Of a product, and columns: with what lies behind the last of a tile they are 32-bit numbers.
 constexpr int64_t kMostScaledRows = int64_t{1} << 30;
 
-// Ways have the same bits. For any GPU, or on Hopper by tiles: so many rows of the weight, of x;
-// or by tiles of eight rows of x at most that are a block's, or a warp's.
+// Ways have the same bits. For any GPU, or on Hopper by tiles: so many rows of the weight, of x.
+// Those of kFew32x8 are of other kernels than the tiles before.
 enum class ScaledWay {
   kAnyGpu,
   k64x16,
@@ -21,11 +21,9 @@ enum class ScaledWay {
   k128x32,
   k128x64,
   k128x128,
-  kBlock32x8,
-  kWarp32x8,
+  kFew32x8,
 };
-constexpr int kScaledWays = static_cast<int>(ScaledWay::kWarp32x8) + 1;
-constexpr bool IsOfFew(ScaledWay way) { return way >= ScaledWay::kBlock32x8; }
+constexpr int kScaledWays = static_cast<int>(ScaledWay::kFew32x8) + 1;
 
 Error ScaledOnAnyGpu(const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
                      Stream stream);
@@ -37,8 +35,8 @@ Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,
                    ElementType out_type, int processors, Stream stream);
 
 // The same by tiles of eight rows of x.
-Error ScaledFew(ScaledWay way, const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
-                int processors, Stream stream);
+Error ScaledFew(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,
+                Stream stream);
 
 // As ScaledMatmul, by one way: what measures them uses it.
 Error ScaledMatmulBy(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,

@@ -15,10 +15,10 @@ struct Cost {
 };
 
 constexpr Cost kCosts[] = {
-    {ScaledWay::k64x16, 64, 16, 620},   {ScaledWay::k64x32, 64, 32, 690},
-    {ScaledWay::k64x64, 64, 64, 860},   {ScaledWay::k64x128, 64, 128, 1200},
-    {ScaledWay::k128x16, 128, 16, 640}, {ScaledWay::k128x32, 128, 32, 730},
-    {ScaledWay::k128x64, 128, 64, 960}, {ScaledWay::k128x128, 128, 128, 1500},
+    {ScaledWay::k64x16, 64, 16, 470},   {ScaledWay::k64x32, 64, 32, 500},
+    {ScaledWay::k64x64, 64, 64, 600},   {ScaledWay::k64x128, 64, 128, 820},
+    {ScaledWay::k128x16, 128, 16, 490}, {ScaledWay::k128x32, 128, 32, 590},
+    {ScaledWay::k128x64, 128, 64, 800}, {ScaledWay::k128x128, 128, 128, 1300},
 };
 constexpr double kStart = 4'000;  // nanoseconds, of one of these
 // The kernels for any GPU: nanoseconds that a multiprocessor takes for a number of the weight and a
@@ -48,21 +48,9 @@ ScaledWay DenseWayFor(const ScaledMatmulInput& in, int processors) {
   return best;
 }
 
-// Experts with so many rows on average have mostly one tile of eight each.
-constexpr int64_t kFewOfExpert = 4;
-// Up to so many ranges, and where there are tiles for all warps, one warp has done a tile before a
-// block's have met.
-constexpr int64_t kRangesOfWarp = 8;
-
 // By how many rows an expert has on average, of 128 experts on an H100.
 ScaledWay ExpertsWayFor(const ScaledMatmulInput& in) {
-  if (in.is_gated && in.rows < in.experts) return ScaledWay::kAnyGpu;
-  if (in.rows <= in.experts * kFewOfExpert) {
-    const bool are_tiles_many = in.rows * 2 >= in.experts;
-    const bool is_short = in.in <= kRangesOfWarp * kScaledGroup;
-    return !in.is_gated && are_tiles_many && is_short ? ScaledWay::kWarp32x8
-                                                      : ScaledWay::kBlock32x8;
-  }
+  if (in.rows < in.experts / 4) return in.is_gated ? ScaledWay::kAnyGpu : ScaledWay::kFew32x8;
   const int64_t each = in.rows / in.experts;
   if (each <= 8) return ScaledWay::k128x16;
   if (each <= 24) return ScaledWay::k128x32;
@@ -91,8 +79,8 @@ Error Run(const ScaledWay* way, const ScaledMatmulInput& in, const Rows& out, El
                                       : ScaledWay::kAnyGpu;
   if (by == ScaledWay::kAnyGpu) return ScaledOnAnyGpu(in, out, out_type, stream);
   if (!is_taken) return "the kernels for Hopper do not take this product";
-  return IsOfFew(by) ? ScaledFew(by, in, out, out_type, device.processors, stream)
-                     : ScaledTurned(by, in, out, out_type, device.processors, stream);
+  return by == ScaledWay::kFew32x8 ? ScaledFew(in, out, out_type, device.processors, stream)
+                                   : ScaledTurned(by, in, out, out_type, device.processors, stream);
 }
 
 }  // namespace

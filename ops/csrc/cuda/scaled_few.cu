@@ -19,6 +19,7 @@ template <class Way>
 Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
   using Out = typename Way::Out;
   const ScaledParams<Out> params{in.x.values,
+                                 BytesOfRow(in.in, in.x.has_halves),
                                  in.x.scales,
                                  in.weight.values,
                                  in.weight.scales,
@@ -33,29 +34,22 @@ Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, St
                                  static_cast<int>(in.experts)};
   const int64_t tiles =
       RowTiles(in, kFewScaledRows) * DivideUp<int64_t>(in.out, int64_t{Way::kOutColumns});
-  const int64_t blocks = Way::kDeep ? tiles : DivideUp<int64_t>(tiles, kFewScaledWarps);
   const int64_t room = kFewScaledBlocks * int64_t{processors};
-  const HopperGrid grid{static_cast<int>(std::min(blocks, room)), kFewScaledThreads,
+  const HopperGrid grid{static_cast<int>(std::min(tiles, room)), kFewScaledThreads,
                         Way::kSharedBytes};
   // An expert's second product, behind the first.
   const bool are_starts_early = !in.is_gated;
   return LaunchOnHopper<FewScaledKernel<Way>>(grid, stream, params, are_starts_early);
 }
 
-template <class Out, bool kDeep>
-Error Launch(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
-  return in.is_gated ? LaunchWay<FewScaledWay<Out, true, kDeep>>(in, out, processors, stream)
-                     : LaunchWay<FewScaledWay<Out, false, kDeep>>(in, out, processors, stream);
-}
-
 }  // namespace
 
-Error ScaledFew(ScaledWay way, const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
-                int processors, Stream stream) {
+Error ScaledFew(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,
+                Stream stream) {
   return ForElement(out_type, [&](auto element) {
     using E = decltype(element);
-    return way == ScaledWay::kBlock32x8 ? Launch<E, true>(in, out, processors, stream)
-                                        : Launch<E, false>(in, out, processors, stream);
+    return in.is_gated ? LaunchWay<FewScaledWay<E, true>>(in, out, processors, stream)
+                       : LaunchWay<FewScaledWay<E, false>>(in, out, processors, stream);
   });
 }
 

@@ -26,15 +26,20 @@ __device__ __forceinline__ void BeginCopyOrZeros(void* to, const void* from, boo
                : "memory");
 }
 
-// The same of a weight, which no kernel writes: it is read before earlier grids are complete.
+// The same of four bytes, that are there.
+__device__ __forceinline__ void BeginCopyOfFour(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(to)), "l"(from)
+               : "memory");
+}
+
+// Both of a weight, which no kernel writes: it is read before earlier grids are complete.
 __device__ __forceinline__ void BeginEarlyCopyOrZeros(void* to, const void* from, bool is_there) {
   asm volatile("cp.async.cg.shared::cta.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(to)),
                "l"(from), "r"(is_there ? 16 : 0)
                : "memory");
 }
-// Four bytes of one.
-__device__ __forceinline__ void BeginEarlyCopy(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(to)), "l"(from)
+__device__ __forceinline__ void BeginEarlyCopyOfFour(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared::cta.global [%0], [%1], 4;" ::"r"(SharedAddress(to)), "l"(from)
                : "memory");
 }
 
@@ -47,6 +52,12 @@ __device__ __forceinline__ void CountCopies() {
 template <int kUnderWay>
 __device__ __forceinline__ void AwaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kUnderWay) : "memory");
+}
+
+// Arrives at a barrier, which counts on it, once all that the thread has begun is there.
+__device__ __forceinline__ void ArriveBehindCopies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
 }
 
 // In shared memory, one for each warp. All lanes call each function.

@@ -5,7 +5,7 @@
 // A tile is 32 of the weight's rows, which are the rows of the tensor cores' products; of their
 // columns, which are x's rows, there are eight. A block takes one tile after the other, and the
 // next one's bytes follow those of this one: its warps have a range each, which they add up in
-// order in shared memory. Or each warp takes tiles of its own, where there are enough for all.
+// order in shared memory.
 #ifndef BATON_OPS_SCALED_FEW_CUH_
 #define BATON_OPS_SCALED_FEW_CUH_
 
@@ -89,23 +89,22 @@ class FewScaledBlock {
   __device__ __forceinline__ void Run() {
     const int ranges = (in_.in + kScaledRange - 1) / kScaledRange;
     const bool is_whole = in_.groups == 1 && ranges > 1;
-    int tile = tiles_.First(), stage = 0, slot = 0, buffer = 0;
+    int tile = blockIdx.x, stage = 0, buffer = 0;
     if (tile >= tiles_.count) return;
     FewScaledPlace place = tiles_.Find(tile);
     FewScaledX<Way> next;
     next.Find(tiles_, place);
     next.Load(in_, tiles_.FirstRange());
     while (true) {
-      FewScaledSums total = {};
-      float added = 0.0f;  // of a block's tile
-      const int next_tile = tile + tiles_.Step();
+      float total = 0.0f;
+      const int next_tile = tile + static_cast<int>(gridDim.x);
       const bool is_last = next_tile >= tiles_.count;
       FewScaledPlace next_place{};
-      for (int first = 0; first < ranges; first += Way::kAtOnce) {
+      for (int first = 0; first < ranges; first += kFewScaledWarps) {
         const int range = first + tiles_.FirstRange();
         const FewScaledX<Way> now = next;
-        if (first + Way::kAtOnce < ranges) {
-          next.Load(in_, range + Way::kAtOnce);
+        if (first + kFewScaledWarps < ranges) {
+          next.Load(in_, range + kFewScaledWarps);
         } else if (!is_last) {
           next_place = tiles_.Find(next_tile);
           next.Find(tiles_, next_place);
@@ -113,36 +112,20 @@ class FewScaledBlock {
         }
         AwaitCopies<Way::kStages - 1>();
         __syncwarp();
-        FewScaledSums sums = {};
-        const uint8_t* from = mine_ + stage * Way::kStageBytes;
-        const float* scales = ScalesIn(slot, first);
-        if (!Way::kDeep || range < ranges) {
-          MultiplyRange(from, now.at, sums);
-          if (!is_whole) ScaleSums(now, scales, sums);
-        }
-        if constexpr (Way::kDeep) {
+        if (range < ranges) {
+          FewScaledSums sums = {};
+          MultiplyRange(mine_ + stage * Way::kStageBytes, now.at, sums);
+          if (!is_whole) ScaleSums(now, ScalesIn(stage), sums);
           Put(buffer, sums);
-        } else {
-          AddSums(sums, total);
         }
-        if (!Way::kDeep && is_whole && range + 1 == ranges) {
-          ScaleSums(now, scales, total);
-        }
-        __syncwarp();  // all have read the scales
+        __syncwarp();  // all have read the stage
         feed_.Copy();
         stage = stage + 1 == Way::kStages ? 0 : stage + 1;
-        if (EndsScales(range, ranges)) slot = slot + 1 == Way::kScaleSlots ? 0 : slot + 1;
-        if constexpr (Way::kDeep) {
-          __syncthreads();
-          AddRanges(min(ranges - first, kFewScaledWarps), buffer, added);
-          buffer ^= 1;
-        }
+        __syncthreads();
+        AddRanges(min(ranges - first, kFewScaledWarps), buffer, total);
+        buffer ^= 1;
       }
-      if constexpr (Way::kDeep) {
-        StoreAdded(place, is_whole, added);
-      } else {
-        StoreSums(place, total);
-      }
+      Store(place, is_whole, total);
       if (is_last) return;
       tile = next_tile;
       place = next_place;
@@ -150,24 +133,10 @@ class FewScaledBlock {
   }
 
  private:
-  // The scales of the lane's rows of the weight, in a range of those that a slot has.
-  __device__ __forceinline__ const float* ScalesIn(int slot, int range) const {
-    const uint8_t* from = mine_ + Way::kStages * Way::kStageBytes + slot * Way::kSlotBytes;
-    const int nth = Way::kDeep ? 0 : range % Way::kScaleRanges;
-    return reinterpret_cast<const float*>(from) + nth * kFewScaledColumns + lane_ / 4 * 4;
-  }
-  // Whether the next range's scales are in another slot. Of a block's tile a warp may have none.
-  static __device__ __forceinline__ bool EndsScales(int range, int ranges) {
-    if constexpr (Way::kDeep) return range < ranges;
-    return (range + 1) % Way::kScaleRanges == 0 || range + 1 == ranges;
-  }
-
-  static __device__ __forceinline__ void AddSums(const FewScaledSums& sums, FewScaledSums& total) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) total[i][j] = __fadd_rn(total[i][j], sums[i][j]);
-    }
+  // The scales of the lane's rows of the weight.
+  __device__ __forceinline__ const float* ScalesIn(int stage) const {
+    const uint8_t* from = mine_ + Way::kStages * Way::kStageBytes + stage * Way::kScaleBytes;
+    return reinterpret_cast<const float*>(from) + lane_ / 4 * 4;
   }
 
   __device__ __forceinline__ void Put(int buffer, const FewScaledSums& sums) const {
@@ -183,18 +152,18 @@ class FewScaledBlock {
   }
 
   // Adds a round's ranges to the thread's output: the lane's column of the warp's row.
-  __device__ __forceinline__ void AddRanges(int ranges, int buffer, float& added) const {
+  __device__ __forceinline__ void AddRanges(int ranges, int buffer, float& total) const {
     const float* partial =
         partial_ + buffer * kFewScaledWarps * Way::kPartial + warp_ * kFewScaledPitch + lane_;
 #pragma unroll
     for (int i = 0; i < kFewScaledWarps; ++i) {
       if (i >= ranges) break;
-      added = __fadd_rn(added, partial[i * Way::kPartial]);
+      total = __fadd_rn(total, partial[i * Way::kPartial]);
     }
   }
 
-  __device__ __forceinline__ void StoreAdded(const FewScaledPlace& place, bool is_whole,
-                                             float sum) const {
+  __device__ __forceinline__ void Store(const FewScaledPlace& place, bool is_whole,
+                                        float sum) const {
     if (warp_ >= place.rows) return;  // the whole warp
     if (is_whole) {
       sum = __fmul_rn(sum, in_.x_scales[tiles_.RowOfX(place, warp_)]);
@@ -205,21 +174,6 @@ class FewScaledBlock {
       if (lane_ < Way::kOutColumns) Write(place, warp_, lane_, ScaledGate<Out>(sum, up));
     } else {
       Write(place, warp_, lane_, Rounded<Out>(sum));
-    }
-  }
-
-  __device__ __forceinline__ void StoreSums(const FewScaledPlace& place,
-                                            const FewScaledSums& total) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int row = lane_ % 4 * 2 + j % 2, column = j / 2 * 8 + lane_ / 4;
-      if (row >= place.rows) continue;
-      if constexpr (Way::kGated) {
-        Write(place, row, column, ScaledGate<Out>(total[0][j], total[1][j]));
-      } else {
-        Write(place, row, column, Rounded<Out>(total[0][j]));
-        Write(place, row, column + 16, Rounded<Out>(total[1][j]));
-      }
     }
   }
 

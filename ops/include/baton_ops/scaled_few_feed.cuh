@@ -16,21 +16,17 @@ constexpr int kFewScaledColumns = 32, kFewScaledPitch = kFewScaledColumns + 4;
 constexpr int kFewScaledHeadBytes = 4112;  // where experts' rows and tiles begin
 static_assert(2 * (kMostGroups + 1) * sizeof(int) <= kFewScaledHeadBytes);
 
-// A tile is a warp's, or a block's, which is deep then.
-template <class OutOf, bool kGatedOf, bool kDeepOf>
+template <class OutOf, bool kGatedOf>
 struct FewScaledWay {
   using Out = OutOf;
   static constexpr int kStages = 2;
-  static constexpr bool kGated = kGatedOf, kDeep = kDeepOf;
+  static constexpr bool kGated = kGatedOf;
   static constexpr int kOutColumns = kFewScaledColumns / (kGated ? 2 : 1);
-  static constexpr int kAtOnce = kDeep ? kFewScaledWarps : 1;  // ranges of a tile
   static constexpr int kStageBytes = kFewScaledColumns * kScaledRange;
-  // Scales of the weight are copied for so many ranges at once, as they lie side by side, and are
-  // there as long as one of these is. A slot has those of a row's eighths together, for each range.
-  static constexpr int kScaleRanges = kDeep ? 1 : 4, kScaleSlots = kStages + 1;
-  static constexpr int kSlotBytes = kScaleRanges * kFewScaledColumns * int{sizeof(float)};
-  static constexpr int kWarpBytes = kStages * kStageBytes + kScaleSlots * kSlotBytes;
-  static constexpr int kPartial = kDeep ? kFewScaledRows * kFewScaledPitch : 0;  // of a warp
+  // Of a row's eighths together.
+  static constexpr int kScaleBytes = kFewScaledColumns * int{sizeof(float)};
+  static constexpr int kWarpBytes = kStages * (kStageBytes + kScaleBytes);
+  static constexpr int kPartial = kFewScaledRows * kFewScaledPitch;  // of a warp
   static constexpr int kSharedBytes = kFewScaledHeadBytes + kFewScaledWarps * kWarpBytes +
                                       2 * kFewScaledWarps * kPartial * int{sizeof(float)};
 };
@@ -54,13 +50,6 @@ struct FewScaledTiles {
         columns((in.out_columns + Way::kOutColumns - 1) / Way::kOutColumns),
         count(columns * (in.starts == nullptr ? (in.rows + kFewScaledRows - 1) / kFewScaledRows
                                               : before[in.experts])) {}
-  static __device__ __forceinline__ int First() {
-    if constexpr (Way::kDeep) return blockIdx.x;
-    return static_cast<int>(blockIdx.x) * kFewScaledWarps + static_cast<int>(threadIdx.x) / kWarp;
-  }
-  static __device__ __forceinline__ int Step() {
-    return static_cast<int>(gridDim.x) * (Way::kDeep ? 1 : kFewScaledWarps);
-  }
   // By whole warps. An expert's tiles follow each other, so that neighbours have x in common.
   __device__ __forceinline__ FewScaledPlace Find(int tile) const {
     const int nth = tile / columns, column = tile - nth * columns;
@@ -91,7 +80,7 @@ struct FewScaledTiles {
   }
   // The warp's first range of a tile.
   static __device__ __forceinline__ int FirstRange() {
-    return Way::kDeep ? static_cast<int>(threadIdx.x) / kWarp : 0;
+    return static_cast<int>(threadIdx.x) / kWarp;
   }
 };
 
@@ -100,7 +89,7 @@ template <class Way>
 class FewScaledFeed {
  public:
   __device__ FewScaledFeed(const FewScaledTiles<Way>& tiles, uint8_t* stages)
-      : tiles_(tiles), stages_(stages), tile_(tiles.First()) {
+      : tiles_(tiles), stages_(stages), tile_(blockIdx.x) {
     Find();
   }
   // Begins to copy the next range, if there is one; counts it in any case. A row's 128 bytes are
@@ -121,9 +110,9 @@ class FewScaledFeed {
         CopyScales(in, lane);
       }
       stage_ = stage_ + 1 == Way::kStages ? 0 : stage_ + 1;
-      at_ += Way::kAtOnce * kScaledRange;
+      at_ += kFewScaledWarps * kScaledRange;
       if (at_ - tiles_.FirstRange() * kScaledRange >= in.in) {
-        tile_ += tiles_.Step();
+        tile_ += gridDim.x;
         Find();
       }
     }
@@ -136,19 +125,13 @@ class FewScaledFeed {
     return static_cast<int64_t>(offsets_[i]) * 16;
   }
 
+  // A row's by each lane.
   __device__ __forceinline__ void CopyScales(const ScaledParams<typename Way::Out>& in, int lane) {
-    const int range = at_ / kScaledRange;
-    if (!Way::kDeep && range % Way::kScaleRanges != 0) return;
     float* to = reinterpret_cast<float*>(stages_ + Way::kStages * Way::kStageBytes +
-                                         slot_ * Way::kSlotBytes);
-    slot_ = slot_ + 1 == Way::kScaleSlots ? 0 : slot_ + 1;
-    const int nth = lane % Way::kScaleRanges, group = min(range + nth, in.groups - 1);
-#pragma unroll
-    for (int i = 0; i < Way::kScaleRanges; ++i) {
-      const int row = i * (kWarp / Way::kScaleRanges) + lane / Way::kScaleRanges;
-      BeginEarlyCopy(to + nth * kFewScaledColumns + row % 8 * 4 + row / 8,
-                     in.weight_scales + tiles_.WeightRow(place_, row) * in.groups + group);
-    }
+                                         stage_ * Way::kScaleBytes);
+    const int group = min(at_ / kScaledRange, in.groups - 1);
+    BeginEarlyCopyOfFour(to + lane % 8 * 4 + lane / 8,
+                         in.weight_scales + tiles_.WeightRow(place_, lane) * in.groups + group);
   }
 
   __device__ __forceinline__ void Find() {
@@ -167,7 +150,7 @@ class FewScaledFeed {
 
   const FewScaledTiles<Way>& tiles_;
   uint8_t* stages_;
-  int tile_, at_ = 0, stage_ = 0, slot_ = 0;  // at_: the range's first column
+  int tile_, at_ = 0, stage_ = 0;  // at_: the range's first column
   FewScaledPlace place_{};
   const uint8_t* row_ = nullptr;  // of the weight, the first that the lane copies of
   uint32_t offsets_[kFewScaledColumns / 4] = {};  // of 16 bytes
@@ -193,7 +176,7 @@ class FewScaledX {
   __device__ __forceinline__ void Load(const ScaledParams<typename Way::Out>& in, int range) {
     const int first = range * kScaledRange + static_cast<int>(threadIdx.x) % 4 * 16;
     const int group = min(range, in.groups - 1);
-    const uint8_t* row = in.x + static_cast<int64_t>(row_) * in.in;
+    const uint8_t* row = in.x + row_ * in.x_stride;
     at[0] = LoadNumbers<true>(row, first, in.in);
     at[1] = LoadNumbers<true>(row, first + kScaledHalf, in.in);
 #pragma unroll

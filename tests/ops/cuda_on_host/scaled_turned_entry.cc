@@ -19,17 +19,21 @@ void host_skip(const char* file, int line) {
 Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t weight_bytes) {
   ScaledCall call(words);
   const auto weight = reinterpret_cast<const char*>(call.in.weight.values);
-  host_cuda::readable[0] = host_cuda::readable[1] = {weight, weight + weight_bytes};
+  const auto x = reinterpret_cast<const char*>(call.in.x.values);
+  host_cuda::written_before = x + call.in.in;  // where halves begin
+  host_cuda::readable[0] = {x, x + call.in.rows * BytesOfRow(call.in.in, true)};
+  host_cuda::readable[1] = {weight, weight + weight_bytes};
   // The grid before writes where experts' rows begin.
   const auto by = static_cast<ScaledWay>(way);
-  const bool is_early = !call.in.is_gated && IsOfFew(by);
+  const bool is_early = !call.in.is_gated && by == ScaledWay::kFew32x8;
   const int64_t starts = call.in.experts == 0 || is_early ? 0 : call.in.experts + 1;
   std::vector<int32_t> seen(static_cast<size_t>(starts), -1);
   host_cuda::late = {seen.data(), call.in.starts, starts};
   if (starts > 0) call.in.starts = seen.data();
   if (!HopperTakesScaled(call.in, call.type)) return "not taken";
-  return IsOfFew(by) ? ScaledFew(by, call.in, call.out, call.type, processors, nullptr)
-                     : ScaledTurned(by, call.in, call.out, call.type, processors, nullptr);
+  return by == ScaledWay::kFew32x8
+             ? ScaledFew(call.in, call.out, call.type, processors, nullptr)
+             : ScaledTurned(by, call.in, call.out, call.type, processors, nullptr);
 }
 
 int host_scaled_ways() { return kScaledWays; }

@@ -43,12 +43,13 @@ struct Warpgroup {
   unsigned next[kGroupThreads] = {};  // each thread's next product
 };
 
-// Copies of each thread, of so many bytes and then zeros: made when they are waited for.
+// A copy of a thread's own, made when the thread's arrival behind it is, or when it is waited for.
 struct BegunCopy {
-  uint32_t to;
+  uint32_t to, room;
   const void* from;
-  int bytes, size;
+  int bytes;  // the rest of its room is zeros
 };
+
 struct BegunCopies {
   std::vector<BegunCopy> copies;
   std::vector<size_t> ends;  // of what was counted as one: an index behind its last
@@ -217,11 +218,12 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product) {
   }
 }
 
-// Of halves, that are e4m3 numbers here, see mma.cuh: a byte each of the two first of four bytes.
+// Of two halves that are e4m3 numbers, none too small for a leading one.
 inline float HalfIn(uint32_t word, uint32_t nth) {
-  const uint32_t bits = word >> 8 * nth, size = bits & 0x7fu;
-  const float scaled = size == 0x7fu ? NAN : __uint_as_float(size << 20) * 0x1p120f;
-  return bits & 0x80u ? -scaled : scaled;
+  const uint32_t half = word >> 16 * nth, size = half & 0x7fffu;
+  if (size >= 0x7c00u) return NAN;
+  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
+  return half & 0x8000u ? -number : number;
 }
 
 // Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
@@ -281,21 +283,35 @@ inline void AwaitProducts(int keep) {
   Meet(MyGroup().meeting, -2);
 }
 
-inline void BeginCopyOf(uint32_t to, const void* from, int bytes, int size) {
-  const auto at = reinterpret_cast<uintptr_t>(from), unit = static_cast<uintptr_t>(size);
-  if (to % unit != 0 || to + unit > MyBlock().shared_used) Fail("no place for a copy", int(to));
-  if (at % unit != 0) Fail("a copy of no vector", size);
-  MyHopper().begun[Me().thread].copies.push_back({to, from, bytes, size});
+inline void BeginEarlyCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
+  if (to % room != 0 || to + room > MyBlock().shared_used) Fail("no place for a copy", int(to));
+  if (reinterpret_cast<uintptr_t>(from) % room != 0) Fail("a copy of no vector", int(room));
+  MyHopper().begun[Me().thread].copies.push_back({to, room, from, bytes});
+}
+inline void BeginCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
+  if (!Me().waited_for_grids) Fail("reads before it waited", 0);
+  BeginEarlyCopyOf(to, room, from, bytes);
 }
 inline void BeginCopyOrZeros(uint32_t to, const void* from, int bytes) {
-  if (!Me().waited_for_grids) Fail("reads before it waited", 0);
-  BeginCopyOf(to, from, bytes, 16);
+  BeginCopyOf(to, 16, from, bytes);
 }
+inline void BeginCopyOfFour(uint32_t to, const void* from) { BeginCopyOf(to, 4, from, 4); }
 // Of a weight, or its scales.
 inline void BeginEarlyCopyOrZeros(uint32_t to, const void* from, int bytes) {
-  BeginCopyOf(to, from, bytes, 16);
+  BeginEarlyCopyOf(to, 16, from, bytes);
 }
-inline void BeginEarlyCopy(uint32_t to, const void* from) { BeginCopyOf(to, from, 4, 4); }
+inline void BeginEarlyCopyOfFour(uint32_t to, const void* from) {
+  BeginEarlyCopyOf(to, 4, from, 4);
+}
+// Makes the first copies.
+inline void MakeCopies(BegunCopies& mine, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const BegunCopy& copy = mine.copies[i];
+    memset(MyShared() + copy.to, 0, copy.room);
+    memcpy(MyShared() + copy.to, copy.from, static_cast<size_t>(copy.bytes));
+  }
+  mine.copies.erase(mine.copies.begin(), mine.copies.begin() + long(count));
+}
 inline void CountCopies() {
   BegunCopies& mine = MyHopper().begun[Me().thread];
   mine.ends.push_back(mine.copies.size());
@@ -304,14 +320,15 @@ inline void AwaitCopies(int keep) {
   BegunCopies& mine = MyHopper().begun[Me().thread];
   if (mine.ends.size() <= static_cast<size_t>(keep)) return;
   const size_t over = mine.ends.size() - static_cast<size_t>(keep), made = mine.ends[over - 1];
-  for (size_t i = 0; i < made; ++i) {
-    char* to = MyShared() + mine.copies[i].to;
-    memset(to, 0, static_cast<size_t>(mine.copies[i].size));
-    memcpy(to, mine.copies[i].from, static_cast<size_t>(mine.copies[i].bytes));
-  }
-  mine.copies.erase(mine.copies.begin(), mine.copies.begin() + long(made));
+  MakeCopies(mine, made);
   mine.ends.erase(mine.ends.begin(), mine.ends.begin() + long(over));
   for (size_t& end : mine.ends) end -= made;
+}
+inline void ArriveBehindCopies(uint32_t at) {
+  BegunCopies& mine = MyHopper().begun[Me().thread];
+  MakeCopies(mine, mine.copies.size());
+}
+Arrive(at);
 }
 
 // What the grid before writes: it holds nothing of that until somebody waits.
