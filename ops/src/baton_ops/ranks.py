@@ -99,6 +99,43 @@ def rank_sum_into(
     )
 
 
+def rank_sum_norm_into(
+    part: Tensor,
+    exchange: Exchange,
+    room: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+) -> None:
+    """Do what `rank_sum_into` and `decoder.add_norm_into` of that do one after the other, with the
+    same bits: residual E[N, H] gets the sum, rounded, and out E[N, H] what is normed.
+
+    In one launch for few rows, up to 128, of up to 8,192 columns; else in two.
+
+    Args:
+        part: E[N, H]; otherwise as for `rank_sum_into`.
+        exchange: where the others' parts are.
+        room: E[N, H], contiguous, not in the buffer; it may hold anything afterwards.
+        residual: its rows at any distance, as `out`'s; neither in the buffer.
+        weight: E[H], the norm's.
+        eps: the norm's.
+        out: written.
+    """
+    launch("cuda_rank_sum_norm")(
+        part,
+        exchange.buffers,
+        exchange.rank,
+        exchange.half_bytes,
+        exchange.limit_ns,
+        room,
+        residual,
+        weight,
+        float(eps),
+        out,
+    )
+
+
 def rank_gather_into(part: Tensor, exchange: Exchange, out: Tensor) -> None:
     """Write out [R, N, W] = every rank's part [N, W], in the ranks' order.
 

@@ -27,7 +27,7 @@ from baton_worker.sampling import SamplingParams
 
 LETS_GO_AT_ONCE = {
     "matmul", "gate_up_silu", "attend", "add_norm", "rank_sum", "rank_gather", "combine",
-    "norm_route", "combine_norm", "rope_store",
+    "rank_sum_norm", "norm_route", "combine_norm", "rope_store",
 }  # fmt: skip
 """Whose next launch may begin before they have waited themselves."""
 
@@ -46,6 +46,7 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
     "combine": lambda made, routes, beside, out: (routes.place, routes.weight),
     "norm_route": lambda x, residual, norm, normed, router, *rest: (norm.weight, router.weight),
+    "rank_sum_norm": lambda part, exchange, room, residual, norm, out: norm.weight,
     "combine_norm": lambda sum_, residual, norm, out: (
         sum_.routes.place,
         sum_.routes.weight,
@@ -83,6 +84,7 @@ WRITES: dict[str, Callable[..., Any]] = {
     "latent.attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
     "latent.unfold": lambda attended, kv_up, mla, out: out,
     "rank_sum": lambda part, exchange, out: (part, out),
+    "rank_sum_norm": lambda part, exchange, room, residual, norm, out: (part, room, residual, out),
     "rank_gather": lambda part, exchange, out: (part, out),
 }
 """Of the others all that they are given is taken for written."""

@@ -44,7 +44,7 @@ class Fault:
     planted: str
 
 
-_TEAM, _SUM = "rank_team.cuh", "rank_sum.cuh"
+_TEAM, _SUM, _NORM = "rank_team.cuh", "rank_sum.cuh", "rank_norm.cuh"
 FAULTS = {
     "flags are read without acquiring": None,  # in shims/ranks.h
     "ranks arrive without a fence": Fault(_TEAM, "FenceSystem();", "if (!PLANTED) FenceSystem();"),
@@ -92,6 +92,12 @@ FAULTS = {
     "who gave up leaves what was there": Fault(
         _SUM, "    sum.SpoilRange(0, p.vectors);", "    if (!PLANTED) sum.SpoilRange(0, p.vectors);"
     ),
+    "rows are normed without a meeting": Fault(
+        _NORM, "= team.Meet();", "= PLANTED || team.Meet();"
+    ),
+    "rows of parts are counted by threads": Fault(
+        _NORM, "blockIdx.x * columns", "blockIdx.x * (PLANTED ? 8 * blockDim.x : columns)"
+    ),
 }
 
 
@@ -116,7 +122,10 @@ UNIT = host_cuda.Unit(("rank_sum.cu",), "ranks_entry.cc", _rewritten, language="
 
 TYPES = {"fp32": 0, "bf16": 1}
 WAYS = ("chosen", "one shot", "two shots")
-GATHER = "gather"
+GATHER, NORM, APART = "gather", "norm", "sum, then norm"
+"""`NORM` is the sum normed in the launch that makes it; `APART` in one of its own."""
+KINDS = {GATHER: 1, NORM: 2, APART: 3}
+"""As ranks_entry.cc has them; the ways of a sum are 0."""
 
 
 class _Call(ctypes.Structure):
@@ -124,8 +133,27 @@ class _Call(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
-        for name in ("part", "bytes", "is_gather", "part_type", "out_type", "way", "half", "out")
-    )
+        for name in (
+            "part", "bytes", "kind", "part_type", "out_type", "way", "half", "out",
+            "columns", "residual", "weight", "room",
+        )
+    )  # fmt: skip
+
+
+@dataclass
+class Normed:
+    """What a sum is added to and normed by: on every rank the same, in its own memory."""
+
+    residuals: Any
+    """As the sum, [ranks, rows, columns]; the calls write to them."""
+    weight: Any
+    room: Any
+
+    def of(self, rank: int) -> tuple[int, int, int, int]:
+        """Return how a rank's call is told of it."""
+        places = (self.residuals[rank], self.weight, self.room[rank])
+        columns = int(self.residuals.shape[-1])
+        return columns, *(place.ctypes.data for place in places)  # type: ignore[return-value]
 
 
 @dataclass
@@ -138,6 +166,7 @@ class Call:
     out_type: str
     half: int
     outs: Any
+    normed: Normed | None = None
 
     def _types(self) -> tuple[int, int]:
         part = "fp32" if self.parts.dtype == np.float32 else "bf16"
@@ -146,9 +175,17 @@ class Call:
     def of(self, rank: int) -> _Call:
         """Return how a rank makes it."""
         part, out = self.parts[rank], self.outs[rank]
-        way = 0 if self.way == GATHER else WAYS.index(self.way)
-        where = (int(self.way == GATHER), *self._types(), way, self.half, out.ctypes.data)
-        return _Call(part.ctypes.data, part.nbytes, *where)
+        kind = KINDS.get(self.way, 0)
+        way = 0 if kind else WAYS.index(self.way)
+        where = (kind, *self._types(), way, self.half, out.ctypes.data)
+        norm = (0, 0, 0, 0) if self.normed is None else self.normed.of(rank)
+        return _Call(part.ctypes.data, part.nbytes, *where, *norm)
+
+    def normed_bits(self) -> list[bytes]:
+        """Return what each rank has of a sum that was normed: the residual, and that normed."""
+        assert self.normed is not None, "the sum was not normed"
+        pairs = zip(self.normed.residuals, self.outs, strict=True)
+        return [residual.tobytes() + out.tobytes() for residual, out in pairs]
 
     def wanted(self) -> Any:
         """Return the bits that every rank must have."""
@@ -172,6 +209,23 @@ def call(rng: Any, ranks: int, vectors: int, way: str, part: str, out: str, half
     return Call(bits, way, out, half, aligned(size).view(dtype).reshape(shape))
 
 
+def norm_call(rng: Any, ranks: int, rows: int, columns: int, kind: str, half: int) -> Call:
+    """Return a call whose sum is normed, of parts of a kind."""
+    vectors = rows * columns // (4 if kind == "fp32" else 8)
+    made = call(rng, ranks, vectors, "chosen", kind, kind, half)
+    made.way = NORM
+    drawn = rng.standard_normal((2, rows, columns)).astype(np.float32)
+    residual, weight = drawn if kind == "fp32" else bf16(drawn)
+    residuals = aligned(ranks * residual.nbytes).view(residual.dtype)
+    residuals = residuals.reshape(ranks, rows, columns)
+    residuals[...] = residual
+    of_norm = aligned(weight[0].nbytes).view(weight.dtype)
+    of_norm[...] = weight[0]
+    room = aligned(residuals.nbytes).view(residual.dtype).reshape(residuals.shape)
+    made.normed = Normed(residuals, of_norm, room)
+    return made
+
+
 def aligned(size: int) -> Any:
     """Return so many bytes, none of which is zero, where a buffer may begin."""
     raw = np.full(size + 256, 0xA5, np.uint8)
@@ -186,6 +240,7 @@ class HostGroup:
         self._library = ctypes.CDLL(str(path))
         self._library.host_ranks.restype = ctypes.c_char_p
         self._library.host_nanoseconds.restype = ctypes.c_uint64
+        self._library.host_launches.restype = ctypes.c_int64
         number = [*FAULTS].index(fault) + 1 if fault else 0
         self._library.host_settings(ctypes.c_uint64(seed), number, 1)
         self._seed, self._number = seed, number
@@ -207,6 +262,10 @@ class HostGroup:
     def errors(self) -> list[int]:
         """Return every rank's error."""
         return [int(buffer[:4].view(np.int32)[0]) for buffer in self.buffers]
+
+    def launches(self) -> int:
+        """Return how many kernels a rank launched in the last run."""
+        return int(self._library.host_launches())
 
     def nanoseconds(self) -> int:
         """Return how often the last run read the clock, which moves by that."""

@@ -246,6 +246,20 @@ class NumpyKernels(NumpyScaledKernels):
         """See `RankKernels.rank_sum`."""
         self._launch(numpy_ranks.rank_sum, part, exchange, out)
 
+    def rank_sum_norm(
+        self,
+        part: NumpyTensor,
+        exchange: Exchange,
+        room: NumpyTensor,
+        residual: NumpyTensor,
+        norm: Norm,
+        out: NumpyTensor,
+    ) -> None:
+        """See `RankKernels.rank_sum_norm`: nothing is in `room` behind it."""
+        self._launch(numpy_ranks.rank_sum, part, exchange, room)
+        self._launch(_add_norm, room, residual, *norm, out)
+        self._launch(_spoil, room)
+
     def rank_gather(self, part: NumpyTensor, exchange: Exchange, out: NumpyTensor) -> None:
         """See `RankKernels.rank_gather`."""
         self._launch(numpy_ranks.rank_gather, part, exchange, out)
@@ -291,6 +305,10 @@ def _add_norm(x: Array | None, residual: Array, weight: Array, eps: float, out: 
             with np.errstate(invalid="ignore", over="ignore"):
                 residual[row] += x[row]
         out[row] = _norm(residual[row], weight, eps)
+
+
+def _spoil(room: Array) -> None:
+    room[:] = np.nan
 
 
 def _rotated(head: Array, cos: Array, sin: Array, style: str) -> Array:

@@ -241,6 +241,18 @@ class OpsKernels:
         """See `RankKernels.rank_sum`."""
         ranks.rank_sum_into(part, ranks.Exchange(*exchange), out)
 
+    def rank_sum_norm(
+        self,
+        part: Tensor,
+        exchange: Exchange,
+        room: Tensor,
+        residual: Tensor,
+        norm: Norm,
+        out: Tensor,
+    ) -> None:
+        """See `RankKernels.rank_sum_norm`."""
+        ranks.rank_sum_norm_into(part, ranks.Exchange(*exchange), room, residual, *norm, out)
+
     def rank_gather(self, part: Tensor, exchange: Exchange, out: Tensor) -> None:
         """See `RankKernels.rank_gather`."""
         ranks.rank_gather_into(part, ranks.Exchange(*exchange), out)

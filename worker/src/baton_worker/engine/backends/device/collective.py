@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baton_worker.engine.api import RankDiedError
+from baton_worker.engine.backends.device.expert_kernels import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import Device, DType, Kernels, Mapped, Shared, Tensor
 from baton_worker.engine.model.shape import ModelShape
@@ -95,6 +96,13 @@ class Collective:
     def sum(self, part: Tensor, out: Tensor) -> None:
         """Write the ranks' sum of what `part` returned, which has been written."""
         self._kernels.rank_sum(part, self._exchange, out)
+        self._half ^= 1
+
+    def sum_norm(
+        self, part: Tensor, room: Tensor, residual: Tensor, norm: Norm, out: Tensor
+    ) -> None:
+        """Add that sum to the residual, and norm it; `room` is for the sum, or for nothing."""
+        self._kernels.rank_sum_norm(part, self._exchange, room, residual, norm, out)
         self._half ^= 1
 
     def logits(self, normed: Tensor, head: Tensor, out: Tensor) -> None:

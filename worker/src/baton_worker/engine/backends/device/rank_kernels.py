@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.backends.device.expert_kernels import Norm
 from baton_worker.engine.backends.device.operands import Tensor
 
 
@@ -41,6 +42,20 @@ class RankKernels(Protocol):
 
         `part` lies at the beginning of a half and may hold anything behind the call; W * its bytes
         divide by 16.
+        """
+
+    def rank_sum_norm(
+        self,
+        part: Tensor,
+        exchange: Exchange,
+        room: Tensor,
+        residual: Tensor,
+        norm: Norm,
+        out: Tensor,
+    ) -> None:
+        """Do `rank_sum`, and `add_norm` of that sum and residual to out; the same bits.
+
+        `room` E[N, W], like `residual` and `out`, may hold anything behind the call.
         """
 
     def rank_gather(self, part: Tensor, exchange: Exchange, out: Tensor) -> None:
