@@ -143,8 +143,7 @@ void RunRankSumNorm(ArgumentReader args) {
   AreOutside(to, out, "out", in.exchange);
   void* between = OutOf(room, "room", in.exchange);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
-  Raise("rank_sum_norm",
-        cuda::SumOverRanksNorm(in, norm, between, to, StreamOf(call.device)));
+  Raise("rank_sum_norm", cuda::SumOverRanksNorm(in, norm, between, to, StreamOf(call.device)));
 }
 
 // Reads part, buffers, rank, half_bytes, limit_ns, out.

@@ -104,9 +104,8 @@ Error SumOverRanksNorm(const RankSumInput& in, const AddNormInput& norm, void* r
     const Error error = SumOverRanks(in, room, stream);
     return error ? error : AddNorm(behind, out, stream);
   }
-  return ForElement(norm.type, [&](auto element) {
-    return SumNormOf<decltype(element)>(in, norm, out, stream);
-  });
+  return ForElement(
+      norm.type, [&](auto element) { return SumNormOf<decltype(element)>(in, norm, out, stream); });
 }
 
 Error GatherFromRanks(const ExchangeInput& exchange, int64_t bytes, void* out, Stream stream) {

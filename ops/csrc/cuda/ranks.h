@@ -37,7 +37,7 @@ struct RankSumInput {
 Error SumOverRanks(const RankSumInput& input, void* out, Stream stream);
 
 // AddNorm of `norm` to `out`, its x being that sum; `norm.x` is none. In one launch where rows are
-// few, else in two with the sum in `room`, [rows, columns] of norm.type, where anything may be then.
+// few, else in two with the sum in `room`, [rows, columns] of norm.type: it may hold anything then.
 Error SumOverRanksNorm(const RankSumInput& input, const AddNormInput& norm, void* room,
                        const Rows& out, Stream stream);
 

@@ -31,7 +31,8 @@ from baton_testing.stub_device import (
     stub_weights,
 )
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
-from baton_worker.engine.backends.device.expert_kernels import Norm, Router, Routes
+from baton_worker.engine.backends.device.expert_kernels import Router, Routes
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.scorer import TextScorer
 from baton_worker.engine.backends.latent import OpsLatentKernels
 from baton_worker.engine.model.experts import Experts

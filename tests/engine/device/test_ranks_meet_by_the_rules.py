@@ -17,7 +17,7 @@ from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_ranks import HEAD_BYTES
 from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends.device.collective import Collective, ExchangeSizes
-from baton_worker.engine.backends.device.expert_kernels import Norm
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.model.shards import Shard, head_rows
 
 SIZES = ExchangeSizes(sum_bytes=1024, rows=4, width=8)

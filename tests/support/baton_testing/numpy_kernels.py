@@ -18,8 +18,9 @@ from baton_testing import numpy_experts, numpy_ranks
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_testing.numpy_latent import NumpyLatentKernels
 from baton_testing.numpy_scaled import NumpyScaledKernels, silu_mul
-from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Norm, Router
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Router
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import (
     Accepted,
@@ -258,7 +259,7 @@ class NumpyKernels(NumpyScaledKernels):
         """See `RankKernels.rank_sum_norm`: nothing is in `room` behind it."""
         self._launch(numpy_ranks.rank_sum, part, exchange, room)
         self._launch(_add_norm, room, residual, *norm, out)
-        self._launch(_spoil, room)
+        self._launch(lambda array: array.fill(np.nan), room)
 
     def rank_gather(self, part: NumpyTensor, exchange: Exchange, out: NumpyTensor) -> None:
         """See `RankKernels.rank_gather`."""
@@ -305,10 +306,6 @@ def _add_norm(x: Array | None, residual: Array, weight: Array, eps: float, out: 
             with np.errstate(invalid="ignore", over="ignore"):
                 residual[row] += x[row]
         out[row] = _norm(residual[row], weight, eps)
-
-
-def _spoil(room: Array) -> None:
-    room[:] = np.nan
 
 
 def _rotated(head: Array, cos: Array, sin: Array, style: str) -> Array:

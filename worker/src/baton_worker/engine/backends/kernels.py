@@ -11,8 +11,9 @@ import baton_ops
 from baton_ops import cuda, decoder, ranks, sampling, scaled
 from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Norm, Router
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Router
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.scaled_kernels import Scaled
 from baton_worker.engine.backends.device.seam import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baton_worker.engine.api import RankDiedError
-from baton_worker.engine.backends.device.expert_kernels import Norm
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import Device, DType, Kernels, Mapped, Shared, Tensor
 from baton_worker.engine.model.shape import ModelShape

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.collective import Collective
-from baton_worker.engine.backends.device.expert_kernels import ExpertSum, Norm, Router
+from baton_worker.engine.backends.device.expert_kernels import ExpertSum, Router
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.products import Products
 from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from baton_worker.engine.backends.device.operands import Tensor
+from baton_worker.engine.backends.device.operands import Norm, Tensor
 from baton_worker.engine.model.experts import Experts
 
 
@@ -44,13 +44,6 @@ class Router(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     experts: Experts
-
-
-class Norm(NamedTuple):
-    """An RMS norm: weight E[H], epsilon."""
-
-    weight: Tensor
-    eps: float
 
 
 class ExpertLimits(NamedTuple):

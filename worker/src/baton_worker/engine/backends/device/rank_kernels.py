@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.backends.device.expert_kernels import Norm
-from baton_worker.engine.backends.device.operands import Tensor
+from baton_worker.engine.backends.device.operands import Norm, Tensor
 
 
 class Exchange(NamedTuple):
