@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -73,25 +74,34 @@ class Case:
         self.parts = torch.randn(group.ranks, *shape).to(self.kind)
         self.drawn = torch.randn(shape[0] + 1, shape[1]).to(self.kind)
 
-    def told(self, half: int, launch: Launch) -> list[list[Any]]:
-        """Return the bits that each rank has of it."""
+    def told(self, half: int, *launches: Launch) -> list[list[Any]]:
+        """Return the bits that each rank has of it, each launched for all ranks before the next:
+        what a kernel's first launch loads may wait for a device, on which a rank waits for others.
+        """
         group, torch, ranks = self.group, self.group.torch, range(self.group.ranks)
         rows = group.each(lambda r: rows_of(torch, self.shape, self.kind, self.drawn))
         halves = [group.half(r, half, self.shape, self.kind) for r in ranks]
         group.each(lambda r: halves[r].copy_(self.parts[r]))
         group.synchronize()
-        group.each(lambda r: launch(halves[r], group.exchanges[r], rows[r]))
+        for launch in launches:
+            group.each(partial(self._launched, launch, halves, rows))
         group.synchronize()
         assert all(bool(of.out.isfinite().all()) for of in rows), self.shape
         return [bits(torch, of) for of in rows]
+
+    def _launched(self, launch: Launch, halves: list[Any], rows: list[Rows], rank: int) -> None:
+        launch(halves[rank], self.group.exchanges[rank], rows[rank])
 
 
 def in_one(part: Any, exchange: Exchange, rows: Rows) -> None:
     rank_sum_norm_into(part, exchange, rows.room, rows.residual, rows.weight, EPS, rows.out)
 
 
-def in_two(part: Any, exchange: Exchange, rows: Rows) -> None:
+def summed(part: Any, exchange: Exchange, rows: Rows) -> None:
     rank_sum_into(part, exchange, rows.room)
+
+
+def normed(part: Any, exchange: Exchange, rows: Rows) -> None:
     add_norm_into(rows.room, rows.residual, rows.weight, EPS, rows.out)
 
 
@@ -105,7 +115,7 @@ def test_one_launch_has_the_bits_of_two(torch: ModuleType, group: RankGroup, dty
         if not run_at_once(group, shape[0]):
             continue
         case = Case(group, shape, dtype)
-        together, apart = case.told(0, in_one), case.told(1, in_two)
+        together, apart = case.told(0, in_one), case.told(1, summed, normed)
         for rank in range(group.ranks):
             assert all(map(torch.equal, together[rank], apart[rank])), shape
             assert all(map(torch.equal, together[rank], together[0])), shape
