@@ -92,6 +92,11 @@ FAULTS = {
     "who gave up leaves what was there": Fault(
         _SUM, "    sum.SpoilRange(0, p.vectors);", "    if (!PLANTED) sum.SpoilRange(0, p.vectors);"
     ),
+    "its own head alone is read": Fault(
+        _SUM,
+        "p.exchange.buffers[rank])->error",
+        "p.exchange.buffers[PLANTED ? p.exchange.rank : rank])->error",
+    ),
 }
 
 
@@ -116,7 +121,9 @@ UNIT = host_cuda.Unit(("rank_sum.cu",), "ranks_entry.cc", _rewritten, language="
 
 TYPES = {"fp32": 0, "bf16": 1}
 WAYS = ("chosen", "one shot", "two shots")
-GATHER = "gather"
+GATHER, ERRORS = "gather", "errors"
+_KINDS = {GATHER: 1, ERRORS: 2}
+"""Of calls; 0 is a sum, in one of the ways."""
 
 
 class _Call(ctypes.Structure):
@@ -124,13 +131,16 @@ class _Call(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
-        for name in ("part", "bytes", "is_gather", "part_type", "out_type", "way", "half", "out")
+        for name in ("part", "bytes", "kind", "part_type", "out_type", "way", "half", "out")
     )
 
 
 @dataclass
 class Call:
-    """One call of all ranks: their parts, which are bits of a type, and what each of them gets."""
+    """One call of all ranks: their parts, which are bits of a type, and what each of them gets.
+
+    A call of ERRORS has no parts, takes no half, and gets i32[ranks].
+    """
 
     parts: Any
     """uint16 or fp32 [ranks, vectors * 16 bytes]."""
@@ -146,12 +156,14 @@ class Call:
     def of(self, rank: int) -> _Call:
         """Return how a rank makes it."""
         part, out = self.parts[rank], self.outs[rank]
-        way = 0 if self.way == GATHER else WAYS.index(self.way)
-        where = (int(self.way == GATHER), *self._types(), way, self.half, out.ctypes.data)
+        way = 0 if self.way in _KINDS else WAYS.index(self.way)
+        where = (_KINDS.get(self.way, 0), *self._types(), way, self.half, out.ctypes.data)
         return _Call(part.ctypes.data, part.nbytes, *where)
 
     def wanted(self) -> Any:
         """Return the bits that every rank must have."""
+        if self.way == ERRORS:
+            return np.zeros_like(self.outs[0])
         if self.way == GATHER:
             return self.parts
         values = self.parts if self.parts.dtype == np.float32 else fp32(self.parts)
@@ -170,6 +182,12 @@ def call(rng: Any, ranks: int, vectors: int, way: str, part: str, out: str, half
     shape = (ranks, ranks, elements) if way == GATHER else (ranks, elements)
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return Call(bits, way, out, half, aligned(size).view(dtype).reshape(shape))
+
+
+def errors(ranks: int) -> Call:
+    """Return a call that reads the heads, in which nobody has given up."""
+    outs = aligned(ranks * ranks * 4).view(np.int32).reshape(ranks, ranks)
+    return Call(np.empty((ranks, 0), np.float32), ERRORS, "fp32", 0, outs)
 
 
 def aligned(size: int) -> Any:
@@ -212,15 +230,27 @@ class HostGroup:
         """Return how often the last run read the clock, which moves by that."""
         return int(self._library.host_nanoseconds())
 
-    def run(self, calls: Sequence[Call], limit_ns: int = 1 << 40, made: Sequence[int] = ()) -> None:
-        """Make calls on all ranks; `made`: how many each rank makes before it dies."""
+    def run(
+        self,
+        calls: Sequence[Call],
+        limit_ns: int = 1 << 40,
+        made: Sequence[int] = (),
+        still: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Make calls on all ranks.
+
+        Args:
+            made: how many each rank makes before it dies.
+            still: a rank and the call in which, when it has met the others, it reads nothing until
+                these have made all of theirs.
+        """
         counts = made or [len(calls)] * self.ranks
         of_ranks = [(_Call * len(calls))(*(c.of(r) for c in calls)) for r in range(self.ranks)]
         buffers = np.array([buffer.ctypes.data for buffer in self.buffers], np.int64)
         places = np.array([ctypes.addressof(calls) for calls in of_ranks], np.int64)
         counted = np.array(counts, np.int64)
         words = (buffers.ctypes.data, self.ranks, self.half_bytes, limit_ns, 200)
-        group = (ctypes.c_int64 * 7)(*words, places.ctypes.data, counted.ctypes.data)
+        group = (ctypes.c_int64 * 9)(*words, places.ctypes.data, counted.ctypes.data, *still)
         error = self._library.host_ranks(group)
         if error is not None:
             raise RuntimeError(error.decode())
