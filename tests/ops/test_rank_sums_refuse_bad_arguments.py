@@ -14,6 +14,7 @@ from baton_ops.ranks import (
     Exchange,
     exchange_bytes,
     head_bytes,
+    rank_errors_into,
     rank_gather_into,
     rank_sum_into,
     rank_sum_norm_into,
@@ -60,6 +61,9 @@ class Arguments:
 
     def gather(self, **changed: Any) -> str:
         return told(rank_gather_into, *self._given(changed))
+
+    def errors(self, out: Any) -> str:
+        return told(rank_errors_into, Exchange(**self.exchange), Claimed(out))
 
     def _given(self, changed: dict[str, Any]) -> tuple[Any, Exchange, Any]:
         exchange = self.exchange | {k: v for k, v in changed.items() if k in self.exchange}
@@ -206,3 +210,13 @@ def test_a_gather_has_a_place_for_every_rank() -> None:
     for shape in ((3, 3, 16), (2, 3, 12), (2, 4, 16), (6, 16)):
         assert call.gather(part=part, out=aligned(shape, np.int32)).startswith("out"), shape
     assert call.gather(part=part, out=aligned((2, 3, 16), np.float32)).startswith("out")
+
+
+def test_the_ranks_errors_have_a_place_each() -> None:
+    call = Arguments()
+    assert call.errors(aligned((2,), np.int32)) == ""
+    for wrong in (aligned((3,), np.int32), aligned((1, 2), np.int32), aligned((2,), np.float32)):
+        assert call.errors(wrong).startswith("out"), wrong.shape
+    assert "out must not lie" in call.errors(call.in_half(1, (2,), np.int32))
+    told_of_host = told(rank_errors_into, Exchange(**call.exchange), np.zeros(2, np.int32))
+    assert "out must be" in told_of_host, told_of_host

@@ -161,6 +161,17 @@ void RunRankGather(ArgumentReader args) {
   Raise("rank_gather", cuda::GatherFromRanks(in, BytesOf(part), to, StreamOf(part.device())));
 }
 
+// Reads buffers, rank, half_bytes, limit_ns, out.
+void RunRankErrors(ArgumentReader args) {
+  const cuda::ExchangeInput in = ReadExchange(&args);
+  const TensorView out = args.Tensor("out");
+  RequireCuda(out, "out");
+  Checked(out, "out").HasDtype(kInt32).HasRank(1).HasSize(0, in.ranks);
+  auto* to = static_cast<int32_t*>(OutOf(out, "out", in));
+  const tvm::ffi::CUDADeviceGuard guard(out.device().device_id);
+  Raise("rank_errors", cuda::ErrorsOfRanks(in, to, StreamOf(out.device())));
+}
+
 int64_t ExchangeHeadBytes() { return cuda::ExchangeHeadBytes(); }
 
 }  // namespace
@@ -169,5 +180,6 @@ int64_t ExchangeHeadBytes() { return cuda::ExchangeHeadBytes(); }
 BATON_EXPORT_CUDA(cuda_rank_sum, 7, RunRankSum)
 BATON_EXPORT_CUDA(cuda_rank_sum_norm, 10, RunRankSumNorm)
 BATON_EXPORT_CUDA(cuda_rank_gather, 6, RunRankGather)
+BATON_EXPORT_CUDA(cuda_rank_errors, 5, RunRankErrors)
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cuda_exchange_head_bytes, baton_ops::ExchangeHeadBytes)

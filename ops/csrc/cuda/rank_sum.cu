@@ -116,4 +116,11 @@ Error GatherFromRanks(const ExchangeInput& exchange, int64_t bytes, void* out, S
   });
 }
 
+Error ErrorsOfRanks(const ExchangeInput& exchange, int32_t* out, Stream stream) {
+  const RankErrorsParams params{ExchangeOf(exchange), out};
+  return ForRanks(exchange.ranks, [&](auto ranks) {
+    return LaunchEarly(RankErrorsKernel<ranks()>, GridOf(1), stream, params);
+  });
+}
+
 }  // namespace baton_ops::cuda

@@ -10,9 +10,10 @@ on it. Calls take the halves in turns, from one graph to the next too: a graph h
 them. Nothing here allocates or waits on the host, and nothing is reset between calls or replays.
 
 A rank that does not come in time does not hang the others: their output is NaN (of records: all
-bits set), the error in their buffers' heads says why, and every later call gives up at once. What
-ranks have computed holds where none has an error. Before the next call the heads of all buffers
-must be zeroed, with no call under way.
+bits set), the error in their buffers' heads says why, and every later call gives up at once. It
+itself, when it goes on, may have read what the others overwrote since, and see no error of its own.
+So what a rank has computed holds where none has an error: `rank_errors_into` tells. Before the next
+call the heads of all buffers must be zeroed, with no call under way.
 
 Functions raise TypeError or ValueError where a dtype, shape or place is wrong; the message names
 the argument.
@@ -146,4 +147,19 @@ def rank_gather_into(part: Tensor, exchange: Exchange, out: Tensor) -> None:
     """
     launch("cuda_rank_gather")(
         part, exchange.buffers, exchange.rank, exchange.half_bytes, exchange.limit_ns, out
+    )
+
+
+def rank_errors_into(exchange: Exchange, out: Tensor) -> None:
+    """Write out i32[ranks] = the error in the head of each rank's buffer, behind all calls before.
+
+    Where all are 0, what this rank's calls before it gave is right. It meets nobody and takes no
+    half, so that one rank may make it alone.
+
+    Args:
+        exchange: where the heads are.
+        out: on this rank's device, not in its buffer.
+    """
+    launch("cuda_rank_errors")(
+        exchange.buffers, exchange.rank, exchange.half_bytes, exchange.limit_ns, out
     )

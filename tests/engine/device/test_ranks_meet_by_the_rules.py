@@ -226,6 +226,21 @@ def test_a_rank_that_does_not_come_is_named_and_nobody_waits_again() -> None:
         first.collective.check()
 
 
+def test_who_is_slower_than_the_limit_is_told_that_its_sums_do_not_count() -> None:
+    """Rank 1 has given rank 0 up and runs on over what it reads, when that one comes."""
+    slow, quick = group(2, limit_seconds=0.05)
+    part = slow.collective.part(1, 4, "float32")
+    slow.device.copy(slow.put([[1.0] * 4]), part)
+    slow.device.synchronise()
+    for value in (2.0, 3.0, 4.0):  # on the two halves in turns
+        assert np.isnan(quick.read(quick.add([[value] * 4]))).all()
+    out = slow.device.empty((1, 4), "float32")
+    slow.collective.sum(part, out)
+    np.testing.assert_array_equal(slow.read(out), [[1.0 + 4.0] * 4])  # a number, and 3 is right
+    with pytest.raises(RankDiedError, match=r"rank 0 did not come .* 0.05 s, as seen by rank 1"):
+        slow.collective.check()
+
+
 def test_who_has_all_others_is_content() -> None:
     def work(rank: Rank) -> None:
         rank.read(rank.add([[np.nan] * 4]))

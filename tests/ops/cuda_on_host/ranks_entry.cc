@@ -25,13 +25,13 @@ Error AddNorm(const AddNormInput& in, const Rows& out, Stream stream) {
 
 namespace {
 
-enum Kind : int64_t { kSum, kGather, kSumNorm, kSumThenNorm };
+enum Kind : int64_t { kSum, kGather, kErrors, kSumNorm, kSumThenNorm };
 
 // One call of a rank, and the 16-byte vectors that are its part. Eight bytes a member.
 struct HostCall {
   const uint4* part;
   int64_t bytes;
-  int64_t kind;
+  int64_t kind;  // of Kind
   int64_t part_type;
   int64_t out_type;
   int64_t way;
@@ -51,6 +51,8 @@ struct HostGroup {
   int64_t most_delay;            // in turns, drawn before each part is written
   const HostCall* const* calls;  // of each rank
   const int64_t* n_calls;
+  int64_t still_rank;  // reads nothing in its call `still_call` before all others have ended, or -1
+  int64_t still_call;
 };
 
 struct Launch {
@@ -64,8 +66,21 @@ struct Launch {
 std::vector<std::vector<Launch>> streams;  // by rank
 std::vector<unsigned> grids;               // of the launch that a fiber is in
 std::vector<host_cuda::Meeting> ends;      // where a rank's grids follow each other
+std::vector<int64_t> calls_made;           // by fiber
+std::vector<unsigned> ended;               // fibers of each rank that have made all calls
 unsigned blocks_of_rank;
-int64_t most_delay;
+int64_t most_delay, still_rank, still_call;
+
+unsigned MyRank() { return host_cuda::Me().block / blocks_of_rank; }
+
+bool StandsStill() {
+  if (MyRank() != still_rank) return false;
+  if (calls_made[host_cuda::cluster.current] != still_call) return false;
+  for (size_t rank = 0; rank < ended.size(); ++rank) {
+    if (rank != MyRank() && ended[rank] != blocks_of_rank * blockDim.x) return true;
+  }
+  return false;
+}
 
 ExchangeInput ExchangeOf(const HostGroup& group, int64_t rank, const HostCall& call) {
   return {group.buffers, group.ranks, rank, group.half_bytes, call.half, group.limit_ns};
@@ -74,6 +89,8 @@ ExchangeInput ExchangeOf(const HostGroup& group, int64_t rank, const HostCall& c
 Error LaunchCall(const HostGroup& group, int64_t rank, const HostCall& call) {
   const ExchangeInput exchange = ExchangeOf(group, rank, call);
   if (call.kind == kGather) return GatherFromRanks(exchange, call.bytes, call.out, nullptr);
+  if (call.kind == kErrors)
+    return ErrorsOfRanks(exchange, static_cast<int32_t*>(call.out), nullptr);
   const auto part = static_cast<ElementType>(call.part_type);
   const int64_t elements = call.bytes / (part == ElementType::kFloat32 ? 4 : 2);
   const RankSumInput sum{exchange, part, static_cast<ElementType>(call.out_type), elements,
@@ -125,13 +142,15 @@ void RunKernel(const Launch& launch) {
 
 // What a thread of a block number does over all calls of its rank.
 void RunRank() {
-  const unsigned rank = host_cuda::Me().block / blocks_of_rank;
+  const unsigned rank = MyRank();
   for (const Launch& launch : streams[rank]) {
     if (launch.is_first && blockIdx.x == 0 && threadIdx.x == 0) WritePart(launch);
     host_cuda::MeetInOrder(ends[rank], -1);
     if (blockIdx.x < launch.blocks) RunKernel(launch);
     host_cuda::MeetInOrder(ends[rank], -2);
+    ++calls_made[host_cuda::cluster.current];
   }
+  ++ended[rank];
 }
 
 void RunAll(unsigned ranks) {
@@ -142,6 +161,9 @@ void RunAll(unsigned ranks) {
   ends.assign(ranks, {});
   for (auto& end : ends) end.members = blocks_of_rank * threads;
   grids.assign(fibers, 0);
+  calls_made.assign(fibers, 0);
+  ended.assign(ranks, 0);
+  host_cuda::stands_still = StandsStill;
   host_cuda::BeginClocks(fibers);
   host_cuda::cluster.random = host_cuda::settings.seed;
   host_cuda::on_switch = [] { gridDim.x = grids[host_cuda::cluster.current]; };
@@ -166,6 +188,8 @@ Error host_ranks(const HostGroup* group) {
   streams.assign(group->ranks, {});
   blocks_of_rank = 1;
   most_delay = group->most_delay;
+  still_rank = group->still_rank;
+  still_call = group->still_call;
   host_cuda::failure[0] = 0;
   for (int64_t rank = 0; rank < group->ranks; ++rank) {
     for (int64_t i = 0; i < group->n_calls[rank]; ++i) {

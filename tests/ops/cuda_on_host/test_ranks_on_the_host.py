@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -37,7 +38,10 @@ FOUND = {
 """By fault: the way that shows it, where two shots do not."""
 OF_A_DEAD_RANK = [name for name in host_ranks.FAULTS if name.startswith(("who", "the wait"))]
 OF_NORMS = [name for name in host_ranks.FAULTS if name.startswith("rows")]
-OF_THE_LIVING = [name for name in host_ranks.FAULTS if name not in OF_A_DEAD_RANK + OF_NORMS]
+OF_A_STILL_RANK = ["its own head alone is read", "who gave up leaves no word"]
+OF_THE_LIVING = [
+    name for name in host_ranks.FAULTS if name not in (*OF_A_DEAD_RANK, *OF_A_STILL_RANK, *OF_NORMS)
+]
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +298,66 @@ def is_given_up_badly(library: Path, fault: str, seed: int) -> bool:
 def test_a_fault_that_a_dead_rank_shows_is_found(library: Path, fault: str) -> None:
     assert any(is_given_up_badly(library, fault, seed) for seed in range(4)) == bool(fault)
     assert is_given_up_badly(library, fault, FIRST_FIRST) == bool(fault)
+
+
+STEP = 4
+"""Calls of a step, behind which the heads are read."""
+
+
+class Still(NamedTuple):
+    """Rank 0 stood still in a step's call while the others went on, to the end of the next step."""
+
+    is_wrong: bool
+    """It has values that are numbers, and wrong."""
+    is_told: bool
+    """What it read of the heads behind that step says that they do not count."""
+
+
+def stood_still(
+    library: Path, ranks: int, way: str, call: int, seed: int, fault: str = ""
+) -> Still:
+    group = HostGroup(library, ranks, HALF_BYTES, seed, fault)
+    group.ignore_races()
+    sums = calls_of(ranks, [way], 2 * STEP, seed, sizes=[33], kinds=[("fp32", "fp32")])
+    calls = [*sums[:STEP], host_ranks.errors(ranks), *sums[STEP:], host_ranks.errors(ranks)]
+    group.run(calls, limit_ns=LIMIT // 10, still=(0, call))
+    step = [call.outs[0].view(np.float32) for call in sums[:STEP]]
+    assert not wrong(sums[:call], range(ranks)), "nobody was late before"
+    are_numbers = not any(np.isnan(out).any() for out in step)
+    return Still(are_numbers and bool(wrong(sums[:STEP], [0])), bool(calls[STEP].outs[0].any()))
+
+
+@pytest.mark.parametrize(
+    ("way", "n_unseen"), [("one shot", 2), ("two shots", 1), (GATHER, 2)], ids=lambda x: str(x)
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_who_stands_still_in_a_steps_last_calls_is_told_that_they_do_not_count(
+    library: Path, ranks: int, way: str, n_unseen: int
+) -> None:
+    """Longer than the limit: the others give it up where they meet next, and write over what it
+    reads. In so many of the last calls it sees nothing of that itself, for it met them all since.
+    """
+    for seed in (*range(3), FIRST_FIRST):
+        for call in range(STEP):
+            found = stood_still(library, ranks, way, call, seed)
+            assert found == Still(call >= STEP - n_unseen, True), (seed, call)
+
+
+@pytest.mark.parametrize("fault", OF_A_STILL_RANK)
+def test_a_fault_that_a_still_rank_shows_is_found(library: Path, fault: str) -> None:
+    found = stood_still(library, 4, "one shot", STEP - 1, 1, fault)
+    assert found == Still(is_wrong=True, is_told=False)
+
+
+def test_heads_that_are_read_between_calls_take_no_turn_and_say_nothing_of_who_is_late(
+    library: Path,
+) -> None:
+    for seed in (*range(3), FIRST_FIRST):
+        group = HostGroup(library, 4, HALF_BYTES, seed)
+        calls = []
+        for call in calls_of(4, ["one shot", "two shots", GATHER], 12, seed):
+            calls += [call, host_ranks.errors(4)]
+        assert outcome(group, calls) == "", seed
 
 
 def test_a_fence_of_one_device_alone_is_refused() -> None:

@@ -98,6 +98,11 @@ FAULTS = {
     "rows of parts are counted by threads": Fault(
         _NORM, "blockIdx.x * columns", "blockIdx.x * (PLANTED ? 8 * blockDim.x : columns)"
     ),
+    "its own head alone is read": Fault(
+        _SUM,
+        "p.exchange.buffers[rank])->error",
+        "p.exchange.buffers[PLANTED ? p.exchange.rank : rank])->error",
+    ),
 }
 
 
@@ -122,10 +127,10 @@ UNIT = host_cuda.Unit(("rank_sum.cu",), "ranks_entry.cc", _rewritten, language="
 
 TYPES = {"fp32": 0, "bf16": 1}
 WAYS = ("chosen", "one shot", "two shots")
-GATHER, NORM, APART = "gather", "norm", "sum, then norm"
+GATHER, ERRORS, NORM, APART = "gather", "errors", "norm", "sum, then norm"
 """`NORM` is the sum normed in the launch that makes it; `APART` in one of its own."""
-KINDS = {GATHER: 1, NORM: 2, APART: 3}
-"""As ranks_entry.cc has them; the ways of a sum are 0."""
+_KINDS = {GATHER: 1, ERRORS: 2, NORM: 3, APART: 4}
+"""Of calls, as ranks_entry.cc has them; 0 is a sum, in one of the ways."""
 
 
 class _Call(ctypes.Structure):
@@ -158,7 +163,10 @@ class Normed:
 
 @dataclass
 class Call:
-    """One call of all ranks: their parts, which are bits of a type, and what each of them gets."""
+    """One call of all ranks: their parts, which are bits of a type, and what each of them gets.
+
+    A call of ERRORS has no parts, takes no half, and gets i32[ranks].
+    """
 
     parts: Any
     """uint16 or fp32 [ranks, vectors * 16 bytes]."""
@@ -175,9 +183,8 @@ class Call:
     def of(self, rank: int) -> _Call:
         """Return how a rank makes it."""
         part, out = self.parts[rank], self.outs[rank]
-        kind = KINDS.get(self.way, 0)
-        way = 0 if kind else WAYS.index(self.way)
-        where = (kind, *self._types(), way, self.half, out.ctypes.data)
+        way = 0 if self.way in _KINDS else WAYS.index(self.way)
+        where = (_KINDS.get(self.way, 0), *self._types(), way, self.half, out.ctypes.data)
         norm = (0, 0, 0, 0) if self.normed is None else self.normed.of(rank)
         return _Call(part.ctypes.data, part.nbytes, *where, *norm)
 
@@ -189,6 +196,8 @@ class Call:
 
     def wanted(self) -> Any:
         """Return the bits that every rank must have."""
+        if self.way == ERRORS:
+            return np.zeros_like(self.outs[0])
         if self.way == GATHER:
             return self.parts
         values = self.parts if self.parts.dtype == np.float32 else fp32(self.parts)
@@ -224,6 +233,12 @@ def norm_call(rng: Any, ranks: int, rows: int, columns: int, kind: str, half: in
     room = aligned(residuals.nbytes).view(residual.dtype).reshape(residuals.shape)
     made.normed = Normed(residuals, of_norm, room)
     return made
+
+
+def errors(ranks: int) -> Call:
+    """Return a call that reads the heads, in which nobody has given up."""
+    outs = aligned(ranks * ranks * 4).view(np.int32).reshape(ranks, ranks)
+    return Call(np.empty((ranks, 0), np.float32), ERRORS, "fp32", 0, outs)
 
 
 def aligned(size: int) -> Any:
@@ -271,15 +286,27 @@ class HostGroup:
         """Return how often the last run read the clock, which moves by that."""
         return int(self._library.host_nanoseconds())
 
-    def run(self, calls: Sequence[Call], limit_ns: int = 1 << 40, made: Sequence[int] = ()) -> None:
-        """Make calls on all ranks; `made`: how many each rank makes before it dies."""
+    def run(
+        self,
+        calls: Sequence[Call],
+        limit_ns: int = 1 << 40,
+        made: Sequence[int] = (),
+        still: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Make calls on all ranks.
+
+        Args:
+            made: how many each rank makes before it dies.
+            still: a rank and the call in which, when it has met the others, it reads nothing until
+                these have made all of theirs.
+        """
         counts = made or [len(calls)] * self.ranks
         of_ranks = [(_Call * len(calls))(*(c.of(r) for c in calls)) for r in range(self.ranks)]
         buffers = np.array([buffer.ctypes.data for buffer in self.buffers], np.int64)
         places = np.array([ctypes.addressof(calls) for calls in of_ranks], np.int64)
         counted = np.array(counts, np.int64)
         words = (buffers.ctypes.data, self.ranks, self.half_bytes, limit_ns, 200)
-        group = (ctypes.c_int64 * 7)(*words, places.ctypes.data, counted.ctypes.data)
+        group = (ctypes.c_int64 * 9)(*words, places.ctypes.data, counted.ctypes.data, *still)
         error = self._library.host_ranks(group)
         if error is not None:
             raise RuntimeError(error.decode())

@@ -265,6 +265,10 @@ class NumpyKernels(NumpyScaledKernels):
         """See `RankKernels.rank_gather`."""
         self._launch(numpy_ranks.rank_gather, part, exchange, out)
 
+    def rank_errors(self, exchange: Exchange, out: NumpyTensor) -> None:
+        """See `RankKernels.rank_errors`."""
+        self._launch(numpy_ranks.rank_errors, exchange, out)
+
 
 _ALIGNMENT = 256
 

@@ -258,6 +258,10 @@ class OpsKernels:
         """See `RankKernels.rank_gather`."""
         ranks.rank_gather_into(part, ranks.Exchange(*exchange), out)
 
+    def rank_errors(self, exchange: Exchange, out: Tensor) -> None:
+        """See `RankKernels.rank_errors`."""
+        ranks.rank_errors_into(ranks.Exchange(*exchange), out)
+
     def _launch_one(self) -> None:
         """Copy a row, which any GPU can that the library has code for."""
         table, token = self._device.zeros((1, 8), "float32"), self._device.zeros((1,), "int32")

@@ -155,7 +155,9 @@ class Program:
         return Launch(kind, began)
 
     def finish(self, lane: int) -> Event:
-        """Begin to download the results."""
+        """Begin to download the results, and what all ranks say of the sums that made them."""
+        if (collective := self._machine.decoder.collective) is not None:
+            collective.tell(self._flags.ranks)
         return self._machine.device.download(self._downloaded, self._down(lane))
 
     def count_time(self, launch: Launch, came: Event) -> None:
@@ -166,10 +168,10 @@ class Program:
         """Return the bytes of a lane's inputs, for other ranks to repeat the step."""
         return self._lanes[lane].up[: self._layouts[0].stop]
 
-    def check_ranks(self) -> None:
-        """See `Collective.check`; to be asked where a result is not finite."""
-        if self._machine.decoder.collective is not None:
-            self._machine.decoder.collective.check()
+    def check_ranks(self, told: Told) -> None:
+        """Refuse a step whose sums not all ranks came to; see `Collective.refuse`."""
+        if (collective := self._machine.decoder.collective) is not None:
+            collective.refuse(told.flags.ranks)
 
     def drop(self) -> None:
         """Count its graph as gone."""
