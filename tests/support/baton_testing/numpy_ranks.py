@@ -11,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 
 Array = npt.NDArray[Any]
@@ -29,6 +31,37 @@ ERROR, _LAST_HALF, _COUNT, _ARRIVED, _CALLS = 0, 1, 2, 64, 128
 """Words of a head, int32: of its owner, and from `_ARRIVED` and `_CALLS` on one of each rank."""
 _HALF_REUSED = 9
 _PAUSE_SECONDS = 2e-5
+
+
+class NumpyRankKernels:
+    """See `RankKernels`; a base of what launches on a device and norms."""
+
+    _launch: Callable[..., None]
+    add_norm: Callable[..., None]
+
+    def exchange_head_bytes(self) -> int:
+        """See `RankKernels.exchange_head_bytes`."""
+        return HEAD_BYTES
+
+    def rank_sum(self, part: Any, exchange: Exchange, out: Any) -> None:
+        """See `RankKernels.rank_sum`."""
+        self._launch(rank_sum, part, exchange, out)
+
+    def rank_sum_norm(
+        self, part: Any, exchange: Exchange, room: Any, residual: Any, norm: Norm, out: Any
+    ) -> None:
+        """See `RankKernels.rank_sum_norm`: nothing is in `room` behind it."""
+        self.rank_sum(part, exchange, room)
+        self.add_norm(room, residual, *norm, out)
+        self._launch(lambda array: array.fill(np.nan), room)
+
+    def rank_gather(self, part: Any, exchange: Exchange, out: Any) -> None:
+        """See `RankKernels.rank_gather`."""
+        self._launch(rank_gather, part, exchange, out)
+
+    def rank_errors(self, exchange: Exchange, out: Any) -> None:
+        """See `RankKernels.rank_errors`."""
+        self._launch(rank_errors, exchange, out)
 
 
 def rank_sum(part: Array, exchange: Exchange, out: Array) -> None:
