@@ -83,6 +83,8 @@ Error MatmulGrouped(const HopperGrouped& call, MatmulWay way, Stream stream) {
       return Launch<32>(call, stream);
     case MatmulWay::kFew64:
       return Launch<64>(call, stream);
+    case MatmulWay::kFew96:
+      return Launch<96>(call, stream);
     case MatmulWay::kFew128:
       return Launch<128>(call, stream);
     case MatmulWay::kFew256:

@@ -141,7 +141,7 @@ def test_a_fault_whose_expression_is_gone_is_refused() -> None:
         host_matmul.UNIT.rewrite("matmul_few.cuh", "")
 
 
-GROUPED_WAYS = {0: 32, 2: 64, 4: 128, 7: 256}
+GROUPED_WAYS = {0: 32, 2: 64, 3: 96, 4: 128, 7: 256}
 """By way: the columns of its tiles."""
 GROUPS = (
     (1,),
