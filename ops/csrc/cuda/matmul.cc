@@ -140,7 +140,7 @@ Error RunGrouped(const MatmulWay* way, const GroupedInput& in, bool is_gated, co
   if (!device.is_there || !Fits(in.product)) return GenericGrouped(in, is_gated, out, stream);
   const HopperMatmul product{in.product, out, false, is_gated, device.processors};
   if (const Error error = Check(product)) return error;
-  const HopperGrouped call{product, in.starts, in.groups};
+  const HopperGrouped call{product, in.starts, in.groups, in.are_known};
   return MatmulGrouped(call, way ? *way : GroupedWayFor(in, is_gated, device.processors), stream);
 }
 

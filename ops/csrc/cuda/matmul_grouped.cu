@@ -55,7 +55,7 @@ Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
       grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
       static_cast<int>(call.groups), rows,
       FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows), kGroupedHeadBytes, bytes), is_one_row,
-      are_few);
+      are_few, are_few && (!kGated || call.are_known));
 }
 
 template <int kTileN, bool kGated>

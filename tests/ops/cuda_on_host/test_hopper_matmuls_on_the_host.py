@@ -189,6 +189,23 @@ def test_rows_of_groups_have_the_bits_of_their_own_part_of_the_weight(
         assert {way: text for way, text in differences.items() if text} == {}, (n, k)
 
 
+class Known(Grouped):
+    """As `Grouped`, of groups that are known as the launch begins."""
+
+    def multiply(self, way: int, out: Any, processors: int) -> None:
+        self.matmuls.run_grouped(way, self.x, self.weight, self.starts, out, processors, known=True)
+
+
+@pytest.mark.parametrize("counts", GROUPS, ids=len)
+def test_groups_that_are_known_may_be_read_early(
+    matmuls: host_matmul.HostMatmul, counts: tuple[int, ...]
+) -> None:
+    """Of many rows, whose groups come with the wait here, they are not."""
+    case = Known(matmuls, "gated", counts, 40, 264)
+    differences = {way: case.differs(way, seed=way) for way in GROUPED_WAYS}
+    assert {way: text for way, text in differences.items() if text} == {}
+
+
 class OneRow(Grouped):
     """One row of x, which the only row of each group is."""
 
