@@ -69,7 +69,12 @@ class NumpyKernels(NumpyScaledKernels, NumpyRankKernels):
         self._launch(gate_up_silu, x, weight, out)
 
     def expert_gate_up_silu(
-        self, x: NumpyTensor, starts: NumpyTensor, weight: NumpyTensor, out: NumpyTensor
+        self,
+        x: NumpyTensor,
+        starts: NumpyTensor,
+        weight: NumpyTensor,
+        out: NumpyTensor,
+        known: bool,
     ) -> None:
         """See `ExpertKernels.expert_gate_up_silu`."""
         self._launch(numpy_experts.by_expert, x, starts, weight, out, gate_up_silu)

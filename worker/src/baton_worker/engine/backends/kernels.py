@@ -281,9 +281,11 @@ class OpsKernels:
         weight, bias, experts = router
         mixtures.norm_route_into(x, residual, *norm, normed, weight, bias, experts, out)
 
-    def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+    def expert_gate_up_silu(
+        self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor, known: bool
+    ) -> None:
         """See `ExpertKernels.expert_gate_up_silu`."""
-        mixtures.expert_gate_up_silu_into(x, starts, weight, out)
+        mixtures.expert_gate_up_silu_into(x, starts, weight, out, known=known)
 
     def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """See `ExpertKernels.expert_matmul`."""

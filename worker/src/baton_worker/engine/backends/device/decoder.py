@@ -220,10 +220,11 @@ class Decoder:
         scaled = products.quantised(x, space.scaled, mixture.gate_up, layer.gate_up)
         # First what all share: it is known which weights that reads while experts are chosen. But
         # its second product is quantised where the rows of x are, which experts read.
+        known = scaled is None and layer.gate_up is not None
         if scaled is None:
             self._share(layer, None, space)
         up, out = mixture.gate_up, own.activated
-        products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out)
+        products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out, known)
         products.expert_matmul(out, routes, mixture.down, own.made, space.scaled)
         if scaled is not None:
             self._share(layer, scaled, space)

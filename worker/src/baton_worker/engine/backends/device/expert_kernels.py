@@ -77,9 +77,14 @@ class ExpertKernels(Protocol):
         some experts, weighted NaN.
         """
 
-    def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+    def expert_gate_up_silu(
+        self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor, known: bool
+    ) -> None:
         """out E[N * C, I]: of each place `gate_up_silu` of its row of x E[N * C, H] and of its
         expert's rows of `weight` E[X * 2 I, H]. A single token's x E[1, H] needs no spreading.
+
+        `known`: `starts` may be read early, for `gate_up_silu` of the same tokens stands between
+        what wrote it and this call.
         """
 
     def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
