@@ -12,6 +12,7 @@ import pytest
 
 from baton_ops import scaled
 from baton_testing.stub_device import FIT, StubDevice, has_cuda_code
+from baton_worker.engine.backends.device.scaled_kernels import activation_bytes
 
 pytestmark = pytest.mark.skipif(
     not has_cuda_code(), reason="needs baton_ops with CUDA code on a machine without a GPU"
@@ -84,6 +85,15 @@ def gate_experts(**changed: Any) -> None:
     scaled.scaled_expert_gate_up_silu_into(*given.values())
 
 
+WITH_HALVES = {
+    "x": tensor("bfloat16", ROWS, 304),
+    "values": tensor("uint8", ROWS, activation_bytes(304)),
+}
+HALVES_TO_MULTIPLY = {
+    "x": tensor("uint8", ROWS, activation_bytes(304)),
+    "weight": tensor("uint8", OUTPUTS, 304),
+}
+
 WHOLE = {
     "x_scales": tensor("float32", ROWS, 1),
     "weight_scales": tensor("float32", OUTPUTS, 1),
@@ -96,6 +106,8 @@ WHOLE = {
         (quantise, {}),
         (quantise, {"x": tensor("float32", ROWS, COLUMNS)}),
         (quantise, {"scales": tensor("float32", ROWS, 1)}),
+        (quantise, WITH_HALVES),
+        (multiply, HALVES_TO_MULTIPLY),
         (multiply, {}),
         (multiply, WHOLE),
         (multiply, {"out": tensor("float32", ROWS, OUTPUTS)}),
@@ -115,6 +127,8 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (quantise, {"x": tensor("uint8", ROWS, COLUMNS)}, "x must be bfloat16 or float32"),
         (quantise, {"values": tensor("float32", ROWS, COLUMNS)}, "values"),
         (quantise, {"values": tensor("uint8", ROWS, 299)}, "values.shape[1]"),
+        (quantise, {"values": tensor("uint8", ROWS, 300 + 2 * 320)}, "values.shape[1]"),
+        (multiply, {"x": tensor("uint8", ROWS, 300 + 2 * 320)}, "x_scales.shape[1]"),
         (quantise, {"scales": tensor("float32", ROWS, 2)}, "scales.shape[1] must be 1, or 3 for"),
         (quantise, {"scales": tensor("float32", 4, 3)}, "scales.shape[0]"),
         (quantise, {"scales": tensor("float32", ROWS)}, "scales"),

@@ -31,6 +31,23 @@ cuda::ScaledRows ReadRows(const TensorView& values, const TensorView& scales, co
           Matrix<float>(scales, scales_name, kFloat32, rows, groups, device)};
 }
 
+// Whether rows of so many bytes have halves behind so many numbers.
+bool HasHalves(int64_t bytes, int64_t columns) {
+  return columns % 16 == 0 && bytes == cuda::BytesOfRow(columns, true);
+}
+
+// The same of activations, whose rows may have halves.
+cuda::ScaledRows ReadActivations(const TensorView& values, const TensorView& scales,
+                                 const char* name, const char* scales_name, int64_t rows,
+                                 int64_t columns, int64_t group, DLDevice device) {
+  Checked(values, name).HasRank(2);
+  const bool has_halves = HasHalves(values.size(1), columns);
+  const int64_t bytes = cuda::BytesOfRow(columns, has_halves);
+  const int64_t groups = (columns + group - 1) / group;
+  return {Matrix<uint8_t>(values, name, kUInt8, rows, bytes, device),
+          Matrix<float>(scales, scales_name, kFloat32, rows, groups, device), has_halves};
+}
+
 // Reads x, values, scales.
 void RunQuantiseRows(ArgumentReader args) {
   const TensorView x = args.Tensor("x");
@@ -43,8 +60,8 @@ void RunQuantiseRows(ArgumentReader args) {
   in.columns = x.size(1);
   CheckRange("x.shape", 1, in.columns, 1, kMostColumns);
   in.group = GroupOf(scales, "scales", in.columns);
-  const cuda::ScaledRows out =
-      ReadRows(values, scales, "values", "scales", in.rows, in.columns, in.group, call.device);
+  const cuda::ScaledRows out = ReadActivations(values, scales, "values", "scales", in.rows,
+                                               in.columns, in.group, call.device);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   Raise("quantise_rows", cuda::QuantiseRows(in, out, StreamOf(call.device)));
 }
@@ -70,11 +87,12 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   cuda::ScaledMatmulInput in{};
   in.is_gated = is_gated;
   in.rows = has_row ? out.size(0) : x.size(0);
-  in.in = x.size(1);
+  Checked(weight, "weight").HasRank(2);
+  in.in = HasHalves(x.size(1), weight.size(1)) ? weight.size(1) : x.size(1);
   in.out = out.size(1);
   CheckRange("x.shape", 1, in.in, 1, kMostColumns);
   in.group = GroupOf(x_scales, "x_scales", in.in);
-  in.x = ReadRows(x, x_scales, "x", "x_scales", x.size(0), in.in, in.group, call.device);
+  in.x = ReadActivations(x, x_scales, "x", "x_scales", x.size(0), in.in, in.group, call.device);
   if (row) in.row = call.Ints<const int32_t>(*row, "row", in.rows);
   if (starts) {
     Checked(*starts, "starts").HasRank(1).HasSizeAtLeast(0, 2);

@@ -15,10 +15,10 @@ struct Cost {
 };
 
 constexpr Cost kCosts[] = {
-    {ScaledWay::k64x16, 64, 16, 620},   {ScaledWay::k64x32, 64, 32, 690},
-    {ScaledWay::k64x64, 64, 64, 860},   {ScaledWay::k64x128, 64, 128, 1200},
-    {ScaledWay::k128x16, 128, 16, 640}, {ScaledWay::k128x32, 128, 32, 730},
-    {ScaledWay::k128x64, 128, 64, 960}, {ScaledWay::k128x128, 128, 128, 1500},
+    {ScaledWay::k64x16, 64, 16, 470},   {ScaledWay::k64x32, 64, 32, 500},
+    {ScaledWay::k64x64, 64, 64, 600},   {ScaledWay::k64x128, 64, 128, 820},
+    {ScaledWay::k128x16, 128, 16, 490}, {ScaledWay::k128x32, 128, 32, 590},
+    {ScaledWay::k128x64, 128, 64, 800}, {ScaledWay::k128x128, 128, 128, 1300},
 };
 constexpr double kStart = 4'000;  // nanoseconds, of one of these
 // The kernels for any GPU: nanoseconds that a multiprocessor takes for a number of the weight and a
@@ -50,7 +50,7 @@ ScaledWay DenseWayFor(const ScaledMatmulInput& in, int processors) {
 
 // By how many rows an expert has on average, of 128 experts on an H100.
 ScaledWay ExpertsWayFor(const ScaledMatmulInput& in) {
-  if (in.rows < in.experts) return ScaledWay::kAnyGpu;
+  if (in.rows < in.experts / 4) return ScaledWay::kAnyGpu;
   const int64_t each = in.rows / in.experts;
   if (each <= 8) return ScaledWay::k128x16;
   if (each <= 24) return ScaledWay::k128x32;

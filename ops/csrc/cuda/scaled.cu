@@ -19,9 +19,11 @@ Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
                                  reinterpret_cast<E4m3*>(out.values),
                                  out.scales,
                                  in.x.stride,
+                                 BytesOfRow(in.columns, out.has_halves),
                                  in.columns,
                                  in.group,
-                                 groups};
+                                 groups,
+                                 out.has_halves};
   const int64_t across = DivideUp<int64_t>(groups, kQuantiseWarps);
   if (across > kMostGridRows) return "x has too many columns";
   const Grid grid{dim3(static_cast<unsigned>(in.rows), static_cast<unsigned>(across)),
@@ -82,6 +84,7 @@ bool IsOnVectors(const uint8_t* p) { return reinterpret_cast<uintptr_t>(p) % siz
 template <class Out, bool kGated>
 Error MatmulOf(const ScaledMatmulInput& in, const Rows& out, Stream stream) {
   const ScaledParams<Out> params{in.x.values,
+                                 BytesOfRow(in.in, in.x.has_halves),
                                  in.x.scales,
                                  in.weight.values,
                                  in.weight.scales,
@@ -106,6 +109,7 @@ Error QuantiseRows(const QuantiseInput& in, const ScaledRows& out, Stream stream
   if (in.rows == 0 || in.columns == 0) return nullptr;
   if (in.rows > kMostScaledRows) return "x has too many rows";
   if (const Error error = CheckScaledGroup(in.group, in.columns)) return error;
+  if (out.has_halves && !IsOnVectors(out.values)) return "values with halves must lie on 16 bytes";
   return ForElement(in.type,
                     [&](auto element) { return Quantise<decltype(element)>(in, out, stream); });
 }

@@ -20,26 +20,31 @@ int64_t RowTiles(const ScaledMatmulInput& in, int64_t rows) {
 template <class Way>
 Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int processors,
                 Stream stream) {
-  CUtensorMap map;
+  CUtensorMap map_x, map_weight;
   const ByteStack weight{in.weight.values, std::max<int64_t>(in.experts, 1), in.out, in.in,
                          in.is_gated};
-  if (const Error error = DescribeStack(weight, Way::kTileWeight, &map)) return error;
+  if (const Error error = DescribeStack(weight, Way::kTileWeight, &map_weight)) return error;
+  // Of rows that are named one by one how many there are is not known, and nobody loads them by it.
+  const int64_t stride = BytesOfRow(in.in, true);
+  const BFloat16Matrix x{in.x.values + in.in, in.row == nullptr ? in.rows : 1, HalvesOfRow(in.in),
+                         stride / 2};
+  if (const Error error = Describe(x, Way::kTileX, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
+    return error;
+  }
   const int64_t groups = DivideUp<int64_t>(in.in, in.group);
-  const bool are_scales_wide =
-      groups % 4 == 0 && IsOnVector(in.x.scales) && IsOnVector(in.weight.scales);
-  const TurnedInput input{in.x.values,
+  const TurnedInput input{in.x.values + in.in,
+                          stride,
                           in.x.scales,
                           in.weight.scales,
                           in.row,
                           in.starts,
                           static_cast<int>(in.experts),
                           static_cast<int>(in.in),
-                          static_cast<int>(groups),
-                          are_scales_wide};
+                          static_cast<int>(groups)};
   const int64_t tiles = RowTiles(in, Way::kTileX) * DivideUp<int64_t>(in.out, Way::kOutN);
   const HopperGrid grid{static_cast<int>(std::min<int64_t>(tiles, processors)), Way::kThreads,
                         Way::kSharedBytes};
-  return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map, input, out);
+  return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map_x, map_weight, input, out);
 }
 
 template <int kWeightGroups, int kColumns>
@@ -52,8 +57,8 @@ Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processor
 }  // namespace
 
 bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type) {
-  return in.in % 16 == 0 && IsOnVector(in.x.values) && IsOnVector(in.weight.values) &&
-         in.experts <= kMostGroups && in.out <= kMostScaledRows &&
+  return in.in % 16 == 0 && in.x.has_halves && IsOnVector(in.x.values) &&
+         IsOnVector(in.weight.values) && in.experts <= kMostGroups && in.out <= kMostScaledRows &&
          !(in.is_gated && out_type == ElementType::kFloat32);
 }
 

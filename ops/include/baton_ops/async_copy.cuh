@@ -26,15 +26,16 @@ __device__ __forceinline__ void BeginCopyOrZeros(void* to, const void* from, boo
                : "memory");
 }
 
-// Counts what the thread has begun since the last call as one copy.
-__device__ __forceinline__ void CountCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
+// The same of four bytes, that are there.
+__device__ __forceinline__ void BeginCopyOfFour(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(to)), "l"(from)
+               : "memory");
 }
 
-// Waits until at most so many of the thread's copies are under way.
-template <int kUnderWay>
-__device__ __forceinline__ void AwaitCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kUnderWay) : "memory");
+// Arrives at a barrier, which counts on it, once all that the thread has begun is there.
+__device__ __forceinline__ void ArriveBehindCopies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
 }
 
 // In shared memory, one for each warp. All lanes call each function.

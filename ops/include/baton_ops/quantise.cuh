@@ -1,11 +1,14 @@
 // Rows to e4m3, with a scale for each group of columns: the group's largest / 448. A warp has a
 // group, or where a row is one a block. Where the scale is 0 the numbers are; a NaN or an infinity
-// breaks the group's scale and no other.
+// breaks the group's scale and no other. Halves, of the same numbers, lie as scaled_turned.cuh
+// multiplies them: of 64 columns, which four lanes of a tensor core's product have 16 each of,
+// those first of which the lanes have the first four.
 #ifndef BATON_OPS_QUANTISE_CUH_
 #define BATON_OPS_QUANTISE_CUH_
 
 #include "baton_ops/e4m3.cuh"
 #include "baton_ops/grid_order.cuh"
+#include "baton_ops/mma.cuh"
 #include "baton_ops/values.cuh"
 
 namespace baton_ops::cuda {
@@ -15,13 +18,20 @@ constexpr int kQuantiseWarps = 8;
 template <class E>
 struct QuantiseParams {
   const E* x;
-  E4m3* values;   // [rows, columns]
-  float* scales;  // [rows, groups]
-  int64_t x_stride;
+  E4m3* values;              // [rows, columns], with halves behind each row's
+  float* scales;             // [rows, groups]
+  int64_t x_stride, stride;  // the latter of values
   int64_t columns;
   int64_t group;  // columns of each, the last maybe fewer
   int64_t groups;
+  bool has_halves;
 };
+
+// Where the halves of a column, a multiple of four, and the next one lie, of a row's; those of the
+// two columns behind them are 8 further.
+__device__ __forceinline__ int64_t PlaceOfHalf(int64_t column) {
+  return column / 64 * 64 + column / 4 % 4 * 16 + column / 16 % 4 * 2;
+}
 
 // The larger, or NaN if one is.
 __device__ __forceinline__ float LargerOrNan(float a, float b) { return b > a || b != b ? b : a; }
@@ -32,6 +42,11 @@ __device__ __forceinline__ float LargestOfWarp(float value) {
     value = LargerOrNan(value, __shfl_xor_sync(kEveryLane, value, distance));
   }
   return value;
+}
+
+template <class E>
+__device__ __forceinline__ E4m3 Quantised(E value, float scale) {
+  return scale == 0.0f ? E4m3{0} : ToE4m3(__fdiv_rn(ToFloat(value), scale));
 }
 
 // Grid: (rows; groups, kQuantiseWarps a block, or one where a row is a group).
@@ -59,9 +74,26 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(Quantise
   }
   const float scale = __fdiv_rn(largest, kLargestE4m3);
   if (lane == 0) p.scales[row * p.groups + group] = scale;
-  E4m3* values = p.values + row * p.columns;
-  for (int64_t i = first + lane; i < end; i += kThreads) {
-    values[i] = scale == 0.0f ? E4m3{0} : ToE4m3(__fdiv_rn(ToFloat(x[i]), scale));
+  E4m3* values = p.values + row * p.stride;
+  if (!p.has_halves) {
+    for (int64_t i = first + lane; i < end; i += kThreads) values[i] = Quantised(x[i], scale);
+    return;
+  }
+  // Four columns at once, whose halves are two pairs.
+  auto* halves = reinterpret_cast<uint16_t*>(values + p.columns);
+  const int64_t filled = (end + 63) / 64 * 64;  // a group but the last ends there anyway
+  for (int64_t i = first + lane * 4; i < filled; i += kThreads * 4) {
+    uint32_t four = 0;
+    if (i < end) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        four |= static_cast<uint32_t>(Quantised(x[i + j], scale).bits) << 8 * j;
+      }
+      *reinterpret_cast<uint32_t*>(values + i) = four;
+    }
+    auto* pairs = reinterpret_cast<uint32_t*>(halves + PlaceOfHalf(i));
+    pairs[0] = HalvesOf(four);
+    pairs[4] = HalvesOf(four >> 16);
   }
 }
 

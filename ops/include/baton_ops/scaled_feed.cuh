@@ -1,10 +1,11 @@
-// What loads for scaled_turned.cuh: its tiles, its ring in shared memory, and the warpgroup that
-// fills it.
+// What loads for scaled_turned.cuh: its tiles, its rings in shared memory, and the warpgroup that
+// fills them.
 //
 // A range of the weight is a stage of rows of 128 bytes, swizzled. One of x is a stage of halves in
-// two parts of 64, each as wgmma reads it, and the scales of its rows and of the weight's. A thread
-// has copies of x's bytes under way for the next ranges, in a ring that nobody else reads; so it
-// may take rows in any order.
+// two parts of 64, each as wgmma reads it, and the scales of its rows and of the weight's. The copy
+// engine brings both, asked by a warp for each: asking takes some 200 cycles. Where rows of x are
+// named one by one, threads copy these themselves. Scales are copied by threads always: a range's
+// lie as far apart as rows do.
 #ifndef BATON_OPS_SCALED_FEED_CUH_
 #define BATON_OPS_SCALED_FEED_CUH_
 
@@ -23,11 +24,11 @@ struct alignas(16) Sixteen {
 };
 
 struct TurnedInput {
-  const uint8_t* x;
+  const uint8_t* halves;  // of x, rows `stride` bytes apart
+  int64_t stride;
   const float *x_scales, *weight_scales;
   const int32_t *row, *starts;  // as in ScaledParams
   int experts, in, groups;
-  bool are_scales_wide;  // four of a row lie on 16 bytes, all of a row are a multiple of four
 };
 
 // How many of the two warpgroups that multiply have rows of the weight of their own - else they
@@ -36,28 +37,28 @@ template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
 struct TurnedWay {
   static constexpr int kWeightGroups = kWeightGroupsOf, kColumns = kColumnsOf;
   static constexpr bool kGated = kGatedOf;
-  static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 104, kManyRegisters = 200;
+  static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 56, kManyRegisters = 224;
   static constexpr int kTileX = kColumns * 2 / kWeightGroups, kTileWeight = 64 * kWeightGroups;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
-  static constexpr int kXBytes = kTileX * kScaledRange * 2, kRawBytes = kTileX * kScaledRange;
+  static constexpr int kXBytes = kTileX * kScaledRange * 2;
   static constexpr int kWeightBytes = kTileWeight * kScaledRange;
   static constexpr int kScales = kTileX + kTileWeight;
-  // More copies of x's bytes are under way where a range is over sooner.
-  static constexpr int kXStages = kTileX < 64 ? 4 : kTileX < 128 ? 3 : 2;
-  static constexpr int kRawStages = kTileX < 64 ? 8 : kTileX < 128 ? 6 : 4;
-  static constexpr int kOtherBytes = kTurnedHeadBytes + kRawStages * kRawBytes +
-                                     kXStages * (kXBytes + kScales * int{sizeof(float)});
+  // More ranges of x are under way where one is over sooner.
+  static constexpr int kXStages = kTileX < 64 ? 8 : kTileX < 128 ? 5 : 3;
+  static constexpr int kOtherBytes =
+      kTurnedHeadBytes + kXStages * (kXBytes + kScales * int{sizeof(float)});
   static constexpr int kFit = (kFewSharedBytes - kOtherBytes) / kWeightBytes;
   static constexpr int kWeightStages = kFit < 16 ? kFit : 16;
   static constexpr int kSharedBytes = kOtherBytes + kWeightStages * kWeightBytes;
   static_assert(kWeightStages > kXStages);
+  static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
 };
 
 template <class Way>
 struct TurnedRing {
   uint64_t *weight_full, *x_full, *x_empty;
   int *before, *begins;  // of experts: see matmul_grouped.cuh
-  uint8_t *weight, *x, *raw;
+  uint8_t *weight, *x;
   float* scales;
   __device__ explicit TurnedRing(uint8_t* shared)
       : weight_full(reinterpret_cast<uint64_t*>(shared)),
@@ -67,13 +68,13 @@ struct TurnedRing {
         begins(before + kMostGroups + 1),
         weight(shared + kTurnedHeadBytes),
         x(weight + Way::kWeightStages * Way::kWeightBytes),
-        raw(x + Way::kXStages * Way::kXBytes),
-        scales(reinterpret_cast<float*>(raw + Way::kRawStages * Way::kRawBytes)) {}
-  // Makes the barriers, by one thread. Warps arrive, each for itself.
+        scales(reinterpret_cast<float*>(x + Way::kXStages * Way::kXBytes)) {}
+  // Makes the barriers, by one thread. Of who loads each thread arrives behind its copies, and one
+  // once more; of who multiplies warps do.
   __device__ void Init() const {
     for (int s = 0; s < Way::kWeightStages; ++s) InitBarrier(weight_full + s, 1);
     for (int s = 0; s < Way::kXStages; ++s) {
-      InitBarrier(x_full + s, kTurnedGroup / 32);
+      InitBarrier(x_full + s, kTurnedGroup + 1);
       InitBarrier(x_empty + s, 2 * kTurnedGroup / 32);
     }
     PublishBarriers();
@@ -145,79 +146,57 @@ struct TurnedTurn {
   __device__ void Find() {
     if (!IsOver()) place = share.Place(tile);
   }
-  // So many ranges further, or to where the next tile begins.
-  __device__ void AdvanceBy(int ranges) {
-    k += ranges;
-    if (k < share.steps) return;
+  __device__ void Advance() {
+    if (++k < share.steps) return;
     k = 0;
     tile += gridDim.x;
     Find();
   }
-  __device__ void Advance() { AdvanceBy(1); }
-  // Of eight rows from `row` of the tile on, whether there are some.
-  __device__ __forceinline__ bool Has(int row) const { return place.row + row < place.end_row; }
 };
 
-// A thread of the warpgroup that loads. Its warps have a half of a range each, and every second
-// block of eight rows; a lane has a row's 16 bytes of each block.
+// A thread of the warpgroup that loads.
 template <class Way>
 class TurnedFeed {
  public:
   __device__ TurnedFeed(const TurnedRing<Way>& ring, const TurnedShare<Way>& share,
-                        const TurnedInput& in, const CUtensorMap* map_weight)
-      : ring_(ring), share_(share), in_(in), map_weight_(map_weight), weights_(share) {}
+                        const TurnedInput& in, const CUtensorMap* map_x,
+                        const CUtensorMap* map_weight)
+      : ring_(ring),
+        share_(share),
+        in_(in),
+        map_x_(map_x),
+        map_weight_(map_weight),
+        weights_(share) {}
 
   __device__ void Run() {
+#pragma unroll 1
+    for (int i = 0; i < Way::kWeightStages; ++i) LoadWeight();
     if (share_.experts == 0) {
-      FillWeights();
       WaitForEarlierGrids();
       LetNextGridStart();
-    } else {
-      FillWeights();
     }
-    TurnedTurn<Way> turn(share_), ahead(share_), scales(share_);
-    int raw = 0;
-    LoadScales(scales);
-#pragma unroll 1
-    for (int i = 0; i + 1 < Way::kRawStages; ++i) CopyX(ahead, i);
     TurnedStage<Way::kXStages> stage;
-    for (int i = 0; !turn.IsOver(); turn.Advance(), ++i) {
-      if (turn.k % kFour == 0) {
-        now_ = next_;
-        scales.AdvanceBy(kFour);
-        LoadScales(scales);
-      }
-      CopyX(ahead, raw == 0 ? Way::kRawStages - 1 : raw - 1);
+    int i = 0;
+    for (TurnedTurn<Way> turn(share_); !turn.IsOver(); turn.Advance(), ++i) {
+      if (turn.k == 0) FindRows(turn.place);
       Await(ring_.x_empty + stage.s, stage.phase ^ 1);
-      // What was multiplied before that has left its stage of the weight as well.
+      // What was multiplied before that has left its stage of the weight as well. Given back as
+      // soon as warps had read it, a stage was overwritten too early in up to one launch of six.
       if (i >= Way::kXStages) LoadWeight();
-      AwaitCopies<Way::kRawStages - 1>();
-      Convert(turn, raw, stage.s);
-      StoreScales(turn.k % kFour, stage.s);
-      PublishShared();
-      __syncwarp();
-      if (lane_ == 0) Arrive(ring_.x_full + stage.s);
+      LoadX(turn, stage.s);
+      CopyScales(turn, ring_.scales + stage.s * Way::kScales);
+      ArriveBehindCopies(ring_.x_full + stage.s);
       stage.Advance();
-      raw = raw + 1 == Way::kRawStages ? 0 : raw + 1;
     }
   }
 
  private:
-  static constexpr int kItems = (Way::kTileX / 8 + 1) / 2;
-  static constexpr int kBlockBytes = 8 * kTurnedRowBytes;
-  static constexpr int kFour = 4;  // ranges, whose scales of a row are loaded at once
-  struct Scales {
-    float x[kFour], weight[kFour];
-  };
-
-  __device__ __forceinline__ void FillWeights() {
-#pragma unroll 1
-    for (int i = 0; i < Way::kWeightStages; ++i) LoadWeight();
-  }
+  static constexpr int kWeightThread = 0, kXThread = 32;
+  static constexpr int kItems = Way::kTileX / 8;  // of 16 bytes, of each row by 16 threads
 
   // Asks for the next range of the weight, if there is one, by one thread.
   __device__ __forceinline__ void LoadWeight() {
-    if (threadIdx.x != 0 || weights_.IsOver()) return;
+    if (threadIdx.x != kWeightThread || weights_.IsOver()) return;
     uint64_t* full = ring_.weight_full + weight_stage_.s;
     ExpectBytes(full, Way::kWeightBytes);
     LoadOfStack(ring_.weight + weight_stage_.s * Way::kWeightBytes, map_weight_,
@@ -226,117 +205,72 @@ class TurnedFeed {
     weights_.Advance();
   }
 
-  __device__ __forceinline__ int RowOfX(const TurnedPlace& place, int row) const {
+  __device__ __forceinline__ int64_t RowOfX(const TurnedPlace& place, int row) const {
     const int at = min(place.row + row, place.end_row - 1);
     return in_.row == nullptr ? at : in_.row[at];
   }
 
-  // Begins to copy the bytes of x that the thread will convert.
-  __device__ __forceinline__ void CopyX(TurnedTurn<Way>& turn, int slot) {
-    if (!turn.IsOver()) {
-      if (turn.k == 0) {
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          if (turn.Has(Block(i) * 8)) rows_[i] = RowOfX(turn.place, Block(i) * 8 + lane_ / 4);
-        }
-      }
-      const int at = turn.k * kScaledRange + half_ * kScaledHalf + lane_ % 4 * 16;
-      const bool is_there = at < in_.in;
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (!turn.Has(Block(i) * 8)) continue;
-        const uint8_t* from = in_.x + static_cast<int64_t>(rows_[i]) * in_.in + at;
-        BeginCopyOrZeros(Raw(slot, i), is_there ? from : in_.x, is_there);
-      }
-      turn.Advance();
-    }
-    CountCopies();
-  }
-
-  // Halves of a step lie together: of each lane's four numbers the first two, then the others.
-  // Blocks are converted four at once, so that what one waits for is another's time.
-  __device__ __forceinline__ void Convert(const TurnedTurn<Way>& turn, int slot, int s) const {
-    constexpr int kAtOnce = kItems < 4 ? kItems : 4;
-    uint8_t* to = ring_.x + s * Way::kXBytes + half_ * (Way::kXBytes / 2) + lane_ % 4 * 4 +
-                  lane_ / 4 * kTurnedRowBytes;
-#pragma unroll
-    for (int i = 0; i < kItems; i += kAtOnce) {
-      if (i > 0 && !turn.Has(i * 16)) return;
-      Sixteen numbers[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        numbers[j] = *reinterpret_cast<const Sixteen*>(Raw(slot, i + j));
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) StoreHalves(to + Block(i + j) * kBlockBytes, numbers[j]);
-    }
-  }
-
-  __device__ __forceinline__ void StoreHalves(uint8_t* row, const Sixteen& numbers) const {
-    const int in_block = lane_ / 4;
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      const uint32_t four = numbers.at[word];
-      *reinterpret_cast<uint32_t*>(row + (word * 2 ^ in_block) * 16) = HalvesOf(four);
-      *reinterpret_cast<uint32_t*>(row + (word * 2 + 1 ^ in_block) * 16) = HalvesOf(four >> 16);
-    }
-  }
-
-  // Begins to load four groups' scales of a row of the tile, and of one of the weight's.
-  __device__ __forceinline__ void LoadScales(const TurnedTurn<Way>& turn) {
+  // Of a tile: the rows that the thread copies, and those whose scales it does.
+  __device__ __forceinline__ void FindRows(const TurnedPlace& place) {
     const int mine = threadIdx.x;
-    if (turn.IsOver()) return;
-    if (mine < Way::kTileX && turn.Has(mine)) {
-      if (turn.k == 0) scaled_row_ = RowOfX(turn.place, mine);
-      LoadFour(in_.x_scales, scaled_row_, turn.k, next_.x);
-    }
-    if (mine >= Way::kTileWeight) return;
-    const int column = turn.place.column + (Way::kGated ? mine / 2 : mine);
-    const int64_t expert = turn.place.expert, at = min(column, share_.n - 1);
-    const int64_t row =
-        Way::kGated ? (expert * 2 + mine % 2) * share_.n + at : expert * share_.n + at;
-    LoadFour(in_.weight_scales, row, turn.k, next_.weight);
-  }
-
-  __device__ __forceinline__ void LoadFour(const float* scales, int64_t row, int first,
-                                           float (&four)[4]) const {
-    const float* of_row = scales + row * in_.groups;
-    if (in_.are_scales_wide) {
-      const float4 wide = *reinterpret_cast<const float4*>(of_row + first);
-      four[0] = wide.x, four[1] = wide.y, four[2] = wide.z, four[3] = wide.w;
-      return;
-    }
+    scales_of_x_ = in_.x_scales + RowOfX(place, mine) * in_.groups;
+    const int column = min(place.column + (Way::kGated ? mine / 2 : mine), share_.n - 1);
+    const int64_t expert = place.expert, n = share_.n;
+    scales_of_weight_ =
+        in_.weight_scales +
+        (Way::kGated ? (expert * 2 + mine % 2) * n + column : expert * n + column) * in_.groups;
+    if (in_.row == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) four[i] = of_row[min(first + i, in_.groups - 1)];
+    for (int i = 0; i < kItems; ++i) {
+      rows_[i] = static_cast<int>(RowOfX(place, i * 8 + mine / 16));
+    }
   }
 
-  __device__ __forceinline__ void StoreScales(int nth, int s) const {
-    float* to = ring_.scales + s * Way::kScales;
-    const int mine = threadIdx.x;
-    if (mine < Way::kTileX) to[mine] = Nth(now_.x, nth);
-    if (mine < Way::kTileWeight) to[Way::kTileX + mine] = Nth(now_.weight, nth);
+  __device__ __forceinline__ void LoadX(const TurnedTurn<Way>& turn, int s) const {
+    uint8_t* to = ring_.x + s * Way::kXBytes;
+    uint64_t* full = ring_.x_full + s;
+    if (in_.row != nullptr) {
+      CopyX(turn, to);
+      if (threadIdx.x == kXThread) Arrive(full);
+    } else if (threadIdx.x == kXThread) {
+      ExpectBytes(full, Way::kXBytes);
+      const int column = turn.k * kScaledRange;
+      LoadBox(to, map_x_, column, turn.place.row, full);
+      LoadBox(to + Way::kXBytes / 2, map_x_, column + kScaledHalf, turn.place.row, full);
+    }
   }
 
-  static __device__ __forceinline__ float Nth(const float (&four)[4], int nth) {
-    const float low = nth % 2 ? four[1] : four[0], high = nth % 2 ? four[3] : four[2];
-    return nth / 2 ? high : low;
+  // Sixteen threads have a row, eight of them each half of it, swizzled as by the copy engine.
+  __device__ __forceinline__ void CopyX(const TurnedTurn<Way>& turn, uint8_t* to) const {
+    const int half = threadIdx.x / 8 % 2, chunk = threadIdx.x % 8, in_block = threadIdx.x / 16;
+    const int at = turn.k * kScaledRange + half * kScaledHalf;
+    const bool is_there = at < in_.in;
+    const uint8_t* from = in_.halves + (is_there ? at * 2 + chunk * 16 : 0);
+    to += half * (Way::kXBytes / 2) + in_block * kTurnedRowBytes + (chunk ^ in_block) * 16;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (turn.place.row + i * 8 >= turn.place.end_row) break;
+      BeginCopyOrZeros(to + i * (8 * kTurnedRowBytes), from + rows_[i] * in_.stride, is_there);
+    }
   }
 
-  __device__ __forceinline__ int Block(int i) const { return first_block_ + 2 * i; }
-  __device__ __forceinline__ uint8_t* Raw(int slot, int i) const {
-    return ring_.raw + slot * Way::kRawBytes + (i * kTurnedGroup + threadIdx.x) * 16;
+  // The range's scale of a row of x, and of one of the weight's.
+  __device__ __forceinline__ void CopyScales(const TurnedTurn<Way>& turn, float* to) const {
+    const int mine = threadIdx.x, group = min(turn.k, in_.groups - 1);
+    if (mine < Way::kTileX) BeginCopyOfFour(to + mine, scales_of_x_ + group);
+    if (mine < Way::kTileWeight) {
+      BeginCopyOfFour(to + Way::kTileX + mine, scales_of_weight_ + group);
+    }
   }
 
   const TurnedRing<Way>& ring_;
   const TurnedShare<Way>& share_;
   const TurnedInput& in_;
-  const CUtensorMap* map_weight_;
+  const CUtensorMap *map_x_, *map_weight_;
   TurnedTurn<Way> weights_;
   TurnedStage<Way::kWeightStages> weight_stage_;
-  Scales now_{}, next_{};
-  int rows_[kItems] = {};  // of x, of the tile that is copied
-  int scaled_row_ = 0;     // of x, of the tile whose scales are loaded
-  const int lane_ = threadIdx.x % 32, half_ = threadIdx.x / 32 % 2, first_block_ = threadIdx.x / 64;
+  const float *scales_of_x_ = nullptr, *scales_of_weight_ = nullptr;
+  int rows_[kItems] = {};
 };
 
 }  // namespace baton_ops::cuda

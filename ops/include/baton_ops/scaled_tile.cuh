@@ -14,7 +14,8 @@ constexpr int kScaledBlockRows = 16, kScaledTiles = 4, kScaledTileColumns = 8;
 
 template <class Out>
 struct ScaledParams {
-  const uint8_t* x;            // [rows, in]
+  const uint8_t* x;  // [rows, in], so many bytes apart
+  int64_t x_stride;
   const float* x_scales;       // [rows, groups]
   const uint8_t* weight;       // [out_columns, in]; gated: gates, then as many ups
   const float* weight_scales;  // [out_columns, groups]
@@ -116,7 +117,7 @@ __device__ __forceinline__ void LoadX(const ScaledTile<Out, kBlocks, kGated, kWi
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t row = tile.x[block][i];
-      half.x[block][i] = LoadNumbers<kWide>(tile.p.x + row * tile.p.in, at, tile.p.in);
+      half.x[block][i] = LoadNumbers<kWide>(tile.p.x + row * tile.p.x_stride, at, tile.p.in);
     }
   }
 }
@@ -224,7 +225,7 @@ __device__ __forceinline__ int FindTile(ScaledParams<Out>& p, bool is_gated, int
     if (p.row != nullptr) {
       p.row += start;
     } else {
-      p.x += start * p.in;
+      p.x += start * p.x_stride;
       p.x_scales += start * p.groups;
     }
     return nth * rows;

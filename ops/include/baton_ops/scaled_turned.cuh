@@ -2,10 +2,10 @@
 // their rows are the weight's and x's rows their columns.
 //
 // A block stays and takes one tile after the other. One of its warpgroups loads (scaled_feed.cuh):
-// the weight's bytes by the copy engine, and x, which it turns into halves. Two multiply: each
-// takes 64 of the weight's rows from shared memory into registers, as halves, so that every number
-// of a weight is converted once for all rows of x that a tile has. A range's sums begin at nothing,
-// and are scaled and added to the tile's.
+// the weight's bytes, and x as halves, which who quantised it made. Two multiply: each takes 64 of
+// the weight's rows from shared memory into registers, as halves, so that every number of a weight
+// is converted once for all rows of x that a tile has. A range's sums begin at nothing, and are
+// scaled and added to the tile's.
 //
 // wgmma's sums of eight steps have the bits of eight of mma.cuh's, whichever operand is which, if
 // the same sixteen numbers meet in a step: so each operand has them where mma.cuh has them.
@@ -57,106 +57,179 @@ __device__ __forceinline__ void ToHalves(const TurnedNumbers& numbers, uint32_t 
   }
 }
 
-// Adds a range's sums to the total, times the row's scale and then the weight's; or as they are.
+// The scales of a range: of the rows that a lane has sums of, and of its two of the weight.
 template <int kColumns>
-__device__ __forceinline__ void AddScaled(const float* of_x, const float* of_weight, int q,
-                                          const float (&sums)[kColumns / 2],
-                                          float (&total)[kColumns / 2]) {
-  const float weight[2] = {of_weight[0], of_weight[1]};
+struct TurnedScales {
+  float2 x[kColumns / 8];
+  float weight[2];
+  __device__ __forceinline__ TurnedScales(const float* of_x, const float* of_weight, int q)
+      : weight{of_weight[0], of_weight[1]} {
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    const float2 x = *reinterpret_cast<const float2*>(of_x + j * 8 + q * 2);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float scaled = __fmul_rn(sums[j * 4 + i], i % 2 ? x.y : x.x);
-      total[j * 4 + i] = __fadd_rn(total[j * 4 + i], __fmul_rn(scaled, weight[i / 2]));
+    for (int j = 0; j < kColumns / 8; ++j) {
+      x[j] = *reinterpret_cast<const float2*>(of_x + j * 8 + q * 2);
     }
   }
-}
-
-template <class Way>
-__device__ void TurnedConsume(const TurnedRing<Way>& ring, const TurnedShare<Way>& share,
-                              const MatmulOutput& out, bool is_whole) {
-  constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
-  const int group = threadIdx.x / kTurnedGroup - 1, lane = threadIdx.x % 32;
-  const int of_weight = Way::kWeightGroups == 2 ? group : 0;
-  const int first_x = Way::kWeightGroups == 2 ? 0 : group * kColumns;
-  const int warp_row = of_weight * 64 + threadIdx.x % kTurnedGroup / 32 * 16;
-  const int lane_row = warp_row + SlotRow(lane / 4);
-  const TurnedRows rows(warp_row, lane);
-  TurnedStage<Way::kWeightStages> weight_stage;
-  TurnedStage<Way::kXStages> x_stage;
-  const auto load = [&] {
-    Await(ring.weight_full + weight_stage.s, weight_stage.phase);
-    const uint8_t* stage = ring.weight + weight_stage.s * Way::kWeightBytes;
-    weight_stage.Advance();
-    return rows.Load(stage);
-  };
-  int left = share.Mine() * share.steps;
-  TurnedNumbers numbers{};
-  uint32_t halves[32];
-  if (left > 0) numbers = load();
-  ToHalves(numbers, halves);
-  for (int tile = blockIdx.x; tile < share.Count(); tile += gridDim.x) {
-    float total[kSums] = {};
-    for (int k = 0; k < share.steps; ++k) {
-      float sums[kSums];
-      const uint8_t* x = ring.x + x_stage.s * Way::kXBytes + first_x * kTurnedRowBytes;
-      const uint64_t columns[2] = {Descriptor(x), Descriptor(x + Way::kXBytes / 2)};
-      Await(ring.x_full + x_stage.s, x_stage.phase);
-      Hold(halves);
-      Hold(sums);
-      FenceProducts();
+  // Adds sums to the total, times the row's scale and then the weight's.
+  __device__ __forceinline__ void Add(const float (&sums)[kColumns / 2],
+                                      float (&total)[kColumns / 2]) const {
 #pragma unroll
-      for (int step = 0; step < 8; ++step) {
-        WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4, columns[step / 4] + step % 4 * 2,
-                                          step != 0);
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const float2 of_x = x[i / 4];
+      const float scaled = __fmul_rn(sums[i], i % 2 ? of_x.y : of_x.x);
+      total[i] = __fadd_rn(total[i], __fmul_rn(scaled, weight[i / 2 % 2]));
+    }
+  }
+};
+
+// A thread that multiplies. Where there are registers for two ranges' halves of the weight it makes
+// the next one's while a range's products are under way, of numbers that it has read before, and
+// reads those behind them: of what a range needs nothing is waited for.
+template <class Way>
+class TurnedMultiply {
+ public:
+  __device__ TurnedMultiply(const TurnedRing<Way>& ring, const TurnedShare<Way>& share,
+                            const TurnedInput& in, const MatmulOutput& out)
+      : ring_(ring),
+        share_(share),
+        out_(out),
+        is_whole_(in.groups == 1 && in.in > kScaledRange),
+        is_copied_(in.row != nullptr),
+        left_(share.Mine() * share.steps),
+        rows_(warp_row_, lane_) {}
+
+  __device__ void Run() {
+    int ranges = left_;
+    if (ranges == 0) return;
+    uint32_t halves[32];
+    Load();
+    ToHalves(numbers_, halves);
+    if constexpr (kAreTwo) {
+      uint32_t next[32];
+      Load();
+      for (; ranges > 1; ranges -= 2) {
+        Turn(halves, next);
+        Turn(next, halves);
       }
-      CommitProducts();
-      if (--left > 0) numbers = load();
+      if (ranges == 1) Turn(halves, next);
+    } else {
+      for (; ranges > 0; --ranges) Turn(halves, halves);
+    }
+  }
+
+ private:
+  static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
+  static constexpr bool kAreTwo = kColumns <= 64;
+
+  // A range, of these halves; makes those of the one behind it.
+  __device__ __forceinline__ void Turn(uint32_t (&halves)[32], uint32_t (&next)[32]) {
+    float sums[kSums];
+    Begin(halves, sums);
+    if constexpr (kAreTwo) {
+      ToHalves(numbers_, next);
+      Hold(next);
+    }
+    Load();
+    const float* scales = ring_.scales + stage_.s * Way::kScales;
+    const float *of_x = scales + first_x_, *of_weight = scales + Way::kTileX + lane_row_;
+    if constexpr (kAreTwo) {
+      const TurnedScales<kColumns> of_range(of_x, of_weight, lane_ % 4);
       AwaitProducts<0>();
       Hold(sums);
-      const float* scales = ring.scales + x_stage.s * Way::kScales;
-      if (!is_whole) {
-        AddScaled<kColumns>(scales + first_x, scales + Way::kTileX + lane_row, lane % 4, sums,
-                            total);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) total[i] = __fadd_rn(total[i], sums[i]);
-        if (k + 1 == share.steps) {
-          float whole[kSums] = {};
-          AddScaled<kColumns>(scales + first_x, scales + Way::kTileX + lane_row, lane % 4, total,
-                              whole);
-#pragma unroll
-          for (int i = 0; i < kSums; ++i) total[i] = whole[i];
-        }
-      }
-      __syncwarp();
-      if (lane == 0) Arrive(ring.x_empty + x_stage.s);
-      x_stage.Advance();
-      ToHalves(numbers, halves);
-      Hold(halves);
-    }
-    const TurnedPlace place = share.Place(tile);
-    MatmulOutput part = out;
-    part.m = place.end_row;
-    if constexpr (Way::kGated) {
-      StoreScaledGates<kColumns>(total, part, place.row + first_x, place.column + warp_row / 2,
-                                 lane);
+      Add(of_range, sums);
     } else {
-      StoreScaled<kColumns>(total, part, place.row + first_x, place.column + warp_row, lane);
+      AwaitProducts<0>();
+      Hold(sums);
+      Add(TurnedScales<kColumns>(of_x, of_weight, lane_ % 4), sums);
+      ToHalves(numbers_, next);
+      Hold(next);
     }
+    __syncwarp();
+    if (lane_ == 0) Arrive(ring_.x_empty + stage_.s);
+    stage_.Advance();
+    if (++k_ == share_.steps) Store();
   }
-}
+
+  // Reads the weight's numbers of the range after those that were read, if there is one.
+  __device__ __forceinline__ void Load() {
+    if (left_ == 0) return;
+    --left_;
+    Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
+    numbers_ = rows_.Load(ring_.weight + weight_stage_.s * Way::kWeightBytes);
+    weight_stage_.Advance();
+  }
+
+  __device__ __forceinline__ void Begin(uint32_t (&halves)[32], float (&sums)[kSums]) {
+    const UniformDescriptor x(ring_.x + stage_.s * Way::kXBytes + first_x_ * kTurnedRowBytes);
+    Await(ring_.x_full + stage_.s, stage_.phase);
+    if (is_copied_) PublishShared();
+    Hold(halves);
+    Hold(sums);
+    FenceProducts();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      const int bytes = step / 4 * (Way::kXBytes / 2) + step % 4 * 32;
+      WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4, x.Behind(bytes), step != 0);
+    }
+    CommitProducts();
+  }
+
+  // Sums of a whole row are scaled once they are all there.
+  __device__ __forceinline__ void Add(const TurnedScales<kColumns>& scales,
+                                      const float (&sums)[kSums]) {
+    if (!is_whole_) return scales.Add(sums, total_);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) total_[i] = __fadd_rn(total_[i], sums[i]);
+    if (k_ + 1 < share_.steps) return;
+    float whole[kSums] = {};
+    scales.Add(total_, whole);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) total_[i] = whole[i];
+  }
+
+  __device__ __forceinline__ void Store() {
+    const TurnedPlace place = share_.Place(tile_);
+    MatmulOutput part = out_;
+    part.m = place.end_row;
+    const int row = place.row + first_x_;
+    if constexpr (Way::kGated) {
+      StoreScaledGates<kColumns>(total_, part, row, place.column + warp_row_ / 2, lane_);
+    } else {
+      StoreScaled<kColumns>(total_, part, row, place.column + warp_row_, lane_);
+    }
+#pragma unroll
+    for (float& each : total_) each = 0.0f;
+    k_ = 0;
+    tile_ += gridDim.x;
+  }
+
+  const TurnedRing<Way>& ring_;
+  const TurnedShare<Way>& share_;
+  const MatmulOutput& out_;
+  const bool is_whole_, is_copied_;  // x by threads
+  int left_;                         // ranges of the weight that were not read
+  const int group_ = threadIdx.x / kTurnedGroup - 1, lane_ = threadIdx.x % 32;
+  const int first_x_ = Way::kWeightGroups == 2 ? 0 : group_ * kColumns;
+  const int warp_row_ =
+      (Way::kWeightGroups == 2 ? group_ * 64 : 0) + threadIdx.x % kTurnedGroup / 32 * 16;
+  const int lane_row_ = warp_row_ + SlotRow(lane_ / 4);
+  const TurnedRows rows_;
+  TurnedStage<Way::kWeightStages> weight_stage_;
+  TurnedStage<Way::kXStages> stage_;
+  int k_ = 0, tile_ = blockIdx.x;
+  TurnedNumbers numbers_{};
+  float total_[kSums] = {};
+};
 
 // Grid: as many blocks as there are multiprocessors, or tiles.
 template <class Way>
 __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
-    const __grid_constant__ CUtensorMap map_weight, const TurnedInput in, const MatmulOutput out) {
+    const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
+    const TurnedInput in, const MatmulOutput out) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   const TurnedRing<Way> ring(shared);
   if (threadIdx.x == 0) {
+    PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
     ring.Init();
   }
@@ -174,10 +247,10 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
   const TurnedShare<Way> share(in, out, ring);
   if (threadIdx.x < kTurnedGroup) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Way::kFewRegisters));
-    TurnedFeed<Way>(ring, share, in, &map_weight).Run();
+    TurnedFeed<Way>(ring, share, in, &map_x, &map_weight).Run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Way::kManyRegisters));
-    TurnedConsume<Way>(ring, share, out, in.groups == 1 && in.in > kScaledRange);
+    TurnedMultiply<Way>(ring, share, in, out).Run();
   }
 #endif
 }

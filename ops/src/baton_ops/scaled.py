@@ -1,8 +1,11 @@
 """FP8 on CUDA: rows to e4m3 with scales, and their product with a weight that is stored so.
 
 Numbers are e4m3 (448 at most, no infinity), held as uint8. A scale f32 is of a group of columns: of
-each 128, the last maybe fewer, or of the whole row; how many scales a row has says which. A row's
-bits depend on that row alone. Owns the Python form of these ops. Knows no model.
+each 128, the last maybe fewer, or of the whole row; how many scales a row has says which. Where K
+is a multiple of 16 x may have halves: rows of K + 2 H bytes, H the next multiple of 64, on 16
+bytes, with each number once more behind them as float16, in an order of the tensor cores' own.
+Without them the kernels for Hopper are not used. A row's bits depend on that row alone, and not on
+whether it has halves. Owns the Python form of these ops. Knows no model.
 
 Shapes: N rows, K columns, G groups, O outputs, X experts. E is bfloat16 or float32. Every function
 raises TypeError or ValueError where a dtype, shape or device is wrong; the message names it.
@@ -14,7 +17,7 @@ from baton_ops._library import Tensor, launch
 
 
 def quantise_rows_into(x: Tensor, values: Tensor, scales: Tensor) -> None:
-    """Write values uint8[N, K] and scales f32[N, G] of x E[N, K].
+    """Write values uint8[N, K], or with halves, and scales f32[N, G] of x E[N, K].
 
     A group's scale is its largest / 448, its numbers are x / scale, rounded to the nearest, even on
     ties. A group of nothing has scale 0; a NaN or an infinity breaks its group and no other.
@@ -25,7 +28,7 @@ def quantise_rows_into(x: Tensor, values: Tensor, scales: Tensor) -> None:
 def scaled_matmul_into(
     x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor, out: Tensor
 ) -> None:
-    """Write out E[N, O]: x uint8[N, K] times weight uint8[O, K]^T, their scales f32[*, G].
+    """Write out E[N, O]: x uint8[N, K] or with halves, times uint8[O, K]^T, scales f32[*, G].
 
     Group after group from the first on, the fp32 sum of a group's products, in ranges of 128 in
     ascending order, is multiplied by the row's scale, by the weight's, and added; rounded once. A

@@ -21,6 +21,7 @@ import torch
 
 from baton_ops import decoder, experts, scaled
 from baton_ops._library import library
+from baton_worker.engine.backends.device.scaled_kernels import activation_bytes
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
 """Of Qwen3-8B: outputs and inputs."""
@@ -38,9 +39,14 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*shape, device="cuda", dtype=dtype)
 
 
-def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return e4m3 numbers and scales of groups of 128."""
-    made = empty(*x.shape, dtype=torch.uint8), empty(len(x), x.shape[1] // 128, dtype=torch.float32)
+def quantised(x: torch.Tensor, is_weight: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return e4m3 numbers, of activations with halves, and scales of groups of 128."""
+    rows, columns = x.shape
+    n_bytes = columns if is_weight else activation_bytes(columns)
+    made = (
+        empty(rows, n_bytes, dtype=torch.uint8),
+        empty(rows, columns // 128, dtype=torch.float32),
+    )
     scaled.quantise_rows_into(x, *made)
     return made
 
@@ -56,7 +62,7 @@ def dense(name: str, rows: int) -> dict[str, Any]:
     is_gated = name == "gate_up"
     count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
     plain = [empty(outputs, inputs).normal_(0, 0.02) for _ in range(count)]
-    fp8 = [quantised(weight) for weight in plain]
+    fp8 = [quantised(weight, is_weight=True) for weight in plain]
     x = empty(rows, inputs).normal_()
     small, out = quantised(x), empty(rows, outputs // (1 + is_gated))
     of_fp8 = scaled.scaled_gate_up_silu_into if is_gated else scaled.scaled_matmul_into
@@ -73,7 +79,7 @@ def by_ways(name: str, rows: int) -> dict[str, Any]:
     outputs, inputs = SHAPES[name]
     is_gated = name == "gate_up"
     count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
-    fp8 = [quantised(empty(outputs, inputs).normal_(0, 0.02)) for _ in range(count)]
+    fp8 = [quantised(empty(outputs, inputs).normal_(0, 0.02), True) for _ in range(count)]
     x, out = quantised(empty(rows, inputs).normal_()), empty(rows, outputs // (1 + is_gated))
     run = library().cuda_scaled_gate_up_silu_by if is_gated else library().cuda_scaled_matmul_by
     took = [
@@ -108,7 +114,8 @@ def mixed(tokens: int) -> list[dict[str, Any]]:
     gated, made = empty(pairs, WIDTH).normal_(), empty(pairs, HIDDEN)
     up = empty(EXPERTS * 2 * WIDTH, HIDDEN).normal_(0, 0.02)
     down = empty(EXPERTS * HIDDEN, WIDTH).normal_(0, 0.02)
-    small, middle, up8, down8 = (quantised(each) for each in (x, gated, up, down))
+    small, middle = quantised(x), quantised(gated)
+    up8, down8 = quantised(up, is_weight=True), quantised(down, is_weight=True)
     used = int((counts > 0).sum())
     times = (
         us(

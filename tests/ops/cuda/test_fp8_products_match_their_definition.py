@@ -9,6 +9,7 @@ import pytest
 
 from baton_ops import scaled
 from baton_ops._library import library
+from baton_worker.engine.backends.device.scaled_kernels import activation_bytes
 
 SHAPES = [(1, 128, 64), (7, 640, 130), (8, 384, 72), (65, 1024, 256)]
 
@@ -46,6 +47,25 @@ def test_rows_become_e4m3_as_pytorch_rounds(torch: ModuleType, dtype: str, is_wh
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+@pytest.mark.parametrize("columns", [16, 640, 656])
+def test_halves_are_the_same_numbers_in_the_order_of_the_tensor_cores(
+    torch: ModuleType, columns: int, is_whole: bool
+) -> None:
+    """Of 64 columns four lanes have 16 each: first the first four of each, two by two."""
+    x = torch.randn(33, columns, device="cuda")
+    scales = torch.empty((33, 1 if is_whole else -(-columns // 128)), device="cuda")
+    values = torch.empty((33, activation_bytes(columns)), dtype=torch.uint8, device="cuda")
+    scaled.quantise_rows_into(x, values, scales)
+    plain = torch.empty((33, columns), dtype=torch.uint8, device="cuda")
+    scaled.quantise_rows_into(x, plain, torch.empty_like(scales))
+    assert torch.equal(values[:, :columns], plain)
+    numbers = torch.zeros(33, -(-columns // 64) * 64, device="cuda", dtype=torch.float16)
+    numbers[:, :columns] = plain.view(torch.float8_e4m3fn).to(torch.float16)
+    wanted = numbers.view(33, -1, 4, 4, 2, 2).permute(0, 1, 3, 4, 2, 5).reshape(33, -1)
+    assert torch.equal(values[:, columns:].contiguous().view(torch.float16), wanted)
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_as_defined_and_the_same_in_any_company(
     torch: ModuleType, shape: tuple[int, int, int], is_whole: bool
@@ -74,18 +94,26 @@ MODEL_SHAPES = [
 COUNTS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 129, 300, 700)
 
 
-def grouped(torch: ModuleType, rows: int, columns: int, is_whole: bool, scale: float = 1.0) -> Any:
+def grouped(
+    torch: ModuleType,
+    rows: int,
+    columns: int,
+    is_whole: bool,
+    scale: float = 1.0,
+    has_halves: bool = False,
+) -> Any:
     """Return rows of e4m3 and their scales, also where 128 does not divide the columns."""
     x = torch.randn(rows, columns, device="cuda") * scale
-    values = torch.empty((rows, columns), dtype=torch.uint8, device="cuda")
+    n_bytes = activation_bytes(columns) if has_halves else columns
+    values = torch.full((rows, n_bytes), 0x5A, dtype=torch.uint8, device="cuda")
     scales = torch.empty((rows, 1 if is_whole else -(-columns // 128)), device="cuda")
     scaled.quantise_rows_into(x, values, scales)
     return values, scales
 
 
-def whole(torch: ModuleType, of: tuple[Any, Any]) -> Any:
+def whole(torch: ModuleType, of: tuple[Any, Any], columns: int) -> Any:
     """Return in float64 what they stand for."""
-    values, scales = of
+    values, scales = of[0][:, :columns].contiguous(), of[1]
     each = values.shape[1] if scales.shape[1] == 1 else 128
     wide = scales.double().repeat_interleave(each, 1)[:, : values.shape[1]]
     return values.view(torch.float8_e4m3fn).double() * wide
@@ -99,7 +127,7 @@ def test_a_row_has_the_same_bits_whatever_kernel_the_number_of_rows_chooses(
     """Tiles of 16 and of 32 rows that split a row, and 128 rows that do not; plain and gated, at
     any place in a tile, beside NaN.
     """
-    x = grouped(torch, max(COUNTS), columns, is_whole)
+    x = grouped(torch, max(COUNTS), columns, is_whole, has_halves=True)
     weight = grouped(torch, outputs, columns, is_whole, 0.02)
     up = grouped(torch, outputs, columns, is_whole, 0.02)
     pair = tuple(torch.cat(parts) for parts in zip(weight, up, strict=True))
@@ -135,11 +163,11 @@ def test_a_row_has_the_same_bits_whatever_kernel_the_number_of_rows_chooses(
 def test_products_of_any_shape_are_as_defined(
     torch: ModuleType, columns: int, outputs: int, rows: int, is_whole: bool
 ) -> None:
-    x = grouped(torch, rows, columns, is_whole)
+    x = grouped(torch, rows, columns, is_whole, has_halves=True)
     weight = grouped(torch, 2 * outputs, columns, is_whole, 0.02)
     out = torch.full((rows, 2 * outputs), torch.nan, device="cuda")
     scaled.scaled_matmul_into(*x, *weight, out)
-    a, b = whole(torch, x), whole(torch, weight)
+    a, b = whole(torch, x, columns), whole(torch, weight, columns)
     off = ((out - a @ b.T).abs() / (a.abs() @ b.abs().T)).max().item()
     print(f"{rows} rows of {columns}: off by {off:.2g} of the sum of sizes")
     assert off <= 1e-5
@@ -155,9 +183,9 @@ def test_rows_of_experts_have_the_bits_of_a_product_with_their_experts_weight(
     torch: ModuleType, tokens: int, dtype: str
 ) -> None:
     """Of 130 experts, of which some have nobody and one has most: every number of rows a tile."""
-    experts, hidden, width, chosen = 130, 512, 200, 4
+    experts, hidden, width, chosen = 130, 512, 208, 4
     kind = {"device": "cuda", "dtype": getattr(torch, dtype)}
-    x = grouped(torch, tokens, hidden, False)
+    x = grouped(torch, tokens, hidden, False, has_halves=True)
     gate_up = grouped(torch, experts * 2 * width, hidden, False, 0.05)
     down = grouped(torch, experts * hidden, width, False, 0.05)
     choice = torch.randint(0, 3 * experts, (tokens * chosen,), device="cuda")
@@ -168,7 +196,7 @@ def test_rows_of_experts_have_the_bits_of_a_product_with_their_experts_weight(
     gated = torch.full((tokens * chosen, width), torch.nan, **kind)
     scaled.scaled_expert_gate_up_silu_into(*x, row, starts, *gate_up, gated)
     middle = (
-        torch.empty((tokens * chosen, width), dtype=torch.uint8, device="cuda"),
+        torch.empty((tokens * chosen, activation_bytes(width)), dtype=torch.uint8, device="cuda"),
         torch.empty((tokens * chosen, 2), device="cuda"),
     )
     scaled.quantise_rows_into(gated, *middle)
@@ -202,21 +230,22 @@ ROWS_OF_WAYS = (1, 7, 16, 33, 65, 129, 700)
 def test_every_way_on_hopper_has_the_bits_of_the_kernels_for_any_gpu(
     torch: ModuleType, columns: int, outputs: int, is_whole: bool
 ) -> None:
-    all_rows = grouped(torch, max(ROWS_OF_WAYS), columns, is_whole)
+    all_rows = grouped(torch, max(ROWS_OF_WAYS), columns, is_whole, has_halves=True)
     weight = grouped(torch, 2 * outputs, columns, is_whole, 0.02)
     half = tuple(part[:outputs] for part in weight)
     plain, gated = library().cuda_scaled_matmul_by, library().cuda_scaled_gate_up_silu_by
     for rows in ROWS_OF_WAYS:
         x = tuple(part[:rows] for part in all_rows)
+        plain_x = x[0][:, :columns].contiguous(), x[1]
         for run, of, dtype in (
             (plain, half, torch.float32),
             (plain, half, torch.bfloat16),
             (gated, weight, torch.bfloat16),
         ):
             wanted = torch.full((rows, outputs), torch.nan, device="cuda", dtype=dtype)
-            run(0, *x, *of, wanted)
+            run(0, *plain_x, *of, wanted)
             assert bool(wanted.isfinite().all())
-            for way in WAYS:
+            for way in (0, *WAYS):
                 out = torch.full_like(wanted, torch.nan)
                 run(way, *x, *of, out)
                 assert torch.equal(out, wanted), (way, rows, dtype)
@@ -225,7 +254,7 @@ def test_every_way_on_hopper_has_the_bits_of_the_kernels_for_any_gpu(
 @pytest.mark.parametrize("tokens", [1, 9, 300, 2048])
 def test_every_way_has_these_bits_of_experts_too(torch: ModuleType, tokens: int) -> None:
     experts, hidden, width, chosen = 130, 512, 208, 4
-    x = grouped(torch, tokens, hidden, False)
+    x = grouped(torch, tokens, hidden, False, has_halves=True)
     gate_up = grouped(torch, experts * 2 * width, hidden, False, 0.05)
     down = grouped(torch, experts * hidden, width, False, 0.05)
     choice = torch.randint(0, 3 * experts, (tokens * chosen,), device="cuda")
@@ -233,7 +262,7 @@ def test_every_way_has_these_bits_of_experts_too(torch: ModuleType, tokens: int)
     row = (choice.indices // chosen).int()
     counts = torch.bincount(choice.values, minlength=experts).cumsum(0)
     starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
-    middle = grouped(torch, tokens * chosen, width, False)
+    middle = grouped(torch, tokens * chosen, width, False, has_halves=True)
     first, second = (
         library().cuda_scaled_expert_gate_up_silu_by,
         library().cuda_scaled_expert_matmul_by,
@@ -248,3 +277,20 @@ def test_every_way_has_these_bits_of_experts_too(torch: ModuleType, tokens: int)
             assert bool(gated.isfinite().all() and made.isfinite().all())
         assert torch.equal(gated, wanted[0]), way
         assert torch.equal(made, wanted[1]), way
+
+
+@pytest.mark.parametrize("rows", [129, 700])
+def test_a_way_has_the_same_bits_in_launch_after_launch(torch: ModuleType, rows: int) -> None:
+    """What overwrites a weight's numbers while they are read shows in few launches of many."""
+    columns, outputs = 4096, 6144
+    x = grouped(torch, rows, columns, False, has_halves=True)
+    weight = grouped(torch, outputs, columns, False, 0.02)
+    run = library().cuda_scaled_matmul_by
+    wanted = torch.full((rows, outputs), torch.nan, device="cuda")
+    run(0, *x, *weight, wanted)
+    outs = [torch.empty_like(wanted) for _ in range(8)]
+    for way in WAYS:
+        for _ in range(40):
+            for out in outs:
+                run(way, *x, *weight, out)
+            assert all(torch.equal(out, wanted) for out in outs), way

@@ -24,6 +24,7 @@ Error host_quantise(const int64_t* words) {
   ScaledRows out{};
   out.values = At<uint8_t>(words);
   out.scales = At<float>(words);
+  out.has_halves = *words++ != 0;
   return QuantiseRows(in, out, nullptr);
 }
 

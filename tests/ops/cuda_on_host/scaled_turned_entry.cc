@@ -13,7 +13,10 @@ extern "C" {
 Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t weight_bytes) {
   ScaledCall call(words);
   const auto weight = reinterpret_cast<const char*>(call.in.weight.values);
-  host_cuda::readable[0] = host_cuda::readable[1] = {weight, weight + weight_bytes};
+  const auto x = reinterpret_cast<const char*>(call.in.x.values);
+  host_cuda::written_before = x + call.in.in;  // where halves begin
+  host_cuda::readable[0] = {x, x + call.in.rows * BytesOfRow(call.in.in, true)};
+  host_cuda::readable[1] = {weight, weight + weight_bytes};
   // The grid before writes where experts' rows begin.
   const int64_t starts = call.in.experts == 0 ? 0 : call.in.experts + 1;
   std::vector<int32_t> seen(static_cast<size_t>(starts), -1);

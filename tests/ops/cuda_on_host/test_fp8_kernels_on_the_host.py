@@ -74,6 +74,20 @@ def test_every_number_and_every_halfway_is_rounded_as_defined(scaled: HostScaled
     np.testing.assert_array_equal(found.values, nearest_bits(x))
 
 
+@pytest.mark.parametrize("columns", [16, 128, 144, 656])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+def test_halves_are_the_same_numbers_in_the_order_of_the_tensor_cores(
+    scaled: HostScaled, columns: int, is_whole: bool
+) -> None:
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((5, columns)).astype(np.float32)
+    x[2], x[3, columns - 1] = 0.0, np.nan
+    group = columns if is_whole else 128
+    found, plain = scaled.quantise(x, group, has_halves=True), scaled.quantise(x, group)
+    np.testing.assert_array_equal(found.scales, plain.scales)
+    np.testing.assert_array_equal(found.values, host_scaled.with_halves(plain).values)
+
+
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_a_broken_number_breaks_its_group_as_on_the_cpu(scaled: HostScaled, broken: float) -> None:
     rng = np.random.default_rng(0)
@@ -132,6 +146,10 @@ def test_products_are_the_sums_in_order_whatever_the_rows(
     assert (out[:, outputs:] == GUARD).all()
     half = np.zeros((rows, outputs), np.uint16)
     scaled.matmul(x, weight, group, half)
+    if columns % 16 == 0:
+        beside = np.zeros((rows, outputs), np.float32)
+        scaled.matmul(host_scaled.with_halves(x), weight, group, beside)
+        np.testing.assert_array_equal(beside, wanted)
     np.testing.assert_array_equal(half, host_matmul.bf16(wanted))
 
 
@@ -195,7 +213,7 @@ def test_rows_of_experts_have_the_bits_of_a_product_with_their_experts_weight(
         if first == last:
             continue
         of = np.arange(first, last) if row is None else row[first:last]
-        own = ScaledRows(*(part[expert * each : (expert + 1) * each].copy() for part in weight))
+        own = ScaledRows(*(part[expert * each : (expert + 1) * each].copy() for part in weight[:2]))
         wanted = np.zeros((last - first, outputs), np.float32)
         scaled.matmul(ScaledRows(x.values[of], x.scales[of]), own, group, wanted, is_gated)
         np.testing.assert_array_equal(out[first:last, :outputs], wanted)

@@ -38,8 +38,8 @@ _ON_HOST = {
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %3, %4, %5}], [%6];": "LoadOfStack",
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "BeginCopyOrZeros",
-    "cp.async.commit_group;": "CountCopies",
-    "cp.async.wait_group %0;": "AwaitCopies",
+    "cp.async.ca.shared.global [%0], [%1], 4;": "BeginCopyOfFour",
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];": "ArriveBehindCopies",
     "wgmma.fence.sync.aligned;": "Nothing",
     "wgmma.commit_group.sync.aligned;": "CommitProducts",
     "wgmma.wait_group.sync.aligned %0;": "AwaitProducts",
@@ -53,6 +53,7 @@ _OF_OTHER_KERNELS = (
     "mbarrier.init.shared::cta.b64 [%0], 1;",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];",
     "cp.async.cg.shared.global [%0], [%1], 16;",
+    "cp.async.commit_group;",
     "cp.async.wait_group 0;",
     "{ .reg .pred done; again_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
     " @!done bra again_%=; }",

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_testing import host_cuda, host_matmul
+from baton_testing.e4m3_numbers import number
 
 Array = npt.NDArray[Any]
+_NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 _INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"rcp.approx.ftz.f32 %0, %1;": "Reciprocal"}
 UNIT = host_cuda.Unit(
@@ -35,10 +37,34 @@ TURNED = host_cuda.Unit(
 
 
 class ScaledRows(NamedTuple):
-    """Rows of e4m3 numbers: values uint8[N, K], scales f32[N, groups]."""
+    """Rows of e4m3 numbers: values uint8[N, K], or with halves behind them, see scaled.h; scales
+    f32[N, groups].
+    """
 
     values: Array
     scales: Array
+    has_halves: bool = False
+
+
+def bytes_of_row(columns: int, has_halves: bool) -> int:
+    """Return how wide the values of a row of so many columns are."""
+    return columns + (2 * (-(-columns // 64) * 64) if has_halves else 0)
+
+
+def with_halves(rows: ScaledRows) -> ScaledRows:
+    """Return e4m3 rows with their numbers as float16 behind them: of 64 columns, which four lanes
+    have 16 each of, first what the lanes have of their first four, two by two, then of the next.
+    """
+    n_rows, columns = rows.values.shape
+    numbers = np.zeros((n_rows, -(-columns // 64) * 64), np.float32)
+    numbers[:, :columns] = _NUMBERS[rows.values]
+    parts = numbers.reshape(n_rows, -1, 4, 4, 2, 2)  # blocks, lanes, steps, pairs, numbers
+    halves = parts.transpose(0, 1, 3, 4, 2, 5).reshape(n_rows, -1).astype(np.float16)
+    bits = halves.view(np.uint16)
+    bits[np.isnan(halves)] = 0x7FFF  # as the hardware converts it
+    return ScaledRows(
+        np.concatenate([rows.values, bits.view(np.uint8)], axis=1), rows.scales, has_halves=True
+    )
 
 
 class HostScaled:
@@ -57,12 +83,13 @@ class HostScaled:
         """Have every thread pass a barrier by: a header, and the line; none of no line."""
         self._library.host_skip(barrier[0].encode(), barrier[1])
 
-    def quantise(self, x: Array, group: int) -> ScaledRows:
+    def quantise(self, x: Array, group: int, has_halves: bool = False) -> ScaledRows:
         """Quantise rows of E, at any distance, in groups of so many columns."""
         rows, columns = x.shape
         out = ScaledRows(
-            np.full((rows, columns), 0x55, np.uint8),
+            np.full((rows, bytes_of_row(columns, has_halves)), 0x55, np.uint8),
             np.full((rows, -(-columns // group)), np.nan, np.float32),
+            has_halves,
         )
         is_bf16 = int(x.dtype == np.uint16)
         stride = x.strides[0] // x.itemsize
@@ -128,11 +155,11 @@ def _product(
     row: Array | None,
     starts: Array | None,
 ) -> Any:
-    sizes = len(out), x.values.shape[1], out.shape[1], group, int(is_gated)
+    sizes = len(out), weight.values.shape[1], out.shape[1], group, int(is_gated)
     n_experts = 0 if starts is None else len(starts) - 1
     of_experts = [0 if each is None else each for each in (row, starts)]
     to = out, out.strides[0] // out.itemsize, int(out.dtype == np.uint16)
-    return _words(*x, *weight, *sizes, *of_experts, n_experts, *to)
+    return _words(*x, weight.values, weight.scales, *sizes, *of_experts, n_experts, *to)
 
 
 def _words(*values: Any) -> Any:

@@ -20,23 +20,24 @@ NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 @np.errstate(invalid="ignore", over="ignore")
 def quantise(x: Array, out: Scaled) -> None:
-    """Write e4m3 bits, and the scale of each group."""
+    """Write e4m3 bits, and the scale of each group; what may lie behind the bits nobody reads."""
     width = x.shape[1] if out.scales.shape[1] == 1 else GROUP
     for group, first in enumerate(range(0, x.shape[1], width)):
         part = x[:, first : first + width].astype(np.float32)
         scales = np.abs(part).max(axis=1) / np.float32(448.0)
         out.scales[:, group] = scales
         shares = part / np.where(scales == 0.0, np.float32(1.0), scales)[:, None]
-        out.values[:, first : first + width] = nearest_bits(shares)
-        out.values[scales == 0.0, first : first + width] = 0
+        out.values[:, first : first + part.shape[1]] = nearest_bits(shares)
+        out.values[scales == 0.0, first : first + part.shape[1]] = 0
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def product(x: Scaled, weight: Scaled, out: Array) -> None:
     """Write x[N, I] times weight[O, I]^T, each row by itself."""
-    width = x.values.shape[1] if x.scales.shape[1] == 1 else GROUP
+    columns = weight.values.shape[1]
+    width = columns if x.scales.shape[1] == 1 else GROUP
     numbers = NUMBERS[weight.values]
-    for row, values in enumerate(NUMBERS[x.values]):
+    for row, values in enumerate(NUMBERS[x.values[:, :columns]]):
         total = np.zeros(len(numbers), np.float32)
         for group, first in enumerate(range(0, len(values), width)):
             part = np.s_[first : first + width]

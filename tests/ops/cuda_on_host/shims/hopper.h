@@ -44,20 +44,16 @@ struct Warpgroup {
   unsigned next[kGroupThreads] = {};  // each thread's next product
 };
 
-// Copies of 16 bytes, of each thread: made when they are waited for.
+// A copy of a thread's own, made when the thread's arrival behind it is.
 struct BegunCopy {
-  uint32_t to;
+  uint32_t to, room;
   const void* from;
-  int bytes;
-};
-struct BegunCopies {
-  std::vector<BegunCopy> copies;
-  std::vector<size_t> ends;  // of what was counted as one: an index behind its last
+  int bytes;  // the rest of its room is zeros
 };
 
 struct Hopper {
-  std::map<unsigned, BegunCopies> begun;  // by thread
-  std::map<uint32_t, Barrier> barriers;   // by shared address
+  std::map<unsigned, std::vector<BegunCopy>> begun;  // by thread
+  std::map<uint32_t, Barrier> barriers;              // by shared address
   Warpgroup groups[1024 / kGroupThreads];
   int registers = 0;
 };
@@ -220,11 +216,12 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product) {
   }
 }
 
-// Of halves, that are e4m3 numbers here, see mma.cuh: a byte each of the two first of four bytes.
+// Of two halves that are e4m3 numbers, none too small for a leading one.
 inline float HalfIn(uint32_t word, uint32_t nth) {
-  const uint32_t bits = word >> 8 * nth, size = bits & 0x7fu;
-  const float scaled = size == 0x7fu ? NAN : __uint_as_float(size << 20) * 0x1p120f;
-  return bits & 0x80u ? -scaled : scaled;
+  const uint32_t half = word >> 16 * nth, size = half & 0x7fffu;
+  if (size >= 0x7c00u) return NAN;
+  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
+  return half & 0x8000u ? -number : number;
 }
 
 // Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
@@ -286,27 +283,22 @@ inline void AwaitProducts(int keep) {
   Meet(MyGroup().meeting, -2);
 }
 
-inline void BeginCopyOrZeros(uint32_t to, const void* from, int bytes) {
+inline void BeginCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
   if (!Me().waited_for_grids) Fail("reads before it waited", 0);
-  if (to % 16 != 0 || to + 16 > MyBlock().shared_used) Fail("no place for a copy", int(to));
-  MyHopper().begun[Me().thread].copies.push_back({to, from, bytes});
+  if (to % room != 0 || to + room > MyBlock().shared_used) Fail("no place for a copy", int(to));
+  MyHopper().begun[Me().thread].push_back({to, room, from, bytes});
 }
-inline void CountCopies() {
-  BegunCopies& mine = MyHopper().begun[Me().thread];
-  mine.ends.push_back(mine.copies.size());
+inline void BeginCopyOrZeros(uint32_t to, const void* from, int bytes) {
+  BeginCopyOf(to, 16, from, bytes);
 }
-inline void AwaitCopies(int keep) {
-  BegunCopies& mine = MyHopper().begun[Me().thread];
-  if (mine.ends.size() <= static_cast<size_t>(keep)) return;
-  const size_t over = mine.ends.size() - static_cast<size_t>(keep), made = mine.ends[over - 1];
-  for (size_t i = 0; i < made; ++i) {
-    char* to = MyShared() + mine.copies[i].to;
-    memset(to, 0, 16);
-    memcpy(to, mine.copies[i].from, static_cast<size_t>(mine.copies[i].bytes));
+inline void BeginCopyOfFour(uint32_t to, const void* from) { BeginCopyOf(to, 4, from, 4); }
+inline void ArriveBehindCopies(uint32_t at) {
+  for (const BegunCopy& copy : MyHopper().begun[Me().thread]) {
+    memset(MyShared() + copy.to, 0, copy.room);
+    memcpy(MyShared() + copy.to, copy.from, static_cast<size_t>(copy.bytes));
   }
-  mine.copies.erase(mine.copies.begin(), mine.copies.begin() + long(made));
-  mine.ends.erase(mine.ends.begin(), mine.ends.begin() + long(over));
-  for (size_t& end : mine.ends) end -= made;
+  MyHopper().begun[Me().thread].clear();
+  Arrive(at);
 }
 
 // What the grid before writes: it holds nothing of that until somebody waits.

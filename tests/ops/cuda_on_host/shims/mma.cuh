@@ -1,5 +1,4 @@
-// Stands for baton_ops/mma.cuh: "halves" stay e4m3 numbers, and a product adds its depth in order,
-// lane by lane.
+// Stands for baton_ops/mma.cuh: a product adds its depth in order, lane by lane.
 #ifndef BATON_OPS_MMA_CUH_
 #define BATON_OPS_MMA_CUH_
 
@@ -9,7 +8,18 @@ namespace baton_ops::cuda {
 
 constexpr int kScaledRange = 128, kScaledHalf = 64;
 
-inline uint32_t HalvesOf(uint32_t pair) { return pair & 0xffffu; }
+// Every e4m3 number is a half that has a leading one, or 0: a half's exponent is 112 smaller than a
+// float's, and 10 bits of its mantissa are kept.
+inline uint32_t HalfOf(uint32_t e4m3) {
+  const uint32_t sign = (e4m3 & 0x80u) << 8, size = e4m3 & 0x7fu;
+  if (size == 0x7fu) return 0x7fffu;
+  const uint32_t bits = __float_as_uint(ToFloat(E4m3{static_cast<uint8_t>(size)}));
+  return bits == 0 ? sign : sign | ((bits >> 13) - (112u << 10));
+}
+
+inline uint32_t HalvesOf(uint32_t pair) {
+  return HalfOf(pair & 0xffu) | HalfOf(pair >> 8 & 0xffu) << 16;
+}
 
 inline void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
   halves[0] = HalvesOf(four);
@@ -17,7 +27,10 @@ inline void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
 }
 
 inline float NumberOf(uint32_t pair, int nth) {
-  return ToFloat(E4m3{static_cast<uint8_t>(pair >> 8 * nth)});
+  const uint32_t half = pair >> 16 * nth, size = half & 0x7fffu;
+  if (size >= 0x7c00u) return NAN;
+  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
+  return half & 0x8000u ? -number : number;
 }
 
 inline void AddProduct(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

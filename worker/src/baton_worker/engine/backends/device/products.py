@@ -9,7 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.expert_kernels import Routes
-from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
+from baton_worker.engine.backends.device.scaled_kernels import (
+    HALVES_COLUMNS,
+    Scaled,
+    Weight,
+    activation_bytes,
+)
 from baton_worker.engine.backends.device.seam import Device, Kernels, Tensor
 from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.shape import ModelShape
@@ -55,9 +60,11 @@ def _widest(model_shape: ModelShape) -> int:
 
 
 def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:
+    """Return memory for so many rows of so many columns at most."""
     n_groups = -(-width // quantisation.group_of(width))
+    n_bytes = activation_bytes(-(-width // HALVES_COLUMNS) * HALVES_COLUMNS)
     return Room(
-        device.empty((count * width,), "uint8"), device.empty((count * n_groups * 4,), "uint8")
+        device.empty((count * n_bytes,), "uint8"), device.empty((count * n_groups * 4,), "uint8")
     )
 
 
@@ -127,10 +134,10 @@ class Products:
 
     def _quantised(self, x: Tensor, weight: Scaled, room: Room | None) -> Scaled:
         assert room is not None, "memory was made for another shape"
-        shape = tuple(x.shape)
-        n_scales = (shape[0], weight.scales.shape[1])
+        rows, columns = x.shape
+        n_scales = (rows, weight.scales.shape[1])
         scaled = Scaled(
-            self._device.view(room.values, 0, shape, "uint8"),
+            self._device.view(room.values, 0, (rows, activation_bytes(columns)), "uint8"),
             self._device.view(room.scales, 0, n_scales, "float32"),
         )
         self._kernels.quantise(x, scaled)
