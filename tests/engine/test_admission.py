@@ -112,6 +112,7 @@ REFUSED = {
     "prompt_token_ids is empty": request(prompt_token_ids=()),
     "prompt_token_ids holds 8, ids are 0..7": request(prompt_token_ids=(0, 7, 8, 9)),
     "prompt_token_ids holds -1, ids are 0..7": request(prompt_token_ids=(0, -1)),
+    "prompt_token_ids holds 4294967296, ids": request(prompt_token_ids=(0, 1 << 32)),
     "prompt of 16 tokens leaves no room": request(
         prompt_token_ids=(2,) * 15, output_token_ids=(2,)
     ),

@@ -95,6 +95,7 @@ def measured(options: argparse.Namespace, report: Report) -> None:
                     say(f"{ready} deployments of 4 workers stand")
             elif kind == "plain":
                 report.add("plain_starts", what["why"])
+                say(f"deployment {number} is not forked: {what['why']}")
             elif kind == "round":
                 report.add("kills", what)
                 say(line(what, report.told["kills"]))

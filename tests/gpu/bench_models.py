@@ -218,6 +218,17 @@ def measured(bench: Bench, programs: Any, case: Case, memory: roof.Roof) -> dict
     return record | {"kernels": kernels}
 
 
+def that_fit(cases: Sequence[Case], tokens: int) -> list[Case]:
+    """Return cases with as many sequences as a pool of so many tokens holds, each once."""
+    found = []
+    for case in cases:
+        if case.context > tokens - 2 * BLOCK_TOKENS:
+            continue
+        batch = case.batch if case.prefill else min(case.batch, tokens // case.context)
+        found.append(Case(batch, case.context, prefill=case.prefill))
+    return list(dict.fromkeys(found))
+
+
 def steps(
     name: str, loaded: devices.LoadedModel, cases: Sequence[Case], memory: roof.Roof
 ) -> Iterator[dict[str, Any]]:
@@ -227,11 +238,7 @@ def steps(
     engine: Any = devices.engine_of(loaded, options)
     engine.pool.tensor.normal_()
     bench = Bench(loaded, BLOCK_TOKENS, tokens // BLOCK_TOKENS)
-    for case in cases:
-        if case.context > tokens - 2 * BLOCK_TOKENS:
-            continue
-        batch = case.batch if case.prefill else min(case.batch, tokens // case.context)
-        fits = Case(batch, case.context, prefill=case.prefill)
+    for fits in that_fit(cases, tokens):
         about = {"model": name, "layers": loaded.model_shape.n_layers}
         yield about | measured(bench, engine.runner._programs, fits, memory)
     engine.close()

@@ -99,6 +99,12 @@ def served(engine: Any) -> Reader:
     return reader
 
 
+def first_rows(engine: Any) -> Any:
+    while not len(rows := engine.step().columns.token):
+        pass
+    return rows
+
+
 def near(ours: Reader, theirs: Reader) -> None:
     for number in range(COUNT):
         key = request(number).key
@@ -126,6 +132,26 @@ def test_two_gpus_say_what_one_says(one: Any, two: Any) -> None:
     near(together, alone)
     assert two.load().device.launched, "steps were counted"
     assert two.load().kv_blocks_used == 0
+
+
+def test_a_step_in_which_rank_0_stands_still_longer_than_the_limit_says_nothing() -> None:
+    """In its last sums, with a step more to compute for rank 1, which gives up and goes on."""
+    torch = pytest.importorskip("torch")
+    with closing(over(2, stuck_seconds=10.0)) as engine:
+        assert served(engine)[request(0).key].tokens
+        collective = engine.model.team.collective
+        even, cycles = collective.even, [8 * 2_000_000_000]
+
+        def late() -> None:
+            while cycles:
+                torch.cuda._sleep(cycles.pop())
+            even()
+
+        collective.even = late
+        engine.submit(request(0))
+        told = r"rank 0 did not come to a sum within 5 s, as seen by rank 1"
+        with pytest.raises(RankDiedError, match=told):
+            first_rows(engine)
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 2)])

@@ -126,6 +126,28 @@ def test_a_handoff_arrives_whole_and_is_delivered_on_acknowledgement(prefill, de
     assert outcome.sent_bytes == sum(a.nbytes for a in handoff.kv)
 
 
+def test_decodes_engine_is_told_first_and_what_it_says_at_once_comes_behind(
+    prefill, make_handoff, monkeypatch
+):
+    said: list[Any] = []
+
+    def take(event: HandoffEvent) -> None:
+        said.append(type(event))
+        decode.transport.acknowledge(KEY)
+
+    decode = End(before_event=take, is_started=False)
+    try:
+        receiver = decode.transport._receiver
+        answer = receiver._answer
+        monkeypatch.setattr(receiver, "_answer", lambda one: (said.append(one.kind), answer(one)))
+        decode.start()
+        prefill.transport.offer(decode.target, make_handoff(), 60.0)
+        assert isinstance(prefill.next(), HandoffDelivered)
+        assert said == [HandoffArrived, AnswerKind.RECEIVED, AnswerKind.IMPORTED]
+    finally:
+        decode.close()
+
+
 def test_a_refusal_carries_its_code(prefill, decode, make_handoff):
     prefill.transport.offer(decode.target, make_handoff(), 60.0)
     decode.next()

@@ -196,6 +196,20 @@ def test_a_worker_that_cannot_come_back_is_given_up_and_welcome_later(
     assert worker.link.linked_gateways() == 0
 
 
+def test_a_gateway_that_is_not_back_in_time_is_silent_too(
+    start_gateway, start_worker, read_metric
+) -> None:
+    gateway = start_gateway(**NEVER_SILENT)
+    proxy = Proxy(gateway.link.endpoint)
+    worker = start_worker(proxy.endpoint, heartbeat_seconds=0.05, dead_after_seconds=0.5)
+    worker.log.wait_for(GatewayUp)
+    proxy.close()
+    for name in ("disconnects", "heartbeat_timeouts"):
+        worker.log.wait_until(
+            lambda name=name: read_metric(worker.factory, f"baton_link_{name}_total") >= 1
+        )
+
+
 class Bench(NamedTuple):
     """A gateway's end of the link that the test turns by hand, a poll at a time."""
 

@@ -14,7 +14,7 @@ from baton_worker.link.metrics import WorkerLinkMetrics
 from baton_worker.link.outbox import OutboxLimits
 from baton_worker.link.parts import FrameWriter
 from baton_worker.link.peer import Clocks, GatewayPeer
-from baton_worker.link.sockets import dealer
+from baton_worker.link.sockets import Change, ConnectionEvent, dealer
 from baton_worker.link.worker_end import EndSettings, WorkerEnd
 from baton_worker.records.control import Welcome
 
@@ -35,7 +35,8 @@ class Bench:
 
     def __init__(self, context, new_factory, new_info, columns):
         self.now = 1000.0
-        metrics = WorkerLinkMetrics(new_factory("decode"))
+        self.factory = new_factory("decode")
+        metrics = WorkerLinkMetrics(self.factory)
         writer = FrameWriter(Role.DECODE, new_info().semantic_hash)
         end = WorkerEnd("tcp://127.0.0.1:9", SETTINGS, metrics, lambda: 9, writer.blank, self.now)
         clocks = Clocks(lambda: self.now, lambda: 0)
@@ -72,6 +73,18 @@ def test_a_pause_longer_than_a_gateway_may_be_silent_loses_none(bench: Bench) ->
 def test_a_gateway_that_is_silent_afterwards_is_lost_as_ever(bench: Bench) -> None:
     bench.now += 2 * LOST_SECONDS
     assert bench.turns(LOST_SECONDS + 2.0) == [GatewayLost(INCARNATION, "silent")]
+
+
+def test_a_gateway_that_libzmq_found_silent_meanwhile_counts_as_silent(
+    bench: Bench, read_metric
+) -> None:
+    """Its ping is timed by a thread that did not stand still, and ends the connection."""
+    bench.now += 10.0
+    bench.peer._on_connection(ConnectionEvent(Change.DOWN))
+    assert bench.turns(2.0) == []
+    assert read_metric(bench.factory, "baton_link_heartbeat_timeouts_total") == 0
+    assert bench.turns(6.0) == []
+    assert read_metric(bench.factory, "baton_link_heartbeat_timeouts_total") == 1
 
 
 def test_a_gateway_that_is_silent_is_lost_though_the_worker_stands_still_again_and_again(

@@ -161,6 +161,39 @@ def test_a_silent_gateway_is_unlinked_then_lost_and_its_rows_freed(linked: Bench
     assert linked.end.pressure(30.0) is Pressure.OPEN
 
 
+@pytest.mark.parametrize("is_cut", [False, True], ids=["stands", "cut"])
+def test_each_silence_of_a_gateway_counts_once_whatever_becomes_of_its_connection(
+    linked: Bench, read_metric, is_cut: bool
+) -> None:
+    """Of a gateway that stands still libzmq's ping may end the connection before the next tick."""
+
+    def counted() -> float:
+        return read_metric(linked.factory, "baton_link_heartbeat_timeouts_total")
+
+    linked.end.tick(2.99)
+    if is_cut:
+        linked.end.disconnected()
+    assert counted() == 0
+    linked.end.tick(3.0)
+    assert counted() == 1
+    linked.end.connected(3.5)
+    linked.end.tick(4.0)
+    assert counted() == 1, "whose kernel takes connections is silent as before"
+    linked.welcome(now=5.0)
+    linked.end.tick(7.99)
+    linked.end.tick(8.0)
+    assert counted() == 2
+    linked.end.tick(40.0)
+    linked.end.tick(80.0)
+    assert counted() == 2, "one that was lost is nobody's silence"
+
+
+def test_a_gateway_that_was_never_met_is_not_silent(bench: Bench, read_metric) -> None:
+    bench.end.connected(0.0)
+    bench.end.tick(60.0)
+    assert read_metric(bench.factory, "baton_link_heartbeat_timeouts_total") == 0
+
+
 def test_bye_loses_the_gateway_at_once(linked: Bench) -> None:
     assert linked.end.receive(Bye(77, 1), 1.0) == [GatewayLost(77, "bye")]
 

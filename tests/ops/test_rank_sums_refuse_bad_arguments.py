@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_ops.ranks import Exchange, exchange_bytes, head_bytes, rank_gather_into, rank_sum_into
+from baton_ops.ranks import (
+    Exchange,
+    exchange_bytes,
+    head_bytes,
+    rank_errors_into,
+    rank_gather_into,
+    rank_sum_into,
+    rank_sum_norm_into,
+)
 from baton_testing.claimed_tensors import NO_DRIVER, Claimed, need_code_and_no_driver
 
 HALF_BYTES, RANK = 1024, 1
@@ -45,14 +53,29 @@ class Arguments:
     def sum(self, way: int = 0, **changed: Any) -> str:
         return told(rank_sum_into, *self._given(changed), way)
 
+    def norm(self, **changed: Any) -> str:
+        part, exchange, out = self._given(changed)
+        given = {name: changed.get(name, made) for name, made in norm_of(self.part.shape).items()}
+        of_norm = [Claimed(a) if isinstance(a, np.ndarray) else a for a in given.values()]
+        return told(rank_sum_norm_into, part, exchange, *of_norm, 1e-6, out)
+
     def gather(self, **changed: Any) -> str:
         return told(rank_gather_into, *self._given(changed))
+
+    def errors(self, out: Any) -> str:
+        return told(rank_errors_into, Exchange(**self.exchange), Claimed(out))
 
     def _given(self, changed: dict[str, Any]) -> tuple[Any, Exchange, Any]:
         exchange = self.exchange | {k: v for k, v in changed.items() if k in self.exchange}
         part, out = changed.get("part", self.part), changed.get("out", self.out)
         given = [Claimed(a) if isinstance(a, np.ndarray) else a for a in (part, out)]
         return given[0], Exchange(**exchange), given[1]
+
+
+def norm_of(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a sum of bf16 is normed with."""
+    named = {"room": shape, "residual": shape, "norm_weight": shape[1:]}
+    return {name: aligned(size, np.uint16) for name, size in named.items()}
 
 
 def aligned(shape: tuple[int, ...], dtype: Any, shift: int = 0) -> Any:
@@ -146,6 +169,37 @@ def test_an_output_where_others_read_is_refused() -> None:
         assert "out must not lie" in call.sum(out=call.in_half(half, (4, 64), np.uint16))
 
 
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_correct_sum_that_is_normed_passes(half: int) -> None:
+    assert Arguments(half=half).norm() == ""
+    wide = aligned((4, 80), np.uint16)[:, :64]
+    assert Arguments(half=half).norm(residual=wide, out=aligned((4, 72), np.uint16)[:, :64]) == ""
+
+
+BAD_OF_NORM = BAD | {
+    "out": [value for value in BAD["out"] if value is None or value.dtype != np.uint16]
+    + [aligned((5, 64), np.uint16), aligned((4, 128), np.uint16)[:, ::2]],
+    "room": [aligned((4, 72), np.uint16)[:, :64], aligned((3, 64), np.uint16), None],
+    "residual": [aligned((4, 65), np.uint16), aligned((4, 64), np.float32), None],
+    "norm_weight": [aligned((65,), np.uint16), aligned((64,), np.float32), None],
+}
+CASES_OF_NORM = [(name, i) for name, values in BAD_OF_NORM.items() for i in range(len(values))]
+
+
+@pytest.mark.parametrize(("name", "i"), CASES_OF_NORM)
+def test_what_is_wrong_with_a_norm_is_named(name: str, i: int) -> None:
+    message = Arguments().norm(**{name: BAD_OF_NORM[name][i]})
+    assert name in message.split("must")[0], message
+
+
+@pytest.mark.parametrize("name", ["room", "residual", "out"])
+def test_what_a_norm_writes_where_others_read_is_refused(name: str) -> None:
+    call = Arguments()
+    for half in (0, 1):
+        there = call.in_half(half, (4, 64), np.uint16)
+        assert f"{name} must not lie" in call.norm(**{name: there})
+
+
 def test_a_way_that_is_not_there() -> None:
     assert "way" in Arguments().sum(way=3)
 
@@ -156,3 +210,13 @@ def test_a_gather_has_a_place_for_every_rank() -> None:
     for shape in ((3, 3, 16), (2, 3, 12), (2, 4, 16), (6, 16)):
         assert call.gather(part=part, out=aligned(shape, np.int32)).startswith("out"), shape
     assert call.gather(part=part, out=aligned((2, 3, 16), np.float32)).startswith("out")
+
+
+def test_the_ranks_errors_have_a_place_each() -> None:
+    call = Arguments()
+    assert call.errors(aligned((2,), np.int32)) == ""
+    for wrong in (aligned((3,), np.int32), aligned((1, 2), np.int32), aligned((2,), np.float32)):
+        assert call.errors(wrong).startswith("out"), wrong.shape
+    assert "out must not lie" in call.errors(call.in_half(1, (2,), np.int32))
+    told_of_host = told(rank_errors_into, Exchange(**call.exchange), np.zeros(2, np.int32))
+    assert "out must be" in told_of_host, told_of_host

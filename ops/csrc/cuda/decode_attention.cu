@@ -85,9 +85,12 @@ Error DecodeAttention(const HopperAttention& call, Stream stream) {
   const int blocks =
       static_cast<int>(std::min({kMostBlocks, static_cast<int64_t>(call.processors), most_splits}));
   const HopperGrid grid{blocks, kDecodeThreads, sizeof(DecodeShared)};
-  return LaunchOnHopper<DecodeAttentionKernel<__nv_bfloat16>>(
-      grid, stream, map, static_cast<const __nv_bfloat16*>(in.query),
-      static_cast<__nv_bfloat16*>(call.out), KeysOf(in, PartsOf(in)), left, shape);
+  const auto launch = [&](auto is_few) {
+    return LaunchOnHopper<DecodeAttentionKernel<__nv_bfloat16, is_few.value>>(
+        grid, stream, map, static_cast<const __nv_bfloat16*>(in.query),
+        static_cast<__nv_bfloat16*>(call.out), KeysOf(in, PartsOf(in)), left, shape);
+  };
+  return UsedRows(in) <= kFewDecodeRows ? launch(std::true_type()) : launch(std::false_type());
 }
 
 }  // namespace baton_ops::cuda

@@ -49,6 +49,9 @@ struct GroupedInput {
   MatmulInput product;
   const int32_t* starts;  // [groups + 1]
   int64_t groups;
+  // Of a gated product of few rows: what wrote `starts` was complete when the launch before, or one
+  // before that, let grids start; so it is read early.
+  bool are_known = false;
 };
 // Of GroupedMatmul `starts` is read early where rows are few: what wrote it lies two launches back
 // at least, of which the nearer one waited for it before it let this one start, as

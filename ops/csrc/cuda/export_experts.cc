@@ -88,7 +88,8 @@ void RunNormRoute(ArgumentReader args) {
   Raise("norm_route", cuda::NormRoute(norm, routing.in, routing.out, StreamOf(call.device)));
 }
 
-// Reads x, starts, weight, out; `way`: what measures one way after the other, or null.
+// Reads x, starts, weight, out and, if gated, known; `way`: what measures one way after the other,
+// or null.
 void RunGrouped(ArgumentReader args, bool is_gated, const cuda::MatmulWay* way = nullptr) {
   const TensorView x = args.Tensor("x"), starts = args.Tensor("starts");
   const TensorView weight = args.Tensor("weight"), out = args.Tensor("out");
@@ -114,6 +115,7 @@ void RunGrouped(ArgumentReader args, bool is_gated, const cuda::MatmulWay* way =
   in.product.weight = Matrix<const void>(weight, "weight", DtypeOf(call.type), weight_rows,
                                          in.product.in, call.device);
   const cuda::Rows to = call.Rows(out, "out", in.product.rows, -1);
+  if (is_gated && !way) in.are_known = args.Int("known") != 0;
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   if (way) {
     Raise("expert_by", cuda::GroupedBy(*way, in, is_gated, to, StreamOf(call.device)));
@@ -195,7 +197,7 @@ BATON_EXPORT_CUDA(cuda_route, 16, RunRoute)
 BATON_EXPORT_CUDA(cuda_expert_matmul, 4, RunExpertMatmul)
 BATON_EXPORT_CUDA(cuda_expert_matmul_by, 5, RunExpertMatmulBy)
 BATON_EXPORT_CUDA(cuda_expert_gate_up_silu_by, 5, RunExpertGateUpSiluBy)
-BATON_EXPORT_CUDA(cuda_expert_gate_up_silu, 4, RunExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_expert_gate_up_silu, 5, RunExpertGateUpSilu)
 BATON_EXPORT_CUDA(cuda_norm_route, 20, RunNormRoute)
 BATON_EXPORT_CUDA(cuda_combine, 5, RunCombine)
 BATON_EXPORT_CUDA(cuda_combine_norm, 8, RunCombineNorm)

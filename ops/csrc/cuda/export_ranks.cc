@@ -70,17 +70,30 @@ int64_t HalfOf(const TensorView& part, const cuda::ExchangeInput& in) {
                             << "], got byte " << at << " of it";
 }
 
-// What no other rank reads: memory on a vector, outside of this rank's buffer.
-void* OutOf(const TensorView& out, const cuda::ExchangeInput& in) {
-  char* data = Checked(out, "out").IsContiguous().Data<char>();
+// Memory that no other rank reads: outside of this rank's buffer.
+void CheckOutside(const void* data, int64_t bytes, const char* name,
+                  const cuda::ExchangeInput& in) {
   const auto address = reinterpret_cast<int64_t>(data);
   const int64_t begin = in.buffers[in.rank];
   const int64_t end = begin + cuda::ExchangeHeadBytes() + 2 * in.half_bytes;
-  if (address < end && address + BytesOf(out) > begin) {
-    TVM_FFI_THROW(ValueError) << "out must not lie in buffers[" << in.rank << "]";
+  if (address < end && address + bytes > begin) {
+    TVM_FFI_THROW(ValueError) << name << " must not lie in buffers[" << in.rank << "]";
   }
-  if (address % 16 != 0) {
-    TVM_FFI_THROW(ValueError) << "out must begin at a multiple of 16 bytes";
+}
+
+// The same of rows at any distance.
+void AreOutside(const cuda::Rows& rows, const TensorView& tensor, const char* name,
+                const cuda::ExchangeInput& in) {
+  const int64_t elements = (tensor.size(0) - 1) * rows.stride + tensor.size(1);
+  CheckOutside(rows.data, elements * (tensor.dtype().bits / 8), name, in);
+}
+
+// The same, contiguous and on a vector.
+void* OutOf(const TensorView& out, const char* name, const cuda::ExchangeInput& in) {
+  char* data = Checked(out, name).IsContiguous().Data<char>();
+  CheckOutside(data, BytesOf(out), name, in);
+  if (reinterpret_cast<int64_t>(data) % 16 != 0) {
+    TVM_FFI_THROW(ValueError) << name << " must begin at a multiple of 16 bytes";
   }
   return data;
 }
@@ -103,9 +116,34 @@ void RunRankSum(ArgumentReader args) {
   in.out_type = ElementTypeOf(out, "out");
   if (in.out_type == cuda::ElementType::kFloat32) Checked(part, "part").HasDtype(kFloat32);
   in.elements = part.numel();
-  void* to = OutOf(out, in.exchange);
+  void* to = OutOf(out, "out", in.exchange);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   Raise("rank_sum", cuda::SumOverRanks(in, to, StreamOf(call.device)));
+}
+
+// Reads part, buffers, rank, half_bytes, limit_ns, room, residual, norm_weight, eps, out.
+void RunRankSumNorm(ArgumentReader args) {
+  const TensorView part = args.Tensor("part");
+  const Call call(part, "part");
+  cuda::RankSumInput in{};
+  in.exchange = ReadExchange(&args);
+  in.way = cuda::SumWay::kChosen;
+  in.exchange.half = HalfOf(part, in.exchange);
+  in.part_type = in.out_type = call.type;
+  in.elements = part.numel();
+  const TensorView room = args.Tensor("room"), residual = args.Tensor("residual");
+  const TensorView weight = args.Tensor("norm_weight");
+  const double eps = args.Float("eps");
+  const TensorView out = args.Tensor("out");
+  call.Rows(room, "room", part.size(0), part.size(1));
+  call.Rows(residual, "residual", part.size(0), part.size(1));
+  const cuda::AddNormInput norm = ReadNorm(call, residual, weight, "norm_weight", eps);
+  const cuda::Rows to = call.Rows(out, "out", norm.rows, norm.columns);
+  AreOutside(norm.residual, residual, "residual", in.exchange);
+  AreOutside(to, out, "out", in.exchange);
+  void* between = OutOf(room, "room", in.exchange);
+  const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
+  Raise("rank_sum_norm", cuda::SumOverRanksNorm(in, norm, between, to, StreamOf(call.device)));
 }
 
 // Reads part, buffers, rank, half_bytes, limit_ns, out.
@@ -118,9 +156,20 @@ void RunRankGather(ArgumentReader args) {
   const Checked checked(out, "out");
   checked.HasDtype(part.dtype()).HasRank(3).HasSize(0, in.ranks).HasSize(1, part.size(0));
   checked.HasSize(2, part.size(1)).IsOn(part.device());
-  void* to = OutOf(out, in);
+  void* to = OutOf(out, "out", in);
   const tvm::ffi::CUDADeviceGuard guard(part.device().device_id);
   Raise("rank_gather", cuda::GatherFromRanks(in, BytesOf(part), to, StreamOf(part.device())));
+}
+
+// Reads buffers, rank, half_bytes, limit_ns, out.
+void RunRankErrors(ArgumentReader args) {
+  const cuda::ExchangeInput in = ReadExchange(&args);
+  const TensorView out = args.Tensor("out");
+  RequireCuda(out, "out");
+  Checked(out, "out").HasDtype(kInt32).HasRank(1).HasSize(0, in.ranks);
+  auto* to = static_cast<int32_t*>(OutOf(out, "out", in));
+  const tvm::ffi::CUDADeviceGuard guard(out.device().device_id);
+  Raise("rank_errors", cuda::ErrorsOfRanks(in, to, StreamOf(out.device())));
 }
 
 int64_t ExchangeHeadBytes() { return cuda::ExchangeHeadBytes(); }
@@ -129,6 +178,8 @@ int64_t ExchangeHeadBytes() { return cuda::ExchangeHeadBytes(); }
 }  // namespace baton_ops
 
 BATON_EXPORT_CUDA(cuda_rank_sum, 7, RunRankSum)
+BATON_EXPORT_CUDA(cuda_rank_sum_norm, 10, RunRankSumNorm)
 BATON_EXPORT_CUDA(cuda_rank_gather, 6, RunRankGather)
+BATON_EXPORT_CUDA(cuda_rank_errors, 5, RunRankErrors)
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cuda_exchange_head_bytes, baton_ops::ExchangeHeadBytes)

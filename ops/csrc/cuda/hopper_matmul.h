@@ -44,9 +44,8 @@ struct HopperGrouped {
   HopperMatmul product;
   const int32_t* starts;  // [groups + 1], from 0 to all rows
   int64_t groups;
+  bool are_known;  // of a gated product, as of GroupedInput
 };
-constexpr MatmulWay kGroupedWays[] = {MatmulWay::kFew32, MatmulWay::kFew64, MatmulWay::kFew128,
-                                      MatmulWay::kFew256};
 Error MatmulGrouped(const HopperGrouped& call, MatmulWay way, Stream stream);
 
 Error MatmulFew(const HopperMatmul& call, MatmulWay way, Stream stream);

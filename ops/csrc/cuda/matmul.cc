@@ -117,10 +117,13 @@ Error Run(const MatmulWay* way, HopperMatmul call, Stream stream) {
 // Time goes into reading the weights of the experts that are there, which tiles of 128 columns do
 // best. With many rows of each expert wider tiles read x less often, and with few tiles narrower
 // ones are more: measured on an H200 for 1 to 2,048 tokens of Qwen3-30B-A3B's layer
-// (docs/benchmarks/mixtures.md).
+// (docs/benchmarks/mixtures.md). Of a single token, whose rows are all experts', gates and ups by
+// 96 columns share out more evenly: there are about as many tiles as multiprocessors, or twice as
+// many.
 MatmulWay GroupedWayFor(const GroupedInput& in, bool is_gated, int processors) {
   const int64_t rows = in.product.rows, many = is_gated ? 16 : 64;
   if (rows >= many * in.groups) return MatmulWay::kFew256;
+  if (is_gated && in.product.x.stride == 0) return MatmulWay::kFew96;
   const int64_t row_tiles = std::min(rows, in.groups + rows / kMostFewRows);
   for (const MatmulWay way : {MatmulWay::kFew128, MatmulWay::kFew64}) {
     const int64_t columns = kCosts[static_cast<int>(way)].columns;
@@ -137,7 +140,7 @@ Error RunGrouped(const MatmulWay* way, const GroupedInput& in, bool is_gated, co
   if (!device.is_there || !Fits(in.product)) return GenericGrouped(in, is_gated, out, stream);
   const HopperMatmul product{in.product, out, false, is_gated, device.processors};
   if (const Error error = Check(product)) return error;
-  const HopperGrouped call{product, in.starts, in.groups};
+  const HopperGrouped call{product, in.starts, in.groups, in.are_known};
   return MatmulGrouped(call, way ? *way : GroupedWayFor(in, is_gated, device.processors), stream);
 }
 

@@ -55,7 +55,7 @@ Error LaunchTiles(const HopperGrouped& call, int rows, Stream stream) {
       grid, stream, map_x, map_weight, out, static_cast<int>(in.in), call.starts,
       static_cast<int>(call.groups), rows,
       FewRing<kTileN>::StagesFor(rows, Tile::ReadBytes(rows), kGroupedHeadBytes, bytes), is_one_row,
-      are_few);
+      are_few, are_few && (!kGated || call.are_known));
 }
 
 template <int kTileN, bool kGated>
@@ -83,6 +83,8 @@ Error MatmulGrouped(const HopperGrouped& call, MatmulWay way, Stream stream) {
       return Launch<32>(call, stream);
     case MatmulWay::kFew64:
       return Launch<64>(call, stream);
+    case MatmulWay::kFew96:
+      return Launch<96>(call, stream);
     case MatmulWay::kFew128:
       return Launch<128>(call, stream);
     case MatmulWay::kFew256:

@@ -1,9 +1,11 @@
 // Launches of the kernels that ranks meet in: how many blocks, and in one shot or two.
 #include <algorithm>
 
+#include "baton_ops/rank_norm.cuh"
 #include "baton_ops/rank_sum.cuh"
 #include "early_launch.h"
 #include "element_types.h"
+#include "norm_launch.h"
 #include "ranks.h"
 
 namespace baton_ops::cuda {
@@ -68,6 +70,21 @@ Error SumOf(const RankSumInput& in, void* out, Stream stream) {
   });
 }
 
+// Whether a block may have each row: all of them must be resident at once, since they meet.
+bool IsOneKernel(const RankSumInput& in, const AddNormInput& norm, const Rows& out) {
+  return in.part_type == norm.type && norm.rows <= kMostTeams && !TakesTwoShots(in) &&
+         IsNormWide(norm, out) && norm.columns <= kMostNormThreads * kChunk;
+}
+
+template <class E>
+Error SumNormOf(const RankSumInput& in, const AddNormInput& norm, const Rows& out, Stream stream) {
+  const RankNormParams<E> params{ExchangeOf(in.exchange), NormParamsOf<E>(norm, out)};
+  const Grid grid{static_cast<unsigned>(norm.rows), NormThreads(norm.columns)};
+  return ForRanks(in.exchange.ranks, [&](auto ranks) {
+    return LaunchEarly(RankNormKernel<E, ranks()>, grid, stream, params);
+  });
+}
+
 }  // namespace
 
 int64_t ExchangeHeadBytes() { return sizeof(ExchangeHead); }
@@ -79,11 +96,30 @@ Error SumOverRanks(const RankSumInput& in, void* out, Stream stream) {
   });
 }
 
+Error SumOverRanksNorm(const RankSumInput& in, const AddNormInput& norm, void* room,
+                       const Rows& out, Stream stream) {
+  if (!IsOneKernel(in, norm, out)) {
+    AddNormInput behind = norm;
+    behind.x = {room, norm.columns};
+    const Error error = SumOverRanks(in, room, stream);
+    return error ? error : AddNorm(behind, out, stream);
+  }
+  return ForElement(
+      norm.type, [&](auto element) { return SumNormOf<decltype(element)>(in, norm, out, stream); });
+}
+
 Error GatherFromRanks(const ExchangeInput& exchange, int64_t bytes, void* out, Stream stream) {
   const int64_t vectors = bytes / kVector;
   const RankGatherParams params{ExchangeOf(exchange), static_cast<uint4*>(out), vectors};
   return ForRanks(exchange.ranks, [&](auto ranks) {
     return LaunchEarly(RankGatherKernel<ranks()>, GridOf(vectors), stream, params);
+  });
+}
+
+Error ErrorsOfRanks(const ExchangeInput& exchange, int32_t* out, Stream stream) {
+  const RankErrorsParams params{ExchangeOf(exchange), out};
+  return ForRanks(exchange.ranks, [&](auto ranks) {
+    return LaunchEarly(RankErrorsKernel<ranks()>, GridOf(1), stream, params);
   });
 }
 

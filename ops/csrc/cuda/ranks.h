@@ -36,8 +36,18 @@ struct RankSumInput {
 };
 Error SumOverRanks(const RankSumInput& input, void* out, Stream stream);
 
+// AddNorm of `norm` to `out`, its x being that sum; `norm.x` is none. In one launch where rows are
+// few, else in two with the sum in `room`, [rows, columns] of norm.type: it may hold anything then.
+Error SumOverRanksNorm(const RankSumInput& input, const AddNormInput& norm, void* room,
+                       const Rows& out, Stream stream);
+
 // out [ranks, bytes]. `bytes` of a part are a multiple of 16.
 Error GatherFromRanks(const ExchangeInput& exchange, int64_t bytes, void* out, Stream stream);
+
+// out i32[ranks]: the first word of each buffer's head, behind all that the stream holds. `half` is
+// not read, and halves go on in their turns. What this rank's calls gave it before is right only
+// where all are 0: who gave up overwrites what a slower rank still reads.
+Error ErrorsOfRanks(const ExchangeInput& exchange, int32_t* out, Stream stream);
 
 }  // namespace baton_ops::cuda
 

@@ -5,7 +5,8 @@
 // equal runs as there are multiprocessors: which block takes a split, and what its neighbours are,
 // does not matter to its bits. A block reads tiles of keys and values through one ring (one warp)
 // and multiplies them by the queries of all heads that share them, or of a part (one warpgroup): at
-// most 32 rows, of which a lane has one (wgmma's rows r + 8 are zeros that nobody stores). Splits
+// most 32 rows, of which a lane has one (wgmma's rows r + 8 are zeros that nobody stores); up to
+// eight rows are multiplied the other way around, see decode_few.cuh. Splits
 // from a context's first on are merged in registers. Where a context does not lie whole in one
 // block, these, merged, and each of the others are left in memory, and the block that brings the
 // last of them merges them, in order.
@@ -16,30 +17,11 @@
 #ifndef BATON_OPS_DECODE_ATTENTION_CUH_
 #define BATON_OPS_DECODE_ATTENTION_CUH_
 
-#include "baton_ops/decode_left.cuh"
+#include <type_traits>
+
+#include "baton_ops/decode_few.cuh"
 
 namespace baton_ops::cuda {
-
-constexpr int kDecodeConsumers = 128, kDecodeThreads = kDecodeConsumers + 32;
-constexpr int kDecodeStages = 6, kQueryHalfBytes = 64 * 128;
-
-struct DecodeShared {
-  uint8_t ring[kDecodeStages][kTileBytes], q[2 * kQueryHalfBytes];
-  uint64_t full[kDecodeStages], empty[kDecodeStages];
-  Contexts contexts;
-  int is_last;
-};
-
-// A place in the ring.
-struct DecodeTurn {
-  int s = 0, phase = 0;
-  __device__ void Advance() {
-    if (++s == kDecodeStages) {
-      s = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // Of a split's blocks of the pool, at most 32, a lane's; behind the context's last, that one again.
 __device__ __forceinline__ int ReadBlock(const int32_t* table, const PagedKeys& keys, int split,
@@ -48,6 +30,8 @@ __device__ __forceinline__ int ReadBlock(const int32_t* table, const PagedKeys& 
                min(split * (kSplitKeys / keys.page) + static_cast<int>(threadIdx.x % 32), last));
 }
 
+// Few rows' tiles of a split are all multiplied before the first is weighed: keys, then values.
+template <bool kIsFew>
 __device__ __forceinline__ void DecodeProduce(DecodeShared& shared, const CUtensorMap* map,
                                               const PagedKeys& keys, const DecodeShape& shape) {
   const int lane = threadIdx.x, part = lane % 32 / 2, half = lane % 2;
@@ -66,25 +50,25 @@ __device__ __forceinline__ void DecodeProduce(DecodeShared& shared, const CUtens
     for (int split = run.first; split < run.last; ++split) {
       const int blocks = next;
       next = ReadBlock(table, keys, split + 1, last);
+      const int tiles = run.Tiles(split);
 #pragma unroll 1
-      for (int tile = 0; tile < run.Tiles(split); ++tile) {
+      for (int i = 0; i < 2 * tiles; ++i) {
+        const int tile = kIsFew ? i % tiles : i / 2;
+        const bool are_values = kIsFew ? i >= tiles : i % 2;
         const int block = __shfl_sync(~0u, blocks, tile * parts + part % parts);
         const int row = keys.FirstRow(block, run.head);
         const int end = (split * kSplitTiles + tile + 1) * kTile;
         if (end > run.context - shape.queries) wait();
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (lane % 32 == 0) {
-            Await(shared.empty + turn.s, turn.phase ^ 1);
-            ExpectBytes(shared.full + turn.s, kTileBytes);
-          }
-          __syncwarp();
-          if (part < parts) {
-            LoadBoxOnce(shared.ring[turn.s] + at, map, half * 64,
-                        row + (i ? keys.value_row : keys.key_row), shared.full + turn.s);
-          }
-          turn.Advance();
+        if (lane % 32 == 0) {
+          Await(shared.empty + turn.s, turn.phase ^ 1);
+          ExpectBytes(shared.full + turn.s, kTileBytes);
         }
+        __syncwarp();
+        if (part < parts) {
+          LoadBoxOnce(shared.ring[turn.s] + at, map, half * 64,
+                      row + (are_values ? keys.value_row : keys.key_row), shared.full + turn.s);
+        }
+        turn.Advance();
       }
     }
   });
@@ -93,24 +77,17 @@ __device__ __forceinline__ void DecodeProduce(DecodeShared& shared, const CUtens
 
 // The warpgroup's state: scores, what a split has made and probabilities, of which rows r + 8 stay
 // zero, and what splits before it have made.
-class DecodeConsumer {
+class DecodeConsumer : DecodeWork {
  public:
   __device__ DecodeConsumer(DecodeShared& shared, const PagedKeys& keys, const DecodeShape& shape,
                             const DecodeLeft& left)
-      : shared_(shared),
-        keys_(keys),
-        shape_(shape),
-        left_(left),
-        quad_(threadIdx.x % 4),
-        row_(threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4) {}
+      : DecodeWork(shared, keys, shape, left), row_(threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4) {}
 
   __device__ __forceinline__ void Compute(const __nv_bfloat16* q, __nv_bfloat16* out) {
-    for (int i = threadIdx.x; i < 2 * kQueryHalfBytes / 16; i += kDecodeConsumers) {
-      reinterpret_cast<uint4*>(shared_.q)[i] = uint4{};
-    }
+    ClearQueries<2 * kQueryHalfBytes>();
     WaitForEarlierGrids();
     shared_.contexts.ForEachRun(shape_.rows, keys_.kv_heads, [&](const Run& run) {
-      LoadQueries(run, q);
+      LoadQueries<kQueryHalfBytes>(run, q);
       position_ = run.context - shape_.queries + row_ / shape_.heads_a_kv;
       SoftmaxRow all;
 #pragma unroll
@@ -134,41 +111,6 @@ class DecodeConsumer {
   }
 
  private:
-  __device__ __forceinline__ void Sync() {
-    asm volatile("bar.sync 1, %0;" ::"n"(kDecodeConsumers) : "memory");
-  }
-
-  // Where a row of a run begins among queries or outputs.
-  __device__ __forceinline__ size_t Element(const Run& run, int row) const {
-    const int query = run.row * shape_.queries + row / shape_.heads_a_kv;
-    const int head = run.head * shape_.heads_a_kv + row % shape_.heads_a_kv;
-    return (static_cast<size_t>(query) * keys_.kv_heads * shape_.heads_a_kv + head) * kHeadDim;
-  }
-
-  // Row r of the queries is the product's row r / 8 * 16 + r % 8.
-  __device__ __forceinline__ void LoadQueries(const Run& run, const __nv_bfloat16* q) {
-    Sync();
-    // Not unrolled: a step's weights drive the code out of the caches, and few rows are one round.
-#pragma unroll 1
-    for (int i = threadIdx.x; i < shape_.UsedRows() * 16; i += kDecodeConsumers) {
-      const int row = i / 16, to = row / 8 * 16 + row % 8, chunk = i % 16;
-      uint8_t* at = shared_.q + chunk / 8 * kQueryHalfBytes + to * 128;
-      *reinterpret_cast<uint4*>(at + ((chunk ^ row) % 8) * 16) =
-          *reinterpret_cast<const uint4*>(q + Element(run, row) + chunk * 8);
-    }
-    PublishShared();
-    Sync();
-  }
-
-  // Waits for the ring's next tile, and returns it.
-  __device__ __forceinline__ uint8_t* NextTile() {
-    Await(shared_.full + turn_.s, turn_.phase);
-    return shared_.ring[turn_.s];
-  }
-  __device__ __forceinline__ void ReleaseTile() {
-    if (threadIdx.x == 0) Arrive(shared_.empty + turn_.s);
-    turn_.Advance();
-  }
   __device__ __forceinline__ void Settle() {
     Hold(scores_);
     Hold(made_);
@@ -280,38 +222,14 @@ class DecodeConsumer {
     }
   }
 
-  // Says that the splits of a run are there; who brings the last ones merges them all.
-  __device__ __forceinline__ void Bring(const Run& run, __nv_bfloat16* out) {
-    __threadfence();
-    Sync();
-    if (threadIdx.x == 0) {
-      int* brought = left_.brought + run.row * keys_.kv_heads + run.head;
-      const int count = run.last - run.first;
-      shared_.is_last = atomicAdd(brought, count) + count == run.splits;
-      if (shared_.is_last) *brought = 0;
-    }
-    Sync();
-    if (!shared_.is_last) return;
-    __threadfence();
-    DecodeMerge(left_, shape_, shared_.contexts, run)
-        .ForEachRow([&](int row, int lane, uint2 four) {
-          *reinterpret_cast<uint2*>(out + Element(run, row) + lane * 4) = four;
-        });
-  }
-
-  DecodeShared& shared_;
-  const PagedKeys& keys_;
-  const DecodeShape& shape_;
-  const DecodeLeft& left_;
-  const int quad_, row_;
+  const int row_;
   int position_ = 0;
-  DecodeTurn turn_;
   float scores_[64], made_[64], total_[32];
   uint32_t weights_[32];
 };
 
 // A template, so that only who launches it has it compiled.
-template <class Output>
+template <class Output, bool kIsFew>
 __global__ __launch_bounds__(kDecodeThreads, 1) void DecodeAttentionKernel(
     const __grid_constant__ CUtensorMap map, const Output* q, Output* out, const PagedKeys keys,
     const DecodeLeft left, const DecodeShape shape) {
@@ -331,9 +249,10 @@ __global__ __launch_bounds__(kDecodeThreads, 1) void DecodeAttentionKernel(
   }
   __syncthreads();
   if (threadIdx.x < kDecodeConsumers) {
-    DecodeConsumer(shared, keys, shape, left).Compute(q, out);
+    using Consumer = std::conditional_t<kIsFew, DecodeFewConsumer, DecodeConsumer>;
+    Consumer(shared, keys, shape, left).Compute(q, out);
   } else {
-    DecodeProduce(shared, &map, keys, shape);
+    DecodeProduce<kIsFew>(shared, &map, keys, shape);
   }
 #endif
 }

@@ -158,14 +158,16 @@ __device__ void FewLoadWeight(const FewRing<kTileN>& ring, const CUtensorMap* ma
   });
 }
 
-// Loads x, by one thread, once the kernel before is over.
-template <int kTileN, class Share>
+// Loads x, by one thread, once the kernel before is over. Who lets the next one start late does it
+// then.
+template <int kTileN, bool kLetsLate, class Share>
 __device__ void FewLoadRows(const FewRing<kTileN>& ring, const CUtensorMap* map,
                             const Share& share) {
   constexpr int kBoxes = kFewBoxes<kTileN>;
   const int turns = share.tiles * share.steps;
   FewTurn<Share> turn(share);
   WaitForEarlierGrids();
+  if constexpr (kLetsLate) LetNextGridStart();
   ForEachTurn<Share::kAreLoopsShort>(0, turns, [&](int i) {
     if (i >= ring.stages) Await(ring.empty + turn.s, turn.phase ^ 1);
     ExpectBytes(ring.has_rows + turn.s, kBoxes * ring.rows * kBoxRowBytes);
@@ -262,6 +264,9 @@ __device__ __forceinline__ void FewInit(const FewRing<kTileN>& ring) {
   PublishBarriers();
 }
 
+// A gated product lets the next grid start once the one before it is complete: so a mixture's
+// experts, behind what all tokens share, find the choice made, whatever still runs. Until then its
+// rings leave hardly any room.
 template <int kTileN, bool kGated, class Tile>
 __global__ __launch_bounds__(kFewThreads,
                              1) void MatmulFewKernel(const __grid_constant__ CUtensorMap map_x,
@@ -274,7 +279,7 @@ __global__ __launch_bounds__(kFewThreads,
   if (threadIdx.x == 0) FewInit(ring);
   if (threadIdx.x == kFewWeightThread) PrefetchMap(&map_weight);
   if (threadIdx.x == kFewRowsThread) PrefetchMap(&map_x);
-  LetNextGridStart();
+  if constexpr (!kGated) LetNextGridStart();
   __syncthreads();
   const FewShare<kTileN, kGated> share(out.m, out.n, k, stages, row_tiles, rows);
   if (threadIdx.x < kFewConsumers) {
@@ -282,7 +287,7 @@ __global__ __launch_bounds__(kFewThreads,
   } else if (threadIdx.x == kFewWeightThread) {
     FewLoadWeight<kTileN, kGated>(ring, &map_weight, share, window);
   } else if (threadIdx.x == kFewRowsThread) {
-    FewLoadRows(ring, &map_x, share);
+    FewLoadRows<kTileN, kGated>(ring, &map_x, share);
   }
 #endif
 }

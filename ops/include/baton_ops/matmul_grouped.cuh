@@ -16,6 +16,9 @@
 // Who follows the second may read early what was written before the first. Of few rows that was
 // complete when the first let the second start; of many when the second, which had waited for the
 // first and so for all before it, let the next one.
+//
+// Where what all tokens share is computed between the choice and a few rows' first product, that
+// one is told that the groups are known as it starts, and waits for nothing but x either.
 #ifndef BATON_OPS_MATMUL_GROUPED_CUH_
 #define BATON_OPS_MATMUL_GROUPED_CUH_
 
@@ -71,14 +74,14 @@ struct GroupedShare {
   }
 };
 
-// Where the groups begin is written by an earlier grid: by the one before it, or, of a product of
-// few rows that is not gated, by one that was over when the one before it let grids start. Past its
+// Where the groups begin is written by an earlier grid: by the one before it, or, where they are
+// known as it starts, by one that was over when the one before it let grids start. Past its
 // first-level cache, which may hold what stood there before.
 template <int kTileN, bool kGated, class Tile>
 __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
     const MatmulOutput out, int k, const int32_t* starts, int groups, int rows, int stages,
-    bool is_one_row, bool are_few) {
+    bool is_one_row, bool are_few, bool are_known) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   int* const before = reinterpret_cast<int*>(shared + kFewHeadBytes);
@@ -87,14 +90,14 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   if (threadIdx.x == 0) FewInit(ring);
   if (threadIdx.x == kFewWeightThread) PrefetchMap(&map_weight);
   if (threadIdx.x == kFewRowsThread) PrefetchMap(&map_x);
-  const bool lets_first = kGated != are_few;
+  const bool lets_first = kGated ? !are_few || are_known : are_few;
   if (lets_first) LetNextGridStart();
   // By all threads at once: nothing can be loaded before this is there. Who waits for it does it
   // for nobody before, whatever is there then: so its code is near when it counts.
 #pragma unroll 1
-  for (int turn = kGated ? 0 : 1; turn < 2; ++turn) {
+  for (int turn = kGated && !are_known ? 0 : 1; turn < 2; ++turn) {
     if (turn > 0) {
-      if (kGated || !are_few) WaitForEarlierGrids();
+      if (!are_known) WaitForEarlierGrids();
       if (!lets_first) LetNextGridStart();
     }
 #pragma unroll 1
@@ -110,7 +113,7 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   } else if (threadIdx.x == kFewWeightThread) {
     FewLoadWeight<kTileN, kGated>(ring, &map_weight, share, stages);
   } else if (threadIdx.x == kFewRowsThread) {
-    FewLoadRows(ring, &map_x, share);
+    FewLoadRows<kTileN, false>(ring, &map_x, share);
   }
 #endif
 }

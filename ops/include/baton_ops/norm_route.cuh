@@ -35,7 +35,6 @@ struct NormRouteShared {
   float sums[kWarp], all[kMostRouteExperts];
   double powers[kMostRouteExperts], scores[kMostRouteExperts];
   uint64_t keys[kMostRouteExperts];
-  double total;            // of the scores of those that are chosen
   int taken[kMostChosen];  // by pair: its expert, then its number
 };
 
@@ -78,31 +77,32 @@ __device__ __forceinline__ bool ScoreAll(const ChooseParams& p, NormRouteShared&
   return __syncthreads_or(has_nan) != 0;
 }
 
-// Chooses by a warp, as ChooseExperts does. Lane n has the n-th.
-__device__ __forceinline__ void TakeBest(const ChooseParams& p, NormRouteShared& shared, int lane) {
-  int mine = 0;
-  double total = 0.0;
+// Chooses by a block, as ChooseExperts does: an expert is the n-th whom n others go before, the one
+// with more or, of equals, the lower number. All count at once; a best one after the other would
+// wait for each before it.
+__device__ __forceinline__ void TakeBest(const ChooseParams& p, NormRouteShared& shared) {
 #pragma unroll 1
-  for (int n = 0; n < p.chosen; ++n) {
-    Ranked best;
-#pragma unroll 4
-    for (int i = lane; i < p.experts; i += kWarp) best.See(shared.keys[i], i);
-    best.Meet();
-    if (best.id % kWarp == lane) shared.keys[best.id] = 0;
-    total += shared.scores[best.id];
-    if (lane == n) mine = best.id;
+  for (int i = threadIdx.x; i < p.experts; i += blockDim.x) {
+    const uint64_t key = shared.keys[i];
+    int before = 0;
+#pragma unroll 8
+    for (int j = 0; j < p.experts; ++j) {
+      const uint64_t other = shared.keys[j];
+      before += other > key || (other == key && j < i);
+    }
+    if (before < p.chosen) shared.taken[before] = i << kPairBits | before;
   }
-  if (lane == 0) shared.total = total;
-  if (lane < p.chosen) shared.taken[lane] = mine << kPairBits | lane;
 }
 
-// What those that are chosen count, by a warp.
+// What those that are chosen count, by a warp: of their sum in the order of the choice.
 __device__ __forceinline__ void WeighOne(const ChooseParams& p, const NormRouteShared& shared,
                                          bool is_broken, int lane) {
   if (lane >= p.chosen) return;
   const int expert = shared.taken[lane] >> kPairBits;
-  double own = shared.scores[expert];
-  if (p.normalises) own /= shared.total < p.least_sum ? p.least_sum : shared.total;
+  double own = shared.scores[expert], total = 0.0;
+#pragma unroll 4
+  for (int n = 0; n < p.chosen; ++n) total += shared.scores[shared.taken[n] >> kPairBits];
+  if (p.normalises) own /= total < p.least_sum ? p.least_sum : total;
   p.expert[lane] = expert;
   p.weight[lane] = is_broken ? NAN : static_cast<float>(own * p.scaling);
 }
@@ -132,7 +132,7 @@ __device__ __forceinline__ void ChooseOne(const ChooseParams& p, NormRouteShared
   const int warp = threadIdx.x / kWarp;
   for (int i = threadIdx.x; i < p.experts; i += blockDim.x) p.products[i] = shared.all[i];
   const bool is_broken = ScoreAll(p, shared, lane);
-  if (warp == 0) TakeBest(p, shared, lane);
+  TakeBest(p, shared);
   __syncthreads();
   if (warp == 1) WeighOne(p, shared, is_broken, lane);
   OrderOne(p, shared.taken);

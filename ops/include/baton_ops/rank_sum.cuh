@@ -38,6 +38,11 @@ struct RankGatherParams {
   int64_t vectors;
 };
 
+struct RankErrorsParams {
+  RankExchange exchange;
+  int32_t* out;  // [ranks]
+};
+
 // The next kernel may begin before these have waited: what it fetches of constant memory, as a
 // product does its weights, comes while ranks meet.
 
@@ -212,6 +217,17 @@ __global__ void __launch_bounds__(kMostRankThreads, 1)
     }
   }
   team.Leave();
+}
+
+// out[r] = the error in the head of rank r, once all calls of this rank before it are complete.
+// Meets nobody.
+template <int kRanks>
+__global__ void __launch_bounds__(kRankThreads, 1)
+    RankErrorsKernel(const __grid_constant__ RankErrorsParams p) {
+  WaitForEarlierGrids();
+  const int rank = threadIdx.x;
+  if (rank >= kRanks) return;
+  p.out[rank] = LoadAcquire(&reinterpret_cast<ExchangeHead*>(p.exchange.buffers[rank])->error);
 }
 
 }  // namespace baton_ops::cuda

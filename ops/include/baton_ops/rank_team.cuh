@@ -28,9 +28,12 @@
 // Who waits too long gives up: it leaves its reason in the head's error, and no later call of this
 // rank arrives or waits any more, so that the others give up in turn. What runs on there may
 // overwrite a half that a rank still reads which met it in time, but is slower by more than the
-// limit: such a rank finds nobody at the call after its next at the latest, for the others may have
-// arrived at one before they gave up. So what ranks have computed holds where none has an error,
-// and before the next call all heads must be zeroed, with no call under way.
+// limit. Such a rank has finite values that are wrong, and no error of its own before the call
+// after its next, for the others may have arrived at one before they gave up. But a half is only
+// overwritten behind an error in its own rank's head: where all heads are read behind the last
+// call that counts, by a launch of its own, and none has an error, all that was read was right. So
+// what ranks have computed holds where none has an error, and before the next call all heads must
+// be zeroed, with no call under way.
 #ifndef BATON_OPS_RANK_TEAM_CUH_
 #define BATON_OPS_RANK_TEAM_CUH_
 
@@ -72,6 +75,11 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
   uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
+}
+
+// Of another rank's head, which that one may be writing.
+__device__ __forceinline__ int32_t LoadAcquire(const int32_t* at) {
+  return static_cast<int32_t>(LoadAcquire(reinterpret_cast<const uint32_t*>(at)));
 }
 
 // What other blocks may be writing.

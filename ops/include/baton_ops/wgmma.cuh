@@ -75,6 +75,15 @@ BATON_DEFINE_WGMMA(160, 80, 80, 81, 82)
 BATON_DEFINE_WGMMA(192, 96, 96, 97, 98)
 BATON_DEFINE_WGMMA(256, 128, 128, 129, 130)
 
+// The same of x that lies turned, by its 64 rows: element k of all of them, then the next one's.
+struct WgmmaOfTurned {
+  static __device__ __forceinline__ void Add(float (&d)[4], uint64_t x, uint64_t y) {
+    asm volatile(BATON_WGMMA(8, BATON_REGISTERS_4) ", %4, %5, 1, 1, 1, 1, 0;\n"
+                 : BATON_SUMS_4
+                 : "l"(x), "l"(y));
+  }
+};
+
 // The same of halves, rows in registers: of a warp's 16, lane l has l / 4 (x[0], x[2]) and l / 4 +
 // 8 (x[1], x[3]), of the depth l % 4 * 2 and the next one, then those 8 behind them.
 template <int kColumns>

@@ -107,15 +107,21 @@ def norm_route_into(
     launch("cuda_norm_route")(*norm, router, bias, *_of(rule), *_parts(out))
 
 
-def expert_gate_up_silu_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+def expert_gate_up_silu_into(
+    x: Tensor, starts: Tensor, weight: Tensor, out: Tensor, *, known: bool = False
+) -> None:
     """Write out E[P, I]: of each place `decoder.gate_up_silu_into` of its row of x E[P, H] and of
     its expert's rows of weight E[X * 2 I, H]. x E[1, H], a single token's: that
     row stands at every place, of which an expert has one at most.
 
+    Args:
+        known: between what wrote `starts` and this call there is `decoder.gate_up_silu_into` of the
+            same tokens: with few rows `starts` is read before the launches before are over.
+
     Raises:
         RuntimeError: as `decoder.gate_up_silu_into`.
     """
-    launch("cuda_expert_gate_up_silu")(x, starts, weight, out)
+    launch("cuda_expert_gate_up_silu")(x, starts, weight, out, int(known))
 
 
 def expert_matmul_into(x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -10,9 +10,10 @@ on it. Calls take the halves in turns, from one graph to the next too: a graph h
 them. Nothing here allocates or waits on the host, and nothing is reset between calls or replays.
 
 A rank that does not come in time does not hang the others: their output is NaN (of records: all
-bits set), the error in their buffers' heads says why, and every later call gives up at once. What
-ranks have computed holds where none has an error. Before the next call the heads of all buffers
-must be zeroed, with no call under way.
+bits set), the error in their buffers' heads says why, and every later call gives up at once. It
+itself, when it goes on, may have read what the others overwrote since, and see no error of its own.
+So what a rank has computed holds where none has an error: `rank_errors_into` tells. Before the next
+call the heads of all buffers must be zeroed, with no call under way.
 
 Functions raise TypeError or ValueError where a dtype, shape or place is wrong; the message names
 the argument.
@@ -99,6 +100,43 @@ def rank_sum_into(
     )
 
 
+def rank_sum_norm_into(
+    part: Tensor,
+    exchange: Exchange,
+    room: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+) -> None:
+    """Do what `rank_sum_into` and `decoder.add_norm_into` of that do one after the other, with the
+    same bits: residual E[N, H] gets the sum, rounded, and out E[N, H] what is normed.
+
+    In one launch for few rows, up to 128, of up to 8,192 columns; else in two.
+
+    Args:
+        part: E[N, H]; otherwise as for `rank_sum_into`.
+        exchange: where the others' parts are.
+        room: E[N, H], contiguous, not in the buffer; it may hold anything afterwards.
+        residual: its rows at any distance, as `out`'s; neither in the buffer.
+        weight: E[H], the norm's.
+        eps: the norm's.
+        out: written.
+    """
+    launch("cuda_rank_sum_norm")(
+        part,
+        exchange.buffers,
+        exchange.rank,
+        exchange.half_bytes,
+        exchange.limit_ns,
+        room,
+        residual,
+        weight,
+        float(eps),
+        out,
+    )
+
+
 def rank_gather_into(part: Tensor, exchange: Exchange, out: Tensor) -> None:
     """Write out [R, N, W] = every rank's part [N, W], in the ranks' order.
 
@@ -109,4 +147,19 @@ def rank_gather_into(part: Tensor, exchange: Exchange, out: Tensor) -> None:
     """
     launch("cuda_rank_gather")(
         part, exchange.buffers, exchange.rank, exchange.half_bytes, exchange.limit_ns, out
+    )
+
+
+def rank_errors_into(exchange: Exchange, out: Tensor) -> None:
+    """Write out i32[ranks] = the error in the head of each rank's buffer, behind all calls before.
+
+    Where all are 0, what this rank's calls before it gave is right. It meets nobody and takes no
+    half, so that one rank may make it alone.
+
+    Args:
+        exchange: where the heads are.
+        out: on this rank's device, not in its buffer.
+    """
+    launch("cuda_rank_errors")(
+        exchange.buffers, exchange.rank, exchange.half_bytes, exchange.limit_ns, out
     )

@@ -25,7 +25,7 @@ from baton_ops._library import library
 COUNT, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 WEIGHTS, REPEATS, CALLS = 3, 3, 12
-WAYS = {0: 32, 2: 64, 4: 128, 7: 256}
+WAYS = {0: 32, 2: 64, 3: 96, 4: 128, 7: 256}
 RULE = SimpleNamespace(
     chosen=CHOSEN,
     scores="softmax",

@@ -31,7 +31,8 @@ from baton_testing.stub_device import (
     stub_weights,
 )
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
-from baton_worker.engine.backends.device.expert_kernels import Norm, Router, Routes
+from baton_worker.engine.backends.device.expert_kernels import Router, Routes
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.scorer import TextScorer
 from baton_worker.engine.backends.latent import OpsLatentKernels
 from baton_worker.engine.model.experts import Experts
@@ -108,7 +109,7 @@ def test_steps_of_every_kind(subject: Subject) -> None:
     assert not called & unasked
     assert kernels - called - of_heads - unasked <= {
         "attention_scratch_bytes", "logprob_workspace_bytes", "expert_limits", "latent",
-        "exchange_head_bytes", "rank_sum", "rank_gather", "combine",
+        "exchange_head_bytes", "rank_sum", "rank_sum_norm", "rank_gather", "rank_errors", "combine",
     }  # fmt: skip
 
 
@@ -123,7 +124,8 @@ def test_a_ranks_steps(size: int, made: Callable[[int], ModelShape]) -> None:
     is_fp8 = subject.loaded.model_shape.quantisation is not None
     gate_up = "scaled_gate_up_silu" if is_fp8 else "gate_up_silu"
     called = set(subject.loaded.kernels.calls)
-    assert {"rank_sum", "rank_gather", "matmul", gate_up} <= called
+    meeting = {"rank_sum", "rank_sum_norm", "rank_gather", "rank_errors"}
+    assert meeting | {"matmul", gate_up} <= called
     assert ("combine" in called) == (subject.loaded.model_shape.experts is not None)
     assert "combine_norm" not in called
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_testing import numpy_ranks
 from baton_testing.engine_bench import Bench, Reader
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
@@ -174,6 +175,12 @@ def wait_no_longer(engine: DeviceEngine) -> None:
     collective._exchange = collective._exchange._replace(limit_ns=1_000_000_000)
 
 
+def first_rows(engine: DeviceEngine) -> Any:
+    while not len(rows := engine.step().columns.token):
+        pass
+    return rows
+
+
 def step_on(engine: DeviceEngine) -> None:
     for _ in range(60):
         engine.step()
@@ -216,6 +223,24 @@ def test_a_rank_that_hangs_is_named() -> None:
                 step_on(engine)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_another_rank_gave_up_in_says_nothing(overlap: bool) -> None:
+    """Its numbers are finite, and rank 0 has met all: only that rank's head tells."""
+    with closing(over(2, overlap=overlap)) as engine:
+        assert len(served(engine, 1)[0]) == 12
+        collective = engine.model.team.collective  # type: ignore[union-attr]
+        head, tell = numpy_ranks.head_words(collective._exchange, 1), collective.tell
+
+        def given_up(out: Any) -> None:
+            engine.model.kernels._launch(head.__setitem__, numpy_ranks.ERROR, 1)
+            tell(out)
+
+        collective.tell = given_up  # type: ignore[method-assign]
+        engine.submit(a_prompt(2))
+        with pytest.raises(RankDiedError, match=r"rank 0 did not come .*, as seen by rank 1"):
+            first_rows(engine)
 
 
 def test_the_program_of_a_rank_over_gpus_is_there_and_ends_with_rank_0() -> None:

@@ -17,6 +17,7 @@ from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_ranks import HEAD_BYTES
 from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends.device.collective import Collective, ExchangeSizes
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.model.shards import Shard, head_rows
 
 SIZES = ExchangeSizes(sum_bytes=1024, rows=4, width=8)
@@ -44,6 +45,16 @@ class Rank:
         out = self.device.empty(array.shape, "float32")
         self.collective.sum(part, out)
         return out
+
+    def norm(self, values: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
+        """Add a part to the others' and return what that makes of the residual, and its norm."""
+        array = np.asarray(values, np.float32)
+        part = self.collective.part(*array.shape, "float32")
+        self.device.copy(self.put(array), part)
+        room, out = (self.device.empty(array.shape, "float32") for _ in range(2))
+        stream = self.put(residual)
+        self.collective.sum_norm(part, room, stream, Norm(self.put(weight), 1e-6), out)
+        return stream, out
 
     def read(self, tensor: Any) -> Any:
         self.device.synchronise()
@@ -111,6 +122,24 @@ def test_every_rank_has_the_bits_of_the_ordered_sum(ranks: list[Rank]) -> None:
             for part in parts[1:, call]:
                 wanted += part
             np.testing.assert_array_equal(found[call].view(np.uint32), wanted.view(np.uint32))
+
+
+def test_a_sum_that_is_normed_at_once_is_the_sum_and_the_norm(ranks: list[Rank]) -> None:
+    rng = np.random.default_rng(2)
+    parts = rng.normal(size=(len(ranks), 2, 3, 4)).astype(np.float32)
+    stream, weight = (rng.normal(size=size).astype(np.float32) for size in ((3, 4), 4))
+
+    def work(rank: Rank) -> list[Any]:
+        number = rank.collective.shard.rank
+        at_once = [rank.read(of) for of in rank.norm(parts[number, 0], stream, weight)]
+        apart = [rank.put(stream), rank.put(stream)]
+        added = rank.add(parts[number, 0])  # on the other half
+        rank.kernels.add_norm(added, apart[0], rank.put(weight), 1e-6, apart[1])
+        return [*at_once, *map(rank.read, apart)]
+
+    for found in together(ranks, work):
+        np.testing.assert_array_equal(found[:2], found[2:])
+        assert np.abs(found[0] - stream - parts[:, 0].sum(0)).max() < 1e-5
 
 
 @pytest.mark.parametrize("rows", [1, 4, 11])
@@ -195,6 +224,21 @@ def test_a_rank_that_does_not_come_is_named_and_nobody_waits_again() -> None:
         assert np.isnan(first.read(first.add([[1.0] * 4]))).all()
     with pytest.raises(RankDiedError, match=r"rank 1 did not come to a sum within 0.05 s"):
         first.collective.check()
+
+
+def test_who_is_slower_than_the_limit_is_told_that_its_sums_do_not_count() -> None:
+    """Rank 1 has given rank 0 up and runs on over what it reads, when that one comes."""
+    slow, quick = group(2, limit_seconds=0.05)
+    part = slow.collective.part(1, 4, "float32")
+    slow.device.copy(slow.put([[1.0] * 4]), part)
+    slow.device.synchronise()
+    for value in (2.0, 3.0, 4.0):  # on the two halves in turns
+        assert np.isnan(quick.read(quick.add([[value] * 4]))).all()
+    out = slow.device.empty((1, 4), "float32")
+    slow.collective.sum(part, out)
+    np.testing.assert_array_equal(slow.read(out), [[1.0 + 4.0] * 4])  # a number, and 3 is right
+    with pytest.raises(RankDiedError, match=r"rank 0 did not come .* 0.05 s, as seen by rank 1"):
+        slow.collective.check()
 
 
 def test_who_has_all_others_is_content() -> None:

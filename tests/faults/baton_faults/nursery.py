@@ -22,6 +22,10 @@ from typing import Any
 
 READY_FD = "READY_FD"
 """Stands in a worker's words for the descriptor on which it says that it is ready."""
+_WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""tvm-ffi asks PyTorch for devices when it is imported. Plainly, PyTorch starts CUDA to tell, and a
+child of a process where it was started can use no device; told this, it asks the driver's NVML.
+"""
 _MOST_BYTES = 1 << 18
 _LOOK_SECONDS = 0.005
 
@@ -69,7 +73,10 @@ class Nursery:
         words = [sys.executable, "-m", "baton_faults.nursery", str(theirs.fileno()), *modules]
         with theirs:
             self._process = subprocess.Popen(
-                words, pass_fds=[theirs.fileno()], env=dict(environment), stdin=subprocess.DEVNULL
+                words,
+                pass_fds=[theirs.fileno()],
+                env=dict(environment) | _WITHOUT_CUDA,
+                stdin=subprocess.DEVNULL,
             )
         self._answer()  # it has imported all
 

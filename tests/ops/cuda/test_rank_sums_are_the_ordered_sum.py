@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from baton_ops.ranks import HALF_REUSED, SumWay, rank_gather_into, rank_sum_into
+from baton_ops.ranks import (
+    HALF_REUSED,
+    SumWay,
+    rank_errors_into,
+    rank_gather_into,
+    rank_sum_into,
+)
 from baton_testing.rank_groups import RankGroup, ordered_sum, skip_crowds
 
 RANKS = [2, 4, 8]
@@ -115,6 +121,35 @@ def test_records_of_all_ranks_are_gathered(
     group.each(lambda r: rank_gather_into(halves[r], group.exchanges[r], outs[r]))
     assert group.errors() == [0] * group.ranks
     assert all(torch.equal(out.cpu(), torch.stack(parts)) for out in outs)
+
+
+def test_a_rank_that_is_slower_than_the_limit_is_told_that_its_sums_do_not_count(
+    torch: ModuleType,
+) -> None:
+    """The other one has given it up and runs on over what it reads when it comes at last."""
+    group = RankGroup(torch, 2, 1 << 20, limit_ns=50_000_000)
+    shape = (8, HIDDEN)
+    mine, *theirs = [part for _ in range(2) for part in parts_of(group, shape, "float32")]
+    outs = group.each(lambda r: torch.zeros(shape, device="cuda"))
+    heads = torch.full((2,), 7, dtype=torch.int32, device=f"cuda:{group.devices[0]}")
+    group.half(0, 0, shape, torch.float32).copy_(mine)
+    group.synchronize()
+    with group.rank(1) as quick:
+        for call, part in enumerate(theirs):
+            half = group.half(1, call % 2, shape, torch.float32)
+            half.copy_(part)
+            rank_sum_into(half, group.exchanges[1], outs[1])
+        gone = quick.record_event()
+    with group.rank(0) as slow:
+        slow.wait_event(gone)
+        rank_sum_into(group.half(0, 0, shape, torch.float32), group.exchanges[0], outs[0])
+        rank_errors_into(group.exchanges[0], heads)
+    assert group.errors() == [0, 1]
+    assert bool(outs[1].isnan().all())
+    first, last = (ordered_sum([mine, part], torch.float32) for part in (theirs[0], theirs[2]))
+    assert equal(torch, outs[0].cpu(), last)
+    assert not equal(torch, first, last)
+    assert heads.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("way", [SumWay.ONE_SHOT, SumWay.TWO_SHOTS])

@@ -28,18 +28,21 @@ Error host_matmul(const HopperMatmul* call, int way) {
   return by <= MatmulWay::kFew256 ? MatmulFew(*call, by, nullptr) : MatmulMany(*call, by, nullptr);
 }
 
-Error host_grouped(const HopperMatmul* call, const int32_t* starts, int64_t groups, int way) {
+Error host_grouped(const HopperMatmul* call, const int32_t* starts, int64_t groups, int way,
+                   int are_known) {
   const MatmulInput& in = call->input;
   const auto x = static_cast<const char*>(in.x.data), weight = static_cast<const char*>(in.weight);
   host_cuda::written_before = x;
   host_cuda::readable[0] = {x, x + ((in.rows - 1) * in.x.stride + in.in) * 2};
   host_cuda::readable[1] = {weight, weight + groups * in.out * in.in * 2};
-  // A gated product follows the grid that writes them; another may read them early if rows are few.
-  const bool is_early = !call->is_gated && in.rows <= kFewRows;
+  // A gated product follows the grid that writes them, unless it is told that they are known;
+  // another may read them early if rows are few.
+  const bool is_early = (are_known || !call->is_gated) && in.rows <= kFewRows;
   std::vector<int32_t> seen(static_cast<size_t>(groups + 1), -1);
   host_cuda::late = {seen.data(), starts, is_early ? 0 : groups + 1};
   if (is_early) seen.assign(starts, starts + groups + 1);
-  return MatmulGrouped({*call, seen.data(), groups}, static_cast<MatmulWay>(way), nullptr);
+  return MatmulGrouped({*call, seen.data(), groups, are_known != 0}, static_cast<MatmulWay>(way),
+                       nullptr);
 }
 
 // As the op that takes gates and ups from memory computes it.

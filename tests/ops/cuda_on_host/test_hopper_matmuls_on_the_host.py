@@ -141,7 +141,7 @@ def test_a_fault_whose_expression_is_gone_is_refused() -> None:
         host_matmul.UNIT.rewrite("matmul_few.cuh", "")
 
 
-GROUPED_WAYS = {0: 32, 2: 64, 4: 128, 7: 256}
+GROUPED_WAYS = {0: 32, 2: 64, 3: 96, 4: 128, 7: 256}
 """By way: the columns of its tiles."""
 GROUPS = (
     (1,),
@@ -187,6 +187,23 @@ def test_rows_of_groups_have_the_bits_of_their_own_part_of_the_weight(
         case = Grouped(matmuls, kind, counts, n, k)
         differences = {way: case.differs(way, seed=n + way) for way in GROUPED_WAYS}
         assert {way: text for way, text in differences.items() if text} == {}, (n, k)
+
+
+class Known(Grouped):
+    """As `Grouped`, of groups that are known as the launch begins."""
+
+    def multiply(self, way: int, out: Any, processors: int) -> None:
+        self.matmuls.run_grouped(way, self.x, self.weight, self.starts, out, processors, known=True)
+
+
+@pytest.mark.parametrize("counts", GROUPS, ids=len)
+def test_groups_that_are_known_may_be_read_early(
+    matmuls: host_matmul.HostMatmul, counts: tuple[int, ...]
+) -> None:
+    """Of many rows, whose groups come with the wait here, they are not."""
+    case = Known(matmuls, "gated", counts, 40, 264)
+    differences = {way: case.differs(way, seed=way) for way in GROUPED_WAYS}
+    assert {way: text for way, text in differences.items() if text} == {}
 
 
 class OneRow(Grouped):

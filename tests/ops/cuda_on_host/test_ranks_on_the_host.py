@@ -6,17 +6,20 @@ far ahead as meetings let it. That this says something, planted faults are found
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from baton_testing import host_cuda, host_ranks
 from baton_testing.host_cuda import FIRST_FIRST
-from baton_testing.host_ranks import GATHER, Call, HostGroup
+from baton_testing.host_matmul import fp32
+from baton_testing.host_ranks import APART, GATHER, Call, HostGroup
 
 RANKS = (2, 4, 8)
 KINDS = (("bf16", "bf16"), ("fp32", "bf16"), ("fp32", "fp32"))
@@ -26,6 +29,19 @@ LIMIT = 300_000
 """In readings of the clock by any thread: far more than a rank lags behind."""
 SIZES = (1, 2, 7, 8, 31, 32, 33, 64, 100, 130)
 """Of a part, in vectors: shares that are empty or cut short, up to five blocks of a warp."""
+
+
+FOUND = {
+    "parts are read without a meeting": "one shot",
+    "who gave up leaves what was there": "one shot",
+}
+"""By fault: the way that shows it, where two shots do not."""
+OF_A_DEAD_RANK = [name for name in host_ranks.FAULTS if name.startswith(("who", "the wait"))]
+OF_NORMS = [name for name in host_ranks.FAULTS if name.startswith("rows")]
+OF_A_STILL_RANK = ["its own head alone is read", "who gave up leaves no word"]
+OF_THE_LIVING = [
+    name for name in host_ranks.FAULTS if name not in (*OF_A_DEAD_RANK, *OF_A_STILL_RANK, *OF_NORMS)
+]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +119,87 @@ def test_a_rows_bits_do_not_depend_on_what_is_summed_with_it(library: Path, way:
         np.testing.assert_array_equal(few.outs, whole.outs[:, : vectors * 8])
 
 
+def norms_of(ranks: int, seed: int, n: int = 8) -> list[Call]:
+    """Return calls whose sums are normed, of one row to five, of up to as many as a warp takes."""
+    rng = np.random.default_rng([seed, ranks])
+    made = []
+    for i in range(n):
+        kind, rows = ("bf16", "fp32")[int(rng.integers(2))], int(rng.integers(1, 6))
+        columns = int(rng.choice([8, 64, 248, 256]))
+        made.append(host_ranks.norm_call(rng, ranks, rows, columns, kind, i % 2))
+    return made
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_sum_that_is_normed_in_its_launch_has_the_bits_of_both(library: Path, ranks: int) -> None:
+    for seed in (*range(3), FIRST_FIRST):
+        assert wrong_norms(library, ranks, seed) == []
+
+
+def wrong_norms(library: Path, ranks: int, seed: int, fault: str = "") -> list[int]:
+    """Return which calls have other bits than a sum and a norm in two launches, on any rank.
+
+    Raises RuntimeError, as runs do.
+    """
+    together = norms_of(ranks, seed)
+    apart = copy.deepcopy(together)
+    for call in apart:
+        call.way = APART
+    for calls, planted, each in ((together, fault, 1), (apart, "", 2)):
+        group = HostGroup(library, ranks, HALF_BYTES, seed, planted)
+        group.run(calls, limit_ns=LIMIT)
+        assert group.errors() == [0] * ranks
+        assert group.launches() == each * len(calls)
+    return [
+        number
+        for number, (one, two) in enumerate(zip(together, apart, strict=True))
+        if one.normed_bits() != two.normed_bits() or len({*one.normed_bits()}) != 1
+    ]
+
+
+@pytest.mark.parametrize("fault", OF_NORMS)
+def test_a_fault_in_a_norm_of_a_sum_is_found(library: Path, fault: str) -> None:
+    def fails(seed: int) -> bool:
+        try:
+            return wrong_norms(library, 4, seed, fault) != []
+        except RuntimeError as error:
+            return str(error).startswith("a race")
+
+    assert any(map(fails, range(4)))
+    assert fails(FIRST_FIRST)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_norms_and_sums_follow_each_other(library: Path, ranks: int) -> None:
+    """Grids of a block a row and of a block a warp of vectors, on the same halves and flags."""
+    rng = np.random.default_rng(ranks)
+    calls = calls_of(ranks, ["one shot", "two shots", GATHER], 12, seed=7)
+    for i, call in enumerate(calls[::3]):
+        normed = host_ranks.norm_call(rng, ranks, 1 + i, 64, "bf16", call.half)
+        calls[3 * i] = normed
+    for seed in (0, FIRST_FIRST):
+        group = HostGroup(library, ranks, HALF_BYTES, seed)
+        group.run(calls, limit_ns=LIMIT)
+        assert group.errors() == [0] * ranks
+        sums = [call for call in calls if call.normed is None]
+        assert wrong(sums, range(ranks)) == []
+
+
+def test_a_dead_rank_leaves_nan_in_residuals_and_norms(library: Path) -> None:
+    for seed in (*range(3), FIRST_FIRST):
+        group = HostGroup(library, 4, HALF_BYTES, seed)
+        group.ignore_races()
+        calls = norms_of(4, seed)
+        group.run(calls, limit_ns=LIMIT, made=[8, 8, 4, 8])
+        assert [group.errors()[rank] for rank in (0, 1, 3)] == [3, 3, 3]
+        for number, call in enumerate(calls):
+            assert call.normed is not None
+            for whole in (call.outs, call.normed.residuals.reshape(4, -1)):
+                living = whole[[0, 1, 3]]
+                values = living if living.dtype == np.float32 else fp32(living)
+                assert (np.isnan(values) == (number >= 4)).all()
+
+
 def test_special_values_are_summed_as_the_others() -> None:
     """The reference of these tests starts from rank 0's part: -0 and -0 are -0."""
     call = host_ranks.call(np.random.default_rng(0), 2, 1, "one shot", "fp32", "fp32", 0)
@@ -170,15 +267,6 @@ def test_a_half_that_is_taken_twice_running_is_a_race_and_an_error(library: Path
         assert group.errors() == [9, 9]
 
 
-FOUND = {
-    "parts are read without a meeting": "one shot",
-    "who gave up leaves what was there": "one shot",
-}
-"""By fault: the way that shows it, where two shots do not."""
-OF_A_DEAD_RANK = [name for name in host_ranks.FAULTS if name.startswith(("who", "the wait"))]
-OF_THE_LIVING = [name for name in host_ranks.FAULTS if name not in OF_A_DEAD_RANK]
-
-
 def fails(library: Path, fault: str, seed: int) -> bool:
     group = HostGroup(library, 4, HALF_BYTES, seed, fault)
     group.count_from(2**32 - 5)
@@ -210,6 +298,66 @@ def is_given_up_badly(library: Path, fault: str, seed: int) -> bool:
 def test_a_fault_that_a_dead_rank_shows_is_found(library: Path, fault: str) -> None:
     assert any(is_given_up_badly(library, fault, seed) for seed in range(4)) == bool(fault)
     assert is_given_up_badly(library, fault, FIRST_FIRST) == bool(fault)
+
+
+STEP = 4
+"""Calls of a step, behind which the heads are read."""
+
+
+class Still(NamedTuple):
+    """Rank 0 stood still in a step's call while the others went on, to the end of the next step."""
+
+    is_wrong: bool
+    """It has values that are numbers, and wrong."""
+    is_told: bool
+    """What it read of the heads behind that step says that they do not count."""
+
+
+def stood_still(
+    library: Path, ranks: int, way: str, call: int, seed: int, fault: str = ""
+) -> Still:
+    group = HostGroup(library, ranks, HALF_BYTES, seed, fault)
+    group.ignore_races()
+    sums = calls_of(ranks, [way], 2 * STEP, seed, sizes=[33], kinds=[("fp32", "fp32")])
+    calls = [*sums[:STEP], host_ranks.errors(ranks), *sums[STEP:], host_ranks.errors(ranks)]
+    group.run(calls, limit_ns=LIMIT // 10, still=(0, call))
+    step = [call.outs[0].view(np.float32) for call in sums[:STEP]]
+    assert not wrong(sums[:call], range(ranks)), "nobody was late before"
+    are_numbers = not any(np.isnan(out).any() for out in step)
+    return Still(are_numbers and bool(wrong(sums[:STEP], [0])), bool(calls[STEP].outs[0].any()))
+
+
+@pytest.mark.parametrize(
+    ("way", "n_unseen"), [("one shot", 2), ("two shots", 1), (GATHER, 2)], ids=lambda x: str(x)
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_who_stands_still_in_a_steps_last_calls_is_told_that_they_do_not_count(
+    library: Path, ranks: int, way: str, n_unseen: int
+) -> None:
+    """Longer than the limit: the others give it up where they meet next, and write over what it
+    reads. In so many of the last calls it sees nothing of that itself, for it met them all since.
+    """
+    for seed in (*range(3), FIRST_FIRST):
+        for call in range(STEP):
+            found = stood_still(library, ranks, way, call, seed)
+            assert found == Still(call >= STEP - n_unseen, True), (seed, call)
+
+
+@pytest.mark.parametrize("fault", OF_A_STILL_RANK)
+def test_a_fault_that_a_still_rank_shows_is_found(library: Path, fault: str) -> None:
+    found = stood_still(library, 4, "one shot", STEP - 1, 1, fault)
+    assert found == Still(is_wrong=True, is_told=False)
+
+
+def test_heads_that_are_read_between_calls_take_no_turn_and_say_nothing_of_who_is_late(
+    library: Path,
+) -> None:
+    for seed in (*range(3), FIRST_FIRST):
+        group = HostGroup(library, 4, HALF_BYTES, seed)
+        calls = []
+        for call in calls_of(4, ["one shot", "two shots", GATHER], 12, seed):
+            calls += [call, host_ranks.errors(4)]
+        assert outcome(group, calls) == "", seed
 
 
 def test_a_fence_of_one_device_alone_is_refused() -> None:

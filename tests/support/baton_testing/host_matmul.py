@@ -205,17 +205,25 @@ class HostMatmul:
             raise RuntimeError(error.decode())
 
     def run_grouped(
-        self, way: int, x: Any, weight: Any, starts: Any, out: Any, processors: int
+        self,
+        way: int,
+        x: Any,
+        weight: Any,
+        starts: Any,
+        out: Any,
+        processors: int,
+        known: bool = False,
     ) -> None:
         """The same of rows that lie group by group, each with its part of the weight's rows. One
-        row of x is what the only row of each group is made of.
+        row of x is what the only row of each group is made of. `known`: groups are there before the
+        grid before is over.
         """
         groups = len(starts) - 1
         call = _call(x, weight, len(weight) // groups, out, processors)
         if len(x) == 1 < len(out):
             call.rows, call.x_stride = len(out), 0
         places = ctypes.c_void_p(starts.ctypes.data), ctypes.c_int64(groups)
-        error = self._library.host_grouped(ctypes.byref(call), *places, way)
+        error = self._library.host_grouped(ctypes.byref(call), *places, way, int(known))
         if error is not None:
             raise RuntimeError(error.decode())
 

@@ -44,7 +44,7 @@ class Fault:
     planted: str
 
 
-_TEAM, _SUM = "rank_team.cuh", "rank_sum.cuh"
+_TEAM, _SUM, _NORM = "rank_team.cuh", "rank_sum.cuh", "rank_norm.cuh"
 FAULTS = {
     "flags are read without acquiring": None,  # in shims/ranks.h
     "ranks arrive without a fence": Fault(_TEAM, "FenceSystem();", "if (!PLANTED) FenceSystem();"),
@@ -92,6 +92,17 @@ FAULTS = {
     "who gave up leaves what was there": Fault(
         _SUM, "    sum.SpoilRange(0, p.vectors);", "    if (!PLANTED) sum.SpoilRange(0, p.vectors);"
     ),
+    "rows are normed without a meeting": Fault(
+        _NORM, "= team.Meet();", "= PLANTED || team.Meet();"
+    ),
+    "rows of parts are counted by threads": Fault(
+        _NORM, "blockIdx.x * columns", "blockIdx.x * (PLANTED ? 8 * blockDim.x : columns)"
+    ),
+    "its own head alone is read": Fault(
+        _SUM,
+        "p.exchange.buffers[rank])->error",
+        "p.exchange.buffers[PLANTED ? p.exchange.rank : rank])->error",
+    ),
 }
 
 
@@ -116,7 +127,10 @@ UNIT = host_cuda.Unit(("rank_sum.cu",), "ranks_entry.cc", _rewritten, language="
 
 TYPES = {"fp32": 0, "bf16": 1}
 WAYS = ("chosen", "one shot", "two shots")
-GATHER = "gather"
+GATHER, ERRORS, NORM, APART = "gather", "errors", "norm", "sum, then norm"
+"""`NORM` is the sum normed in the launch that makes it; `APART` in one of its own."""
+_KINDS = {GATHER: 1, ERRORS: 2, NORM: 3, APART: 4}
+"""Of calls, as ranks_entry.cc has them; 0 is a sum, in one of the ways."""
 
 
 class _Call(ctypes.Structure):
@@ -124,13 +138,35 @@ class _Call(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
-        for name in ("part", "bytes", "is_gather", "part_type", "out_type", "way", "half", "out")
-    )
+        for name in (
+            "part", "bytes", "kind", "part_type", "out_type", "way", "half", "out",
+            "columns", "residual", "weight", "room",
+        )
+    )  # fmt: skip
+
+
+@dataclass
+class Normed:
+    """What a sum is added to and normed by: on every rank the same, in its own memory."""
+
+    residuals: Any
+    """As the sum, [ranks, rows, columns]; the calls write to them."""
+    weight: Any
+    room: Any
+
+    def of(self, rank: int) -> tuple[int, int, int, int]:
+        """Return how a rank's call is told of it."""
+        places = (self.residuals[rank], self.weight, self.room[rank])
+        columns = int(self.residuals.shape[-1])
+        return columns, *(place.ctypes.data for place in places)  # type: ignore[return-value]
 
 
 @dataclass
 class Call:
-    """One call of all ranks: their parts, which are bits of a type, and what each of them gets."""
+    """One call of all ranks: their parts, which are bits of a type, and what each of them gets.
+
+    A call of ERRORS has no parts, takes no half, and gets i32[ranks].
+    """
 
     parts: Any
     """uint16 or fp32 [ranks, vectors * 16 bytes]."""
@@ -138,6 +174,7 @@ class Call:
     out_type: str
     half: int
     outs: Any
+    normed: Normed | None = None
 
     def _types(self) -> tuple[int, int]:
         part = "fp32" if self.parts.dtype == np.float32 else "bf16"
@@ -146,12 +183,21 @@ class Call:
     def of(self, rank: int) -> _Call:
         """Return how a rank makes it."""
         part, out = self.parts[rank], self.outs[rank]
-        way = 0 if self.way == GATHER else WAYS.index(self.way)
-        where = (int(self.way == GATHER), *self._types(), way, self.half, out.ctypes.data)
-        return _Call(part.ctypes.data, part.nbytes, *where)
+        way = 0 if self.way in _KINDS else WAYS.index(self.way)
+        where = (_KINDS.get(self.way, 0), *self._types(), way, self.half, out.ctypes.data)
+        norm = (0, 0, 0, 0) if self.normed is None else self.normed.of(rank)
+        return _Call(part.ctypes.data, part.nbytes, *where, *norm)
+
+    def normed_bits(self) -> list[bytes]:
+        """Return what each rank has of a sum that was normed: the residual, and that normed."""
+        assert self.normed is not None, "the sum was not normed"
+        pairs = zip(self.normed.residuals, self.outs, strict=True)
+        return [residual.tobytes() + out.tobytes() for residual, out in pairs]
 
     def wanted(self) -> Any:
         """Return the bits that every rank must have."""
+        if self.way == ERRORS:
+            return np.zeros_like(self.outs[0])
         if self.way == GATHER:
             return self.parts
         values = self.parts if self.parts.dtype == np.float32 else fp32(self.parts)
@@ -172,6 +218,29 @@ def call(rng: Any, ranks: int, vectors: int, way: str, part: str, out: str, half
     return Call(bits, way, out, half, aligned(size).view(dtype).reshape(shape))
 
 
+def norm_call(rng: Any, ranks: int, rows: int, columns: int, kind: str, half: int) -> Call:
+    """Return a call whose sum is normed, of parts of a kind."""
+    vectors = rows * columns // (4 if kind == "fp32" else 8)
+    made = call(rng, ranks, vectors, "chosen", kind, kind, half)
+    made.way = NORM
+    drawn = rng.standard_normal((2, rows, columns)).astype(np.float32)
+    residual, weight = drawn if kind == "fp32" else bf16(drawn)
+    residuals = aligned(ranks * residual.nbytes).view(residual.dtype)
+    residuals = residuals.reshape(ranks, rows, columns)
+    residuals[...] = residual
+    of_norm = aligned(weight[0].nbytes).view(weight.dtype)
+    of_norm[...] = weight[0]
+    room = aligned(residuals.nbytes).view(residual.dtype).reshape(residuals.shape)
+    made.normed = Normed(residuals, of_norm, room)
+    return made
+
+
+def errors(ranks: int) -> Call:
+    """Return a call that reads the heads, in which nobody has given up."""
+    outs = aligned(ranks * ranks * 4).view(np.int32).reshape(ranks, ranks)
+    return Call(np.empty((ranks, 0), np.float32), ERRORS, "fp32", 0, outs)
+
+
 def aligned(size: int) -> Any:
     """Return so many bytes, none of which is zero, where a buffer may begin."""
     raw = np.full(size + 256, 0xA5, np.uint8)
@@ -186,6 +255,7 @@ class HostGroup:
         self._library = ctypes.CDLL(str(path))
         self._library.host_ranks.restype = ctypes.c_char_p
         self._library.host_nanoseconds.restype = ctypes.c_uint64
+        self._library.host_launches.restype = ctypes.c_int64
         number = [*FAULTS].index(fault) + 1 if fault else 0
         self._library.host_settings(ctypes.c_uint64(seed), number, 1)
         self._seed, self._number = seed, number
@@ -208,19 +278,35 @@ class HostGroup:
         """Return every rank's error."""
         return [int(buffer[:4].view(np.int32)[0]) for buffer in self.buffers]
 
+    def launches(self) -> int:
+        """Return how many kernels a rank launched in the last run."""
+        return int(self._library.host_launches())
+
     def nanoseconds(self) -> int:
         """Return how often the last run read the clock, which moves by that."""
         return int(self._library.host_nanoseconds())
 
-    def run(self, calls: Sequence[Call], limit_ns: int = 1 << 40, made: Sequence[int] = ()) -> None:
-        """Make calls on all ranks; `made`: how many each rank makes before it dies."""
+    def run(
+        self,
+        calls: Sequence[Call],
+        limit_ns: int = 1 << 40,
+        made: Sequence[int] = (),
+        still: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Make calls on all ranks.
+
+        Args:
+            made: how many each rank makes before it dies.
+            still: a rank and the call in which, when it has met the others, it reads nothing until
+                these have made all of theirs.
+        """
         counts = made or [len(calls)] * self.ranks
         of_ranks = [(_Call * len(calls))(*(c.of(r) for c in calls)) for r in range(self.ranks)]
         buffers = np.array([buffer.ctypes.data for buffer in self.buffers], np.int64)
         places = np.array([ctypes.addressof(calls) for calls in of_ranks], np.int64)
         counted = np.array(counts, np.int64)
         words = (buffers.ctypes.data, self.ranks, self.half_bytes, limit_ns, 200)
-        group = (ctypes.c_int64 * 7)(*words, places.ctypes.data, counted.ctypes.data)
+        group = (ctypes.c_int64 * 9)(*words, places.ctypes.data, counted.ctypes.data, *still)
         error = self._library.host_ranks(group)
         if error is not None:
             raise RuntimeError(error.decode())

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 import baton_ops
-from baton_testing import numpy_experts, numpy_ranks
+from baton_testing import numpy_experts
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_testing.numpy_latent import NumpyLatentKernels
+from baton_testing.numpy_ranks import NumpyRankKernels
 from baton_testing.numpy_scaled import NumpyScaledKernels, silu_mul
-from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Norm, Router
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Router
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
-from baton_worker.engine.backends.device.rank_kernels import Exchange
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.seam import (
     Accepted,
     DraftRows,
@@ -46,7 +47,7 @@ Product = Callable[[Any, Any, Array], None]
 """Writes x[N, I] @ weight[O, I]^T."""
 
 
-class NumpyKernels(NumpyScaledKernels):
+class NumpyKernels(NumpyScaledKernels, NumpyRankKernels):
     """See `seam.Kernels`; each call goes on the device's stream."""
 
     expert_limits = ExpertLimits(1 << 20, 1 << 20, 1 << 20)
@@ -68,7 +69,12 @@ class NumpyKernels(NumpyScaledKernels):
         self._launch(gate_up_silu, x, weight, out)
 
     def expert_gate_up_silu(
-        self, x: NumpyTensor, starts: NumpyTensor, weight: NumpyTensor, out: NumpyTensor
+        self,
+        x: NumpyTensor,
+        starts: NumpyTensor,
+        weight: NumpyTensor,
+        out: NumpyTensor,
+        known: bool,
     ) -> None:
         """See `ExpertKernels.expert_gate_up_silu`."""
         self._launch(numpy_experts.by_expert, x, starts, weight, out, gate_up_silu)
@@ -237,18 +243,6 @@ class NumpyKernels(NumpyScaledKernels):
     ) -> None:
         """See `Kernels.advance`."""
         self._launch(_advance, accepted, starts, drafts, fed, out)
-
-    def exchange_head_bytes(self) -> int:
-        """See `RankKernels.exchange_head_bytes`."""
-        return numpy_ranks.HEAD_BYTES
-
-    def rank_sum(self, part: NumpyTensor, exchange: Exchange, out: NumpyTensor) -> None:
-        """See `RankKernels.rank_sum`."""
-        self._launch(numpy_ranks.rank_sum, part, exchange, out)
-
-    def rank_gather(self, part: NumpyTensor, exchange: Exchange, out: NumpyTensor) -> None:
-        """See `RankKernels.rank_gather`."""
-        self._launch(numpy_ranks.rank_gather, part, exchange, out)
 
 
 _ALIGNMENT = 256

@@ -11,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 
 Array = npt.NDArray[Any]
@@ -25,10 +27,41 @@ HEAD_BYTES = 4096
 SPENT = 0xA5
 """What a half is filled with that all have read."""
 
-_ERROR, _LAST_HALF, _COUNT, _ARRIVED, _CALLS = 0, 1, 2, 64, 128
+ERROR, _LAST_HALF, _COUNT, _ARRIVED, _CALLS = 0, 1, 2, 64, 128
 """Words of a head, int32: of its owner, and from `_ARRIVED` and `_CALLS` on one of each rank."""
 _HALF_REUSED = 9
 _PAUSE_SECONDS = 2e-5
+
+
+class NumpyRankKernels:
+    """See `RankKernels`; a base of what launches on a device and norms."""
+
+    _launch: Callable[..., None]
+    add_norm: Callable[..., None]
+
+    def exchange_head_bytes(self) -> int:
+        """See `RankKernels.exchange_head_bytes`."""
+        return HEAD_BYTES
+
+    def rank_sum(self, part: Any, exchange: Exchange, out: Any) -> None:
+        """See `RankKernels.rank_sum`."""
+        self._launch(rank_sum, part, exchange, out)
+
+    def rank_sum_norm(
+        self, part: Any, exchange: Exchange, room: Any, residual: Any, norm: Norm, out: Any
+    ) -> None:
+        """See `RankKernels.rank_sum_norm`: nothing is in `room` behind it."""
+        self.rank_sum(part, exchange, room)
+        self.add_norm(room, residual, *norm, out)
+        self._launch(lambda array: array.fill(np.nan), room)
+
+    def rank_gather(self, part: Any, exchange: Exchange, out: Any) -> None:
+        """See `RankKernels.rank_gather`."""
+        self._launch(rank_gather, part, exchange, out)
+
+    def rank_errors(self, exchange: Exchange, out: Any) -> None:
+        """See `RankKernels.rank_errors`."""
+        self._launch(rank_errors, exchange, out)
 
 
 def rank_sum(part: Array, exchange: Exchange, out: Array) -> None:
@@ -56,29 +89,35 @@ def rank_gather(part: Array, exchange: Exchange, out: Array) -> None:
         out[rank] = other
 
 
+def rank_errors(exchange: Exchange, out: Array) -> None:
+    """Write out[r] = what the head of rank r says."""
+    _check_out(out, exchange)
+    out[:] = [head_words(exchange, rank)[ERROR] for rank in range(len(exchange.addresses))]
+
+
 def _met(part: Array, exchange: Exchange, out: Array, kind: bytes) -> list[Array] | None:
     """Arrive, wait for all, and return their parts; None where one did not come in time."""
-    head, half = _words(exchange, exchange.rank), _half_of(part, exchange)
+    head, half = head_words(exchange, exchange.rank), _half_of(part, exchange)
     _check_out(out, exchange)
     if part.shape[1] * part.itemsize % 16:
         raise DeviceError(f"rows of a part of {part.dtype}{list(part.shape)}: not whole vectors")
     if head[_LAST_HALF] == half + 1:
-        head[_ERROR] = head[_ERROR] or _HALF_REUSED
+        head[ERROR] = head[ERROR] or _HALF_REUSED
         raise DeviceError(f"half {half} is taken twice running")
     head[_LAST_HALF] = half + 1
     head[_COUNT] += 1
     count, call = int(head[_COUNT]), _call(part, half, kind)
-    if head[_ERROR]:
+    if head[ERROR]:
         return None
     for rank in range(len(exchange.addresses)):
-        there = _words(exchange, rank)
+        there = head_words(exchange, rank)
         there[_CALLS + 8 * half + exchange.rank] = call
         there[_ARRIVED + exchange.rank] = count  # behind the call: stores are seen in order
     deadline = time.monotonic() + exchange.limit_ns / 1e9
     for rank in range(len(exchange.addresses)):
         while head[_ARRIVED + rank] < count:
             if time.monotonic() > deadline:
-                head[_ERROR] = 1 + rank
+                head[ERROR] = 1 + rank
                 return None
             time.sleep(_PAUSE_SECONDS)
         if head[_CALLS + 8 * half + rank] != call:
@@ -109,7 +148,8 @@ def _check_out(out: Array, exchange: Exchange) -> None:
         raise DeviceError("what is computed lies in the buffer that others read")
 
 
-def _words(exchange: Exchange, rank: int) -> npt.NDArray[np.int32]:
+def head_words(exchange: Exchange, rank: int) -> npt.NDArray[np.int32]:
+    """Return the words of a rank's head, as they are from here."""
     return _memory(int(exchange.addresses[rank]), HEAD_BYTES).view(np.int32)
 
 

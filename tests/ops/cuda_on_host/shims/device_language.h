@@ -147,6 +147,9 @@ struct alignas(16) float4 {
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
 struct alignas(8) float2 {
   float x, y;
 };
@@ -155,6 +158,7 @@ struct alignas(8) int2 {
 };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -213,6 +217,7 @@ template <class T>
 inline void __stcg(T* at, T value) {
   *at = value;
 }
+inline void __threadfence() {}
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline uint32_t __cvta_generic_to_shared(const void* p) {
   return static_cast<uint32_t>(static_cast<const char*>(p) - host_cuda::cluster.shared.data());

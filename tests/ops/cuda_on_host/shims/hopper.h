@@ -33,7 +33,8 @@ struct Product {
   bool adds;
   float* sums[kGroupThreads];                 // of each thread
   const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers
-  bool are_halves = false;  // those words; of others, that are bfloat16, y is turned
+  bool are_halves = false;   // those words; of others, that are bfloat16, y is turned
+  bool is_x_turned = false;  // where it is in shared memory
 };
 
 struct Warpgroup {
@@ -207,7 +208,9 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product) {
   for (unsigned r = 0; r < kGroupRows; ++r) {
     float sums[kMostColumns] = {};
     for (unsigned c = 0; c < kDepth; ++c) {
-      const float x = is_held ? HeldAt(product, r, c) : OperandAt(product.x, r, c);
+      const float x = is_held               ? HeldAt(product, r, c)
+                      : product.is_x_turned ? TurnedAt(product.x, r, c)
+                                            : OperandAt(product.x, r, c);
       for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
     }
     for (unsigned j = 0; j < columns; ++j) {
@@ -248,7 +251,8 @@ inline void MakeOfHalves(const Product& product) {
 }
 
 inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
-                         const uint32_t* words = nullptr, bool are_halves = false) {
+                         const uint32_t* words = nullptr, bool are_halves = false,
+                         bool is_x_turned = false) {
   Warpgroup& group = MyGroup();
   const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
   if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}, {}});
@@ -259,6 +263,7 @@ inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, 
   product.sums[thread] = sums;
   product.words[thread] = words;
   product.are_halves = are_halves;
+  product.is_x_turned = is_x_turned;
 }
 
 inline void CommitProducts() {
@@ -350,6 +355,7 @@ inline void SyncGroup(int, int threads) {
   if (threads != int(kGroupThreads)) Fail("a barrier of other than a warpgroup", threads);
   Meet(MyGroup().meeting, -4);
 }
+inline void SyncFirstGroup(int threads) { SyncGroup(1, threads); }
 inline float PowerOfTwo(float x) { return exp2f(x); }
 template <class... Arguments>
 [[noreturn]] void NotOnHost(Arguments...) {

@@ -33,6 +33,7 @@ constexpr int kReadsWithoutAcquiring = 1;  // the fault that has no place in the
 inline int planted = 0;
 inline bool finds_races = true;
 inline uint64_t polls, nanoseconds;
+inline bool (*stands_still)() = nullptr;  // whether the thread may not read yet, if set
 inline std::vector<Clock> clocks, fenced;
 inline std::unordered_map<const Meeting*, Clock[2]> joined;
 inline std::unordered_map<const void*, Clock> released;
@@ -142,6 +143,7 @@ template <class Vector>
 Vector ReadVector(const Vector* at) {
   static_assert(sizeof(Vector) == 16);
   YieldSometimes(8);
+  while (stands_still != nullptr && stands_still()) LookLater();
   NoteRead(at);
   return *at;
 }

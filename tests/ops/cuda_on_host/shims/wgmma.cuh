@@ -17,6 +17,12 @@ inline void AddProduct(float (&sums)[64], const uint32_t* x, uint64_t y) {
   host_cuda::StartProduct(sums, 0, y, 128, true, x);
 }
 
+struct WgmmaOfTurned {
+  static void Add(float (&sums)[4], uint64_t x, uint64_t y) {
+    host_cuda::StartProduct(sums, x, y, 8, true, nullptr, false, true);
+  }
+};
+
 template <int kColumns>
 struct WgmmaOfHalves {
   static void Multiply(float (&sums)[kColumns / 2], const uint32_t* rows, uint64_t columns,

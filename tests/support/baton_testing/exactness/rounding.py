@@ -75,6 +75,13 @@ class RoundingKernels:
         self._kernels.combine(*sum_, out)
         self.add_norm(out, residual, *norm, out)
 
+    def rank_sum_norm(
+        self, part: Any, exchange: Any, room: Any, residual: Any, norm: Any, out: Any
+    ) -> None:
+        """See `RankKernels.rank_sum_norm`."""
+        self._kernels.rank_sum(part, exchange, room)
+        self.add_norm(room, residual, *norm, out)
+
     def rope_store(
         self, qkv: Any, rotation: Any, places: Any, kv: Any, layer: int, query: Any
     ) -> None:

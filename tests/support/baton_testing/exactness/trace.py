@@ -199,6 +199,14 @@ class TracingKernels:
         self._spreads = False
         self._write_norm(residual, out)
 
+    def rank_sum_norm(
+        self, part: Any, exchange: Any, room: Any, residual: Any, norm: Any, out: Any
+    ) -> None:
+        """A norm, of what all ranks computed."""
+        self._kernels.rank_sum_norm(part, exchange, room, residual, norm, out)
+        self._spreads = False
+        self._write_norm(residual, out)
+
     def _name(self, kind: str) -> str:
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if self._layer is None:

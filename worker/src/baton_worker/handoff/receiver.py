@@ -245,8 +245,8 @@ class Receiver:
             self._metrics.places.held_up("unasked")
             self._turn_away(key, ErrorCode.DECODE_FULL, "no room for KV that asked for no place")
             return
+        self._on_event(HandoffArrived(handoff, received))  # first: a client waits for what follows
         self._answer(Answer(*key, AnswerKind.RECEIVED))
-        self._on_event(HandoffArrived(handoff, received))
         self._set_gauges()
 
     def _filled(self, route: bytes, frames: Sequence[Any]) -> None:

@@ -72,7 +72,9 @@ class WorkerLinkMetrics:
         self.command_gaps = counter("baton_link_command_gaps", "Holes seen in command streams")
         self.connects = counter("baton_link_connects", "Connections made to gateways")
         self.disconnects = counter("baton_link_disconnects", "Connections to gateways lost")
-        self.heartbeat_timeouts = counter("baton_link_heartbeat_timeouts", "Gateways gone silent")
+        self.heartbeat_timeouts = counter(
+            "baton_link_heartbeat_timeouts", "Gateways gone silent, connected or not"
+        )
         self.handshake_failures = Reasons(
             factory, "baton_link_handshake_failures", "Failed handshakes: auth or protocol"
         )

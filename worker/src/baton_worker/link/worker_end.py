@@ -94,8 +94,7 @@ class WorkerEnd:
 
     def is_linked(self, now: float) -> bool:
         """Whether the gateway has welcomed this connection and is not silent."""
-        silent = now - self._heard_at >= self._settings.dead_after_seconds
-        return self.state is State.LINKED and not silent
+        return self.state is State.LINKED and not self._is_silent(now)
 
     def pressure(self, now: float) -> Pressure:
         """Return the rung of the ladder."""
@@ -179,6 +178,7 @@ class WorkerEnd:
         process did not listen.
         """
         judged = now if judged is None else judged
+        self._note_silence(judged)
         if self.incarnation and judged - self._heard_at >= self._settings.lost_seconds:
             return self.lose("silent", now)
         if self.state is State.CALLING and now - self._hello_at >= self._settings.hello_seconds:
@@ -187,7 +187,7 @@ class WorkerEnd:
             self.state = State.CALLING
             self._say_hello(now)
         elif self.state is State.LINKED:
-            self._tick_linked(now, judged)
+            self._tick_linked(now)
         return []
 
     def lose(self, reason: str, now: float) -> list[EndEvent]:
@@ -225,12 +225,22 @@ class WorkerEnd:
             return message.epoch == self.incarnation
         return message.epoch == self.epoch
 
-    def _tick_linked(self, now: float, judged: float) -> None:
-        is_silent = not self.is_linked(judged)
+    def _is_silent(self, now: float) -> bool:
+        return now - self._heard_at >= self._settings.dead_after_seconds
+
+    def _note_silence(self, judged: float) -> None:
+        """Count and log, once each time, that a gateway which was met is not heard any more.
+
+        Whatever its connection is by then: libzmq's ping ends that of one that stands still in the
+        same time, and may be first.
+        """
+        is_silent = bool(self.incarnation) and self._is_silent(judged)
         if is_silent and not self._was_silent:
             self._metrics.heartbeat_timeouts.inc()
             log.warning("gateway silent", extra={"endpoint": self.endpoint})
         self._was_silent = is_silent
+
+    def _tick_linked(self, now: float) -> None:
         quiet = now - max(self._acked_at, self._hello_at) >= self._settings.hello_seconds
         if quiet and self.outbox.has_outstanding():
             self._say_hello(now)

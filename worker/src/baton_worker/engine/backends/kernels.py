@@ -11,8 +11,9 @@ import baton_ops
 from baton_ops import cuda, decoder, ranks, sampling, scaled
 from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
-from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Norm, Router
+from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Router
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.scaled_kernels import Scaled
 from baton_worker.engine.backends.device.seam import (
@@ -241,9 +242,25 @@ class OpsKernels:
         """See `RankKernels.rank_sum`."""
         ranks.rank_sum_into(part, ranks.Exchange(*exchange), out)
 
+    def rank_sum_norm(
+        self,
+        part: Tensor,
+        exchange: Exchange,
+        room: Tensor,
+        residual: Tensor,
+        norm: Norm,
+        out: Tensor,
+    ) -> None:
+        """See `RankKernels.rank_sum_norm`."""
+        ranks.rank_sum_norm_into(part, ranks.Exchange(*exchange), room, residual, *norm, out)
+
     def rank_gather(self, part: Tensor, exchange: Exchange, out: Tensor) -> None:
         """See `RankKernels.rank_gather`."""
         ranks.rank_gather_into(part, ranks.Exchange(*exchange), out)
+
+    def rank_errors(self, exchange: Exchange, out: Tensor) -> None:
+        """See `RankKernels.rank_errors`."""
+        ranks.rank_errors_into(ranks.Exchange(*exchange), out)
 
     def _launch_one(self) -> None:
         """Copy a row, which any GPU can that the library has code for."""
@@ -264,9 +281,11 @@ class OpsKernels:
         weight, bias, experts = router
         mixtures.norm_route_into(x, residual, *norm, normed, weight, bias, experts, out)
 
-    def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+    def expert_gate_up_silu(
+        self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor, known: bool
+    ) -> None:
         """See `ExpertKernels.expert_gate_up_silu`."""
-        mixtures.expert_gate_up_silu_into(x, starts, weight, out)
+        mixtures.expert_gate_up_silu_into(x, starts, weight, out, known=known)
 
     def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
         """See `ExpertKernels.expert_matmul`."""

@@ -6,6 +6,7 @@ any other one. Pure: no queue, no clock.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,10 +125,10 @@ def _check_arrays(handoff: Handoff, shape: KvShape) -> None:
     expected = shape.arrays(n_blocks)
     if len(handoff.kv) != len(expected):
         _incompatible(f"handoff has {len(handoff.kv)} KV arrays, {len(expected)} are needed")
-    for index, (array, form) in enumerate(zip(handoff.kv, expected, strict=True)):
-        if array.shape != form.shape or array.dtype != form.dtype:
+    for index, (got, form) in enumerate(zip(handoff.kv, expected, strict=True)):
+        if got.shape != form.shape or got.dtype != form.dtype:
             _incompatible(
-                f"KV array {index} is {array.dtype}{list(array.shape)}, "
+                f"KV array {index} is {got.dtype}{list(got.shape)}, "
                 f"{form.dtype}{list(form.shape)} is needed"
             )
 
@@ -206,9 +207,17 @@ def _check_ranks(name: str, ranks: tuple[int, ...], limits: RequestLimits) -> No
 def _check_tokens(name: str, tokens: tuple[int, ...], limits: RequestLimits) -> None:
     if not tokens:
         _invalid(f"{name} is empty")
-    if min(tokens) < 0 or max(tokens) >= limits.vocab_size:
+    if not _are_ids(tokens, limits.vocab_size):
         bad = next(t for t in tokens if not 0 <= t < limits.vocab_size)
         _invalid(f"{name} holds {bad}, ids are 0..{limits.vocab_size - 1}")
+
+
+def _are_ids(tokens: tuple[int, ...], vocab_size: int) -> bool:
+    """Whether all are; a long prompt is looked at in one piece, between its arrival and a step."""
+    try:
+        return int(np.frombuffer(array("I", tokens), np.uint32).max()) < vocab_size
+    except OverflowError:  # negative, or no number of 32 bits
+        return False
 
 
 def _check_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:

@@ -45,9 +45,12 @@ class BlockTables:
         """Whether a request that owns nothing can have `n_positions`, and others `n_spared` blocks
         beside it.
         """
+        n_missing = self.missing(request, n_positions)
+        if self.n_free - n_missing >= n_spared:  # so it is nearly always, and cached ones cost less
+            return True
         cached = self._cached(request)
         # Cached blocks need not be allocated, but those that are idle count as free until then.
-        n_taken = self.missing(request, n_positions) - len(cached)
+        n_taken = n_missing - len(cached)
         n_taken += sum(map(self._allocator.is_idle, cached))
         return self.n_free - n_taken >= n_spared
 

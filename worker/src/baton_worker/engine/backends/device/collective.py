@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from baton_worker.engine.api import RankDiedError
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.seam import Device, DType, Kernels, Mapped, Shared, Tensor
 from baton_worker.engine.model.shape import ModelShape
@@ -85,6 +87,7 @@ class Collective:
         gathered = shard.size * sizes.rows * sizes.width * _WORD_BYTES
         self._gathered = device.empty((gathered,), "uint8")
         self._void = device.empty((1, _VOID), "float32")
+        self._told = device.empty((shard.size,), "int32")
         self._half = 0
 
     def part(self, n_rows: int, width: int, dtype: DType) -> Tensor:
@@ -95,6 +98,13 @@ class Collective:
     def sum(self, part: Tensor, out: Tensor) -> None:
         """Write the ranks' sum of what `part` returned, which has been written."""
         self._kernels.rank_sum(part, self._exchange, out)
+        self._half ^= 1
+
+    def sum_norm(
+        self, part: Tensor, room: Tensor, residual: Tensor, norm: Norm, out: Tensor
+    ) -> None:
+        """Add that sum to the residual, and norm it; `room` is for the sum, or for nothing."""
+        self._kernels.rank_sum_norm(part, self._exchange, room, residual, norm, out)
         self._half ^= 1
 
     def logits(self, normed: Tensor, head: Tensor, out: Tensor) -> None:
@@ -137,19 +147,32 @@ class Collective:
         for _ in range(2):
             self.sum(self.part(1, _VOID, "float32"), self._void)
 
-    def check(self) -> None:
-        """Look whether all came to all calls; to be asked where an output is not finite.
+    def tell(self, out: Tensor) -> None:
+        """Write what each rank says of all calls so far to out i32[ranks or more], for `refuse`."""
+        self._kernels.rank_errors(self._exchange, self._device.rows(out, 0, self.shard.size))
+
+    def refuse(self, told: npt.NDArray[np.int32]) -> None:
+        """Look whether all came to all calls before `tell`, else what these gave is not to be used:
+        whoever gave one up runs on over what that one, which knows nothing of it, still reads.
+
+        Args:
+            told: what `tell` wrote.
 
         Raises:
-            RankDiedError: one did not.
+            RankDiedError: one did not come.
         """
-        word = self._device.host(_WORD_BYTES)
-        self._device.download(self._device.rows(self._own.tensor, 0, _WORD_BYTES), word).wait()
-        error = int(word.view(np.int32)[0])
-        if error > self.shard.size:
-            raise RankDiedError(f"the ranks' exchange was used out of turn (error {error})")
-        if error:
-            raise RankDiedError(
-                f"tensor-parallel rank {error - 1} did not come to a sum within "
-                f"{self._exchange.limit_ns / 1e9:g} s, as seen by rank {self.shard.rank}"
-            )
+        for rank, error in enumerate(told[: self.shard.size].tolist()):
+            if error > self.shard.size:
+                raise RankDiedError(f"the ranks' exchange was used out of turn (error {error})")
+            if error:
+                raise RankDiedError(
+                    f"tensor-parallel rank {error - 1} did not come to a sum within "
+                    f"{self._exchange.limit_ns / 1e9:g} s, as seen by rank {rank}"
+                )
+
+    def check(self) -> None:
+        """Wait for all calls so far, and look whether all came to them; see `refuse`."""
+        words = self._device.host(_WORD_BYTES * self.shard.size)
+        self.tell(self._told)
+        self._device.download(self._told, words).wait()
+        self.refuse(words.view(np.int32))

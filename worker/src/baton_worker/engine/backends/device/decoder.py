@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.collective import Collective
-from baton_worker.engine.backends.device.expert_kernels import ExpertSum, Norm, Router
+from baton_worker.engine.backends.device.expert_kernels import ExpertSum, Router
+from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.products import Products
 from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
@@ -42,8 +43,14 @@ class Fed(NamedTuple):
     groups: tuple[Group, ...]
 
 
-Added = Tensor | ExpertSum | None
-"""What the norm behind a layer adds: E[N, H], or what makes it."""
+class RankPart(NamedTuple):
+    """What this rank has of a sum over all: E[N, H], where the others read it."""
+
+    part: Tensor
+
+
+Added = Tensor | ExpertSum | RankPart | None
+"""What the norm behind it adds: E[N, H], or what makes it."""
 
 
 class Decoder:
@@ -128,6 +135,10 @@ class Decoder:
         """Add what a layer left to the stream, and norm that."""
         if isinstance(added, ExpertSum):
             self._kernels.combine_norm(added, space.residual, norm, out)
+        elif isinstance(added, RankPart):
+            assert self.collective is not None, "a part is one of several ranks'"
+            room, residual = space.added, space.residual
+            self.collective.sum_norm(added.part, room, residual, norm, out)
         else:
             self._kernels.add_norm(added, space.residual, *norm, out)
 
@@ -142,14 +153,14 @@ class Decoder:
             self._attend_rows(layer.latent, index, fed, space)
         else:
             self._attend_heads(layer, index, fed, space)
-        self._project(space.attended_rows, layer.o, space.added, space)
+        attended = self._project(space.attended_rows, layer.o, space)
         norm = Norm(layer.post_norm, eps)
         if layer.mixture is not None:
+            self._sum(attended, space)
             return self._mix(layer, layer.mixture, norm, space)
-        self._add_norm(space.added, space, norm, space.normed)
+        self._add_norm(attended, space, norm, space.normed)
         self._gate_up_silu(layer, space, space.activated)
-        self._project(space.activated, layer.down, space.added, space)
-        return space.added
+        return self._project(space.activated, layer.down, space)
 
     def _attend_heads(self, layer: DeviceLayer, index: int, fed: Fed, space: TokenSpace) -> None:
         model_shape = self._model_shape
@@ -198,7 +209,7 @@ class Decoder:
     def _mix(
         self, layer: DeviceLayer, mixture: DeviceMixture, norm: Norm, space: TokenSpace
     ) -> Added:
-        """Norm, and feed each token's own experts and those that all tokens share."""
+        """Norm `space.added`, and feed each token's own experts and those that all share."""
         kernels, experts, own = self._kernels, self._model_shape.experts, space.experts
         products, x = self._products, space.normed
         assert experts is not None, "the shape tells of no experts"
@@ -209,18 +220,18 @@ class Decoder:
         scaled = products.quantised(x, space.scaled, mixture.gate_up, layer.gate_up)
         # First what all share: it is known which weights that reads while experts are chosen. But
         # its second product is quantised where the rows of x are, which experts read.
+        known = scaled is None and layer.gate_up is not None
         if scaled is None:
             self._share(layer, None, space)
         up, out = mixture.gate_up, own.activated
-        products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out)
+        products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out, known)
         products.expert_matmul(out, routes, mixture.down, own.made, space.scaled)
         if scaled is not None:
             self._share(layer, scaled, space)
         beside = None if layer.gate_up is None else own.beside
         if self.collective is None:
             return ExpertSum(own.made, routes, beside)
-        self._over_ranks(lambda out: kernels.combine(own.made, routes, beside, out), space.added)
-        return space.added
+        return self._over_ranks(lambda out: kernels.combine(own.made, routes, beside, out), space)
 
     def _share(self, layer: DeviceLayer, scaled: Scaled | None, space: TokenSpace) -> None:
         """Feed the experts that all tokens share, if there are any."""
@@ -234,19 +245,32 @@ class Decoder:
         scaled = self._products.quantised(space.normed, space.scaled, layer.gate_up)
         self._products.gate_up_silu(space.normed, scaled, layer.gate_up, out)
 
-    def _project(self, x: Tensor, weight: Weight, out: Tensor, space: TokenSpace) -> None:
-        """out E[N, H] = x @ weight^T, over all ranks' columns of both."""
-        self._over_ranks(lambda part: self._products.matmul(x, weight, part, space.scaled), out)
+    def _project(self, x: Tensor, weight: Weight, space: TokenSpace) -> Tensor | RankPart:
+        """Compute E[N, H] = x @ weight^T, over all ranks' columns of both."""
+        return self._over_ranks(
+            lambda out: self._products.matmul(x, weight, out, space.scaled), space
+        )
 
-    def _over_ranks(self, compute: Callable[[Tensor], None], out: Tensor) -> None:
-        """out E[N, H] = the sum of what every rank computes."""
+    def _over_ranks(
+        self, compute: Callable[[Tensor], None], space: TokenSpace
+    ) -> Tensor | RankPart:
+        """Compute E[N, H] to `space.added`, or this rank's part of what is their sum.
+
+        The sum is the next call over ranks that is made.
+        """
         if self.collective is None:
-            compute(out)
-            return
-        n_rows, width = out.shape
+            compute(space.added)
+            return space.added
+        n_rows, width = space.added.shape
         part = self.collective.part(n_rows, width, self._weights.dtype)
         compute(part)
-        self.collective.sum(part, out)
+        return RankPart(part)
+
+    def _sum(self, added: Tensor | RankPart, space: TokenSpace) -> None:
+        """Have in `space.added` what is to be added."""
+        if isinstance(added, RankPart):
+            assert self.collective is not None, "a part is one of several ranks'"
+            self.collective.sum(added.part, space.added)
 
     def _attend(self, group: Group, index: int, space: TokenSpace) -> None:
         self._kernels.attend(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from baton_worker.engine.backends.device.operands import Tensor
+from baton_worker.engine.backends.device.operands import Norm, Tensor
 from baton_worker.engine.model.experts import Experts
 
 
@@ -46,13 +46,6 @@ class Router(NamedTuple):
     experts: Experts
 
 
-class Norm(NamedTuple):
-    """An RMS norm: weight E[H], epsilon."""
-
-    weight: Tensor
-    eps: float
-
-
 class ExpertLimits(NamedTuple):
     """What kernels take at most: experts of a layer, those that a token takes, groups."""
 
@@ -84,9 +77,14 @@ class ExpertKernels(Protocol):
         some experts, weighted NaN.
         """
 
-    def expert_gate_up_silu(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:
+    def expert_gate_up_silu(
+        self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor, known: bool
+    ) -> None:
         """out E[N * C, I]: of each place `gate_up_silu` of its row of x E[N * C, H] and of its
         expert's rows of `weight` E[X * 2 I, H]. A single token's x E[1, H] needs no spreading.
+
+        `known`: `starts` may be read early, for `gate_up_silu` of the same tokens stands between
+        what wrote it and this call.
         """
 
     def expert_matmul(self, x: Tensor, starts: Tensor, weight: Tensor, out: Tensor) -> None:

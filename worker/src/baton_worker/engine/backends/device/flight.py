@@ -81,8 +81,7 @@ class DeviceFlight:
         self.came.wait()
         self.program.count_time(self.launch, self.came)
         told, shape = self.program.told(self.lane), self.program.shape
-        if any(flags.any() for flags in told.flags):
-            self.program.check_ranks()
+        self.program.check_ranks(told)
         laid = self._laid(is_live)
         if not laid.batch.sampled and not laid.batch.chunks:
             return NO_SNAPSHOT

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 import baton_ops
 from baton_worker.engine.backends.device.layout import Field
+from baton_worker.engine.backends.device.rank_kernels import MOST_RANKS
 from baton_worker.engine.backends.device.rules import StepRules, score_settings
 from baton_worker.engine.backends.device.shapes import StepShape
 from baton_worker.engine.sampling.noise import as_seed
@@ -88,12 +89,15 @@ class Inputs(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """What was not finite: hidden, mtp u8[N] of flat tokens, logits u8[R], drafts u8[B]."""
+    """What was not finite: hidden, mtp u8[N] of flat tokens, logits u8[R], drafts u8[B]; and whose
+    sums did not come to pass: ranks i32[`MOST_RANKS`], see `Collective.refuse`.
+    """
 
     hidden: Any
     mtp: Any
     logits: Any
     drafts: Any
+    ranks: Any
 
 
 def input_fields(shape: StepShape) -> dict[str, Field]:
@@ -148,6 +152,7 @@ def flag_fields(shape: StepShape) -> dict[str, Field]:
         "mtp": flat,
         "logits": Field("uint8", (shape.n_rows,)),
         "drafts": Field("uint8", (shape.n_sampled,)),
+        "ranks": Field("int32", (MOST_RANKS,)),
     }
 
 

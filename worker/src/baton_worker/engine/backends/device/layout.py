@@ -23,6 +23,7 @@ _HOST_TYPES: dict[DType, type[np.generic]] = {
     "int64": np.int64,
     "uint8": np.uint8,
 }
+_ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _HOST_TYPES.items()}
 
 
 class Field(NamedTuple):
@@ -34,7 +35,7 @@ class Field(NamedTuple):
     @property
     def n_bytes(self) -> int:
         """What it takes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(_HOST_TYPES[self.dtype]).itemsize
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 class Layout:

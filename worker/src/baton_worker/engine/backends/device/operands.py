@@ -23,6 +23,13 @@ class Places(NamedTuple):
     tables: Tensor
 
 
+class Norm(NamedTuple):
+    """An RMS norm: weight E[H], epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
 class Rotation(NamedTuple):
     """What happens to a head before it is used.
 

@@ -108,9 +108,10 @@ class Products:
         weight: Weight,
         spread: Tensor,
         out: Tensor,
+        known: bool,
     ) -> None:
         """out E[N * C, I]: `gate_up_silu` of each place's row. `spread` E[N * C, H] gets the rows
-        themselves where they are not quantised.
+        themselves where they are not quantised. `known`: see `ExpertKernels.expert_gate_up_silu`.
         """
         if isinstance(weight, Scaled):
             assert scaled is not None, "whoever has the weight has had its rows quantised"
@@ -119,7 +120,7 @@ class Products:
         if x.shape[0] > 1:  # a single row is what every place has
             self._kernels.gather(x, routes.row, spread)
             x = spread
-        self._kernels.expert_gate_up_silu(x, routes.starts, weight, out)
+        self._kernels.expert_gate_up_silu(x, routes.starts, weight, out, known)
 
     def expert_matmul(
         self, x: Tensor, routes: Routes, weight: Weight, out: Tensor, room: ScaledSpace | None

@@ -33,6 +33,9 @@ from baton_worker.engine.backends.device.shapes import StepShape
 from baton_worker.engine.backends.device.workspace import Workspace
 
 _MOST_GRAPHS = 256
+_MOST_PROMPTS = 64
+"""Steps with prompts whose programs are kept: what is made for one is hundreds of views, which
+takes the host milliseconds while the device has nothing to do."""
 
 
 class Machine(NamedTuple):
@@ -152,7 +155,9 @@ class Program:
         return Launch(kind, began)
 
     def finish(self, lane: int) -> Event:
-        """Begin to download the results."""
+        """Begin to download the results, and what all ranks say of the sums that made them."""
+        if (collective := self._machine.decoder.collective) is not None:
+            collective.tell(self._flags.ranks)
         return self._machine.device.download(self._downloaded, self._down(lane))
 
     def count_time(self, launch: Launch, came: Event) -> None:
@@ -163,10 +168,10 @@ class Program:
         """Return the bytes of a lane's inputs, for other ranks to repeat the step."""
         return self._lanes[lane].up[: self._layouts[0].stop]
 
-    def check_ranks(self) -> None:
-        """See `Collective.check`; to be asked where a result is not finite."""
-        if self._machine.decoder.collective is not None:
-            self._machine.decoder.collective.check()
+    def check_ranks(self, told: Told) -> None:
+        """Refuse a step whose sums not all ranks came to; see `Collective.refuse`."""
+        if (collective := self._machine.decoder.collective) is not None:
+            collective.refuse(told.flags.ranks)
 
     def drop(self) -> None:
         """Count its graph as gone."""
@@ -247,36 +252,44 @@ class Programs:
     def __init__(self, machine: Machine, largest: StepShape) -> None:
         self._machine = machine
         self.launches = Launches()
-        self._kept: OrderedDict[StepShape, Program] = OrderedDict()
+        self._repeated: OrderedDict[StepShape, Program] = OrderedDict()
+        self._prompts: OrderedDict[StepShape, Program] = OrderedDict()
         self._n_bytes = layouts(largest)[2].stop
         self._buffers = self._made()
 
     def of(self, shape: StepShape) -> Program:
-        """Return the program for a shape; that of a repeated one is kept."""
-        if (known := self._kept.get(shape)) is not None:
-            self._kept.move_to_end(shape)
+        """Return the program for a shape; it is kept for the next step like it.
+
+        Those with prompts are of any size, so that they never cost others their graphs.
+        """
+        kept = self._repeated if shape.is_repeated else self._prompts
+        if (known := kept.get(shape)) is not None:
+            kept.move_to_end(shape)
             return known
-        n_bytes = layouts(shape)[2].stop
-        if n_bytes > self._n_bytes:
-            while self._kept:  # their graphs are of the old memory
-                self._drop_oldest()
-            self._n_bytes = 2 * n_bytes
-            self._buffers = self._made()
-        program = Program(shape, self._machine, self._buffers, self.launches)
-        if shape.is_repeated:
-            self._kept[shape] = program
-            if len(self._kept) > _MOST_GRAPHS:
-                self._drop_oldest()
+        program = kept[shape] = self._new(shape)
+        if len(kept) > (_MOST_GRAPHS if shape.is_repeated else _MOST_PROMPTS):
+            _drop_oldest(kept)
         return program
 
-    def _drop_oldest(self) -> None:
-        _, program = self._kept.popitem(last=False)
-        program.drop()
+    def _new(self, shape: StepShape) -> Program:
+        n_bytes = layouts(shape)[2].stop
+        if n_bytes > self._n_bytes:
+            for kept in (self._repeated, self._prompts):
+                while kept:  # they are of the old memory, and so are their graphs
+                    _drop_oldest(kept)
+            self._n_bytes = 2 * n_bytes
+            self._buffers = self._made()
+        return Program(shape, self._machine, self._buffers, self.launches)
 
     def _made(self) -> _Buffers:
         device, n_bytes = self._machine.device, self._n_bytes
         lanes = tuple(_Lane(device.host(n_bytes), device.host(n_bytes)) for _ in range(N_LANES))
         return _Buffers(device.empty((n_bytes,), "uint8"), lanes)
+
+
+def _drop_oldest(kept: OrderedDict[StepShape, Program]) -> None:
+    _, program = kept.popitem(last=False)
+    program.drop()
 
 
 def fed_next(step: NextStep) -> dict[str, Tensor]:

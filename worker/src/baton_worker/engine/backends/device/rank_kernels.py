@@ -11,7 +11,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.backends.device.operands import Tensor
+from baton_worker.engine.backends.device.operands import Norm, Tensor
+
+MOST_RANKS = 8
 
 
 class Exchange(NamedTuple):
@@ -30,7 +32,8 @@ class Exchange(NamedTuple):
 class RankKernels(Protocol):
     """Calls take the halves in turns, from one graph to the next too. A rank that does not come
     within the limit leaves NaN in the output of the others, whose heads say who it was: their first
-    word is an int32, 0 or 1 + the rank. After that no call waits any more.
+    word is an int32, 0 or 1 + the rank. After that no call waits any more. It itself may go on with
+    numbers that are finite and wrong, and know of nothing: see `rank_errors`.
     """
 
     def exchange_head_bytes(self) -> int:
@@ -43,5 +46,24 @@ class RankKernels(Protocol):
         divide by 16.
         """
 
+    def rank_sum_norm(
+        self,
+        part: Tensor,
+        exchange: Exchange,
+        room: Tensor,
+        residual: Tensor,
+        norm: Norm,
+        out: Tensor,
+    ) -> None:
+        """Do `rank_sum`, and `add_norm` of that sum and residual to out; the same bits.
+
+        `room` E[N, W], like `residual` and `out`, may hold anything behind the call.
+        """
+
     def rank_gather(self, part: Tensor, exchange: Exchange, out: Tensor) -> None:
         """out [ranks, N, W] = every rank's part [N, W]; otherwise as `rank_sum`."""
+
+    def rank_errors(self, exchange: Exchange, out: Tensor) -> None:
+        """out i32[ranks] = the first word of every rank's head, behind all calls before it: these
+        gave what they should where all are 0. Meets nobody, and takes no half.
+        """

@@ -9,6 +9,7 @@ stream its handle.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.pieces import Rows
+
+FIRST_CALL, LATER_CALL_TIMES = 16, 3
+"""Copies of the first call to the driver, and how many times as many each later one has."""
 
 
 class Range:
@@ -106,17 +110,23 @@ class PeerMemory:
             call("cuMemRelease", handle)
 
     def copy(self, source: int, to: int, pieces: npt.NDArray[np.int64], stream: int) -> None:
-        """Launch copies of (byte of source, byte of to, bytes), in any order among themselves."""
+        """Launch copies of (byte of source, byte of to, bytes), in any order among themselves.
+
+        Nothing is copied before a call to the driver returns, and a call's time grows with its
+        copies, so that a short one begins and each longer one is prepared while others run: 8,192
+        tokens of Qwen3-8B take 3.08 ms so, and 3.42 by one call (H100s, NV18).
+        """
         cuda = self._driver.cuda
         how = cuda.CUmemcpyAttributes()
         how.srcAccessOrder = cuda.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
         how.flags = cuda.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE.value
-        sources = [cuda.CUdeviceptr(at) for at in (pieces[:, 0] + source).tolist()]
-        into = [cuda.CUdeviceptr(at) for at in (pieces[:, 1] + to).tolist()]
-        sizes = pieces[:, 2].tolist()
-        self._driver.call(
-            "cuMemcpyBatchAsync", into, sources, sizes, len(sizes), [how], [0], 1, stream
-        )
+        for some in calls_of(pieces):
+            sources = [cuda.CUdeviceptr(at) for at in (some[:, 0] + source).tolist()]
+            into = [cuda.CUdeviceptr(at) for at in (some[:, 1] + to).tolist()]
+            sizes = some[:, 2].tolist()
+            self._driver.call(
+                "cuMemcpyBatchAsync", into, sources, sizes, len(sizes), [how], [0], 1, stream
+            )
 
     def copy_rows(
         self, source: int, to: int, pieces: npt.NDArray[np.int64], rows: Rows, stream: int
@@ -131,6 +141,14 @@ class PeerMemory:
             how.dstDevice = cuda.CUdeviceptr(to + here)
             how.Height = count
             self._driver.call("cuMemcpy2DAsync", how, stream)
+
+
+def calls_of(pieces: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the pieces of each call to the driver, a few and then ever more; none of none."""
+    begin, count = 0, FIRST_CALL
+    while begin < len(pieces):
+        yield pieces[begin : begin + count]
+        begin, count = begin + count, count * LATER_CALL_TIMES
 
 
 class _Driver:

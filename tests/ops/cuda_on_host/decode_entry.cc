@@ -1,0 +1,47 @@
+// Hopper's attention of decode under C names; arguments are laid out by
+// baton_testing/host_decode.py, eight bytes each. Returns null or what went wrong.
+#include "rewritten/hopper_attention.h"
+#include "shims/hopper.h"
+#include "words.h"
+
+using namespace baton_ops::cuda;
+
+extern "C" {
+
+// Reads heads, kv_heads, sequences, tokens, positions.
+int64_t host_scratch_bytes(const int64_t* words) {
+  return static_cast<int64_t>(
+      DecodeScratchBytes({words[0], words[1], 128, words[2], words[3], words[4]}));
+}
+
+// Reads query, sequences, tokens, heads, pool, blocks, layers, kv_heads, block_size, layer, tables,
+// width, contexts, out, scratch and its bytes.
+Error host_attend(const int64_t* words, float scale) {
+  AttendInput in{};
+  in.type = ElementType::kBFloat16;
+  in.scale = scale;
+  in.query = At<const void>(words);
+  in.sequences = *words++;
+  in.tokens = *words++;
+  in.heads = *words++;
+  in.pool.data = At<void>(words);
+  in.pool.blocks = *words++;
+  in.pool.layers = *words++;
+  in.pool.heads = *words++;
+  in.pool.block_size = *words++;
+  in.pool.head_dim = 128;
+  in.layer = *words++;
+  in.tables = At<const int32_t>(words);
+  in.width = *words++;
+  in.contexts = At<const int32_t>(words);
+  void* out = At<void>(words);
+  const Workspace scratch{At<void>(words), static_cast<size_t>(words[0])};
+  const auto pool = static_cast<const char*>(in.pool.data);
+  const int64_t rows = in.pool.blocks * in.pool.layers * 2 * in.pool.heads * in.pool.block_size;
+  host_cuda::written_before = nullptr;  // of the pool what steps before wrote is read early
+  host_cuda::readable[0] = host_cuda::readable[1] = {pool, pool + rows * in.pool.head_dim * 2};
+  host_cuda::late = {};
+  if (!DecodeTakes(in, scratch)) return "decode's kernel does not take it";
+  return DecodeAttention({in, out, scratch, host_cuda::settings.capability}, nullptr);
+}
+}

@@ -1,0 +1,75 @@
+"""Hopper's attention of decode as a function of the host over NumPy arrays.
+
+Owns the layout of its call. E is bfloat16 as uint16. Knows no test.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_testing import host_cuda, host_matmul
+
+Array = npt.NDArray[Any]
+
+_INSTRUCTIONS = host_matmul.INSTRUCTIONS | {
+    "ex2.approx.ftz.f32 %0, %1;": "PowerOfTwo",
+    "bar.sync 1, %0;": "SyncFirstGroup",
+}
+UNIT = host_cuda.Unit(
+    ("decode_attention.cu", "tensor_map.cc"),
+    "decode_entry.cc",
+    lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
+    language="hopper.h",
+    stand_ins=("wgmma.cuh",),
+)
+
+
+class Call(NamedTuple):
+    """See `Kernels.attend`."""
+
+    query: Array
+    kv: Array
+    layer: int
+    tables: Array
+    contexts: Array
+    scale: float
+    out: Array
+
+
+class HostDecode:
+    """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.host_attend.restype = ctypes.c_char_p
+        self._library.host_scratch_bytes.restype = ctypes.c_int64
+
+    def attend(self, call: Call, seed: int, processors: int) -> None:
+        """Attend on so many multiprocessors, from 9 on; threads run in an order that is drawn."""
+        self._library.host_settings(ctypes.c_uint64(seed), processors)
+        tokens, heads, _ = call.query.shape
+        blocks, layers, _, kv_heads, block_size, _ = call.kv.shape
+        sequences, width = call.tables.shape
+        sizes = (heads, kv_heads, sequences, tokens, width * block_size)
+        scratch = np.zeros(self._library.host_scratch_bytes(_words(sizes)) + 16, np.uint8)
+        scratch = scratch[-scratch.ctypes.data % 16 :]
+        words = (
+            call.query, sequences, tokens, heads, call.kv, blocks, layers, kv_heads, block_size,
+            call.layer, call.tables, width, call.contexts, call.out, scratch, scratch.nbytes,
+        )  # fmt: skip
+        error = self._library.host_attend(_words(words), ctypes.c_float(call.scale))
+        if error is not None:
+            raise RuntimeError(error.decode())
+
+
+def _words(values: tuple[Any, ...]) -> Any:
+    return (ctypes.c_int64 * len(values))(*map(_word, values))
+
+
+def _word(value: Any) -> int:
+    return int(value.ctypes.data) if hasattr(value, "ctypes") else value
