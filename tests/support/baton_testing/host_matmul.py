@@ -57,7 +57,6 @@ _OF_OTHER_KERNELS = (
     "mbarrier.init.shared::cta.b64 [%0], 1;",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];",
     "cp.async.cg.shared.global [%0], [%1], 16;",
-    "cp.async.commit_group;",
     "cp.async.wait_group 0;",
     "{ .reg .pred done; again_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
     " @!done bra again_%=; }",

@@ -332,8 +332,7 @@ inline void AwaitCopies(int keep) {
 inline void ArriveBehindCopies(uint32_t at) {
   BegunCopies& mine = MyHopper().begun[Me().thread];
   MakeCopies(mine, mine.copies.size());
-}
-Arrive(at);
+  Arrive(at);
 }
 
 // What the grid before writes: it holds nothing of that until somebody waits.
