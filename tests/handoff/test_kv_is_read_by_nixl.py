@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton_testing.processes import wait_until
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import GivenAwayError, PullLostError, UnfitKvError
@@ -21,8 +20,9 @@ from baton_worker.engine.kv.sharing import GivenAwayError, PullLostError, UnfitK
 pytest.importorskip("nixl_cu13")
 from baton_testing.nixl_owner import Owner, values
 from baton_testing.nixl_reader import NixlReader, ended
+from baton_testing.processes import wait_until
 from baton_worker.handoff.nixl_agent import NixlAgent
-from baton_worker.handoff.nixl_pulls import NixlPool, NixlPull
+from baton_worker.handoff.nixl_pulls import _SCRATCH_WORDS, NixlPool, NixlPull
 
 SHAPE = KvShape(n_layers=2, kv_heads=2, block_size=16, head_dim=32, n_blocks=40)
 THEIRS, OURS = [3, 4, 5, 9, 30, 31, 2], [20, 21, 22, 7, 6, 5, 39]
@@ -263,6 +263,17 @@ def test_an_introduction_that_is_not_true_is_refused(
     assert decode.value("baton_handoff_pools_refused_total", reason="unfit") == 1
     assert decode.value("baton_handoff_mapped_pools") == 0
     decode.known(owner.words)
+
+
+@pytest.mark.parametrize(("seconds", "n_kept"), [(3600.0, 1), (0.0, 0)])
+def test_a_word_that_a_failed_read_may_still_write_is_nobodys_for_a_while(
+    decode: Decode, owner: Owner, monkeypatch: pytest.MonkeyPatch, seconds: float, n_kept: int
+) -> None:
+    monkeypatch.setattr("baton_worker.handoff.nixl_pulls._SETTLING_SECONDS", seconds)
+    free = decode.pools._pulls._free_words
+    decode.introduced(msgspec.structs.replace(owner.words, lease_address=4096))
+    decode.known(owner.words)
+    wait_until("it rests", lambda: len(free), lambda count: count == _SCRATCH_WORDS - n_kept)
 
 
 @pytest.mark.skipif(

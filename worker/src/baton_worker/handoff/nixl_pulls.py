@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -219,9 +220,7 @@ class NixlPulls:
             except NixlError as error:
                 self._lose(pool, str(error))
                 pull.fail(PullLostError(f"{pool.words.worker_id}: {error}"))
-                settles_at = time.monotonic() + _SETTLING_SECONDS
-                while time.monotonic() < settles_at:
-                    yield
+                yield from _settled()
             pull.end()
 
         self.order(order)
@@ -302,9 +301,17 @@ class NixlPulls:
         pieces = np.array([[there, here, LEASE_BYTES]], np.int64)
         try:
             yield from self._read(pool, self._agent.read(pool.leases, None, pieces))
-            return int(self._words[word])
-        finally:
-            self._free_words.append(word)
+        except NixlError:
+            self.order(partial(self._rest, word))
+            raise
+        said = int(self._words[word])
+        self._free_words.append(word)
+        return said
+
+    def _rest(self, word: int) -> Iterator[None]:
+        """Keep a word that a failed read may still write from other leases, as blocks are."""
+        yield from _settled()
+        self._free_words.append(word)
 
     def _read(self, pool: NixlPool, work: Work) -> Iterator[None]:
         """Begin a read and see it to its end, whatever that is."""
@@ -332,6 +339,13 @@ class NixlPulls:
         if not pool.why_lost:
             pool.why_lost = why
             self._tells.lost(pool)
+
+
+def _settled() -> Iterator[None]:
+    """Come to an end when nothing of a failed read is under way any more."""
+    at = time.monotonic() + _SETTLING_SECONDS
+    while time.monotonic() < at:
+        yield
 
 
 def _together(works: list[Iterator[None]]) -> Iterator[None]:
