@@ -33,6 +33,7 @@ import bench_steps  # noqa: E402
 from bench_steps import FIRST_BLOCK, Case  # noqa: E402
 
 from baton_testing import random_rank  # noqa: E402
+from baton_testing.rank_heads import look_at_ranks  # noqa: E402
 from baton_worker.engine.backends.device.engine import DeviceEngine  # noqa: E402
 from baton_worker.engine.backends.device.program import N_LANES  # noqa: E402
 from baton_worker.engine.options import NO_DRAFTS, EngineOptions  # noqa: E402
@@ -151,7 +152,7 @@ def measured(ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             found.append(record)
             print(record, flush=True)
         if engine.model.team is not None:
-            engine.model.team.collective.check()
+            look_at_ranks(engine.model.device, engine.model.team.collective)
     return found
 
 

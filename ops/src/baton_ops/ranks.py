@@ -112,7 +112,9 @@ def rank_sum_norm_into(
     """Do what `rank_sum_into` and `decoder.add_norm_into` of that do one after the other, with the
     same bits: residual E[N, H] gets the sum, rounded, and out E[N, H] what is normed.
 
-    In one launch for few rows, up to 128, of up to 8,192 columns; else in two.
+    In one launch where each rank would read all parts (`SumWay.CHOSEN`: two ranks; four up to
+    512 KiB a part, eight up to 256), for up to 128 rows of up to 8,192 columns, in eights and on
+    whole vectors; else in two.
 
     Args:
         part: E[N, H]; otherwise as for `rank_sum_into`.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from baton_testing.numpy_device import NumpyDevice, on_device
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_ranks import HEAD_BYTES
+from baton_testing.rank_heads import look_at_ranks
 from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends.device.collective import Collective, ExchangeSizes
 from baton_worker.engine.backends.device.operands import Norm
@@ -55,6 +56,10 @@ class Rank:
         stream = self.put(residual)
         self.collective.sum_norm(part, room, stream, Norm(self.put(weight), 1e-6), out)
         return stream, out
+
+    def look(self) -> None:
+        """Refuse what was computed if not all came to it."""
+        look_at_ranks(self.device, self.collective)
 
     def read(self, tensor: Any) -> Any:
         self.device.synchronise()
@@ -223,7 +228,7 @@ def test_a_rank_that_does_not_come_is_named_and_nobody_waits_again() -> None:
     for _ in range(2):
         assert np.isnan(first.read(first.add([[1.0] * 4]))).all()
     with pytest.raises(RankDiedError, match=r"rank 1 did not come to a sum within 0.05 s"):
-        first.collective.check()
+        first.look()
 
 
 def test_who_is_slower_than_the_limit_is_told_that_its_sums_do_not_count() -> None:
@@ -238,13 +243,26 @@ def test_who_is_slower_than_the_limit_is_told_that_its_sums_do_not_count() -> No
     slow.collective.sum(part, out)
     np.testing.assert_array_equal(slow.read(out), [[1.0 + 4.0] * 4])  # a number, and 3 is right
     with pytest.raises(RankDiedError, match=r"rank 0 did not come .* 0.05 s, as seen by rank 1"):
-        slow.collective.check()
+        slow.look()
+
+
+@pytest.mark.parametrize("error_of_0", [0, 2, 3])
+def test_a_rank_0_that_stood_still_is_named_whomever_it_gave_up_then(error_of_0: int) -> None:
+    first = group(4)[0]
+    with pytest.raises(RankDiedError, match=r"rank 0 did not come .* as seen by rank 1"):
+        first.collective.refuse(np.array([error_of_0, 1, 1, 1, 9, 9, 9, 9], np.int32))
+
+
+def test_a_rank_that_rank_0_alone_gave_up_is_named() -> None:
+    first = group(4)[0]
+    with pytest.raises(RankDiedError, match=r"rank 2 did not come .* as seen by rank 0"):
+        first.collective.refuse(np.array([3, 0, 0, 0], np.int32))
 
 
 def test_who_has_all_others_is_content() -> None:
     def work(rank: Rank) -> None:
         rank.read(rank.add([[np.nan] * 4]))
-        rank.collective.check()
+        rank.look()
 
     together(group(2), work)
 

@@ -17,7 +17,9 @@ Error AddNorm(const AddNormInput& in, const Rows& out, Stream stream) {
   const Grid grid{static_cast<unsigned>(in.rows), NormThreads(in.columns)};
   return ForElement(in.type, [&](auto element) {
     using E = decltype(element);
-    return LaunchEarly(AddNormKernel<E, true, 1>, grid, stream, NormParamsOf<E>(in, out));
+    const auto kernel =
+        IsNormWide(in, out) ? AddNormKernel<E, true, 1> : AddNormKernel<E, false, 1>;
+    return LaunchEarly(kernel, grid, stream, NormParamsOf<E>(in, out));
   });
 }
 

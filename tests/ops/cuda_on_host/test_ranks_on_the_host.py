@@ -19,7 +19,7 @@ import pytest
 from baton_testing import host_cuda, host_ranks
 from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_matmul import fp32
-from baton_testing.host_ranks import APART, GATHER, Call, HostGroup
+from baton_testing.host_ranks import APART, GATHER, NORM, Call, HostGroup
 
 RANKS = (2, 4, 8)
 KINDS = (("bf16", "bf16"), ("fp32", "bf16"), ("fp32", "fp32"))
@@ -169,6 +169,22 @@ def test_a_fault_in_a_norm_of_a_sum_is_found(library: Path, fault: str) -> None:
     assert fails(FIRST_FIRST)
 
 
+def test_rows_that_are_not_in_whole_chunks_are_normed_in_a_launch_of_their_own(
+    library: Path,
+) -> None:
+    calls = [
+        host_ranks.norm_call(np.random.default_rng(i), 2, 3, 12, "fp32", i % 2) for i in range(4)
+    ]
+    apart = copy.deepcopy(calls)
+    for call in apart:
+        call.way = APART
+    for some in (calls, apart):
+        group = HostGroup(library, 2, HALF_BYTES, 1)
+        group.run(some, limit_ns=LIMIT)
+        assert group.launches() == 2 * len(some)
+    assert [bits_of(call) for call in calls] == [bits_of(call) for call in apart]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_norms_and_sums_follow_each_other(library: Path, ranks: int) -> None:
     """Grids of a block a row and of a block a warp of vectors, on the same halves and flags."""
@@ -316,19 +332,38 @@ class Still(NamedTuple):
 def stood_still(
     library: Path, ranks: int, way: str, call: int, seed: int, fault: str = ""
 ) -> Still:
+    sums = sums_of_steps(ranks, way, seed)
+    right = copy.deepcopy(sums)
+    HostGroup(library, ranks, HALF_BYTES, seed).run(right)
     group = HostGroup(library, ranks, HALF_BYTES, seed, fault)
     group.ignore_races()
-    sums = calls_of(ranks, [way], 2 * STEP, seed, sizes=[33], kinds=[("fp32", "fp32")])
     calls = [*sums[:STEP], host_ranks.errors(ranks), *sums[STEP:], host_ranks.errors(ranks)]
     group.run(calls, limit_ns=LIMIT // 10, still=(0, call))
-    step = [call.outs[0].view(np.float32) for call in sums[:STEP]]
-    assert not wrong(sums[:call], range(ranks)), "nobody was late before"
-    are_numbers = not any(np.isnan(out).any() for out in step)
-    return Still(are_numbers and bool(wrong(sums[:STEP], [0])), bool(calls[STEP].outs[0].any()))
+    of_ranks = [[bits_of(some[n]) for n in range(STEP)] for some in (sums, right)]
+    assert of_ranks[0][:call] == of_ranks[1][:call], "nobody was late before"
+    are_numbers = not any(np.isnan(of.outs[0].view(np.float32)).any() for of in sums[:STEP])
+    is_wrong = any(got[0] != wanted[0] for got, wanted in zip(*of_ranks, strict=True))
+    heads = calls[STEP].outs[0]
+    return Still(are_numbers and is_wrong, bool(heads.any()))
+
+
+def sums_of_steps(ranks: int, way: str, seed: int) -> list[Call]:
+    """Return the calls of two steps, in fp32."""
+    if way != NORM:
+        return calls_of(ranks, [way], 2 * STEP, seed, sizes=[33], kinds=[("fp32", "fp32")])
+    rng = np.random.default_rng([seed, ranks])
+    return [host_ranks.norm_call(rng, ranks, 3, 64, "fp32", i % 2) for i in range(2 * STEP)]
+
+
+def bits_of(call: Call) -> list[bytes]:
+    """Return what each rank has of a call."""
+    return [out.tobytes() for out in call.outs] if call.normed is None else call.normed_bits()
 
 
 @pytest.mark.parametrize(
-    ("way", "n_unseen"), [("one shot", 2), ("two shots", 1), (GATHER, 2)], ids=lambda x: str(x)
+    ("way", "n_unseen"),
+    [("one shot", 2), ("two shots", 1), (GATHER, 2), (NORM, 2)],
+    ids=lambda x: str(x),
 )
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_who_stands_still_in_a_steps_last_calls_is_told_that_they_do_not_count(
