@@ -57,7 +57,7 @@ class RankKernels(Protocol):
     ) -> None:
         """Do `rank_sum`, and `add_norm` of that sum and residual to out; the same bits.
 
-        `room` E[N, W], like `residual` and `out`, may hold anything behind the call.
+        `room` E[N, W] is memory for that sum, and may hold anything behind the call.
         """
 
     def rank_gather(self, part: Tensor, exchange: Exchange, out: Tensor) -> None:
