@@ -6,6 +6,7 @@
 #include "early_launch.h"
 #include "element_types.h"
 #include "hopper_scaled.h"
+#include "scaled_launch.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -83,20 +84,7 @@ bool IsOnVectors(const uint8_t* p) { return reinterpret_cast<uintptr_t>(p) % siz
 
 template <class Out, bool kGated>
 Error MatmulOf(const ScaledMatmulInput& in, const Rows& out, Stream stream) {
-  const ScaledParams<Out> params{in.x.values,
-                                 BytesOfRow(in.in, in.x.has_halves),
-                                 in.x.scales,
-                                 in.weight.values,
-                                 in.weight.scales,
-                                 static_cast<Out*>(out.data),
-                                 out.stride,
-                                 static_cast<int>(in.rows),
-                                 static_cast<int>(in.in),
-                                 static_cast<int>(in.out),
-                                 static_cast<int>(DivideUp<int64_t>(in.in, in.group)),
-                                 in.row,
-                                 in.starts,
-                                 static_cast<int>(in.experts)};
+  const ScaledParams<Out> params = ScaledParamsOf<Out>(in, out);
   const bool is_wide = in.in % static_cast<int64_t>(sizeof(Numbers)) == 0 &&
                        IsOnVectors(in.x.values) && IsOnVectors(in.weight.values);
   return is_wide ? RunWide<Out, kGated>(in, params, stream)

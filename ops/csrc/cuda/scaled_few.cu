@@ -5,6 +5,7 @@
 #include "element_types.h"
 #include "hopper_launch.h"
 #include "hopper_scaled.h"
+#include "scaled_launch.h"
 
 namespace baton_ops::cuda {
 namespace {
@@ -18,20 +19,7 @@ int64_t RowTiles(const ScaledMatmulInput& in, int64_t rows) {
 template <class Way>
 Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
   using Out = typename Way::Out;
-  const ScaledParams<Out> params{in.x.values,
-                                 BytesOfRow(in.in, in.x.has_halves),
-                                 in.x.scales,
-                                 in.weight.values,
-                                 in.weight.scales,
-                                 static_cast<Out*>(out.data),
-                                 out.stride,
-                                 static_cast<int>(in.rows),
-                                 static_cast<int>(in.in),
-                                 static_cast<int>(in.out),
-                                 static_cast<int>(DivideUp<int64_t>(in.in, in.group)),
-                                 in.row,
-                                 in.starts,
-                                 static_cast<int>(in.experts)};
+  const ScaledParams<Out> params = ScaledParamsOf<Out>(in, out);
   const int64_t tiles =
       RowTiles(in, kFewScaledRows) * DivideUp<int64_t>(in.out, int64_t{Way::kOutColumns});
   const int64_t room = kFewScaledBlocks * int64_t{processors};
