@@ -30,8 +30,9 @@ def _in_two_parts(x: Any, weight: Any, out: Any) -> None:
 
 
 def _scaled_in_two_parts(x: Any, weight: Any, out: Any) -> None:
-    """Of rows that are one group."""
-    _in_two_parts(NUMBERS[x.values] * x.scales, NUMBERS[weight.values] * weight.scales, out)
+    """Of rows that are one group. Behind a row's numbers there is room for more."""
+    numbers = NUMBERS[x.values[:, : weight.values.shape[1]]]
+    _in_two_parts(numbers * x.scales, NUMBERS[weight.values] * weight.scales, out)
 
 
 class BatchedProducts(_Over):
