@@ -26,10 +26,11 @@ UNIT = host_cuda.Unit(
     lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
     stand_ins=("mma.cuh",),
 )
+_OF_HOPPER = host_matmul.INSTRUCTIONS | {"griddepcontrol.launch_dependents;": "LetGridsStart"}
 TURNED = host_cuda.Unit(
     ("scaled_turned.cu", "scaled_few.cu", "tensor_map.cc"),
     "scaled_turned_entry.cc",
-    lambda _, text: host_cuda.rewritten(text, host_matmul.INSTRUCTIONS),
+    lambda _, text: host_cuda.rewritten(text, _OF_HOPPER),
     language="hopper.h",
     stand_ins=("mma.cuh", "wgmma.cuh"),
 )
@@ -146,8 +147,8 @@ class HostTurned:
     ) -> None:
         """Multiply as `HostScaled.matmul` does, by one way and so many multiprocessors."""
         words = _product(x, weight, group, out, is_gated, row, starts)
-        size = ctypes.c_int64(weight.values.nbytes)
-        _check(self._library.host_scaled_turned(words, way, processors, size))
+        rows = [ctypes.c_int64(len(each.values)) for each in (x, weight)]
+        _check(self._library.host_scaled_turned(words, way, processors, *rows))
 
 
 def _product(

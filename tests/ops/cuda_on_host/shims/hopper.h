@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "device_language.h"
@@ -18,8 +19,43 @@ constexpr unsigned kGroupThreads = 128, kGroupRows = 64, kDepth = 16, kMostColum
 constexpr unsigned kAllRegisters = 64 << 10;
 
 inline const void* written_before;  // by the grid before: nobody may read it before he waits
-inline std::pair<const char*, const char*> readable[2];  // begin and end of x and the weight
-inline int planted;  // the number of the fault that is planted, or 0
+// Begin and end of what copies may read: x, the weight, and the scales of both.
+inline std::vector<std::pair<const char*, const char*>> readable;
+inline int planted;      // the number of the fault that is planted, or 0
+inline bool lets_early;  // whether a launch let the next grid start before it waited itself
+
+// What the grid before writes: nothing of it is there until somebody waits. While one of these is,
+// launches find it so; then all is again what it was.
+class Late {
+ public:
+  Late() { current = this; }
+  ~Late() {
+    Come();
+    current = nullptr;
+  }
+  Late(const Late&) = delete;
+  Late& operator=(const Late&) = delete;
+
+  // Has so many bytes be `until` then.
+  void Hide(const void* place, int64_t bytes, int until = 0xff) {
+    if (place == nullptr || bytes == 0) return;
+    char* const from = static_cast<char*>(const_cast<void*>(place));
+    values_[from].assign(from, from + bytes);
+    memset(from, until, static_cast<size_t>(bytes));
+  }
+  void Come() const {
+    for (const auto& [place, values] : values_) memcpy(place, values.data(), values.size());
+  }
+  bool Holds(const char* p) const {
+    const auto next = values_.upper_bound(const_cast<char*>(p));
+    return next != values_.begin() && p < std::prev(next)->first + std::prev(next)->second.size();
+  }
+
+  static inline const Late* current;
+
+ private:
+  std::map<char*, std::vector<char>> values_;  // by place
+};
 
 struct Barrier {
   int arrivals = 0, pending = 0, phase = 0;
@@ -58,6 +94,7 @@ struct BegunCopies {
 
 struct Hopper {
   std::map<unsigned, BegunCopies> begun;  // by thread
+  std::set<unsigned> waited;              // threads that waited for earlier grids themselves
   std::map<uint32_t, Barrier> barriers;   // by shared address
   Warpgroup groups[1024 / kGroupThreads];
   int registers = 0;
@@ -115,7 +152,12 @@ __attribute__((noinline)) inline void AwaitPhase(uint32_t at, int parity) {
 
 inline bool IsReadable(const char* p) {
   const auto holds = [=](const auto& range) { return p >= range.first && p < range.second; };
-  return holds(readable[0]) || holds(readable[1]);
+  return std::any_of(readable.begin(), readable.end(), holds);
+}
+
+// What the calling thread may not read yet, if there is anything.
+inline const Late* NotYet() {
+  return MyHopper().waited.count(Me().thread) == 0 ? Late::current : nullptr;
 }
 
 // Where a byte of rows of 128 bytes lies, swizzled.
@@ -131,6 +173,7 @@ void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint
   const auto next = MyHopper().barriers.lower_bound(to);
   if (next != MyHopper().barriers.end() && next->first < to + bytes) Fail("a box on a barrier", 0);
   char* shared = MyShared();
+  const Late* const late = NotYet();
   for (uint32_t i = 0; i < bytes / map->width; ++i) {
     const char* from = map->data;
     bool is_there = true;
@@ -141,6 +184,7 @@ void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint
     }
     uint16_t value = 0;
     if (is_there && !IsReadable(from)) Fail("a matrix is described as larger than it is", 0);
+    if (is_there && late != nullptr && late->Holds(from)) Fail("reads before it waited", 0);
     if (is_there) memcpy(&value, from, map->width);
     memcpy(shared + Swizzled(to + i * map->width), &value, map->width);
   }
@@ -291,6 +335,12 @@ inline void AwaitProducts(int keep) {
 inline void BeginEarlyCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
   if (to % room != 0 || to + room > MyBlock().shared_used) Fail("no place for a copy", int(to));
   if (reinterpret_cast<uintptr_t>(from) % room != 0) Fail("a copy of no vector", int(room));
+  const auto first = static_cast<const char*>(from);
+  if (bytes > 0 && !(IsReadable(first) && IsReadable(first + bytes - 1))) {
+    Fail("a copy reads beside what there is", bytes);
+  }
+  const Late* const late = NotYet();
+  if (bytes > 0 && late != nullptr && late->Holds(first)) Fail("reads before it waited", 0);
   MyHopper().begun[Me().thread].copies.push_back({to, room, from, bytes});
 }
 inline void BeginCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
@@ -335,19 +385,14 @@ inline void ArriveBehindCopies(uint32_t at) {
   Arrive(at);
 }
 
-// What the grid before writes: it holds nothing of that until somebody waits.
-struct Late {
-  int32_t* place;
-  const int32_t* values;
-  int64_t count;
-};
-inline Late late;
-
-// Waits for the block, and may let grids start before: what this reads first nobody writes then.
+// Waits for the block.
 inline void WaitForGridsOnce() {
+  if (!Me().waited_for_grids && Late::current != nullptr) Late::current->Come();
   for (Fiber& fiber : cluster.fibers) fiber.waited_for_grids = true;
-  std::copy_n(late.values, late.count, late.place);
+  MyHopper().waited.insert(Me().thread);
 }
+// Lets grids start, before or behind that: what a launch reads before it waits nobody writes then.
+inline void LetGridsStartAnyTime() { lets_early = lets_early || !Me().waited_for_grids; }
 inline void Nothing() {}
 // Named barriers: a warpgroup has one of its own.
 inline void SyncGroup(int, int threads) {
