@@ -41,6 +41,9 @@ Error host_attend_rows(const int64_t* words, float scale) {
   host_cuda::written_before = query;
   host_cuda::readable = {{query, query + in.tokens * in.heads * in.pool.head_dim * 2},
                          {pool, pool + rows * in.pool.head_dim * 2}};
+  host_cuda::Late late;
+  late.Hide(query, in.tokens * in.heads * in.pool.head_dim * 2);
+  late.Hide(pool, rows * in.pool.head_dim * 2);
   return AttendOnHopper(in, out, scratch, nullptr);
 }
 }

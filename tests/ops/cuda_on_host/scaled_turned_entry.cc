@@ -7,12 +7,6 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
-// Has every thread pass a barrier by.
-void host_skip(const char* file, int line) {
-  host_cuda::settings.skipped_line = line;
-  snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
-}
-
 // How many rows there are of x, and of the weight, of all experts together.
 Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t x_rows,
                          int64_t weight_rows) {

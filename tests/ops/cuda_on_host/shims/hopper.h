@@ -1,7 +1,5 @@
 // What a block of Hopper has beyond older ones, over fibers: barriers that count arrivals and
-// bytes, the copy engine's boxes, and products of warpgroups. A box arrives at once; a product is
-// made as late as its wait allows, from what then lies in shared memory. Owns what of these no
-// kernel may.
+// bytes, and the copy engine's boxes, which arrive at once. Owns what of these no kernel may.
 #ifndef BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
 #define BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
 
@@ -12,10 +10,11 @@
 #include <vector>
 
 #include "device_language.h"
+#include "late.h"
+#include "warpgroups.h"
 
 namespace host_cuda {
 
-constexpr unsigned kGroupThreads = 128, kGroupRows = 64, kDepth = 16, kMostColumns = 256;
 constexpr unsigned kAllRegisters = 64 << 10;
 
 inline const void* written_before;  // by the grid before: nobody may read it before he waits
@@ -24,60 +23,10 @@ inline std::vector<std::pair<const char*, const char*>> readable;
 inline int planted;      // the number of the fault that is planted, or 0
 inline bool lets_early;  // whether a launch let the next grid start before it waited itself
 
-// What the grid before writes: nothing of it is there until somebody waits. While one of these is,
-// launches find it so; then all is again what it was.
-class Late {
- public:
-  Late() { current = this; }
-  ~Late() {
-    Come();
-    current = nullptr;
-  }
-  Late(const Late&) = delete;
-  Late& operator=(const Late&) = delete;
-
-  // Has so many bytes be `until` then.
-  void Hide(const void* place, int64_t bytes, int until = 0xff) {
-    if (place == nullptr || bytes == 0) return;
-    char* const from = static_cast<char*>(const_cast<void*>(place));
-    values_[from].assign(from, from + bytes);
-    memset(from, until, static_cast<size_t>(bytes));
-  }
-  void Come() const {
-    for (const auto& [place, values] : values_) memcpy(place, values.data(), values.size());
-  }
-  bool Holds(const char* p) const {
-    const auto next = values_.upper_bound(const_cast<char*>(p));
-    return next != values_.begin() && p < std::prev(next)->first + std::prev(next)->second.size();
-  }
-
-  static inline const Late* current;
-
- private:
-  std::map<char*, std::vector<char>> values_;  // by place
-};
-
 struct Barrier {
   int arrivals = 0, pending = 0, phase = 0;
   int64_t bytes = 0;  // expected, and not there yet
   std::vector<unsigned> waiting;
-};
-
-struct Product {
-  uint64_t x, y;
-  unsigned columns;
-  bool adds;
-  float* sums[kGroupThreads];                 // of each thread
-  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers
-  bool are_halves = false;   // those words; of others, that are bfloat16, y is turned
-  bool is_x_turned = false;  // where it is in shared memory
-};
-
-struct Warpgroup {
-  Meeting meeting;
-  std::vector<Product> products;      // that are under way, in order
-  std::vector<size_t> ends;           // of what was committed together: an index behind its last
-  unsigned next[kGroupThreads] = {};  // each thread's next product
 };
 
 // A copy of a thread's own, made when the thread's arrival behind it is, or when it is waited for.
@@ -160,9 +109,6 @@ inline const Late* NotYet() {
   return MyHopper().waited.count(Me().thread) == 0 ? Late::current : nullptr;
 }
 
-// Where a byte of rows of 128 bytes lies, swizzled.
-inline uint32_t Swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
-
 template <size_t kRank>
 void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint32_t full) {
   uint32_t bytes = map->width;
@@ -210,127 +156,6 @@ inline void LoadOfStack(uint32_t to, const CUtensorMap* map, int column, int tur
 }
 inline uint64_t ReadOncePolicy() { return 0; }
 inline void Prefetch(const CUtensorMap*) {}
-
-// Of a descriptor's 16 columns, element c of row r.
-inline float OperandAt(uint64_t descriptor, uint32_t r, uint32_t c) {
-  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
-  const uint32_t at = start + r / 8 * 1024 + r % 8 * 128 + c * 2;
-  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
-  uint16_t bits;
-  memcpy(&bits, MyShared() + Swizzled(at), 2);
-  return __uint_as_float(uint32_t{bits} << 16);
-}
-
-// The same of a descriptor's 16 rows that are columns: element k of what is column n.
-inline float TurnedAt(uint64_t descriptor, uint32_t n, uint32_t k) {
-  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
-  const auto next = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) * 16;
-  const uint32_t at = start + n / 64 * next + k / 8 * 1024 + k % 8 * 128 + n % 64 * 2;
-  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
-  uint16_t bits;
-  memcpy(&bits, MyShared() + Swizzled(at), 2);
-  return __uint_as_float(uint32_t{bits} << 16);
-}
-
-// Element c of row r that registers hold.
-inline float HeldAt(const Product& product, unsigned r, unsigned c) {
-  const unsigned thread = r / 16 * 32 + r % 8 * 4 + c % 8 / 2;
-  const uint32_t word = product.words[thread][r % 16 / 8 + c / 8 * 2];
-  return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
-}
-
-// Each element sums its 16 products from the first on, and adds that to what there was.
-__attribute__((optimize("O3"))) inline void Make(const Product& product) {
-  static float y[kDepth][kMostColumns];
-  const unsigned columns = product.columns;
-  const bool is_held = product.words[0] != nullptr;
-  for (unsigned j = 0; j < columns; ++j) {
-    for (unsigned c = 0; c < kDepth; ++c) {
-      y[c][j] = is_held ? TurnedAt(product.y, j, c) : OperandAt(product.y, j, c);
-    }
-  }
-  for (unsigned r = 0; r < kGroupRows; ++r) {
-    float sums[kMostColumns] = {};
-    for (unsigned c = 0; c < kDepth; ++c) {
-      const float x = is_held               ? HeldAt(product, r, c)
-                      : product.is_x_turned ? TurnedAt(product.x, r, c)
-                                            : OperandAt(product.x, r, c);
-      for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
-    }
-    for (unsigned j = 0; j < columns; ++j) {
-      const unsigned thread = r / 16 * 32 + r % 8 * 4 + j % 8 / 2;
-      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
-      sum = (product.adds ? sum : 0.0f) + sums[j];
-    }
-  }
-}
-
-// Of two halves that are e4m3 numbers, none too small for a leading one.
-inline float HalfIn(uint32_t word, uint32_t nth) {
-  const uint32_t half = word >> 16 * nth, size = half & 0x7fffu;
-  if (size >= 0x7c00u) return NAN;
-  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
-  return half & 0x8000u ? -number : number;
-}
-
-// Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
-inline void MakeOfHalves(const Product& product) {
-  for (unsigned r = 0; r < kGroupRows; ++r) {
-    const unsigned quad = r / 16 * 32 + r % 8 * 4;
-    for (unsigned j = 0; j < product.columns; ++j) {
-      const unsigned thread = quad + j % 8 / 2;
-      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
-      if (!product.adds) sum = 0.0f;
-      for (unsigned i = 0; i < kDepth; ++i) {
-        const unsigned lane = i / 4, k = i % 4, c = lane * 2 + k % 2 + k / 2 * 8;
-        const uint32_t at =
-            static_cast<uint32_t>(product.y & 0x3fff) * 16 + j / 8 * 1024 + j % 8 * 128 + c / 2 * 4;
-        uint32_t word;
-        memcpy(&word, MyShared() + Swizzled(at), 4);
-        sum +=
-            HalfIn(product.words[quad + lane][r % 16 / 8 + k / 2 * 2], k % 2) * HalfIn(word, k % 2);
-      }
-    }
-  }
-}
-
-inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
-                         const uint32_t* words = nullptr, bool are_halves = false,
-                         bool is_x_turned = false) {
-  Warpgroup& group = MyGroup();
-  const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
-  if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}, {}});
-  Product& product = group.products[at];
-  if (product.x != x || product.y != y || product.adds != adds) {
-    Fail("threads of a warpgroup multiply different things", int(at));
-  }
-  product.sums[thread] = sums;
-  product.words[thread] = words;
-  product.are_halves = are_halves;
-  product.is_x_turned = is_x_turned;
-}
-
-inline void CommitProducts() {
-  if (Me().thread % kGroupThreads == 0) MyGroup().ends.push_back(MyGroup().next[0]);
-}
-
-inline void AwaitProducts(int keep) {
-  Meet(MyGroup().meeting, -1);
-  Warpgroup& group = MyGroup();
-  if (Me().thread % kGroupThreads == 0 && group.ends.size() > static_cast<size_t>(keep)) {
-    const size_t over = group.ends.size() - static_cast<size_t>(keep);
-    const size_t made = group.ends[over - 1];
-    for (size_t i = 0; i < made; ++i) {
-      const Product& product = group.products[i];
-      (product.are_halves ? MakeOfHalves : Make)(product);
-    }
-    group.products.erase(group.products.begin(), group.products.begin() + long(made));
-    group.ends.erase(group.ends.begin(), group.ends.begin() + long(over));
-    for (size_t& end : group.ends) end -= made;
-    for (unsigned& next : group.next) next -= static_cast<unsigned>(made);
-  }
-  Meet(MyGroup().meeting, -2);
-}
 
 inline void BeginEarlyCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
   if (to % room != 0 || to + room > MyBlock().shared_used) Fail("no place for a copy", int(to));
