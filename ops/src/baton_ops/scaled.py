@@ -5,7 +5,10 @@ each 128, the last maybe fewer, or of the whole row; how many scales a row has s
 is a multiple of 16 x may have halves: rows of K + 2 H bytes, H the next multiple of 64, on 16
 bytes, with each number once more behind them as float16, in an order of the tensor cores' own.
 Without them the kernels for Hopper are not used. A row's bits depend on that row alone, and not on
-whether it has halves. Owns the Python form of these ops. Knows no model.
+whether it has halves. Whether it has is told by its width: beside a weight of K columns rows of K +
+2 H bytes are K numbers with halves, whoever made them, also K + 2 H numbers that were meant for
+another weight. A weight holds no NaN, of which the kernels for Hopper may make 480: who loads one
+refuses it. NaN of x stays NaN. Owns the Python form of these ops. Knows no model.
 
 Shapes: N rows, K columns, G groups, O outputs, X experts. E is bfloat16 or float32. Every function
 raises TypeError or ValueError where a dtype, shape or device is wrong; the message names it.

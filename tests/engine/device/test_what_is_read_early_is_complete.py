@@ -63,6 +63,7 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
 READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "expert_gate_up_silu": lambda x, starts, weight, out, known: (starts, weight) if known else (),
+    "scaled_expert_matmul": lambda x, starts, weight, out: (starts, weight),
 }
 """Of many rows nothing is."""
 
@@ -316,6 +317,21 @@ def test_an_experts_second_product_right_behind_the_choice_would_be_found(
         "expert_matmul behind norm_route",
         "combine_norm behind norm_route",
     }
+
+
+def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    folder = make_checkpoint("glm4_moe").path
+    quantise_folder(folder, with_drafts=True)
+    launches = launches_of_an_engine(folder)
+    names = [name for name, _ in launches]
+    at = names.index("scaled_expert_matmul")
+    assert names[at - 2 : at] == ["scaled_expert_gate_up_silu", "quantise"]
+    routed = launches[names.index("norm_route")]
+    moved = [*launches[:at], routed, *launches[at:]]
+    assert {*conflicts(moved)} == {"scaled_expert_matmul behind norm_route"}
+    assert conflicts(moved, "many") == []
 
 
 def test_an_experts_first_product_that_is_told_too_early_would_be_found(

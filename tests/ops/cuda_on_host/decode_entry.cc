@@ -14,6 +14,23 @@ int64_t host_scratch_bytes(const int64_t* words) {
       DecodeScratchBytes({words[0], words[1], 128, words[2], words[3], words[4]}));
 }
 
+// The keys and values of queries: the grid before writes them.
+static void HideLast(const AttendInput& in, host_cuda::Late& late) {
+  const KvPool& pool = in.pool;
+  const int64_t queries = in.tokens / in.sequences, of_row = pool.head_dim * 2;
+  for (int64_t sequence = 0; sequence < in.sequences; ++sequence) {
+    const int64_t end = in.contexts[sequence];
+    for (int64_t at = std::max<int64_t>(end - queries, 0); at < end; ++at) {
+      const int64_t block = in.tables[sequence * in.width + at / pool.block_size];
+      for (int64_t plane = 0; plane < 2 * pool.heads; ++plane) {
+        const int64_t first = (block * pool.layers + in.layer) * 2 * pool.heads + plane;
+        const int64_t row = first * pool.block_size + at % pool.block_size;
+        late.Hide(static_cast<const char*>(pool.data) + row * of_row, of_row);
+      }
+    }
+  }
+}
+
 // Reads query, sequences, tokens, heads, pool, blocks, layers, kv_heads, block_size, layer, tables,
 // width, contexts, out, scratch and its bytes.
 Error host_attend(const int64_t* words, float scale) {
@@ -39,8 +56,10 @@ Error host_attend(const int64_t* words, float scale) {
   const auto pool = static_cast<const char*>(in.pool.data);
   const int64_t rows = in.pool.blocks * in.pool.layers * 2 * in.pool.heads * in.pool.block_size;
   host_cuda::written_before = nullptr;  // of the pool what steps before wrote is read early
-  host_cuda::readable[0] = host_cuda::readable[1] = {pool, pool + rows * in.pool.head_dim * 2};
-  host_cuda::late = {};
+  host_cuda::readable = {{pool, pool + rows * in.pool.head_dim * 2}};
+  host_cuda::Late late;
+  late.Hide(in.query, in.tokens * in.heads * in.pool.head_dim * 2);
+  HideLast(in, late);
   if (!DecodeTakes(in, scratch)) return "decode's kernel does not take it";
   return DecodeAttention({in, out, scratch, host_cuda::settings.capability}, nullptr);
 }

@@ -39,9 +39,11 @@ Error host_attend_rows(const int64_t* words, float scale) {
   const auto pool = static_cast<const char*>(in.pool.data);
   const int64_t rows = in.pool.blocks * in.pool.layers * in.pool.block_size;
   host_cuda::written_before = query;
-  host_cuda::readable[0] = {query, query + in.tokens * in.heads * in.pool.head_dim * 2};
-  host_cuda::readable[1] = {pool, pool + rows * in.pool.head_dim * 2};
-  host_cuda::late = {};
+  host_cuda::readable = {{query, query + in.tokens * in.heads * in.pool.head_dim * 2},
+                         {pool, pool + rows * in.pool.head_dim * 2}};
+  host_cuda::Late late;
+  late.Hide(query, in.tokens * in.heads * in.pool.head_dim * 2);
+  late.Hide(pool, rows * in.pool.head_dim * 2);
   return AttendOnHopper(in, out, scratch, nullptr);
 }
 }

@@ -7,12 +7,6 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
-// Has every thread pass a barrier by.
-void host_skip(const char* file, int line) {
-  host_cuda::settings.skipped_line = line;
-  snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
-}
-
 Error host_quantise(const int64_t* words) {
   QuantiseInput in{};
   in.x.data = At<void>(words);

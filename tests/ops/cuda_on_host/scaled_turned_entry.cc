@@ -1,7 +1,5 @@
 // The products of FP8 for Hopper under a C name; arguments are laid out by
 // baton_testing/host_scaled.py. Returns null or what went wrong.
-#include <vector>
-
 #include "scaled_words.h"
 #include "shims/hopper.h"
 
@@ -9,31 +7,35 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
-// Has every thread pass a barrier by.
-void host_skip(const char* file, int line) {
-  host_cuda::settings.skipped_line = line;
-  snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
-}
-
-// `weight_bytes`: how many there are of the weight, of all experts together.
-Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t weight_bytes) {
-  ScaledCall call(words);
-  const auto weight = reinterpret_cast<const char*>(call.in.weight.values);
-  const auto x = reinterpret_cast<const char*>(call.in.x.values);
-  host_cuda::written_before = x + call.in.in;  // where halves begin
-  host_cuda::readable[0] = {x, x + call.in.rows * BytesOfRow(call.in.in, true)};
-  host_cuda::readable[1] = {weight, weight + weight_bytes};
-  // The grid before writes where experts' rows begin.
+// How many rows there are of x, and of the weight, of all experts together.
+Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t x_rows,
+                         int64_t weight_rows) {
+  const ScaledCall call(words);
+  const ScaledMatmulInput& in = call.in;
+  const int64_t groups = (in.in + in.group - 1) / in.group, of_scale = sizeof(float);
+  const int64_t x_bytes = x_rows * BytesOfRow(in.in, in.x.has_halves);
+  const auto range = [](const void* begin, int64_t bytes) {
+    const auto first = static_cast<const char*>(begin);
+    return std::pair{first, first + bytes};
+  };
+  host_cuda::written_before = in.x.values + in.in;  // where halves begin
+  host_cuda::readable = {range(in.x.values, x_bytes),
+                         range(in.x.scales, x_rows * groups * of_scale),
+                         range(in.weight.values, weight_rows * in.in),
+                         range(in.weight.scales, weight_rows * groups * of_scale)};
+  // The grid before writes x; one before it, or that one too, where experts' rows begin.
   const auto by = static_cast<ScaledWay>(way);
-  const bool is_early = !call.in.is_gated && by == ScaledWay::kFew32x8;
-  const int64_t starts = call.in.experts == 0 || is_early ? 0 : call.in.experts + 1;
-  std::vector<int32_t> seen(static_cast<size_t>(starts), -1);
-  host_cuda::late = {seen.data(), call.in.starts, starts};
-  if (starts > 0) call.in.starts = seen.data();
-  if (!HopperTakesScaled(call.in, call.type)) return "not taken";
-  return by == ScaledWay::kFew32x8
-             ? ScaledFew(call.in, call.out, call.type, processors, nullptr)
-             : ScaledTurned(by, call.in, call.out, call.type, processors, nullptr);
+  const bool is_early = !in.is_gated && by == ScaledWay::kFew32x8;
+  host_cuda::Late late;
+  late.Hide(in.x.values, x_bytes);
+  late.Hide(in.x.scales, x_rows * groups * of_scale);
+  if (in.row != nullptr) late.Hide(in.row, in.rows * int64_t{sizeof(int32_t)}, 0);
+  if (in.experts > 0 && !is_early) {
+    late.Hide(in.starts, (in.experts + 1) * int64_t{sizeof(int32_t)});
+  }
+  if (!HopperTakesScaled(in, call.type)) return "not taken";
+  return by == ScaledWay::kFew32x8 ? ScaledFew(in, call.out, call.type, processors, nullptr)
+                                   : ScaledTurned(by, in, call.out, call.type, processors, nullptr);
 }
 
 int host_scaled_ways() { return kScaledWays; }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,25 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> HostScaled:
     found = HostScaled(host_cuda.build(compiler, folder, host_scaled.UNIT))
     found.set(seed=3)
     return found
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    return host_cuda.build(compiler, tmp_path_factory.mktemp("halves"), host_scaled.HALVES)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_four_numbers_are_halves_by_arithmetic_but_for_nan(halves: Path, place: int) -> None:
+    """Each at each of the four places, beside others: a weight holds no NaN."""
+    there = np.flatnonzero(~np.isnan(NUMBERS)).astype(np.uint8)
+    assert len(there) == 254
+    fours = np.random.default_rng(place).choice(there, (len(there), 4))
+    fours[:, place] = there
+    found = host_scaled.halves_of_four(halves, fours).reshape(-1, 4)
+    np.testing.assert_array_equal(found, NUMBERS[fours].astype(np.float16).view(np.uint16))
 
 
 def same_numbers(bits: Array, wanted: Array) -> None:

@@ -117,6 +117,43 @@ def test_a_query_has_the_same_bits_as_a_row_and_as_a_column(
         assert np.array_equal(text.attend(kernels, [end], q_len)[0, -1], alone), q_len
 
 
+NEEDED = [
+    *((8, "decode_few.cuh", nth) for nth in (0, 1, 3, 4)),
+    (8, "decode_work.cuh", 0),
+    *((12, "decode_work.cuh", nth) for nth in (0, 1, 3)),
+    (12, "decode_attention.cuh", 0),
+]
+"""Heads that share keys, and a header's barrier that their kernel needs. Two are not in the list:
+one keeps the next split's scores off products, which are over here once any of their warps goes on,
+one orders blocks, which here follow each other.
+"""
+
+
+@pytest.mark.parametrize(("heads_a_kv", "header", "nth"), NEEDED)
+def test_a_missing_barrier_is_found(
+    kernels: HostDecode, heads_a_kv: int, header: str, nth: int
+) -> None:
+    barriers = host_decode.barriers(header)
+    assert len(barriers) == {"decode_few.cuh": 5, "decode_work.cuh": 4}.get(header, 1)
+    text = Text(heads_a_kv)
+
+    def differs(seed: int) -> bool:
+        def attend() -> bytes:
+            ends = [LENGTH, 0, 700, 130]
+            return bytes(text.attend(kernels, ends, seed=seed, processors=10).tobytes())
+
+        wanted = attend()
+        kernels.skip((header, barriers[nth]))
+        try:
+            return attend() != wanted
+        except RuntimeError:
+            return True
+        finally:
+            kernels.skip()
+
+    assert any(map(differs, (1, 2, FIRST_FIRST)))
+
+
 @pytest.mark.parametrize("heads_a_kv", [4, 12])
 @pytest.mark.parametrize("seed", [2, 3, FIRST_FIRST])
 def test_neither_threads_blocks_nor_company_change_a_bit(

@@ -21,6 +21,7 @@ ROWS = (1, 7, 8, 9, 63, 64, 65, 128, 129, 161, 193, 200)
 SHAPES = ((40, 8), (264, 520), (8, 136), (200, 72), (72, 264), (104, 8), (328, 264))
 """Of the output's columns, and K: no step is whole, and rings are gone through more than once."""
 FIRST_MANY, FIRST_TURNED = 8, 14
+MOST_FEW_ROWS = 64  # of products by groups
 GUARD = 0xA5
 
 
@@ -45,7 +46,7 @@ class Case:
     """A product, what must be in memory after it, and what was there before."""
 
     def __init__(self, matmuls: host_matmul.HostMatmul, kind: str, m: int, n: int, k: int) -> None:
-        self.matmuls, self.m, self.n = matmuls, m, n
+        self.matmuls, self.kind, self.m, self.n = matmuls, kind, m, n
         rng = np.random.default_rng([KINDS.index(kind), m, n, k])
         # Rows of x are further apart than they are long; what lies between is NaN.
         wide = aligned((m, k + 8), np.uint16, fill=0xFF)
@@ -74,6 +75,12 @@ class Case:
     def multiply(self, way: int, out: Any, processors: int) -> None:
         self.matmuls.run(way, self.x, self.weight, out, processors)
 
+    def lets_early(self, way: int) -> bool:
+        """Whether the next launch may start before this one has waited: what it may rely on as it
+        starts is what is read early in an engine's steps.
+        """
+        return way >= FIRST_MANY or self.kind != "gated"
+
     def differs(self, way: int, seed: int, fault: str = "") -> str:
         """Return how a way's memory differs from what is expected, or nothing."""
         self.matmuls.set(seed, fault)
@@ -82,6 +89,8 @@ class Case:
             self.multiply(way, self.view(memory), 1 + seed % 3)
         except RuntimeError as error:
             return str(error)
+        if self.matmuls.lets_early() != self.lets_early(way):
+            return "the next launch may start at another time"
         wrong = np.flatnonzero((memory.view(np.uint8) != self.expected.view(np.uint8)).ravel())
         return f"{len(wrong)} bytes from byte {wrong[0]} on differ" if len(wrong) else ""
 
@@ -174,6 +183,10 @@ class Grouped(Case):
             made = sums if kind == "fp32" else host_matmul.bf16(sums[:, :n])
             self.view(self.expected)[mine] = made
 
+    def lets_early(self, way: int) -> bool:
+        """Of few rows, or of many."""
+        return (self.m <= MOST_FEW_ROWS) == (self.kind != "gated")
+
     def multiply(self, way: int, out: Any, processors: int) -> None:
         self.matmuls.run_grouped(way, self.x, self.weight, self.starts, out, processors)
 
@@ -191,6 +204,9 @@ def test_rows_of_groups_have_the_bits_of_their_own_part_of_the_weight(
 
 class Known(Grouped):
     """As `Grouped`, of groups that are known as the launch begins."""
+
+    def lets_early(self, way: int) -> bool:
+        return True
 
     def multiply(self, way: int, out: Any, processors: int) -> None:
         self.matmuls.run_grouped(way, self.x, self.weight, self.starts, out, processors, known=True)

@@ -144,8 +144,8 @@ def _lay_out(to: Path, unit: Unit) -> list[Path]:
     known: set[str] = set(unit.stand_ins)
     for name in unit.stand_ins:
         (to / "baton_ops" / name).write_text((HERE / "shims" / name).read_text())
-    for name in unit.sources:
-        queue = wanted.findall((csrc / name).read_text())
+    for source in (*(csrc / name for name in unit.sources), HERE / unit.entry):
+        queue = wanted.findall(source.read_text())
         while queue:
             header_name = queue.pop()
             if header_name not in known:

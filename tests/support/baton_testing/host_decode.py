@@ -6,6 +6,7 @@ Owns the layout of its call. E is bfloat16 as uint16. Knows no test.
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,28 @@ _INSTRUCTIONS = host_matmul.INSTRUCTIONS | {
     "ex2.approx.ftz.f32 %0, %1;": "PowerOfTwo",
     "bar.sync 1, %0;": "SyncFirstGroup",
 }
+_BARRIER = re.compile(r"^( +)(Sync\(\);)", re.M)
+"""Of the warpgroup that computes."""
+
+
+def _rewritten(_: str, text: str) -> str:
+    text = _BARRIER.sub(r"\1if (!host_cuda::IsSkipped(__FILE__, __LINE__)) \2", text)
+    return host_cuda.rewritten(text, _INSTRUCTIONS)
+
+
 UNIT = host_cuda.Unit(
     ("decode_attention.cu", "tensor_map.cc"),
     "decode_entry.cc",
-    lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
+    _rewritten,
     language="hopper.h",
     stand_ins=("wgmma.cuh",),
 )
+
+
+def barriers(header: str) -> list[int]:
+    """Return the lines of a header's barriers of that warpgroup."""
+    text = (host_cuda.OPS / "include" / "baton_ops" / header).read_text()
+    return [text.count("\n", 0, match.start()) + 1 for match in _BARRIER.finditer(text)]
 
 
 class Call(NamedTuple):
@@ -48,6 +64,10 @@ class HostDecode:
         self._library = ctypes.CDLL(str(path))
         self._library.host_attend.restype = ctypes.c_char_p
         self._library.host_scratch_bytes.restype = ctypes.c_int64
+
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by: a header, and the line; none of no line."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
 
     def attend(self, call: Call, seed: int, processors: int) -> None:
         """Attend on so many multiprocessors, from 9 on; threads run in an order that is drawn."""

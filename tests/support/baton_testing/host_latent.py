@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 
 _INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"rcp.approx.ftz.f32 %0, %1;": "Reciprocal"}
 _OF_HOPPER = {
+    "griddepcontrol.launch_dependents;": "LetGridsStart",
     "ex2.approx.ftz.f32 %0, %1;": "PowerOfTwo",
     "bar.sync %0, %1;": "SyncGroup",
 }

@@ -17,7 +17,7 @@ from baton_testing import host_cuda
 
 _ON_HOST = {
     "griddepcontrol.wait;": "WaitForGridsOnce",
-    "griddepcontrol.launch_dependents;": "Nothing",
+    "griddepcontrol.launch_dependents;": "LetGridsStartAnyTime",
     "mbarrier.init.shared::cta.b64 [%0], %1;": "InitBarrier",
     "fence.mbarrier_init.release.cluster;": "Nothing",
     "fence.proxy.async;": "Nothing",
@@ -181,6 +181,7 @@ class HostMatmul:
         self._library = ctypes.CDLL(str(path))
         self._library.host_matmul.restype = ctypes.c_char_p
         self._library.host_grouped.restype = ctypes.c_char_p
+        self._library.host_lets_early.restype = ctypes.c_bool
         self.ways = int(self._library.host_ways())
         self.set(seed=1)
 
@@ -188,6 +189,10 @@ class HostMatmul:
         """Set the order of threads, and which fault there is."""
         number = [*FAULTS].index(fault) + 1 if fault else 0
         self._library.host_settings(ctypes.c_uint64(seed), number)
+
+    def lets_early(self) -> bool:
+        """Return whether the last launch let the next one start before it had waited itself."""
+        return bool(self._library.host_lets_early())
 
     def silu_mul(self, gates: Any, ups: Any) -> Any:
         """Return silu(gates) * ups of fp32 that are rounded to bf16 first, in fp32."""

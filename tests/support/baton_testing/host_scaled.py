@@ -26,14 +26,24 @@ UNIT = host_cuda.Unit(
     lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
     stand_ins=("mma.cuh",),
 )
+_OF_HOPPER = host_matmul.INSTRUCTIONS | {"griddepcontrol.launch_dependents;": "LetGridsStart"}
 TURNED = host_cuda.Unit(
     ("scaled_turned.cu", "scaled_few.cu", "tensor_map.cc"),
     "scaled_turned_entry.cc",
-    lambda _, text: host_cuda.rewritten(text, host_matmul.INSTRUCTIONS),
+    lambda _, text: host_cuda.rewritten(text, _OF_HOPPER),
     language="hopper.h",
     stand_ins=("mma.cuh", "wgmma.cuh"),
 )
 """The products for Hopper."""
+_OF_MMA = {
+    "mul.rn.f16x2 %0, %1, %2;": "MultiplyHalves",
+    "cvt.rn.f16x2.f32 %0, %1, %2;": "NotCalled",
+    "cvt.rn.f16x2.e4m3x2 %0, %1;": "NotCalled",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    "{%0,%1,%2,%3};": "NotCalled",
+}
+HALVES = host_cuda.Unit((), "halves_entry.cc", lambda _, text: host_cuda.rewritten(text, _OF_MMA))
+"""What the others have a stand-in for: numbers as halves by arithmetic."""
 
 
 class ScaledRows(NamedTuple):
@@ -65,6 +75,14 @@ def with_halves(rows: ScaledRows) -> ScaledRows:
     return ScaledRows(
         np.concatenate([rows.values, bits.view(np.uint8)], axis=1), rows.scales, has_halves=True
     )
+
+
+def halves_of_four(path: Path, numbers: Array) -> Array:
+    """Return the float16 numbers u16[4 N] of e4m3 numbers u8[4 N], by the library of `HALVES`."""
+    halves = np.empty(numbers.size, np.uint16)
+    places = [ctypes.c_void_p(each.ctypes.data) for each in (numbers, halves)]
+    ctypes.CDLL(str(path)).host_halves_of_four(*places, ctypes.c_int64(numbers.size // 4))
+    return halves
 
 
 class HostScaled:
@@ -146,8 +164,8 @@ class HostTurned:
     ) -> None:
         """Multiply as `HostScaled.matmul` does, by one way and so many multiprocessors."""
         words = _product(x, weight, group, out, is_gated, row, starts)
-        size = ctypes.c_int64(weight.values.nbytes)
-        _check(self._library.host_scaled_turned(words, way, processors, size))
+        rows = [ctypes.c_int64(len(each.values)) for each in (x, weight)]
+        _check(self._library.host_scaled_turned(words, way, processors, *rows))
 
 
 def _product(

@@ -1,47 +1,32 @@
 // What a block of Hopper has beyond older ones, over fibers: barriers that count arrivals and
-// bytes, the copy engine's boxes, and products of warpgroups. A box arrives at once; a product is
-// made as late as its wait allows, from what then lies in shared memory. Owns what of these no
-// kernel may.
+// bytes, and the copy engine's boxes, which arrive at once. Owns what of these no kernel may.
 #ifndef BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
 #define BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
 
 #include <cuda.h>
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "device_language.h"
+#include "late.h"
+#include "warpgroups.h"
 
 namespace host_cuda {
 
-constexpr unsigned kGroupThreads = 128, kGroupRows = 64, kDepth = 16, kMostColumns = 256;
 constexpr unsigned kAllRegisters = 64 << 10;
 
 inline const void* written_before;  // by the grid before: nobody may read it before he waits
-inline std::pair<const char*, const char*> readable[2];  // begin and end of x and the weight
-inline int planted;  // the number of the fault that is planted, or 0
+// Begin and end of what copies may read: x, the weight, and the scales of both.
+inline std::vector<std::pair<const char*, const char*>> readable;
+inline int planted;      // the number of the fault that is planted, or 0
+inline bool lets_early;  // whether a launch let the next grid start before it waited itself
 
 struct Barrier {
   int arrivals = 0, pending = 0, phase = 0;
   int64_t bytes = 0;  // expected, and not there yet
   std::vector<unsigned> waiting;
-};
-
-struct Product {
-  uint64_t x, y;
-  unsigned columns;
-  bool adds;
-  float* sums[kGroupThreads];                 // of each thread
-  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers
-  bool are_halves = false;   // those words; of others, that are bfloat16, y is turned
-  bool is_x_turned = false;  // where it is in shared memory
-};
-
-struct Warpgroup {
-  Meeting meeting;
-  std::vector<Product> products;      // that are under way, in order
-  std::vector<size_t> ends;           // of what was committed together: an index behind its last
-  unsigned next[kGroupThreads] = {};  // each thread's next product
 };
 
 // A copy of a thread's own, made when the thread's arrival behind it is, or when it is waited for.
@@ -58,6 +43,7 @@ struct BegunCopies {
 
 struct Hopper {
   std::map<unsigned, BegunCopies> begun;  // by thread
+  std::set<unsigned> waited;              // threads that waited for earlier grids themselves
   std::map<uint32_t, Barrier> barriers;   // by shared address
   Warpgroup groups[1024 / kGroupThreads];
   int registers = 0;
@@ -115,11 +101,13 @@ __attribute__((noinline)) inline void AwaitPhase(uint32_t at, int parity) {
 
 inline bool IsReadable(const char* p) {
   const auto holds = [=](const auto& range) { return p >= range.first && p < range.second; };
-  return holds(readable[0]) || holds(readable[1]);
+  return std::any_of(readable.begin(), readable.end(), holds);
 }
 
-// Where a byte of rows of 128 bytes lies, swizzled.
-inline uint32_t Swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+// What the calling thread may not read yet, if there is anything.
+inline const Late* NotYet() {
+  return MyHopper().waited.count(Me().thread) == 0 ? Late::current : nullptr;
+}
 
 template <size_t kRank>
 void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint32_t full) {
@@ -131,6 +119,7 @@ void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint
   const auto next = MyHopper().barriers.lower_bound(to);
   if (next != MyHopper().barriers.end() && next->first < to + bytes) Fail("a box on a barrier", 0);
   char* shared = MyShared();
+  const Late* const late = NotYet();
   for (uint32_t i = 0; i < bytes / map->width; ++i) {
     const char* from = map->data;
     bool is_there = true;
@@ -141,6 +130,7 @@ void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint
     }
     uint16_t value = 0;
     if (is_there && !IsReadable(from)) Fail("a matrix is described as larger than it is", 0);
+    if (is_there && late != nullptr && late->Holds(from)) Fail("reads before it waited", 0);
     if (is_there) memcpy(&value, from, map->width);
     memcpy(shared + Swizzled(to + i * map->width), &value, map->width);
   }
@@ -167,130 +157,15 @@ inline void LoadOfStack(uint32_t to, const CUtensorMap* map, int column, int tur
 inline uint64_t ReadOncePolicy() { return 0; }
 inline void Prefetch(const CUtensorMap*) {}
 
-// Of a descriptor's 16 columns, element c of row r.
-inline float OperandAt(uint64_t descriptor, uint32_t r, uint32_t c) {
-  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
-  const uint32_t at = start + r / 8 * 1024 + r % 8 * 128 + c * 2;
-  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
-  uint16_t bits;
-  memcpy(&bits, MyShared() + Swizzled(at), 2);
-  return __uint_as_float(uint32_t{bits} << 16);
-}
-
-// The same of a descriptor's 16 rows that are columns: element k of what is column n.
-inline float TurnedAt(uint64_t descriptor, uint32_t n, uint32_t k) {
-  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
-  const auto next = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) * 16;
-  const uint32_t at = start + n / 64 * next + k / 8 * 1024 + k % 8 * 128 + n % 64 * 2;
-  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
-  uint16_t bits;
-  memcpy(&bits, MyShared() + Swizzled(at), 2);
-  return __uint_as_float(uint32_t{bits} << 16);
-}
-
-// Element c of row r that registers hold.
-inline float HeldAt(const Product& product, unsigned r, unsigned c) {
-  const unsigned thread = r / 16 * 32 + r % 8 * 4 + c % 8 / 2;
-  const uint32_t word = product.words[thread][r % 16 / 8 + c / 8 * 2];
-  return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
-}
-
-// Each element sums its 16 products from the first on, and adds that to what there was.
-__attribute__((optimize("O3"))) inline void Make(const Product& product) {
-  static float y[kDepth][kMostColumns];
-  const unsigned columns = product.columns;
-  const bool is_held = product.words[0] != nullptr;
-  for (unsigned j = 0; j < columns; ++j) {
-    for (unsigned c = 0; c < kDepth; ++c) {
-      y[c][j] = is_held ? TurnedAt(product.y, j, c) : OperandAt(product.y, j, c);
-    }
-  }
-  for (unsigned r = 0; r < kGroupRows; ++r) {
-    float sums[kMostColumns] = {};
-    for (unsigned c = 0; c < kDepth; ++c) {
-      const float x = is_held               ? HeldAt(product, r, c)
-                      : product.is_x_turned ? TurnedAt(product.x, r, c)
-                                            : OperandAt(product.x, r, c);
-      for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
-    }
-    for (unsigned j = 0; j < columns; ++j) {
-      const unsigned thread = r / 16 * 32 + r % 8 * 4 + j % 8 / 2;
-      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
-      sum = (product.adds ? sum : 0.0f) + sums[j];
-    }
-  }
-}
-
-// Of two halves that are e4m3 numbers, none too small for a leading one.
-inline float HalfIn(uint32_t word, uint32_t nth) {
-  const uint32_t half = word >> 16 * nth, size = half & 0x7fffu;
-  if (size >= 0x7c00u) return NAN;
-  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
-  return half & 0x8000u ? -number : number;
-}
-
-// Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
-inline void MakeOfHalves(const Product& product) {
-  for (unsigned r = 0; r < kGroupRows; ++r) {
-    const unsigned quad = r / 16 * 32 + r % 8 * 4;
-    for (unsigned j = 0; j < product.columns; ++j) {
-      const unsigned thread = quad + j % 8 / 2;
-      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
-      if (!product.adds) sum = 0.0f;
-      for (unsigned i = 0; i < kDepth; ++i) {
-        const unsigned lane = i / 4, k = i % 4, c = lane * 2 + k % 2 + k / 2 * 8;
-        const uint32_t at =
-            static_cast<uint32_t>(product.y & 0x3fff) * 16 + j / 8 * 1024 + j % 8 * 128 + c / 2 * 4;
-        uint32_t word;
-        memcpy(&word, MyShared() + Swizzled(at), 4);
-        sum +=
-            HalfIn(product.words[quad + lane][r % 16 / 8 + k / 2 * 2], k % 2) * HalfIn(word, k % 2);
-      }
-    }
-  }
-}
-
-inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
-                         const uint32_t* words = nullptr, bool are_halves = false,
-                         bool is_x_turned = false) {
-  Warpgroup& group = MyGroup();
-  const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
-  if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}, {}});
-  Product& product = group.products[at];
-  if (product.x != x || product.y != y || product.adds != adds) {
-    Fail("threads of a warpgroup multiply different things", int(at));
-  }
-  product.sums[thread] = sums;
-  product.words[thread] = words;
-  product.are_halves = are_halves;
-  product.is_x_turned = is_x_turned;
-}
-
-inline void CommitProducts() {
-  if (Me().thread % kGroupThreads == 0) MyGroup().ends.push_back(MyGroup().next[0]);
-}
-
-inline void AwaitProducts(int keep) {
-  Meet(MyGroup().meeting, -1);
-  Warpgroup& group = MyGroup();
-  if (Me().thread % kGroupThreads == 0 && group.ends.size() > static_cast<size_t>(keep)) {
-    const size_t over = group.ends.size() - static_cast<size_t>(keep);
-    const size_t made = group.ends[over - 1];
-    for (size_t i = 0; i < made; ++i) {
-      const Product& product = group.products[i];
-      (product.are_halves ? MakeOfHalves : Make)(product);
-    }
-    group.products.erase(group.products.begin(), group.products.begin() + long(made));
-    group.ends.erase(group.ends.begin(), group.ends.begin() + long(over));
-    for (size_t& end : group.ends) end -= made;
-    for (unsigned& next : group.next) next -= static_cast<unsigned>(made);
-  }
-  Meet(MyGroup().meeting, -2);
-}
-
 inline void BeginEarlyCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
   if (to % room != 0 || to + room > MyBlock().shared_used) Fail("no place for a copy", int(to));
   if (reinterpret_cast<uintptr_t>(from) % room != 0) Fail("a copy of no vector", int(room));
+  const auto first = static_cast<const char*>(from);
+  if (bytes > 0 && !(IsReadable(first) && IsReadable(first + bytes - 1))) {
+    Fail("a copy reads beside what there is", bytes);
+  }
+  const Late* const late = NotYet();
+  if (bytes > 0 && late != nullptr && late->Holds(first)) Fail("reads before it waited", 0);
   MyHopper().begun[Me().thread].copies.push_back({to, room, from, bytes});
 }
 inline void BeginCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
@@ -335,19 +210,14 @@ inline void ArriveBehindCopies(uint32_t at) {
   Arrive(at);
 }
 
-// What the grid before writes: it holds nothing of that until somebody waits.
-struct Late {
-  int32_t* place;
-  const int32_t* values;
-  int64_t count;
-};
-inline Late late;
-
-// Waits for the block, and may let grids start before: what this reads first nobody writes then.
+// Waits for the block.
 inline void WaitForGridsOnce() {
+  if (!Me().waited_for_grids && Late::current != nullptr) Late::current->Come();
   for (Fiber& fiber : cluster.fibers) fiber.waited_for_grids = true;
-  std::copy_n(late.values, late.count, late.place);
+  MyHopper().waited.insert(Me().thread);
 }
+// Lets grids start, before or behind that: what a launch reads before it waits nobody writes then.
+inline void LetGridsStartAnyTime() { lets_early = lets_early || !Me().waited_for_grids; }
 inline void Nothing() {}
 // Named barriers: a warpgroup has one of its own.
 inline void SyncGroup(int, int threads) {

@@ -1,0 +1,190 @@
+// Products of Hopper's warpgroups, on the host: a warp's rows of a product are made as late as its
+// wait allows, from what then lies in shared memory. Owns what of these no kernel may.
+#ifndef BATON_TESTS_CUDA_ON_HOST_WARPGROUPS_H_
+#define BATON_TESTS_CUDA_ON_HOST_WARPGROUPS_H_
+
+#include <vector>
+
+#include "device_language.h"
+
+namespace host_cuda {
+
+constexpr unsigned kGroupThreads = 128, kGroupRows = 64, kDepth = 16, kMostColumns = 256;
+
+struct Product {
+  uint64_t x, y;
+  unsigned columns;
+  bool adds;
+  float* sums[kGroupThreads];                 // of each thread
+  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers
+  bool are_halves = false;   // those words; of others, that are bfloat16, y is turned
+  bool is_x_turned = false;  // where it is in shared memory
+};
+
+// What a warp has of products: 16 rows.
+struct WarpProducts {
+  std::vector<size_t> ends;  // of what was committed together: an index behind its last
+  size_t made = 0;           // so many of the first
+};
+
+struct Warpgroup {
+  Meeting meeting;
+  std::vector<Product> products;  // that are under way, in order
+  WarpProducts warps[kGroupThreads / kWarpThreads];
+  unsigned forgotten = 0;             // the meeting's turn when those that are made were forgotten
+  unsigned next[kGroupThreads] = {};  // each thread's next product
+};
+
+inline Warpgroup& MyGroup();  // the calling thread's
+
+// Where a byte of rows of 128 bytes lies, swizzled.
+inline uint32_t Swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+
+// Of a descriptor's 16 columns, element c of row r.
+inline float OperandAt(uint64_t descriptor, uint32_t r, uint32_t c) {
+  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
+  const uint32_t at = start + r / 8 * 1024 + r % 8 * 128 + c * 2;
+  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
+  uint16_t bits;
+  memcpy(&bits, MyShared() + Swizzled(at), 2);
+  return __uint_as_float(uint32_t{bits} << 16);
+}
+
+// The same of a descriptor's 16 rows that are columns: element k of what is column n.
+inline float TurnedAt(uint64_t descriptor, uint32_t n, uint32_t k) {
+  const auto start = static_cast<uint32_t>(descriptor & 0x3fff) * 16;
+  const auto next = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) * 16;
+  const uint32_t at = start + n / 64 * next + k / 8 * 1024 + k % 8 * 128 + n % 64 * 2;
+  if (at + 2 > kMostShared) Fail("a product reads beyond shared memory", int(at));
+  uint16_t bits;
+  memcpy(&bits, MyShared() + Swizzled(at), 2);
+  return __uint_as_float(uint32_t{bits} << 16);
+}
+
+// Element c of row r that registers hold.
+inline float HeldAt(const Product& product, unsigned r, unsigned c) {
+  const unsigned thread = r / 16 * 32 + r % 8 * 4 + c % 8 / 2;
+  const uint32_t word = product.words[thread][r % 16 / 8 + c / 8 * 2];
+  return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+}
+
+constexpr unsigned kWarpRows = kGroupRows / (kGroupThreads / kWarpThreads);
+
+// Of a warp's rows, from `first` on. Each element sums its 16 products from the first on, and adds
+// that to what there was.
+__attribute__((optimize("O3"))) inline void Make(const Product& product, unsigned first) {
+  static float y[kDepth][kMostColumns];
+  const unsigned columns = product.columns;
+  const bool is_held = product.words[first / kWarpRows * kWarpThreads] != nullptr;
+  for (unsigned j = 0; j < columns; ++j) {
+    for (unsigned c = 0; c < kDepth; ++c) {
+      y[c][j] = is_held ? TurnedAt(product.y, j, c) : OperandAt(product.y, j, c);
+    }
+  }
+  for (unsigned r = first; r < first + kWarpRows; ++r) {
+    float sums[kMostColumns] = {};
+    for (unsigned c = 0; c < kDepth; ++c) {
+      const float x = is_held               ? HeldAt(product, r, c)
+                      : product.is_x_turned ? TurnedAt(product.x, r, c)
+                                            : OperandAt(product.x, r, c);
+      for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
+    }
+    for (unsigned j = 0; j < columns; ++j) {
+      const unsigned thread = r / 16 * 32 + r % 8 * 4 + j % 8 / 2;
+      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
+      sum = (product.adds ? sum : 0.0f) + sums[j];
+    }
+  }
+}
+
+// Of two halves that are e4m3 numbers, none too small for a leading one.
+inline float HalfIn(uint32_t word, uint32_t nth) {
+  const uint32_t half = word >> 16 * nth, size = half & 0x7fffu;
+  if (size >= 0x7c00u) return NAN;
+  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
+  return half & 0x8000u ? -number : number;
+}
+
+// Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
+inline void MakeOfHalves(const Product& product, unsigned first) {
+  for (unsigned r = first; r < first + kWarpRows; ++r) {
+    const unsigned quad = r / 16 * 32 + r % 8 * 4;
+    for (unsigned j = 0; j < product.columns; ++j) {
+      const unsigned thread = quad + j % 8 / 2;
+      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
+      if (!product.adds) sum = 0.0f;
+      for (unsigned i = 0; i < kDepth; ++i) {
+        const unsigned lane = i / 4, k = i % 4, c = lane * 2 + k % 2 + k / 2 * 8;
+        const uint32_t at =
+            static_cast<uint32_t>(product.y & 0x3fff) * 16 + j / 8 * 1024 + j % 8 * 128 + c / 2 * 4;
+        uint32_t word;
+        memcpy(&word, MyShared() + Swizzled(at), 4);
+        sum +=
+            HalfIn(product.words[quad + lane][r % 16 / 8 + k / 2 * 2], k % 2) * HalfIn(word, k % 2);
+      }
+    }
+  }
+}
+
+inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
+                         const uint32_t* words = nullptr, bool are_halves = false,
+                         bool is_x_turned = false) {
+  Warpgroup& group = MyGroup();
+  const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
+  if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}, {}});
+  Product& product = group.products[at];
+  if (product.x != x || product.y != y || product.adds != adds) {
+    Fail("threads of a warpgroup multiply different things", int(at));
+  }
+  product.sums[thread] = sums;
+  product.words[thread] = words;
+  product.are_halves = are_halves;
+  product.is_x_turned = is_x_turned;
+}
+
+inline WarpProducts& MyWarpProducts() {
+  return MyGroup().warps[Me().thread % kGroupThreads / kWarpThreads];
+}
+
+inline void CommitProducts() {
+  if (Lane() == 0) MyWarpProducts().ends.push_back(MyGroup().next[Me().thread % kGroupThreads]);
+}
+
+// Makes a warp's rows of what it does not keep under way, by one thread.
+inline void MakeRows(size_t keep) {
+  WarpProducts& mine = MyWarpProducts();
+  if (mine.ends.size() <= keep) return;
+  const auto over = mine.ends.end() - static_cast<long>(keep);
+  const unsigned first = Me().thread % kGroupThreads / kWarpThreads * kWarpRows;
+  for (; mine.made < *std::prev(over); ++mine.made) {
+    const Product& product = MyGroup().products[mine.made];
+    (product.are_halves ? MakeOfHalves : Make)(product, first);
+  }
+  mine.ends.erase(mine.ends.begin(), over);
+}
+
+inline void ForgetMade() {
+  Warpgroup& group = MyGroup();
+  const size_t made = group.warps[0].made;
+  group.products.erase(group.products.begin(), group.products.begin() + long(made));
+  for (unsigned& next : group.next) next -= static_cast<unsigned>(made);
+  for (WarpProducts& warp : group.warps) {
+    if (warp.made != made) Fail("warps of a warpgroup wait for different products", int(made));
+    warp.made = 0;
+    for (size_t& end : warp.ends) end -= made;
+  }
+}
+
+// A warp's rows are made once its threads are here, of what others of its group have written by
+// then; nobody goes on before all of the group's are.
+inline void AwaitProducts(int keep) {
+  Meet(MyWarp().meeting, -1);
+  if (Lane() == 0) MakeRows(static_cast<size_t>(keep));
+  Meet(MyGroup().meeting, -2);
+  Warpgroup& group = MyGroup();
+  if (std::exchange(group.forgotten, group.meeting.turn) != group.meeting.turn) ForgetMade();
+}
+
+}  // namespace host_cuda
+
+#endif  // BATON_TESTS_CUDA_ON_HOST_WARPGROUPS_H_
