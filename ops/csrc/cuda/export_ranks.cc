@@ -82,8 +82,8 @@ void CheckOutside(const void* data, int64_t bytes, const char* name,
 }
 
 // The same of rows at any distance.
-void AreOutside(const cuda::Rows& rows, const TensorView& tensor, const char* name,
-                const cuda::ExchangeInput& in) {
+void CheckRowsOutside(const cuda::Rows& rows, const TensorView& tensor, const char* name,
+                      const cuda::ExchangeInput& in) {
   const int64_t elements = (tensor.size(0) - 1) * rows.stride + tensor.size(1);
   CheckOutside(rows.data, elements * (tensor.dtype().bits / 8), name, in);
 }
@@ -139,8 +139,8 @@ void RunRankSumNorm(ArgumentReader args) {
   call.Rows(residual, "residual", part.size(0), part.size(1));
   const cuda::AddNormInput norm = ReadNorm(call, residual, weight, "norm_weight", eps);
   const cuda::Rows to = call.Rows(out, "out", norm.rows, norm.columns);
-  AreOutside(norm.residual, residual, "residual", in.exchange);
-  AreOutside(to, out, "out", in.exchange);
+  CheckRowsOutside(norm.residual, residual, "residual", in.exchange);
+  CheckRowsOutside(to, out, "out", in.exchange);
   void* between = OutOf(room, "room", in.exchange);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   Raise("rank_sum_norm", cuda::SumOverRanksNorm(in, norm, between, to, StreamOf(call.device)));

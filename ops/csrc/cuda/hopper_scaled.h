@@ -2,6 +2,8 @@
 #ifndef BATON_OPS_CSRC_CUDA_HOPPER_SCALED_H_
 #define BATON_OPS_CSRC_CUDA_HOPPER_SCALED_H_
 
+#include <algorithm>
+
 #include "scaled.h"
 
 namespace baton_ops::cuda {
@@ -27,6 +29,12 @@ constexpr int kScaledWays = static_cast<int>(ScaledWay::kFew32x8) + 1;
 
 Error ScaledOnAnyGpu(const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
                      Stream stream);
+
+// Tiles of so many rows at most: each expert's last may have fewer.
+inline int64_t HopperRowTiles(const ScaledMatmulInput& in, int64_t rows) {
+  if (in.experts == 0) return (in.rows + rows - 1) / rows;
+  return std::min(in.rows, in.experts + in.rows / rows);
+}
 
 // Whether the ways on Hopper take a product, on whatever GPU.
 bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type);

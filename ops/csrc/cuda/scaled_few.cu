@@ -10,18 +10,12 @@
 namespace baton_ops::cuda {
 namespace {
 
-// Tiles of so many rows at most: each expert's last may have fewer.
-int64_t RowTiles(const ScaledMatmulInput& in, int64_t rows) {
-  if (in.experts == 0) return DivideUp<int64_t>(in.rows, rows);
-  return std::min(in.rows, in.experts + in.rows / rows);
-}
-
 template <class Way>
 Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
   using Out = typename Way::Out;
   const ScaledParams<Out> params = ScaledParamsOf<Out>(in, out);
   const int64_t tiles =
-      RowTiles(in, kFewScaledRows) * DivideUp<int64_t>(in.out, int64_t{Way::kOutColumns});
+      HopperRowTiles(in, kFewScaledRows) * DivideUp<int64_t>(in.out, int64_t{Way::kOutColumns});
   const int64_t room = kFewScaledBlocks * int64_t{processors};
   const HopperGrid grid{static_cast<int>(std::min(tiles, room)), kFewScaledThreads,
                         Way::kSharedBytes};

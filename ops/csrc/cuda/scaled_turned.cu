@@ -11,12 +11,6 @@ namespace {
 
 static_assert(kMostExpertsOfLayer <= kMostGroups);
 
-// Tiles of so many rows at most: each expert's last may have fewer.
-int64_t RowTiles(const ScaledMatmulInput& in, int64_t rows) {
-  if (in.experts == 0) return DivideUp<int64_t>(in.rows, rows);
-  return std::min(in.rows, in.experts + in.rows / rows);
-}
-
 template <class Way>
 Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int processors,
                 Stream stream) {
@@ -41,7 +35,7 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
                           static_cast<int>(in.experts),
                           static_cast<int>(in.in),
                           static_cast<int>(groups)};
-  const int64_t tiles = RowTiles(in, Way::kTileX) * DivideUp<int64_t>(in.out, Way::kOutN);
+  const int64_t tiles = HopperRowTiles(in, Way::kTileX) * DivideUp<int64_t>(in.out, Way::kOutN);
   const HopperGrid grid{static_cast<int>(std::min<int64_t>(tiles, processors)), Way::kThreads,
                         Way::kSharedBytes};
   return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map_x, map_weight, input, out);

@@ -15,7 +15,7 @@ import pytest
 from baton_testing import host_cuda, host_latent
 from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_latent import HostHopperLatent
-from baton_testing.host_matmul import bf16, fp32
+from baton_testing.host_matmul import bf16, filled, fp32
 
 Array = npt.NDArray[Any]
 
@@ -33,14 +33,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> HostHopperLatent:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("hopper_latent")
     return HostHopperLatent(host_cuda.build(compiler, folder, host_latent.HOPPER))
-
-
-def filled(value: np.uint16, *shape: int) -> Array:
-    """Return an array where vectors and boxes may begin."""
-    size = int(np.prod(shape))
-    raw = np.full(size + 8, value, np.uint16)
-    start = -raw.ctypes.data % 16 // 2
-    return raw[start : start + size].reshape(shape)
 
 
 class Launch(NamedTuple):

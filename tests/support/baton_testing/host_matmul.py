@@ -151,6 +151,14 @@ class _Call(ctypes.Structure):
     )
 
 
+def filled(value: np.uint16, *shape: int) -> Any:
+    """Return an array of bf16's bits where vectors and boxes may begin."""
+    size = int(np.prod(shape))
+    raw = np.full(size + 8, value, np.uint16)
+    start = -raw.ctypes.data % 16 // 2
+    return raw[start : start + size].reshape(shape)
+
+
 def bf16(values: Any) -> Any:
     """Return the bits of bf16, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
