@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_worker.engine.kv.pool import BlockAllocator
-from baton_worker.engine.scheduling.chunks import ChunkLimits, cut
+from baton_worker.engine.scheduling.chunks import cut
 from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.requests import RequestLimits, RequestState, new_state
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -21,94 +21,58 @@ MOST = 400
 BLOCK = 4
 
 
-def prompt(number: int, n_tokens: int, *, stays: bool = True, n_open: int = 1) -> RequestState:
-    """Return a prompt; `stays`: its KV does, for decode to read it."""
+def prompt(number: int, n_tokens: int, *, hands: bool = True, n_open: int = 1) -> RequestState:
+    """Return a prompt; `hands`: that goes to decode."""
     limits = RequestLimits(100, MOST, 4, MOST // BLOCK + 4, n_open_tokens=n_open)
     source = Submit(
         make_handle(1, number),
         0,
         prompt_token_ids=tuple(2 + index % 90 for index in range(n_tokens)),
         sampling=SamplingParams(max_tokens=40),
-        decode=DecodeTarget("decode-0", "") if stays else None,
+        decode=DecodeTarget("decode-0", "") if hands else None,
         turn=number,
     )
-    return new_state(source, limits, 0.0, stays)
+    return new_state(source, limits, 0.0)
 
 
-def pieces(request: RequestState, limits: ChunkLimits) -> list[int]:
+def pieces(request: RequestState, tokens: int) -> list[int]:
     """Return the sizes of a prompt's chunks where nobody else is."""
     found, start = [], 0
-    while start < len(request.tokens):
-        (chunk,) = cut([(request, start)], limits)
+    while True:
+        (chunk,) = cut([(request, start)], tokens)
         assert chunk.start == start
         found.append(chunk.n_tokens)
         if chunk.is_last:
-            break
+            return found
         start = request.settled(chunk.stop)
-    return found
 
 
 sizes = st.integers(1, 200)
 
 
-@given(sizes, st.integers(1, 64), st.integers(0, 32), st.booleans())
-def test_chunks_are_the_whole_prompt_in_order(
-    n_tokens: int, tokens: int, last: int, stays: bool
-) -> None:
-    found = pieces(prompt(1, n_tokens, stays=stays), ChunkLimits(tokens, last))
+@given(sizes, st.integers(1, 64))
+def test_chunks_are_the_whole_prompt_in_order(n_tokens: int, tokens: int) -> None:
+    found = pieces(prompt(1, n_tokens), tokens)
     assert sum(found) == n_tokens
-    assert max(found) <= tokens
+    assert found[:-1] == [tokens] * (len(found) - 1)
 
 
-@given(sizes, st.integers(1, 64), st.integers(1, 32))
-def test_a_prompt_that_decode_reads_leaves_little_for_its_last_chunk(
-    n_tokens: int, tokens: int, last: int
-) -> None:
-    """For one step more at the most, and none that would feed less than it spares."""
-    limits = ChunkLimits(tokens, last)
-    found, plain = (
-        pieces(prompt(1, n_tokens), limits),
-        pieces(prompt(1, n_tokens), limits._replace(last_tokens=0)),
-    )
-    assert found[-1] <= max(2 * last, 1)
-    assert len(found) <= len(plain) + 1
-    if len(found) > len(plain):
-        assert found[-1] == last
-        assert found[-2] > last
-
-
-@given(sizes, st.integers(1, 64), st.integers(1, 32))
-def test_whose_kv_is_not_read_leaves_nothing(n_tokens: int, tokens: int, last: int) -> None:
-    found = pieces(prompt(1, n_tokens, stays=False), ChunkLimits(tokens, last))
-    assert found == pieces(prompt(1, n_tokens), ChunkLimits(tokens))
-
-
-def test_who_waits_behind_a_prompt_makes_it_leave_nothing() -> None:
-    """His tokens would be in the step that the last chunk waits for."""
-    first, second = prompt(1, 100), prompt(2, 50)
-    limits = ChunkLimits(128, 16)
-    chunks = cut([(first, 0), (second, 0)], limits)
-    assert [(c.request, c.n_tokens) for c in chunks] == [(first, 100), (second, 28)]
-
-
-def test_who_comes_before_a_last_chunk_waits_for_it() -> None:
-    first, second = prompt(1, 100), prompt(2, 50)
-    limits = ChunkLimits(128, 16)
-    (chunk,) = cut([(first, 0)], limits)
-    assert chunk.n_tokens == 84
-    (alone,) = cut([(first, 84), (second, 0)], limits)
-    assert alone.is_last
-    assert alone.request is first
-
-
-@given(st.integers(1, 40), st.integers(3, 16), st.integers(1, 3), st.integers(0, 12))
-def test_open_tokens_are_fed_in_one_piece(
-    n_tokens: int, tokens: int, n_open: int, last: int
-) -> None:
+@given(st.integers(1, 40), st.integers(3, 16), st.integers(1, 3))
+def test_open_tokens_are_fed_in_one_piece(n_tokens: int, tokens: int, n_open: int) -> None:
     """Those that all draft layers are fed again: the last chunk holds them all."""
-    limits = ChunkLimits(tokens, last if last >= n_open else 0)
-    found = pieces(prompt(1, n_tokens, n_open=n_open), limits)
+    found = pieces(prompt(1, n_tokens, n_open=n_open), tokens)
     assert found[-1] >= min(n_open, n_tokens)
+
+
+@given(st.lists(st.tuples(sizes, st.integers(0, 150)), min_size=1, max_size=5), st.integers(1, 300))
+def test_nobody_gets_what_the_more_urgent_have_no_room_for(
+    asked: list[tuple[int, int]], tokens: int
+) -> None:
+    prompts = [(prompt(n, size), min(start, size - 1)) for n, (size, start) in enumerate(asked)]
+    chunks = cut(prompts, tokens)
+    assert sum(chunk.n_tokens for chunk in chunks) <= tokens
+    assert [(chunk.request, chunk.start) for chunk in chunks] == prompts[: len(chunks)]
+    assert all(chunk.is_last for chunk in chunks[:-1])
 
 
 def land(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -128,16 +92,16 @@ def land(scheduler: Scheduler, plan: StepPlan) -> None:
 prompts = st.lists(st.tuples(st.integers(1, 90), st.booleans()), min_size=1, max_size=5)
 
 
-@given(prompts, st.integers(3, 40), st.integers(0, 8), st.integers(1, 3), st.integers(0, 3))
+@given(prompts, st.integers(3, 40), st.integers(1, 3), st.integers(0, 3))
 def test_a_plan_ahead_is_the_plan_that_would_have_waited(
-    asked: Sequence[tuple[int, bool]], tokens: int, last: int, n_open: int, n_draft: int
+    asked: Sequence[tuple[int, bool]], tokens: int, n_open: int, n_draft: int
 ) -> None:
     """Where nobody ends in the step under way, and nobody else comes."""
-    limits = SchedulerLimits(BLOCK, 8, 8, tokens, last if last >= n_open else 0)
+    limits = SchedulerLimits(BLOCK, 8, 8, tokens)
     ahead, waiting = (Scheduler(limits, BlockAllocator(400)) for _ in range(2))
     for scheduler in (ahead, waiting):
-        for number, (n_tokens, stays) in enumerate(asked):
-            scheduler.enqueue(prompt(number, n_tokens, stays=stays, n_open=n_open))
+        for number, (n_tokens, hands) in enumerate(asked):
+            scheduler.enqueue(prompt(number, n_tokens, hands=hands, n_open=n_open))
     under_way, plain = ahead.plan(n_draft), waiting.plan(n_draft)
     for _ in range(30):
         following = ahead.plan_ahead(under_way, (), n_draft, n_draft)
@@ -161,7 +125,7 @@ def fed(plan: StepPlan) -> tuple[list[int], list[tuple[int, int, int]]]:
 @pytest.mark.parametrize("ended", [1, 2])
 def test_who_is_to_end_is_not_in_the_step_behind(ended: int) -> None:
     scheduler = Scheduler(SchedulerLimits(BLOCK, 8, 8, 20), BlockAllocator(100))
-    requests = {number: prompt(number, 30, stays=False) for number in (1, 2)}
+    requests = {number: prompt(number, 30, hands=False) for number in (1, 2)}
     for request in requests.values():
         scheduler.enqueue(request)
     before = scheduler.plan(0)
@@ -172,9 +136,9 @@ def test_who_is_to_end_is_not_in_the_step_behind(ended: int) -> None:
 
 def test_where_there_are_no_blocks_left_the_step_waits_and_takes_none() -> None:
     scheduler = Scheduler(SchedulerLimits(BLOCK, 8, 8, 20), allocator := BlockAllocator(14))
-    scheduler.enqueue(prompt(1, 16, stays=False))
+    scheduler.enqueue(prompt(1, 16, hands=False))
     land(scheduler, scheduler.plan(0))
-    scheduler.enqueue(prompt(2, 26, stays=False))
+    scheduler.enqueue(prompt(2, 26, hands=False))
     before = scheduler.plan(0)
     assert before.decode
     assert before.prefill

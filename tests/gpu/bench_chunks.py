@@ -5,9 +5,8 @@
 Qwen3-8B's shape with random bfloat16 weights, one engine, no process around it. A prompt's time is
 from its submission to the step that has its first token. The ways to cut take turns, each with an
 engine of its own over the same weights; *waits* are chunks that are planned and launched when the
-one before has landed. A last chunk is what a prompt whose KV decode reads leaves for the end. The
-second part times the tokens of streams that decode beside such a prompt. `--model tiny` tries all
-of it on a CPU, over NumPy.
+one before has landed. The second part times the tokens of streams that decode beside such a prompt.
+`--model tiny` tries all of it on a CPU, over NumPy.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ BLOCK_SIZE, STREAMS, STREAM_TOKENS = 16, 8, 160
 
 
 class Way(NamedTuple):
-    """How prompts are cut; `last` 0: the last chunk is as large as others."""
+    """How prompts are cut, and whether the next chunk is launched ahead."""
 
     chunk: int
-    last: int
     is_ahead: bool
 
 
@@ -53,12 +51,9 @@ class Prompt(NamedTuple):
     device_ms: float
 
 
-def ways(chunks: list[int], lasts: list[int]) -> list[Way]:
-    """Return what is tried: each size both ways, and last chunks of the largest."""
-    plain = [Way(chunk, 0, is_ahead) for chunk in chunks for is_ahead in (False, True)]
-    return plain + [
-        Way(max(chunks), last, is_ahead) for last in lasts for is_ahead in (False, True)
-    ]
+def ways(chunks: list[int]) -> list[Way]:
+    """Return what is tried: each size both ways."""
+    return [Way(chunk, is_ahead) for chunk in chunks for is_ahead in (False, True)]
 
 
 def options_of(way: Way, length: int, scale: int) -> EngineOptions:
@@ -78,7 +73,6 @@ def options_of(way: Way, length: int, scale: int) -> EngineOptions:
         overlap=True,
         prefix_caching=False,
         share_kv=True,
-        last_chunk_tokens=way.last // scale,
     )
 
 
@@ -162,7 +156,7 @@ def measured(loaded: Any, options: argparse.Namespace) -> Iterator[dict[str, Any
     """Measure all ways by turns; yield a record of each."""
     scale = 32 if options.model == "tiny" else 1
     length, vocab = options.tokens // scale, loaded.model_shape.vocab_size
-    rng, tried = np.random.default_rng(0), ways(options.chunks, options.lasts)
+    rng, tried = np.random.default_rng(0), ways(options.chunks)
     first: dict[Way, list[Prompt]] = {way: [] for way in tried}
     gaps: dict[Way, list[dict[str, float]]] = {way: [] for way in tried}
     with ExitStack() as stack:
@@ -178,9 +172,8 @@ def measured(loaded: Any, options: argparse.Namespace) -> Iterator[dict[str, Any
                 if turn >= 0:  # the first round warms
                     first[way].append(found)
             for way in order if turn < options.beside else ():
-                if not way.last:
-                    told = beside(engines[way], prompts, 2000 + 20 * turn)
-                    gaps[way] += [told] if turn >= 0 else []
+                told = beside(engines[way], prompts, 2000 + 20 * turn)
+                gaps[way] += [told] if turn >= 0 else []
     for way in tried:
         record: dict[str, Any] = way._asdict() | {"tokens": options.tokens}
         record["first_ms"] = [round(p.first_ms, 3) for p in first[way]]
@@ -190,8 +183,7 @@ def measured(loaded: Any, options: argparse.Namespace) -> Iterator[dict[str, Any
 
 def line(record: dict[str, Any]) -> str:
     """Return a record in words."""
-    way = f"chunks of {record['chunk']:5}, last {record['last'] or record['chunk']:5}, "
-    way += "ahead" if record["is_ahead"] else "waits"
+    way = f"chunks of {record['chunk']:5}, {'ahead' if record['is_ahead'] else 'waits'}"
     first, device = (statistics.median(record[name]) for name in ("first_ms", "device_ms"))
     told = f"{way}: first token {first:.2f} ms, of that the device's {device:.2f}"
     for name in ("median", "longest"):
@@ -208,7 +200,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--chunks", type=int, nargs="+", default=[512, 1024, 2048])
-    parser.add_argument("--lasts", type=int, nargs="*", default=[256, 512, 768])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--beside", type=int, default=2, help="rounds with streams beside")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")

@@ -19,8 +19,6 @@ MAX_DRAFTS = 5
 KV_BYTES_PER_STEP = 8 << 20
 """KV of handoffs that a step checks and copies at most: milliseconds of a core's work, several
 times as many where memory is touched for the first time."""
-LAST_CHUNK_TOKENS = 512
-"""See `EngineOptions.last_chunk_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,6 @@ class EngineOptions:
         tensor_parallel_size: processes that compute each step together.
         share_kv: other processes may read the KV pool, and it theirs.
         map_kv: by mapping it, where they are on the same host.
-        last_chunk_tokens: what a prompt leaves for its last chunk whose KV decode reads while it is
-            computed.
         kv_bytes_per_step: most KV of handoffs that a step imports, and most that it exports.
         stuck_seconds, first_step_seconds: when a step counts as hung, see `progress`.
     """
@@ -88,7 +84,6 @@ class EngineOptions:
     prefix_caching: bool = True
     share_kv: bool = False
     map_kv: bool = True
-    last_chunk_tokens: int = LAST_CHUNK_TOKENS
     kv_bytes_per_step: int = KV_BYTES_PER_STEP
     stuck_seconds: float = 10.0
     first_step_seconds: float = 120.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.options import EngineOptions
-from baton_worker.engine.scheduling.chunks import ChunkLimits, cut
+from baton_worker.engine.scheduling.chunks import cut
 from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
 from baton_worker.engine.scheduling.plans import GoingOn, PrefillChunk, StepPlan, going_on
 from baton_worker.engine.scheduling.prefix_cache import NO_HITS, PrefixCache, hits_of
@@ -29,15 +29,12 @@ PREEMPTED_PULL_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`prefill_tokens`: prompt tokens per step, all requests together; `last_chunk_tokens`: see
-    `chunks.ChunkLimits`.
-    """
+    """`prefill_tokens`: prompt tokens per step, all requests together."""
 
     block_size: int
     max_running: int
     max_waiting: int
     prefill_tokens: int
-    last_chunk_tokens: int = 0
 
     @classmethod
     def of(cls, options: EngineOptions) -> SchedulerLimits:
@@ -47,7 +44,6 @@ class SchedulerLimits:
             max_running=options.max_running,
             max_waiting=options.max_waiting,
             prefill_tokens=options.prefill_tokens,
-            last_chunk_tokens=options.last_chunk_tokens,
         )
 
 
@@ -72,7 +68,6 @@ class Scheduler:
         self._held: dict[RequestKey, RequestState] = {}
         self._paused: frozenset[int] = frozenset()
         self._tables = BlockTables(allocator, limits.block_size, prefix)
-        self._chunks = ChunkLimits(limits.prefill_tokens, limits.last_chunk_tokens)
 
     @property
     def n_running(self) -> int:
@@ -161,7 +156,7 @@ class Scheduler:
                 imports.append(request)
             else:
                 (decode if request.is_decoding else prefill).append(request)
-        chunks = cut([(r, r.n_computed) for r in prefill], self._chunks)
+        chunks = cut([(r, r.n_computed) for r in prefill], self._limits.prefill_tokens)
         return StepPlan(
             admitted=tuple(admitted),
             imports=tuple(imports),
@@ -205,7 +200,7 @@ class Scheduler:
         reach += [(r, _reach(r, n_model_drafts)) for r, _ in prompts]
         if not self._extend_all(reach):
             return None
-        chunks = cut(prompts, self._chunks)
+        chunks = cut(prompts, self._limits.prefill_tokens)
         most_tokens = len(decode) * (1 + n_draft) + sum(chunk.n_tokens for chunk in chunks)
         return StepPlan((), (), decode, chunks, (), most_tokens)
 
