@@ -63,8 +63,9 @@ bench: env ## Benchmarks, each with its baseline in the same run
 bench-engine: env ## What logprobs, overlap, drafts and batches cost the engine, paired in alternating rounds (six minutes)
 	@mkdir -p out/bench && $(PY) tests/bench/bench_engine.py --seconds 360 --json out/bench/engine.json --markdown out/bench/engine.md
 
-docs: env ## Regenerate the metrics and configuration pages from the code
+docs: env ## Regenerate the metrics and configuration pages from the code, and tables from their records
 	@$(PY) tools/pages.py
+	@$(PY) tools/tables.py
 
 ops-cuda: env ## Compile the CUDA sources for sm_90a (no GPU needed)
 	@ops/tools/build_cuda.sh

@@ -10,7 +10,8 @@ command that installs them. Everything is built under ops/build/gpu; nothing is 
 leaves the stamp docs/benchmarks/results/gpu-stamp.json (see gpu_stamp), one of what has run so far
 behind each process; with options of pytest's, or ended before its end, the suite is not whole, the
 stamp says so, and goes beside one of the whole suite (gpu-stamp.part.json). Its processes share the
-GPUs, `--jobs` of them at once on each of `--gpus` (see gpu_jobs). `run` is for the benchmarks in
+GPUs, `--jobs` of them at once on each of `--gpus` (see gpu_jobs); pytest's options, with `--jobs`
+said too, choose the tests that they share. `run` is for the benchmarks in
 tests/gpu and tests/bench/gpu: a program of this checkout over that library, its options as it takes
 them. `lay-out` needs no GPU: it makes a folder in which Python finds a library before one that is
 installed.
@@ -30,6 +31,7 @@ from typing import Any
 
 import gpu_jobs
 import gpu_needs
+import gpu_reports
 import gpu_stamp
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -199,15 +201,15 @@ def at_once(
         plain, folder, ROOT, shared, gpu_memory_bytes(), gpus=gpu_names(gpus)
     )
     for ended in gpu_jobs.run(running, jobs, most):
-        cases += gpu_jobs.cases_of_job(ended)
-        say(f"{ended.job.name}: {ended.seconds:.0f} s: {gpu_jobs.last_words(ended)}")
+        cases += gpu_reports.cases_of_job(ended)
+        say(f"{ended.job.name}: {ended.seconds:.0f} s: {gpu_reports.last_words(ended)}")
         keep(cases)
     return cases
 
 
 def stamp_of(cases: Cases, digests: Path, whole: bool) -> gpu_stamp.Stamp:
     """Return the stamp of what has run, on this machine and of this code."""
-    kept, torn = gpu_jobs.digests_of(digests)
+    kept, torn = gpu_reports.digests_of(digests)
     told = [(f"two processes of this run::{name} is told otherwise", "failed") for name in torn]
     files = gpu_stamp.hashes()
     return gpu_stamp.Stamp(
@@ -242,21 +244,22 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
     os.environ["BATON_GPU_DIGESTS"] = str(digests)
     suites = [name for name in SUITES if (ROOT / name).exists()]
     plain = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short"]
-    if more or options.jobs == 1:
+    jobs = options.jobs or (1 if more else gpu_jobs.JOBS)
+    is_place = any((ROOT / word.partition("::")[0]).exists() for word in more)
+    chosen = more if is_place else [*more, *suites]
+    if jobs == 1:
         report = folder / "whole.xml"
-        code = run(
-            [sys.executable, "-m", "pytest", *plain, f"--junitxml={report}", *(more or suites)]
-        )
+        code = run([sys.executable, "-m", "pytest", *plain, f"--junitxml={report}", *chosen])
         if not report.exists():
             return code or 1
-        cases = gpu_jobs.cases_of(report)
-        cases += gpu_jobs.unexplained("pytest", code, cases)
+        cases = gpu_reports.cases_of(report)
+        cases += gpu_reports.unexplained("pytest", code, cases)
     else:
 
         def keep(cases: Cases) -> None:
             leave(stamp_of(cases, digests, whole=False), options.stamp)
 
-        code, cases = 0, at_once(plain, suites, folder, options.jobs, options.gpus, keep)
+        code, cases = 0, at_once(plain, chosen, folder, jobs, options.gpus, keep)
     stamp = stamp_of(cases, digests, whole=not more)
     results = stamp.results
     others = gpu_stamp.unlike(before, stamp) if before else []
@@ -345,8 +348,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs",
         type=at_least_one,
-        default=gpu_jobs.JOBS,
-        help="processes of `test` at once on a GPU; 1, as with options of pytest's: one for all",
+        help=f"processes of `test` at once on a GPU, {gpu_jobs.JOBS} unless said; 1, which it is "
+        "with options of pytest's unless said: one for all, which are pytest's own",
     )
     parser.add_argument("--library", type=a_file, help="a libbaton_ops.so with CUDA, built before")
     parser.add_argument("--stamp", type=Path, default=gpu_stamp.STAMP, help="where the stamp goes")

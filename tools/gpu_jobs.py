@@ -1,14 +1,13 @@
 """The GPU suite as several processes at once, on one GPU or on several of a kind.
 
 Owns which tests may share a GPU's memory and time with others and which may not, whose first GPU is
-which, how processes are started and ended, and what becomes of their reports. Knows nothing of what
-the tests are.
+which, and how processes are started and ended; what becomes of their reports is `gpu_reports`'.
+Knows nothing of what the tests are.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 ALONE = (
     "tests/gpu/test_long_contexts_fit_and_are_exact.py",
@@ -29,8 +27,9 @@ ALONE = (
 """Whose tests look at the whole device's free memory, or at how long a start takes, or whose GPUs
 wait for each other.
 """
+OVER_GPUS = "test_two_gpus_compute_as_one"
 OVER_RANKS = "-ranks"
-"""What the name of a model ends in that several GPUs compute, waiting for each other."""
+"""A job, and the end of the name of a model, that several GPUs compute, waiting for each other."""
 BY_PARAMETER = ("tests/gpu/test_the_same_bits_any_way_it_is_served.py",)
 """Whose tests take a model that is loaded once for all of them, by its name."""
 PARTS = {"test_transformers_computes_the_same": 6, "test_two_processes_say_the_same": 2, "cuda": 3}
@@ -68,7 +67,7 @@ MOST_GIB = {
 """What jobs hold at most of the GPU's memory: weights, and pools for 256 requests at once."""
 OTHERS_GIB = 4
 ON_ALL = ("test_two_processes_say_the_same", "test_a_deployment_on_the_gpu_is_exact", "cuda")
-"""Jobs that use what other GPUs there are beside their own."""
+"""Jobs that use what other GPUs there are beside their own, and may share them."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What tells the libraries that compute on the CPU how many threads to take."""
 POLL_S = 0.2
@@ -78,7 +77,10 @@ SILENT_S = 900.0
 
 
 class Job(NamedTuple):
-    """Tests of one process, by pytest's ids; `part`: of those that it is cut into, from 1 on."""
+    """Tests of one process, by pytest's ids; `part`: of those that it is cut into, from 1 on.
+
+    One that is `alone` shares its GPU with no other.
+    """
 
     kind: str
     tests: tuple[str, ...]
@@ -89,6 +91,11 @@ class Job(NamedTuple):
     def name(self) -> str:
         """What its files and its line in the output are called."""
         return f"{self.kind}-part-{self.part}" if self.part else self.kind
+
+    @property
+    def uses_all(self) -> bool:
+        """Whether it uses what other GPUs there are beside its own."""
+        return self.kind in (*ON_ALL, OVER_GPUS) or self.kind.endswith(OVER_RANKS)
 
     @property
     def most_bytes(self) -> int:
@@ -107,7 +114,9 @@ class Ended(NamedTuple):
 
 
 def jobs_of(tests: Iterable[str]) -> list[Job]:
-    """Return jobs that have each test once: what runs alone first, then the longest."""
+    """Return jobs that have each test once: what needs all GPUs for itself, what needs one, then
+    the longest.
+    """
     found: dict[str, list[str]] = {}
     for test in tests:
         found.setdefault(_job_name(test), []).append(test)
@@ -117,7 +126,12 @@ def jobs_of(tests: Iterable[str]) -> list[Job]:
         for part, some in _parts(whole, PARTS.get(kind, 1))
     ]
     rank = {kind: place for place, kind in enumerate(LONGEST)}
-    return sorted(jobs, key=lambda job: (not job.alone, rank.get(job.kind, len(rank))))
+
+    def order(job: Job) -> tuple[int, int]:
+        place = rank.get(job.kind, len(rank))
+        return (0, not job.uses_all) if job.alone else (1, place)
+
+    return sorted(jobs, key=order)
 
 
 def _parts(tests: Sequence[str], count: int) -> list[tuple[int, Sequence[str]]]:
@@ -218,24 +232,23 @@ class Running:
         """
         if not self._going:
             return 0
-        if job.alone or any(other.alone for other in self._going):
-            return None
         all_gpus = range(max(len(self._gpus), 1))
-        held = [self._held_bytes(gpu) for gpu in all_gpus]
-        counts = [sum(going.gpu == gpu for going in self._going.values()) for gpu in all_gpus]
+        on = {gpu: [job for job in self._going if self._is_on(job, gpu)] for gpu in all_gpus}
+        shared = [
+            not (some and (job.alone or any(one.alone for one in some))) for some in on.values()
+        ]
+        held = [sum(one.most_bytes for one in some) for some in on.values()]
         has_memory = [bytes_ + job.most_bytes <= self._memory_bytes for bytes_ in held]
-        if job.kind in ON_ALL and not all(has_memory):
+        free = [a and b for a, b in zip(shared, has_memory, strict=True)]
+        if job.uses_all and not all(free):
             return None
-        fit = [gpu for gpu in all_gpus if has_memory[gpu] and counts[gpu] < most]
+        counts = [sum(going.gpu == gpu for going in self._going.values()) for gpu in all_gpus]
+        fit = [gpu for gpu in all_gpus if free[gpu] and counts[gpu] < most]
         return min(fit, key=held.__getitem__, default=None)
 
-    def _held_bytes(self, gpu: int) -> int:
-        """Return what jobs hold at most of a GPU's memory."""
-        return sum(
-            job.most_bytes
-            for job, going in self._going.items()
-            if going.gpu == gpu or job.kind in ON_ALL
-        )
+    def _is_on(self, job: Job, gpu: int) -> bool:
+        """Whether a job under way holds memory of this GPU."""
+        return job.uses_all or self._going[job].gpu == gpu
 
     def ended(self) -> list[Ended]:
         """Return the jobs that have ended since the last call."""
@@ -283,8 +296,8 @@ def _named(place: Path, kind: str) -> Path:
 
 
 def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
-    """Yield jobs as they end: those that run alone by themselves, of the others so many at once on
-    each GPU.
+    """Yield jobs as they end: those that run alone with their GPU to themselves, of the others so
+    many at once on each.
 
     A job for which memory is short lets others go before it.
     """
@@ -325,71 +338,3 @@ def threads_of(environment: Mapping[str, str], cores: int, processes: int) -> di
     """
     share = str(max(cores // processes, 1))
     return {name: share for name in THREADS} | dict(environment)
-
-
-def cases_of(report: Path) -> list[tuple[str, str]]:
-    """Return each test's id and its outcome of a JUnit report: passed, failed or skipped.
-
-    One that was skipped and whose fixtures failed has failed.
-
-    Raises:
-        ElementTree.ParseError: it is no whole report.
-    """
-    found = []
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - we wrote it
-        if not case.get("name"):  # a session that ended early, which its status tells
-            continue
-        kinds = {child.tag for child in case}
-        outcome = "skipped" if "skipped" in kinds else "passed"
-        outcome = "failed" if kinds & {"failure", "error"} else outcome
-        place = case.get("classname", "").replace(".", "/")
-        found.append((f"{place}.py::{case.get('name', '')}", outcome))
-    return found
-
-
-def cases_of_job(ended: Ended) -> list[tuple[str, str]]:
-    """Return a job's cases; a test that it does not tell of has failed, under the job's name.
-
-    So has a process that ended with a status that none of its tests explains. A report that is not
-    there, or was being written when the process died, tells of none.
-    """
-    try:
-        found = cases_of(ended.report) if ended.report.exists() else []
-    except ElementTree.ParseError:
-        found = []
-    missing = len(ended.job.tests) - len(dict(found))
-    if missing > 0:
-        what = f"status {ended.code}, {missing} of {len(ended.job.tests)} tests not told of"
-        return [*found, (f"{ended.job.name}::{what}", "failed")]
-    return [*found, *unexplained(ended.job.name, ended.code, found)]
-
-
-def unexplained(name: str, code: int, found: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return a failure in that name for a status of pytest's that no test's outcome explains."""
-    is_explained = code == 0 or (code == 1 and "failed" in dict(found).values())
-    return [] if is_explained else [(f"{name}::status {code}", "failed")]
-
-
-def last_words(ended: Ended, lines: int = 40) -> str:
-    """Return what a job's process said last: one line where all went well, else more."""
-    said = ended.log.read_text(errors="replace").rstrip().splitlines() or ["it said nothing"]
-    return said[-1].strip("= ") if ended.code == 0 else "\n".join(said[-lines:])
-
-
-def kept(name: str, digest: str, folder: Path) -> None:
-    """Keep what a workload said, in a file of this process: others may write at the same time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{os.getpid()}.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | {name: digest}))
-
-
-def digests_of(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Return what every process kept, and the workloads that two of them were told otherwise."""
-    found: dict[str, str] = {}
-    torn = set()
-    for path in sorted(folder.glob("*.json")):
-        for name, digest in json.loads(path.read_text()).items():
-            if found.setdefault(name, digest) != digest:
-                torn.add(name)
-    return found, sorted(torn)

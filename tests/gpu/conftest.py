@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gpu_jobs
+import gpu_reports
 import pytest
 
 from baton_testing.exactness import devices, properties
@@ -34,6 +34,6 @@ def keep_digest() -> Callable[[str, str], None]:
 
     def keep(name: str, digest: str) -> None:
         if place is not None:
-            gpu_jobs.kept(name, digest, Path(place))
+            gpu_reports.kept(name, digest, Path(place))
 
     return keep

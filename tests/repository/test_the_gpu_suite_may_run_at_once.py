@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gpu_jobs
+import gpu_reports
 import pytest
 from gpu_jobs import Ended, Job
 
@@ -61,6 +62,7 @@ def test_what_looks_at_the_whole_device_runs_first_and_alone_then_the_longest() 
         *gpu_jobs.ALONE,
         EXACT,  # of the model that several GPUs compute
     }
+    assert [job.uses_all for job in jobs[:5]] == [True, True, False, False, False]
     assert jobs[5].tests[0].endswith("[gpu-qwen3-8b]")
     assert jobs[-1].name == "test_far"
 
@@ -217,6 +219,29 @@ def test_a_job_that_runs_alone_shares_the_device_with_none(tmp_path: Path) -> No
     assert running.gpu_for(other, 1) is None
 
 
+def test_of_several_gpus_one_job_that_runs_alone_takes_its_own_and_others_go_on(
+    tmp_path: Path,
+) -> None:
+    running = gpu_jobs.Running((), tmp_path, tmp_path, {}, ENOUGH_BYTES, gpus=("4", "7"))
+    first, second = (Job(name, (), alone=True) for name in ("first", "second"))
+    some, on_all = Job("some", ()), Job(gpu_jobs.ON_ALL[0], ())
+    over_all = Job(f"a{gpu_jobs.OVER_RANKS}", (), alone=True)
+    running._going[first] = going(running.gpu_for(first, 3))
+    assert running.gpu_for(second, 3) == 1
+    assert running.gpu_for(some, 3) == 1
+    assert running.gpu_for(on_all, 3) is None
+    assert running.gpu_for(over_all, 3) is None
+    running._going[some] = going(1)
+    assert running.gpu_for(second, 3) is None, "it would not be alone"
+    del running._going[first]
+    assert running.gpu_for(second, 3) == 0
+    assert running.gpu_for(on_all, 3) is not None
+    assert running.gpu_for(over_all, 3) is None, "one of its GPUs is another's"
+    running._going.clear()
+    running._going[over_all] = going(running.gpu_for(over_all, 3))
+    assert [running.gpu_for(job, 3) for job in (first, some, on_all)] == [None] * 3
+
+
 @pytest.mark.parametrize("most", [1, 3])
 def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failures(
     tmp_path: Path, most: int
@@ -234,7 +259,7 @@ def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failu
     running = gpu_jobs.Running(words, folder, suite, environment, ENOUGH_BYTES)
     ended = list(gpu_jobs.run(running, jobs, most))
     assert {one.job.name for one in ended} == {"test_one", "test_two", "test_three"}
-    cases = dict(case for one in ended for case in gpu_jobs.cases_of_job(one))
+    cases = dict(case for one in ended for case in gpu_reports.cases_of_job(one))
     assert cases == {
         "test_one.py::test_fine[a b]": "passed",
         "test_one.py::test_fine[c[d]]": "passed",
@@ -242,7 +267,7 @@ def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failu
         "test_two.py::test_later": "skipped",
         "test_three::status 7, 2 of 2 tests not told of": "failed",
     }
-    said = {one.job.name: gpu_jobs.last_words(one) for one in ended}
+    said = {one.job.name: gpu_reports.last_words(one) for one in ended}
     assert "1 skipped" in said["test_two"]
     assert "it is not" in said["test_one"]
 
@@ -257,14 +282,17 @@ def test_a_status_that_no_test_explains_is_a_failure(tmp_path: Path) -> None:
     report = tmp_path / "a.xml"
     report.write_text('<testsuite><testcase classname="a" name="test_x"/></testsuite>')
     ended = Ended(Job("a", ("a.py::test_x",)), 3, report, tmp_path / "a.log", 1.0)
-    assert gpu_jobs.cases_of_job(ended) == [("a.py::test_x", "passed"), ("a::status 3", "failed")]
+    assert gpu_reports.cases_of_job(ended) == [
+        ("a.py::test_x", "passed"),
+        ("a::status 3", "failed"),
+    ]
 
 
 def test_a_test_that_was_skipped_and_whose_fixture_failed_has_failed(tmp_path: Path) -> None:
     report = tmp_path / "a.xml"
     inner = "<skipped/><error message='teardown'/>"
     report.write_text(f'<testsuite><testcase classname="a" name="t">{inner}</testcase></testsuite>')
-    assert gpu_jobs.cases_of(report) == [("a.py::t", "failed")]
+    assert gpu_reports.cases_of(report) == [("a.py::t", "failed")]
 
 
 def test_a_session_that_ended_early_is_no_test_that_passed(tmp_path: Path) -> None:
@@ -272,7 +300,7 @@ def test_a_session_that_ended_early_is_no_test_that_passed(tmp_path: Path) -> No
     report.write_text('<testsuite><testcase classname="" name=""/></testsuite>')
     ended = Ended(Job("a", ("a.py::t",)), 2, report, tmp_path / "a.log", 1.0)
     told = [("a::status 2, 1 of 1 tests not told of", "failed")]
-    assert gpu_jobs.cases_of_job(ended) == told
+    assert gpu_reports.cases_of_job(ended) == told
 
 
 @pytest.mark.parametrize("written", ["", '<testsuite><testcase classname="a" na'])
@@ -281,7 +309,7 @@ def test_a_report_that_was_being_written_tells_of_none(tmp_path: Path, written: 
     report.write_text(written)
     ended = Ended(Job("a", ("a.py::t",)), -9, report, tmp_path / "a.log", 1.0)
     told = [("a::status -9, 1 of 1 tests not told of", "failed")]
-    assert gpu_jobs.cases_of_job(ended) == told
+    assert gpu_reports.cases_of_job(ended) == told
 
 
 HANGS = """import ctypes, subprocess, sys
@@ -315,17 +343,15 @@ def test_a_job_that_hangs_where_python_cannot_end_it_is_killed_with_what_it_star
         if child.is_file():
             break
     told = [("hangs::status -9, 1 of 1 tests not told of", "failed")]
-    assert gpu_jobs.cases_of_job(ended) == told
-    assert f"killed: it said nothing for {silent_s} s" in gpu_jobs.last_words(ended)
+    assert gpu_reports.cases_of_job(ended) == told
+    assert f"killed: it said nothing for {silent_s} s" in gpu_reports.last_words(ended)
     pid = int(child.read_text())
     wait_until("its child has ended", lambda: state_of(pid), lambda state: state in "ZX")
 
 
 def test_digests_of_processes_that_write_at_once_are_all_kept(tmp_path: Path) -> None:
-    program = "import gpu_jobs, pathlib, sys\n"
-    program += (
-        "for n in range(50): gpu_jobs.kept(f'{sys.argv[1]}-{n}', 'ab', pathlib.Path(sys.argv[2]))"
-    )
+    program = "import pathlib, sys\nfrom gpu_reports import kept\n"
+    program += "for n in range(50): kept(f'{sys.argv[1]}-{n}', 'ab', pathlib.Path(sys.argv[2]))"
     tools = str(Path(gpu_jobs.__file__).parent)
     writers = [
         subprocess.Popen(
@@ -335,11 +361,11 @@ def test_digests_of_processes_that_write_at_once_are_all_kept(tmp_path: Path) ->
         for name in ("one", "two")
     ]
     assert [writer.wait() for writer in writers] == [0, 0]
-    found, torn = gpu_jobs.digests_of(tmp_path)
+    found, torn = gpu_reports.digests_of(tmp_path)
     assert (len(found), torn) == (100, [])
 
 
 def test_a_workload_that_two_processes_are_told_otherwise_is_named(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('{"tiny": "aa", "large": "cc"}')
     (tmp_path / "2.json").write_text('{"tiny": "bb", "large": "cc"}')
-    assert gpu_jobs.digests_of(tmp_path) == ({"tiny": "aa", "large": "cc"}, ["tiny"])
+    assert gpu_reports.digests_of(tmp_path) == ({"tiny": "aa", "large": "cc"}, ["tiny"])

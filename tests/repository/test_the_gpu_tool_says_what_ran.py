@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gpu_jobs
 import gpu_needs
+import gpu_reports
 import gpu_stamp
 import pytest
 
@@ -27,7 +28,7 @@ REPORT = """<testsuites><testsuite>
 def test_outcomes_are_counted_once_for_each_test(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
-    cases = gpu_jobs.cases_of(report)
+    cases = gpu_reports.cases_of(report)
     results = gpu.results_of(cases, whole=True)
     assert (results.passed, results.failed, results.skipped) == (1, 1, 1)
     assert results.names_failed == ("tests/gpu/test_a.py::test_two",)
@@ -37,7 +38,7 @@ def test_outcomes_are_counted_once_for_each_test(tmp_path: Path) -> None:
 def test_the_table_has_a_line_for_each_file(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
-    lines = gpu.table(gpu_jobs.cases_of(report)).splitlines()
+    lines = gpu.table(gpu_reports.cases_of(report)).splitlines()
     assert len(lines) == 4
     assert "tests/gpu/test_a.py" in lines[2]
     assert "tests/ops/cuda/test_b.py" in lines[3]
@@ -177,6 +178,45 @@ def test_a_stamp_that_is_none_is_told_of_before_the_suite_runs(monkeypatch, tmp_
     options = argparse.Namespace(stamp=stamp, jobs=2)
     with pytest.raises(SystemExit, match=r"is no stamp.*--stamp"):
         gpu.test(options, [])
+
+
+@pytest.mark.parametrize(
+    ("jobs", "more", "at_once", "chosen"),
+    [
+        (None, [], gpu_jobs.JOBS, gpu.SUITES),
+        (3, [], 3, gpu.SUITES),
+        (3, ["-k", "x"], 3, ("-k", "x", *gpu.SUITES)),
+        (3, ["tests/gpu", "-k", "x"], 3, ("tests/gpu", "-k", "x")),
+        (None, ["tests/gpu/conftest.py::x"], 1, ("tests/gpu/conftest.py::x",)),
+        (None, ["-x"], 1, ("-x", *gpu.SUITES)),
+        (1, [], 1, gpu.SUITES),
+    ],
+)
+def test_chosen_tests_share_the_gpus_where_that_is_asked_for(
+    monkeypatch,
+    tmp_path: Path,
+    jobs: int | None,
+    more: list[str],
+    at_once: int,
+    chosen: tuple[str, ...],
+) -> None:
+    taken: list[tuple[int, tuple[str, ...]]] = []
+
+    def share(plain, words, folder, most, gpus, keep):
+        taken.append((most, tuple(words)))
+        return []
+
+    def one(command, quiet=False):
+        taken.append((1, tuple(command[-len(chosen) :])))
+        return 5
+
+    monkeypatch.setattr(gpu, "at_once", share)
+    monkeypatch.setattr(gpu, "run", one)
+    monkeypatch.setattr(gpu, "machine", dict)
+    monkeypatch.setattr(gpu, "BUILD", tmp_path)
+    options = argparse.Namespace(stamp=tmp_path / "stamp.json", jobs=jobs, gpus=2)
+    assert gpu.test(options, more), "nothing has passed"
+    assert taken == [(at_once, chosen)]
 
 
 def test_a_suite_that_ended_early_in_one_process_leaves_no_stamp_without_failures(

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
 import timing
 import torch
 
+import gpu
 from baton_ops import decoder, experts
 from baton_ops._library import library
 
@@ -157,7 +161,8 @@ def main() -> None:
     print("| tokens | route | gather | gate, up | down | combine | layer, us | roof | share |")
     record = [measured(tokens, arguments.ways) for tokens in arguments.tokens]
     if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1))
+        found = {"machine": gpu.machine(), "commit": gpu.commit(), "layers": record}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

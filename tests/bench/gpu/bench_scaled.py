@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
 import timing
 import torch
 
+import gpu
 from baton_ops import decoder, experts, scaled
 from baton_ops._library import library
 from baton_worker.engine.backends.device.scaled_kernels import activation_bytes
@@ -153,7 +157,8 @@ def main() -> None:
         for tokens in TOKENS:
             record += mixed(tokens)
     if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1))
+        found = {"machine": gpu.machine(), "commit": gpu.commit(), "products": record}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
