@@ -207,7 +207,7 @@ class StepEngine:
 
         1. Collect the step in flight, or launch and collect one. 2. With overlap, launch the next
         if there is work: over a device behind the other, before that is waited for, when it goes on
-        with what that decodes. 3. Only then do the output work of the collected one: logprobs,
+        with who is in that. 3. Only then do the output work of the collected one: logprobs,
         columns, KV of prompts to hand over. All of that comes from the collected snapshot (R16).
         """
         self._in_flight = launched = self._in_flight or self._launch()

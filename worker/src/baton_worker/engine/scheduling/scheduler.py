@@ -182,8 +182,9 @@ class Scheduler:
         """Decide the step behind `before`, which is under way, by what its tokens can be at most.
 
         It is what `plan` would decide if nobody ended in `before`: who decodes there decodes here,
-        and prompts go on behind what `before` feeds of them. None where somebody else is to be let
-        in, or there are no blocks without taking some away: then it waits for `before`.
+        and prompts go on behind what `before` feeds of them (who is computed anew, but for his
+        newest token, is fed that as a chunk). None where somebody else is to be let in, or there
+        are no blocks without taking some away: then it waits for `before`.
 
         Args:
             ending: requests that end when `before` has landed, whatever it says.
