@@ -292,7 +292,7 @@ class StepEngine:
         landed = partial(flight.landed, self._is_here)
         return InFlightStep(plan, n_draft, started, {}, {}, {}, landed, flight, True)
 
-    def _collect(self, launched: InFlightStep, following: InFlightStep | None) -> _Landed:
+    def _collect(self, launched: InFlightStep, following: InFlightStep | None = None) -> _Landed:
         """Wait for the step, then end what ended in it or was ended meanwhile.
 
         A request that was ended from outside while its step was in flight leaves no other trace of
