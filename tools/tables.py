@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -148,12 +149,32 @@ def ranks(record: Record) -> list[str]:
     return lines
 
 
+def chunks(record: Record) -> list[str]:
+    """Return first tokens by how prompts are cut: chunks that wait beside those ahead; medians."""
+    found = {(r["chunk"], r.get("last", 0), r["is_ahead"]): r for r in record["records"]}
+    titles = ("waits, ms", "ahead, ms", "sooner by", "gap beside, waits", "gap beside, ahead")
+    lines = _head("chunks", "the last one", *titles)
+    for chunk, last in dict.fromkeys((chunk, last) for chunk, last, _ in found):
+        pair = [found[chunk, last, is_ahead] for is_ahead in (False, True)]
+        waits, ahead = (statistics.median(one["first_ms"]) for one in pair)
+        gaps = [_gap_beside(one) for one in pair]
+        cells = (f"{waits:.1f}", f"{ahead:.1f}", f"{waits - ahead:.1f}", *gaps)
+        lines.append(_row(f"{chunk:,}", f"{last or chunk:,}", *cells))
+    return lines
+
+
+def _gap_beside(record: Record) -> str:
+    gaps = [gap["median"] for gap in record["beside"]]
+    return f"{statistics.median(gaps):.1f}" if gaps else "-"
+
+
 KINDS: Mapping[str, Callable[..., list[str]]] = {
     "decode": decode,
     "prompt": prompt,
     "products": products,
     "layer": layer,
     "ranks": ranks,
+    "chunks": chunks,
 }
 
 

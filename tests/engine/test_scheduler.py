@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from baton_worker.engine.api import Handoff
 from baton_worker.engine.kv.pool import NULL_BLOCK, BlockAllocator
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.prefix_cache import PrefixCache
 from baton_worker.engine.scheduling.requests import (
     Phase,
@@ -18,7 +19,7 @@ from baton_worker.engine.scheduling.requests import (
     imported_state,
     new_state,
 )
-from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits, StepPlan
+from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton_worker.identity import RequestKey, make_handle
 from baton_worker.messages import HandoffState, Submit
 from baton_worker.sampling import LogprobParams, SamplingParams

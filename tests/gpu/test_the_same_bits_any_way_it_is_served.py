@@ -38,6 +38,12 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(subject: Subject, alone: Seque
     held(properties.any_chunks(subject, alone))
 
 
+def test_a_chunk_that_is_launched_ahead_is_one_that_waits(
+    subject: Subject, alone: Sequence[Said]
+) -> None:
+    held(properties.chunks_ahead(subject, alone))
+
+
 def test_speculative_decoding_says_what_plain_decoding_says(
     subject: Subject, alone: Sequence[Said]
 ) -> None:

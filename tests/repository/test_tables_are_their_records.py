@@ -86,3 +86,17 @@ def test_fp8_stands_beside_the_same_step_in_bfloat16() -> None:
 def test_a_kind_that_there_is_not_is_named() -> None:
     with pytest.raises(ValueError, match=r"'rank' is none of decode, .*ranks"):
         tables.block("rank a.json", {"a.json": RANKS}.__getitem__)
+
+
+def test_chunks_that_wait_stand_beside_those_that_are_launched_ahead() -> None:
+    def way(chunk: int, is_ahead: bool, *first: float, **more: Any) -> dict[str, Any]:
+        return {"chunk": chunk, "is_ahead": is_ahead, "first_ms": first, "beside": []} | more
+
+    gaps = [{"median": 9.0}, {"median": 7.0}, {"median": 8.0}]
+    records = [way(512, False, 30.0, 20.0, 25.0, beside=gaps), way(512, True, 19.0)]
+    records += [way(2048, False, 40.0, last=256), way(2048, True, 41.0, last=256)]
+    lines = tables.chunks({"records": records})
+    assert lines[2:] == [
+        "| 512 | 512 | 25.0 | 19.0 | 6.0 | 8.0 | - |",
+        "| 2,048 | 256 | 40.0 | 41.0 | -1.0 | - | - |",
+    ]

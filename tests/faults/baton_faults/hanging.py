@@ -14,7 +14,7 @@ from pathlib import Path
 
 from baton_worker.engine.backends.sim import engine as sim
 from baton_worker.engine.output.snapshot import StepSnapshot
-from baton_worker.engine.scheduling.scheduler import StepPlan
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.main import main
 
 

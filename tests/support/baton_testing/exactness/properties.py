@@ -59,6 +59,18 @@ def any_chunks(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     return found
 
 
+def chunks_ahead(subject: Subject, wanted: Sequence[Said]) -> list[str]:
+    """A prompt's next chunk, and who decodes beside it, is under way before the last one landed."""
+    found: list[str] = []
+    for k, few in ((0, {}), (max(subject.sizes.drafts), {"max_running": 3})):
+        chunk = min(subject.sizes.chunks)
+        options = {"max_running": 16, "n_draft": k, "prefill_tokens": chunk, "overlap": True} | few
+        with subject.engine(**options) as engine:
+            said = serve(engine, subject.asks())
+        found += differences(said, wanted, f"chunks of {chunk} ahead, {k} drafts")
+    return found
+
+
 def any_drafts(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     """Any number of drafts is verified: the draft layer's, and those that are looked up."""
     found: list[str] = []
@@ -144,7 +156,9 @@ def handed_over(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     for k, overlap in ((0, False), (max(subject.sizes.drafts), True)):
         chunk = min(subject.sizes.chunks)
         with (
-            subject.engine(max_running=8, n_draft=k, prefill_tokens=chunk) as prefill,
+            subject.engine(
+                max_running=8, n_draft=k, prefill_tokens=chunk, overlap=overlap
+            ) as prefill,
             subject.engine(max_running=32, n_draft=k, overlap=overlap) as decode,
         ):
             said = serve_in_pair(prefill, decode, subject.asks())
@@ -258,6 +272,7 @@ PROPERTIES: Mapping[str, Property] = {
     "any batch": any_batch,
     "a batch that changes": a_batch_that_changes,
     "any chunks": any_chunks,
+    "chunks ahead": chunks_ahead,
     "any drafts": any_drafts,
     "drafts that change": drafts_that_change,
     "known prefixes": known_prefixes,

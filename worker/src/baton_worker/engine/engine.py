@@ -207,7 +207,7 @@ class StepEngine:
 
         1. Collect the step in flight, or launch and collect one. 2. With overlap, launch the next
         if there is work: over a device behind the other, before that is waited for, when it goes on
-        with what that decodes. 3. Only then do the output work of the collected one: logprobs,
+        with who is in that. 3. Only then do the output work of the collected one: logprobs,
         columns, KV of prompts to hand over. All of that comes from the collected snapshot (R16).
         """
         self._in_flight = launched = self._in_flight or self._launch()
@@ -215,7 +215,7 @@ class StepEngine:
         if goes_ahead:
             before_next()
             following = self._launch_ahead(launched)
-        landed = self._collect(launched)
+        landed = self._collect(launched, following)
         if self.options.overlap:
             if following is None:
                 before_next()  # once more where none went ahead: something came during the wait
@@ -271,7 +271,7 @@ class StepEngine:
         """Whether a step might be launched behind one before that has landed."""
         if self._ahead is None or launched.flight is None:
             return False
-        return bool(self._parts.scheduler.going_on(launched.plan, self._endings))
+        return any(self._parts.scheduler.going_on(launched.plan, self._endings))
 
     def _launch_ahead(self, launched: InFlightStep) -> InFlightStep | None:
         """Launch the step behind one that has not landed, if the device can know what it feeds."""
@@ -284,7 +284,7 @@ class StepEngine:
         if plan is None:
             return None
         clear_blocks(self._parts.pool, allocator.take_uncleared())
-        with self.progress.launching(plan.most_tokens, tuple([r.key for r in plan.decode])):
+        with self.progress.launching(plan.most_tokens, tuple(positions_of(plan))):
             flight = self._ahead.start_ahead(launched.flight, plan, n_draft)
             if flight is None:  # the blocks that the plan took stay with who will need them next
                 self.progress.gave_up()
@@ -292,11 +292,13 @@ class StepEngine:
         landed = partial(flight.landed, self._is_here)
         return InFlightStep(plan, n_draft, started, {}, {}, {}, landed, flight, True)
 
-    def _collect(self, launched: InFlightStep) -> _Landed:
+    def _collect(self, launched: InFlightStep, following: InFlightStep | None) -> _Landed:
         """Wait for the step, then end what ended in it or was ended meanwhile.
 
         A request that was ended from outside while its step was in flight leaves no other trace of
-        that step: its rows are dropped and its blocks become free only now.
+        that step: its rows are dropped and its blocks become free only now. `following` is under
+        way: what that still writes of a prompt nobody will look at, so who gets it finds it cleared
+        behind it.
         """
         self._in_flight, launched = None, launched.settled(self._is_here)
         if self.options.overlap:
@@ -308,7 +310,10 @@ class StepEngine:
         snapshot, self._endings = snapshot.without(endings), {}
         for key, ending in endings.items():
             self._terminals.append(Terminal(key, launched.positions[key], *ending))
-            self._forget(self._requests[key])
+            request = self._requests[key]
+            if following is not None:
+                self._parts.allocator.taint(following.unseen(request, self.options.block_size))
+            self._forget(request)
         for row in snapshot.rows:
             if row.prefilled is not None:
                 self._parts.scheduler.hold(self._requests[row.key])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import StepStats
 from baton_worker.engine.output.snapshot import EmittedRow, StepOut, Waits
-from baton_worker.engine.scheduling.scheduler import StepPlan
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.identity import RequestKey
 
 

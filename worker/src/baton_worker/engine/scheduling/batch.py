@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.kv.layout import TokenGroup
+from baton_worker.engine.scheduling.plans import PrefillChunk
 from baton_worker.engine.scheduling.requests import RequestState
-from baton_worker.engine.scheduling.scheduler import PrefillChunk
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -79,10 +79,10 @@ def assemble(decode: Sequence[RequestState], chunks: tuple[PrefillChunk, ...]) -
             start = index * group.q_len + len(known) - 1
             sampled.append(FedSequence(request, start, proposal, True))
     for chunk in chunks:
-        request, start = chunk.request, chunk.request.n_computed
+        request, start = chunk.request, chunk.start
         tokens += request.tokens[start : start + chunk.n_tokens]
         groups.append(TokenGroup(request.table[None], np.array([start]), chunk.n_tokens))
-        if start + chunk.n_tokens == len(request.tokens):  # else the next token is known
+        if chunk.is_last:  # else the next token is known
             sampled.append(FedSequence(request, len(tokens) - 1, (), False))
     return Batch(
         tokens=np.array(tokens, np.int64),
@@ -112,7 +112,7 @@ def next_tokens(batch: Batch, chosen: npt.NDArray[np.int32], n_ahead: int = 1) -
         for ahead in range(n_ahead):
             tokens[ahead, :start] = behind[:, ahead : ahead + q_len].ravel()
     for chunk in batch.chunks:
-        first = chunk.request.n_computed + 1
+        first = chunk.start + 1
         for ahead in range(n_ahead):
             known = chunk.request.tokens[first + ahead :][: chunk.n_tokens]
             tokens[ahead, start : start + len(known)] = known

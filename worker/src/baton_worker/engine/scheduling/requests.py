@@ -202,7 +202,11 @@ class RequestState:
         """Note that the main model's KV is valid up to position `n_valid`, and each draft layer's
         as far as the tokens are known that it takes.
         """
-        self.n_computed = max(min(n_valid, len(self.tokens) - self.n_open), 0)
+        self.n_computed = self.settled(n_valid)
+
+    def settled(self, n_valid: int) -> int:
+        """Return what `settle` would make of `n_computed`."""
+        return max(min(n_valid, len(self.tokens) - self.n_open), 0)
 
     def accept(self, tokens: Sequence[int]) -> Accepted:
         """Append what the step emitted, up to the token that ends the request.

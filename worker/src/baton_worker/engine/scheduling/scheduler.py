@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.scheduling.chunks import cut
 from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
-from baton_worker.engine.scheduling.prefix_cache import NO_HITS, PrefixCache, PrefixHits, hits_of
+from baton_worker.engine.scheduling.plans import GoingOn, PrefillChunk, StepPlan, going_on
+from baton_worker.engine.scheduling.prefix_cache import NO_HITS, PrefixCache, hits_of
 from baton_worker.engine.scheduling.requests import Phase, RequestState
 from baton_worker.engine.scheduling.tables import BlockTables
 from baton_worker.engine.scheduling.waiting_queue import WaitingQueue
@@ -23,54 +25,6 @@ from baton_worker.identity import RequestKey, incarnation_of
 
 PREEMPTED_PULL_SECONDS = 0.02
 """How long a plan waits for room that is needed now; a network may take longer than anybody can."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Feed this request's next `n_tokens` known tokens."""
-
-    request: RequestState
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What one step does.
-
-    Attributes:
-        admitted: requests that left the line in this step.
-        imports: requests whose KV comes from a handoff and is not all here; they decode from the
-            step after it is.
-        decode: requests that feed their open tokens and drafts.
-        prefill: chunks, at most the token budget together.
-        preempted: requests that lost their blocks.
-        most_tokens: what the step may feed at most, as the plan foresees it (R29).
-        prefix: what the prefix cache gave to the admitted.
-    """
-
-    admitted: tuple[RequestState, ...]
-    imports: tuple[RequestState, ...]
-    decode: tuple[RequestState, ...]
-    prefill: tuple[PrefillChunk, ...]
-    preempted: tuple[RequestState, ...]
-    most_tokens: int
-    prefix: PrefixHits = NO_HITS
-
-    @property
-    def choosing(self) -> set[RequestState]:
-        """Those whose next token the step chooses, as the plan was made."""
-        whole = (
-            chunk.request
-            for chunk in self.prefill
-            if chunk.request.n_computed + chunk.n_tokens == len(chunk.request.tokens)
-        )
-        return {*self.decode, *whole}
-
-    def chooses_for(self, requests: Sequence[RequestState]) -> bool:
-        """Whether the step chooses a next token for each of these."""
-        if not self.prefill and self.decode == tuple(requests):  # so it is nearly always
-            return True
-        return self.choosing.issuperset(requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +156,7 @@ class Scheduler:
                 imports.append(request)
             else:
                 (decode if request.is_decoding else prefill).append(request)
-        chunks = self._chunks(prefill)
+        chunks = cut([(r, r.n_computed) for r in prefill], self._limits.prefill_tokens)
         return StepPlan(
             admitted=tuple(admitted),
             imports=tuple(imports),
@@ -213,14 +167,10 @@ class Scheduler:
             prefix=NO_HITS if self._prefix is None else hits_of(admitted),
         )
 
-    def going_on(self, before: StepPlan, ending: Container[RequestKey]) -> tuple[RequestState, ...]:
-        """Return who decodes behind the step `before` if nobody ends in it and nothing else is to
-        be done; nobody where something is.
-        """
+    def going_on(self, before: StepPlan, ending: Container[RequestKey]) -> GoingOn:
+        """Return who is in the step behind `before`; see `plans.going_on`."""
         stepping = [request for request in self._stepping() if request.key not in ending]
-        if before.imports or not before.chooses_for(stepping):
-            return ()
-        return tuple(request for request in stepping if not request.hand_over)
+        return going_on(before, stepping)
 
     def plan_ahead(
         self,
@@ -231,29 +181,40 @@ class Scheduler:
     ) -> StepPlan | None:
         """Decide the step behind `before`, which is under way, by what its tokens can be at most.
 
-        None where the next step is more than what `before` decodes: then it waits for that.
+        It is what `plan` would decide if nobody ended in `before`: who decodes there decodes here,
+        and prompts go on behind what `before` feeds of them (who is computed anew, but for his
+        newest token, is fed that as a chunk). None where somebody else is to be let in, or there
+        are no blocks without taking some away: then it waits for `before`.
 
         Args:
             ending: requests that end when `before` has landed, whatever it says.
             n_draft: K of both.
             n_model_drafts: see `plan`.
         """
-        decode = self.going_on(before, ending)
+        decode, prompts = self.going_on(before, ending)
         if len(self._waiting):  # what earlier steps computed may be what lets the first one in
             self._tables.remember(*self._running)
-        if not decode or self._next_admissible(n_model_drafts) is not None:
+        if not (decode or prompts) or self._next_admissible(n_model_drafts) is not None:
             return None
         ahead = n_draft + 1 + max(n_model_drafts - 1, 0)
-        size = self._limits.block_size
         reach = [(r, _most_fed(r) + ahead) for r in decode]
+        reach += [(r, _reach(r, n_model_drafts)) for r, _ in prompts]
+        if not self._extend_all(reach):
+            return None
+        chunks = cut(prompts, self._limits.prefill_tokens)
+        most_tokens = len(decode) * (1 + n_draft) + sum(chunk.n_tokens for chunk in chunks)
+        return StepPlan((), (), decode, chunks, (), most_tokens)
+
+    def _extend_all(self, reach: Iterable[tuple[RequestState, int]]) -> bool:
+        """Give each the blocks of so many positions; nobody any where there are too few for all."""
+        size = self._limits.block_size
         missing = [(r, self._tables.missing(r, n)) for r, n in reach if n > r.n_blocks * size]
         if sum(count for _, count in missing) > self._tables.n_free:
-            return None
+            return False
         for request, count in missing:
             if count:
                 self._tables.extend(request, count)
-        most_tokens = len(decode) * (1 + n_draft)
-        return StepPlan((), (), decode, (), (), most_tokens)
+        return True
 
     def hold(self, request: RequestState) -> None:
         """Stop stepping a prefilled request, its blocks kept."""
@@ -346,20 +307,6 @@ class Scheduler:
 
     def _is_paused(self, request: RequestState) -> bool:
         return bool(self._paused) and incarnation_of(request.key.handle) in self._paused
-
-    def _chunks(self, requests: list[RequestState]) -> tuple[PrefillChunk, ...]:
-        budget = self._limits.prefill_tokens
-        chunks: list[PrefillChunk] = []
-        for request in requests:
-            n_left = len(request.tokens) - request.n_computed
-            n_tokens = min(n_left, budget)
-            if n_tokens <= 0 or n_tokens < n_left <= request.n_open:
-                # Nobody behind gets what the more urgent have no room for; a part of the open
-                # tokens is fed for nothing.
-                break
-            chunks.append(PrefillChunk(request, n_tokens))
-            budget -= n_tokens
-        return tuple(chunks)
 
 
 def _reach(request: RequestState, n_model_drafts: int) -> int:

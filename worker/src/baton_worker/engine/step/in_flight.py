@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, StepSnapshot
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.requests import RequestState
-from baton_worker.engine.scheduling.scheduler import StepPlan
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
 from baton_worker.records.columns import ErrorCode
@@ -93,12 +93,17 @@ class InFlightStep:
         """Return it as it is now that all before it have landed: who goes on in it, and where."""
         if not self.is_ahead:
             return self
-        live = [request for request in self.plan.decode if is_live(request)]
-        return replace(self, positions={request.key: request.n_output for request in live})
+        live = {r.key: r.n_output for r in _carried(self.plan) if is_live(r)}
+        return replace(self, positions=live)
 
     def carries(self, request: RequestState) -> bool:
         """Whether it reads or changes this request, and not one of the same key that has ended."""
-        return request in self.plan.decode if self.is_ahead else request.key in self.positions
+        return request in _carried(self.plan) if self.is_ahead else request.key in self.positions
+
+    def unseen(self, request: RequestState, block_size: int) -> list[int]:
+        """Return the blocks of a prompt that it writes to."""
+        chunk = self.plan.chunk_of(request)
+        return [] if chunk is None else request.blocks[chunk.start // block_size :]
 
 
 class StepLauncher:
@@ -123,5 +128,8 @@ class StepLauncher:
 
 def positions_of(plan: StepPlan) -> dict[RequestKey, int]:
     """Return the requests that a launch of `plan` reads or changes, and where each one stands."""
-    carried = (*plan.imports, *plan.decode, *(chunk.request for chunk in plan.prefill))
-    return {request.key: request.n_output for request in carried}
+    return {request.key: request.n_output for request in _carried(plan)}
+
+
+def _carried(plan: StepPlan) -> tuple[RequestState, ...]:
+    return (*plan.imports, *plan.decode, *(chunk.request for chunk in plan.prefill))

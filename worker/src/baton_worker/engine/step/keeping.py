@@ -27,7 +27,7 @@ def advance(batch: Batch, rows: tuple[KeptRow, ...]) -> None:
     To be called behind `keep_all`: how far that is depends on the tokens known now.
     """
     for chunk in batch.chunks:
-        chunk.request.settle(chunk.request.n_computed + chunk.n_tokens)
+        chunk.request.settle(chunk.stop)
     for request, _, _ in rows[: batch.n_decode]:
         request.settle(len(request.tokens) - 1)
         request.drafts = ()

@@ -61,9 +61,9 @@ def score_prompts(
     for chunk in batch.chunks:
         request = chunk.request
         if request.params.logprobs.prompt_k >= 0:
-            first = max(request.n_computed + 1, request.n_prompt_told)
-            stop = min(request.n_computed + 1 + chunk.n_tokens, request.n_prompt)
-            row_of = start - request.n_computed - 1
+            first = max(chunk.start + 1, request.n_prompt_told)
+            stop = min(chunk.stop + 1, request.n_prompt)
+            row_of = start - chunk.start - 1
             for positions in _slices(first, stop, min(at_once, _most_tokens(request))):
                 rows = range(positions.start + row_of, positions.stop + row_of)
                 scored = _scored(score, rows, request, positions)

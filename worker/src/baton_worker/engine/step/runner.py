@@ -19,7 +19,7 @@ from baton_worker.engine.sampling.logprobs import HostScores
 from baton_worker.engine.sampling.sampler import choose
 from baton_worker.engine.sampling.scoring import scoring_of
 from baton_worker.engine.scheduling.batch import Batch, assemble, next_tokens
-from baton_worker.engine.scheduling.scheduler import StepPlan
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.step.drafting import Drafter, FedLayers
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.forward import Array, ForwardModel

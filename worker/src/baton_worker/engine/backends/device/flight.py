@@ -25,7 +25,8 @@ from baton_worker.engine.options import DraftSources
 from baton_worker.engine.output.outcome import KeptRow, freeze
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, PromptRow, StepSnapshot
 from baton_worker.engine.sampling.sampler import Chosen
-from baton_worker.engine.scheduling.batch import Batch
+from baton_worker.engine.scheduling.batch import Batch, FedSequence
+from baton_worker.engine.scheduling.plans import PrefillChunk
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.step.drafting import look_up
 from baton_worker.engine.step.failures import Failures
@@ -43,11 +44,38 @@ class ScoredPrompts(NamedTuple):
     failures: Failures
 
 
+class Carried(NamedTuple):
+    """Whom a step carries, as its launch knew.
+
+    Attributes:
+        order: whose each of the step's places is; None: nobody's.
+        sampled: the sequences that choose tokens, by place.
+        at: i64[*], the place of each among the step's B sequences, ascending.
+        chunks: of prompts.
+        prompts: their tokens that were scored.
+        is_ahead: the drafts of those that decode say how many, not which.
+    """
+
+    order: tuple[RequestState | None, ...]
+    sampled: tuple[FedSequence, ...]
+    at: Int64Array
+    chunks: tuple[PrefillChunk, ...] = ()
+    prompts: ScoredPrompts | None = None
+    is_ahead: bool = False
+
+
 class Laid(NamedTuple):
-    """A step's sequences that count, and i64[*] their places among the device's B."""
+    """What counts of a step.
+
+    Attributes:
+        batch: its sequences and chunks, without their tokens.
+        at: i64[*], the places of the sequences among the device's B.
+        chunks_at: the first flat token of each chunk.
+    """
 
     batch: Batch
     at: Int64Array
+    chunks_at: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +86,8 @@ class DeviceFlight:
         program, lane: what it runs as, and where its numbers travel.
         launch: how it was launched.
         came: when its results are on the host.
-        order: whose each of the step's places is; None: nobody's.
-        batch: what was fed; None where the device alone knew.
-        lineup: of a step that was launched behind one under way.
+        carried: whom.
+        lineup: of a step that only decodes and was launched behind one under way.
         n_draft: K. use_mtp: whether the MTP layer ran.
     """
 
@@ -68,9 +95,7 @@ class DeviceFlight:
     lane: int
     launch: Launch
     came: Event
-    order: tuple[RequestState | None, ...]
-    batch: Batch | None
-    prompts: ScoredPrompts
+    carried: Carried
     n_draft: int
     use_mtp: bool
     sources: DraftSources
@@ -90,7 +115,9 @@ class DeviceFlight:
         chosen = _chosen(laid, told, shape)
         for index in np.flatnonzero(chosen.broken).tolist():
             failures.add(laid.batch.sampled[index].request, "logits")
-        failures.merge(self.prompts.failures)
+        prompts = self.carried.prompts
+        if prompts is not None:
+            failures.merge(prompts.failures)
         kept = keep_all(laid.batch, chosen)
         advance(laid.batch, kept)
         if self.use_mtp:
@@ -101,23 +128,29 @@ class DeviceFlight:
             rows=rows,
             emitted=emitted_of(laid.batch, chosen.token, rows),
             scoring=DeviceScores.of(told.results, laid.at),
-            prompts=self.prompts.rows,
+            prompts=() if prompts is None else prompts.rows,
             failures=failures.reasons,
         )
 
     def _laid(self, is_live: Callable[[RequestState], bool]) -> Laid:
-        if self.batch is not None:
-            return Laid(self.batch, np.arange(len(self.batch.sampled)))
-        assert self.lineup is not None, "nobody knew what was fed"
-        sampled, at = self.lineup.sampled, self.lineup.at
+        """Leave out who has ended since the launch, as only a step before this one lets them."""
+        carried, shape = self.carried, self.program.shape
+        sampled, at = carried.sampled, carried.at
         is_there = [is_live(s.request) for s in sampled]
         if not all(is_there):
             sampled = tuple(itertools.compress(sampled, is_there))
             at = at[np.array(is_there, np.bool_)]
-        if self.n_draft:
-            sampled = tuple([s._replace(drafts=s.request.usable_drafts()) for s in sampled])
-        nothing = np.empty(0, np.int64)
-        return Laid(Batch(nothing, (), len(sampled), (), sampled, nothing), at)
+        if carried.is_ahead and self.n_draft:
+            sampled = tuple([_with_drafts(s) for s in sampled])
+        starts = itertools.accumulate(shape.chunks, initial=shape.n_decoded)
+        chunks = [
+            (chunk, start)
+            for chunk, start in zip(carried.chunks, starts, strict=False)
+            if is_live(chunk.request)
+        ]
+        n_decode, nothing = sum([s.verified for s in sampled]), np.empty(0, np.int64)
+        batch = Batch(nothing, (), n_decode, tuple([c for c, _ in chunks]), sampled, nothing)
+        return Laid(batch, at, tuple([start for _, start in chunks]))
 
     def _draft(self, kept: tuple[KeptRow, ...], laid: Laid, told: Told, failures: Failures) -> None:
         """Set the requests that go on up with their drafts."""
@@ -155,6 +188,12 @@ class DeviceFlight:
         ]
 
 
+def _with_drafts(sequence: FedSequence) -> FedSequence:
+    if not sequence.verified:
+        return sequence
+    return sequence._replace(drafts=sequence.request.usable_drafts())
+
+
 def _note(
     failures: Failures, laid: Laid, flags: npt.NDArray[np.uint8], shape: StepShape, what: str
 ) -> None:
@@ -167,11 +206,9 @@ def _note(
         broken = np.array([row.any() for row in rows])
         for index in np.flatnonzero(broken).tolist():
             failures.add(batch.sampled[index].request, what)
-    start = shape.n_decoded
-    for chunk in batch.chunks:
+    for chunk, start in zip(batch.chunks, laid.chunks_at, strict=True):
         if flags[start : start + chunk.n_tokens].any():
             failures.add(chunk.request, what)
-        start += chunk.n_tokens
 
 
 def _chosen(laid: Laid, told: Told, shape: StepShape) -> Chosen:

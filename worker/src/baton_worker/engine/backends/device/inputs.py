@@ -162,29 +162,39 @@ def fill(to: Inputs, batch: Batch, shape: StepShape, rules: StepRules) -> None:
     Args:
         rules: of the same batch.
     """
-    _fill_tokens(to, batch, shape)
-    _fill_following(to.following, batch, shape)
+    to.tokens[:], to.sequence[:], to.position[:], to.following[:] = 0, -1, 0, 0
+    to.tables[:], to.contexts[:] = 0, 0
+    _fill_batch(to, batch, shape)
     _fill_rest(to, batch.sampled, np.arange(len(batch.sampled)), shape, rules)
-    _fill_back(to, batch.sampled, shape)
+    _fill_back(to, batch, shape)
 
 
 def fill_ahead(
-    to: Inputs, sampled: Sequence[FedSequence], at: Int64Array, shape: StepShape, rules: StepRules
+    to: Inputs,
+    sampled: Sequence[FedSequence],
+    at: Int64Array,
+    shape: StepShape,
+    rules: StepRules,
+    chunks: Batch | None = None,
 ) -> None:
     """Write what is known of a step whose tokens and places only the device will know.
 
     Such a step feeds a sequence one known token: it has one MTP layer at most.
 
     Args:
-        sampled: the sequences that are there; their drafts say how many, not which.
+        sampled: the sequences that are there; the drafts of those that decode say how many, not
+            which.
         at: i64[*], the place of each among the step's B sequences.
         rules: of the same sequences.
+        chunks: of prompts, which are known: all that stands behind the sequences that decode.
     """
     to.tokens[:], to.position[:], to.following[:] = 0, 0, 0
     to.tables[:], to.contexts[:], to.back[:] = 0, 0, -1
-    sequence = np.full(shape.sequences, -1)
-    sequence[at] = at
-    to.sequence[:] = np.repeat(sequence, shape.q_len)
+    decoding, sequence = at[at < shape.sequences], np.full(shape.sequences, -1)
+    sequence[decoding] = decoding
+    to.sequence[: shape.n_decoded] = np.repeat(sequence, shape.q_len)
+    if chunks is not None:
+        _fill_batch(to, chunks, shape, shape.n_decoded, shape.sequences)
     width = shape.width
     for index, one in zip(at.tolist(), sampled, strict=True):
         to.tables[index] = one.request.table[:width]
@@ -201,12 +211,12 @@ def _fill_rest(
     _fill_scores(to, sampled, at, shape)
 
 
-def _fill_tokens(to: Inputs, batch: Batch, shape: StepShape) -> None:
-    """Flat tokens; those of absent sequences lie behind the present ones'."""
-    to.tokens[:], to.sequence[:], to.position[:], to.following[:] = 0, -1, 0, 0
-    to.tables[:], to.contexts[:] = 0, 0
-    to.tokens[: len(batch.tokens)] = batch.tokens
-    start = table = 0
+def _fill_batch(to: Inputs, batch: Batch, shape: StepShape, start: int = 0, table: int = 0) -> None:
+    """Flat tokens from `start` on, of sequences from `table` on; those of absent sequences lie
+    behind.
+    """
+    to.tokens[start : start + len(batch.tokens)] = batch.tokens
+    _fill_following(to.following, batch, shape, start)
     for group in batch.groups:
         stop, last = start + group.n_tokens, table + group.n_sequences
         to.sequence[start:stop] = np.repeat(np.arange(table, last), group.q_len)
@@ -217,21 +227,28 @@ def _fill_tokens(to: Inputs, batch: Batch, shape: StepShape) -> None:
         start, table = stop, last
 
 
-def _fill_following(to: npt.NDArray[np.int32], batch: Batch, shape: StepShape) -> None:
+def _fill_following(to: npt.NDArray[np.int32], batch: Batch, shape: StepShape, start: int) -> None:
     nothing = np.empty((len(batch.sampled), 0), np.int32)
     known = next_tokens(batch, nothing, max(shape.n_mtp, 1))
     stride, count = ahead_stride(shape.n_tokens), known.shape[1]
-    to.reshape(-1, stride)[:, :count] = known
+    to.reshape(-1, stride)[:, start : start + count] = known
 
 
-def _fill_back(to: Inputs, sampled: Sequence[FedSequence], shape: StepShape) -> None:
+def _fill_back(to: Inputs, batch: Batch, shape: StepShape) -> None:
     to.back[:] = -1
+    sampled = batch.sampled
     if not sampled:
         return
     rows = to.back.reshape(-1, ahead_stride(shape.n_sampled))
     starts, count = to.starts[: len(sampled)], np.arange(1, 1 + len(rows))[:, None]
-    before = to.first[: len(sampled)] - np.array([s.request.n_computed for s in sampled], np.int64)
+    before = to.first[: len(sampled)] - np.array(_first_fed(batch), np.int64)
     rows[:, : len(sampled)] = np.where(count <= before, starts - count, -1)
+
+
+def _first_fed(batch: Batch) -> list[int]:
+    """Return the first position that is fed of each sequence that chooses tokens."""
+    decode = [s.request.n_computed for s in batch.sampled[: batch.n_decode]]
+    return decode + [chunk.start for chunk in batch.chunks if chunk.is_last]
 
 
 def _fill_sampled(

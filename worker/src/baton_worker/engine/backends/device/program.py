@@ -136,9 +136,8 @@ class Program:
         up = self._lanes[lane].up
         up[flags.start : flags.stop] = 0
         device.upload(up[: flags.stop], self._uploaded)
-        if self.shape.is_repeated and not is_ahead:
-            for name, to in fed_next(self._next).items():
-                device.copy(getattr(self._told, name), to)
+        if self.shape.sequences and self.shape.is_repeated != is_ahead:
+            self._pass_on(is_ahead)
         if self.shape.is_repeated and self._n_runs and self._graph is None:
             self._graph = device.capture(self._launch)
             self._launches.captured += 1
@@ -153,6 +152,20 @@ class Program:
         self._launches.count(kind, steps=1)
         self._n_runs += 1
         return Launch(kind, began)
+
+    def _pass_on(self, is_ahead: bool) -> None:
+        """Bring what sequences feed to where this step's kernels read it: a graph where a step
+        before it may write it, others among the inputs.
+        """
+        for name, told in fed_next(self._next).items():
+            own = self._first(name, told)
+            source, to = (told, own) if is_ahead else (own, told)
+            self._machine.device.copy(source, to)
+
+    def _first(self, name: str, told: Tensor) -> Tensor:
+        """Return the part of an input that sequences which decode have: the first."""
+        own = getattr(self._told, name)
+        return own if self.shape.is_repeated else self._machine.device.rows(own, 0, told.shape[0])
 
     def finish(self, lane: int) -> Event:
         """Begin to download the results, and what all ranks say of the sums that made them."""

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 import baton_ops
-from baton_worker.engine.backends.device.flight import DeviceFlight, ScoredPrompts
+from baton_worker.engine.backends.device.flight import Carried, DeviceFlight, ScoredPrompts
 from baton_worker.engine.backends.device.following import EngineFollowers
-from baton_worker.engine.backends.device.inputs import fill
+from baton_worker.engine.backends.device.inputs import fill, fill_ahead
 from baton_worker.engine.backends.device.lineup import LaneInputs, Lineup, places
 from baton_worker.engine.backends.device.penalties import PenaltySlots
 from baton_worker.engine.backends.device.program import (
@@ -38,8 +38,8 @@ from baton_worker.engine.backends.device.steps import Steps
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.output.snapshot import StepSnapshot
 from baton_worker.engine.scheduling.batch import Batch, FedSequence, assemble
+from baton_worker.engine.scheduling.plans import PrefillChunk, StepPlan
 from baton_worker.engine.scheduling.requests import RequestState
-from baton_worker.engine.scheduling.scheduler import StepPlan
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.prompt_logprobs import score_prompts
 
@@ -85,19 +85,25 @@ class DeviceRunner:
         self._ahead.forget()
         fill(program.inputs[lane], batch, program.shape, rules)
         launch = self._launch(program, lane)
-        prompts = self._score_prompts(batch)
-        return self._flight(program, lane, launch, requests, batch, n_draft, prompts)
+        at, prompts = np.arange(len(batch.sampled)), self._score_prompts(batch)
+        carried = Carried(requests, batch.sampled, at, batch.chunks, prompts)
+        return self._flight(program, lane, launch, carried, n_draft)
 
     def start_ahead(
         self, behind: DeviceFlight, plan: StepPlan, n_draft: int
     ) -> DeviceFlight | None:
         """See `AheadRunner.start_ahead`.
 
-        The device knows what such a step feeds when its drafts are all the MTP layer's, and what
-        it may not choose when that does not hang on the tokens themselves. Where half of many
-        places or more are empty, a step that waits lays the others out anew: else the last request
-        of a burst would be computed among all places that the burst had.
+        What a prompt feeds is known; but its logprobs are taken while its step is waited for. Of
+        who decodes the device knows what such a step feeds when its drafts are all the MTP layer's,
+        and what it may not choose when that does not hang on the tokens themselves. Where half of
+        many places or more are empty, a step that waits lays the others out anew: else the last
+        request of a burst would be computed among all places that the burst had.
         """
+        if any(map(_is_scored, plan.prefill)):
+            return None
+        if not plan.decode:
+            return self.start(plan, n_draft)
         before = behind.program.shape
         if self._options.n_open_tokens > 1:  # what is fed before the newest token, no kernel tells
             return None
@@ -108,6 +114,8 @@ class DeviceRunner:
             return None
         if self._is_mostly_empty(before.n_sampled, len(plan.decode)):
             return None
+        if plan.prefill:
+            return self._start_mixed(behind, plan, n_draft)
         shape, lineup = self._shape_ahead(behind), behind.lineup
         if lineup is None or lineup.decode != plan.decode:
             lineup = self._lineup(behind, plan, shape.q_len)
@@ -115,8 +123,46 @@ class DeviceRunner:
         program, lane = self._programs.of(shape), self._next_lane()
         self._ahead.fill(lane, program, lineup)
         launch = self._launch(program, lane, is_ahead=True)
-        nothing = ScoredPrompts((), Failures())
-        return self._flight(program, lane, launch, lineup.order, None, n_draft, nothing, lineup)
+        carried = Carried(lineup.order, lineup.sampled, lineup.at, is_ahead=True)
+        return self._flight(program, lane, launch, carried, n_draft, lineup)
+
+    def _start_mixed(
+        self, behind: DeviceFlight, plan: StepPlan, n_draft: int
+    ) -> DeviceFlight | None:
+        """Launch chunks beside who decodes in places that the device knows; None: too many places.
+
+        Whose prompt ends in it stands behind all those places, empty ones too.
+        """
+        shape, chunks = self._shape_ahead(behind), assemble((), plan.prefill)
+        n_places = shape.sequences + len(chunks.sampled)
+        if n_places > self._options.max_running:
+            return None
+        order, decoding, at = _placed(plan.decode, behind, shape.q_len)
+        ending = [s._replace(start=s.start + shape.n_decoded) for s in chunks.sampled]
+        order += (None,) * (shape.sequences - len(order)) + tuple(s.request for s in ending)
+        sampled, at = (*decoding, *ending), np.append(at, np.arange(shape.sequences, n_places))
+        rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
+        shape = self._chosen_shape(self._with_chunks(shape, chunks), sampled, rules)
+        program, lane = self._programs.of(shape), self._next_lane()
+        self._ahead.forget()
+        fill_ahead(program.inputs[lane], sampled, at, shape, rules, chunks)
+        launch = self._launch(program, lane, is_ahead=True)
+        carried = Carried(order, sampled, at, plan.prefill, is_ahead=True)
+        return self._flight(program, lane, launch, carried, n_draft)
+
+    def _with_chunks(self, shape: StepShape, chunks: Batch) -> StepShape:
+        """Return the shape of a step that decodes, with chunks behind its sequences."""
+        options, n_complete = self._options, len(chunks.sampled)
+        last = max([int(g.first_position.max()) + g.q_len for g in chunks.groups]) + shape.n_drafts
+        width = width_bucket(-(-last // options.block_size), options.table_width)
+        if n_complete:
+            n_sampled = sequence_bucket(shape.sequences + n_complete, options.max_running)
+            n_complete = n_sampled - shape.sequences
+        return shape._replace(
+            chunks=tuple(chunk.n_tokens for chunk in chunks.chunks),
+            n_complete=n_complete,
+            width=max(shape.width, width),
+        )
 
     def _launch(self, program: Program, lane: int, is_ahead: bool = False) -> Launch:
         """Launch a step on all ranks: on the others first, whose kernels this one's wait for."""
@@ -130,13 +176,7 @@ class DeviceRunner:
         self._steps.counts.fill(slot, counts, seen)
 
     def _lineup(self, behind: DeviceFlight, plan: StepPlan, q_len: int) -> Lineup:
-        order, unknown = places(plan.decode, behind.order), (-1,) * behind.n_draft
-        sampled = tuple(
-            FedSequence(request, place * q_len, unknown, True)
-            for place, request in enumerate(order)
-            if request is not None
-        )
-        at = np.array([place for place, r in enumerate(order) if r is not None], np.int64)
+        order, sampled, at = _placed(plan.decode, behind, q_len)
         rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
         return Lineup(plan.decode, order, sampled, at, rules)
 
@@ -145,10 +185,8 @@ class DeviceRunner:
         program: Program,
         lane: int,
         launch: Launch,
-        order: tuple[RequestState | None, ...],
-        batch: Batch | None,
+        carried: Carried,
         n_draft: int,
-        prompts: ScoredPrompts,
         lineup: Lineup | None = None,
     ) -> DeviceFlight:
         came = program.finish(lane)
@@ -157,9 +195,7 @@ class DeviceRunner:
             lane=lane,
             launch=launch,
             came=came,
-            order=order,
-            batch=batch,
-            prompts=prompts,
+            carried=carried,
             n_draft=n_draft,
             use_mtp=self._options.use_mtp,
             sources=self._options.drafts,
@@ -179,7 +215,7 @@ class DeviceRunner:
         """Return the shape of a step behind another one, as wide as its places may reach."""
         before, options = behind.program.shape, self._options
         q_len = before.n_drafts + 1
-        known = [r for r in behind.order if r is not None]
+        known = [r for r in behind.carried.order if r is not None]
         computed, told = max([r.n_computed for r in known]), max([len(r.tokens) for r in known])
         last = max(computed + before.q_len, told) + q_len + before.n_drafts
         return before._replace(
@@ -237,10 +273,10 @@ class DeviceRunner:
             n_rules=rules_bucket(rules.n_entries if choice is Choice.PROCESSED else 0),
         )
 
-    def _score_prompts(self, batch: Batch) -> ScoredPrompts:
+    def _score_prompts(self, batch: Batch) -> ScoredPrompts | None:
         failures = Failures()
-        if not any(chunk.request.params.logprobs.prompt_k >= 0 for chunk in batch.chunks):
-            return ScoredPrompts((), failures)
+        if not any(map(_is_scored, batch.chunks)):
+            return None
         score = partial(self._score, len(batch.tokens))
         at_once = self._steps.prompts.at_once
         return ScoredPrompts(score_prompts(score, batch, at_once, failures), failures)
@@ -252,6 +288,26 @@ class DeviceRunner:
             self._followers.score(n_tokens, rows)
         final = self._steps.space.tokens(n_tokens).final
         return self._steps.prompts.score(final, rows, tokens, k)
+
+
+def _is_scored(chunk: PrefillChunk) -> bool:
+    return chunk.request.params.logprobs.prompt_k >= 0
+
+
+def _placed(
+    decode: Sequence[RequestState], behind: DeviceFlight, q_len: int
+) -> tuple[tuple[RequestState | None, ...], tuple[FedSequence, ...], npt.NDArray[np.int64]]:
+    """Return who decodes behind a flight: whose each of its places is, the sequences, and i64[*]
+    their places. Their drafts say how many, not which.
+    """
+    order, unknown = places(decode, behind.carried.order), (-1,) * behind.n_draft
+    sampled = tuple(
+        FedSequence(request, place * q_len, unknown, True)
+        for place, request in enumerate(order)
+        if request is not None
+    )
+    at = np.array([place for place, r in enumerate(order) if r is not None], np.int64)
+    return order, sampled, at
 
 
 def _most_top(wanted: list[int], most: int) -> int:

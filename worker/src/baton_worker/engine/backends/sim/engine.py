@@ -20,8 +20,9 @@ from baton_worker.engine.model.shape import ModelShape, fingerprint
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.output.snapshot import StepSnapshot
 from baton_worker.engine.parts import EngineParts
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
-from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits, StepPlan
+from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from baton_worker.engine.step.runner import Runner
 
 
