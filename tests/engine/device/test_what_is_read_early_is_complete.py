@@ -47,6 +47,8 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "gate_up_silu": lambda x, weight, out: weight,
     "scaled_matmul": lambda x, weight, out: weight,
     "scaled_gate_up_silu": lambda x, weight, out: weight,
+    "quantise_matmul": lambda x, room, weight, out: weight,
+    "quantise_gate_up_silu": lambda x, room, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
     "combine": lambda made, routes, beside, out: (routes.place, routes.weight),
@@ -72,6 +74,8 @@ WRITES: dict[str, Callable[..., Any]] = {
     "matmul": lambda x, weight, out: out,
     "gate_up_silu": lambda x, weight, out: out,
     "quantise": lambda x, out: out,
+    "quantise_matmul": lambda x, room, weight, out: (room, out),
+    "quantise_gate_up_silu": lambda x, room, weight, out: (room, out),
     "add_norm": lambda x, residual, weight, eps, out: (residual, out),
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (kv, query),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
@@ -256,6 +260,8 @@ def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) 
     called = {name for name, _ in launches}
     assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
     assert {"scaled_expert_gate_up_silu", "scaled_expert_matmul"} <= called
+    of_one = {"quantise_matmul", "quantise_gate_up_silu", "quantise_expert_gate_up_silu"}
+    assert of_one <= called
     assert conflicts(launches) == []
 
 
@@ -327,7 +333,7 @@ def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found
     launches = launches_of_an_engine(folder)
     names = [name for name, _ in launches]
     at = names.index("scaled_expert_matmul")
-    assert names[at - 2 : at] == ["scaled_expert_gate_up_silu", "quantise"]
+    assert names[at - 2 : at] == ["quantise_expert_gate_up_silu", "quantise"]
     routed = launches[names.index("norm_route")]
     moved = [*launches[:at], routed, *launches[at:]]
     assert {*conflicts(moved)} == {"scaled_expert_matmul behind norm_route"}
