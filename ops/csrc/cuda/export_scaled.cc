@@ -79,7 +79,7 @@ constexpr Product Plain(Product product) {
 }
 
 // Reads `plain` of what has it, x, x_scales, then `row` and `starts` of what has them, weight,
-// weight_scales, out.
+// weight_scales, out, `known` of plain rows' experts.
 void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledWay* way = nullptr) {
   const auto [is_gated, has_row, has_experts, is_plain] = product;
   std::optional<TensorView> plain;
@@ -90,6 +90,7 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   if (has_experts) starts = args.Tensor("starts");
   const TensorView weight = args.Tensor("weight"), weight_scales = args.Tensor("weight_scales");
   const TensorView out = args.Tensor("out");
+  const bool is_known = is_plain && has_experts && args.Int("known") != 0;
   const Call call(out, "out");
   Checked(x, "x").HasRank(2);
   Checked(out, "out").HasRank(2);
@@ -105,6 +106,7 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   if (plain) {
     in.plain = call.Rows(*plain, "plain", x.size(0), in.in);
     in.plain_rows = x.size(0);
+    in.are_starts_known = is_known;
   }
   if (row) in.row = call.Ints<const int32_t>(*row, "row", in.rows);
   if (starts) {
@@ -153,7 +155,7 @@ void RunScaledExpertGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kExpe
 BATON_EXPORT_CUDA(cuda_quantise_rows, 3, RunQuantiseRows)
 BATON_EXPORT_CUDA(cuda_quantise_matmul, 6, RunQuantiseMatmul)
 BATON_EXPORT_CUDA(cuda_quantise_gate_up_silu, 6, RunQuantiseGateUpSilu)
-BATON_EXPORT_CUDA(cuda_quantise_expert_gate_up_silu, 8, RunQuantiseExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_quantise_expert_gate_up_silu, 9, RunQuantiseExpertGateUpSilu)
 BATON_EXPORT_CUDA(cuda_scaled_matmul, 5, RunScaledMatmul)
 BATON_EXPORT_CUDA(cuda_scaled_matmul_by, 6, RunScaledMatmulBy)
 BATON_EXPORT_CUDA(cuda_scaled_gate_up_silu, 5, RunScaledGateUpSilu)

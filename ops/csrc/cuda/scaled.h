@@ -50,6 +50,7 @@ struct ScaledMatmulInput {
   // is room, of which nobody may rely on what it holds behind this.
   Rows plain;
   int64_t plain_rows;
+  bool are_starts_known;  // of these: written before the kernel before this one let it start
 };
 // Any shape; out is float32 or bfloat16.
 Error ScaledMatmul(const ScaledMatmulInput& input, const Rows& out, ElementType out_type,

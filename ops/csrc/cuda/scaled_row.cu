@@ -19,8 +19,8 @@ Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, St
   if (const Error error = AllowSharedMemory<RowScaledKernel<Way>>(kMost)) return error;
   const HopperGrid grid{static_cast<int>(std::min<int64_t>(tiles, processors)), kRowScaledThreads,
                         Way::SharedBytes(params.groups)};
-  return LaunchOnHopper<RowScaledKernel<Way>>(grid, stream, params,
-                                              static_cast<const Out*>(in.plain.data));
+  return LaunchOnHopper<RowScaledKernel<Way>>(
+      grid, stream, params, static_cast<const Out*>(in.plain.data), in.are_starts_known);
 }
 
 }  // namespace

@@ -266,28 +266,30 @@ class RowScaledBlock {
 };
 
 // Grid: as many blocks as there are multiprocessors, or tiles. `x`: the row, on 16 bytes. in.groups
-// are ranges; a tile's columns are all there. in.x is not read.
+// are ranges; a tile's columns are all there. in.x is not read. `are_starts_early`: where experts'
+// rows begin was written before the kernel before this one let it start.
 template <class Way>
 __global__ void __launch_bounds__(kRowScaledThreads, 1)
-    RowScaledKernel(ScaledParams<typename Way::Out> in, const typename Way::Out* x) {
+    RowScaledKernel(ScaledParams<typename Way::Out> in, const typename Way::Out* x,
+                    bool are_starts_early) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int expert_of[kMostRowPairs];
-  const bool has_experts = in.starts != nullptr;
+  const bool has_experts = in.starts != nullptr, waits_first = has_experts && !are_starts_early;
   int rows = in.rows;
+  if (waits_first) WaitForEarlierGrids();
   if (has_experts) {
-    WaitForEarlierGrids();
-    rows = min(rows, in.starts[in.experts]);
+    rows = min(rows, __ldcg(in.starts + in.experts));
 #pragma unroll 1
     for (int e = threadIdx.x; e < in.experts; e += kRowScaledThreads) {
-      const int end = min(rows, in.starts[e + 1]);
-      for (int i = in.starts[e]; i < end; ++i) expert_of[i] = e;
+      const int end = min(rows, __ldcg(in.starts + e + 1));
+      for (int i = __ldcg(in.starts + e); i < end; ++i) expert_of[i] = e;
     }
     __syncthreads();
   }
   const RowScaledTiles<Way> tiles(in, expert_of, rows);
   RowScaledBlock<Way> block(tiles, memory);
   block.Begin();
-  if (!has_experts) WaitForEarlierGrids();
+  if (!waits_first) WaitForEarlierGrids();
   LetNextGridStart();
   block.Run(x);
 }

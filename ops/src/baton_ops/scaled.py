@@ -116,7 +116,12 @@ def quantise_expert_gate_up_silu_into(
     weight: Tensor,
     weight_scales: Tensor,
     out: Tensor,
+    *,
+    known: bool = False,
 ) -> None:
-    """As `quantise_matmul_into`, of `scaled_expert_gate_up_silu_into`."""
+    """As `quantise_matmul_into`, of `scaled_expert_gate_up_silu_into`. `known`: starts may be read
+    before the launches before this one are complete, for one that lets none start before it has
+    waited stands between what wrote them and this.
+    """
     run = launch("cuda_quantise_expert_gate_up_silu")
-    run(plain, x, x_scales, row, starts, weight, weight_scales, out)
+    run(plain, x, x_scales, row, starts, weight, weight_scales, out, int(known))

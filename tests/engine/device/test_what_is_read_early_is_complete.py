@@ -66,6 +66,9 @@ READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "expert_gate_up_silu": lambda x, starts, weight, out, known: (starts, weight) if known else (),
     "scaled_expert_matmul": lambda x, starts, weight, out: (starts, weight),
+    "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, known: (
+        (starts, weight) if known else ()
+    ),
 }
 """Of many rows nothing is."""
 
@@ -350,6 +353,22 @@ def test_an_experts_first_product_that_is_told_too_early_would_be_found(
     shared = next(i for i in range(at, 0, -1) if names[i] == "gate_up_silu")
     without = [*of_a_mixture[:shared], *of_a_mixture[shared + 1 :]]
     assert "expert_gate_up_silu behind norm_route" in conflicts(without)
+
+
+def test_an_experts_first_product_of_fp8_that_is_told_too_early_would_be_found(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """Of a single token, which what all share is computed for first."""
+    folder = make_checkpoint("glm4_moe").path
+    quantise_folder(folder, with_drafts=True)
+    launches = launches_of_an_engine(folder)
+    names = [name for name, _ in launches]
+    at = names.index("quantise_expert_gate_up_silu")
+    assert names[at - 3 : at] == ["norm_route", "quantise_gate_up_silu", "quantise_matmul"]
+    assert launches[at][1][-1] is True
+    assert conflicts(launches[: at + 1]) == []
+    without = [*launches[: at - 2], launches[at]]
+    assert {*conflicts(without)} == {"quantise_expert_gate_up_silu behind norm_route"}
 
 
 def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found(

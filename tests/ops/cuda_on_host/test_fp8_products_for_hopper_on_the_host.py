@@ -145,6 +145,7 @@ def test_a_row_that_is_quantised_on_the_way_has_the_bits_of_both_steps(
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(
     "counts",
@@ -156,7 +157,7 @@ def test_a_row_that_is_quantised_on_the_way_has_the_bits_of_both_steps(
     ],
 )
 def test_a_token_quantised_on_the_way_has_the_bits_of_its_experts(
-    both: tuple[HostScaled, HostTurned], is_gated: bool, counts: list[int]
+    both: tuple[HostScaled, HostTurned], is_gated: bool, counts: list[int], known: bool
 ) -> None:
     rng = np.random.default_rng(len(counts))
     outputs, columns, n_places = 64, 384, max(sum(counts), 1)
@@ -169,7 +170,7 @@ def test_a_token_quantised_on_the_way_has_the_bits_of_its_experts(
     row = np.zeros(n_places, np.int32)
     small = any_gpu.quantise(x, 128)
     any_gpu.matmul(small, weight, 128, wanted[:, :outputs], is_gated, row, starts)
-    turned.of_row(x, weight, 128, out[:, :outputs], is_gated, starts, processors=5)
+    turned.of_row(x, weight, 128, out[:, :outputs], is_gated, starts, processors=5, known=known)
     np.testing.assert_array_equal(out, wanted)
 
 

@@ -178,13 +178,16 @@ class HostTurned:
         is_gated: bool = False,
         starts: Array | None = None,
         processors: int = 3,
+        known: bool = False,
     ) -> None:
-        """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it."""
+        """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it.
+        `known`: `starts` are there before it waits.
+        """
         nothing = ScaledRows(np.empty(0, np.uint8), np.empty(0, np.float32))
         words = _product(nothing, weight, group, out, is_gated, None, starts)
         n_weight_rows = ctypes.c_int64(len(weight.values))
         row = ctypes.c_void_p(x.ctypes.data)
-        _check(self._library.host_scaled_row(words, row, processors, n_weight_rows))
+        _check(self._library.host_scaled_row(words, row, processors, n_weight_rows, known))
 
 
 def _product(

@@ -142,6 +142,7 @@ class NumpyScaledKernels:
         starts: NumpyTensor,
         weight: Scaled,
         out: NumpyTensor,
+        known: bool,
     ) -> None:
         """See `ScaledKernels.quantise_expert_gate_up_silu`; what room holds then is broken."""
         self._launch(quantise, x, room)

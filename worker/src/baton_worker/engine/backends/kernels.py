@@ -330,10 +330,18 @@ class OpsKernels:
         scaled.quantise_gate_up_silu_into(x, *room, *weight, out)
 
     def quantise_expert_gate_up_silu(
-        self, x: Tensor, room: Scaled, row: Tensor, starts: Tensor, weight: Scaled, out: Tensor
+        self,
+        x: Tensor,
+        room: Scaled,
+        row: Tensor,
+        starts: Tensor,
+        weight: Scaled,
+        out: Tensor,
+        known: bool,
     ) -> None:
         """See `ScaledKernels.quantise_expert_gate_up_silu`."""
-        scaled.quantise_expert_gate_up_silu_into(x, *room, row, starts, *weight, out)
+        run = scaled.quantise_expert_gate_up_silu_into
+        run(x, *room, row, starts, *weight, out, known=known)
 
 
 def _without_code(why: str) -> str:

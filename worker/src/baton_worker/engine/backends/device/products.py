@@ -69,7 +69,8 @@ def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:
     )
 
 
-def _is_single(x: Tensor) -> bool:
+def is_single(x: Tensor) -> bool:
+    """Whether x E[N, *] is a single row: that needs no memory to be quantised in."""
     return x.shape[0] == 1
 
 
@@ -89,7 +90,7 @@ class Products:
         for weight in weights:
             if isinstance(weight, Scaled):
                 of_rows = room.rows if room else None
-                return (self._room if _is_single(x) else self._quantised)(x, weight, of_rows)
+                return (self._room if is_single(x) else self._quantised)(x, weight, of_rows)
         return None
 
     def matmul(self, x: Tensor, weight: Weight, out: Tensor, room: ScaledSpace | None) -> None:
@@ -97,7 +98,7 @@ class Products:
         scaled = self.quantised(x, room, weight)
         if scaled is None:
             self._kernels.matmul(x, weight, out)
-        elif _is_single(x):
+        elif is_single(x):
             self._kernels.quantise_matmul(x, scaled, weight, out)
         else:
             self._kernels.scaled_matmul(scaled, weight, out)
@@ -106,7 +107,7 @@ class Products:
         """out E[N, I] = `Kernels.gate_up_silu` of x E[N, H], which is `scaled` if quantised."""
         if isinstance(weight, Scaled):
             assert scaled is not None, "whoever has the weight has had its rows quantised"
-            if _is_single(x):
+            if is_single(x):
                 self._kernels.quantise_gate_up_silu(x, scaled, weight, out)
             else:
                 self._kernels.scaled_gate_up_silu(scaled, weight, out)
@@ -129,8 +130,9 @@ class Products:
         if isinstance(weight, Scaled):
             assert scaled is not None, "whoever has the weight has had its rows quantised"
             row, starts = routes.row, routes.starts
-            if _is_single(x):
-                self._kernels.quantise_expert_gate_up_silu(x, scaled, row, starts, weight, out)
+            if is_single(x):
+                run = self._kernels.quantise_expert_gate_up_silu
+                run(x, scaled, row, starts, weight, out, known)
             else:
                 self._kernels.scaled_expert_gate_up_silu(scaled, row, starts, weight, out)
             return

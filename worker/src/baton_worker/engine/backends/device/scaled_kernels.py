@@ -76,6 +76,15 @@ class ScaledKernels(Protocol):
         """The same with `scaled_gate_up_silu`."""
 
     def quantise_expert_gate_up_silu(
-        self, x: Tensor, room: Scaled, row: Tensor, starts: Tensor, weight: Scaled, out: Tensor
+        self,
+        x: Tensor,
+        room: Scaled,
+        row: Tensor,
+        starts: Tensor,
+        weight: Scaled,
+        out: Tensor,
+        known: bool,
     ) -> None:
-        """The same with `scaled_expert_gate_up_silu`."""
+        """The same with `scaled_expert_gate_up_silu`. `known`: see
+        `ExpertKernels.expert_gate_up_silu`; here it is `quantise_gate_up_silu` that stands between.
+        """
