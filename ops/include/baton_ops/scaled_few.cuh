@@ -118,7 +118,7 @@ class FewScaledBlock {
           FewScaledSums sums = {};
           MultiplyRange(
               mine_ + stage * Way::kStageBytes,
-              [&](int half, int word, uint32_t(&b)[2]) {
+              [&](int half, int word, uint32_t (&b)[2]) {
                 const uint32_t four = now.at[half].at[word];
                 b[0] = HalvesOf(four);
                 b[1] = HalvesOf(four >> 16);

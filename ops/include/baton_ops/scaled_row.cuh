@@ -15,9 +15,9 @@
 namespace baton_ops::cuda {
 
 constexpr int kRowScaledWarps = 16, kRowScaledThreads = kRowScaledWarps * kWarp;
-constexpr int kMostRowPairs = 64;             // rows of the output, of experts
-constexpr int kMostRowColumns = 12288;        // of x
-constexpr int kRowScaledQuad = 4;             // columns of a range that a lane quantises
+constexpr int kMostRowPairs = 64;       // rows of the output, of experts
+constexpr int kMostRowColumns = 12288;  // of x
+constexpr int kRowScaledQuad = 4;       // columns of a range that a lane quantises
 constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowScaledWarps;
 
 template <class OutOf, bool kGatedOf>
@@ -115,7 +115,7 @@ class RowScaledFeed {
   const RowScaledTiles<Way>& tiles_;
   uint8_t* stages_;
   int tile_, range_, stage_ = 0;
-  const uint8_t* row_ = nullptr;   // of the weight, the first that the lane copies of
+  const uint8_t* row_ = nullptr;  // of the weight, the first that the lane copies of
   const float* scale_ = nullptr;  // of the lane's row
 };
 
@@ -213,7 +213,7 @@ class RowScaledBlock {
     }
     MultiplyRange(
         mine_ + stage * Way::kStageBytes,
-        [&](int half, int word, uint32_t(&b)[2]) {
+        [&](int half, int word, uint32_t (&b)[2]) {
           b[0] = x[half][word / 2].at[word % 2 * 2];
           b[1] = x[half][word / 2].at[word % 2 * 2 + 1];
         },

@@ -39,8 +39,8 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
 }
 
 // Of a row that is not quantised yet.
-Error host_scaled_row(const int64_t* words, const void* plain, int processors,
-                      int64_t weight_rows, bool is_known) {
+Error host_scaled_row(const int64_t* words, const void* plain, int processors, int64_t weight_rows,
+                      bool is_known) {
   ScaledCall call(words);
   ScaledMatmulInput& in = call.in;
   const int64_t of_element = call.type == ElementType::kFloat32 ? 4 : 2;

@@ -168,7 +168,6 @@ class HostTurned:
         rows = [ctypes.c_int64(len(each.values)) for each in (x, weight)]
         _check(self._library.host_scaled_turned(words, way, processors, *rows))
 
-
     def of_row(
         self,
         x: Array,

@@ -71,7 +71,7 @@ def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:
 
 def is_single(x: Tensor) -> bool:
     """Whether x E[N, *] is a single row: that needs no memory to be quantised in."""
-    return x.shape[0] == 1
+    return bool(x.shape[0] == 1)
 
 
 class Products:
