@@ -27,6 +27,7 @@ target_sources(
           csrc/cuda/scaled.cc
           csrc/cuda/scaled.cu
           csrc/cuda/scaled_few.cu
+          csrc/cuda/scaled_row.cu
           csrc/cuda/scaled_turned.cu
           csrc/cuda/step.cu
           csrc/cuda/tensor_map.cc

@@ -96,6 +96,7 @@ if [[ -x "$cuobjdump" ]]; then
   check_code latent_hopper "${hopper[@]}" USETMAXREG
   check_code scaled_turned 'HGMMA\.64x128x16' 'UTMALDG\.4D' LDGSTS ACQBULK PREEXIT 'STG\.E\.128' MOVM USETMAXREG 'F2FP\.F16\.E4M3'
   check_code scaled_few HMMA 'LDGSTS\.E\.BYPASS\.128' ACQBULK PREEXIT 'LDS\.128' 'F2FP\.F16\.E4M3'
+  check_code scaled_row HMMA 'LDGSTS\.E\.BYPASS\.128' ACQBULK PREEXIT 'LDS\.128' 'F2FP\.F16\.E4M3'
   check_code scaled ACQBULK PREEXIT HMMA 'LDG\.E\.128' 'F2FP\.F16\.E4M3'
   check_code prompt_attention "${hopper[@]}" USETMAXREG
   # Ranks meet at system scope, and read what others write meanwhile: nothing of it is constant.

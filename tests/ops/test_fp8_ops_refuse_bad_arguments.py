@@ -85,6 +85,32 @@ def gate_experts(**changed: Any) -> None:
     scaled.scaled_expert_gate_up_silu_into(*given.values())
 
 
+def both(**changed: Any) -> None:
+    given = {
+        "plain": tensor("bfloat16", ROWS, COLUMNS),
+        "x": tensor("uint8", ROWS, COLUMNS),
+        "x_scales": tensor("float32", ROWS, 3),
+        "weight": tensor("uint8", OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.quantise_matmul_into(*given.values())
+
+
+def both_of_experts(**changed: Any) -> None:
+    given = {
+        "plain": tensor("bfloat16", 1, COLUMNS),
+        "x": tensor("uint8", 1, COLUMNS),
+        "x_scales": tensor("float32", 1, 3),
+        "row": tensor("int32", ROWS),
+        "starts": tensor("int32", EXPERTS + 1),
+        "weight": tensor("uint8", EXPERTS * 2 * OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", EXPERTS * 2 * OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.quantise_expert_gate_up_silu_into(*given.values(), known=True)
+
+
 WITH_HALVES = {
     "x": tensor("bfloat16", ROWS, 304),
     "values": tensor("uint8", ROWS, activation_bytes(304)),
@@ -114,6 +140,8 @@ WHOLE = {
         (gate, {}),
         (multiply_experts, {}),
         (gate_experts, {}),
+        (both, {}),
+        (both_of_experts, {}),
     ],
 )
 def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None:
@@ -148,6 +176,11 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (gate_experts, {"row": tensor("int32", 4)}, "row.shape[0]"),
         (gate_experts, {"weight_scales": tensor("float32", 5, 3)}, "weight_scales.shape[0]"),
         (multiply, {"out": tensor("uint8", ROWS, OUTPUTS)}, "out must be bfloat16 or float32"),
+        (both, {"plain": tensor("bfloat16", 4, COLUMNS)}, "plain.shape[0]"),
+        (both, {"plain": tensor("bfloat16", ROWS, 299)}, "plain.shape[1]"),
+        (both, {"plain": tensor("float32", ROWS, COLUMNS)}, "plain"),
+        (both, {"x": tensor("uint8", 4, COLUMNS)}, "x_scales.shape[0]"),
+        (both_of_experts, {"plain": tensor("bfloat16", 2, COLUMNS)}, "plain.shape[0]"),
     ],
 )
 def test_what_does_not_fit_is_named(op: Any, changed: dict[str, Any], message: str) -> None:

@@ -68,19 +68,29 @@ void RunQuantiseRows(ArgumentReader args) {
 
 struct Product {
   bool is_gated, has_row, has_experts;
+  bool is_plain = false;  // x is room for what is made of rows of E
 };
 constexpr Product kMatmul{false, false, false}, kGateUp{true, false, false},
     kExperts{false, false, true}, kExpertsGateUp{true, true, true};
 
-// Reads x, x_scales, then `row` and `starts` of what has them, weight, weight_scales, out.
+constexpr Product Plain(Product product) {
+  product.is_plain = true;
+  return product;
+}
+
+// Reads `plain` of what has it, x, x_scales, then `row` and `starts` of what has them, weight,
+// weight_scales, out, `known` of plain rows' experts.
 void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledWay* way = nullptr) {
-  const auto [is_gated, has_row, has_experts] = product;
+  const auto [is_gated, has_row, has_experts, is_plain] = product;
+  std::optional<TensorView> plain;
+  if (is_plain) plain = args.Tensor("plain");
   const TensorView x = args.Tensor("x"), x_scales = args.Tensor("x_scales");
   std::optional<TensorView> row, starts;
   if (has_row) row = args.Tensor("row");
   if (has_experts) starts = args.Tensor("starts");
   const TensorView weight = args.Tensor("weight"), weight_scales = args.Tensor("weight_scales");
   const TensorView out = args.Tensor("out");
+  const bool is_known = is_plain && has_experts && args.Int("known") != 0;
   const Call call(out, "out");
   Checked(x, "x").HasRank(2);
   Checked(out, "out").HasRank(2);
@@ -93,6 +103,11 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   CheckRange("x.shape", 1, in.in, 1, kMostColumns);
   in.group = GroupOf(x_scales, "x_scales", in.in);
   in.x = ReadActivations(x, x_scales, "x", "x_scales", x.size(0), in.in, in.group, call.device);
+  if (plain) {
+    in.plain = call.Rows(*plain, "plain", x.size(0), in.in);
+    in.plain_rows = x.size(0);
+    in.are_starts_known = is_known;
+  }
   if (row) in.row = call.Ints<const int32_t>(*row, "row", in.rows);
   if (starts) {
     Checked(*starts, "starts").HasRank(1).HasSizeAtLeast(0, 2);
@@ -121,6 +136,10 @@ void RunProductBy(ArgumentReader args, const Product& product) {
 void RunScaledMatmul(ArgumentReader args) { RunProduct(args, kMatmul); }
 void RunScaledMatmulBy(ArgumentReader args) { RunProductBy(args, kMatmul); }
 
+void RunQuantiseMatmul(ArgumentReader args) { RunProduct(args, Plain(kMatmul)); }
+void RunQuantiseGateUpSilu(ArgumentReader args) { RunProduct(args, Plain(kGateUp)); }
+void RunQuantiseExpertGateUpSilu(ArgumentReader args) { RunProduct(args, Plain(kExpertsGateUp)); }
+
 void RunScaledGateUpSilu(ArgumentReader args) { RunProduct(args, kGateUp); }
 void RunScaledGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kGateUp); }
 
@@ -134,6 +153,9 @@ void RunScaledExpertGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kExpe
 }  // namespace baton_ops
 
 BATON_EXPORT_CUDA(cuda_quantise_rows, 3, RunQuantiseRows)
+BATON_EXPORT_CUDA(cuda_quantise_matmul, 6, RunQuantiseMatmul)
+BATON_EXPORT_CUDA(cuda_quantise_gate_up_silu, 6, RunQuantiseGateUpSilu)
+BATON_EXPORT_CUDA(cuda_quantise_expert_gate_up_silu, 9, RunQuantiseExpertGateUpSilu)
 BATON_EXPORT_CUDA(cuda_scaled_matmul, 5, RunScaledMatmul)
 BATON_EXPORT_CUDA(cuda_scaled_matmul_by, 6, RunScaledMatmulBy)
 BATON_EXPORT_CUDA(cuda_scaled_gate_up_silu, 5, RunScaledGateUpSilu)

@@ -46,6 +46,11 @@ Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,
 Error ScaledFew(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,
                 Stream stream);
 
+// The same of a single row of x that is not quantised yet: whether it is taken, on whatever GPU.
+bool HopperTakesRow(const ScaledMatmulInput& in);
+Error ScaledRow(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,
+                Stream stream);
+
 // As ScaledMatmul, by one way: what measures them uses it.
 Error ScaledMatmulBy(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,
                      ElementType out_type, Stream stream);

@@ -80,14 +80,21 @@ template <class E>
 Error SumNormOf(const RankSumInput& in, const AddNormInput& norm, const Rows& out, Stream stream) {
   const RankNormParams<E> params{ExchangeOf(in.exchange), NormParamsOf<E>(norm, out)};
   const Grid grid{static_cast<unsigned>(norm.rows), NormThreads(norm.columns)};
+  const bool is_pushed =
+      norm.rows <= kMostPushedRows && norm.columns <= kMostPushedVectors * kPerVector<E>;
   return ForRanks(in.exchange.ranks, [&](auto ranks) {
-    return LaunchEarly(RankNormKernel<E, ranks()>, grid, stream, params);
+    const auto kernel =
+        is_pushed ? RankNormKernel<E, ranks(), true> : RankNormKernel<E, ranks(), false>;
+    return LaunchEarly(kernel, grid, stream, params);
   });
 }
 
 }  // namespace
 
-int64_t ExchangeHeadBytes() { return sizeof(ExchangeHead); }
+int64_t ExchangeHeadBytes() {
+  constexpr int64_t kRows = 2 * kMostRanks * kMostPushedRows;  // of each half and rank
+  return sizeof(ExchangeHead) + kRows * kMostPushedVectors * kPushedWords * sizeof(uint64_t);
+}
 
 Error SumOverRanks(const RankSumInput& in, void* out, Stream stream) {
   if (in.out_type == ElementType::kFloat32) return SumOf<float, float>(in, out, stream);

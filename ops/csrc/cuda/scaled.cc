@@ -73,6 +73,13 @@ Error Run(const ScaledWay* way, const ScaledMatmulInput& in, const Rows& out, El
   if (in.rows == 0 || in.out == 0) return nullptr;
   if (const Error error = Check(in)) return error;
   const HopperDevice device = CurrentHopper();
+  if (in.plain.data != nullptr) {
+    if (device.is_there && HopperTakesRow(in)) {
+      return ScaledRow(in, out, out_type, device.processors, stream);
+    }
+    const QuantiseInput rows{in.plain, out_type, in.plain_rows, in.in, in.group};
+    if (const Error error = QuantiseRows(rows, in.x, stream)) return error;
+  }
   const bool is_taken = device.is_there && HopperTakesScaled(in, out_type);
   const ScaledWay by = way != nullptr ? *way
                        : is_taken     ? WayFor(in, device.processors)

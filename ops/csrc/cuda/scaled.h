@@ -46,6 +46,11 @@ struct ScaledMatmulInput {
   const int32_t* row;  // [rows]: which of x each is, or null: that of its number
   const int32_t* starts;  // [experts + 1]: where each expert's rows begin; or null
   int64_t experts;        // 0 where there are none
+  // What x's rows are made of, of the output's type, and how many; or null: they are made. Then x
+  // is room, of which nobody may rely on what it holds behind this.
+  Rows plain;
+  int64_t plain_rows;
+  bool are_starts_known;  // of these: written before the kernel before this one let it start
 };
 // Any shape; out is float32 or bfloat16.
 Error ScaledMatmul(const ScaledMatmulInput& input, const Rows& out, ElementType out_type,

@@ -1,8 +1,9 @@
 // How the ranks of a tensor-parallel group meet in the middle of a kernel: each rank is a GPU of
 // its own with an exchange buffer that all of them have mapped. Knows nothing of what is exchanged.
 //
-// A buffer is a head of flags and two halves. Calls take the halves in turns, on every rank the
-// same calls in the same order. Blocks of one number on all ranks are a team. A team meets:
+// A buffer is a head of flags, places for what is pushed (rank_push.cuh), and two halves. Calls
+// take the halves in turns, on every rank the same calls in the same order. Blocks of one number on
+// all ranks are a team. A team meets:
 //
 //   count += 1                       the block's own, kept in its rank's head
 //   fence.acq_rel.sys
@@ -44,6 +45,7 @@ namespace baton_ops::cuda {
 constexpr int kMostRanks = 8;
 constexpr int kMostTeams = 128;  // all resident at once, on any GPU with as many processors
 constexpr int kHalfReused = kMostRanks + 1;
+constexpr int kMostPushedRows = 16, kMostPushedVectors = 1024;  // of a part, and of a row
 
 // Zeros before the first call. The words that others write share no line with the rank's own.
 struct alignas(256) ExchangeHead {
@@ -127,11 +129,17 @@ class RankTeam {
   __device__ __forceinline__ bool Meet() {
     ++count_;
     const int other = threadIdx.x;
-    const bool is_missing = other < kRanks && !MeetRank(other);
-    const bool are_here = !__syncthreads_or(is_missing);
-    // What this block would have written is not there: nobody may take it for that.
-    if (!are_here) error_ = 1;
-    return are_here;
+    return AreAllHere(other < kRanks && !MeetRank(other));
+  }
+
+  // A meeting whose arrivals are what is pushed: `meet(number)` pushes and awaits this thread's
+  // share, and returns a rank of which something did not come, or -1. Otherwise as Meet.
+  template <class MeetByPushing>
+  __device__ __forceinline__ bool MeetBy(const MeetByPushing& meet) {
+    ++count_;
+    const int missing = error_ == 0 ? meet(count_) : -1;
+    if (missing >= 0) GiveUp(missing);
+    return AreAllHere(error_ != 0 || missing >= 0);
   }
 
   // Keeps what the next call needs. No thread may meet any more.
@@ -151,8 +159,17 @@ class RankTeam {
     if (error_ != 0) return false;
     StoreRelaxed(&Head(other)->arrived[blockIdx.x][exchange_.rank], count_);
     if (AwaitFlag(&own_->arrived[blockIdx.x][other], count_, exchange_.limit_ns)) return true;
-    atomicMax(&own_->error, 1 + other);
+    GiveUp(other);
     return false;
+  }
+
+  __device__ __forceinline__ void GiveUp(int rank) const { atomicMax(&own_->error, 1 + rank); }
+
+  __device__ __forceinline__ bool AreAllHere(bool is_missing) {
+    const bool are_here = !__syncthreads_or(is_missing);
+    // What this block would have written is not there: nobody may take it for that.
+    if (!are_here) error_ = 1;
+    return are_here;
   }
 
   // A caller who takes a half twice running may have written to it while others still read.

@@ -16,8 +16,10 @@ namespace baton_ops::cuda {
 // A lane's sums: of 16 of the weight's rows and eight of x's, as mma.cuh has them.
 using FewScaledSums = float[2][4];
 
-// The products of a range. Of the weight every fourth word is converted by arithmetic.
-__device__ __forceinline__ void MultiplyRange(const uint8_t* stage, const Numbers (&x)[2],
+// The products of a range. Of the weight every fourth word is converted by arithmetic. `halves_of`
+// gives of x what the lane has of a half's word.
+template <class HalvesOfX>
+__device__ __forceinline__ void MultiplyRange(const uint8_t* stage, const HalvesOfX& halves_of,
                                               FewScaledSums& sums) {
   const int lane = threadIdx.x % kWarp, group = lane / 4;
   const uint8_t* mine = stage + group * kScaledRange;
@@ -45,8 +47,8 @@ __device__ __forceinline__ void MultiplyRange(const uint8_t* stage, const Number
         a[i / 2][i % 2] = pairs[0];
         a[i / 2][i % 2 + 2] = pairs[1];
       }
-      const uint32_t four = x[half].at[word];
-      const uint32_t b[2] = {HalvesOf(four), HalvesOf(four >> 16)};
+      uint32_t b[2];
+      halves_of(half, word, b);
 #pragma unroll
       for (int i = 0; i < 2; ++i) AddProduct(sums[i], a[i], b);
     }
@@ -114,7 +116,14 @@ class FewScaledBlock {
         __syncwarp();
         if (range < ranges) {
           FewScaledSums sums = {};
-          MultiplyRange(mine_ + stage * Way::kStageBytes, now.at, sums);
+          MultiplyRange(
+              mine_ + stage * Way::kStageBytes,
+              [&](int half, int word, uint32_t (&b)[2]) {
+                const uint32_t four = now.at[half].at[word];
+                b[0] = HalvesOf(four);
+                b[1] = HalvesOf(four >> 16);
+              },
+              sums);
           if (!is_whole) ScaleSums(now, ScalesIn(stage), sums);
           Put(buffer, sums);
         }

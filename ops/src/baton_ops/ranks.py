@@ -1,9 +1,10 @@
 """What the ranks of a tensor-parallel group exchange on CUDA: sums in the ranks' order, records.
 
 Each rank is a process, or a thread, with a GPU of its own and an exchange buffer that all ranks
-have mapped: a head of flags, zeros before the first call, and two halves. A kernel writes a rank's
-part to a half; the call on that part meets the other ranks' and reads theirs over the links. Owns
-the Python form of these ops and the layout of a buffer. How memory is mapped it does not know.
+have mapped: a head of flags and of what is pushed, zeros before the first call, and two halves. A
+kernel writes a rank's part to a half; the call on that part meets the other ranks' and reads theirs
+over the links. Owns the Python form of these ops and the layout of a buffer. How memory is mapped
+it does not know.
 
 Every rank makes the same calls, of the same shapes, in the same order, on one stream or in graphs
 on it. Calls take the halves in turns, from one graph to the next too: a graph has an even number of
@@ -114,7 +115,8 @@ def rank_sum_norm_into(
 
     In one launch where each rank would read all parts (`SumWay.CHOSEN`: two ranks; four up to
     512 KiB a part, eight up to 256), for up to 128 rows of up to 8,192 columns, in eights and on
-    whole vectors; else in two.
+    whole vectors; else in two. Up to 16 rows of up to 16 KiB are pushed to the others, who read
+    nothing then.
 
     Args:
         part: E[N, H]; otherwise as for `rank_sum_into`.

@@ -78,3 +78,50 @@ def scaled_expert_gate_up_silu_into(
     `scaled_gate_up_silu_into` makes them; row n is row[n] i32[N] of x uint8[*, K].
     """
     launch("cuda_scaled_expert_gate_up_silu")(x, x_scales, row, starts, weight, weight_scales, out)
+
+
+def quantise_matmul_into(
+    plain: Tensor,
+    x: Tensor,
+    x_scales: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    out: Tensor,
+) -> None:
+    """Write to out what `quantise_rows_into` of plain E[N, K] to x, x_scales, and
+    `scaled_matmul_into` behind it write there. What x, x_scales hold then is not said: of a single
+    row a kernel for Hopper does without them.
+    """
+    launch("cuda_quantise_matmul")(plain, x, x_scales, weight, weight_scales, out)
+
+
+def quantise_gate_up_silu_into(
+    plain: Tensor,
+    x: Tensor,
+    x_scales: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    out: Tensor,
+) -> None:
+    """As `quantise_matmul_into`, of `scaled_gate_up_silu_into`."""
+    launch("cuda_quantise_gate_up_silu")(plain, x, x_scales, weight, weight_scales, out)
+
+
+def quantise_expert_gate_up_silu_into(
+    plain: Tensor,
+    x: Tensor,
+    x_scales: Tensor,
+    row: Tensor,
+    starts: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    out: Tensor,
+    *,
+    known: bool = False,
+) -> None:
+    """As `quantise_matmul_into`, of `scaled_expert_gate_up_silu_into`. `known`: starts may be read
+    before the launches before this one are complete, for one that lets none start before it has
+    waited stands between what wrote them and this.
+    """
+    run = launch("cuda_quantise_expert_gate_up_silu")
+    run(plain, x, x_scales, row, starts, weight, weight_scales, out, int(known))

@@ -1,11 +1,12 @@
 """Time products with FP8 weights beside the same shapes in bf16, for 1 to 4,096 rows.
 
-    python tests/bench/gpu/bench_scaled.py [--ways] [--json FILE]
+    python tests/bench/gpu/bench_scaled.py [--ways | --of-one] [--json FILE]
 
 An 8B model's four products, and the experts of a 30B mixture. Times are medians of CUDA graphs'
 replays; weights rotate over more than the second-level cache holds. Of each: microseconds, what it
 reads of weights and scales a second, and the times of quantising its rows; with --ways instead the
-times of one product by every kernel and tile there is. Equal bits are for the
+times of one product by every kernel and tile there is, or with --of-one those of a single row's
+products of GLM-4.5-Air, quantising included: in two launches, and in one. Equal bits are for the
 tests (tests/ops/cuda). Needs PyTorch with a Hopper GPU and the library with CUDA kernels.
 """
 
@@ -37,6 +38,15 @@ TILES = ("64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128
 WAYS = ("any", *TILES, "32x8")
 """For any GPU, then by tiles: rows of the weight, rows of x."""
 CACHE_BYTES, REPEATS = 160 << 20, 3
+OF_ONE = {
+    "qkv": (14_336, 4096, 0),
+    "o": (4096, 12_288, 0),
+    "shared gate_up": (2816, 4096, 0),
+    "shared down": (4096, 1408, 0),
+    "experts' gate_up": (2816, 4096, 128),
+    "dense gate_up": (21_888, 4096, 0),
+}
+"""Of GLM-4.5-Air: outputs, inputs, experts; gates and ups are gated."""
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -141,14 +151,51 @@ def mixed(tokens: int) -> list[dict[str, Any]]:
     ]
 
 
+def of_one(name: str) -> dict[str, Any]:
+    """Time a single row's product from rows of E on: as two launches and as one."""
+    outputs, inputs, n_experts = OF_ONE[name]
+    is_gated, chosen = name.endswith("gate_up"), CHOSEN if n_experts else 1
+    count = 1 if n_experts else max(CACHE_BYTES // (outputs * inputs) + 1, 2)
+    rows = outputs * max(n_experts, 1)
+    fp8 = [quantised(empty(rows, inputs).normal_(0, 0.02), is_weight=True) for _ in range(count)]
+    x, out = empty(1, inputs).normal_(), empty(chosen, outputs // (1 + is_gated))
+    room, kind = quantised(x), "gate_up_silu_into" if is_gated else "matmul_into"
+    routes: list[tuple[torch.Tensor, ...]] = [()]
+    if n_experts:
+        kind = f"expert_{kind}"
+        row = torch.zeros(chosen, device="cuda", dtype=torch.int32)
+        picked = [torch.randperm(n_experts, device="cuda")[:chosen] for _ in range(6)]
+        counts = [torch.bincount(each, minlength=n_experts).cumsum(0) for each in picked]
+        zero = torch.zeros(1, device="cuda")
+        routes = [(row, torch.cat([zero, each]).int()) for each in counts]
+    then, at_once = getattr(scaled, f"scaled_{kind}"), getattr(scaled, f"quantise_{kind}")
+
+    def both(i: int) -> None:
+        scaled.quantise_rows_into(x, *room)
+        then(*room, *routes[i % len(routes)], *fp8[i % count], out)
+
+    def one(i: int) -> None:
+        at_once(x, *room, *routes[i % len(routes)], *fp8[i % count], out)
+
+    n_bytes = chosen * outputs * (inputs + inputs // 32)
+    apart, took = us(both, 1), us(one, 1)
+    read = n_bytes / took / 1e6
+    print(f"| {name} | {apart:.1f} | {took:.1f} | {read:.2f} |", flush=True)
+    return {"name": name, "apart_us": apart, "us": took, "read_tb_s": read}
+
+
 def main() -> None:
     """Print a line for each product and number of rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ways", action="store_true")
+    parser.add_argument("--of-one", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    if arguments.ways:
+    if arguments.of_one:
+        print("| product | two launches, us | one, us | TB/s |")
+        record = [of_one(name) for name in OF_ONE]
+    elif arguments.ways:
         print("| product | rows | " + " | ".join(WAYS) + " |")
         record = [by_ways(name, rows) for name in SHAPES for rows in ROWS]
     else:

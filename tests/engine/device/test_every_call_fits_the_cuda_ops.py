@@ -98,6 +98,7 @@ def test_steps_of_every_kind(subject: Subject) -> None:
     is_fp8 = subject.loaded.model_shape.quantisation is not None
     plain = {"gate_up_silu", "expert_gate_up_silu", "expert_matmul"}
     scaled = {"quantise", "scaled_matmul", *(f"scaled_{name}" for name in plain)}
+    scaled |= {"quantise_matmul", "quantise_gate_up_silu", "quantise_expert_gate_up_silu"}
     of_mixtures = {"norm_route", "combine_norm"}
     of_mixtures |= {name for name in plain | scaled if "expert" in name}
     is_mixture = subject.loaded.model_shape.experts is not None

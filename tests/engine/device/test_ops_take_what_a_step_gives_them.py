@@ -90,7 +90,7 @@ def test_no_op_refuses_an_argument(dtype: Literal["float32", "bfloat16"], n_draf
         "expert_limits", "norm_route", "expert_gate_up_silu", "expert_matmul", "combine",
         "combine_norm",
     }  # fmt: skip
-    of_fp8 = {name for name in asked if name.startswith("scaled_")} | {"quantise"}
+    of_fp8 = {name for name in asked if name.startswith(("scaled_", "quantise"))}
     others = of_ranks | of_mixtures | of_fp8 | {"advance", "latent"}
     assert asked - set(kernels.passed) <= unused | others
 

@@ -47,6 +47,8 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "gate_up_silu": lambda x, weight, out: weight,
     "scaled_matmul": lambda x, weight, out: weight,
     "scaled_gate_up_silu": lambda x, weight, out: weight,
+    "quantise_matmul": lambda x, room, weight, out: weight,
+    "quantise_gate_up_silu": lambda x, room, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (rotation, places),
     "combine": lambda made, routes, beside, out: (routes.place, routes.weight),
@@ -64,6 +66,9 @@ READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "expert_gate_up_silu": lambda x, starts, weight, out, known: (starts, weight) if known else (),
     "scaled_expert_matmul": lambda x, starts, weight, out: (starts, weight),
+    "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, known: (
+        (starts, weight) if known else ()
+    ),
 }
 """Of many rows nothing is."""
 
@@ -72,6 +77,8 @@ WRITES: dict[str, Callable[..., Any]] = {
     "matmul": lambda x, weight, out: out,
     "gate_up_silu": lambda x, weight, out: out,
     "quantise": lambda x, out: out,
+    "quantise_matmul": lambda x, room, weight, out: (room, out),
+    "quantise_gate_up_silu": lambda x, room, weight, out: (room, out),
     "add_norm": lambda x, residual, weight, eps, out: (residual, out),
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (kv, query),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
@@ -256,6 +263,8 @@ def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) 
     called = {name for name, _ in launches}
     assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
     assert {"scaled_expert_gate_up_silu", "scaled_expert_matmul"} <= called
+    of_one = {"quantise_matmul", "quantise_gate_up_silu", "quantise_expert_gate_up_silu"}
+    assert of_one <= called
     assert conflicts(launches) == []
 
 
@@ -327,7 +336,7 @@ def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found
     launches = launches_of_an_engine(folder)
     names = [name for name, _ in launches]
     at = names.index("scaled_expert_matmul")
-    assert names[at - 2 : at] == ["scaled_expert_gate_up_silu", "quantise"]
+    assert names[at - 2 : at] == ["quantise_expert_gate_up_silu", "quantise"]
     routed = launches[names.index("norm_route")]
     moved = [*launches[:at], routed, *launches[at:]]
     assert {*conflicts(moved)} == {"scaled_expert_matmul behind norm_route"}
@@ -344,6 +353,22 @@ def test_an_experts_first_product_that_is_told_too_early_would_be_found(
     shared = next(i for i in range(at, 0, -1) if names[i] == "gate_up_silu")
     without = [*of_a_mixture[:shared], *of_a_mixture[shared + 1 :]]
     assert "expert_gate_up_silu behind norm_route" in conflicts(without)
+
+
+def test_an_experts_first_product_of_fp8_that_is_told_too_early_would_be_found(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """Of a single token, which what all share is computed for first."""
+    folder = make_checkpoint("glm4_moe").path
+    quantise_folder(folder, with_drafts=True)
+    launches = launches_of_an_engine(folder)
+    names = [name for name, _ in launches]
+    at = names.index("quantise_expert_gate_up_silu")
+    assert names[at - 3 : at] == ["norm_route", "quantise_gate_up_silu", "quantise_matmul"]
+    assert launches[at][1][-1] is True
+    assert conflicts(launches[: at + 1]) == []
+    without = [*launches[: at - 2], launches[at]]
+    assert {*conflicts(without)} == {"quantise_expert_gate_up_silu behind norm_route"}
 
 
 def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found(

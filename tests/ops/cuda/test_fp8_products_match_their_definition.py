@@ -294,3 +294,65 @@ def test_a_way_has_the_same_bits_in_launch_after_launch(torch: ModuleType, rows:
             for out in outs:
                 run(way, *x, *weight, out)
             assert all(torch.equal(out, wanted) for out in outs), way
+
+
+def both_steps(torch: ModuleType, x: Any, room: Any, run: Any, *rest: Any) -> Any:
+    """Return what a product makes of rows that are quantised before it."""
+    out = torch.full_like(rest[-1], torch.nan)
+    scaled.quantise_rows_into(x, *room)
+    run(*room, *rest[:-1], out)
+    return out
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("columns", "outputs"),
+    [(4096, 14336), (12288, 4096), (4096, 2816), (1408, 4096), (128, 32), (1040, 72), (4096, 4104)],
+)
+def test_rows_quantised_on_the_way_have_the_bits_of_both_steps(
+    torch: ModuleType, columns: int, outputs: int, rows: int, is_whole: bool
+) -> None:
+    """GLM-4.5-Air's products, and what a single row's own kernel does not take."""
+    weight = grouped(torch, outputs, columns, is_whole, 0.02)
+    up = grouped(torch, outputs, columns, is_whole, 0.02)
+    pair = tuple(torch.cat(parts) for parts in zip(weight, up, strict=True))
+    room = grouped(torch, rows, columns, is_whole, has_halves=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(rows, columns, device="cuda").to(dtype)
+        x[:, : columns // 3] = 0
+        for run, then, of in (
+            (scaled.quantise_matmul_into, scaled.scaled_matmul_into, weight),
+            (scaled.quantise_gate_up_silu_into, scaled.scaled_gate_up_silu_into, pair),
+        ):
+            out = torch.full((rows, outputs), torch.nan, device="cuda", dtype=dtype)
+            wanted = both_steps(torch, x, room, then, *of, out)
+            assert bool(wanted.isfinite().all())
+            for _ in range(20):
+                out.fill_(torch.nan)
+                run(x, *room, *of, out)
+                assert torch.equal(out, wanted), run.__name__
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize(("hidden", "width"), [(4096, 1408), (512, 208), (512, 200)])
+def test_tokens_quantised_on_the_way_have_the_bits_of_their_experts(
+    torch: ModuleType, hidden: int, width: int, tokens: int
+) -> None:
+    experts, chosen = 130, 8
+    gate_up = grouped(torch, experts * 2 * width, hidden, False, 0.05)
+    choice = torch.rand(tokens, experts, device="cuda").topk(chosen).indices.flatten().sort()
+    row = (choice.indices // chosen).int()
+    counts = torch.bincount(choice.values, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    room = grouped(torch, tokens, hidden, False, has_halves=True)
+    x = torch.randn(tokens, hidden, device="cuda").bfloat16()
+    kind = {"device": "cuda", "dtype": torch.bfloat16}
+    out = torch.full((tokens * chosen, width), torch.nan, **kind)
+    then = scaled.scaled_expert_gate_up_silu_into
+    wanted = both_steps(torch, x, room, then, row, starts, *gate_up, out)
+    assert bool(wanted.isfinite().all())
+    for _ in range(20):
+        out.fill_(torch.nan)
+        scaled.quantise_expert_gate_up_silu_into(x, *room, row, starts, *gate_up, out)
+        assert torch.equal(out, wanted)

@@ -138,6 +138,7 @@ void WritePart(const Launch& launch) {
 void RunKernel(const Launch& launch) {
   grids[host_cuda::cluster.current] = gridDim.x = launch.blocks;
   host_cuda::Me().waited_for_grids = false;
+  host_cuda::BeginKernel();
   launch.kernel();
   if (!host_cuda::Me().waited_for_grids) host_cuda::Fail("a thread waited for no earlier grid", 0);
 }

@@ -38,5 +38,30 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
                                    : ScaledTurned(by, in, call.out, call.type, processors, nullptr);
 }
 
+// Of a row that is not quantised yet.
+Error host_scaled_row(const int64_t* words, const void* plain, int processors, int64_t weight_rows,
+                      bool is_known) {
+  ScaledCall call(words);
+  ScaledMatmulInput& in = call.in;
+  const int64_t of_element = call.type == ElementType::kFloat32 ? 4 : 2;
+  in.plain = {const_cast<void*>(plain), in.in};
+  in.plain_rows = 1;
+  in.are_starts_known = is_known;
+  const auto range = [](const void* begin, int64_t bytes) {
+    const auto first = static_cast<const char*>(begin);
+    return std::pair{first, first + bytes};
+  };
+  const int64_t groups = (in.in + in.group - 1) / in.group;
+  host_cuda::readable = {range(in.weight.values, weight_rows * in.in),
+                         range(in.weight.scales, weight_rows * groups * int64_t{sizeof(float)})};
+  host_cuda::Late late;
+  late.Hide(plain, in.in * of_element);
+  if (in.experts > 0 && !is_known) {
+    late.Hide(in.starts, (in.experts + 1) * int64_t{sizeof(int32_t)});
+  }
+  if (!HopperTakesRow(in)) return "not taken";
+  return ScaledRow(in, call.out, call.type, processors, nullptr);
+}
+
 int host_scaled_ways() { return kScaledWays; }
 }

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from baton_testing import host_cuda, host_scaled
+from baton_testing import host_cuda, host_matmul, host_scaled
 from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 
 Array = npt.NDArray[Any]
@@ -116,6 +116,123 @@ def test_rows_of_experts_have_the_bits_of_the_kernels_for_any_gpu(
     any_gpu.matmul(x, weight, 128, wanted[:, :outputs], is_gated, row, starts)
     turned.matmul(way, x, weight, 128, out[:, :outputs], is_gated, row, starts)
     np.testing.assert_array_equal(out, wanted)
+
+
+def row_of(rng: np.random.Generator, columns: int, dtype: Any) -> Array:
+    """Return a row E[1, K], with a group of nothing."""
+    x = rng.standard_normal((1, columns)).astype(np.float32)
+    x[:, 128:256] = 0.0
+    return aligned(x if dtype is np.float32 else host_matmul.bf16(x))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("columns", [128, 1408, 2304], ids="{} columns".format)
+@pytest.mark.parametrize("processors", [1, 3, 9])
+def test_a_row_that_is_quantised_on_the_way_has_the_bits_of_both_steps(
+    both: tuple[HostScaled, HostTurned], columns: int, is_gated: bool, dtype: Any, processors: int
+) -> None:
+    """Of fewer ranges than a block has warps, and of more; of tiles fewer and more than blocks."""
+    rng = np.random.default_rng([columns, processors])
+    outputs = 160
+    x = row_of(rng, columns, dtype)
+    weight = rows_of(rng, outputs * (1 + is_gated), columns, 128, is_weight=True)
+    any_gpu, turned = both
+    turned.set(seed=columns + processors)
+    out, wanted = wide(1, outputs, dtype), wide(1, outputs, dtype)
+    any_gpu.matmul(any_gpu.quantise(x, 128), weight, 128, wanted[:, :outputs], is_gated)
+    turned.of_row(x, weight, 128, out[:, :outputs], is_gated, processors=processors)
+    np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param([0, 1, 0, 0, 1, 1], id="few"),
+        pytest.param([1] * 3 + [0] * 40 + [1] * 5, id="of-several-warps"),
+        pytest.param([2, 0, 1], id="twice-the-same"),
+        pytest.param([0, 0], id="nobody"),
+    ],
+)
+def test_a_token_quantised_on_the_way_has_the_bits_of_its_experts(
+    both: tuple[HostScaled, HostTurned], is_gated: bool, counts: list[int], known: bool
+) -> None:
+    rng = np.random.default_rng(len(counts))
+    outputs, columns, n_places = 64, 384, max(sum(counts), 1)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    x = row_of(rng, columns, np.uint16)
+    weight = rows_of(rng, outputs * (1 + is_gated) * len(counts), columns, 128, is_weight=True)
+    any_gpu, turned = both
+    turned.set(seed=5)
+    out, wanted = wide(n_places, outputs, np.uint16), wide(n_places, outputs, np.uint16)
+    row = np.zeros(n_places, np.int32)
+    small = any_gpu.quantise(x, 128)
+    any_gpu.matmul(small, weight, 128, wanted[:, :outputs], is_gated, row, starts)
+    turned.of_row(x, weight, 128, out[:, :outputs], is_gated, starts, processors=5, known=known)
+    np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_broken_row_quantised_on_the_way_is_broken(
+    both: tuple[HostScaled, HostTurned], broken: float
+) -> None:
+    rng = np.random.default_rng(0)
+    x = row_of(rng, 512, np.float32)
+    x[0, 300] = broken
+    weight = rows_of(rng, 32, 512, 128, is_weight=True)
+    out = aligned(np.zeros((1, 32), np.float32))
+    both[1].of_row(x, weight, 128, out)
+    assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["sums", "experts"])
+def test_a_row_quantised_on_the_way_needs_each_barrier(
+    both: tuple[HostScaled, HostTurned], number: int
+) -> None:
+    """Where a tile's sums meet, and who has which row."""
+    found = host_cuda.barriers(["scaled_row.cuh"])
+    assert len(found) == 2
+    barrier = found[number]
+    rng = np.random.default_rng(0)
+    x = row_of(rng, 2304, np.float32)
+    weight = rows_of(rng, 3 * 64, 2304, 128, is_weight=True)
+    any_gpu, turned = both
+    starts = np.array([0, 1, 1, 2], np.int32)
+    wanted = np.zeros((2, 64), np.float32)
+    any_gpu.matmul(
+        any_gpu.quantise(x, 128), weight, 128, wanted, False, np.zeros(2, np.int32), starts
+    )
+
+    def differs(seed: int) -> bool:
+        turned.set(seed)
+        out = aligned(np.zeros_like(wanted))
+        turned.skip(barrier)
+        try:
+            turned.of_row(x, weight, 128, out, starts=starts)
+        except RuntimeError:
+            return True
+        finally:
+            turned.skip()
+        return out.tobytes() != wanted.tobytes()
+
+    assert any(map(differs, range(8)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "outputs", "group"),
+    [(144, 32, 128), (256, 32, 256), (256, 40, 128), (12416, 32, 128)],
+    ids=["part-of-a-group", "whole", "part-of-a-tile", "long"],
+)
+def test_a_row_that_is_not_quantised_on_the_way_is_refused(
+    both: tuple[HostScaled, HostTurned], columns: int, outputs: int, group: int
+) -> None:
+    rng = np.random.default_rng(0)
+    weight = rows_of(rng, outputs, columns, group, is_weight=True)
+    x = aligned(np.ones((1, columns), np.float32))
+    with pytest.raises(RuntimeError, match="not taken"):
+        both[1].of_row(x, weight, group, aligned(np.zeros((1, outputs), np.float32)))
 
 
 def test_ranges_of_a_block_of_few_rows_need_their_barrier(

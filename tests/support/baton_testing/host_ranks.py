@@ -24,6 +24,8 @@ INSTRUCTIONS = {
     "st.relaxed.sys.global.u32 [%0], %1;": "StoreFlag",
     "ld.acquire.sys.global.u32 %0, [%1];": "AcquireFlag",
     "ld.relaxed.gpu.global.s32 %0, [%1];": "LoadWord",
+    "st.relaxed.sys.global.u64 [%0], %1;": "PushWordOfPart",
+    "ld.relaxed.sys.global.u64 %0, [%1];": "PollWordOfPart",
     "mov.u64 %0, %%globaltimer;": "ReadTimer",
 }
 _ON_HOST = (
@@ -32,6 +34,9 @@ _ON_HOST = (
     # A block is a warp, so that a call has several of them with few fibers.
     ("rank_sum.cuh", "int kRankThreads = 256;", "int kRankThreads = 32;"),
     ("rank_sum.cuh", "int kMostRankThreads = 512;", "int kMostRankThreads = 32;"),
+    # Some parts that are normed are pushed, and some are not.
+    ("rank_team.cuh", "kMostPushedRows = 16,", "kMostPushedRows = 3,"),
+    ("rank_team.cuh", "kMostPushedVectors = 1024;", "kMostPushedVectors = 64;"),
 )
 
 
@@ -44,7 +49,7 @@ class Fault:
     planted: str
 
 
-_TEAM, _SUM, _NORM = "rank_team.cuh", "rank_sum.cuh", "rank_norm.cuh"
+_TEAM, _SUM, _NORM, _PUSH = "rank_team.cuh", "rank_sum.cuh", "rank_norm.cuh", "rank_push.cuh"
 FAULTS = {
     "flags are read without acquiring": None,  # in shims/ranks.h
     "ranks arrive without a fence": Fault(_TEAM, "FenceSystem();", "if (!PLANTED) FenceSystem();"),
@@ -86,17 +91,42 @@ FAULTS = {
     ),
     "who gave up leaves no word": Fault(
         _TEAM,
-        "atomicMax(&own_->error, 1 + other);",
-        "if (!PLANTED) atomicMax(&own_->error, 1 + other);",
+        "atomicMax(&own_->error, 1 + rank);",
+        "if (!PLANTED) atomicMax(&own_->error, 1 + rank);",
     ),
     "who gave up leaves what was there": Fault(
         _SUM, "    sum.SpoilRange(0, p.vectors);", "    if (!PLANTED) sum.SpoilRange(0, p.vectors);"
     ),
     "rows are normed without a meeting": Fault(
-        _NORM, "= team.Meet();", "= PLANTED || team.Meet();"
+        _NORM, "if (team.Meet() &&", "if ((PLANTED || team.Meet()) &&"
     ),
     "rows of parts are counted by threads": Fault(
         _NORM, "blockIdx.x * columns", "blockIdx.x * (PLANTED ? 8 * blockDim.x : columns)"
+    ),
+    "rows are taken whatever is beside them": Fault(
+        _PUSH, "has_come &= static_cast", "has_come &= PLANTED || static_cast"
+    ),
+    "rows are taken when their first word has come": Fault(
+        _PUSH,
+        "(word >> 32) == number_",
+        "(word >> 32) == number_ || (PLANTED && i > 0)",
+    ),
+    "rows are pushed to one half": Fault(
+        _PUSH, "exchange_.half * kMostRanks", "(PLANTED ? 0 : exchange_.half) * kMostRanks"
+    ),
+    "rows are pushed to where others were": Fault(
+        _PUSH, "kMostPushedRows + blockIdx.x;", "kMostPushedRows + (PLANTED ? 0 : blockIdx.x);"
+    ),
+    "rows are pushed for a meeting that is not counted": Fault(
+        _TEAM,
+        "    ++count_;\n    const int missing",
+        "    if (!PLANTED) ++count_;\n    const int missing",
+    ),
+    "the wait for a row has no end": Fault(
+        _PUSH, "> exchange_.limit_ns)", "> (PLANTED ? ~0ull : exchange_.limit_ns))"
+    ),
+    "who gave up pushes again": Fault(
+        _TEAM, "error_ == 0 ? meet(count_)", "PLANTED || error_ == 0 ? meet(count_)"
     ),
     "its own head alone is read": Fault(
         _SUM,

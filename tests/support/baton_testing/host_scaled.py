@@ -28,7 +28,7 @@ UNIT = host_cuda.Unit(
 )
 _OF_HOPPER = host_matmul.INSTRUCTIONS | {"griddepcontrol.launch_dependents;": "LetGridsStart"}
 TURNED = host_cuda.Unit(
-    ("scaled_turned.cu", "scaled_few.cu", "tensor_map.cc"),
+    ("scaled_turned.cu", "scaled_few.cu", "scaled_row.cu", "tensor_map.cc"),
     "scaled_turned_entry.cc",
     lambda _, text: host_cuda.rewritten(text, _OF_HOPPER),
     language="hopper.h",
@@ -140,6 +140,7 @@ class HostTurned:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.host_scaled_turned.restype = ctypes.c_char_p
+        self._library.host_scaled_row.restype = ctypes.c_char_p
         self.ways = range(1, int(self._library.host_scaled_ways()))
 
     def set(self, seed: int) -> None:
@@ -166,6 +167,26 @@ class HostTurned:
         words = _product(x, weight, group, out, is_gated, row, starts)
         rows = [ctypes.c_int64(len(each.values)) for each in (x, weight)]
         _check(self._library.host_scaled_turned(words, way, processors, *rows))
+
+    def of_row(
+        self,
+        x: Array,
+        weight: ScaledRows,
+        group: int,
+        out: Array,
+        is_gated: bool = False,
+        starts: Array | None = None,
+        processors: int = 3,
+        known: bool = False,
+    ) -> None:
+        """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it.
+        `known`: `starts` are there before it waits.
+        """
+        nothing = ScaledRows(np.empty(0, np.uint8), np.empty(0, np.float32))
+        words = _product(nothing, weight, group, out, is_gated, None, starts)
+        n_weight_rows = ctypes.c_int64(len(weight.values))
+        row = ctypes.c_void_p(x.ctypes.data)
+        _check(self._library.host_scaled_row(words, row, processors, n_weight_rows, known))
 
 
 def _product(

@@ -78,6 +78,11 @@ def gated_by_expert(x: Scaled, row: Array, starts: Array, weight: Scaled, out: A
     silu_mul(gate_up, out)
 
 
+def break_rows(room: Scaled) -> None:
+    """Leave rows that nobody may rely on."""
+    room.scales[:] = np.nan
+
+
 class NumpyScaledKernels:
     """See `scaled_kernels.ScaledKernels`; each call goes on the device's stream."""
 
@@ -112,3 +117,34 @@ class NumpyScaledKernels:
     ) -> None:
         """See `ScaledKernels.scaled_expert_matmul`."""
         self._launch(by_expert, x, None, starts, weight, out)
+
+    def quantise_matmul(
+        self, x: NumpyTensor, room: Scaled, weight: Scaled, out: NumpyTensor
+    ) -> None:
+        """See `ScaledKernels.quantise_matmul`; what room holds then is broken."""
+        self._launch(quantise, x, room)
+        self._launch(product, room, weight, out)
+        self._launch(break_rows, room)
+
+    def quantise_gate_up_silu(
+        self, x: NumpyTensor, room: Scaled, weight: Scaled, out: NumpyTensor
+    ) -> None:
+        """See `ScaledKernels.quantise_gate_up_silu`; what room holds then is broken."""
+        self._launch(quantise, x, room)
+        self._launch(gated, room, weight, out)
+        self._launch(break_rows, room)
+
+    def quantise_expert_gate_up_silu(
+        self,
+        x: NumpyTensor,
+        room: Scaled,
+        row: NumpyTensor,
+        starts: NumpyTensor,
+        weight: Scaled,
+        out: NumpyTensor,
+        known: bool,
+    ) -> None:
+        """See `ScaledKernels.quantise_expert_gate_up_silu`; what room holds then is broken."""
+        self._launch(quantise, x, room)
+        self._launch(gated_by_expert, room, row, starts, weight, out)
+        self._launch(break_rows, room)

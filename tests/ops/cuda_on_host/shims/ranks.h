@@ -33,8 +33,8 @@ constexpr int kReadsWithoutAcquiring = 1;  // the fault that has no place in the
 inline int planted = 0;
 inline bool finds_races = true;
 inline uint64_t polls, nanoseconds;
-inline bool (*stands_still)() = nullptr;  // whether the thread may not read yet, if set
-inline std::vector<Clock> clocks, fenced;
+inline bool (*stands_still)() = nullptr;          // whether the thread may not read yet, if set
+inline std::vector<Clock> clocks, fenced, began;  // began: when the kernel did that a fiber is in
 inline std::unordered_map<const Meeting*, Clock[2]> joined;
 inline std::unordered_map<const void*, Clock> released;
 inline std::unordered_map<const void*, Accesses> accesses;
@@ -51,7 +51,7 @@ inline void Join(Clock& clock, const Clock& other) {
 inline void BeginClocks(size_t fibers) {
   clocks.assign(fibers, Clock(fibers, 0));
   for (size_t i = 0; i < fibers; ++i) clocks[i][i] = 1;
-  fenced.assign(fibers, Clock(fibers, 0));
+  fenced = began = std::vector<Clock>(fibers, Clock(fibers, 0));
   joined.clear();
   released.clear();
   accesses.clear();
@@ -109,6 +109,27 @@ inline uint32_t AcquireFlag(const uint32_t* at) {
   if (++polls > kMostPolls) Fail("a rank waits for ever", 0);
   if (planted != kReadsWithoutAcquiring) Join(MyClock(), released[at]);
   return *at;
+}
+
+// What a word is the sign of: that all is complete that was before the kernel which pushed it. No
+// more, for nothing holds it back behind what that kernel itself has read or written.
+inline void PushWordOfPart(uint64_t* at, uint64_t word) {
+  YieldSometimes(8);
+  released[at] = began[cluster.current];
+  *at = word;
+}
+
+inline uint64_t PollWordOfPart(const uint64_t* at) {
+  while (stands_still != nullptr && stands_still()) LookLater();
+  LookLater();
+  if (++polls > kMostPolls) Fail("a rank waits for ever", 0);
+  Join(MyClock(), released[at]);
+  return *at;
+}
+
+inline void BeginKernel() {
+  began[cluster.current] = MyClock();
+  ++MyClock()[cluster.current];
 }
 
 inline int32_t LoadWord(const int32_t* at) { return *at; }

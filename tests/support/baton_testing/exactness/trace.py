@@ -141,6 +141,16 @@ class TracingKernels:
         self._kernels.scaled_gate_up_silu(x, weight, out)
         self._write(self._name("gate_up_silu"), out)
 
+    def quantise_matmul(self, x: Any, room: Any, weight: Any, out: Any) -> None:
+        """See `ScaledKernels.quantise_matmul`: named as any product."""
+        self._kernels.quantise_matmul(x, room, weight, out)
+        self._write(self._name("matmul"), out)
+
+    def quantise_gate_up_silu(self, x: Any, room: Any, weight: Any, out: Any) -> None:
+        """See `ScaledKernels.quantise_gate_up_silu`."""
+        self._kernels.quantise_gate_up_silu(x, room, weight, out)
+        self._write(self._name("gate_up_silu"), out)
+
     def add_norm(self, x: Any, residual: Any, weight: Any, eps: float, out: Any) -> None:
         """See `Kernels.add_norm`."""
         self._kernels.add_norm(x, residual, weight, eps, out)

@@ -321,6 +321,28 @@ class OpsKernels:
         """See `ScaledKernels.scaled_expert_matmul`."""
         scaled.scaled_expert_matmul_into(*x, starts, *weight, out)
 
+    def quantise_matmul(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
+        """See `ScaledKernels.quantise_matmul`."""
+        scaled.quantise_matmul_into(x, *room, *weight, out)
+
+    def quantise_gate_up_silu(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
+        """See `ScaledKernels.quantise_gate_up_silu`."""
+        scaled.quantise_gate_up_silu_into(x, *room, *weight, out)
+
+    def quantise_expert_gate_up_silu(
+        self,
+        x: Tensor,
+        room: Scaled,
+        row: Tensor,
+        starts: Tensor,
+        weight: Scaled,
+        out: Tensor,
+        known: bool,
+    ) -> None:
+        """See `ScaledKernels.quantise_expert_gate_up_silu`."""
+        run = scaled.quantise_expert_gate_up_silu_into
+        run(x, *room, row, starts, *weight, out, known=known)
+
 
 def _without_code(why: str) -> str:
     return (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.expert_kernels import ExpertSum, Router
 from baton_worker.engine.backends.device.operands import Norm
-from baton_worker.engine.backends.device.products import Products
+from baton_worker.engine.backends.device.products import Products, is_single
 from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
 from baton_worker.engine.backends.device.weights import (
@@ -219,14 +219,16 @@ class Decoder:
         kernels.norm_route(space.added, space.residual, norm, x, router, routes)
         scaled = products.quantised(x, space.scaled, mixture.gate_up, layer.gate_up)
         # First what all share: it is known which weights that reads while experts are chosen. But
-        # its second product is quantised where the rows of x are, which experts read.
-        known = scaled is None and layer.gate_up is not None
-        if scaled is None:
-            self._share(layer, None, space)
+        # its second product is quantised where the rows of x are, if more than one, which experts
+        # read.
+        shares_first = scaled is None or is_single(x)
+        known = shares_first and layer.gate_up is not None
+        if shares_first:
+            self._share(layer, scaled, space)
         up, out = mixture.gate_up, own.activated
         products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out, known)
         products.expert_matmul(out, routes, mixture.down, own.made, space.scaled)
-        if scaled is not None:
+        if not shares_first:
             self._share(layer, scaled, space)
         beside = None if layer.gate_up is None else own.beside
         if self.collective is None:

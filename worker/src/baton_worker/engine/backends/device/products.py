@@ -1,7 +1,8 @@
 """Products of activations with a layer's weights, whichever kind these are: E, or FP8.
 
-Owns the choice of kernels and where quantised activations lie. Of FP8 a row is quantised once for
-all products that take it. Knows no layer.
+Owns the choice of kernels and where quantised activations lie. Of FP8 rows are quantised once for
+all products that take them, but a single one by each: no launch then waits for another. Knows no
+layer.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:
     )
 
 
+def is_single(x: Tensor) -> bool:
+    """Whether x E[N, *] is a single row: that needs no memory to be quantised in."""
+    return bool(x.shape[0] == 1)
+
+
 class Products:
     """Launches products. Of the memory that each is given, what it needs must be there."""
 
@@ -78,10 +84,13 @@ class Products:
     def quantised(
         self, x: Tensor, room: ScaledSpace | None, *weights: Weight | None
     ) -> Scaled | None:
-        """Quantise rows if one of the weights is FP8, as all that are want it; else None."""
+        """Quantise rows if one of the weights is FP8, as all that are want it; else None. Of a
+        single row that is room for it: whoever multiplies it quantises it.
+        """
         for weight in weights:
             if isinstance(weight, Scaled):
-                return self._quantised(x, weight, room.rows if room else None)
+                of_rows = room.rows if room else None
+                return (self._room if is_single(x) else self._quantised)(x, weight, of_rows)
         return None
 
     def matmul(self, x: Tensor, weight: Weight, out: Tensor, room: ScaledSpace | None) -> None:
@@ -89,6 +98,8 @@ class Products:
         scaled = self.quantised(x, room, weight)
         if scaled is None:
             self._kernels.matmul(x, weight, out)
+        elif is_single(x):
+            self._kernels.quantise_matmul(x, scaled, weight, out)
         else:
             self._kernels.scaled_matmul(scaled, weight, out)
 
@@ -96,7 +107,10 @@ class Products:
         """out E[N, I] = `Kernels.gate_up_silu` of x E[N, H], which is `scaled` if quantised."""
         if isinstance(weight, Scaled):
             assert scaled is not None, "whoever has the weight has had its rows quantised"
-            self._kernels.scaled_gate_up_silu(scaled, weight, out)
+            if is_single(x):
+                self._kernels.quantise_gate_up_silu(x, scaled, weight, out)
+            else:
+                self._kernels.scaled_gate_up_silu(scaled, weight, out)
         else:
             self._kernels.gate_up_silu(x, weight, out)
 
@@ -115,7 +129,12 @@ class Products:
         """
         if isinstance(weight, Scaled):
             assert scaled is not None, "whoever has the weight has had its rows quantised"
-            self._kernels.scaled_expert_gate_up_silu(scaled, routes.row, routes.starts, weight, out)
+            row, starts = routes.row, routes.starts
+            if is_single(x):
+                run = self._kernels.quantise_expert_gate_up_silu
+                run(x, scaled, row, starts, weight, out, known)
+            else:
+                self._kernels.scaled_expert_gate_up_silu(scaled, row, starts, weight, out)
             return
         if x.shape[0] > 1:  # a single row is what every place has
             self._kernels.gather(x, routes.row, spread)
@@ -133,12 +152,16 @@ class Products:
             self._kernels.expert_matmul(x, routes.starts, weight, out)
 
     def _quantised(self, x: Tensor, weight: Scaled, room: Room | None) -> Scaled:
+        scaled = self._room(x, weight, room)
+        self._kernels.quantise(x, scaled)
+        return scaled
+
+    def _room(self, x: Tensor, weight: Scaled, room: Room | None) -> Scaled:
+        """Return room for rows, of which nobody has written any."""
         assert room is not None, "memory was made for another shape"
         rows, columns = x.shape
         n_scales = (rows, weight.scales.shape[1])
-        scaled = Scaled(
+        return Scaled(
             self._device.view(room.values, 0, (rows, activation_bytes(columns)), "uint8"),
             self._device.view(room.scales, 0, n_scales, "float32"),
         )
-        self._kernels.quantise(x, scaled)
-        return scaled

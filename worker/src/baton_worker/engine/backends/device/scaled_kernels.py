@@ -66,3 +66,25 @@ class ScaledKernels(Protocol):
         expert's rows of `weight` [X * H, I]. Called behind `scaled_expert_gate_up_silu` with the
         same `starts`, which it reads early; `quantise` may come between.
         """
+
+    def quantise_matmul(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
+        """Do `quantise` of x E[N, I] to `room`, and `scaled_matmul` of that. What room holds then
+        nobody may rely on: a single row need not go there.
+        """
+
+    def quantise_gate_up_silu(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
+        """The same with `scaled_gate_up_silu`."""
+
+    def quantise_expert_gate_up_silu(
+        self,
+        x: Tensor,
+        room: Scaled,
+        row: Tensor,
+        starts: Tensor,
+        weight: Scaled,
+        out: Tensor,
+        known: bool,
+    ) -> None:
+        """The same with `scaled_expert_gate_up_silu`. `known`: see
+        `ExpertKernels.expert_gate_up_silu`; here it is `quantise_gate_up_silu` that stands between.
+        """

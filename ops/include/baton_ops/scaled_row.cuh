@@ -1,0 +1,299 @@
+// The product of scaled_matmul.cuh for a single row of x, which each block quantises for itself as
+// quantise.cuh does: in their order and so with their bits. What takes time is reading the weight
+// once, and before this launches that wait for each other: so a warp's first copies are under way
+// while the row is still being made, and no launch is between the two.
+//
+// A tile is 32 of the weight's rows. A warp takes ranges in turn, of one tile after the other; the
+// sums of all ranges of a tile lie in shared memory until one warp adds them up in order, while the
+// others go on with the next. Of experts each row of the output is a tile's.
+#ifndef BATON_OPS_SCALED_ROW_CUH_
+#define BATON_OPS_SCALED_ROW_CUH_
+
+#include "baton_ops/quantise.cuh"
+#include "baton_ops/scaled_few.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kRowScaledWarps = 16, kRowScaledThreads = kRowScaledWarps * kWarp;
+constexpr int kMostRowPairs = 64;       // rows of the output, of experts
+constexpr int kMostRowColumns = 12288;  // of x
+constexpr int kRowScaledQuad = 4;       // columns of a range that a lane quantises
+constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowScaledWarps;
+
+template <class OutOf, bool kGatedOf>
+struct RowScaledWay {
+  using Out = OutOf;
+  static constexpr int kStages = 2;
+  static constexpr bool kGated = kGatedOf;
+  static constexpr int kOutColumns = kFewScaledColumns / (kGated ? 2 : 1);
+  static constexpr int kStageBytes = kFewScaledColumns * kScaledRange;
+  static constexpr int kScaleBytes = kFewScaledColumns * int{sizeof(float)};
+  static constexpr int kWarpBytes = kStages * (kStageBytes + kScaleBytes);
+  // Of a range: two tiles' sums, and the row's numbers as halves and their scale.
+  static constexpr int kRangeBytes = 2 * kScaleBytes + 2 * kScaledRange + int{sizeof(float)};
+  static constexpr int SharedBytes(int ranges) {
+    return kRowScaledWarps * kWarpBytes + ranges * kRangeBytes;
+  }
+};
+
+// Where tiles are. `expert_of`: of each row of the output, where there are experts.
+template <class Way>
+struct RowScaledTiles {
+  const ScaledParams<typename Way::Out>& in;
+  const int* expert_of;
+  int columns, count;
+  __device__ RowScaledTiles(const ScaledParams<typename Way::Out>& in, const int* expert_of,
+                            int rows)
+      : in(in),
+        expert_of(expert_of),
+        columns(in.out_columns / Way::kOutColumns),
+        count(columns * rows) {}
+  __device__ __forceinline__ int Row(int tile) const { return tile / columns; }
+  __device__ __forceinline__ int Column(int tile) const {
+    return tile % columns * Way::kOutColumns;
+  }
+  // The first of the tile's rows of the weight.
+  __device__ __forceinline__ int64_t WeightRow(int tile) const {
+    const int expert = in.starts == nullptr ? 0 : expert_of[Row(tile)];
+    return int64_t{expert} * (Way::kGated ? 2 : 1) * in.out_columns + Column(tile);
+  }
+};
+
+// What a warp copies of the weight, range after range.
+template <class Way>
+class RowScaledFeed {
+ public:
+  __device__ RowScaledFeed(const RowScaledTiles<Way>& tiles, uint8_t* stages)
+      : tiles_(tiles), stages_(stages), tile_(blockIdx.x), range_(threadIdx.x / kWarp) {
+    Find();
+    GoOn();
+  }
+  // Begins to copy the next range, if there is one; counts it in any case.
+  __device__ __forceinline__ void Copy() {
+    if (tile_ < tiles_.count) {
+      const ScaledParams<typename Way::Out>& in = tiles_.in;
+      const int lane = threadIdx.x % kWarp, row = lane / 8;
+      const uint8_t* from = row_ + range_ * kScaledRange;
+      uint8_t* to =
+          stages_ + stage_ * Way::kStageBytes + row * kScaledRange + (lane % 8 ^ row % 2 * 4) * 16;
+#pragma unroll
+      for (int i = 0; i < kFewScaledColumns / 4; ++i) {
+        const bool is_up = Way::kGated && i >= kFewScaledColumns / 8;
+        const int behind = is_up ? in.out_columns + i * 4 - Way::kOutColumns : i * 4;
+        BeginEarlyCopyOrZeros(to + i * 4 * kScaledRange, from + int64_t{behind} * in.in, true);
+      }
+      float* scales = reinterpret_cast<float*>(stages_ + Way::kStages * Way::kStageBytes +
+                                               stage_ * Way::kScaleBytes);
+      BeginEarlyCopyOfFour(scales + lane % 8 * 4 + lane / 8, scale_ + range_);
+      stage_ = stage_ + 1 == Way::kStages ? 0 : stage_ + 1;
+      range_ += kRowScaledWarps;
+      GoOn();
+    }
+    CountCopies();
+  }
+
+ private:
+  __device__ __forceinline__ void GoOn() {
+    if (range_ < tiles_.in.groups) return;
+    while (range_ >= tiles_.in.groups) {
+      range_ -= tiles_.in.groups;
+      tile_ += gridDim.x;
+    }
+    Find();
+  }
+  __device__ __forceinline__ void Find() {
+    if (tile_ >= tiles_.count) return;
+    const ScaledParams<typename Way::Out>& in = tiles_.in;
+    const int lane = threadIdx.x % kWarp;
+    const int64_t first = tiles_.WeightRow(tile_);
+    const bool is_up = Way::kGated && lane >= Way::kOutColumns;
+    const int behind = is_up ? in.out_columns + lane - Way::kOutColumns : lane;
+    row_ = in.weight + (first + lane / 8) * in.in + lane % 8 * 16;
+    scale_ = in.weight_scales + (first + behind) * in.groups;
+  }
+
+  const RowScaledTiles<Way>& tiles_;
+  uint8_t* stages_;
+  int tile_, range_, stage_ = 0;
+  const uint8_t* row_ = nullptr;  // of the weight, the first that the lane copies of
+  const float* scale_ = nullptr;  // of the lane's row
+};
+
+// The row as halves, in its own order, and its scales, by a block. Loads come before what is made
+// of them.
+template <class E>
+__device__ __forceinline__ void QuantiseRow(const E* x, int ranges, uint16_t* halves,
+                                            float* scales) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  Packed<E, kRowScaledQuad> fours[kMostRangesOfWarp] = {};
+#pragma unroll
+  for (int i = 0; i < kMostRangesOfWarp; ++i) {
+    const int at = (warp + i * kRowScaledWarps) * kScaledRange + lane * kRowScaledQuad;
+    if (at < ranges * kScaledRange) {
+      fours[i] = *reinterpret_cast<const Packed<E, kRowScaledQuad>*>(x + at);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kMostRangesOfWarp; ++i) {
+    const int range = warp + i * kRowScaledWarps;
+    if (range >= ranges) break;
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kRowScaledQuad; ++j) {
+      largest = LargerOrNan(largest, fabsf(ToFloat(fours[i].at[j])));
+    }
+    const float scale = __fdiv_rn(LargestOfWarp(largest), kLargestE4m3);
+    uint32_t numbers = 0;
+#pragma unroll
+    for (int j = 0; j < kRowScaledQuad; ++j) {
+      numbers |= static_cast<uint32_t>(Quantised(fours[i].at[j], scale).bits) << 8 * j;
+    }
+    const Packed<uint32_t, 2> pairs{HalvesOf(numbers), HalvesOf(numbers >> 16)};
+    uint16_t* to = halves + range * kScaledRange + lane * kRowScaledQuad;
+    *reinterpret_cast<Packed<uint32_t, 2>*>(to) = pairs;
+    if (lane == 0) scales[range] = scale;
+  }
+}
+
+template <class Way>
+class RowScaledBlock {
+ public:
+  using Out = typename Way::Out;
+
+  __device__ RowScaledBlock(const RowScaledTiles<Way>& tiles, uint8_t* memory)
+      : tiles_(tiles),
+        ranges_(tiles.in.groups),
+        mine_(memory + warp_ * Way::kWarpBytes),
+        partial_(reinterpret_cast<float*>(memory + kRowScaledWarps * Way::kWarpBytes)),
+        halves_(reinterpret_cast<uint16_t*>(partial_ + 2 * ranges_ * kFewScaledColumns)),
+        scales_(reinterpret_cast<float*>(halves_ + ranges_ * kScaledRange)),
+        feed_(tiles, mine_) {}
+
+  __device__ __forceinline__ void Begin() {
+#pragma unroll 1
+    for (int i = 0; i < Way::kStages; ++i) feed_.Copy();
+  }
+
+  // x: what the row is made of.
+  __device__ __forceinline__ void Run(const Out* x) {
+    // Of its first tile a warp has the ranges that it has quantised itself; of others', all meet
+    // before.
+    QuantiseRow(x, ranges_, halves_, scales_);
+    __syncwarp();
+    int range = warp_, stage = 0, adder = 0, buffer = 0;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < tiles_.count; tile += gridDim.x) {
+#pragma unroll 1
+      for (; range < ranges_; range += kRowScaledWarps) {
+        AwaitCopies<Way::kStages - 1>();
+        __syncwarp();
+        FewScaledSums sums = {};
+        Multiply(stage, range, sums);
+        Put(stage, range, buffer, sums);
+        __syncwarp();  // all have read the stage
+        feed_.Copy();
+        stage = stage + 1 == Way::kStages ? 0 : stage + 1;
+      }
+      range -= ranges_;
+      __syncthreads();
+      if (warp_ == adder) Store(tile, AddUp(buffer));
+      adder = adder + 1 == kRowScaledWarps ? 0 : adder + 1;
+      buffer ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void Multiply(int stage, int range, FewScaledSums& sums) const {
+    const uint16_t* row = halves_ + range * kScaledRange + lane_ % 4 * 16;
+    Packed<uint32_t, 4> x[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i / 2][i % 2] =
+          *reinterpret_cast<const Packed<uint32_t, 4>*>(row + i / 2 * kScaledHalf + i % 2 * 8);
+    }
+    MultiplyRange(
+        mine_ + stage * Way::kStageBytes,
+        [&](int half, int word, uint32_t (&b)[2]) {
+          b[0] = x[half][word / 2].at[word % 2 * 2];
+          b[1] = x[half][word / 2].at[word % 2 * 2 + 1];
+        },
+        sums);
+  }
+
+  // Of a product's columns, which are all the one row, the first's sums: by the row's scale, then
+  // by the weight's.
+  __device__ __forceinline__ void Put(int stage, int range, int buffer,
+                                      const FewScaledSums& sums) const {
+    if (lane_ % 4 != 0) return;
+    const uint8_t* from = mine_ + Way::kStages * Way::kStageBytes + stage * Way::kScaleBytes;
+    const auto weight = reinterpret_cast<const Packed<float, 4>*>(from)[lane_ / 4];
+    float* to = partial_ + (buffer * ranges_ + range) * kFewScaledColumns + lane_ / 4;
+    const float scale = scales_[range];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[i * 8] = __fmul_rn(__fmul_rn(sums[i / 2][i % 2 * 2], scale), weight.at[i]);
+    }
+  }
+
+  // The lane's column of a tile.
+  __device__ __forceinline__ float AddUp(int buffer) const {
+    const float* partial = partial_ + buffer * ranges_ * kFewScaledColumns + lane_;
+    float total = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < ranges_; ++i) total = __fadd_rn(total, partial[i * kFewScaledColumns]);
+    return total;
+  }
+
+  __device__ __forceinline__ void Store(int tile, float sum) const {
+    const ScaledParams<Out>& in = tiles_.in;
+    Out* to = in.out + tiles_.Row(tile) * in.out_stride + tiles_.Column(tile) + lane_;
+    if constexpr (Way::kGated) {
+      const float up = __shfl_xor_sync(kEveryLane, sum, Way::kOutColumns);
+      if (lane_ < Way::kOutColumns) *to = ScaledGate<Out>(sum, up);
+    } else {
+      *to = Rounded<Out>(sum);
+    }
+  }
+
+  const RowScaledTiles<Way>& tiles_;
+  const int lane_ = threadIdx.x % kWarp, warp_ = threadIdx.x / kWarp;
+  const int ranges_;
+  uint8_t* const mine_;
+  float* const partial_;
+  uint16_t* const halves_;
+  float* const scales_;
+  RowScaledFeed<Way> feed_;
+};
+
+// Grid: as many blocks as there are multiprocessors, or tiles. `x`: the row, on 16 bytes. in.groups
+// are ranges; a tile's columns are all there. in.x is not read. `are_starts_early`: where experts'
+// rows begin was written before the kernel before this one let it start.
+template <class Way>
+__global__ void __launch_bounds__(kRowScaledThreads, 1)
+    RowScaledKernel(ScaledParams<typename Way::Out> in, const typename Way::Out* x,
+                    bool are_starts_early) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ int expert_of[kMostRowPairs];
+  const bool has_experts = in.starts != nullptr, waits_first = has_experts && !are_starts_early;
+  int rows = in.rows;
+  if (waits_first) WaitForEarlierGrids();
+  if (has_experts) {
+    rows = min(rows, __ldcg(in.starts + in.experts));
+#pragma unroll 1
+    for (int e = threadIdx.x; e < in.experts; e += kRowScaledThreads) {
+      const int end = min(rows, __ldcg(in.starts + e + 1));
+      for (int i = __ldcg(in.starts + e); i < end; ++i) expert_of[i] = e;
+    }
+    __syncthreads();
+  }
+  const RowScaledTiles<Way> tiles(in, expert_of, rows);
+  RowScaledBlock<Way> block(tiles, memory);
+  block.Begin();
+  if (!waits_first) WaitForEarlierGrids();
+  LetNextGridStart();
+  block.Run(x);
+}
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_SCALED_ROW_CUH_
