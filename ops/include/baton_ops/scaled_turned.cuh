@@ -231,7 +231,7 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
   if (threadIdx.x == 0) {
     PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
-    ring.Init();
+    ring.Init(in.row != nullptr);
   }
   if (in.starts != nullptr) {
     WaitForEarlierGrids();

@@ -146,6 +146,10 @@ inline void LoadBoxBy(uint32_t to, const CUtensorMap* map, int column, int row, 
                       uint64_t) {
   LoadBox(to, map, column, row, full);
 }
+inline void LoadBoxes(uint32_t to, const CUtensorMap* map, int column, int row, int block,
+                      uint32_t full) {
+  LoadBoxAt<3>(to, map, {column, row, block}, full);
+}
 inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair, int zero,
                       uint32_t full) {
   LoadBoxAt<4>(to, map, {column, zero, zero, pair}, full);
