@@ -15,16 +15,15 @@ struct Cost {
 };
 
 constexpr Cost kCosts[] = {
-    {ScaledWay::k64x16, 64, 16, 470},   {ScaledWay::k64x32, 64, 32, 500},
-    {ScaledWay::k64x64, 64, 64, 600},   {ScaledWay::k64x128, 64, 128, 820},
-    {ScaledWay::k128x16, 128, 16, 490}, {ScaledWay::k128x32, 128, 32, 590},
-    {ScaledWay::k128x64, 128, 64, 800}, {ScaledWay::k128x128, 128, 128, 1300},
+    {ScaledWay::k64x16, 64, 16, 440},   {ScaledWay::k64x32, 64, 32, 475},
+    {ScaledWay::k64x64, 64, 64, 580},   {ScaledWay::k64x128, 64, 128, 750},
+    {ScaledWay::k128x16, 128, 16, 455}, {ScaledWay::k128x32, 128, 32, 570},
+    {ScaledWay::k128x64, 128, 64, 705}, {ScaledWay::k128x128, 128, 128, 1190},
 };
 constexpr double kStart = 4'000;  // nanoseconds, of one of these
-// The kernels for any GPU: nanoseconds that a multiprocessor takes for a number of the weight and a
-// tile's rows of x. Up to half a tile they read the weight nearly as fast as memory gives it.
-constexpr double kAnyOfNumber = 0.079;
-constexpr int64_t kAnyRows = 32;
+// The kernels for any GPU, of more than half a tile's rows: its rows of the weight and of x, of
+// which a multiprocessor has one tile, and nanoseconds for one's range.
+constexpr Cost kAny{ScaledWay::kAnyGpu, 32, 32, 295};
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -35,11 +34,10 @@ double CostOf(const Cost& cost, const ScaledMatmulInput& in, int64_t weight_rows
 }
 
 ScaledWay DenseWayFor(const ScaledMatmulInput& in, int processors) {
-  if (in.rows <= kAnyRows / 2) return ScaledWay::kAnyGpu;
+  if (in.rows <= kAny.x_rows / 2) return ScaledWay::kAnyGpu;
   const int64_t weight_rows = (in.is_gated ? 2 : 1) * in.out;
   ScaledWay best = ScaledWay::kAnyGpu;
-  double least = static_cast<double>(weight_rows * in.in * DivideUp(in.rows, kAnyRows)) *
-                 kAnyOfNumber / processors;
+  double least = CostOf(kAny, in, weight_rows, processors);
   for (const Cost& cost : kCosts) {
     const double here = CostOf(cost, in, weight_rows, processors);
     if (here < least) best = cost.way;

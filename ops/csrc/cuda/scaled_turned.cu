@@ -22,9 +22,7 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
   const int64_t stride = BytesOfRow(in.in, true);
   const BFloat16Matrix x{in.x.values + in.in, in.row == nullptr ? in.rows : 1, HalvesOfRow(in.in),
                          stride / 2};
-  if (const Error error = Describe(x, Way::kTileX, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &map_x)) {
-    return error;
-  }
+  if (const Error error = DescribeBlocks(x, Way::kTileX, &map_x)) return error;
   const int64_t groups = DivideUp<int64_t>(in.in, in.group);
   const TurnedInput input{in.x.values + in.in,
                           stride,

@@ -48,6 +48,13 @@ Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotio
                        {matrix.stride}, {64, static_cast<cuuint32_t>(box_rows)}, promotion, map);
 }
 
+Error DescribeBlocks(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map) {
+  return DescribeAs<3>(kBFloat16, 2, matrix.data,
+                       {64, Size(matrix.rows), Size(matrix.columns / 64)}, {matrix.stride, 64},
+                       {64, static_cast<cuuint32_t>(box_rows), 2},
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
+}
+
 Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map) {
   const int64_t half = matrix.rows / 2;
   return DescribeAs<4>(kBFloat16, 2, matrix.data, {Size(matrix.columns), 8, 2, Size(half / 8)},

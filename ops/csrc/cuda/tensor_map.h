@@ -25,6 +25,9 @@ struct BFloat16Matrix {
 Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotion promotion,
                CUtensorMap* map);
 
+// Describes it, of 64 columns or a multiple, by blocks of 64 columns: boxes are of two of them.
+Error DescribeBlocks(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map);
+
 // Describes its two halves, whose rows are a multiple of 8, as pairs of blocks of 8 rows, one of
 // each half: so boxes of `box_rows` rows take them in turns.
 Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map);

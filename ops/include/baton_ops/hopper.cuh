@@ -86,6 +86,17 @@ __device__ __forceinline__ void LoadBoxOnce(void* to, const CUtensorMap* map, in
       : "memory");
 }
 
+// Loads boxes of a matrix that is described by blocks of 64 columns, from the block of that number
+// on, one behind the other.
+__device__ __forceinline__ void LoadBoxes(void* to, const CUtensorMap* map, int row, int block,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(0), "r"(row), "r"(block), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
 // Loads a box of a matrix that is described as pairs of blocks of kPairRows rows: from the pair of
 // that number on, one of each block after the other.
 constexpr int kPairRows = 8;

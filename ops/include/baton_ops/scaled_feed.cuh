@@ -1,157 +1,94 @@
-// What loads for scaled_turned.cuh: its tiles, its rings in shared memory, and the warpgroup that
-// fills them.
+// The warpgroup that fills the rings of scaled_ring.cuh.
 //
-// A range of the weight is a stage of rows of 128 bytes, swizzled. One of x is a stage of halves in
-// two parts of 64, each as wgmma reads it, and the scales of its rows and of the weight's. The copy
-// engine brings both, asked by a warp for each: asking takes some 200 cycles. Where rows of x are
-// named one by one, threads copy these themselves. Scales are copied by threads always: a range's
-// lie as far apart as rows do.
+// The copy engine brings the weight and x, asked by a thread for each: asking takes some 200
+// cycles. Where rows of x are named one by one, all threads copy these and scales themselves.
 #ifndef BATON_OPS_SCALED_FEED_CUH_
 #define BATON_OPS_SCALED_FEED_CUH_
 
-#include "baton_ops/e4m3.cuh"
-#include "baton_ops/matmul_grouped.cuh"
-#include "baton_ops/mma.cuh"
+#include "baton_ops/scaled_ring.cuh"
 
 namespace baton_ops::cuda {
 
-constexpr int kTurnedGroup = 128, kTurnedRowBytes = 128, kTurnedHeadBytes = 6 * 1024;
-constexpr int kTurnedBandRows = 2048;  // of x, whose tiles are all computed before the next ones'
-
-// 16 e4m3 numbers.
-struct alignas(16) Sixteen {
-  uint32_t at[4];
-};
-
-struct TurnedInput {
-  const uint8_t* halves;  // of x, rows `stride` bytes apart
-  int64_t stride;
-  const float *x_scales, *weight_scales;
-  const int32_t *row, *starts;  // as in ScaledParams
-  int experts, in, groups;
-};
-
-// How many of the two warpgroups that multiply have rows of the weight of their own - else they
-// share them and each has columns of its own -, the columns of each, and whether it is gated.
-template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
-struct TurnedWay {
-  static constexpr int kWeightGroups = kWeightGroupsOf, kColumns = kColumnsOf;
-  static constexpr bool kGated = kGatedOf;
-  static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 56, kManyRegisters = 224;
-  static constexpr int kTileX = kColumns * 2 / kWeightGroups, kTileWeight = 64 * kWeightGroups;
-  static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
-  static constexpr int kXBytes = kTileX * kScaledRange * 2;
-  static constexpr int kWeightBytes = kTileWeight * kScaledRange;
-  static constexpr int kScales = kTileX + kTileWeight;
-  // More ranges of x are under way where one is over sooner.
-  static constexpr int kXStages = kTileX < 64 ? 8 : kTileX < 128 ? 5 : 3;
-  static constexpr int kOtherBytes =
-      kTurnedHeadBytes + kXStages * (kXBytes + kScales * int{sizeof(float)});
-  static constexpr int kFit = (kFewSharedBytes - kOtherBytes) / kWeightBytes;
-  static constexpr int kWeightStages = kFit < 16 ? kFit : 16;
-  static constexpr int kSharedBytes = kOtherBytes + kWeightStages * kWeightBytes;
-  static_assert(kWeightStages > kXStages);
-  static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
-};
-
+// Brings scales of rows of x that follow each other, by two warps: of each range one of a row of x,
+// or of the weight, by a thread. A row's of four ranges are read at once: read one by one they cost
+// as many turns at the cache as there are rows, in every range.
 template <class Way>
-struct TurnedRing {
-  uint64_t *weight_full, *x_full, *x_empty;
-  int *before, *begins;  // of experts: see matmul_grouped.cuh
-  uint8_t *weight, *x;
-  float* scales;
-  __device__ explicit TurnedRing(uint8_t* shared)
-      : weight_full(reinterpret_cast<uint64_t*>(shared)),
-        x_full(weight_full + Way::kWeightStages),
-        x_empty(x_full + Way::kXStages),
-        before(reinterpret_cast<int*>(shared + kFewHeadBytes)),
-        begins(before + kMostGroups + 1),
-        weight(shared + kTurnedHeadBytes),
-        x(weight + Way::kWeightStages * Way::kWeightBytes),
-        scales(reinterpret_cast<float*>(x + Way::kXStages * Way::kXBytes)) {}
-  // Makes the barriers, by one thread. Of who loads each thread arrives behind its copies, and one
-  // once more; of who multiplies warps do.
-  __device__ void Init() const {
-    for (int s = 0; s < Way::kWeightStages; ++s) InitBarrier(weight_full + s, 1);
-    for (int s = 0; s < Way::kXStages; ++s) {
-      InitBarrier(x_full + s, kTurnedGroup + 1);
-      InitBarrier(x_empty + s, 2 * kTurnedGroup / 32);
+class ScalesFeed {
+ public:
+  __device__ ScalesFeed(const TurnedRing<Way>& ring, const TurnedShare<Way>& share,
+                        const TurnedInput& in)
+      : ring_(ring),
+        share_(share),
+        in_(in),
+        are_vectors_(in.groups % 4 == 0 && IsVector(in.x_scales) && IsVector(in.weight_scales)) {}
+
+  __device__ void Run() {
+    for (int tile = blockIdx.x; tile < share_.Count(); tile += gridDim.x) {
+      Find(share_.Place(tile));
+      for (int k = 0; k < share_.steps; k += 4) {
+        Read(k);
+#pragma unroll
+        for (int nth = 0; nth < 4; ++nth) {
+          if (k + nth < share_.steps) Put(nth);
+        }
+      }
     }
-    PublishBarriers();
   }
-};
 
-template <int kStages>
-struct TurnedStage {
-  int s = 0, phase = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++s < kStages) return;
-    s = 0;
-    phase ^= 1;
+ private:
+  static constexpr int kThreads = kScaleWarps * 32;
+  static constexpr int kRows = (Way::kScales + kThreads - 1) / kThreads;
+
+  static __device__ __forceinline__ bool IsVector(const float* p) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0;
   }
-};
+  __device__ __forceinline__ bool IsThere(int i) const {
+    return (i + 1) * kThreads <= Way::kScales || thread_ + i * kThreads < Way::kScales;
+  }
 
-// Rows of the output, its column, and the expert.
-struct TurnedPlace {
-  int row, end_row, column, expert;
-};
-
-// Tiles of the same columns follow each other, so that their weight is read once; of many rows
-// without experts, all tiles of so many rows that they stay in the L2 cache come first.
-template <class Way>
-struct TurnedShare {
-  const int *before, *begins;
-  int experts, row_tiles, height, columns, steps, m, n;
-  __device__ TurnedShare(const TurnedInput& in, const MatmulOutput& out,
-                         const TurnedRing<Way>& ring)
-      : before(ring.before),
-        begins(ring.begins),
-        experts(in.starts == nullptr ? 0 : in.experts),
-        row_tiles(experts > 0 ? before[experts] : (out.m + Way::kTileX - 1) / Way::kTileX),
-        height(experts > 0 ? Way::kTileX : ((out.m + row_tiles - 1) / row_tiles + 7) / 8 * 8),
-        columns((out.n + Way::kOutN - 1) / Way::kOutN),
-        steps((in.in + kScaledRange - 1) / kScaledRange),
-        m(out.m),
-        n(out.n) {}
-  __device__ int Count() const { return row_tiles * columns; }
-  __device__ int Mine() const { return TilesOfBlock(Count()); }
-  __device__ TurnedPlace Place(int tile) const {
-    if (experts == 0) {
-      constexpr int kBand = kTurnedBandRows / Way::kTileX;
-      const int first = tile / (kBand * columns) * kBand, band = min(kBand, row_tiles - first);
-      const int at = tile - first * columns, column = at / band;
-      const int row = (first + at - column * band) * height;
-      return {row, min(m, row + height), column * Way::kOutN, 0};
+  __device__ __forceinline__ void Find(const TurnedPlace& place) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = thread_ + i * kThreads;
+      rows_[i] = row < Way::kTileX
+                     ? in_.ScalesOfX(place, row)
+                     : in_.ScalesOfWeight<Way::kGated>(place, share_.n, row - Way::kTileX);
     }
-    const int column = tile / row_tiles, nth = tile - column * row_tiles;
-    int expert = 0, end = experts;  // before[expert] <= nth < before[end]
-#pragma unroll 1
-    while (end - expert > 1) {
-      const int middle = (expert + end) / 2;
-      (before[middle] <= nth ? expert : end) = middle;
-    }
-    const int row = begins[expert] + (nth - before[expert]) * Way::kTileX;
-    return {row, min(begins[expert + 1], row + Way::kTileX), column * Way::kOutN, expert};
   }
-};
 
-// Where in its tiles a load is.
-template <class Way>
-struct TurnedTurn {
-  const TurnedShare<Way>& share;
-  int tile = blockIdx.x, k = 0;
-  TurnedPlace place{};
-  __device__ explicit TurnedTurn(const TurnedShare<Way>& share) : share(share) { Find(); }
-  __device__ bool IsOver() const { return tile >= share.Count(); }
-  __device__ void Find() {
-    if (!IsOver()) place = share.Place(tile);
+  // Of four ranges from this one on. Those behind a row's last are as it is.
+  __device__ __forceinline__ void Read(int k) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (are_vectors_) {
+        *reinterpret_cast<float4*>(four_[i]) = *reinterpret_cast<const float4*>(rows_[i] + k);
+        continue;
+      }
+#pragma unroll
+      for (int nth = 0; nth < 4; ++nth) four_[i][nth] = rows_[i][min(k + nth, in_.groups - 1)];
+    }
   }
-  __device__ void Advance() {
-    if (++k < share.steps) return;
-    k = 0;
-    tile += gridDim.x;
-    Find();
+
+  __device__ __forceinline__ void Put(int nth) {
+    float* to = ring_.scales + stage_.s * Way::kScales + thread_;
+    Await(ring_.x_empty + stage_.s, stage_.phase ^ 1);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (IsThere(i)) to[i * kThreads] = four_[i][nth];
+    }
+    __syncwarp();
+    if (thread_ % 32 == 0) Arrive(ring_.x_full + stage_.s);
+    stage_.Advance();
   }
+
+  const TurnedRing<Way>& ring_;
+  const TurnedShare<Way>& share_;
+  const TurnedInput& in_;
+  const bool are_vectors_;
+  const int thread_ = threadIdx.x % kThreads;
+  TurnedStage<Way::kXStages> stage_;
+  const float* rows_[kRows] = {};
+  alignas(16) float four_[kRows][4] = {};
 };
 
 // A thread of the warpgroup that loads.
@@ -175,24 +112,55 @@ class TurnedFeed {
       WaitForEarlierGrids();
       LetNextGridStart();
     }
-    TurnedStage<Way::kXStages> stage;
-    int i = 0;
-    for (TurnedTurn<Way> turn(share_); !turn.IsOver(); turn.Advance(), ++i) {
-      if (turn.k == 0) FindRows(turn.place);
-      Await(ring_.x_empty + stage.s, stage.phase ^ 1);
-      // What was multiplied before that has left its stage of the weight as well. Given back as
-      // soon as warps had read it, a stage was overwritten too early in up to one launch of six.
-      if (i >= Way::kXStages) LoadWeight();
-      LoadX(turn, stage.s);
-      CopyScales(turn, ring_.scales + stage.s * Way::kScales);
-      ArriveBehindCopies(ring_.x_full + stage.s);
-      stage.Advance();
+    if (in_.row != nullptr) {
+      LoadNamed();
+    } else if (threadIdx.x == kWeightThread) {
+      LoadOtherWeight();
+    } else if (threadIdx.x == kXThread) {
+      LoadBoxesOfX();
+    } else if (threadIdx.x >= kTurnedGroup - kScaleWarps * 32) {
+      ScalesFeed<Way>(ring_, share_, in_).Run();
     }
   }
 
  private:
   static constexpr int kWeightThread = 0, kXThread = 32;
   static constexpr int kItems = Way::kTileX / 8;  // of 16 bytes, of each row by 16 threads
+
+  // Behind the first stages. What was multiplied has left its stage of the weight with x's. Given
+  // back as soon as warps had read it, it was overwritten too early in up to one launch of six.
+  __device__ __forceinline__ void LoadOtherWeight() {
+    TurnedStage<Way::kXStages> stage;
+    for (; !weights_.IsOver(); stage.Advance()) {
+      Await(ring_.x_empty + stage.s, stage.phase);
+      LoadWeight();
+    }
+  }
+
+  __device__ __forceinline__ void LoadBoxesOfX() const {
+    TurnedStage<Way::kXStages> stage;
+    for (TurnedTurn<Way> turn(share_); !turn.IsOver(); turn.Advance(), stage.Advance()) {
+      uint64_t* full = ring_.x_full + stage.s;
+      Await(ring_.x_empty + stage.s, stage.phase ^ 1);
+      ExpectBytes(full, Way::kXBytes);
+      LoadBoxes(ring_.x + stage.s * Way::kXBytes, map_x_, turn.place.row, turn.k * 2, full);
+    }
+  }
+
+  __device__ __forceinline__ void LoadNamed() {
+    TurnedStage<Way::kXStages> stage;
+    int i = 0;
+    for (TurnedTurn<Way> turn(share_); !turn.IsOver(); turn.Advance(), ++i) {
+      if (turn.k == 0) FindRows(turn.place);
+      Await(ring_.x_empty + stage.s, stage.phase ^ 1);
+      if (i >= Way::kXStages) LoadWeight();
+      CopyX(turn, ring_.x + stage.s * Way::kXBytes);
+      CopyScales(turn, ring_.scales + stage.s * Way::kScales);
+      ArriveBehindCopies(ring_.x_full + stage.s);
+      if (threadIdx.x == kXThread) Arrive(ring_.x_full + stage.s);
+      stage.Advance();
+    }
+  }
 
   // Asks for the next range of the weight, if there is one, by one thread.
   __device__ __forceinline__ void LoadWeight() {
@@ -205,38 +173,14 @@ class TurnedFeed {
     weights_.Advance();
   }
 
-  __device__ __forceinline__ int64_t RowOfX(const TurnedPlace& place, int row) const {
-    const int at = min(place.row + row, place.end_row - 1);
-    return in_.row == nullptr ? at : in_.row[at];
-  }
-
   // Of a tile: the rows that the thread copies, and those whose scales it does.
   __device__ __forceinline__ void FindRows(const TurnedPlace& place) {
     const int mine = threadIdx.x;
-    scales_of_x_ = in_.x_scales + RowOfX(place, mine) * in_.groups;
-    const int column = min(place.column + (Way::kGated ? mine / 2 : mine), share_.n - 1);
-    const int64_t expert = place.expert, n = share_.n;
-    scales_of_weight_ =
-        in_.weight_scales +
-        (Way::kGated ? (expert * 2 + mine % 2) * n + column : expert * n + column) * in_.groups;
-    if (in_.row == nullptr) return;
+    scales_of_x_ = in_.ScalesOfX(place, mine);
+    scales_of_weight_ = in_.ScalesOfWeight<Way::kGated>(place, share_.n, mine);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      rows_[i] = static_cast<int>(RowOfX(place, i * 8 + mine / 16));
-    }
-  }
-
-  __device__ __forceinline__ void LoadX(const TurnedTurn<Way>& turn, int s) const {
-    uint8_t* to = ring_.x + s * Way::kXBytes;
-    uint64_t* full = ring_.x_full + s;
-    if (in_.row != nullptr) {
-      CopyX(turn, to);
-      if (threadIdx.x == kXThread) Arrive(full);
-    } else if (threadIdx.x == kXThread) {
-      ExpectBytes(full, Way::kXBytes);
-      const int column = turn.k * kScaledRange;
-      LoadBox(to, map_x_, column, turn.place.row, full);
-      LoadBox(to + Way::kXBytes / 2, map_x_, column + kScaledHalf, turn.place.row, full);
+      rows_[i] = static_cast<int>(in_.RowOfX(place, i * 8 + mine / 16));
     }
   }
 

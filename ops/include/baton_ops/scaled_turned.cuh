@@ -84,6 +84,11 @@ struct TurnedScales {
 // A thread that multiplies. Where there are registers for two ranges' halves of the weight it makes
 // the next one's while a range's products are under way, of numbers that it has read before, and
 // reads those behind them: of what a range needs nothing is waited for.
+//
+// Both warpgroups take turns at the tensor cores: one multiplies while the other scales, adds and
+// converts. Else they are in step, as they share stages of x, and the tensor cores wait for both. A
+// turn is given when all products but a range's last are over, not when they are begun: those of
+// two warpgroups that are under way together end together.
 template <class Way>
 class TurnedMultiply {
  public:
@@ -100,6 +105,7 @@ class TurnedMultiply {
   __device__ void Run() {
     int ranges = left_;
     if (ranges == 0) return;
+    if (group_ == 1) GiveTurn();
     uint32_t halves[32];
     Load();
     ToHalves(numbers_, halves);
@@ -114,11 +120,21 @@ class TurnedMultiply {
     } else {
       for (; ranges > 0; --ranges) Turn(halves, halves);
     }
+    if (group_ == 0) TakeTurn();  // hears the other's last word
   }
 
  private:
   static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
   static constexpr bool kAreTwo = kColumns <= 64;
+  static constexpr int kFirstTurn = 1;  // the named barrier of group 0; the next is group 1's
+
+  __device__ __forceinline__ void TakeTurn() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + group_), "n"(2 * kTurnedGroup) : "memory");
+  }
+  __device__ __forceinline__ void GiveTurn() const {
+    asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + 1 - group_), "n"(2 * kTurnedGroup)
+                 : "memory");
+  }
 
   // A range, of these halves; makes those of the one behind it.
   __device__ __forceinline__ void Turn(uint32_t (&halves)[32], uint32_t (&next)[32]) {
@@ -129,6 +145,8 @@ class TurnedMultiply {
       Hold(next);
     }
     Load();
+    AwaitProducts<1>();
+    GiveTurn();
     const float* scales = ring_.scales + stage_.s * Way::kScales;
     const float *of_x = scales + first_x_, *of_weight = scales + Way::kTileX + lane_row_;
     if constexpr (kAreTwo) {
@@ -162,6 +180,7 @@ class TurnedMultiply {
     const UniformDescriptor x(ring_.x + stage_.s * Way::kXBytes + first_x_ * kTurnedRowBytes);
     Await(ring_.x_full + stage_.s, stage_.phase);
     if (is_copied_) PublishShared();
+    TakeTurn();
     Hold(halves);
     Hold(sums);
     FenceProducts();
@@ -169,8 +188,8 @@ class TurnedMultiply {
     for (int step = 0; step < 8; ++step) {
       const int bytes = step / 4 * (Way::kXBytes / 2) + step % 4 * 32;
       WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4, x.Behind(bytes), step != 0);
+      if (step >= 6) CommitProducts();
     }
-    CommitProducts();
   }
 
   // Sums of a whole row are scaled once they are all there.
@@ -231,7 +250,7 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
   if (threadIdx.x == 0) {
     PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
-    ring.Init();
+    ring.Init(in.row != nullptr);
   }
   if (in.starts != nullptr) {
     WaitForEarlierGrids();

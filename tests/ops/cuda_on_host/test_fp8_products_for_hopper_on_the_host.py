@@ -65,7 +65,9 @@ def wide(rows: int, outputs: int, dtype: Any) -> Array:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [70])
-@pytest.mark.parametrize(("columns", "outputs"), [(16, 8), (656, 70), (272, 136)], ids=str)
+@pytest.mark.parametrize(
+    ("columns", "outputs"), [(16, 8), (656, 70), (272, 136), (1024, 24)], ids=str
+)
 @pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
 def test_every_way_has_the_bits_of_the_kernels_for_any_gpu(
     both: tuple[HostScaled, HostTurned],

@@ -33,6 +33,8 @@ _ON_HOST = {
     "createpolicy.fractional.L2::evict_first.b64 %0, 1.0;": "ReadOncePolicy",
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
     " [%0], [%1, {%2, %3}], [%4], %5;": "LoadBoxBy",
+    "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    " [%0], [%1, {%2, %3, %4}], [%5];": "LoadBoxes",
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %4, %4, %3}], [%5];": "LoadPairs",
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"

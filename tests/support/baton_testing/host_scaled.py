@@ -26,7 +26,11 @@ UNIT = host_cuda.Unit(
     lambda _, text: host_cuda.rewritten(text, _INSTRUCTIONS),
     stand_ins=("mma.cuh",),
 )
-_OF_HOPPER = host_matmul.INSTRUCTIONS | {"griddepcontrol.launch_dependents;": "LetGridsStart"}
+_OF_HOPPER = host_matmul.INSTRUCTIONS | {
+    "griddepcontrol.launch_dependents;": "LetGridsStart",
+    "bar.sync %0, %1;": "SyncNamed",
+    "bar.arrive %0, %1;": "ArriveNamed",
+}
 TURNED = host_cuda.Unit(
     ("scaled_turned.cu", "scaled_few.cu", "scaled_row.cu", "tensor_map.cc"),
     "scaled_turned_entry.cc",

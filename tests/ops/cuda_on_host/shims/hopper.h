@@ -46,6 +46,7 @@ struct Hopper {
   std::set<unsigned> waited;              // threads that waited for earlier grids themselves
   std::map<uint32_t, Barrier> barriers;   // by shared address
   Warpgroup groups[1024 / kGroupThreads];
+  std::map<int, Meeting> named;  // barriers of some warps, by number
   int registers = 0;
 };
 
@@ -146,6 +147,10 @@ inline void LoadBoxBy(uint32_t to, const CUtensorMap* map, int column, int row, 
                       uint64_t) {
   LoadBox(to, map, column, row, full);
 }
+inline void LoadBoxes(uint32_t to, const CUtensorMap* map, int column, int row, int block,
+                      uint32_t full) {
+  LoadBoxAt<3>(to, map, {column, row, block}, full);
+}
 inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair, int zero,
                       uint32_t full) {
   LoadBoxAt<4>(to, map, {column, zero, zero, pair}, full);
@@ -225,6 +230,19 @@ inline void SyncGroup(int, int threads) {
   Meet(MyGroup().meeting, -4);
 }
 inline void SyncFirstGroup(int threads) { SyncGroup(1, threads); }
+// The same of several warpgroups, where some may only arrive.
+inline Meeting& NamedMeeting(int number, int threads) {
+  if (number < 1 || number > 15) Fail("no named barrier", number);
+  Meeting& meeting = MyHopper().named[number];
+  meeting.members = static_cast<unsigned>(threads);
+  return meeting;
+}
+inline void SyncNamed(int number, int threads) { Meet(NamedMeeting(number, threads), -4 - number); }
+inline void ArriveNamed(int number, int threads) {
+  Meeting& meeting = NamedMeeting(number, threads);
+  meeting.line = -4 - number;
+  if (++meeting.come == meeting.members) LetGo(meeting);
+}
 inline float PowerOfTwo(float x) { return exp2f(x); }
 template <class... Arguments>
 [[noreturn]] void NotOnHost(Arguments...) {

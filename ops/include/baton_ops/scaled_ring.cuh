@@ -1,0 +1,172 @@
+// The tiles of scaled_turned.cuh and its rings in shared memory.
+//
+// A range of the weight is a stage of rows of 128 bytes, swizzled. One of x is a stage of halves in
+// two parts of 64, each as wgmma reads it, and the scales of its rows and of the weight's.
+#ifndef BATON_OPS_SCALED_RING_CUH_
+#define BATON_OPS_SCALED_RING_CUH_
+
+#include "baton_ops/e4m3.cuh"
+#include "baton_ops/matmul_grouped.cuh"
+#include "baton_ops/mma.cuh"
+
+namespace baton_ops::cuda {
+
+constexpr int kScaleWarps = 2;  // that bring scales where rows of x follow each other
+constexpr int kTurnedGroup = 128, kTurnedRowBytes = 128, kTurnedHeadBytes = 6 * 1024;
+constexpr int kTurnedBandRows = 2048;  // of x, whose tiles are all computed before the next ones'
+
+// 16 e4m3 numbers.
+struct alignas(16) Sixteen {
+  uint32_t at[4];
+};
+
+// Rows of the output, its column, and the expert.
+struct TurnedPlace {
+  int row, end_row, column, expert;
+};
+
+struct TurnedInput {
+  const uint8_t* halves;  // of x, rows `stride` bytes apart
+  int64_t stride;
+  const float *x_scales, *weight_scales;
+  const int32_t *row, *starts;  // as in ScaledParams
+  int experts, in, groups;
+  // Of rows of a tile; those behind the last are as it is.
+  __device__ __forceinline__ int64_t RowOfX(const TurnedPlace& place, int nth) const {
+    const int at = min(place.row + nth, place.end_row - 1);
+    return row == nullptr ? at : row[at];
+  }
+  __device__ __forceinline__ const float* ScalesOfX(const TurnedPlace& place, int nth) const {
+    return x_scales + RowOfX(place, nth) * groups;
+  }
+  template <bool kGated>
+  __device__ __forceinline__ const float* ScalesOfWeight(const TurnedPlace& place, int n,
+                                                         int nth) const {
+    const int column = min(place.column + (kGated ? nth / 2 : nth), n - 1);
+    const int64_t part = kGated ? place.expert * 2 + nth % 2 : place.expert;
+    return weight_scales + (part * n + column) * groups;
+  }
+};
+
+// How many of the two warpgroups that multiply have rows of the weight of their own - else they
+// share them and each has columns of its own -, the columns of each, and whether it is gated.
+template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
+struct TurnedWay {
+  static constexpr int kWeightGroups = kWeightGroupsOf, kColumns = kColumnsOf;
+  static constexpr bool kGated = kGatedOf;
+  static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 56, kManyRegisters = 224;
+  static constexpr int kTileX = kColumns * 2 / kWeightGroups, kTileWeight = 64 * kWeightGroups;
+  static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
+  static constexpr int kXBytes = kTileX * kScaledRange * 2;
+  static constexpr int kWeightBytes = kTileWeight * kScaledRange;
+  static constexpr int kScales = kTileX + kTileWeight;
+  // More ranges of x are under way where one is over sooner.
+  static constexpr int kXStages = kTileX < 64 ? 8 : kTileX < 128 ? 5 : 4;
+  static constexpr int kOtherBytes =
+      kTurnedHeadBytes + kXStages * (kXBytes + kScales * int{sizeof(float)});
+  static constexpr int kFit = (kFewSharedBytes - kOtherBytes) / kWeightBytes;
+  static constexpr int kWeightStages = kFit < 16 ? kFit : 16;
+  static constexpr int kSharedBytes = kOtherBytes + kWeightStages * kWeightBytes;
+  static_assert(kWeightStages > kXStages);
+  static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
+};
+
+template <class Way>
+struct TurnedRing {
+  uint64_t *weight_full, *x_full, *x_empty;
+  int *before, *begins;  // of experts: see matmul_grouped.cuh
+  uint8_t *weight, *x;
+  float* scales;
+  __device__ explicit TurnedRing(uint8_t* shared)
+      : weight_full(reinterpret_cast<uint64_t*>(shared)),
+        x_full(weight_full + Way::kWeightStages),
+        x_empty(x_full + Way::kXStages),
+        before(reinterpret_cast<int*>(shared + kFewHeadBytes)),
+        begins(before + kMostGroups + 1),
+        weight(shared + kTurnedHeadBytes),
+        x(weight + Way::kWeightStages * Way::kWeightBytes),
+        scales(reinterpret_cast<float*>(x + Way::kXStages * Way::kXBytes)) {}
+  // Makes the barriers, by one thread. Where rows of x are named each thread that loads arrives
+  // behind its copies, else the warps that bring scales do, and one once more; of who multiplies
+  // warps do.
+  __device__ void Init(bool is_named) const {
+    for (int s = 0; s < Way::kWeightStages; ++s) InitBarrier(weight_full + s, 1);
+    for (int s = 0; s < Way::kXStages; ++s) {
+      InitBarrier(x_full + s, (is_named ? kTurnedGroup : kScaleWarps) + 1);
+      InitBarrier(x_empty + s, 2 * kTurnedGroup / 32);
+    }
+    PublishBarriers();
+  }
+};
+
+template <int kStages>
+struct TurnedStage {
+  int s = 0, phase = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++s < kStages) return;
+    s = 0;
+    phase ^= 1;
+  }
+};
+
+// Tiles of the same columns follow each other, so that their weight is read once; of many rows
+// without experts, all tiles of so many rows that they stay in the L2 cache come first.
+template <class Way>
+struct TurnedShare {
+  const int *before, *begins;
+  int experts, row_tiles, height, columns, steps, m, n;
+  __device__ TurnedShare(const TurnedInput& in, const MatmulOutput& out,
+                         const TurnedRing<Way>& ring)
+      : before(ring.before),
+        begins(ring.begins),
+        experts(in.starts == nullptr ? 0 : in.experts),
+        row_tiles(experts > 0 ? before[experts] : (out.m + Way::kTileX - 1) / Way::kTileX),
+        height(experts > 0 ? Way::kTileX : ((out.m + row_tiles - 1) / row_tiles + 7) / 8 * 8),
+        columns((out.n + Way::kOutN - 1) / Way::kOutN),
+        steps((in.in + kScaledRange - 1) / kScaledRange),
+        m(out.m),
+        n(out.n) {}
+  __device__ int Count() const { return row_tiles * columns; }
+  __device__ int Mine() const { return TilesOfBlock(Count()); }
+  __device__ TurnedPlace Place(int tile) const {
+    if (experts == 0) {
+      constexpr int kBand = kTurnedBandRows / Way::kTileX;
+      const int first = tile / (kBand * columns) * kBand, band = min(kBand, row_tiles - first);
+      const int at = tile - first * columns, column = at / band;
+      const int row = (first + at - column * band) * height;
+      return {row, min(m, row + height), column * Way::kOutN, 0};
+    }
+    const int column = tile / row_tiles, nth = tile - column * row_tiles;
+    int expert = 0, end = experts;  // before[expert] <= nth < before[end]
+#pragma unroll 1
+    while (end - expert > 1) {
+      const int middle = (expert + end) / 2;
+      (before[middle] <= nth ? expert : end) = middle;
+    }
+    const int row = begins[expert] + (nth - before[expert]) * Way::kTileX;
+    return {row, min(begins[expert + 1], row + Way::kTileX), column * Way::kOutN, expert};
+  }
+};
+
+// Where in its tiles a load is.
+template <class Way>
+struct TurnedTurn {
+  const TurnedShare<Way>& share;
+  int tile = blockIdx.x, k = 0;
+  TurnedPlace place{};
+  __device__ explicit TurnedTurn(const TurnedShare<Way>& share) : share(share) { Find(); }
+  __device__ bool IsOver() const { return tile >= share.Count(); }
+  __device__ void Find() {
+    if (!IsOver()) place = share.Place(tile);
+  }
+  __device__ void Advance() {
+    if (++k < share.steps) return;
+    k = 0;
+    tile += gridDim.x;
+    Find();
+  }
+};
+
+}  // namespace baton_ops::cuda
+
+#endif  // BATON_OPS_SCALED_RING_CUH_
