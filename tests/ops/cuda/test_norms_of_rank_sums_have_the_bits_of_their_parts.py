@@ -81,6 +81,7 @@ class Case:
         group, torch, ranks = self.group, self.group.torch, range(self.group.ranks)
         rows = group.each(lambda r: rows_of(torch, self.shape, self.kind, self.drawn))
         halves = [group.half(r, half, self.shape, self.kind) for r in ranks]
+        self._load_norm()
         group.each(lambda r: halves[r].copy_(self.parts[r]))
         group.synchronize()
         for launch in launches:
@@ -88,6 +89,13 @@ class Case:
         group.synchronize()
         assert all(bool(of.out.isfinite().all()) for of in rows), self.shape
         return [bits(torch, of) for of in rows]
+
+    def _load_norm(self) -> None:
+        """Norm rows on every device, so that none loads the kernel while ranks of it wait."""
+        group, torch, drawn = self.group, self.group.torch, self.drawn
+        spare = group.each(lambda r: rows_of(torch, self.shape, self.kind, drawn))
+        group.each(lambda r: normed(None, group.exchanges[r], spare[r]))
+        group.synchronize()
 
     def _launched(self, launch: Launch, halves: list[Any], rows: list[Rows], rank: int) -> None:
         launch(halves[rank], self.group.exchanges[rank], rows[rank])
