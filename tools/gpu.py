@@ -37,6 +37,8 @@ import gpu_stamp
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "ops" / "build" / "gpu"
 SITE = BUILD / "site"
+PLAIN = ("-q", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short")
+"""What pytest is told in any case."""
 SUITES = ("tests/ops/cuda", "tests/engine/device/test_device_contract.py", "tests/gpu")
 
 
@@ -176,8 +178,7 @@ Cases = list[tuple[str, str]]
 
 
 def at_once(
-    plain: Sequence[str],
-    suites: Sequence[str],
+    words: Sequence[str],
     folder: Path,
     most: int,
     gpus: int,
@@ -186,11 +187,12 @@ def at_once(
     """Run the suite as several processes, tell how each ended, and return the cases of all.
 
     Args:
+        words: pytest's, which choose the tests.
         keep: is given all cases so far behind each process: who is ended meanwhile loses no more
             than what is under way.
     """
     try:
-        tests = gpu_jobs.collected([*plain, *suites], ROOT, environment())
+        tests = gpu_jobs.collected(words, ROOT, environment())
     except RuntimeError as error:
         sys.exit(f"[gpu] the suite cannot be collected\n{error}")
     jobs = gpu_jobs.jobs_of(tests)
@@ -198,7 +200,7 @@ def at_once(
     cases: Cases = []
     shared = gpu_jobs.threads_of(environment(), os.cpu_count() or 1, most * gpus)
     running = gpu_jobs.Running(
-        plain, folder, ROOT, shared, gpu_memory_bytes(), gpus=gpu_names(gpus)
+        PLAIN, folder, ROOT, shared, gpu_memory_bytes(), gpus=gpu_names(gpus)
     )
     for ended in gpu_jobs.run(running, jobs, most):
         cases += gpu_reports.cases_of_job(ended)
@@ -243,13 +245,11 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         stale.mkdir(parents=True)
     os.environ["BATON_GPU_DIGESTS"] = str(digests)
     suites = [name for name in SUITES if (ROOT / name).exists()]
-    plain = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short"]
     jobs = options.jobs or (1 if more else gpu_jobs.JOBS)
-    is_place = any((ROOT / word.partition("::")[0]).exists() for word in more)
-    chosen = more if is_place else [*more, *suites]
+    places = ["-o", f"testpaths={' '.join(suites)}"]  # where pytest looks if no place is named
     if jobs == 1:
         report = folder / "whole.xml"
-        code = run([sys.executable, "-m", "pytest", *plain, f"--junitxml={report}", *chosen])
+        code = run([sys.executable, "-m", "pytest", *PLAIN, f"--junitxml={report}", *places, *more])
         if not report.exists():
             return code or 1
         cases = gpu_reports.cases_of(report)
@@ -259,7 +259,12 @@ def test(options: argparse.Namespace, more: Sequence[str]) -> int:
         def keep(cases: Cases) -> None:
             leave(stamp_of(cases, digests, whole=False), options.stamp)
 
-        code, cases = 0, at_once(plain, chosen, folder, jobs, options.gpus, keep)
+        if odd := gpu_jobs.not_choosing(more):
+            sys.exit(
+                f"[gpu] {odd} chooses no tests, which is all that --jobs shares: leave one out"
+            )
+        words = [*places, *more]
+        code, cases = 0, at_once([*PLAIN, *words], folder, jobs, options.gpus, keep)
     stamp = stamp_of(cases, digests, whole=not more)
     results = stamp.results
     others = gpu_stamp.unlike(before, stamp) if before else []

@@ -70,6 +70,8 @@ ON_ALL = ("test_two_processes_say_the_same", "test_a_deployment_on_the_gpu_is_ex
 """Jobs that use what other GPUs there are beside their own, and may share them."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What tells the libraries that compute on the CPU how many threads to take."""
+CHOOSING = ("-k", "-m", "--deselect", "--ignore", "--ignore-glob")
+"""Options of pytest's, each with a value, that say which tests."""
 POLL_S = 0.2
 STOP_S = 10.0
 SILENT_S = 900.0
@@ -157,7 +159,7 @@ def collected(words: Sequence[str], root: Path, environment: Mapping[str, str]) 
     """Return the ids of the tests that pytest would run, given its options.
 
     Raises:
-        RuntimeError: what pytest says when it cannot collect.
+        RuntimeError: what pytest says when it cannot collect, or finds none.
     """
     others = [word for word in words if word != "-q"]  # twice, it leaves the ids out
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header", *others]
@@ -166,7 +168,22 @@ def collected(words: Sequence[str], root: Path, environment: Mapping[str, str]) 
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return [line for line in done.stdout.splitlines() if "::" in line and not line.startswith(" ")]
+    lines = done.stdout.splitlines()
+    found = [line for line in lines if "::" in line and not line.startswith(" ")]
+    if not found:
+        raise RuntimeError(f"{' '.join(command)}\nno test is chosen by these words")
+    return found
+
+
+def not_choosing(words: Sequence[str]) -> str:
+    """Return the first of pytest's words that is neither a place nor chooses tests; "": none is."""
+    left = iter(words)
+    for word in left:
+        if word in CHOOSING:
+            next(left, "")
+        elif word.startswith("-") and word.partition("=")[0] not in CHOOSING:
+            return word
+    return ""
 
 
 class _Going(NamedTuple):

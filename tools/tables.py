@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
-BLOCK = re.compile(r"(<!-- table: (?P<words>[^>]+?) -->\n).*?(<!-- /table -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (?P<words>[^>]+?) -->\n).*?(<!-- /table -->\n)", re.DOTALL)
+MARK = re.compile(r"<!--\s*/?\s*table\b.*")
+"""What is meant for a mark, however it is written."""
 MODELS = {
     "mimo-7b": "MiMo-7B",
+    "qwen3-8b": "Qwen3-8B",
     "qwen3-30b-a3b": "Qwen3-30B-A3B",
     "ernie-4.5-21b-a3b": "ERNIE-4.5-21B-A3B",
     "qwen3-8b-fp8": "Qwen3-8B in FP8",
@@ -199,7 +202,16 @@ def block(words: str, read: Callable[[str], Record]) -> str:
 
 
 def filled(text: str, read: Callable[[str], Record]) -> str:
-    """Return a page with its tables as the records have them."""
+    """Return a page with its tables as the records have them.
+
+    Raises:
+        ValueError: a mark is none, or has no other to go with.
+    """
+    marks = {m.start(i) for m in BLOCK.finditer(text) for i in (1, 3)}
+    for mark in MARK.finditer(text):
+        if mark.start() not in marks:
+            wanted = "`<!-- table: KIND RECORD -->` and, behind the table, `<!-- /table -->`"
+            raise ValueError(f"{mark[0]!r} is half of no table: write {wanted}, each on its line")
     return BLOCK.sub(lambda m: m[1] + block(m["words"], read) + m[3], text)
 
 
@@ -217,7 +229,10 @@ def main(words: Sequence[str] | None = None) -> int:
     stale = []
     for page in sorted(PAGES.glob("*.md")):
         before = page.read_text()
-        after = filled(before, read_record)
+        try:
+            after = filled(before, read_record)
+        except (ValueError, OSError) as error:
+            sys.exit(f"{page.name}: {error}")
         if after == before:
             continue
         stale.append(page.name)

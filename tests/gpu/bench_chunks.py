@@ -175,7 +175,7 @@ def measured(loaded: Any, options: argparse.Namespace) -> Iterator[dict[str, Any
                 told = beside(engines[way], prompts, 2000 + 20 * turn)
                 gaps[way] += [told] if turn >= 0 else []
     for way in tried:
-        record: dict[str, Any] = way._asdict() | {"tokens": options.tokens}
+        record: dict[str, Any] = way._asdict() | {"tokens": length}
         record["first_ms"] = [round(p.first_ms, 3) for p in first[way]]
         record["device_ms"] = [round(p.device_ms, 3) for p in first[way]]
         yield record | {"beside": gaps[way]}
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--chunks", type=int, nargs="+", default=[512, 1024, 2048])
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=gpu.at_least_one, default=6)
     parser.add_argument("--beside", type=int, default=2, help="rounds with streams beside")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
@@ -208,7 +208,8 @@ def main() -> None:
     print("\n".join(map(line, records)), flush=True)
     if options.json:
         machine = gpu.machine() if options.model != "tiny" else {}
-        whole = {"machine": machine, "commit": gpu.commit(), "layers": options.layers}
+        whole = {"machine": machine, "commit": gpu.commit(), "model": options.model}
+        whole |= {"layers": options.layers} if options.model != "tiny" else {}
         options.json.write_text(json.dumps(whole | {"records": records}) + "\n")
 
 

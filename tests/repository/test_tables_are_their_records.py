@@ -83,6 +83,26 @@ def test_fp8_stands_beside_the_same_step_in_bfloat16() -> None:
     assert [line.rsplit("|", 2)[1].strip() for line in lines[2:]] == ["4.00", "-"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("<!-- table: ranks", "<!-- table:ranks"),
+        ("a.json -->", "a.json-->"),
+        ("<!-- /table -->\n", "<!-- /table --> \n"),
+        ("<!-- /table -->", "<!--/table-->"),
+        ("<!-- /table -->\n", ""),
+        ("<!-- table: ranks a.json -->\n", ""),
+    ],
+    ids=str,
+)
+def test_a_mark_that_is_not_quite_one_is_told_of_and_nothing_is_lost(
+    wrong: tuple[str, str],
+) -> None:
+    for text in (PAGE.replace(*wrong), PAGE.replace(*wrong) + PAGE, PAGE + PAGE.replace(*wrong)):
+        with pytest.raises(ValueError, match="is half of no table"):
+            tables.filled(text, {"a.json": RANKS}.__getitem__)
+
+
 def test_a_kind_that_there_is_not_is_named() -> None:
     with pytest.raises(ValueError, match=r"'rank' is none of decode, .*ranks"):
         tables.block("rank a.json", {"a.json": RANKS}.__getitem__)

@@ -272,6 +272,16 @@ def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failu
     assert "it is not" in said["test_one"]
 
 
+def test_words_that_choose_no_test_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_one.py").write_text("def test_it(): pass\n")
+    words = ["-p", "no:cacheprovider"]
+    assert len(gpu_jobs.collected(words, tmp_path, dict(os.environ))) == 1
+    for more in (["-k", "other"], ["-v"]):
+        with pytest.raises(RuntimeError, match=r"other|no test is chosen"):
+            gpu_jobs.collected([*words, *more], tmp_path, dict(os.environ))
+
+
 def test_tests_that_cannot_be_collected_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_wrong.py").write_text("import no_such_module_at_all\n")
     with pytest.raises(RuntimeError, match="no_such_module_at_all"):

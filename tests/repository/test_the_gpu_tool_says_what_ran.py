@@ -180,34 +180,34 @@ def test_a_stamp_that_is_none_is_told_of_before_the_suite_runs(monkeypatch, tmp_
         gpu.test(options, [])
 
 
+IN_SUITES = ("-o", f"testpaths={' '.join(gpu.SUITES)}")
+"""Where pytest looks when no place is named; what it is told besides does not change that."""
+
+
 @pytest.mark.parametrize(
-    ("jobs", "more", "at_once", "chosen"),
+    ("jobs", "more", "at_once"),
     [
-        (None, [], gpu_jobs.JOBS, gpu.SUITES),
-        (3, [], 3, gpu.SUITES),
-        (3, ["-k", "x"], 3, ("-k", "x", *gpu.SUITES)),
-        (3, ["tests/gpu", "-k", "x"], 3, ("tests/gpu", "-k", "x")),
-        (None, ["tests/gpu/conftest.py::x"], 1, ("tests/gpu/conftest.py::x",)),
-        (None, ["-x"], 1, ("-x", *gpu.SUITES)),
-        (1, [], 1, gpu.SUITES),
+        (None, [], gpu_jobs.JOBS),
+        (3, [], 3),
+        (3, ["-k", "ops"], 3),
+        (3, ["tests/gpu", "--deselect", "tests/gpu/test_x.py::y"], 3),
+        (None, ["tests/gpu/conftest.py::x"], 1),
+        (None, ["-x"], 1),
+        (1, [], 1),
     ],
 )
 def test_chosen_tests_share_the_gpus_where_that_is_asked_for(
-    monkeypatch,
-    tmp_path: Path,
-    jobs: int | None,
-    more: list[str],
-    at_once: int,
-    chosen: tuple[str, ...],
+    monkeypatch, tmp_path: Path, jobs: int | None, more: list[str], at_once: int
 ) -> None:
     taken: list[tuple[int, tuple[str, ...]]] = []
 
-    def share(plain, words, folder, most, gpus, keep):
+    def share(words, folder, most, gpus, keep):
         taken.append((most, tuple(words)))
         return []
 
     def one(command, quiet=False):
-        taken.append((1, tuple(command[-len(chosen) :])))
+        report = next(word for word in command if word.startswith("--junitxml"))
+        taken.append((1, tuple(word for word in command[3:] if word != report)))
         return 5
 
     monkeypatch.setattr(gpu, "at_once", share)
@@ -216,7 +216,28 @@ def test_chosen_tests_share_the_gpus_where_that_is_asked_for(
     monkeypatch.setattr(gpu, "BUILD", tmp_path)
     options = argparse.Namespace(stamp=tmp_path / "stamp.json", jobs=jobs, gpus=2)
     assert gpu.test(options, more), "nothing has passed"
-    assert taken == [(at_once, chosen)]
+    assert taken == [(at_once, (*gpu.PLAIN, *IN_SUITES, *more))]
+
+
+@pytest.mark.parametrize(
+    ("words", "odd"),
+    [
+        (["-k", "-x", "tests/gpu"], ""),
+        (["--ignore=tests/gpu", "-m", "gpu and slow"], ""),
+        (["-k", "x", "-x"], "-x"),
+        (["--timeout", "9", "-k", "x"], "--timeout"),
+        (["-vv"], "-vv"),
+    ],
+)
+def test_what_chooses_no_tests_is_not_dropped_without_a_word(
+    monkeypatch, tmp_path: Path, words: list[str], odd: str
+) -> None:
+    assert gpu_jobs.not_choosing(words) == odd
+    if odd:
+        monkeypatch.setattr(gpu, "BUILD", tmp_path)
+        options = argparse.Namespace(stamp=tmp_path / "stamp.json", jobs=2, gpus=1)
+        with pytest.raises(SystemExit, match=f"{odd} chooses no tests"):
+            gpu.test(options, words)
 
 
 def test_a_suite_that_ended_early_in_one_process_leaves_no_stamp_without_failures(
@@ -262,7 +283,7 @@ def test_a_stamp_of_a_part_replaces_none_of_the_whole_suite(
 def test_a_suite_that_is_ended_leaves_a_stamp_of_what_had_run(monkeypatch, tmp_path: Path) -> None:
     """As the time that a machine is lent for ends it."""
 
-    def ended(_plain, _suites, _folder, _most, _gpus, keep) -> None:
+    def ended(_words, _folder, _most, _gpus, keep) -> None:
         keep([("a.py::test_x", "passed")])
         keep([("a.py::test_x", "passed"), ("b.py::test_y", "failed")])
         raise KeyboardInterrupt

@@ -188,8 +188,9 @@ def main() -> None:
     """Print a line for each product and number of rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--ways", action="store_true")
-    parser.add_argument("--of-one", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--ways", action="store_true")
+    which.add_argument("--of-one", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     if arguments.of_one:

@@ -1,8 +1,8 @@
 """Products of activations with a layer's weights, whichever kind these are: E, or FP8.
 
 Owns the choice of kernels and where quantised activations lie. Of FP8 rows are quantised once for
-all products that take them, but a single one by each: no launch then waits for another. Knows no
-layer.
+all products that take them, but a single one by each: where its kernel takes that as it is, no
+launch waits for another. Knows no layer.
 """
 
 from __future__ import annotations

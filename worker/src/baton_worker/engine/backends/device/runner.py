@@ -120,6 +120,8 @@ class DeviceRunner:
         if lineup is None or lineup.decode != plan.decode:
             lineup = self._lineup(behind, plan, shape.q_len)
             shape = self._chosen_shape(shape, lineup.sampled, lineup.rules)
+        n_fed = len(plan.decode) * shape.q_len
+        assert n_fed <= plan.most_tokens, "the plan's bound holds (R29)"
         program, lane = self._programs.of(shape), self._next_lane()
         self._ahead.fill(lane, program, lineup)
         launch = self._launch(program, lane, is_ahead=True)
@@ -143,6 +145,8 @@ class DeviceRunner:
         sampled, at = (*decoding, *ending), np.append(at, np.arange(shape.sequences, n_places))
         rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
         shape = self._chosen_shape(self._with_chunks(shape, chunks), sampled, rules)
+        n_fed = len(plan.decode) * shape.q_len + len(chunks.tokens)
+        assert n_fed <= plan.most_tokens, "the plan's bound holds (R29)"
         program, lane = self._programs.of(shape), self._next_lane()
         self._ahead.forget()
         fill_ahead(program.inputs[lane], sampled, at, shape, rules, chunks)
