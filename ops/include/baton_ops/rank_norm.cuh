@@ -59,7 +59,7 @@ struct PushedChunk {
   // Returns a rank that did not come, or -1.
   __device__ __forceinline__ int Meet(const RankExchange& exchange, int64_t first,
                                       uint32_t number) {
-    const RankPush<kRanks> push(exchange, number);
+    RankPush<kRanks> push(exchange, number);
     const char* part = exchange.buffers[exchange.rank] + exchange.part;
     const Vector* vectors = reinterpret_cast<const Vector*>(part) + first / kCount;
     Vector own[kVectors];

@@ -54,13 +54,14 @@ class RankPush {
     }
   }
 
-  // Whether what another rank pushed came within the limit.
-  __device__ __forceinline__ bool Await(int rank, int vector, uint4& value) const {
+  // Whether what another rank pushed came within the limit, which is one for all that the thread
+  // awaits: whoever is missing has been waited for since the first was.
+  __device__ __forceinline__ bool Await(int rank, int vector, uint4& value) {
     if (HasCome(rank, vector, value)) return true;
-    const uint64_t begin = Nanoseconds();
+    if (began_ == 0) began_ = Nanoseconds();
     while (!HasCome(rank, vector, value)) {
       // Once more, for what came while this thread could not look.
-      if (Nanoseconds() - begin > exchange_.limit_ns) return HasCome(rank, vector, value);
+      if (Nanoseconds() - began_ > exchange_.limit_ns) return HasCome(rank, vector, value);
     }
     return true;
   }
@@ -89,6 +90,7 @@ class RankPush {
 
   const RankExchange& exchange_;
   const uint32_t number_;
+  uint64_t began_ = 0;  // to wait, 0: it has not
 };
 
 }  // namespace baton_ops::cuda

@@ -39,6 +39,7 @@ FOUND = {
 OF_A_DEAD_RANK = [name for name in host_ranks.FAULTS if name.startswith(("who", "the wait"))]
 OF_PUSHES = ["the wait for a row has no end", "who gave up pushes again"]
 OF_NORMS = [name for name in host_ranks.FAULTS if name.startswith("rows")]
+OF_A_LIMIT = ["each of several is waited for anew"]
 OF_AN_ORDER = [
     "rows are taken whatever is beside them",
     "rows are taken when their first word has come",
@@ -50,7 +51,9 @@ OF_WHO_RUNS_AHEAD = ["rows are pushed to one half"]
 """Found there alone: in a drawn order none makes a whole call while a thread of another waits."""
 OF_A_STILL_RANK = ["its own head alone is read", "who gave up leaves no word"]
 OF_THE_LIVING = [
-    name for name in host_ranks.FAULTS if name not in (*OF_A_DEAD_RANK, *OF_A_STILL_RANK, *OF_NORMS)
+    name
+    for name in host_ranks.FAULTS
+    if name not in (*OF_A_DEAD_RANK, *OF_A_STILL_RANK, *OF_NORMS, *OF_A_LIMIT)
 ]
 
 
@@ -256,6 +259,27 @@ def test_a_dead_rank_leaves_nan_in_residuals_and_norms(library: Path) -> None:
                 living = whole[[0, 1, 3]]
                 values = living if living.dtype == np.float32 else fp32(living)
                 assert (np.isnan(values) == (number >= 4)).all()
+
+
+def limits_waited(library: Path, kind: str, dead: Sequence[int], seed: int, fault: str) -> float:
+    """Return for how many limits ranks waited for those that had died, by what they push."""
+    group = HostGroup(library, 4, HALF_BYTES, seed, fault)
+    group.ignore_races()
+    rng, limit = np.random.default_rng(seed), LIMIT // 3
+    calls = [host_ranks.norm_call(rng, 4, 2, 64, kind, i % 2) for i in range(6)]
+    group.run(calls, limit, made=[2 if rank in dead else 6 for rank in range(4)])
+    assert group.errors()[0] in [1 + rank for rank in dead]
+    return group.nanoseconds() / limit
+
+
+@pytest.mark.parametrize("fault", ["", *OF_A_LIMIT])
+@pytest.mark.parametrize(("kind", "dead"), [("fp32", (2,)), ("bf16", (1, 2, 3))], ids=str)
+def test_ranks_that_push_nothing_any_more_are_waited_for_once(
+    library: Path, kind: str, dead: tuple[int, ...], fault: str
+) -> None:
+    """A thread has two vectors of fp32 to wait for, and those of several ranks."""
+    for seed in (0, FIRST_FIRST):
+        assert (limits_waited(library, kind, dead, seed, fault) > 1.5) == bool(fault)
 
 
 def test_special_values_are_summed_as_the_others() -> None:

@@ -125,6 +125,9 @@ FAULTS = {
     "the wait for a row has no end": Fault(
         _PUSH, "> exchange_.limit_ns)", "> (PLANTED ? ~0ull : exchange_.limit_ns))"
     ),
+    "each of several is waited for anew": Fault(
+        _PUSH, "if (began_ == 0) began_", "if (PLANTED || began_ == 0) began_"
+    ),
     "who gave up pushes again": Fault(
         _TEAM, "error_ == 0 ? meet(count_)", "PLANTED || error_ == 0 ? meet(count_)"
     ),
