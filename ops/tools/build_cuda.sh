@@ -77,7 +77,7 @@ check_code() {
       return 1
     fi
   done
-  if grep -E '\b(LDL|STL)\b' "$build/$name.sass" | head -n 3 | grep .; then
+  if grep -m 3 -E '\b(LDL|STL)\b' "$build/$name.sass"; then
     echo "$name.cu uses local memory" >&2
     return 1
   fi
@@ -101,7 +101,7 @@ if [[ -x "$cuobjdump" ]]; then
   check_code prompt_attention "${hopper[@]}" USETMAXREG
   # Ranks meet at system scope, and read what others write meanwhile: nothing of it is constant.
   check_code rank_sum ACQBULK PREEXIT 'MEMBAR\.[A-Z.]*SYS' 'LDG\.E\.STRONG\.SYS' 'LDG\.E\.128 ' 'STG\.E\.128'
-  if grep -E 'LDG\.[A-Z0-9.]*CONSTANT' "$build/rank_sum.sass" | head -n 3 | grep .; then
+  if grep -m 3 -E 'LDG\.[A-Z0-9.]*CONSTANT' "$build/rank_sum.sass"; then
     echo "rank_sum.cu reads parts as if they were constant" >&2
     exit 1
   fi

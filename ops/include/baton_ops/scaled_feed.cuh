@@ -129,11 +129,15 @@ class TurnedFeed {
 
   // Behind the first stages. What was multiplied has left its stage of the weight with x's. Given
   // back as soon as warps had read it, it was overwritten too early in up to one launch of six.
+  // The thread arrives for each range's x: one that nobody waited for might sleep through two
+  // phases of a barrier, and wait for the next, which needs the weight that it has not loaded.
   __device__ __forceinline__ void LoadOtherWeight() {
     TurnedStage<Way::kXStages> stage;
-    for (; !weights_.IsOver(); stage.Advance()) {
-      Await(ring_.x_empty + stage.s, stage.phase);
-      LoadWeight();
+    const int ranges = share_.Mine() * share_.steps;
+    for (int i = 0; i < ranges; ++i, stage.Advance()) {
+      Await(ring_.x_empty + stage.s, stage.phase ^ 1);
+      if (i >= Way::kXStages) LoadWeight();
+      Arrive(ring_.x_full + stage.s);
     }
   }
 

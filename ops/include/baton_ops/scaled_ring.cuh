@@ -87,12 +87,12 @@ struct TurnedRing {
         x(weight + Way::kWeightStages * Way::kWeightBytes),
         scales(reinterpret_cast<float*>(x + Way::kXStages * Way::kXBytes)) {}
   // Makes the barriers, by one thread. Where rows of x are named each thread that loads arrives
-  // behind its copies, else the warps that bring scales do, and one once more; of who multiplies
-  // warps do.
+  // behind its copies, else the warps that bring scales and who asks for the weight do, and one
+  // once more; of who multiplies warps do.
   __device__ void Init(bool is_named) const {
     for (int s = 0; s < Way::kWeightStages; ++s) InitBarrier(weight_full + s, 1);
     for (int s = 0; s < Way::kXStages; ++s) {
-      InitBarrier(x_full + s, (is_named ? kTurnedGroup : kScaleWarps) + 1);
+      InitBarrier(x_full + s, (is_named ? kTurnedGroup : kScaleWarps + 1) + 1);
       InitBarrier(x_empty + s, 2 * kTurnedGroup / 32);
     }
     PublishBarriers();

@@ -93,6 +93,26 @@ def test_every_way_has_the_bits_of_the_kernels_for_any_gpu(
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_thread_that_is_late_by_a_whole_ring_holds_nobody_up_for_ever(
+    both: tuple[HostScaled, HostTurned], way: int
+) -> None:
+    """Of who asks for the weight, for x, brings scales, multiplies: more ranges than any ring has
+    stages, all of one block.
+    """
+    rng = np.random.default_rng(way)
+    x, weight = rows_of(rng, 16, 2560, 128), rows_of(rng, 128, 2560, 128, is_weight=True)
+    any_gpu, turned = both
+    out, wanted = wide(16, 128, np.uint16), wide(16, 128, np.uint16)
+    any_gpu.matmul(x, weight, 128, wanted[:, :128])
+    for late in (0, 32, 64, 96, 128, 256):
+        turned.set(seed=way, late_thread=late)
+        out[:, :128] = 0
+        turned.matmul(way, x, weight, 128, out[:, :128], processors=1)
+        np.testing.assert_array_equal(out, wanted)
+    turned.set(seed=way)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(
     "counts",

@@ -24,6 +24,8 @@ void host_settings(uint64_t seed, int capability) {
 }
 
 // Has every thread pass a barrier by.
+void host_late(int thread) { host_cuda::settings.late_thread = thread; }
+
 void host_skip(const char* file, int line) {
   host_cuda::settings.skipped_line = line;
   snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);

@@ -147,9 +147,15 @@ class HostTurned:
         self._library.host_scaled_row.restype = ctypes.c_char_p
         self.ways = range(1, int(self._library.host_scaled_ways()))
 
-    def set(self, seed: int) -> None:
-        """Set the order of threads."""
+    def set(self, seed: int, late_thread: int = -1) -> None:
+        """Set the order of threads.
+
+        Args:
+            late_thread: of each block: it goes on behind a barrier that the copy engine arrives at
+                once no other thread may.
+        """
         self._library.host_settings(ctypes.c_uint64(seed), 9)
+        self._library.host_late(late_thread)
 
     def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
         """Have every thread pass a barrier by, as `HostScaled.skip`."""

@@ -43,6 +43,7 @@ struct Settings {
   int shared_bytes = 227 << 10;  // that a block may have at most
   int skipped_line = 0;          // of a barrier that is passed by, in skipped_file
   char skipped_file[64] = "";
+  int late_thread = -1;  // of each block: goes on behind a barrier in memory once nobody else may
 };
 
 inline Settings settings;

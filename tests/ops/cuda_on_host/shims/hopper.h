@@ -74,7 +74,10 @@ inline void CompleteIf(Barrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.phase ^= 1;
   barrier.pending = barrier.arrivals;
-  for (const unsigned fiber : barrier.waiting) cluster.ready.push_back(fiber);
+  for (const unsigned fiber : barrier.waiting) {
+    const bool is_late = static_cast<int>(cluster.fibers[fiber].thread) == settings.late_thread;
+    (is_late ? cluster.later : cluster.ready).push_back(fiber);
+  }
   barrier.waiting.clear();
 }
 
