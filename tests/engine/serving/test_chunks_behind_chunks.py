@@ -298,7 +298,7 @@ def test_all_blocks_of_a_prompt_that_failed_are_cleared_also_those_that_a_chunk_
 def test_a_chunk_of_who_has_ended_says_nothing_of_the_one_behind_it(
     make_bench: Any, launches: list[tuple[bool, StepPlan]], poisoned: Any
 ) -> None:
-    """The first prompt fails while both are in the step ahead, which knows where each one stands."""
+    """The first prompt fails while both are in the step ahead, each with a chunk."""
     bench = make_bench(model=poisoned, prefill_tokens=CHUNK, overlap=True)
     tokens = list(prompt(20))
     tokens[3] = tokens[CHUNK + 1] = POISON
