@@ -100,7 +100,7 @@ if [[ -x "$cuobjdump" ]]; then
   check_code scaled ACQBULK PREEXIT HMMA 'LDG\.E\.128' 'F2FP\.F16\.E4M3'
   check_code prompt_attention "${hopper[@]}" USETMAXREG
   # Ranks meet at system scope, and read what others write meanwhile: nothing of it is constant.
-  check_code rank_sum ACQBULK PREEXIT 'MEMBAR\.[A-Z.]*SYS' 'LDG\.E\.STRONG\.SYS' 'LDG\.E\.128 ' 'STG\.E\.128'
+  check_code rank_sum ACQBULK PREEXIT 'STG\.E\.64\.STRONG\.SYS' 'LDG\.E\.64\.STRONG\.SYS' 'MEMBAR\.[A-Z.]*SYS' 'LDG\.E\.STRONG\.SYS' 'LDG\.E\.128 ' 'STG\.E\.128'
   if grep -m 3 -E 'LDG\.[A-Z0-9.]*CONSTANT' "$build/rank_sum.sass"; then
     echo "rank_sum.cu reads parts as if they were constant" >&2
     exit 1
