@@ -273,45 +273,48 @@ def poisoned(make_model: Callable[..., Any]) -> Any:
     )
 
 
-@pytest.mark.parametrize("ending", ["the first chunk fails", "the first chunk is cancelled"])
-def test_a_chunk_that_is_ahead_of_its_prompts_end_spoils_no_later_owners_kv(
-    make_bench: Any, launches: list[tuple[bool, StepPlan]], poisoned: Any, ending: str
+def test_all_blocks_of_a_prompt_that_failed_are_cleared_also_those_that_a_chunk_ahead_writes(
+    make_bench: Any, launches: list[tuple[bool, StepPlan]], poisoned: Any
 ) -> None:
-    """It computes NaN for nobody, into blocks that are free already: they are cleared behind it."""
-    options = {"model": poisoned, "prefill_tokens": CHUNK, "n_blocks": 5, "max_model_len": 80}
-    good = prompt(40, 5)
-    plain = make_bench(**options)
-    wanted = plain.submit(1, good, temperature=0.0, max_tokens=30, logprobs_k=1)
-    plain.drain()
-    first, second = list(prompt(CHUNK)), list(prompt(CHUNK))
-    second[3] = POISON
-    if ending == "the first chunk fails":
-        first[3] = POISON
-    launches.clear()
-    bench = make_bench(**options, overlap=True)
-    victim = bench.submit(2, (*first, *second, *prompt(20)), temperature=0.0, max_tokens=5)
-    later = bench.submit(1, good, temperature=0.0, max_tokens=30, logprobs_k=1)
-    with pytest.MonkeyPatch.context() as patch:
-        start_ahead = DeviceRunner.start_ahead
-
-        def launched(self: Any, *given: Any) -> Any:
-            flight = start_ahead(self, *given)
-            if ending == "the first chunk is cancelled":
-                bench.engine.abort(victim)
-            return flight
-
-        patch.setattr(DeviceRunner, "start_ahead", launched)
-        bench.step()
-    assert [plan.prefill[0].start for _, plan in launches] == [0, CHUNK]
+    """What is ahead computes NaN for nobody, into blocks that are free already."""
+    bench = make_bench(model=poisoned, prefill_tokens=CHUNK, overlap=True)
+    tokens = list(prompt(3 * CHUNK))
+    tokens[3] = tokens[CHUNK + 3] = POISON
+    victim = bench.submit(1, tokens, temperature=0.0, max_tokens=5)
+    request, blocks = bench.engine._requests[victim], []
+    bench.engine.step(lambda: blocks.extend(request.blocks))
+    assert [(is_ahead, plan.prefill[0].start) for is_ahead, plan in launches] == [
+        (False, 0),
+        (True, CHUNK),
+    ]
+    assert not request.n_blocks, "it has failed"
+    assert len(blocks) == 3
     bench.drain()
-    broken = bench.reader[victim]
-    if ending == "the first chunk fails":
-        assert broken.error is not None
-        assert broken.error[0] is ErrorCode.ARITHMETIC
-    else:
-        assert broken.finish is Finish.ABORT
-    found, expected = bench.reader[later], plain.reader[wanted]
-    assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
+    allocator = bench.engine._parts.allocator
+    allocator.allocate(allocator.n_free)
+    assert set(allocator.take_uncleared()) == set(blocks)
+
+
+def test_a_chunk_of_who_has_ended_says_nothing_of_the_one_behind_it(
+    make_bench: Any, launches: list[tuple[bool, StepPlan]], poisoned: Any
+) -> None:
+    """The first prompt fails while both are in the step ahead, each with a chunk."""
+    bench = make_bench(model=poisoned, prefill_tokens=CHUNK, overlap=True)
+    tokens = list(prompt(20))
+    tokens[3] = tokens[CHUNK + 1] = POISON
+    broken = bench.submit(1, tokens, temperature=0.0, max_tokens=8)
+    living = bench.submit(2, prompt(30, 1), temperature=0.0, max_tokens=8)
+    bench.drain()
+    is_ahead, plan = launches[1]
+    assert is_ahead
+    assert [(c.request.key, c.start, c.n_tokens) for c in plan.prefill] == [
+        (broken, CHUNK, 4),
+        (living, 0, 12),
+    ]
+    assert bench.reader[broken].error is not None
+    assert bench.reader[broken].error[0] is ErrorCode.ARITHMETIC
+    assert bench.reader[living].error is None
+    assert len(bench.reader[living].tokens) == 8
     bench.check_nothing_is_left()
 
 

@@ -215,7 +215,7 @@ class StepEngine:
         if goes_ahead:
             before_next()
             following = self._launch_ahead(launched)
-        landed = self._collect(launched, following)
+        landed = self._collect(launched)
         if self.options.overlap:
             if following is None:
                 before_next()  # once more where none went ahead: something came during the wait
@@ -292,13 +292,11 @@ class StepEngine:
         landed = partial(flight.landed, self._is_here)
         return InFlightStep(plan, n_draft, started, {}, {}, {}, landed, flight, True)
 
-    def _collect(self, launched: InFlightStep, following: InFlightStep | None = None) -> _Landed:
+    def _collect(self, launched: InFlightStep) -> _Landed:
         """Wait for the step, then end what ended in it or was ended meanwhile.
 
         A request that was ended from outside while its step was in flight leaves no other trace of
-        that step: its rows are dropped and its blocks become free only now. `following` is under
-        way: what that still writes of a prompt nobody will look at, so who gets it finds it cleared
-        behind it.
+        that step: its rows are dropped and its blocks become free only now.
         """
         self._in_flight, launched = None, launched.settled(self._is_here)
         if self.options.overlap:
@@ -310,10 +308,7 @@ class StepEngine:
         snapshot, self._endings = snapshot.without(endings), {}
         for key, ending in endings.items():
             self._terminals.append(Terminal(key, launched.positions[key], *ending))
-            request = self._requests[key]
-            if following is not None:
-                self._parts.allocator.taint(following.unseen(request, self.options.block_size))
-            self._forget(request)
+            self._forget(self._requests[key])
         for row in snapshot.rows:
             if row.prefilled is not None:
                 self._parts.scheduler.hold(self._requests[row.key])

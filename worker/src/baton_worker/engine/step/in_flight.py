@@ -100,11 +100,6 @@ class InFlightStep:
         """Whether it reads or changes this request, and not one of the same key that has ended."""
         return request in _carried(self.plan) if self.is_ahead else request.key in self.positions
 
-    def unseen(self, request: RequestState, block_size: int) -> list[int]:
-        """Return the blocks of a prompt that it writes to."""
-        chunk = self.plan.chunk_of(request)
-        return [] if chunk is None else request.blocks[chunk.start // block_size :]
-
 
 class StepLauncher:
     """Runs steps one after the other.
