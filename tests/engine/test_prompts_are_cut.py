@@ -134,13 +134,16 @@ def test_who_is_to_end_is_not_in_the_step_behind(ended: int) -> None:
     assert {chunk.request for chunk in plan.prefill} == {requests[3 - ended]}
 
 
-def test_where_there_are_no_blocks_left_the_step_waits_and_takes_none() -> None:
-    scheduler = Scheduler(SchedulerLimits(BLOCK, 8, 8, 20), allocator := BlockAllocator(14))
-    scheduler.enqueue(prompt(1, 16, hands=False))
+def test_where_blocks_are_too_few_for_all_the_step_waits_and_takes_none() -> None:
+    scheduler = Scheduler(SchedulerLimits(BLOCK, 8, 8, 40), allocator := BlockAllocator(14))
+    for number in (1, 2):
+        scheduler.enqueue(prompt(number, 15, hands=False))
     land(scheduler, scheduler.plan(0))
-    scheduler.enqueue(prompt(2, 26, hands=False))
-    before = scheduler.plan(0)
-    assert before.decode
-    assert before.prefill
-    allocator.allocate(allocator.n_free)
-    assert scheduler.plan_ahead(before, (), 3, 3) is None
+    before = scheduler.plan(0)  # each fills its fourth block, and needs one more behind that
+    assert len(before.decode) == 2
+    spare = allocator.allocate(allocator.n_free - 1)
+    assert scheduler.plan_ahead(before, (), 0, 0) is None
+    assert allocator.n_free == 1
+    allocator.free(spare[:1])
+    assert scheduler.plan_ahead(before, (), 0, 0) is not None
+    assert allocator.n_free == 0
